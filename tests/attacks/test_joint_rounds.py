@@ -142,7 +142,7 @@ def test_a_coordinator_apart_solves_for_responses_of_small_patterns(between):
         here, guess = responses_of_pattern(wire, pattern, code)
         solved += len(here) * np.array_equal(guess, y[here])
     assert solved > 80
-    note = next(note for note in result.summary().notes if "as good as told" in note)
+    note = next(note for note in result.summary().notes if "treat them as revealed" in note)
     assert int(note.split(" entities are in patterns")[0].split()[-1]) >= solved
 
 

@@ -177,7 +177,7 @@ def test_curvatures_of_entities_that_an_institution_alone_has_stay_with_the_hold
         alone = has[has[:, j]].sum(axis=1) == 1
         assert alone.sum() > 50 and not h[alone].any()  # before: h and the mixed derivative of every entity
         assert not wire.handed_to(client, "glm_information", "cross")
-    assert "cov_type='none' sends none" in " ".join(result.summary().notes)
+    assert "cov_type='none' sends no curvature" in " ".join(result.summary().notes)
 
 
 @pytest.mark.parametrize("fit", [{"exchange": "admm", "lam": 0.05}], ids=["admm"])

@@ -40,9 +40,9 @@ from fedstat.models.vfem.protocol import IterativeResult
 def make_layout(design: Design, method: str, *, partly: bool = False) -> Layout:
     """Lay out a fit by one of the methods "vfem", "cc", "impute" and "single".
 
-    Entities with some of a site's columns take part with these where the fit may have them `partly`.
+    With `partly`, entities that have only some of a site's columns take part with these columns.
 
-    Raises ModelError for "single" where the response holder has no columns, EstimationError where complete
+    Raises ModelError for "single" if the response holder has no columns, and EstimationError if complete
     entities are too few.
     """
     blocks = design.blocks
@@ -50,63 +50,65 @@ def make_layout(design: Design, method: str, *, partly: bool = False) -> Layout:
         blocks = tuple(b for b in blocks if b.client == design.active)
         if not blocks:
             raise ModelError(
-                f"method='single' uses the columns of '{design.active}' alone, and it holds none of "
-                "the model's; use 'cc', 'impute' or 'vfem'"
+                f"method='single' uses the columns of '{design.active}' alone, but that site holds none of "
+                "the model's columns; use 'cc', 'impute' or 'vfem'"
             )
     complete = method in ("cc", "single")
     use = complete_at(blocks, design.n) if complete else np.ones(design.n, dtype=bool)
     layout = lay_out(design, blocks, use, filled=method == "impute", partly=partly)
     if layout.n <= layout.p + 1:
         raise EstimationError(
-            f"method='{method}': {layout.n} entities are complete at {', '.join(layout.clients)}, and "
+            f"method='{method}': {layout.n} entities are complete at {', '.join(layout.clients)}, but "
             f"{layout.p + 1} coefficients need more; use method='vfem', or leave sites out"
         )
     return layout
 
 
 # ----------------------------------------------------------------------------------------------------
-# Columns of weights and offset: what cannot be, with a remedy.
+# Checks of the columns of weights and offset, with remedies.
 
 
 def check_roles(roles: Mapping[str, str], formula: Formula, partition: Any) -> None:
-    """Require columns beside the response, and one kind of weights."""
+    """Require these columns at the site of the response, and at most one kind of weights."""
     if {"freq_weights", "var_weights"} <= roles.keys():
-        raise ModelError("freq_weights, var_weights: give one of them; an entity has one weight here")
+        raise ModelError("freq_weights, var_weights: give only one of them; an entity has one weight")
     holder = formula.response_client
     for role, name in roles.items():
         there = [client for client, columns in partition.columns.items() if name in columns]
         if there != [holder]:
             found = f"is at '{there[0]}'" if there else "is at no site"
             raise ModelError(
-                f"{role}: column {name!r} {found}, and has to stand beside the response "
-                f"'{formula.response}', at '{holder}': add it to that site's table"
+                f"{role}: column {name!r} {found}; it must be at the site of the response "
+                f"'{formula.response}', '{holder}': add it to that site's table"
             )
         if name in formula.response_columns:
             raise ModelError(f"{role}: column {name!r} is the response")
 
 
 def check_weights(roles: Mapping[str, str], exchange: str, correction: str | None) -> None:
-    """Refuse weights and offset where a fit of a normal response has none."""
+    """Refuse weights and offset where a fit of a normal response does not support them."""
     if roles and exchange == "iterative":
         raise ModelError(
             f"{', '.join(roles)}: exchange='iterative' has none for a normal response; leave "
             "exchange='moments'"
         )
     if correction == "skewness" and roles.keys() - {"offset"}:
-        raise ModelError("correction='skewness' has no weights; use correction='small-sample', or none")
+        raise ModelError(
+            "correction='skewness' does not accept weights; use correction='small-sample', or none"
+        )
 
 
 def check_variances(roles: Mapping[str, str], layout: Layout) -> None:
     """Refuse weights of variances where entities lack blocks."""
     if "var_weights" in roles and layout.missing.any():
         raise ModelError(
-            "var_weights: where entities lack blocks the likelihood is no function of weighted sums; fit "
-            "with method='cc', or use freq_weights if an entity stands for several"
+            "var_weights: if entities lack blocks, the likelihood is not a function of weighted sums. Use "
+            "method='cc', or freq_weights if a row represents several entities"
         )
 
 
 # ----------------------------------------------------------------------------------------------------
-# Constructor, layout and fit by iteration that the models of a normal response and of another share.
+# Constructor, layout and iterative fit that the models of a normal response and of other responses share.
 
 Results = TypeVar("Results", bound=VFEMBaseResults[Any])
 VFEMMethod: TypeAlias = Literal["vfem", "cc", "impute", "single"]
@@ -114,9 +116,9 @@ VFEMMethod: TypeAlias = Literal["vfem", "cc", "impute", "single"]
 
 @dataclass(frozen=True, slots=True)
 class IterativeOptions:
-    """What is asked of a fit by iteration; see :meth:`fedstat.VFEMRegression.fit`.
+    """Options of an iterative fit; see :meth:`fedstat.VFEMRegression.fit`.
 
-    Where columns depend between sites `small` says which missing patterns are too small.
+    If columns are correlated between sites, `small` states which missing patterns are too small.
     """
 
     method: VFEMMethod
@@ -128,7 +130,7 @@ class IterativeOptions:
 
 
 class VFEMModel(VerticalModel):
-    """What models of a normal response and of another share."""
+    """Base of the models of a normal response and of other responses."""
 
     family: ClassVar[str] = FAMILY
 
@@ -150,8 +152,8 @@ class VFEMModel(VerticalModel):
         check_roles(self._roles, formula, partition)
         if not formula.intercept:
             raise ModelError(
-                f"'{formula.text}' leaves out the intercept; VFEM centers every block at its mean and "
-                "has one: drop '- 1' or '0 +'"
+                f"'{formula.text}' leaves out the intercept, but VFEM centers every block at its mean and "
+                "needs one: drop '- 1' or '0 +'"
             )
         super().__init__(formula, partition, **kwargs)
 
@@ -165,33 +167,32 @@ class VFEMModel(VerticalModel):
         formula, partition
             As in :meth:`VerticalModel.from_formula`.
         family : statsmodels family
-            Of the response. VFEMRegression is for a normal one. VFEMGLM has ``Binomial()``, with the logit or
-            the probit link, ``Poisson()`` and ``NegativeBinomial(alpha=...)``.
+            Distribution of the response. VFEMRegression is for a normal one. VFEMGLM supports ``Binomial()``
+            with the logit or probit link, ``Poisson()`` and ``NegativeBinomial(alpha=...)``.
         between : {"free", "independent"}
-            Covariance of the columns of two sites: estimated, the default, or zero, as in the
-            publication. Sites that share hardly any entity count as independent given all other
-            columns; the summary names them. ``exchange="iterative"`` has "independent" alone.
+            Covariance of the columns of two sites: estimated (the default), or zero, as in the publication.
+            Two sites that share almost no entity count as independent given all other columns; the summary
+            names them. ``exchange="iterative"`` requires "independent".
         missing, coordinator
             As in :meth:`VerticalModel.from_formula`.
         offset : str, optional
-            Column of the response's site, added to the linear predictor with coefficient one. It is
-            taken as independent of missing columns. Predictions are those at an offset of zero, as
-            statsmodels' for new data; entities without one count as without a response.
+            Column at the response's site, added to the linear predictor with coefficient one. It is assumed
+            to be independent of missing columns. Predictions are those at an offset of zero, as in
+            statsmodels for new data. An entity without an offset counts as an entity without a response.
         freq_weights : str, optional
-            Column of the response's site: an entity stands for so many. Every site that takes
-            part is told the weights of its entities. A weight of zero counts as no response.
+            Column at the response's site: the number of entities that a row represents. Every site that takes
+            part receives the weights of its entities. A weight of zero counts as a missing response.
         var_weights : str, optional
-            Column of the response's site: the variance of the response is the residual variance over
-            the weight, as in weighted least squares. Where entities lack blocks it belongs to
-            ``method="cc"``.
+            Column at the response's site: the variance of the response is the residual variance divided by
+            the weight, as in weighted least squares. If entities lack blocks, this requires ``method="cc"``.
 
         Raises
         ------
         FormulaError, DesignError
             As :meth:`VerticalGLM.from_formula`.
         ModelError
-            The family is another one, or an argument has no meaning; weights with another family; a column
-            of weights or offset that is not at the response's site.
+            The family is not supported, or an argument has no meaning; weights with another family; or a
+            column of weights or offset that is not at the response's site.
 
         Examples
         --------
@@ -220,7 +221,7 @@ class VFEMModel(VerticalModel):
         return {block.client: block.names for block in self.design.blocks}
 
     def _covariance_options(self, cov_type: CovType, iteration: Iteration) -> CovarianceOptions:
-        # Neither needs products of two sites: no round asks for them, and nobody need deal.
+        # Neither method needs products of two sites: no round requests them, and no dealer is needed.
         how = "none" if cov_type in ("expected", "none") else iteration.cross_products
         at, min_count = self._agreement.at, self.partition.min_count
         cross = CrossProductOptions(how, iteration.sketch, iteration.sketch_size, at, min_count)
@@ -229,7 +230,7 @@ class VFEMModel(VerticalModel):
     def _begin(self, method: VFEMMethod, *, partly: bool = False) -> Layout:
         """Lay out a fit.
 
-        Entities take part `partly` where a fit conditions on what it sees of a site's columns.
+        With `partly`, entities take part with the columns of a site that they have.
         """
         complete = method in ("cc", "single")
         conditioned = self._conditions and self.partition.partial == "condition"
@@ -240,7 +241,7 @@ class VFEMModel(VerticalModel):
         return self._with_dealer(layout)
 
     def _keep_division(self, layout: Layout, exchange: PatternExchange) -> None:
-        """Let later fits set aside what this one did, and say if that is much."""
+        """Save which entities this fit merged for later fits, and warn if they are many."""
         remember_patterns(layout, self.partition, exchange.plan, exchange.released, exchange.columns)
         warn_of_merges(exchange, layout.n)
 
@@ -272,5 +273,5 @@ class VFEMModel(VerticalModel):
     def _iterate(
         self, wanted: IterativeOptions, layout: Layout, report: Progress | None
     ) -> FitProtocol[IterativeResult]:
-        """Fit by iteration, with the covariance of the estimates."""
+        """Fit by iteration, and compute the covariance of the estimates."""
         raise NotImplementedError

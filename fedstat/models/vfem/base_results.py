@@ -1,4 +1,4 @@
-"""Results that both VFEM models share, and the part of them that a file stores."""
+"""Results that both VFEM models share, and the part of them that is saved."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ METHODS = {
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class VFEMRecord(EstimateRecord):
-    """What results are made of, and what a file holds of them: no value per entity.
+    """The contents of results and of a saved file: no row-level values.
 
-    `specs` say how each site's columns are coded, with means and knots of transforms, empty before the
-    sites were asked.
+    `specs` state how each site's columns are coded, with means and knots of transforms. They are empty until
+    the sites have replied.
     """
 
     outcome: VFEMOutcome
@@ -66,20 +66,21 @@ class VFEMRecord(EstimateRecord):
 
 
 class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
-    """Results of VFEM, whatever the distribution of the response.
+    """Results of VFEM, for any distribution of the response.
 
     Attributes
     ----------
     method : str
     options : IterationOptions
-        Of the maximization.
+        Options of the maximization.
     covariance : Covariance or None
-        Of (a, s2, beta_1, mu_1, ...); where the response is not normal s2 has none, and t_1, ..., t_K follow.
+        Covariance of (a, s2, beta_1, mu_1, ...). If the response is not normal, s2 has none, and t_1, ...,
+        t_K follow.
     counts : EntityCounts
     response : ResponseSource
-        Who holds the response, and how it is written.
+        The site that holds the response, and the text of the response.
     model : VerticalModel
-        Of results that were read from a file, the names of response and coefficients only.
+        For results read from a file: only the names of the response and of the coefficients.
 
     Examples
     --------
@@ -102,7 +103,7 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
     _record: VFEMRecord
     _model: VerticalModel | None
     _nested_otherwise: ClassVar[str] = ""
-    """What to do beside a Wald test where two fits saw other entities."""
+    """Alternative to a Wald test if two fits used different entities."""
 
     def __init__(
         self,
@@ -181,26 +182,27 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
         Raises
         ------
         NotAvailableError
-            After ``exchange="moments"``, which asks for nothing per entity; and where the coordinator does
-            not sit at the response holder.
+            After ``exchange="moments"``, which releases no row-level values, or if the coordinator is not at
+            the response holder.
         """
         return self._per_entity("fitted")
 
     def compare_lr_test(self, restricted: CoefficientResults) -> LRTest:
-        """Likelihood ratio test against a fit with fewer columns on the same records.
+        """Test against a fit with fewer columns on the same records by the likelihood ratio.
 
         Raises
         ------
         ModelError
-            The two are not nested, differ in family or method, or a site counts as having other
-            entities in the two: columns that were left out changed who has a record, or which patterns have
-            enough entities to be released. After ``exchange="moments"``, ``refit`` keeps both. Or the
-            covariance is robust: the ratio supposes the variances that such a covariance does without.
+            The fits are not nested, or differ in family or method. Or a site counts as having other entities
+            in the two fits, because the columns left out changed who has a record, or which patterns have
+            enough entities to be released; after ``exchange="moments"``, ``refit`` keeps both. Or the
+            covariance is robust, because the likelihood ratio assumes the variances that a robust covariance
+            does not require.
         """
         if self.cov_type.startswith("robust"):
             raise ModelError(
-                "compare_lr_test: cov_type='robust' was asked for, and a likelihood ratio rejects too often "
-                "where it is needed; use wald_test, which goes by the robust covariance"
+                "compare_lr_test: with cov_type='robust', a likelihood ratio test can reject too often; "
+                "use wald_test, which uses the robust covariance"
             )
         if isinstance(restricted, VFEMBaseResults) or self._fit.distribution != NORMAL:
             self._check_same_records(restricted)
@@ -214,58 +216,58 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
             raise ModelError(
                 f"compare_lr_test: one fit has method='{self.method}', the other '{restricted.method}'"
             )
-        # The likelihood of what is observed compares only over the same records.
+        # Observed-data likelihoods can be compared only over the same records.
         for client, patterns in restricted.counts.patterns.items():
             if self.counts.patterns.get(client) != patterns:
                 raise ModelError(
-                    f"compare_lr_test: '{client}' counts as having other entities in the two fits, "
-                    "because some are only partly filled there or in patterns that are too small to be "
+                    f"compare_lr_test: '{client}' counts as having other entities in the two fits, because "
+                    "some have only a part of its columns or are in patterns that are too small to be "
                     f"released; use {self._nested_otherwise}wald_test on the larger fit"
                 )
 
     # -- prediction ------------------------------------------------------------------------------
 
     def predict(self, partition: ClientPartition | None = None) -> pd.Series:
-        """Predict the mean response from whatever blocks an entity has.
+        """Predict the mean response from the blocks that an entity has.
 
-        The mean (a probability or a rate where the response is not normal) is taken over what is missing, so
-        that it is closer to the overall mean than the one at the blocks' means. Every site is asked
-        for the linear predictor of each entity of the partition that it has: one number per entity leaves
-        it, however the model was fitted.
+        The mean (a probability or a rate if the response is not normal) is averaged over the missing blocks,
+        so it is closer to the overall mean than the mean at the average of these blocks. Every site releases
+        its linear predictor for each of its entities in the partition: one number per entity, after either
+        exchange.
 
         Parameters
         ----------
         partition : ClientPartition, optional
-            New entities, with any pattern of missing blocks; sites may be absent, and the response
-            is not needed (see ``new_data=True`` of its constructors). By default :attr:`fittedvalues`,
-            where the fit has them.
+            New entities, with any pattern of missing blocks. Sites may be absent, and the response is not
+            needed (see ``new_data=True`` of its constructors). The default is :attr:`fittedvalues`, if the
+            fit has them.
 
         Returns
         -------
         Series
-            By entity.
+            One value per entity.
         """
         if partition is None:
             return self.fittedvalues.rename(None)
         return self._prediction(partition, mean_only=True).predicted_mean.rename(None)
 
     def get_prediction(self, partition: ClientPartition | None = None) -> Predictions:
-        """Predict the mean response with intervals, which are wider for entities that lack more.
+        """Predict the mean response with intervals, which are wider for entities that lack more blocks.
 
-        They account for all estimated parameters. Beside the linear predictor of each entity, the standard
-        error of the mean needs projections of every site's columns on the covariance of the estimates.
-        These leave the site too, and disclose its columns of these entities to the coordinator;
-        :meth:`predict` does without.
+        The intervals account for all estimated parameters. In addition to the linear predictor of each
+        entity, the standard error of the mean requires projections of every site's columns on the covariance
+        of the estimates. These leave the site too, and reveal its columns of these entities to the
+        coordinator. :meth:`predict` does not need them.
 
         Parameters
         ----------
         partition : ClientPartition, optional
-            As in :meth:`predict`; by default that of the fit.
+            As in :meth:`predict`; the default is the partition of the fit.
 
         Returns
         -------
         PredictionResults or GLMPredictionResults
-            Where the response is normal, with intervals of a new response as well.
+            If the response is normal, with intervals of a new response as well.
         """
         return self._prediction(partition, mean_only=False)
 
@@ -291,11 +293,11 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
         return self.response
 
     def _prediction(self, partition: ClientPartition | None, *, mean_only: bool) -> Predictions:
-        """Predict for the entities of a partition, by default that of the fit."""
+        """Predict for the entities of a partition; the default is the partition of the fit."""
         raise NotImplementedError
 
     def _linear(self, partition: ClientPartition | None, *, mean_only: bool) -> LinearPredictors:
-        """Linear predictors of the entities of a partition, by default that of the fit."""
+        """Return linear predictors of the entities of a partition; the default is that of the fit."""
         if partition is None:
             partition = self._need_model("get_prediction without a partition").partition
         return predict_linear(self._predictor(), partition, mean_only=mean_only)
@@ -304,7 +306,7 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
         psi = None if self.covariance is None else self.covariance.psi
         fit = self._fit
         if self.method == "impute" and fit.distribution == NORMAL:
-            # The residuals hold what missing blocks would have explained.
+            # The residuals contain what missing blocks would have explained.
             fit = replace(fit, t=dict.fromkeys(fit.t, 0.0))
         return VFEMPredictor(fit, tuple(self.names), psi, self.specs, self.response)
 
@@ -319,7 +321,7 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
     def _saved_record(self) -> VFEMRecord:
         return replace(self._record, specs=self.specs)
 
-    # -- hooks and small things ------------------------------------------------------------------
+    # -- hooks and helpers -----------------------------------------------------------------------
 
     def _summary_right(self) -> list[tuple[str, str]]:
         rows = super()._summary_right()
@@ -331,32 +333,32 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
     def _deviations(self) -> pd.Series:
         if self._held.exchange is None:
             raise NotAvailableError(
-                "standardized: this fit has no standard deviations of its columns (one in this session with "
-                "exchange='moments' or, with a family, between='free' has); give them by name of the "
-                'coefficient, as standardised={"age": 12.4, ...}'
+                "standardized: this fit has no standard deviations of its columns (a fit in this session "
+                "with exchange='moments' or, with a family, between='free' has them). Give them by name of "
+                'the coefficient, as standardised={"age": 12.4, ...}'
             )
         moments = self._held.exchange.moments
         return pd.Series([1.0, *moments.deviations()], index=[INTERCEPT, *moments.names])
 
     def _check_no_offset(self, call: str) -> None:
-        """Hold no predictions at an offset of zero against responses that have another."""
+        """Refuse to compare predictions at an offset of zero with responses that have an offset."""
         if self._record.has_offset:
             raise NotAvailableError(
-                f"{call}: predictions are those at an offset of zero; predict(partition), and add the offset "
-                "where it is held"
+                f"{call}: predictions are those at an offset of zero; use predict(partition), and add the "
+                "offset at the site that holds it"
             )
 
     def _per_entity(self, what: str) -> pd.Series:
-        """Label what the response holder computed, one value per entity of the fit, where it is at hand."""
+        """Label what the response holder computed, one value per entity of the fit, if it is available."""
         values = self._held.fitted.get(what)
         if values is None and self._held.exchange is not None and self._fit.distribution == NORMAL:
             raise NotAvailableError(
-                f"no {what} values: exchange='moments' asks for nothing per entity. predict(partition) "
-                "asks every site for its linear predictors, fit(exchange='iterative') too"
+                f"no {what} values: exchange='moments' releases no row-level values. predict(partition) "
+                "requests linear predictors from every site, as does fit(exchange='iterative')"
             )
         if values is None:
             raise NotAvailableError(
-                f"no {what} values: one per entity, they stay with the response holder; fit with the "
+                f"no {what} values: these row-level values stay with the response holder; fit with the "
                 "coordinator there, and read them before saving"
             )
         model = self._need_model(what)

@@ -26,7 +26,7 @@ from fedstat.models.vertical.moments import PatternMoments
 from fedstat.models.vfem.covariance.information import PsiCovariance
 
 # ----------------------------------------------------------------------------------------------------
-# Corrections of maximum likelihood under the normal law, and the covariance that goes with them.
+# Corrections of maximum likelihood under a normal model, and their covariance.
 
 Correction: TypeAlias = Literal["small-sample", "skewness"]
 SIMULATED = "simulated"
@@ -34,14 +34,14 @@ SIMULATED = "simulated"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CorrectedEstimate:
-    """The law that is reported, and its covariance."""
+    """The corrected normal model, and its covariance."""
 
     reported: MomentsFit | JointNormalFit
     covariance: PsiCovariance | None
 
 
 def correct_small_sample(fit: JointNormalFit, covariance: PsiCovariance | None) -> CorrectedEstimate:
-    """Take the first-order bias off; standard errors grow with the residual variance, as in least squares."""
+    """Remove the first-order bias; standard errors use the residual variance as in least squares."""
     reported = bias_corrected(fit)
     if covariance is not None:
         covariance = replace(covariance, psi=covariance.psi * (reported.s2 / fit.s2))
@@ -49,15 +49,15 @@ def correct_small_sample(fit: JointNormalFit, covariance: PsiCovariance | None) 
 
 
 def correct_skewness(fit: JointNormalFit, covariance: PsiCovariance | None) -> CorrectedEstimate:
-    """Take off what a normal law of skewed columns does; standard errors come from the simulated sample.
+    """Remove the bias that a normal model of skewed columns causes; standard errors come from the simulation.
 
-    A NotAvailableError where entities have a part of a site's columns: its standard errors were tried
-    for whole blocks only.
+    Raises NotAvailableError if entities have only a part of a site's columns: the standard errors were tested
+    for complete blocks only.
     """
     if not fit.moments.whole:
         raise NotAvailableError(
-            "correction='skewness' is for entities that have all of a site's columns or none, and "
-            "some have a part; make the ClientPartition with partial='drop'"
+            "correction='skewness' requires entities that have all of a site's columns or none, but some "
+            "have a part; make the ClientPartition with partial='drop'"
         )
     found = without_skewness(fit)
     psi = None if covariance is None else PsiCovariance(simulated_covariance(found), SIMULATED)
@@ -73,70 +73,71 @@ CORRECTIONS: Mapping[Correction, Callable[[JointNormalFit, PsiCovariance | None]
 def apply_correction(
     fit: MomentsFit | JointNormalFit, covariance: PsiCovariance | None, correction: Correction | None
 ) -> CorrectedEstimate:
-    """Correct a fit from moments where asked."""
+    """Apply the requested correction to a fit from moments."""
     if correction is None or not isinstance(fit, JointNormalFit):
         return CorrectedEstimate(fit, covariance)
     return CORRECTIONS[correction](fit, covariance)
 
 
 def refuse_ratio(what: str, correction: Correction | None) -> None:
-    """Refuse likelihood ratios of a normal law that is not the one reported."""
+    """Refuse likelihood ratios if the normal model is not the reported one."""
     if correction == "skewness":
         raise NotAvailableError(
-            f"{what}: after correction='skewness' the likelihood is that of the normal law, whose ratios are "
-            "as wrong as its estimates; use wald_test"
+            f"{what}: after correction='skewness' the likelihood is that of the normal model, whose ratios "
+            "are as biased as its estimates; use wald_test"
         )
 
 
 def check_correction(correction: Correction | None, cov_type: str, free: bool) -> None:
-    """Refuse a correction of a fit that is none of the free law from moments, or with another covariance."""
+    """Refuse a correction unless the fit is from moments with free covariance and its own covariance type."""
     if correction is None:
         return
     check_choice("correction", correction, get_args(Correction))
     if not free:
         raise ModelError(
-            f"correction='{correction}' is of method='vfem' with exchange='moments' and between='free'"
+            f"correction='{correction}' requires method='vfem', exchange='moments' and between='free'"
         )
     if correction == "skewness" and cov_type not in ("observed", "none"):
         raise ModelError(
-            "correction='skewness' has standard errors of its own, by simulation: leave out "
+            "correction='skewness' has its own standard errors, by simulation: leave out "
             f"cov_type='{cov_type}'"
         )
 
 
 # ----------------------------------------------------------------------------------------------------
-# Statements on what a normal law does to skewed columns, and maximum likelihood to small samples.
+# Notes on the effect of a normal model on skewed columns, and of maximum likelihood on small samples.
 
 CORRECTED: Mapping[Correction, str] = {
     "small-sample": (
-        "Corrected for the small sample: estimates are without the bias of order 1/n of maximum likelihood, "
-        "and standard errors go by the residual variance with its degrees of freedom. The log-likelihood is "
-        "that of the maximum."
+        "Corrected for the small sample: the bias of order 1/n of maximum likelihood is removed, and "
+        "standard errors use the residual variance with its degrees of freedom. The log-likelihood is that "
+        "of the maximum."
     ),
     "skewness": (
-        "Corrected for skewness: each column is shifted log-normal, as asymmetric as its site told, "
-        "and an entity's missing pattern may depend on the response and on columns that nobody lacks; the "
-        "law is the one whose simulated sample has the estimates of the normal law (indirect inference), and "
-        "standard errors are those of the simulation. The log-likelihood is that of the normal law."
+        "Corrected for skewness: each column is modeled as shifted log-normal, with the skewness that its "
+        "site reported. An entity's missing pattern may depend on the response and on columns that no "
+        "entity lacks. The estimate is the model whose simulated sample has the estimates of the normal "
+        "model (indirect inference), and standard errors are those of the simulation. The log-likelihood "
+        "is that of the normal model."
     ),
 }
 SKEWED = 1.0
-"""Skewness from which a column is named; that of an exponential one is 2."""
+"""Smallest skewness of a column that is reported; an exponential distribution has skewness 2."""
 MIN_MISSING_SHARE = 0.05
-"""Share of the entities that lack a column from which it is named."""
+"""Smallest share of entities that lack a column for it to be reported."""
 DIFFERENCE_LEVEL = 0.01
 """P-value below which the response counts as different between missing patterns."""
 MAX_LISTED = 6
 BIASED = 0.1
-"""Bias in standard errors from which a coefficient is named."""
+"""Smallest bias of a coefficient that is reported, in standard errors."""
 MOST_COLUMNS = 20
-"""For which a bias is worked out unasked: it takes as long as some steps of the fit."""
+"""Largest fit for which the bias is computed without a request; it takes as long as some steps of the fit."""
 
 
 def correction_notes(
     correction: Correction | None, fit: MomentsFit | JointNormalFit | None
 ) -> Iterator[Note]:
-    """Say what was corrected, or what of a fit from moments may ask for it."""
+    """State what was corrected, or why a fit from moments may need a correction."""
     if correction is not None:
         yield Note("correction", CORRECTED[correction])
     if correction is None and isinstance(fit, JointNormalFit):
@@ -160,16 +161,16 @@ def skewed_notes(moments: PatternMoments) -> Iterator[Note]:
         f"{moments.names[c]} ({of[c]}) {skewness[c]:.1f}, {100 * lacking[c]:.0f} % missing"
         for c in named[:MAX_LISTED]
     ]
-    # The correction was tried for whole blocks only, and is refused elsewhere.
+    # The correction was tested for complete blocks only, and is refused otherwise.
     compare = "compare with fit(correction='skewness'), or " if moments.whole else ""
     more = f" and {len(named) - MAX_LISTED} more" if len(named) > MAX_LISTED else ""
     yield Note(
         "skewness",
         f"Skewed columns that some entities lack: {'; '.join(each)}{more} (skewness of a log-normal column "
-        f"as asymmetric); and the response differs between missing patterns ({format_pvalue(pvalue)}). "
-        "The normal law "
-        "of what is missing matters there, and with much missing coefficients may be off by several standard "
-        f"errors: {compare}take logarithms in the formula where effects are of these.",
+        "with the same third moment). The response differs between missing patterns "
+        f"({format_pvalue(pvalue)}), so the normal model of missing columns matters. With much missing, "
+        "coefficients may be wrong by several standard errors: "
+        f"{compare}take logarithms of these columns in the formula if the effects are multiplicative.",
         "warning",
     )
 
@@ -184,7 +185,7 @@ def response_by_pattern(moments: PatternMoments) -> float:
 
 
 def bias_notes(fit: JointNormalFit) -> Iterator[Note]:
-    """Name the coefficient with the largest bias of order 1/n, if it is worth a word."""
+    """Name the coefficient with the largest bias of order 1/n, if the bias is large."""
     P = len(fit.point.beta)
     if P > MOST_COLUMNS or fit.moments.seen.all():
         return
@@ -197,8 +198,8 @@ def bias_notes(fit: JointNormalFit) -> Iterator[Note]:
     if abs(share[worst]) > BIASED:
         yield Note(
             "small_sample_bias",
-            "Few entities share what is needed: the bias of order 1/n of maximum likelihood is "
-            f"{share[worst]:+.2f} standard errors for {fit.moments.names[worst]}, and less for other "
-            "columns; fit(correction='small-sample') is without it.",
+            "Few entities have all columns that an estimate needs: the bias of order 1/n of maximum "
+            f"likelihood is {share[worst]:+.2f} standard errors for {fit.moments.names[worst]}, and less for "
+            "other columns; fit(correction='small-sample') removes it.",
             "warning",
         )

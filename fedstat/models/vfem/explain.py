@@ -13,18 +13,18 @@ from fedstat.models.vfem.iteration.state import Iteration
 from fedstat.models.vfem.notes import count_exposed
 
 DRY_RUN_ITERATIONS = 12
-"""Iterations of a dry run of the published iteration; later ones are like them."""
+"""Iterations of a dry run of the iteration of the publication; later ones are similar."""
 
 
 class VFEMPlan(ForecastPlan):
-    """What is known of a VFEM fit before it runs."""
+    """Properties of a VFEM fit that are known before it runs."""
 
     steps: ClassVar[tuple[str, ...]] = ("step", "residuals")
     begins: ClassVar[str] = "start"
     repeated: ClassVar[frozenset[str]] = frozenset({"sem_predictor", "sem_sums"})
     early: ClassVar[str] = "mix fewer points"
     grows = True
-    """Whether messages do, from one iteration to the next."""
+    """How the messages of early iterations differ from later ones."""
 
     def __init__(self, model: Any, given: Mapping[str, Any]) -> None:
         super().__init__(model, given)
@@ -34,18 +34,18 @@ class VFEMPlan(ForecastPlan):
         self.iterative = given.get("exchange", "iterative") == "iterative"
 
     def arguments(self) -> Mapping[str, Any]:
-        """Let the dry run go on in silence, and for a few iterations only."""
+        """Run the dry run without output, and for a few iterations only."""
         short = {"maxiter": min(DRY_RUN_ITERATIONS, int(self.given["maxiter"]))}
         return {"progress": False, **short} if self.iterative else {}
 
     def loops(self, course: DryRunRecord) -> Sequence[IterationLoop]:
-        """Name the iterations, of the fit and of that which gives its first coefficients."""
+        """Name the iterations of the fit, and of the fit that gives its first coefficients."""
         fits = sum(self.begins in steps for steps in course.rounds)
         iterations = fits * int(self.given["maxiter"])
         return [IterationLoop(self.steps, iterations, fits, sizes=self.memory + 1)]
 
     def learned(self, forecast: ExpectedReleases) -> Iterator[tuple[str, str]]:
-        """Count the entities at which masks hide nothing."""
+        """Count the entities for which masks hide nothing."""
         course = forecast.course
         if not any(entry.masked and entry.kind == "per entity" for entry in course.entries):
             return
@@ -53,19 +53,19 @@ class VFEMPlan(ForecastPlan):
             if count:
                 yield (
                     "Receivers of sums",
-                    f"learn {client}'s own linear predictor at {count:,} of its "
-                    f"{len(self._layout.kept[client]):,} entities, of which no other site but a "
-                    "receiver has a record.",
+                    f"learn {client}'s own linear predictor for {count:,} of its "
+                    f"{len(self._layout.kept[client]):,} entities, because no other site except a receiver "
+                    "has a record of them.",
                 )
 
     def notes(self, forecast: ExpectedReleases) -> Iterator[str]:
-        """Say which shapes are shown."""
+        """State which shapes are listed."""
         if self.iterative and self.grows:
-            yield f"Largest shapes are shown; early iterations {self.early} and send less."
+            yield f"The largest shapes are listed; early iterations {self.early} and send less."
 
 
 class VFEMGLMPlan(VFEMPlan):
-    """What is known of a fit before it runs, where the response is not normal."""
+    """Properties of a fit with a response that is not normal, known before it runs."""
 
     steps: ClassVar[tuple[str, ...]] = ("glm_score", "glm_move", "glm_evaluate")
     begins: ClassVar[str] = "glm_estimates"
@@ -76,22 +76,23 @@ class VFEMGLMPlan(VFEMPlan):
         self.grows = not model._fits_jointly(given["method"])
 
     def loops(self, course: DryRunRecord) -> Sequence[IterationLoop]:
-        """Name the iterations, at which the coordinator has all parameters or none."""
+        """Name the iterations, in which the coordinator has all parameters or none."""
         if self.grows:
             return super().loops(course)
         joint = ("joint_score", "joint_predict", "glm_evaluate", "joint_weights")
         return [IterationLoop(joint, int(self.given["maxiter"]))]
 
     def arguments(self) -> Mapping[str, Any]:
-        """Let the dry run go on in silence."""
+        """Run the dry run without output."""
         return {"progress": False}
 
     def learned(self, forecast: ExpectedReleases) -> Iterator[tuple[str, str]]:
-        """Name those who could put residuals together."""
+        """Name the sites that could reconstruct residuals together."""
         yield from super().learned(forecast)
         if any("glm_scores" in steps for steps in forecast.course.rounds):
             yield (
                 "Collusion",
-                "For robust errors two sites are told a random part each of every residual: together "
-                "they have the residuals, and with these the response, of the entities that both have.",
+                "For robust errors, two sites receive one random part each of every residual. If they "
+                "collude, they learn the residuals, and from these the response, of the entities that both "
+                "have.",
             )

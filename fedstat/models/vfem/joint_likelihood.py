@@ -1,21 +1,21 @@
-"""The joint log-likelihood of columns under one normal model and of a nonnormal response.
+"""The joint log-likelihood of columns under one normal model and of a non-normal response.
 
-The columns are N(mu, Sigma) with the concentration Q, the response has the linear predictor
-a + (x - mu)'beta. Of the columns M that a pattern lacks, given those that it has, the concentration is Q_MM:
-with R = Q_MM^-1, zero elsewhere, h = R beta and E = I - Q R, the linear predictor given what is seen is
+The columns are N(mu, Sigma) with concentration Q. The response has the linear predictor a + (x - mu)'beta.
+Let M be the columns that a pattern lacks; given the observed columns, their concentration is Q_MM. Let R =
+Q_MM^-1, zero elsewhere, h = R beta and E = I - Q R. Given the observed columns, the linear predictor is
 normal with
 
     mean m = a + d'(x - mu),  d = E beta = beta - Q h,  which is zero at M,
     variance v = beta'h.
 
-A move of (beta, Q) has delta = dbeta - dQ h, and
+A change of (beta, Q) has delta = dbeta - dQ h, and
 
     dd = E delta,  dv = h'delta + h'dbeta,  d2d = -2 E dQ R delta,  d2v = 2 delta'R delta.
 
-So the likelihood of the response has its score from the sums of L_m (1, x) and of L_v by pattern, and its
-information from those of second derivatives with (1, x)(1, x)'. The columns' own log-likelihood is that of
-:mod:`fedstat.models.vertical.joint_normal.fit`, and parameters stand in the order of a law there, (a,
-s2, beta, mu, Q); there is no residual variance, whose place is zero.
+The score of the response's likelihood is therefore computed from the sums of L_m (1, x) and of L_v by
+pattern, and its information from those of second derivatives with (1, x)(1, x)'. The columns' own
+log-likelihood is that of :mod:`fedstat.models.vertical.joint_normal.fit`. Parameters are in the order of the
+model there, (a, s2, beta, mu, Q). There is no residual variance; its place is zero.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from fedstat.typing import Bools, Floats, Ints
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MissingModel:
-    """What is missing given what is seen: R (G, P, P), h (G, P), slopes d (G, P), variance v (G,)."""
+    """Missing given observed columns: R (G, P, P), h (G, P), slopes d (G, P), variance v (G,)."""
 
     R: Floats
     h: Floats
@@ -56,17 +56,17 @@ class ResponseSums:
 
 
 def missing_model(point: JointNormalPoint, seen: Bools) -> MissingModel:
-    """Take the law of what patterns lack, given `seen` (G, P)."""
+    """Compute the distribution of the columns that patterns lack, given `seen` (G, P)."""
     lacks = ~seen
     both = lacks[:, :, None] & lacks[:, None, :]
     R = np.linalg.inv(np.where(both, point.Q, np.eye(len(point.Q)))) * both
     h = R @ point.beta
-    # Zero at what is missing but for rounding, and columns there count as zero.
+    # Zero at missing columns except for rounding; columns there count as zero.
     return MissingModel(R, h, (point.beta - h @ point.Q) * seen, h @ point.beta)
 
 
 def columns_alone(moments: PatternMoments) -> PatternMoments:
-    """Put a response of mean square one that no column tells of in the place of the response."""
+    """Replace the response by one with mean square one that is independent of all columns."""
     grams = moments.grams.copy()
     grams[:, -1, :] = grams[:, :, -1] = 0.0
     grams[:, -1, -1] = moments.n
@@ -74,7 +74,7 @@ def columns_alone(moments: PatternMoments) -> PatternMoments:
 
 
 def evaluate_columns(point: JointNormalPoint) -> JointNormalPoint:
-    """Take the law of the columns, beside such a response."""
+    """Take the normal model of the columns, with such a response."""
     return JointNormalPoint(point.mu, 0.0, np.zeros_like(point.beta), 1.0, point.Q)
 
 
@@ -92,7 +92,7 @@ def columns_derivatives(
     own = differentiate_joint_normal(
         alone, evaluate_columns(point), FreeParameters(edges, np.zeros(P, dtype=bool)), expected=expected
     )
-    # There a, s2, mu, Q move, of which the first two belong to the response that stands in.
+    # There a, s2, mu, Q vary; the first two belong to the placeholder response.
     places = np.arange(2 + P, P + len(own.score))
     score, information = np.zeros(P + len(own.score)), np.zeros((P + len(own.score),) * 2)
     score[places], information[np.ix_(places, places)] = own.score[2:], own.information[2:, 2:]
@@ -131,7 +131,7 @@ def response_information(
     """Information of the response's likelihood, (d, d).
 
     `curvatures` (G, P + 2, P + 2) are sums by pattern of minus the second derivatives by (m, v), those by m
-    with (1, x). Without `sums` the terms with first derivatives are left out, whose expectation is zero.
+    with (1, x). Without `sums`, the terms with first derivatives are left out; their expectation is zero.
     """
     P = len(point.beta)
     i, j = np.nonzero(np.triu(edges))

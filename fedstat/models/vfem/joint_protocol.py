@@ -1,4 +1,4 @@
-"""Joint maximum likelihood of dependent columns and a nonnormal response, with the covariance."""
+"""Joint maximum likelihood of correlated columns and a non-normal response, with the covariance."""
 
 from __future__ import annotations
 
@@ -52,27 +52,28 @@ from fedstat.models.vfem.joint_likelihood import (
 from fedstat.typing import Array, Bools, Floats
 
 # ----------------------------------------------------------------------------------------------------
-# Joint maximum likelihood where columns depend between sites and the response is not normal.
+# Joint maximum likelihood if columns are correlated between sites and the response is not normal.
 #
-# The coordinator has the moments of the columns by missing pattern, and all parameters. One iteration is
-# three round trips: to the sites with the coefficients of every pattern, to the response holder with
-# the sum of the linear predictors, and to the sites for the sums of their columns with the
-# derivatives there, by pattern. The method is that of :mod:`fedstat.models.vfem.iteration.quasi_newton`
-# with one party, from the information at the mean weight of each pattern. It starts from the normal law of
+# The coordinator has the moments of the columns by missing pattern, and all parameters. One iteration takes
+# three round trips: to the sites with the coefficients of every pattern, to the response holder with the sum
+# of the linear predictors, and to the sites for the sums of their columns with the derivatives there, by
+# pattern. The method is that of :mod:`fedstat.models.vfem.iteration.quasi_newton` with one party, and starts
+# with the information at the mean weight of each pattern. The first point is the joint normal model of
 # columns and response.
 
 LEAST_PATTERN = 16
-"""Entities of a pattern: each round makes an equation in a column's values there, and two entities bear one.
+"""Rounds allowed per entity of the smallest pattern: each round reveals one equation in a column's values
+there.
 
-Fits take some eight rounds.
+A fit takes about eight rounds.
 """
 NEAR = 1e-6
-"""Relative score that will do where the smallest pattern bears no more rounds."""
+"""Relative score that is accepted if the smallest pattern allows no more rounds."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JointPoint(GLMPoint):
-    """An evaluated point: the law, and what of it is missing in each pattern."""
+    """An evaluated point: the model, and the distribution of missing columns in each pattern."""
 
     law: JointNormalPoint
     missing: MissingModel
@@ -83,7 +84,7 @@ class JointPoint(GLMPoint):
 class JointIteration(QuasiNewtonIteration):
     """Steps of a quasi-Newton method on all parameters, which the coordinator has.
 
-    The layout is that after merges of small patterns, of which `exchange` has the moments.
+    The layout is that after small patterns were merged; `exchange` has its moments.
     """
 
     exchange: PatternExchange = field(kw_only=True)
@@ -104,19 +105,19 @@ class JointIteration(QuasiNewtonIteration):
         self.moves = all_effects(edges_between(moments, "free"))
         self.linear = fit_joint_normal(moments, self.moves.edges)
         self.alone_moments = columns_alone(self.linear.moments)
-        # Doors refuse more rounds than that; the last word is theirs.
+        # The disclosure checks at the sites refuse more rounds than this; their decision is final.
         bears = int(moments.n[moments.seen.any(axis=1)].min()) // MIN_ENTITIES_PER_EQUATION
         if bears < self.options.maxiter:
             self.options = replace(self.options, maxiter=bears)
             self.bears = f"the smallest missing pattern bears {bears} rounds"
         n, sd = moments.nobs, float(self.linear.moments.scale[-1])
         own = self.linear.log_likelihood + n * np.log(sd)
-        # With no effect the law of the columns and the response, of variance one, are apart.
+        # Without an effect, the models of the columns and of the response (with variance one) are separate.
         self.largest = float(self.linear.joint - own - 0.5 * n * (np.log(2.0 * np.pi) + 1.0))
 
     @property
     def seen(self) -> Bools:
-        """Which columns each pattern sees, (G, P)."""
+        """Return which columns each pattern observes, (G, P)."""
         return self.alone_moments.seen
 
     def _openings(self) -> list[ColumnOpening]:
@@ -137,11 +138,11 @@ class JointIteration(QuasiNewtonIteration):
 
     @property
     def sealed(self) -> list[tuple[str, str]]:
-        """Columns, as they were opened, and the site of each of the sums that an evaluation seals."""
+        """Return columns as they were opened, and the site of each of the sums that an evaluation seals."""
         return [(one.columns, one.site) for one in self.openings if not is_squares(one.columns)]
 
     def start(self) -> FitProtocol[None]:
-        """Evaluate the normal law, with coefficients in the scale of the linear predictor at the mean."""
+        """Evaluate the normal model, with coefficients in the scale of the linear predictor at the mean."""
         self.memory = QuasiNewtonMemory(self.options.memory)
         family, at, moments = self.distribution.make(), self.linear.point, self.linear.moments
         intercept = float(family.link(np.array([self.mean]))[0])
@@ -155,7 +156,7 @@ class JointIteration(QuasiNewtonIteration):
         self.point = self.joint = point
 
     def _at(self, law: JointNormalPoint, change: float, needed: float) -> FitProtocol[JointPoint | None]:
-        """Evaluate a law; None where it is not admissible, or the log-likelihood is below the one needed."""
+        """Evaluate a model; None if it is not admissible, or its log-likelihood is below the required one."""
         lay, places = self.layout, self.layout.places()
         try:
             of_columns = columns_likelihood(self.alone_moments, law) - self.largest
@@ -204,7 +205,7 @@ class JointIteration(QuasiNewtonIteration):
         return (yield from self._at(law, float(np.abs(move).max()), needed))
 
     def take(self) -> FitProtocol[None]:
-        """Accept the evaluated point: ask for the sums of the columns, and combine the next direction."""
+        """Accept the evaluated point: request the sums of the columns, and combine the next direction."""
         assert isinstance(self.point, JointPoint)
         self.joint = at = self.point
         self.first_information = self.first_information or at.information
@@ -225,7 +226,7 @@ class JointIteration(QuasiNewtonIteration):
             self.converged, self.reason = self.trace[-1].score <= NEAR, self.bears
 
     def _sums(self) -> FitProtocol[ResponseSums]:
-        """Ask every site for the sums of its columns with L_m by pattern."""
+        """Request from every site the sums of its columns with L_m by pattern."""
         lay, at, places = self.layout, self.joint, self.layout.places(1)
         asks = []
         for k in lay.clients:
@@ -241,9 +242,10 @@ class JointIteration(QuasiNewtonIteration):
         return ResponseSums(first, at.sums[:, 1], at.sums[:, 2])
 
     def _information(self, sums: ResponseSums) -> tuple[Floats, Floats]:
-        """Factor a guess of the information, which shapes the way and not its end.
+        """Factor an approximate information, which affects the path but not the solution.
 
-        Where the guess of the observed one is not positive definite, without terms of expectation zero.
+        If the approximate observed information is not positive definite, terms with expectation zero are left
+        out.
         """
         at, seen, edges = self.joint, self.seen, self.moves.edges
         curvatures = approximate_curvatures(
@@ -269,7 +271,7 @@ class JointIteration(QuasiNewtonIteration):
         return np.asarray(cho_solve((factor, True), (score / root).T).T / root)
 
     def estimate(self) -> FitProtocol[VFEMFit]:
-        """Return the estimates of the accepted point in the units of the data; nothing is asked."""
+        """Return the estimates of the accepted point in the units of the data, without a request."""
         yield from ()
         lay, law, moments = self.layout, self.joint.law, self.linear.moments
         shift, scale = moments.centre[:-1], moments.scale[:-1]
@@ -295,11 +297,11 @@ class JointIteration(QuasiNewtonIteration):
 
 
 def approximate_curvatures(grams: Floats, slopes: Floats, h: Floats, weights: Floats) -> Floats:
-    """Guess sums by pattern of second derivatives with (1, x, .)(1, x, .)': (G, P + 2, P + 2).
+    """Approximate sums by pattern of second derivatives with (1, x, .)(1, x, .)': (G, P + 2, P + 2).
 
-    `grams` are those of (1, x, y), `h` (G,) and `weights` (G, 5) sums of derivatives, with powers of the
-    linear predictor s = d'(x - its mean). Of normal columns all but q s, q = Cov(x) d / Var(s), is
-    independent of s, and derivatives depend on x through s alone.
+    `grams` are those of (1, x, y); `h` (G,) and `weights` (G, 5) are sums of derivatives, with powers of the
+    linear predictor s = d'(x - its mean). For normal columns, everything but q s, with q = Cov(x) d / Var(s),
+    is independent of s, and derivatives depend on x through s alone.
     """
     out = np.zeros_like(grams)
     n, (h1, h2, c0, c1, vv) = grams[:, 0, 0], weights.T
@@ -323,7 +325,7 @@ def approximate_curvatures(grams: Floats, slopes: Floats, h: Floats, weights: Fl
 
 
 def reorder_patterns(moments: PatternMoments, seen: Bools) -> PatternMoments:
-    """Bring moments to the order of the patterns of a layout, of which `seen` (G, P) are the columns."""
+    """Reorder moments to the patterns of a layout with columns `seen` (G, P)."""
     places = {tuple(row): g for g, row in enumerate(moments.seen.tolist())}
     order = [places[tuple(row)] for row in seen.tolist()]
     return replace(moments, seen=seen, n=moments.n[order], grams=moments.grams[order])
@@ -337,20 +339,20 @@ def is_squares(columns: str) -> bool:
 def sealed_boxes_by_site(
     client: str, sealed: Sequence[tuple[str, str]], boxes: Sequence[Array]
 ) -> tuple[str, dict[str, Array]]:
-    """Take what was sealed for a site, with the names of the columns; nothing where nothing was."""
+    """Select the values sealed for a site, with the names of the columns; empty if there are none."""
     own = [(columns, box) for (columns, k), box in zip(sealed, boxes, strict=True) if k == client]
     shown = {} if not own else seal_all(box for _, box in own)
     return json.dumps([columns for columns, _ in own]), shown
 
 
 # ----------------------------------------------------------------------------------------------------
-# The covariance of the joint estimates: who is asked what for the observed information of all parameters.
+# The covariance of the joint estimates: the requests for the observed information of all parameters.
 
 
 def joint_estimates_covariance(iteration: JointIteration) -> FitProtocol[PsiCovariance]:
     """Invert the observed information of (a, beta, mu, Q) at the accepted point.
 
-    Returns that of (a, 0, beta_1, mu_1, ..., beta_K, mu_K, Q).
+    Returns the covariance of (a, 0, beta_1, mu_1, ..., beta_K, mu_K, Q).
     """
     curvatures = yield from request_curvatures(iteration)
     information, law = information_of(iteration, curvatures)
@@ -358,7 +360,7 @@ def joint_estimates_covariance(iteration: JointIteration) -> FitProtocol[PsiCova
 
 
 def information_of(iteration: JointIteration, curvatures: Floats) -> tuple[Floats, JointNormalFit]:
-    """Put the information (d, d) together; with the law at the accepted point, which names its parameters."""
+    """Assemble the information (d, d), and the model at the accepted point, which names its parameters."""
     at, edges, seen = iteration.joint, iteration.moves.edges, iteration.seen
     information = response_information(at.law, at.missing, curvatures, seen, edges, iteration.sums)
     information += columns_derivatives(iteration.alone_moments, at.law, edges).information
@@ -396,9 +398,10 @@ def request_curvatures(iteration: JointIteration) -> FitProtocol[Floats]:
 
 
 def released_to_sites(iteration: JointIteration) -> Bools:
-    """Tell in which patterns curvatures leave one by one, (G,).
+    """Return in which patterns curvatures are released one by one, (G,).
 
-    Two sites or more see these, or one alone so few that sums of squares would tell as much.
+    Two or more sites observe these patterns, or a single site has so few entities there that sums of squares
+    would reveal as much.
     """
     lay = iteration.layout
     each: Bools = (~lay.missing).sum(axis=1) > 1

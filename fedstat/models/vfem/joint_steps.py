@@ -1,7 +1,7 @@
 """Site steps of joint maximum likelihood with a response that is not normal.
 
-The linear predictor of an entity given what is seen of it has coefficients that differ by missing pattern.
-Sums leave by pattern; derivatives of the log-likelihood per entity stay at the response holder, as in
+The coefficients of an entity's linear predictor, given its observed columns, differ by missing pattern. Sums
+are released by pattern; row-level derivatives of the log-likelihood stay at the response holder, as in
 :mod:`fedstat.models.vfem.iteration.glm_steps`.
 """
 
@@ -59,7 +59,7 @@ NAMES = control("which columns the sealed sums are of")
     },
 )
 def joint_predict(data: SiteData, state: State, slopes: Floats, code: Ints) -> dict[str, Array]:
-    """Linear predictor of the standardized rows, with the slopes (G, p) of the pattern of each, (n_k,)."""
+    """Linear predictor of the standardized rows, with the slopes (G, p) of each row's pattern, (n_k,)."""
     block = block_by_pattern(data, state, code, len(slopes))
     if slopes.shape[1] != block.X.shape[1]:
         raise MessageError(f"{data.name}: {slopes.shape[1]} slopes for {block.X.shape[1]} columns")
@@ -70,12 +70,12 @@ def joint_predict(data: SiteData, state: State, slopes: Floats, code: Ints) -> d
 
 
 def block_by_pattern(data: SiteData, state: State, code: Ints, patterns: int) -> BlockState:
-    """Return the block of the fit, of whose rows the patterns are given."""
+    """Return the block of the fit, with the patterns of its rows."""
     block = glm_block_state_of(state).block
     check_lengths(data.name, code=(code, block.n_seen))
     require_groups(data.name, code, patterns, 1 + block.X.shape[1], block.X.shape[1])
     if code.min() < 0:
-        raise MessageError(f"{data.name}: array 'code' names a pattern that is not there")
+        raise MessageError(f"{data.name}: array 'code' names a pattern that does not exist")
     return block
 
 
@@ -99,11 +99,11 @@ def joint_score(
 ) -> dict[str, Array]:
     """Release sums of L_m (1, x) by pattern, (G, 1 + p).
 
-    They come sealed in `shown`, of these `lengths`, by the names in `text`; the response holder has L_m.
+    They arrive sealed in `shown`, of these `lengths`, with the names in `text`; the response holder has L_m.
     """
     client, block = glm_block_state_of(state), block_by_pattern(data, state, code, int(patterns))
     client.scored += 1
-    # Whoever knows the residuals of so many rounds has as many equations in a column of a pattern.
+    # A receiver that knows the residuals of this many rounds has as many equations in a column of a pattern.
     state.tell(GroupSums(code, 0, client.scored))
     if shown is None or lengths is None:
         z = glm_response_of(state).terms[BY_M][block.rows]
@@ -116,7 +116,7 @@ def joint_score(
 
 
 def opened(state: State, text: str, shown: Array, lengths: Ints) -> list[tuple[str, Floats]]:
-    """Open sealed sums, with the names of the columns that they are of."""
+    """Open sealed sums, with the names of their columns."""
     names = json.loads(text)
     if len(names) != len(lengths):
         raise MessageError(f"{state.site}: {len(names)} names for {len(lengths)} sealed sums")
@@ -125,7 +125,7 @@ def opened(state: State, text: str, shown: Array, lengths: Ints) -> list[tuple[s
 
 
 def pattern_of(name: str) -> int:
-    """Which pattern columns were opened for."""
+    """State for which pattern columns were opened."""
     return int(name.partition(" ")[2])
 
 
@@ -149,9 +149,9 @@ def sums_by_pattern(block: BlockState, values: Floats, code: Ints, patterns: int
     },
 )
 def joint_weights(data: SiteData, state: State, patterns: Array) -> dict[str, Array]:
-    """Release sums by pattern of the last evaluation, from which an information can be guessed.
+    """Release sums by pattern of the last evaluation, for an approximate information.
 
-    With s the linear predictor less its mean in the pattern: ``sums`` (G, 6) of -L_mm s, -L_mm s^2, -L_mv,
+    With s the linear predictor minus its mean in the pattern: ``sums`` (G, 6) of -L_mm s, -L_mm s^2, -L_mv,
     -L_mv s and -L_vv, and the mean.
     """
     response, G = glm_response_of(state), int(patterns)
@@ -178,11 +178,11 @@ def joint_weights(data: SiteData, state: State, patterns: Array) -> dict[str, Ar
 def joint_curvature(
     data: SiteData, state: State, text: str, patterns: Array, each: Bools
 ) -> dict[str, Array]:
-    """Release what the information needs of the last evaluation.
+    """Release the values of the last evaluation that the information needs.
 
-    Released: ``sums`` (G, 5) of -L_mm, -L_mv, -L_vv, -L_v and L_m by pattern; ``h`` -L_mm per entity of the
-    patterns in `each` (G,), zero of others; and ``shown``, of the ``lengths``: for the columns in `text` sums
-    with -L_mv, and with -L_mm where these are squares.
+    Released: ``sums`` (G, 5) of -L_mm, -L_mv, -L_vv, -L_v and L_m by pattern; ``h``, which is -L_mm per
+    entity for the patterns in `each` (G,) and zero for others; and ``shown``, of the ``lengths``: for the
+    columns in `text`, sums with -L_mv, and with -L_mm for squares.
     """
     response = glm_response_of(state)
     told = {"sums": sum_curvatures(data, response, int(patterns))}
@@ -194,7 +194,7 @@ def joint_curvature(
             boxes.append(seal_of(data, state, columns, client, cross))
             continue
         taken = taken_of(state, columns, client, response.rows)
-        # As many sums as entities would give the curvatures away.
+        # As many sums as entities would reveal the curvatures.
         state.tell(GroupSums(np.zeros_like(taken.rows), taken.part.product.columns_a - 1))
         boxes.append(seal_sums(data, state, taken, h[taken.rows]))
     return told | seal_all(boxes)
@@ -228,11 +228,11 @@ def joint_information(
     shown: Array | None = None,
     lengths: Ints | None = None,
 ) -> dict[str, Array]:
-    """Release sums by pattern for the information, and stage the weighted columns for those with others.
+    """Release sums by pattern for the information, and stage the weighted columns for products with others.
 
-    Of entities of patterns that another site sees as well comes `h` (n_k,), -L_mm, zero elsewhere;
-    sealed by the names in `text`, as :func:`joint_curvature` seals them, the other sums. Released: ``grams``
-    (G, 1 + p, 1 + p) of -L_mm (1, x)(1, x)', and ``cross`` (G, 1 + p) of -L_mv (1, x).
+    `h` (n_k,) is -L_mm for entities of patterns that another site observes as well, and zero elsewhere. The
+    other sums arrive sealed with the names in `text`, as :func:`joint_curvature` seals them. Released:
+    ``grams`` (G, 1 + p, 1 + p) of -L_mm (1, x)(1, x)', and ``cross`` (G, 1 + p) of -L_mv (1, x).
     """
     block, G = block_by_pattern(data, state, code, int(patterns)), int(patterns)
     p = block.X.shape[1]
@@ -245,7 +245,7 @@ def joint_information(
         state.tell(block.weights(terms[BY_MV], "weights"))
     check_lengths(data.name, h=(h, block.n_seen))
     if (h < 0.0).any():
-        raise MessageError(f"{data.name}: array 'h' holds numbers below zero; the likelihood is log-concave")
+        raise MessageError(f"{data.name}: array 'h' has negative values, but the likelihood is log-concave")
     state.tell(block.weights(h, "weights"), GroupSums(code, p))
     grams = np.zeros((G, 1 + p, 1 + p))
     ones = np.column_stack([np.ones(block.n_seen), block.X])
@@ -260,6 +260,6 @@ def joint_information(
             continue
         grams[g, 0] = grams[g, :, 0] = sums[: 1 + p]
         grams[g, 1 + i, 1 + j] = grams[g, 1 + j, 1 + i] = sums[1 + p :]
-    # Products of these with another's are the sums over common entities of h x_j x_k'.
+    # Products with another site's columns give the sums over common entities of h x_j x_k'.
     block.staged = {"root": np.sqrt(h)[:, None] * block.X, "weights": h}
     return {"grams": grams, "cross": cross}

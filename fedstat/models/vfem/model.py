@@ -57,25 +57,26 @@ from fedstat.models.vfem.results import VFEMGLMResults, VFEMResults
 from fedstat.typing import Floats
 
 INDEPENDENT_ALTERNATIVE = (
-    ", or from_formula(..., between='independent'), which has no sums by missing pattern"
+    ~", or from_formula(..., between='independent'), which uses no sums by missing pattern"
 )
-"""What there is where too many entities are in patterns that are too small, or nobody can deal."""
+"""Remedy if too many entities are in patterns that are too small, or if no third party can deal."""
 OPTIONS_OF_INIT = IterationOptions(tol_score=1e-4, tol_change=np.inf)
-"""Of the fit that gives the first coefficients: a small score will do, whatever still moves."""
+"""Limits of the fit that gives the first coefficients: a small score suffices, even if coefficients still
+move."""
 ITERATIVE_ALTERNATIVE = ", or fit with exchange='iterative', which releases values per entity"
-"""What VFEM offers where too many entities are in missing patterns that are too small."""
+"""Remedy of VFEM if too many entities are in missing patterns that are too small."""
 
 
 class VFEMRegression(VFEMModel):
-    """Linear regression where blocks of whole sites are missing.
+    """Linear regression where whole blocks of columns are missing for some entities.
 
-    Sites hold different columns of the same entities, and an entity that a site never saw
-    lacks that site's whole block. The model is y = beta0 + sum_k x_k'beta_k + eps with normal errors
-    and jointly normal columns, whose covariance is free between sites as well as within
-    (``between="free"``), or, in the publication's model, zero between sites
-    (``between="independent"``): there coefficients are biased where blocks correlate, however their records
-    are missing. Estimates maximize the likelihood of what is observed, and are valid when missingness depends
-    on observed values only (MAR). With nothing missing they are those of ordinary least squares.
+    Sites hold different columns of the same entities. If a site has no record of an entity, the entity lacks
+    the whole block of that site. The model is y = beta0 + sum_k x_k'beta_k + eps with normal errors and
+    jointly normal columns. Their covariance between sites is free (``between="free"``), or zero as in the
+    publication (``between="independent"``). With zero covariance, coefficients are biased if blocks are
+    correlated, under any missing-data mechanism. Estimates maximize the likelihood of the observed values,
+    and are valid if missingness depends on observed values only (MAR). If nothing is missing, they are the
+    ordinary least squares estimates.
 
     Make one with :meth:`from_formula`.
 
@@ -91,7 +92,7 @@ class VFEMRegression(VFEMModel):
     Raises
     ------
     ModelError
-        The formula leaves out the intercept: blocks are centered at their means here.
+        The formula leaves out the intercept; this model centers blocks at their means.
 
     References
     ----------
@@ -141,40 +142,40 @@ class VFEMRegression(VFEMModel):
         Parameters
         ----------
         method : {"vfem", "cc", "impute", "single"}
-            All entities; those that every site has; all, with the site's mean in the place of a
-            missing block; or the columns of the response holder alone.
+            All entities; the entities that every site has; all entities, with missing blocks replaced by the
+            site's mean; or the columns of the response holder alone.
         cov_type : {"observed", "expected", "sem", "robust", "none"}
-            Inverse observed information; the same with cross-products between sites at their
-            expectation, zero, so that none are asked for (needs missingness completely at random);
-            supplemented EM; sandwich; or none. All but "none" account for the estimated means,
-            covariances and residual variance.
+            Inverse of the observed information; the same with cross-products between sites set to their
+            expected value, zero, so that none are requested (requires missingness completely at random);
+            supplemented EM; sandwich; or none. All but "none" account for the estimated means, covariances
+            and residual variance.
         exchange : {"moments", "iterative"}
-            What passes between the sites. "moments": sums of products of the columns by missing
-            pattern, once, products of two sites' columns by secure multiplication; nothing per
-            entity leaves, and everything else happens at the coordinator, where Newton's method goes on until
-            the maximum is within 1e-9 standard errors. Patterns with fewer entities than
-            the partition's `min_count`, or than twice their columns and response, are not released: these
-            entities count as missing at a site that has them. "iterative": linear predictors and
-            residuals of every entity, in every round; the estimates are the same. cov_type="robust" belongs
-            to it.
+            What the sites exchange. "moments": sums of products of the columns by missing pattern, once;
+            products of two sites' columns come from secure multiplication. No row-level values leave a site.
+            The coordinator computes the rest: Newton's method continues until the estimate is within 1e-9
+            standard errors of the maximum. A pattern is not released if it has fewer entities than the
+            partition's `min_count`, or than twice its number of columns and response; its entities then count
+            as missing at a site that has them. "iterative": linear predictors and residuals of every entity,
+            in every round. The estimates are the same. cov_type="robust" requires it.
         iteration : Iteration, optional
             Options of exchange="iterative", such as ``fs.Iteration(step="gradient")``.
         maxiter : int
-            Largest number of iterations, of either exchange.
+            Largest number of iterations, for both exchanges.
         progress : bool
-            Print iteration, log-likelihood, score and the time left to standard error.
+            Print iteration, log-likelihood, score and the remaining time to standard error.
         max_moved : float, optional
             With exchange="moments": largest share of the entities in missing patterns that are too small to
-            be released, and count as missing at a site that has them (all columns of them; single
-            values that count as missing are warned of). By default .05, or any share where an owner's policy
-            has sums judged by the bits of columns of few values.
+            be released. These entities count as missing at a site that has them, with all its columns; a
+            warning reports single values that count as missing. The default is .05, or any share if a site's
+            policy counts the bits that sums reveal about columns of few values.
         correction : {"small-sample", "skewness"}, optional
-            With exchange="moments" and between="free", from the same sums. "small-sample": without the bias
-            of order 1/n (Cox and Snell 1968), and standard errors by the residual variance with its degrees
-            of freedom; with nothing missing those of least squares. "skewness": columns are shifted
-            log-normal, each as asymmetric as its site told, and the response and columns that nobody
-            lacks decide on what is missing: the law whose simulated sample has the estimates of the normal
-            one (indirect inference, Gourieroux, Monfort and Renault 1993), with standard errors of its own.
+            With exchange="moments" and between="free", computed from the same sums. "small-sample" removes
+            the bias of order 1/n (Cox and Snell 1968) and computes standard errors from the residual variance
+            with its degrees of freedom; if nothing is missing, they are those of least squares. "skewness"
+            models columns as shifted log-normal, with the skewness that their sites reported; missingness may
+            depend on the response and on columns that no entity lacks. The estimate is the model whose
+            simulated sample has the estimates of the normal model (indirect inference, Gourieroux, Monfort
+            and Renault 1993). It has its own standard errors.
 
         Returns
         -------
@@ -183,12 +184,12 @@ class VFEMRegression(VFEMModel):
         Raises
         ------
         ModelError
-            An argument has no meaning here, or belongs to the other exchange; or nobody is left to deal for
+            An argument has no meaning here or belongs to the other exchange, or no third party can deal for
             two sites.
         NotAvailableError
             cov_type="robust" from moments.
         EstimationError
-            The entities of the method do not determine the estimate, or too many are in small patterns.
+            The entities used do not determine the estimate, or too many are in small patterns.
         PolicyError
             A site refuses a release.
 
@@ -198,7 +199,7 @@ class VFEMRegression(VFEMModel):
             The iteration stopped before its tolerances.
         DataWarning
             More than 5 % of the entities are in patterns that are too small to be released, and `max_moved`
-            allows it.
+            allows this.
 
         Examples
         --------
@@ -215,13 +216,13 @@ class VFEMRegression(VFEMModel):
             check_cov_type(cov_type)
             if iteration is not None:
                 raise ModelError(
-                    "iteration: no part of exchange='moments', which has one exchange of sums and its own "
-                    "start; leave it out, or fit with exchange='iterative'"
+                    "iteration: has no effect with exchange='moments', which exchanges sums once and "
+                    "chooses its own start. Leave it out, or use exchange='iterative'"
                 )
         elif self.between == "free":
             raise ModelError(
-                "exchange='iterative' is that of the publication's model: "
-                "from_formula(..., between='independent'), or leave exchange='moments'"
+                "exchange='iterative' requires between='independent', as in the publication: use "
+                "from_formula(..., between='independent'), or keep exchange='moments'"
             )
         check_correction(
             correction, cov_type, (method, exchange, self.between) == ("vfem", "moments", "free")
@@ -309,16 +310,16 @@ class VFEMRegression(VFEMModel):
 
 
 class VFEMGLM(VFEMModel):
-    """Generalized linear regression where blocks of whole sites are missing.
+    """Generalized linear regression where whole blocks of columns are missing for some entities.
 
-    The response is binary (logit or probit link) or a count (log link; Poisson or negative binomial),
-    with linear predictor beta0 + sum_k x_k'beta_k; columns are jointly normal, with a covariance that is free
-    between sites (``between="free"``) or zero (``"independent"``), as in
-    :class:`fedstat.VFEMRegression`. What an entity lacks enters its likelihood through one normal variable,
-    the sum of the missing linear predictors, so that the likelihood of what is observed is an integral over
-    one dimension. Estimates maximize the joint likelihood of response and columns in all parameters, those of
-    the law of the columns included, and are valid when missingness depends on observed values only (MAR),
-    those of the response included. With nothing missing they are those of the generalized linear model.
+    The response is binary (logit or probit link) or a count (log link; Poisson or negative binomial), with
+    linear predictor beta0 + sum_k x_k'beta_k. Columns are jointly normal; their covariance between sites is
+    free (``between="free"``) or zero (``"independent"``), as in :class:`fedstat.VFEMRegression`. The missing
+    columns of an entity enter its likelihood through one normal variable, the sum of their linear predictors.
+    The observed-data likelihood is therefore an integral over one dimension. Estimates maximize the joint
+    likelihood of response and columns over all parameters, including those of the distribution of the
+    columns. They are valid if missingness depends on observed values only (MAR), including the response. If
+    nothing is missing, they are the estimates of the generalized linear model.
 
     Make one with :meth:`from_formula`.
 
@@ -336,7 +337,7 @@ class VFEMGLM(VFEMModel):
     Raises
     ------
     ModelError
-        The formula leaves out the intercept, or the family is another one.
+        The formula leaves out the intercept, or the family is not supported.
 
     Examples
     --------
@@ -358,14 +359,14 @@ class VFEMGLM(VFEMModel):
         if self.distribution == NORMAL:
             raise ModelError(
                 "family: VFEMGLM is for a response that is not normal, such as sm.families.Binomial(); use "
-                "fs.VFEMRegression for a normal one"
+                "fs.VFEMRegression for a normal response"
             )
         kernel_of(self.distribution)
         weights = [name for name in ("freq_weights", "var_weights") if kwargs.get(name) is not None]
         if weights:
             raise ModelError(
-                f"{weights[0]}: weights belong to the normal response as yet; write an entity that stands "
-                "for several as several, or use FederatedGLM where sites hold whole rows"
+                f"{weights[0]}: only a normal response can have weights. Repeat a row that represents "
+                "several entities, or use FederatedGLM if sites hold complete rows"
             )
         super().__init__(formula, partition, **kwargs)
 
@@ -395,36 +396,38 @@ class VFEMGLM(VFEMModel):
         method
             As in :meth:`VFEMRegression.fit`.
         cov_type : {"observed", "robust", "none"}
-            Inverse observed information of all parameters, means and covariances included; the sandwich of
-            Huber and White with these in its outer parts (statsmodels: HC0), which needs no normal columns
-            and no variance as the family has it, as long as the estimates are consistent without; or none.
-            The sandwich belongs to between="independent".
+            Inverse of the observed information of all parameters, including means and covariances; the
+            sandwich of Huber and White with this information as its outer factors (statsmodels: HC0); or
+            none. The sandwich requires neither normal columns nor the variance of the family, as long as the
+            estimates are consistent. It is available for between="independent".
         alpha : "ml", optional
-            Estimate the alpha of the family NegativeBinomial by maximum likelihood, from the one given; all
-            standard errors account for it. By default it is known. It belongs to between="independent".
+            Estimate alpha of the family NegativeBinomial by maximum likelihood, starting at the given value;
+            all standard errors account for it. By default alpha is known. Available for
+            between="independent".
         masked : bool
-            Whether sites hide their linear predictors, likelihoods and scores by pairwise masks; see
-            :class:`fedstat.Iteration`, also of the next three.
+            Whether pairwise masks hide each site's linear predictors, likelihoods and scores; see
+            :class:`fedstat.Iteration`, also for the next three.
         cross_products : {"secure", "sketch", "exact"}
-            Of between="independent": where products of two sites' columns come from, which the
-            covariance needs. With between="free" they are secure.
+            With between="independent": source of the products of two sites' columns, which the covariance
+            needs. With between="free", these products are always secure.
         sketch : {"structured", "gaussian"}
             Kind of projection.
         sketch_size : int
-            Its rows.
+            Number of rows of the sketch.
         memory : int
-            Earlier steps that shape the next one.
+            Number of earlier steps that shape the next one.
         maxiter : int
             Largest number of iterations.
         tol_score : float
-            Stop when the score, in the local information and per root of entities, is below.
+            Stop when the score, scaled by the local information and the root of the number of entities, is
+            smaller,
         tol_change : float
-            and no parameter, of standardized columns, moved by more.
+            and no parameter (of standardized columns) moved by more than this.
         progress
             As in :meth:`VFEMRegression.fit`.
         max_moved : float, optional
-            Of between="free", which has sums by missing pattern: largest share of the entities in patterns
-            that are too small, and count as missing at a site that has them; .05 by default.
+            With between="free", which uses sums by missing pattern: largest share of the entities in patterns
+            that are too small. These entities count as missing at a site that has them. The default is .05.
 
         Returns
         -------
@@ -433,9 +436,9 @@ class VFEMGLM(VFEMModel):
         Raises
         ------
         ModelError
-            An argument has no meaning here, or nobody is left to deal for two sites.
+            An argument has no meaning here, or no third party can deal for two sites.
         EstimationError
-            The response is not one of the family or constant; the entities do not determine the estimate,
+            The response does not fit the family or is constant; the entities do not determine the estimate;
             or columns separate the response.
         PolicyError
             A site refuses a release.
@@ -476,13 +479,13 @@ class VFEMGLM(VFEMModel):
             if cov_type == "robust" or alpha is not None:
                 what = "cov_type='robust'" if cov_type == "robust" else "alpha='ml'"
                 raise ModelError(
-                    f"{what} belongs to from_formula(..., between='independent') as yet; between='free' has "
-                    "cov_type='observed' and a known alpha"
+                    f"{what} is available for from_formula(..., between='independent') only; between='free' "
+                    "has cov_type='observed' and a known alpha"
                 )
             if cross_products != "secure":
                 raise ModelError(
-                    f"cross_products={cross_products!r} belongs to from_formula(..., between='independent'); "
-                    "with between='free' they are secure"
+                    f"cross_products={cross_products!r} requires from_formula(..., between='independent'); "
+                    "with between='free' cross-products are always secure"
                 )
             least = max(self.partition.min_count, LEAST_PATTERN)
             wanted = replace(wanted, small=SmallPatterns(least, max_moved, INDEPENDENT_ALTERNATIVE))
@@ -491,7 +494,8 @@ class VFEMGLM(VFEMModel):
     def _linear(self) -> VFEMRegression:
         """Make the linear regression of the response on the same columns, without the offset.
 
-        Tests of what is assumed of columns and missing patterns rest on its sums, whatever the response.
+        Tests of the assumptions on columns and missing patterns use its sums, for any distribution of the
+        response.
         """
         return VFEMRegression(
             self.formula, self.partition, missing=self._missing, coordinator=self.coordinator
@@ -501,11 +505,11 @@ class VFEMGLM(VFEMModel):
         if alpha is not None and (alpha != "ml" or self.distribution.alpha is None):
             raise ModelError(
                 f"alpha: expected 'ml' with the family NegativeBinomial, received {alpha!r} with "
-                f"{self.distribution}; a known alpha belongs to the family"
+                f"{self.distribution}; give a known alpha to the family"
             )
 
     def _fits_jointly(self, method: VFEMMethod) -> bool:
-        """Whether the law of all columns is estimated: with one block nothing is between two."""
+        """Whether a covariance between sites is estimated, which a single block does not have."""
         return self.between == "free" and method == "vfem" and len(self.design.blocks) > 1
 
     def _iterate(
@@ -540,7 +544,7 @@ class VFEMGLM(VFEMModel):
 
 
 def check_robust(method: str, cov_type: str) -> None:
-    """Refuse robust standard errors of filled-in rows, which are no entities."""
+    """Refuse robust standard errors of imputed rows, which are not entities."""
     if cov_type == "robust" and method == "impute":
         raise ModelError(
             "cov_type='robust': not with method='impute', whose standard errors ignore the imputation; use "

@@ -1,4 +1,4 @@
-"""Notes of a VFEM summary: assumptions, accuracy, and what the exchange discloses."""
+"""Notes of a VFEM summary: assumptions, accuracy, and what the exchange reveals."""
 
 from __future__ import annotations
 
@@ -51,25 +51,24 @@ from fedstat.typing import Floats
 # ----------------------------------------------------------------------------------------------------
 # Counts and notes on values that masks and secure products do not protect.
 #
-# The coordinator learns the sum of the linear predictors over sites, entity by entity, and tells it
-# to the response holder. Who has a record is agreed, so that at an entity of which one site alone
-# has a record the sum *is* that site's part; a receiver with a block of its own subtracts its own
-# part first.
+# The coordinator learns the sum of the linear predictors over sites for each entity, and sends it to the
+# response holder. All sites know which of them have a record of an entity. If one site alone has a record,
+# the sum *is* that site's part. A receiver with a block of its own can subtract its own part first.
 #
-# Where two sites or more add up, no round gives any of them away. Many rounds together tell more: a
-# round changes the sum by X P X' z, with the blocks of all sites side by side in X and residuals z
-# that the receiver knows, so that after about as many rounds as there are columns their joint column space
-# shows, and with it approximate inner products between entities. Fewer rounds tell less; exchange="moments"
-# has no value per entity.
+# If two or more sites add up, no single round reveals the part of any of them. Many rounds together reveal
+# more. A round changes the sum by X P X' z, where X holds the blocks of all sites side by side and the
+# receiver knows the residuals z. After about as many rounds as there are columns, the receiver knows the
+# joint column space, and with it approximate inner products between entities. Fewer rounds reveal less.
+# exchange="moments" releases no row-level values.
 
-MOMENTS = "exchange='moments' has no value per entity. "
+MOMENTS = "exchange='moments' releases no row-level values. "
 
 
 def count_exposed(layout: Layout, at: str | None) -> dict[str, int]:
-    """Entities at which a masked sum is one site's own part; the coordinator sits `at`.
+    """Find the entities for which a masked sum is one site's own part; the coordinator is `at`.
 
-    Those of which the site has a record, and no other site but one that receives the sum: the
-    coordinator and the response holder do.
+    These are the entities of which only this site and receivers of the sum have a record. The receivers are
+    the coordinator and the response holder.
     """
     seen = np.zeros((layout.n, len(layout.clients)), dtype=bool)
     for j, client in enumerate(layout.clients):  # filled-in means are zero in the sum
@@ -82,14 +81,14 @@ def count_exposed(layout: Layout, at: str | None) -> dict[str, int]:
 
 
 RESPONSE_RELEASED = (
-    "Nobody could deal random numbers: every site learns the response of each of its entities from "
-    "the first message, since at coefficients of zero a residual is the response less its mean. With a third "
-    "site, or coordinator='apart', residuals stay with the response holder."
+    "No third party could deal random numbers. Every site therefore learns the response of each of its "
+    "entities from the first message: if all coefficients are zero, a residual is the response minus its "
+    "mean. With a third site, or with coordinator='apart', residuals stay with the response holder."
 )
 
 
 def response_notes(layout: Layout, ledger: Ledger) -> Iterator[Note]:
-    """Say what sites learned of a response that is not normal, in bits."""
+    """State what sites learned about a response that is not normal, in bits."""
     others = [k for k in layout.clients if k != layout.active]
     if any(one.array == "z" and one.step == "glm_score" for one in ledger.entries):
         yield Note("response_released", RESPONSE_RELEASED, "warning")
@@ -106,8 +105,9 @@ def response_notes(layout: Layout, ledger: Ledger) -> Iterator[Note]:
     yield Note(
         "residual_sums",
         "Residuals stayed with the response holder. Each site learned sums of its own columns with "
-        f"them, sealed from the coordinator: {', '.join(parts)}. A binary response is one bit an entity: "
-        "these sums narrow the responses down, and in a small group whoever solves them has these.",
+        f"them, sealed from the coordinator: {', '.join(parts)}. A binary response is one bit per entity. "
+        "These sums narrow the responses down, and a site that solves them in a small group learns the "
+        "responses.",
     )
     yield from small_patterns(layout.counts, ledger, layout.active)
     if not any(one.array == "h" and one.step == "glm_information" for one in ledger.entries):
@@ -119,17 +119,19 @@ def response_notes(layout: Layout, ledger: Ledger) -> Iterator[Note]:
     if told_each.any():
         yield Note(
             "curvature",
-            "For standard errors the coordinator, and the sites that have them, were told a curvature "
-            f"of {int(layout.counts[told_each].sum()):,} entities that two sites or more have and "
-            "another lacks, or that one has and too few more to add up. It tells the response to who knows "
-            "the linear predictor, as the coordinator does; cov_type='none' sends none.",
+            "For standard errors, the coordinator and the sites concerned received a curvature for "
+            f"{int(layout.counts[told_each].sum()):,} entities, which two or more sites have and another "
+            "lacks, or which one site has in groups too small to add up. A curvature reveals the response "
+            "to anyone who knows the linear predictor, as the coordinator does. cov_type='none' sends no "
+            "curvature.",
         )
 
 
 def small_patterns(counts: Floats, ledger: Ledger, holder: str) -> Iterator[Note]:
-    """Say in which patterns, of so many entities (G,), a coordinator apart could solve for responses.
+    """State in which missing patterns a coordinator apart could solve for the responses.
 
-    At linear predictors that it knows every sum over a pattern is linear in each binary response.
+    `counts` has shape (G,). The coordinator knows the linear predictors, so every sum over a pattern is
+    linear in each binary response.
     """
     told = sum(
         int(one.shape[-1])
@@ -141,27 +143,27 @@ def small_patterns(counts: Floats, ledger: Ledger, holder: str) -> Iterator[Note
         yield Note(
             "small_patterns",
             f"The coordinator learned {told} sums of derivatives by missing pattern, at linear predictors "
-            f"that it knows. {entities:,} entities are in patterns of no more than that: their responses, if "
-            "these are binary, are as good as told to it.",
+            f"that it knows. {entities:,} entities are in patterns of at most that many entities. If their "
+            "responses are binary, the coordinator can solve for them: treat them as revealed to it.",
             "warning",
         )
 
 
 def masked_notes(layout: Layout, ledger: Ledger, remedy: str, normal: bool = True) -> Iterator[Note]:
-    """Say what masked iterations disclose to the coordinator, and what to do where that is much."""
+    """State what masked iterations reveal to the coordinator, and what to do if that is too much."""
     at = ledger.at
     if len(layout.clients) == 1:
         yield Note(
             "one_institution",
-            "One site has columns: nothing is added up, and its linear predictors were not masked.",
+            "Only one site has columns, so nothing is added up and its linear predictors were not masked.",
         )
         return
     receivers = "the coordinator" if at == layout.active else "the coordinator and the response holder"
     residuals = ", and every site the residuals of its entities" if normal else ""
     yield Note(
         "masked",
-        "Linear predictors were added up over sites, among parties that follow the protocol "
-        f"(semi-honest): {receivers} learned the sum for every entity in every round{residuals}. "
+        "Linear predictors were added up over sites that follow the protocol but may analyze what they "
+        f"receive (semi-honest): {receivers} learned the sum for every entity in every round{residuals}. "
         f"{remedy}See .ledger.releases().",
     )
     others = [k for k in layout.clients if k != layout.active]
@@ -169,7 +171,7 @@ def masked_notes(layout: Layout, ledger: Ledger, remedy: str, normal: bool = Tru
     if at != layout.active and normal:
         yield Note(
             "response_known",
-            "Residuals and sums together give the coordinator the response of every entity.",
+            "Residuals and sums together reveal the response of every entity to the coordinator.",
             "warning",
         )
     parts = [
@@ -180,8 +182,9 @@ def masked_notes(layout: Layout, ledger: Ledger, remedy: str, normal: bool = Tru
     if parts:
         yield Note(
             "exposed",
-            "Masks hide nothing where one site alone, beside a receiver of the sum, has a record: the "
-            f"sum is then its own linear predictor. Entities so exposed: {', '.join(parts)}.",
+            "Masks hide nothing where only one site, apart from a receiver of the sum, has a record: the "
+            "sum is then the linear predictor of that site. Entities exposed in this way: "
+            f"{', '.join(parts)}.",
             "warning",
         )
     if not hides(len(layout.clients)):
@@ -189,38 +192,39 @@ def masked_notes(layout: Layout, ledger: Ledger, remedy: str, normal: bool = Tru
 
 
 def secure_product_notes(covariance: PsiCovariance) -> Iterator[Note]:
-    """Say where exact cross-products came from, and which were left out."""
+    """State how exact cross-products were computed, and which were left out."""
     if covariance.how != "secure":
         return
     yield Note(
         "secure_products",
-        "Cross-products between sites come from secure multiplication among parties that follow the "
-        f"protocol (semi-honest): nobody saw another's columns. Who deals the random numbers for two "
-        f"sites ({covariance.dealers}) must not collude with either; the coordinator and one "
-        "site together learn the other's products with that one's columns.",
+        "Cross-products between sites come from secure multiplication. No site saw the columns of another, "
+        "provided that all follow the protocol (semi-honest). The dealer of the random numbers for two "
+        f"sites ({covariance.dealers}) must not collude with either of them. If the coordinator colludes "
+        "with one site, both together learn the products of the other site's columns with that site's "
+        "columns.",
     )
     if covariance.left_out:
         yield Note(
             "products_left_out",
-            f"{covariance.left_out} of the products between two sites would rest on too few common "
-            "entities and were not asked for; they count as zero, their expectation.",
+            f"{covariance.left_out} of the products between two sites would rest on too few common entities "
+            "and were not requested. They count as zero, their expected value.",
         )
 
 
 # ----------------------------------------------------------------------------------------------------
-# Notes below a VFEM summary: assumptions, accuracy, and what the exchange discloses.
+# Notes below a VFEM summary: assumptions, accuracy, and what the exchange reveals.
 
 # ----------------------------------------------------------------------------------------------------
-# Counts that vary more than their distribution allows: what a summary says of it.
+# Overdispersed counts: their notes in a summary.
 
 LEAST_EXCESS = 0.1
-"""Excess of Pearson's statistic per entity that is passed over."""
+"""Smallest excess of Pearson's statistic per entity that is reported."""
 ERRORS = 2.0
-"""Standard errors of it that are chance; terms with a long tail to the right rarely have more."""
+"""Standard errors of the statistic that count as chance; long-tailed linear terms rarely exceed this."""
 
 
 def excess(fit: VFEMFit) -> float:
-    """Pearson's statistic per entity, where chance has no part in what it exceeds one by, else 0."""
+    """Return Pearson's statistic per entity where it exceeds one by more than chance, else 0."""
     if fit.dispersion is None:
         return 0.0
     ratio, error = fit.dispersion
@@ -228,56 +232,56 @@ def excess(fit: VFEMFit) -> float:
 
 
 def dispersion_alarm(fit: VFEMFit) -> str:
-    """First line of a summary of counts whose distribution has too little variance."""
+    """First line of a summary of counts that vary more than their distribution allows."""
     ratio = excess(fit)
     if not ratio:
         return ""
-    return f"OVERDISPERSED: Pearson chi2 / n = {ratio:.2f}; see the notes before you use these numbers"
+    return f"OVERDISPERSED: Pearson chi2 / n = {ratio:.2f}; read the notes before you use these numbers"
 
 
 def dispersion_notes(layout: Layout, fit: VFEMFit, cov_type: str) -> Iterator[Note]:
-    """Say what the excess does, and what to fit in its place."""
+    """State the effect of overdispersion, and the model to fit instead."""
     ratio = excess(fit)
     if not ratio:
         return
     name = fit.distribution.name
     more = (
-        f"The counts vary {ratio:.2f} times as much as {name} with these columns allows (Pearson's statistic "
-        "over the entities, from what is observed of each). "
+        f"The counts vary {ratio:.2f} times as much as {name} with these columns allows (Pearson's "
+        "statistic over the entities, computed from their observed values). "
     )
     if cov_type != "robust":
         more += f"Standard errors are about {np.sqrt(ratio):.1f} times too small. "
     remedy = DISPERSION_REMEDIES[name, fit.estimates_alpha]
     if fit.law is not None:
-        remedy += " (alpha='ml' and cov_type='robust' have between='independent' as yet.)"
+        remedy += " (alpha='ml' and cov_type='robust' are available for between='independent' only.)"
     if layout.missing.any():
         yield Note(
             "overdispersion",
-            f"{more}The fit takes the excess for effects of what is missing: coefficients of sites "
-            "that lack entities are too large. In simulations intervals of nominal 95 % covered 51 to 57 %, "
-            f"with cov_type='robust' 64 to 69 %. {remedy}",
+            f"{more}The fit mistakes the excess for effects of missing columns, so coefficients of sites "
+            "that lack entities are too large. In simulations, intervals of nominal 95 % covered 51 to 57 "
+            f"%, and 64 to 69 % with cov_type='robust'. {remedy}",
             "warning",
         )
     elif cov_type != "robust":
         yield Note("overdispersion", f"{more}{remedy} Or use cov_type='robust'.", "warning")
 
 
-ALPHA_REMEDY = "fit(alpha='ml'), with between='independent' as yet; its intervals covered 93 to 95 %."
+ALPHA_REMEDY = "fit(alpha='ml'), with between='independent' only; its intervals covered 93 to 95 %."
 DISPERSION_REMEDIES = {
     ("Poisson", False): f"Use family=sm.families.NegativeBinomial() and {ALPHA_REMEDY}",
     ("NegativeBinomial", False): f"This alpha is too small: use {ALPHA_REMEDY}",
-    ("NegativeBinomial", True): "Their tails are longer than those of any alpha: look for outliers.",
+    ("NegativeBinomial", True): "Their tails are longer than any alpha allows: look for outliers.",
 }
 
 
 # ----------------------------------------------------------------------------------------------------
-# What covariances between sites cost that a fit leaves free, beside a law without them.
+# The price of free covariances between sites, compared with a model without them.
 
 INDEPENDENCE_LEVEL = 0.05
 
 
 def dependence_notes(fit: JointNormalFit, errors: Floats) -> Iterator[Note]:
-    """Compare standard errors of coefficients with those of independent blocks, and the two laws."""
+    """Compare standard errors of coefficients with those of independent blocks, and test the two models."""
     if len(fit.moments.sizes) < 2 or fit.moments.seen.all():
         return
     try:
@@ -290,21 +294,21 @@ def dependence_notes(fit: JointNormalFit, errors: Floats) -> Iterator[Note]:
     yield Note(
         "dependence",
         f"Standard errors of coefficients are {np.median(ratio):.2f} times (median; {ratio.min():.2f} to "
-        f"{ratio.max():.2f}) those of between='independent', blocks independent between sites. "
-        f"The data {'contradict' if pvalue < INDEPENDENCE_LEVEL else 'do not contradict'} such a law "
+        f"{ratio.max():.2f}) those of between='independent', which assumes independent blocks. "
+        f"The data {'contradict' if pvalue < INDEPENDENCE_LEVEL else 'do not contradict'} independence "
         "(likelihood "
-        f"ratio, {format_pvalue(pvalue)}); where it does not hold its coefficients are biased.",
+        f"ratio, {format_pvalue(pvalue)}); without independence, its coefficients are biased.",
     )
 
 
 # ----------------------------------------------------------------------------------------------------
-# Statements on pairs of sites that share too few entities for a covariance of their columns.
+# Notes on pairs of sites that share too few entities for a covariance of their columns.
 
 SENSITIVITY_COLUMNS = ["first", "second", "n", "name", "estimate", "low", "high"]
 
 
 def sensitivity(fit: JointNormalFit) -> pd.DataFrame:
-    """Extremes of every coefficient that are compatible with the data, by pair that they leave open."""
+    """Range of every coefficient that is compatible with the data, by pair of sites without a covariance."""
     rows: list[tuple[object, ...]] = []
     names = [name.replace("'", "") for name in fit.moments.unit_names]
     for pair in sparse_pairs(fit.moments):
@@ -316,7 +320,7 @@ def sensitivity(fit: JointNormalFit) -> pd.DataFrame:
 
 
 def sparse_notes(fit: JointNormalFit, errors: Floats | None) -> Iterator[Note]:
-    """Name the pairs, and how far a coefficient moves between extremes; `errors` are standard errors."""
+    """Name the pairs and the range of a coefficient; `errors` are standard errors."""
     text = name_sparse(fit.moments)
     if not text:
         return
@@ -328,39 +332,38 @@ def sparse_notes(fit: JointNormalFit, errors: Floats | None) -> Iterator[Note]:
         relative = (table["high"] - table["low"]).to_numpy() / unit
         one = table.iloc[int(np.argmax(relative))]
         text += (
-            f" Between extremes that have the same likelihood {one['name']} goes from {one['low']:.4g} to "
-            f"{one['high']:.4g}, {relative.max():.1f} times its "
+            f" All values of {one['name']} from {one['low']:.4g} to {one['high']:.4g} have the same "
+            f"likelihood; this range is {relative.max():.1f} times its "
             f"{'standard error' if errors is not None else 'estimate'}; see .sensitivity()."
         )
     yield Note("sparse_pairs", text)
 
 
 # ----------------------------------------------------------------------------------------------------
-# Statements on a response that is not normal, where columns depend between sites.
+# Notes on a response that is not normal, where columns are correlated between sites.
 
 JOINT_NOTE = (
-    "Joint maximum likelihood of response and columns, all parameters of the law of the columns included: "
-    "they are jointly normal, with a covariance that is free between sites. Valid when missingness "
-    "depends on observed values only (MAR), the response among them. Columns of a site that lacks "
-    "entities count as normal: for columns that are not, such as indicators, that is an approximation."
+    "Joint maximum likelihood of the response and the columns, including all parameters of the columns' "
+    "joint normal distribution; its covariance is free between sites. Valid when missingness depends on "
+    "observed values only (MAR), including the response. Columns of a site that lacks entities count as "
+    "normal, which is an approximation for columns such as indicators."
 )
 KNOWN_NOTE = (
-    "The coordinator makes these coefficients, and knows them: of an entity that has fewer columns than "
-    "numbers passed it can solve for the row."
+    "The coordinator computes these coefficients and knows them. If an entity has fewer columns than the "
+    "numbers released about it, the coordinator can solve for its row."
 )
 
 
 def joint_assumptions(linear: JointNormalFit) -> Iterator[Note]:
-    """Say what is assumed, and what of it the data contradict or leave open; of the normal law beside it."""
+    """State the assumptions, and which of them the data contradict or cannot test."""
     yield Note("assumptions", JOINT_NOTE)
     try:
         pvalue = independence_lr_test(linear).pvalue
         yield Note(
             "independence",
             f"The data {'contradict' if pvalue < INDEPENDENCE_LEVEL else 'do not contradict'} blocks that "
-            "are "
-            "independent between sites, between='independent' (likelihood ratio of the normal law of "
-            f"columns and response, {format_pvalue(pvalue)}).",
+            "are independent between sites, between='independent' (likelihood ratio test of a joint normal "
+            f"distribution of columns and response, {format_pvalue(pvalue)}).",
         )
     except (EstimationError, NotAvailableError):
         pass
@@ -369,9 +372,9 @@ def joint_assumptions(linear: JointNormalFit) -> Iterator[Note]:
 
 
 def joint_notes(layout: Layout, exchange: PatternExchange, ledger: Ledger, *, masked: bool) -> Iterator[Note]:
-    """Say what sums by missing pattern and numbers per entity told."""
+    """State what sums by missing pattern and row-level values revealed."""
     others = [k for k in layout.clients if k != layout.active]
-    # What the coordinator's own site tells it does not travel.
+    # What the site of the coordinator sends to it does not leave that site.
     rounds = Counter(e.sender for e in ledger.entries if (e.step, e.array) == ("joint_score", "sums"))
     once = ", ".join(f"{count:,} of {site}" for site, count in exchange.numbers.items())
     told = []
@@ -383,26 +386,26 @@ def joint_notes(layout: Layout, exchange: PatternExchange, ledger: Ledger, *, ma
             )
     yield Note(
         "sums",
-        "Sums of the columns and of their products were exchanged once, by missing pattern; at least "
-        f"{exchange.smallest:,} entities stand behind each. Numbers released, products of two sites "
-        f"counted at both: {once}.",
+        "Sums of the columns and of their products were exchanged once, by missing pattern; each is "
+        f"over at least {exchange.smallest:,} entities. Numbers released (a product of two sites counts "
+        f"at both): {once}.",
     )
     if told:
         yield Note(
             "residual_sums",
-            f"Residuals stayed with the response holder. In each of {max(rounds.values())} rounds an "
-            "site learned sums of its own columns with them, by missing pattern, and told the "
-            f"coordinator: {', '.join(told)}. A binary response is one bit an entity: these sums narrow the "
-            "responses down, and in a small pattern whoever solves them has these.",
+            f"Residuals stayed with the response holder. In each of {max(rounds.values())} rounds a "
+            "site learned sums of its own columns with them, by missing pattern, and sent to the "
+            f"coordinator: {', '.join(told)}. A binary response is one bit per entity. These sums narrow the "
+            "responses down, and a site that solves them in a small pattern learns the responses.",
         )
     yield from small_patterns(exchange.moments.n, ledger, layout.active)
     if any(one.array == "h" and one.step == "joint_information" for one in ledger.entries):
         yield Note(
             "curvature",
-            "For standard errors the coordinator, and the sites that have them, were told a curvature "
-            "of every entity that two sites or more have. Where another lacks it, it tells the "
-            "response to who knows the linear predictor, as the coordinator does; cov_type='none' sends "
-            "none.",
+            "For standard errors, the coordinator and the sites concerned received a curvature for every "
+            "entity that two or more sites have. If another site lacks the entity, the curvature reveals "
+            "the response to anyone who knows the linear predictor, as the coordinator does. "
+            "cov_type='none' sends no curvature.",
         )
     if masked:
         yield from masked_notes(layout, ledger, remedy="", normal=False)
@@ -414,89 +417,89 @@ def joint_notes(layout: Layout, exchange: PatternExchange, ledger: Ledger, *, ma
 
 
 # ----------------------------------------------------------------------------------------------------
-# The sentences below a VFEM summary: assumptions, accuracy, and what the exchange discloses.
+# Texts below a VFEM summary: assumptions, accuracy, and what the exchange reveals.
 
 BASELINES = {
     "cc": (
-        "Only entities with every block are used: right where who lacks a block depends on the columns "
-        "alone, and biased where it depends on the response given the columns."
+        "Only entities with every block are used. This is valid if missingness depends on the columns "
+        "alone, and biased if it depends on the response given the columns."
     ),
     "impute": (
-        "Missing blocks count as their mean: coefficients are biased in general, and the standard "
+        "Missing blocks are replaced by their mean. Coefficients are biased in general, and the standard "
         "errors ignore the imputation."
     ),
-    "single": "Other sites' columns are left out; coefficients are those of a smaller model.",
+    "single": "Columns of other sites are left out; the coefficients are those of a smaller model.",
 }
 NORMAL_RESPONSE = BASELINES | {
     "vfem": (
-        "Maximum likelihood under normal errors and normal blocks that are independent between "
-        "sites (between='independent'); valid when missingness depends on observed values only (MAR) "
-        "and blocks do not correlate: where they do, coefficients are biased however records are missing. "
+        "Maximum likelihood under normal errors and normal blocks that are independent between sites "
+        "(between='independent'). Valid if missingness depends on observed values only (MAR) and blocks "
+        "are not correlated; if they are, coefficients are biased under any missing-data mechanism. "
         "R-squared is that of an entity with every block."
     ),
 }
 FREE_COVARIANCE = (
     "Maximum likelihood under normal errors and jointly normal columns, whose covariance is free between "
-    "sites; valid when missingness depends on observed values only (MAR). R-squared is that of an "
-    "entity with every block."
+    "sites. Valid if missingness depends on observed values only (MAR). R-squared is that of an entity "
+    "with every block."
 )
 OTHER_RESPONSE = BASELINES | {
     "vfem": (
         "Maximum likelihood under normal blocks that are independent between sites "
-        "(between='independent'); valid when missingness depends on observed values only (MAR) and blocks do "
-        "not correlate, which independence_tests() looks at: where they do, coefficients are biased however "
-        "records are missing. Columns of a site that lacks entities count as jointly normal: for "
-        "columns that are not, such as indicators, that is an approximation."
+        "(between='independent'). Valid if missingness depends on observed values only (MAR) and blocks "
+        "are not correlated; if they are, coefficients are biased under any missing-data mechanism "
+        "(independence_tests() tests this). Columns of a site that lacks entities count as jointly normal, "
+        "which is an approximation for columns such as indicators."
     ),
 }
 UNMASKED_NORMAL = (
-    "In every round each site's linear predictor of every entity that it has, and the "
-    "residuals of the response holder, leave their site. From a dozen such rounds, or from "
-    "one with chosen starting coefficients, their receiver can recover a site's raw rows: "
-    "use this exchange only where that is allowed. See .ledger.releases()."
+    "In every round, each site releases its linear predictor for each of its entities, and the response "
+    "holder releases the residuals. From about twelve such rounds, or from one with chosen starting "
+    "coefficients, the receiver can recover a site's raw rows: use this exchange only where that is "
+    "allowed. See .ledger.releases()."
 )
 UNMASKED_OTHER = (
-    "In every round each site's linear predictor of every entity that it has leaves it. From a dozen "
-    "such rounds their receiver can recover a site's raw rows: use masked=False only where that is "
-    "allowed. See .ledger.releases()."
+    "In every round, each site releases its linear predictor for each of its entities. From about twelve "
+    "such rounds the receiver can recover a site's raw rows: use masked=False only where that is allowed. "
+    "See .ledger.releases()."
 )
 SMALL_SAMPLE = 0.02
 ROBUST = (
-    "Standard errors are robust (Huber and White; HC0): they allow for another variance of the response and "
-    "for columns that are not normal, and mend no bias that either causes. Likelihood ratio, AIC and BIC go "
-    "by the model."
+    "Standard errors are robust (Huber and White; HC0). They remain valid if the variance of the response "
+    "differs from the model and if columns are not normal, but they correct no bias that either causes. "
+    "Likelihood ratio, AIC and BIC assume the model."
 )
 SPLIT_RESIDUALS = (
-    "For them the response holder split each residual at random between two sites at a time: neither "
-    "can tell it, but two that put both parts together have the residuals of the entities that both have."
+    "For them, the response holder split each residual at random between two sites at a time. Neither site "
+    "can recover it alone; both together can recover the residuals of the entities that both have."
 )
 EXPECTED = (
-    "Standard errors take cross-products between sites at their expectation, zero: this needs "
-    "blocks that are missing completely at random and independent between sites."
+    "Standard errors set cross-products between sites to their expected value, zero. This requires blocks "
+    "that are missing completely at random and independent between sites."
 )
 EXPECTED_FREE = (
-    "Standard errors come from the expected information: this needs columns that follow the normal law, and "
-    "blocks that are missing completely at random."
+    "Standard errors come from the expected information. This requires normal columns, and blocks that are "
+    "missing completely at random."
 )
 
 
 def role_notes(roles: Mapping[str, str]) -> Iterator[Note]:
-    """Say what stands beside the response, and what that means."""
+    """Describe the offset and the weights, and their meaning."""
     for role, name in roles.items():
         if role == "offset":
             yield Note(
                 "offset",
-                "The offset '{name}' is in the linear predictor with coefficient one, and is taken as "
-                "independent of columns that are missing; predictions are those at an offset of zero.",
+                f"The offset '{name}' enters the linear predictor with coefficient one and is assumed to be "
+                "independent of missing columns. Predictions are those at an offset of zero.",
                 values={"name": name},
             )
             continue
         meaning = (
-            f"An entity stands for as many as '{name}' says"
+            f"The value of '{name}' is the number of entities that a row represents"
             if role == "freq_weights"
-            else f"The variance of the response is the error variance over '{name}'"
+            else f"The variance of the response is the error variance divided by '{name}'"
         )
-        yield Note("weights", f"{meaning}; every site was told the weights of its entities.")
+        yield Note("weights", f"{meaning}; every site received the weights of its entities.")
 
 
 def fit_notes(
@@ -518,7 +521,7 @@ def fit_notes(
 def _release_notes(
     layout: Layout, outcome: VFEMOutcome, held: SessionArtifacts, ledger: Ledger
 ) -> Iterator[Note]:
-    """Say what passed, and what it tells."""
+    """State what was released, and what it reveals."""
     if held.exchange is None:
         return _iterations(layout, outcome, ledger)
     if is_normal(outcome):
@@ -530,7 +533,7 @@ def _release_notes(
 
 
 def _assumptions(outcome: VFEMOutcome, held: SessionArtifacts) -> Iterator[Note]:
-    """Say what is assumed, and what in the data contradicts it or says nothing of it."""
+    """State the assumptions, and which of them the data contradict or cannot test."""
     fit, covariance = held.moments_fit, outcome.covariance
     if isinstance(fit, JointNormalFit) and not is_normal(outcome):
         yield from joint_assumptions(fit)
@@ -559,7 +562,7 @@ def is_normal(outcome: VFEMOutcome) -> bool:
 
 
 def count_notes(method: str, counts: EntityCounts, *, conditioned: bool = False) -> Iterator[Note]:
-    """Say which entities a fit left out, or took as missing."""
+    """State which entities were left out or counted as missing."""
     if counts.dropped:
         yield Note(
             "no_response", "{n:,} entities without a response were left out.", values={"n": counts.dropped}
@@ -572,7 +575,7 @@ def count_notes(method: str, counts: EntityCounts, *, conditioned: bool = False)
         )
     if counts.partial:
         listed = ", ".join(f"{n:,} at {client}" for client, n in counts.partial.items())
-        so = " The fit conditions on what they have." if conditioned else ""
+        so = " The fit conditions on the columns that they have." if conditioned else ""
         yield Note("partial", f"Entities with only some of a site's columns: {listed}.{so}")
 
 
@@ -600,16 +603,16 @@ def _covariance(layout: Layout, outcome: VFEMOutcome, ledger: Ledger) -> Iterato
     if covariance.how == "sketch":
         yield Note(
             "sketch",
-            f"Cross-products between sites come from a {covariance.size:,}-row sketch: the error of a "
+            f"Cross-products between sites come from a sketch of {covariance.size:,} rows. The error of a "
             f"product is about {100 * np.sqrt(1.0 / covariance.size):.2g} % of the columns' lengths "
-            f"({100 * covariance.error:.2g} % measured within sites); the assembled matrix moved by "
-            f"{100 * covariance.moved:.2g} % to be positive semi-definite.",
+            f"({100 * covariance.error:.2g} % measured within sites). The matrix of all products was changed "
+            f"by {100 * covariance.moved:.2g} % to make it positive semi-definite.",
         )
         if ledger.at is not None:
             yield Note(
                 "sketch_seed",
-                f"The sites share the seed of the sketch, and the coordinator sits at one of them, "
-                f"'{ledger.at}': to it the sketches do not hide the columns of the others. "
+                f"The sites share the seed of the sketch, and the coordinator is at one of them, "
+                f"'{ledger.at}', so the sketches do not hide the columns of other sites from it. "
                 'from_formula(..., coordinator="apart") keeps seed and sketches apart.',
                 "warning",
             )
@@ -636,7 +639,7 @@ def _iterations(layout: Layout, outcome: VFEMOutcome, ledger: Ledger) -> Iterato
     if outcome.covariance is not None and outcome.covariance.how == "exact":
         yield Note(
             "plain_exchange",
-            "Cross-products by plain exchange: sites' columns were disclosed to other sites.",
+            "Cross-products by plain exchange: columns of sites were revealed to other sites.",
             "warning",
         )
 
@@ -651,12 +654,12 @@ def _moments(
     layout: Layout, outcome: VFEMOutcome, exchange: PatternExchange, ledger: Ledger
 ) -> Iterator[Note]:
     numbers = ", ".join(f"{count:,} of {site}" for site, count in exchange.numbers.items())
-    more = f" Numbers released, products of two sites counted at both: {numbers}."
+    more = f" Numbers released (a product of two sites counts at both): {numbers}."
     yield sums_note(", by missing pattern", exchange.smallest, more)
     if outcome.refitted:
         yield Note(
             "refitted",
-            "A part of a larger model, fitted from the sums of that one: nothing further was exchanged.",
+            "A part of a larger model, fitted from the sums of that model: no further exchange took place.",
         )
     yield from dealer_notes(exchange.dealers, "; see .dealers", layout.bystanders)
     if (
@@ -667,7 +670,7 @@ def _moments(
     ):
         yield Note(
             "third_party",
-            "Two sites take part: the coordinator sits at neither, since a third party has to deal.",
+            "Two sites take part. The coordinator is at neither of them, because a third party must deal.",
         )
     yield from merge_notes(exchange)
     yield from dither_notes(layout)

@@ -23,13 +23,13 @@ from fedstat.models.vfem.iteration.site_state import NORMAL
 from fedstat.models.vfem.iteration.state import IterationOptions, VFEMFit
 from fedstat.typing import Array, Floats
 
-NO_COVARIANCE = {"cov_params": "cov_type='none' was asked for"}
+NO_COVARIANCE = {"cov_params": "not available with cov_type='none'"}
 NO_RSQUARED = {"rsquared": "this family has pseudo_rsquared() instead"}
 
 
 @dataclass(frozen=True, slots=True)
 class VFEMOutcome:
-    """How a fit was made, and its numbers; whether from sums of a larger fit, and how they were corrected."""
+    """Options and estimates of a fit; whether it used sums of a larger fit, and its correction."""
 
     method: str
     cov_type: str
@@ -42,23 +42,23 @@ class VFEMOutcome:
 
 
 def as_between(outcome: VFEMOutcome) -> Between:
-    """Whether columns of two sites depend in the law that was fitted.
+    """Whether the fitted model lets columns of two sites be correlated.
 
-    Methods without missing blocks say "independent": nothing depends on it there.
+    Methods without missing blocks have "independent", because their estimates do not depend on it.
     """
     return "independent" if outcome.fit.law is None else outcome.fit.law.between
 
 
 @dataclass(frozen=True, slots=True)
 class SessionArtifacts:
-    """What a fit leaves behind in its session, and no file holds: values per entity, or moments."""
+    """Objects of a fit that its session keeps and no file holds: row-level values, or moments."""
 
     fitted: Mapping[str, Array] = field(default_factory=dict)
     exchange: PatternExchange | None = None
     moments_fit: MomentsFit | JointNormalFit | None = None
 
     def nobs(self, layout: Layout) -> int:
-        """Entities that weights of a fit stand for; zero where it has none."""
+        """Count the entities that the weights of a fit represent; zero without weights."""
         counted = layout.frequencies and layout.weights is not None and self.exchange is not None
         return round(self.exchange.moments.nobs) if counted and self.exchange is not None else 0
 
@@ -70,10 +70,10 @@ class SessionArtifacts:
 
 @dataclass(frozen=True, slots=True)
 class EntityCounts:
-    """Entities of the fit, `dropped` without a response, and `unused` with one that the method leaves out.
+    """Entities of the fit, `dropped` without a response, and `unused` ones that the method leaves out.
 
-    `partial` are those with some but not all of a site's columns; `patterns` has a digest of the
-    entities that count as seen by each site, to tell whether two fits saw the same records.
+    `partial` are those with some but not all of a site's columns; `patterns` has a digest of the entities
+    that count as observed at each site, to check whether two fits used the same records.
     """
 
     n: int
@@ -101,7 +101,7 @@ def count_entities(model: VerticalModel, layout: Layout, held: SessionArtifacts)
 
 
 def digest(positions: Array) -> str:
-    """Short digest of positions."""
+    """Return a short digest of positions."""
     return hashlib.sha256(np.ascontiguousarray(positions, dtype=np.int64).tobytes()).hexdigest()[:16]
 
 
@@ -134,12 +134,12 @@ def make_estimate(model: VerticalModel, layout: Layout, outcome: VFEMOutcome, no
 
 
 def log_weights(layout: Layout) -> float:
-    """Give what weights of variances add to the log-likelihood: half the sum of their logarithms."""
+    """Return the term that var_weights add to the log-likelihood: half the sum of their logarithms."""
     return 0.0 if layout.frequencies else 0.5 * float(np.log(layout.relative).sum())
 
 
 def explained_share(fit: VFEMFit, method: str) -> float:
-    """R-squared of an entity with every block; that of the response itself where no block is missing."""
+    """R-squared of an entity with every block; that of the response itself if no block is missing."""
     if fit.law is not None:
         return float(1.0 - fit.s2 / fit.law.cov[-1, -1])
     assert fit.response_moments is not None
@@ -156,9 +156,9 @@ def cov_name(outcome: VFEMOutcome) -> str:
 
 
 def reported_covariance(covariance: PsiCovariance, fit: VFEMFit) -> Floats:
-    """Covariance of (beta0, beta) from that of psi, of which (a, s2, beta_1, mu_1, ...) comes first."""
+    """Covariance of (beta0, beta) from that of psi, which begins with (a, s2, beta_1, mu_1, ...)."""
     jacobian = origin_jacobian(fit, tuple(fit.beta))
-    # Where t_1, ..., t_K or a concentration follow psi, no coefficient depends on them.
+    # If t_1, ..., t_K or a concentration follow psi, no coefficient depends on them.
     d = jacobian.shape[1]
     return delta_method(covariance.psi[:d, :d], jacobian)
 
@@ -176,9 +176,9 @@ def origin_jacobian(fit: VFEMFit, clients: tuple[str, ...]) -> Floats:
 
 
 def warn_of_merges(exchange: PatternExchange, n: int) -> None:
-    """Warn where many entities count otherwise than they are, because their patterns are small.
+    """Warn if many entities count as missing because their patterns are small.
 
-    And of single values that count as missing, however few.
+    Also warn of single values that count as missing, even if they are few.
     """
     plan = exchange.plan
     if exchange.columns and exchange.lost:
@@ -191,15 +191,15 @@ def warn_of_merges(exchange: PatternExchange, n: int) -> None:
     elif plan.changes > LARGEST_SHARE * n:
         warn(
             f"{plan.changes:,} of {n:,} entities ({100 * plan.changes / n:.1f} %) are in missing patterns "
-            "with too few to be released, and count as missing at sites that have them: standard "
-            "errors grow, and estimates are biased as far as being in such a pattern goes with the values "
-            "that are set aside",
+            "with too few entities to be released, and count as missing at sites that have them. Standard "
+            "errors increase, and estimates are biased if membership in such a pattern depends on the "
+            "values that count as missing",
             DataWarning,
         )
 
 
 def warn_unless_converged(fit: VFEMFit) -> None:
-    """Warn of a fit that stopped before its tolerances, at the line that asked for it."""
+    """Warn of a fit that stopped before its tolerances, at the caller's line."""
     if not fit.converged:
         warn(
             f"VFEM did not converge: {fit.reason} ({len(fit.trace)} iterations, relative score "

@@ -36,22 +36,25 @@ from fedstat.models.vfem.iteration.state import FAMILY, NormalModel, VFEMFit, vf
 from fedstat.typing import Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# Prediction where columns depend between sites: coefficients for every set of columns that is seen.
+# Prediction if columns are correlated between sites: coefficients for every set of observed columns.
 #
-# Of the columns M that an entity lacks, the mean given those that it has, S, is linear in them, with slopes
-# C = Sigma_MS Sigma_SS^-1. The mean of the response is a + b'(x_S - mu_S), b = beta_S + C'beta_M, its
-# variance v = s2 + beta_M'Q_MM^-1 beta_M with Q the concentration of the columns; b moves by E'dbeta with
-# beta, E = (I; C), and by -E'dQ h with Q, h = Q_MM^-1 beta_M; v moves by 2 h'dbeta - h'dQ h. Where the
+# Let M be the columns that an entity lacks and S those that it has. The mean of M given S is linear, with
+# slopes C = Sigma_MS Sigma_SS^-1. The mean of the response is a + b'(x_S - mu_S) with b = beta_S + C'beta_M.
+# Its variance is v = s2 + beta_M'Q_MM^-1 beta_M, where Q is the concentration of the columns. The derivatives
+# are: b changes by E'dbeta with beta, E = (I; C), and by -E'dQ h with Q, h = Q_MM^-1 beta_M; v changes by 2
+# h'dbeta - h'dQ h. If the response is not normal, this holds for its linear predictor, and s2 is not part of
+# v.
 # response is not normal all this is said of its linear predictor, and s2 is no part of v.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ObservedModel:
-    """Law of the response given the columns that are seen.
+    """Distribution of the response given the observed columns.
 
-    `slopes` (P,) are zero at columns that are not; `variance` is that of the response. `factor` (1 + P, r) is
-    a root of the covariance of mean and slopes, for columns less their means; zero where not seen, too. A
-    last row, (2 + P, r), is that of the variance, where the response is not normal.
+    `slopes` (P,) are zero at columns that are not observed; `variance` is that of the response. `factor` (1 +
+    P, r) is a root of the covariance of mean and slopes, for columns minus their means; it is also zero at
+    columns that are not observed. If the response is not normal, a last row, (2 + P, r), is that of the
+    variance.
     """
 
     slopes: Floats
@@ -62,7 +65,7 @@ class ObservedModel:
 def observed_model(
     law: NormalModel, s2: float, seen: Bools, psi: Floats | None, *, of_variance: bool = False
 ) -> ObservedModel:
-    """Take the law of the response given the columns in `seen` (P,); `psi` has the covariance of all."""
+    """Compute the distribution given the columns in `seen` (P,); `psi` has the covariance of all."""
     P = len(seen)
     Q = np.linalg.inv(law.cov[:-1, :-1])
     beta = Q @ law.cov[:-1, -1]
@@ -84,7 +87,7 @@ def observed_model(
         J[-1, 2 : 2 + P], J[-1, 2 + 2 * P :] = 2.0 * h, -np.where(i == j, 1.0, 2.0) * h[i] * h[j]
     values, vectors = np.linalg.eigh(J @ psi @ J.T)
     factor = np.asarray(vectors * np.sqrt(values.clip(min=0.0)))
-    factor[1 : 1 + P][lacks] = 0.0  # and not nearly: nothing is asked of a column that is missing
+    factor[1 : 1 + P][lacks] = 0.0  # exactly, because a site is never queried for a missing column
     return ObservedModel(slopes, variance, factor)
 
 
@@ -92,7 +95,7 @@ def observed_model(
 class PatternPrediction:
     """Mean and variance of the response by entity (n,), and their derivatives times a factor (n, r).
 
-    Those of the variance are zero where the response is normal.
+    The derivatives of the variance are zero if the response is normal.
     """
 
     mean: Floats
@@ -103,7 +106,7 @@ class PatternPrediction:
 def predict_by_pattern(
     fit: VFEMFit, clients: tuple[str, ...], psi: Floats | None, opened: OpenedBlocks
 ) -> FitProtocol[PatternPrediction]:
-    """Ask every site for one linear predictor of each entity, by the columns that the entity has."""
+    """Request from every site one linear predictor of each entity, from the columns that the entity has."""
     law = fit.law
     assert law is not None
     places = prediction_block_slices(fit, clients)
@@ -148,13 +151,13 @@ def predict_by_pattern(
 
 
 def prediction_block_slices(fit: VFEMFit, clients: tuple[str, ...]) -> Mapping[str, slice]:
-    """Where each site's columns stand in the law."""
+    """Return the positions of each site's columns in the joint normal model."""
     ends = np.cumsum([len(fit.beta[k]) for k in clients]).tolist()
     return {k: slice(end - len(fit.beta[k]), end) for k, end in zip(clients, ends, strict=True)}
 
 
 def observed_columns(opened: OpenedBlocks, clients: tuple[str, ...], places: Mapping[str, slice]) -> Bools:
-    """Which columns each entity has, (n, P)."""
+    """Return which columns each entity has, (n, P)."""
     sizes = [places[k].stop - places[k].start for k in clients]
     seen = ~np.repeat(opened.missing, sizes, axis=1)
     for client, has in opened.has.items():
@@ -163,14 +166,14 @@ def observed_columns(opened: OpenedBlocks, clients: tuple[str, ...], places: Map
 
 
 def column_order(psi: Floats, fit: VFEMFit, clients: tuple[str, ...]) -> Floats:
-    """Bring the covariance of (a, s2, beta_1, mu_1, beta_2, ..., Q) to (a, s2, beta, mu, Q)."""
+    """Reorder the covariance of (a, s2, beta_1, mu_1, beta_2, ..., Q) to (a, s2, beta, mu, Q)."""
     places = ParameterLayout(tuple(len(fit.beta[k]) for k in clients))
     every = np.arange(len(psi))
     if len(psi) == places.total:
         raise NotAvailableError(
             "get_prediction: standard errors for entities that lack columns need the covariance of all "
-            "covariances, which a fit of so many columns, or with correction='skewness', does not hold; "
-            "predict() does without"
+            "covariances, which a fit with this many columns, or with correction='skewness', does not "
+            "store; predict() does not need it"
         )
     beta = [every[places.beta(k)] for k in range(len(clients))]
     mu = [every[places.mu(k)] for k in range(len(clients))]
@@ -179,15 +182,15 @@ def column_order(psi: Floats, fit: VFEMFit, clients: tuple[str, ...]) -> Floats:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Linear predictors of new entities, whatever the distribution of the response: who is asked what.
+# Linear predictors of new entities, for any distribution of the response: the requests and their order.
 
 
 @dataclass(frozen=True, slots=True)
 class VFEMPredictor(VerticalPredictor):
-    """What prediction needs of a fit.
+    """The parts of a fit that prediction needs.
 
-    `psi` is the covariance of (a, s2, beta_1, mu_1, ...), (2 + 2p, 2 + 2p); where the response is not normal
-    t_1, ..., t_K follow. `specs` say how each site's columns are coded.
+    `psi` is the covariance of (a, s2, beta_1, mu_1, ...), (2 + 2p, 2 + 2p); if the response is not normal,
+    t_1, ..., t_K follow. `specs` state how each site's columns are coded.
     """
 
     steps: ClassVar[str] = FAMILY
@@ -199,23 +202,23 @@ class VFEMPredictor(VerticalPredictor):
 
     @property
     def blocks(self) -> FittedBlocks:
-        """Coefficients by site, blocks centered at their means."""
+        """Return coefficients by site, for blocks centered at their means."""
         beta, mu = self.fit.beta, self.fit.mu
         means = {k: float(mu[k] @ beta[k]) for k in self.clients}
         return FittedBlocks(self.clients, self.specs, beta, self.fit.a, means)
 
     @property
     def distribution(self) -> DistributionSpec:
-        """Of the response, with its link."""
+        """Return the distribution of the response, with its link."""
         return self.fit.distribution
 
     @property
     def response_at(self) -> tuple[str, str]:
-        """The response as it is written, and the site that holds it."""
+        """Return the text of the response, and the site that holds it."""
         return self.response.text, self.response.client
 
     def asked(self, partition: ClientPartition) -> tuple[str, ...]:
-        """Sites of the fit that the partition has; a ModelError where it has none."""
+        """Return the sites of the fit that the partition has; a ModelError if it has none."""
         present = present_clients(self.clients, partition)
         if not present:
             raise ModelError(
@@ -225,13 +228,13 @@ class VFEMPredictor(VerticalPredictor):
         return present
 
     def predicted_means(self, partition: ClientPartition) -> Callable[[], FitProtocol[tuple[Floats, str]]]:
-        """Return the protocol of predicted means (n,), and of the session that found them."""
+        """Return the protocol of predicted means (n,), and the session that computed them."""
         asking = _prediction_protocol(self, partition, mean_only=True)
         return partial(_means, asking, self.distribution)
 
     @property
     def places(self) -> ParameterLayout:
-        """Where each site's beta and mu stand in psi."""
+        """Return the positions of each site's beta and mu in psi."""
         return ParameterLayout(tuple(len(self.fit.beta[k]) for k in self.clients))
 
 
@@ -239,7 +242,7 @@ class VFEMPredictor(VerticalPredictor):
 class PredictorGradients:
     """Derivatives of mean and variance of each linear predictor times a factor of the covariance, (n, r).
 
-    Those of the variance are zero where the covariance does not have t_1, ..., t_K.
+    The derivatives of the variance are zero if the covariance does not contain t_1, ..., t_K.
     """
 
     mean: Floats
@@ -248,10 +251,10 @@ class PredictorGradients:
 
 @dataclass(frozen=True, slots=True)
 class LinearPredictors:
-    """Linear predictors given what an entity has, by entity (n,), and the ledger of what passed for them.
+    """Linear predictors given what an entity has, by entity (n,), and the ledger of their releases.
 
-    The variance is that of what is missing, zero for an entity with every block; `blocks` counts the
-    sites of the fit that have the entity.
+    The variance is that of the missing blocks, zero for an entity with every block; `blocks` counts the sites
+    of the fit that have the entity.
     """
 
     mean: pd.Series
@@ -264,9 +267,9 @@ class LinearPredictors:
 def predict_linear(
     predictor: VFEMPredictor, partition: ClientPartition, *, mean_only: bool
 ) -> LinearPredictors:
-    """Ask the sites for the linear predictors of every entity of a partition.
+    """Request from the sites the linear predictors of every entity of a partition.
 
-    Raises ModelError where the partition is horizontal, or shares no site with the fit.
+    Raises ModelError if the partition is horizontal, or shares no site with the fit.
     """
     asking = _prediction_protocol(predictor, partition, mean_only=mean_only or predictor.psi is None)
     call = "predict()" if mean_only else "get_prediction()"
@@ -300,7 +303,7 @@ def _prediction_protocol(
 
 @dataclass(frozen=True, slots=True)
 class PredictedDistribution:
-    """Mean and variance of the linear predictor given what is seen, (n,), and their derivatives."""
+    """Mean and variance of the linear predictor given observed blocks, (n,), and their derivatives."""
 
     mean: Floats
     variance: Floats
@@ -329,7 +332,7 @@ def _by_pattern(
 
 
 def _derivatives(predictor: VFEMPredictor, found: PredictedBlocks) -> FitProtocol[PredictorGradients]:
-    """Project the derivatives of every linear predictor by the parameters on the covariance of these."""
+    """Project the derivatives of every linear predictor by the parameters on the parameters' covariance."""
     fit, places, number = predictor.fit, predictor.places, predictor.clients.index
     assert predictor.psi is not None
     factor = covariance_factor(predictor.psi)
@@ -339,7 +342,7 @@ def _derivatives(predictor: VFEMPredictor, found: PredictedBlocks) -> FitProtoco
         )
         for k in found.opened.rows
     ]
-    # a + sum (x - mu)'beta over the seen blocks moves by 1 with a, by x - mu with beta, by -beta with mu.
+    # a + sum (x - mu)'beta over the observed blocks changes by 1 with a, x - mu with beta, -beta with mu.
     by_mean = np.tile(factor[0], (len(found.linear), 1))
     for (k, rows), reply in zip(found.opened.rows.items(), replies, strict=True):
         by_mean[rows] += reply.arrays["projection"] - fit.beta[k] @ factor[places.mu(number(k))]
@@ -351,7 +354,7 @@ def _derivatives(predictor: VFEMPredictor, found: PredictedBlocks) -> FitProtoco
 def prediction_rsquared(predictor: VFEMPredictor, partition: ClientPartition) -> float:
     """R-squared of the predictions for the entities of a partition that every site has.
 
-    Raises ModelError where it lacks a site or the response, or fewer than two entities are complete.
+    Raises ModelError if the partition lacks a site or the response, or has fewer than two complete entities.
     """
     holder = predictor.response.client
     lacking = [k for k in (*predictor.clients, holder) if k not in partition.sites]
@@ -361,7 +364,7 @@ def prediction_rsquared(predictor: VFEMPredictor, partition: ClientPartition) ->
     question = {"response": response.text, "columns": response.columns}
 
     def asking() -> FitProtocol[Floats]:
-        # Of entities with every block; nothing that they lack has to be predicted.
+        # Only entities with every block; no missing block has to be predicted.
         found = yield from predict_blocks(predictor.blocks, predictor.clients, partition, FAMILY)
         session = found.opened.session
         use = ~found.missing[rows].any(axis=1)

@@ -22,16 +22,16 @@ from fedstat.typing import Floats
 
 
 class MeanPredictions:
-    """Predicted means with standard errors, whatever the distribution of the response.
+    """Predicted means with standard errors, for any distribution of the response.
 
     Attributes
     ----------
     predicted_mean : Series, (n,)
-        E[y | the blocks that the entity has]: the mean over what it lacks, not the mean at the mean.
+        E[y | the blocks that the entity has]: the mean over missing blocks, not the mean at their average.
     blocks : Series of int, (n,)
         Sites of the fit that have the entity.
     ledger : Ledger
-        What passed for this prediction.
+        Releases of this prediction.
 
     Examples
     --------
@@ -83,7 +83,7 @@ class PredictionResults(MeanPredictions):
     predicted_mean, blocks, ledger
         See :class:`MeanPredictions`.
     var_resid : Series, (n,)
-        v_g: residual variance, with that of the blocks that the entity lacks.
+        v_g: residual variance, plus that of the blocks that the entity lacks.
 
     Examples
     --------
@@ -102,7 +102,7 @@ class PredictionResults(MeanPredictions):
         self.var_resid = s2 + linear.variance
 
     def conf_int(self, obs: bool = False, alpha: float = 0.05) -> pd.DataFrame:
-        """Interval of the mean, or with `obs` of a new response; columns 0 and 1."""
+        """Return intervals of the mean, or with `obs` of a new response; columns 0 and 1."""
         spread = np.sqrt(self.se_mean**2 + self.var_resid) if obs else self.se_mean
         half = normal_quantile(alpha) * spread
         return pd.DataFrame({0: self.predicted_mean - half, 1: self.predicted_mean + half})
@@ -121,8 +121,8 @@ class GLMPredictionResults(MeanPredictions):
     predicted_mean, blocks, ledger
         See :class:`MeanPredictions`.
     linear : DataFrame, (n, 2)
-        ``mean`` and ``variance`` of the linear predictor given those blocks; the variance is that of what
-        is missing, zero for an entity with every block.
+        ``mean`` and ``variance`` of the linear predictor given these blocks; the variance is that of the
+        missing blocks, zero for an entity with every block.
 
     Examples
     --------
@@ -151,12 +151,12 @@ class GLMPredictionResults(MeanPredictions):
         return super().se_mean.rename("se_mean")
 
     def conf_int(self, alpha: float = 0.05) -> pd.DataFrame:
-        """Interval of the mean, symmetric on the scale of the link; columns 0 and 1.
+        """Return intervals of the mean, symmetric on the scale of the link; columns 0 and 1.
 
-        For an entity with every block it is that of statsmodels.
+        For an entity with every block, the interval is that of statsmodels.
         """
         mean = self.predicted_mean.to_numpy()
-        # On the scale of the link no limit leaves the range of the mean.
+        # On the scale of the link, no limit leaves the range of the mean.
         centre = self._link(mean)
         half = normal_quantile(alpha) * self.se_mean.to_numpy() * self._link.deriv(mean)
         limits = {0: self._link.inverse(centre - half), 1: self._link.inverse(centre + half)}

@@ -28,7 +28,7 @@ PATTERN_CODE = presence("missing pattern of each entity", dtype="int64")
     releases={"linear_predictor": PREDICTOR},
 )
 def predict_by_pattern(data: SiteData, state: State, slopes: Floats, code: Ints) -> dict[str, Array]:
-    """Linear predictor of the opened rows, (n,), with the slopes (G, p) of the pattern of each."""
+    """Linear predictor of the opened rows, (n,), with the slopes (G, p) of each row's pattern."""
     X = np.ascontiguousarray(block_of(state).X)
     _check_code(data, code, len(X), len(slopes), slopes.shape[1], X.shape[1])
     X = _where_known(data, X, slopes[code] != 0.0)
@@ -55,7 +55,7 @@ def predict_by_pattern(data: SiteData, state: State, slopes: Floats, code: Ints)
 def project_by_pattern(
     data: SiteData, state: State, mu: Floats, factors: Floats, code: Ints
 ) -> dict[str, Array]:
-    """Project the centered rows on the factor (p, r) of the pattern of each, of (G, p, r)."""
+    """Project the centered rows on the factor (p, r) of each row's pattern, of (G, p, r)."""
     X = block_of(state).X
     _check_code(data, code, len(X), len(factors), factors.shape[1], X.shape[1])
     check_lengths(data.name, mu=(mu, X.shape[1]))
@@ -67,7 +67,7 @@ def project_by_pattern(
 
 
 def _where_known(data: SiteData, X: Floats, asked: Bools) -> Floats:
-    """Put zero where rows lack a column; nothing may be asked of it there."""
+    """Set columns that rows lack to zero; a request must not use them."""
     missing = np.isnan(X)
     if (missing & asked).any():
         raise MessageError(f"{data.name}: a pattern has columns that its entities lack")
@@ -77,7 +77,7 @@ def _where_known(data: SiteData, X: Floats, asked: Bools) -> Floats:
 def _check_code(data: SiteData, code: Ints, n: int, patterns: int, given: int, columns: int) -> None:
     check_lengths(data.name, code=(code, n))
     if len(code) and not 0 <= code.min() <= code.max() < patterns:
-        raise MessageError(f"{data.name}: array 'code' names a pattern that is not there")
+        raise MessageError(f"{data.name}: array 'code' names a pattern that does not exist")
     if given != columns:
         raise MessageError(f"{data.name}: {given} slopes for {columns} columns")
 
@@ -99,7 +99,8 @@ def prediction_errors(data: SiteData, state: State, use: Bools, predicted: Float
     """Compare predictions with the response of the rows in `use`.
 
     Released: ``sums`` of rows compared, squared errors, squared deviations of the response from its mean.
-    Of predictions, see :func:`averaged`.
+
+    Predictions are averaged as described in :func:`averaged`.
     """
     response = response_of(state)
     check_lengths(data.name, use=(use, len(response)), predicted=(predicted, int(np.count_nonzero(use))))

@@ -30,11 +30,11 @@ from fedstat.typing import Array, Floats
 
 @dataclass(frozen=True, slots=True)
 class IterativeResult:
-    """What the iterative exchange hands over.
+    """Values that the iterative exchange returns.
 
-    `fitted` are fitted values and residuals (n,), where the coordinator sits at the response holder, nan of
-    entities that were left out. Where columns depend between sites `exchange` has the moments, and
-    `linear` the normal law of columns and response.
+    `fitted` are fitted values and residuals (n,) if the coordinator is at the response holder, nan for
+    entities that were left out. If columns are correlated between sites, `exchange` has the moments, and
+    `linear` the joint normal model of columns and response.
     """
 
     fit: VFEMFit
@@ -50,7 +50,7 @@ def fit_normal(
     """Fit a normal response by iteration."""
     cov_type, cross = options.cov_type, options.cross
     check_dealers(iteration.layout, cross)
-    # Before the fit is under masks: the fit of the first point has masks of its own.
+    # Before the masks of the fit are set up, because the fit of the first point has its own masks.
     iteration.first = yield from first_point
     fit = yield from iteration.maximise()
     fitted = yield from request_fitted(iteration, "fitted", cross.at)
@@ -74,7 +74,7 @@ def fit_glm(iteration: QuasiNewtonIteration, options: CovarianceOptions) -> FitP
 
 
 def maximise(iteration: QuasiNewtonIteration) -> FitProtocol[VFEMFit]:
-    """Maximize the likelihood, and ask how far counts vary beyond their distribution."""
+    """Maximize the likelihood, and request how far counts vary beyond their distribution."""
     fit = yield from iteration.maximise()
     if iteration.distribution.entry.single is not COUNTS:
         return fit
@@ -90,7 +90,7 @@ def fit_joint(
     conversation: SecureProductSession,
     make: Callable[[Layout, PatternExchange], JointIteration],
 ) -> FitProtocol[IterativeResult]:
-    """Fit a response that is not normal, with columns that depend between sites."""
+    """Fit a response that is not normal, with columns that are correlated between sites."""
     exchange = yield from exchange_patterns(layout, small, conversation)
     code = exchange.plan.target[layout.code]
     iteration = make(layout.narrowed(code >= 0, exchange.released), exchange)
@@ -104,7 +104,7 @@ def fit_joint(
 
 
 def request_fitted(iteration: IterationState, step: str, at: str | None) -> FitProtocol[Mapping[str, Array]]:
-    """Ask for fitted values where the coordinator sits at the response holder; nothing elsewhere."""
+    """Request fitted values if the coordinator is at the response holder; otherwise nothing."""
     active = iteration.layout.active
     if at != active:
         return {}

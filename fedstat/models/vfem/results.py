@@ -38,11 +38,11 @@ class VFEMResults(
 ):
     """Results of :meth:`fedstat.VFEMRegression.fit`, with statsmodels' names and meanings.
 
-    ``llf`` is the log-likelihood of what is observed, less the largest value that the likelihood of
-    the sites' own blocks can take: with nothing missing it is that of ordinary least squares, and
-    differences between nested fits are likelihood ratios. ``rsquared`` is the share of variance
-    explained for a fully observed entity, 1 - s2 / Var(y), with Var(y) = s2 + sum t_k under the model (the
-    variance of the response itself for the methods without missing blocks).
+    ``llf`` is the log-likelihood of the observed values, minus the largest value that the likelihood of the
+    sites' own blocks can take. If nothing is missing, it is that of ordinary least squares. Differences
+    between nested fits are likelihood ratios. ``rsquared`` is the share of variance explained for a fully
+    observed entity, 1 - s2 / Var(y), with Var(y) = s2 + sum t_k under the model (the variance of the response
+    itself for the methods without missing blocks).
 
     Attributes are those of :class:`~fedstat.models.vfem.base_results.VFEMBaseResults`.
 
@@ -70,24 +70,24 @@ class VFEMResults(
 
     @property
     def init(self) -> str:
-        """Where the iteration began."""
+        """The values at which the iteration began."""
         return self._record.outcome.init
 
     @property
     def between(self) -> Between:
-        """Whether columns of two sites were free to depend, or independent."""
+        """Whether columns of two sites could be correlated ("free") or not ("independent")."""
         return as_between(self._record.outcome)
 
     @property
     def correction(self) -> Correction | None:
-        """What was corrected of maximum likelihood: "small-sample", "skewness" or None."""
+        """The correction of maximum likelihood: "small-sample", "skewness" or None."""
         return self._record.outcome.correction
 
-    # -- from the moments that the fit exchanged, at no further message ---------------------------
+    # -- from the moments that the fit exchanged, without a message ------------------------------
 
     @property
     def exchange(self) -> PatternExchange | None:
-        """The exchange of moments, of a fit in this session."""
+        """The exchange of moments, for a fit in this session."""
         return self._held.exchange
 
     @property
@@ -97,25 +97,25 @@ class VFEMResults(
 
     @property
     def dealers(self) -> pd.DataFrame:
-        """Who dealt the random numbers for the product of each pair of sites."""
+        """The dealer of the random numbers for the product of each pair of sites."""
         self._moments()
         assert self.exchange is not None
         rows = [(*pair, dealer or "coordinator") for pair, dealer in self.exchange.dealers.items()]
         return pd.DataFrame(rows, columns=["first", "second", "dealer"])
 
     def sensitivity(self) -> pd.DataFrame:
-        """Extremes of the coefficients where two sites share fewer entities than they have columns.
+        """Range of the coefficients if two sites share fewer entities than they have columns.
 
-        Such a pair counts as independent given all other columns. Nothing in the data says so: where none is
-        shared every partial covariance of the two has the same likelihood. The extremes are those of a
-        partial correlation of one (with several columns, along the direction in which the coefficient moves
-        fastest).
+        Such a pair counts as independent given all other columns. The data cannot confirm this: if the two
+        share no entity, every partial covariance of the two has the same likelihood. The limits of the range
+        are those of a partial correlation of one (with several columns, along the direction in which the
+        coefficient changes fastest).
 
         Returns
         -------
         DataFrame
             A row for each such pair and coefficient: ``n`` entities that both have, the estimate, its
-            smallest and largest value, ``low`` and ``high``; empty where every pair shares enough.
+            smallest and largest value, ``low`` and ``high``; empty if every pair shares enough.
         """
         fit = self._moments()
         return (
@@ -125,9 +125,9 @@ class VFEMResults(
     def leave_one_out(self) -> pd.DataFrame:
         """Fit the model without each column in turn: likelihood ratio, p-value, R-squared.
 
-        With ``between="free"`` the column stays in the law of the columns, where it tells of those that are
-        missing, and only its coefficient goes; the row of one without whose coefficient the likelihood has
-        no maximum is nan.
+        With ``between="free"``, the column stays in the joint normal model of the columns, where it predicts
+        missing columns; only its coefficient is removed. A row is nan if the likelihood has no maximum
+        without that coefficient.
 
         Raises
         ------
@@ -141,34 +141,34 @@ class VFEMResults(
         if self._moments_fit is None:
             raise NotAvailableError(
                 "this needs the moments of a fit in this session with exchange='moments'; the iterative "
-                "exchange and files of results do not hold them"
+                "exchange and saved results do not have them"
             )
         return self._moments_fit
 
     @property
     def rsquared_adj(self) -> float:
-        """R-squared with the degrees of freedom taken off."""
+        """R-squared adjusted for the degrees of freedom."""
         return 1.0 - (1.0 - self.rsquared) * (self.nobs - 1) / self.df_resid
 
     @property
     def resid(self) -> pd.Series:
-        """Response less :attr:`fittedvalues`."""
+        """Response minus :attr:`fittedvalues`."""
         return self._per_entity("residuals")
 
     def refit(self, formula: str, *, cov_type: CovType | None = None) -> VFEMResults:
-        """Fit a smaller model from the moments that this fit exchanged; nothing further is asked for.
+        """Fit a smaller model from the moments that this fit exchanged; no message is sent.
 
-        An entity counts as having a site's block as it did in this fit, so that the two
-        likelihoods compare. Where entities have only some of a site's columns, or small patterns
-        were merged, a fresh fit of the formula may see more of them.
+        An entity counts as having a site's block as it did in this fit, so that the two likelihoods can be
+        compared. If entities have only some of a site's columns, or if small patterns were merged, a new fit
+        of the formula may use more of them.
 
         Parameters
         ----------
         formula : str
-            With the same response and some of the terms; ``.`` stands for the columns of this fit, so that
-            ``"y ~ . - x"`` leaves out one. A factor stays whole or goes whole.
+            Formula with the same response and some of the terms. ``.`` represents the columns of this fit, so
+            that ``"y ~ . - x"`` leaves out one. All levels of a factor stay or all are left out.
         cov_type : {"observed", "expected", "sem", "none"}, optional
-            By default that of this fit.
+            The default is that of this fit.
 
         Returns
         -------
@@ -178,10 +178,10 @@ class VFEMResults(
         Raises
         ------
         ModelError
-            Another response, a term that is not in this fit, or an interaction whose coding depends on
-            a term that is left out.
+            Another response, a term that is not in this fit, or an interaction whose coding depends on a term
+            that is left out.
         NotAvailableError
-            This fit has no moments: it was iterative, or read from a file.
+            This fit has no moments: it was iterative, or was read from a file.
         """
         self._moments()
         model, exchange = self._need_model("refit"), self.exchange
@@ -191,18 +191,19 @@ class VFEMResults(
         return VFEMResults._of(smaller, layout, outcome, held, self.ledger)
 
     def compare_lr_test(self, restricted: CoefficientResults) -> LRTest:
-        """Likelihood ratio test against a fit with fewer columns on the same records.
+        """Test against a fit with fewer columns on the same records by the likelihood ratio.
 
-        With ``between="free"`` the columns that were left out stay in the law of the columns, where they tell
-        of those that are missing, so that the statistic is not twice the difference of both ``llf``.
+        With ``between="free"``, the columns that were left out stay in the joint normal model of the columns,
+        where they predict missing columns. The statistic is therefore not twice the difference of both
+        ``llf``.
 
         Raises
         ------
         ModelError
-            The two are not nested, differ in family, method or ``between``, or a site counts as
-            having other entities in the two; after ``exchange="moments"``, ``refit`` keeps these.
+            The two are not nested, differ in family, method or ``between``, or a site counts as having other
+            entities in the two; after ``exchange="moments"``, ``refit`` keeps these entities.
         NotAvailableError
-            With ``between="free"``: the fit was read from a file. After ``correction="skewness"``.
+            With ``between="free"``: the fit was read from a file. Or the fit has ``correction="skewness"``.
         """
         refuse_ratio("compare_lr_test", self.correction)
         fit = self._moments_fit
@@ -210,13 +211,13 @@ class VFEMResults(
             return super().compare_lr_test(restricted)
         if not isinstance(fit, JointNormalFit):
             raise NotAvailableError(
-                "compare_lr_test: a law of all columns needs the moments of a fit in this session; use "
-                "wald_test on the larger fit"
+                "compare_lr_test: with between='free', the test needs the moments of a fit in this "
+                "session; use wald_test on the larger fit"
             )
         if restricted.between != self.between:
             raise ModelError(
                 f"compare_lr_test: one fit has between={self.between!r}, the other {restricted.between!r}; "
-                "independence_lr_test() compares the two laws"
+                "independence_lr_test() compares the two models"
             )
         self._check_same_records(restricted)
         df_diff = check_nested(self.estimate, restricted.estimate)
@@ -240,9 +241,9 @@ class VFEMResults(
         Returns
         -------
         float
-            One minus the ratio of the squared errors to the squared deviations from the mean; to about a
-            hundredth where the response's holder answers one evaluation, and averages predictions over a few
-            entities first.
+            One minus the ratio of the squared errors to the squared deviations from the mean. It is accurate
+            to about .01 if the response holder allows a single evaluation and first averages predictions over
+            a few entities.
 
         Examples
         --------
@@ -272,9 +273,9 @@ class VFEMGLMResults(
 ):
     """Results of :meth:`fedstat.VFEMGLM.fit`, with statsmodels' names and meanings.
 
-    ``llf`` is the log-likelihood of what is observed, less the largest value that the likelihood of
-    the sites' own blocks can take: with nothing missing it is that of the generalized linear model,
-    and differences between nested fits are likelihood ratios.
+    ``llf`` is the log-likelihood of the observed values, minus the largest value that the likelihood of the
+    sites' own blocks can take. If nothing is missing, it is that of the generalized linear model. Differences
+    between nested fits are likelihood ratios.
 
     Attributes
     ----------
@@ -305,7 +306,7 @@ class VFEMGLMResults(
 
     @property
     def between(self) -> Between:
-        """Whether columns of two sites were free to depend, or independent."""
+        """Whether columns of two sites could be correlated ("free") or not ("independent")."""
         return as_between(self._record.outcome)
 
     @property
@@ -322,7 +323,7 @@ class VFEMGLMResults(
     def pseudo_rsquared(self, kind: Literal["cs", "mcf"] = "cs") -> float:
         """Pseudo R-squared of Cox and Snell ("cs") or McFadden ("mcf"), of the observed-data likelihood.
 
-        With blocks missing it says how much of the response is explained by what is observed, not by all
+        If blocks are missing, it is the share of the response explained by the observed columns, not by all
         columns.
         """
         check_choice("kind", kind, ("cs", "mcf"))
@@ -332,19 +333,19 @@ class VFEMGLMResults(
 
     @property
     def resid_response(self) -> pd.Series:
-        """Response less :attr:`fittedvalues`."""
+        """Response minus :attr:`fittedvalues`."""
         return self._per_entity("residuals")
 
-    # -- tests of what is assumed ------------------------------------------------------------------
+    # -- tests of the assumptions ------------------------------------------------------------------
 
     @cached_property
     def linear(self) -> VFEMResults:
         """Linear regression of the response on the same columns, from sums by missing pattern.
 
-        :meth:`mcar_test`, :meth:`independence_tests` and :meth:`independence_lr_test` rest on these, and need
-        no normal response where patterns are not small. A fit with ``between="independent"`` has no such
-        sums: the first use asks for them as an analysis of its own, with the consents and refusals of any
-        other, and a ledger.
+        :meth:`mcar_test`, :meth:`independence_tests` and :meth:`independence_lr_test` use these sums. They do
+        not require a normal response unless patterns are small. A fit with ``between="independent"`` has no
+        such sums: the first use requests them as an analysis of its own, with its own consent, refusals and
+        ledger.
 
         Raises
         ------
@@ -356,25 +357,25 @@ class VFEMGLMResults(
         return found
 
     def _moments(self) -> MomentsFit | JointNormalFit:
-        # With between="free" the fit had these sums itself.
+        # With between="free", the fit already has these sums.
         return self._held.moments_fit or self.linear._moments()
 
     def compare_lr_test(self, restricted: CoefficientResults) -> LRTest:
-        """Likelihood ratio test against a fit with fewer columns on the same records.
+        """Test against a fit with fewer columns on the same records by the likelihood ratio.
 
         Raises
         ------
         ModelError
-            The two are not nested, differ in family or method, or a site counts as having other
-            entities in the two.
+            The two are not nested, differ in family or method, or a site counts as having other entities in
+            the two.
         NotAvailableError
-            With ``between="free"`` and missing blocks: the columns that are left out tell of those that are
-            missing, and the smaller fit has another law of the columns. Use :meth:`wald_test`.
+            With ``between="free"`` and missing blocks: columns that are left out predict missing columns, and
+            the smaller fit has another model of the columns. Use :meth:`wald_test`.
         """
         if self.between == "free" and any(self.counts.n > n for n in self.nobs_by_client):
             raise NotAvailableError(
-                "compare_lr_test: with between='free' columns that are left out tell of those that are "
-                "missing, so that both likelihoods are not of the same records; use wald_test on the larger "
+                "compare_lr_test: with between='free', columns that are left out predict missing columns, "
+                "so the two likelihoods are not of the same records; use wald_test on the larger "
                 "fit"
             )
         return super().compare_lr_test(restricted)

@@ -1,4 +1,4 @@
-"""Steps that VFEM shares with other families, and their place in its exchanges."""
+"""Steps that VFEM shares with other families, and their order in its exchanges."""
 
 from __future__ import annotations
 

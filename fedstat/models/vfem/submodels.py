@@ -30,19 +30,19 @@ from fedstat.models.vfem.outcome import SessionArtifacts, VFEMOutcome, as_betwee
 from fedstat.typing import Floats
 
 # ----------------------------------------------------------------------------------------------------
-# A smaller model from the moments of a larger one, at no further message.
+# A smaller model from the moments of a larger one, without a message.
 
 
 def refit(
     model: VerticalModel, outcome: VFEMOutcome, exchange: PatternExchange, text: str, cov_type: CovType | None
 ) -> tuple[VerticalModel, Layout, VFEMOutcome, SessionArtifacts]:
-    """Fit the smaller model of the formula `text` from model, outcome and moments of a larger fit."""
+    """Fit the formula `text` from the model, outcome and moments of a larger fit."""
     formula = keep_terms(model.design, read_formula(text, model.formula, model.partition.columns))
     smaller = copy.copy(model)
     smaller.formula = formula
     blocks = tuple(keep_columns(b, formula) for b in model.design.blocks if b.client in clients_of(formula))
     smaller.design = replace(model.design, formula=formula, blocks=blocks)
-    # Who has an entity, and which entities take part, stays as it was in the larger fit.
+    # The entities that take part, and the sites that have them, stay as in the larger fit.
     layout = make_layout(model.design, outcome.method, partly=outcome.method == "vfem")
     kept = [block for block in blocks if block.client in layout.clients]
     names = tuple(name for block in kept for name in block.names)
@@ -72,7 +72,7 @@ def refit(
 
 
 def read_formula(text: str, larger: Formula, columns: Mapping[str, Sequence[str]]) -> Formula:
-    """Read the formula of a smaller model; ``.`` stands for the columns that the larger one reads."""
+    """Parse the formula of a smaller model; ``.`` represents the columns of the larger one."""
     read = {*larger.response_columns, *[name for terms in larger.clients for name in terms.columns]}
     of_fit = {k: [name for name in names if name in read] for k, names in columns.items()}
     try:
@@ -82,12 +82,12 @@ def read_formula(text: str, larger: Formula, columns: Mapping[str, Sequence[str]
 
 
 def clients_of(formula: Formula) -> list[str]:
-    """Sites with terms."""
+    """Return the sites with terms."""
     return [terms.client for terms in formula.clients]
 
 
 def keep_terms(design: Design, smaller: Formula) -> Formula:
-    """Write the smaller formula with the terms of the larger one, in their order there, if it is within."""
+    """Write the smaller formula with the terms of the larger one, in their order, if it is nested."""
     larger = design.formula
     if smaller.response != larger.response or not smaller.intercept:
         raise ModelError(
@@ -117,7 +117,9 @@ def _refuse_unknown(terms: list[Term], larger: Formula) -> None:
     if terms:
         texts = ", ".join(f"'{term_text(term)}'" for term in terms)
         listed = ", ".join(text for client in larger.clients for text in client.terms)
-        raise ModelError(f"refit: no term {texts} in this fit; it has {listed}. Fit the formula anew")
+        raise ModelError(
+            f"refit: no term {texts} in this fit; it has {listed}. Make a new fit of the formula"
+        )
 
 
 def _check_coding(
@@ -130,8 +132,8 @@ def _check_coding(
         gone = [term_text(there[other]) for other in there if other < factors and other not in kept]
         if gone and term_text(term) in levels:
             raise ModelError(
-                f"refit: the coding of '{term_text(term)}' depends on {', '.join(gone)}; keep both, or fit "
-                "the formula anew"
+                f"refit: the coding of '{term_text(term)}' depends on {', '.join(gone)}; keep both, or make "
+                "a new fit of the formula"
             )
 
 
@@ -145,15 +147,15 @@ def keep_columns(block: BlockDesign, formula: Formula) -> BlockDesign:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Fits without each column in turn, from moments, at no further round.
+# Fits without each column in turn, from moments, without a message.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LeaveOneColumnOut:
     """Fits without each of the P columns.
 
-    The statistic (P,) is the likelihood ratio of the full fit against that without the column, of one degree
-    of freedom; `params` (P, 1 + P) are intercept and coefficients without it, nan at its own place.
+    The statistic (P,) is the likelihood ratio of the full fit against the fit without the column, with one
+    degree of freedom; `params` (P, 1 + P) are intercept and coefficients without it, nan at its own place.
     """
 
     names: tuple[str, ...]
@@ -181,14 +183,15 @@ class LeaveOneColumnOut:
 def leave_one_out(fit: MomentsFit | JointNormalFit) -> LeaveOneColumnOut:
     """Fit without each column in turn.
 
-    Where columns depend between sites the column stays in their law: it has no coefficient, and tells
-    of those that are missing; of one without which the likelihood has no maximum the row is nan.
+    If columns are correlated between sites, the column stays in their joint normal model: it has no
+    coefficient, and predicts missing columns. The row is nan if the likelihood has no maximum without the
+    coefficient.
 
-    Raises ModelError where there is one only, EstimationError where a smaller fit has no maximum.
+    Raises ModelError if there is only one column, and EstimationError if a smaller fit has no maximum.
     """
     moments, P = fit.moments, len(fit.moments.names)
     if P < 2:
-        raise ModelError("leave_one_out: the fit has one column; without it there is no block left")
+        raise ModelError("leave_one_out: the fit has only one column; without it no block remains")
     params = np.full((P, 1 + P), np.nan)
     llf, rsquared = np.full(P, np.nan), np.full(P, np.nan)
     for j in range(P):
@@ -217,7 +220,7 @@ def leave_one_out(fit: MomentsFit | JointNormalFit) -> LeaveOneColumnOut:
 
 
 def fit_without(fit: MomentsFit, moments: PatternMoments, j: int) -> MomentsFit:
-    """Fit all columns but one, from the estimates of all."""
+    """Fit all columns except one, starting at the estimates of all."""
     columns = [name for i, name in enumerate(moments.names) if i != j]
     standard = StandardizedMoments(moments.submodel(columns))
     keep = np.arange(len(moments.names)) != j

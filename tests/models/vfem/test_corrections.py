@@ -237,7 +237,7 @@ def test_corrections_are_of_the_free_law_from_moments():
     model = fs.VFEMRegression.from_formula("y ~ a + b", partition_of(*draw(TWO, "log-normal", 0)))
     with pytest.raises(ModelError, match="correction: expected one of 'small-sample', 'skewness'"):
         model.fit(correction="jackknife")
-    with pytest.raises(ModelError, match="method='vfem' with exchange='moments' and between='free'"):
+    with pytest.raises(ModelError, match="method='vfem', exchange='moments' and between='free'"):
         model.fit(correction="skewness", method="cc")
     with pytest.raises(ModelError, match="leave out cov_type='sem'"):
         model.fit(correction="skewness", cov_type="sem")

@@ -65,13 +65,13 @@ LEARNED = {
         "(per entity): linear predictor x'beta of the site's block. Every number is an equation",
     ),
     "per entity, in sums": (ITERATIVE, "Masks hide a site's part of one round"),
-    "single contributors": (ITERATIVE, "own linear predictor at"),
+    "single contributors": (ITERATIVE, "own linear predictor for"),
     "sketches": (
         ITERATIVE | {"cross_products": "sketch"},
         "sits at A, which has the seed of the sketch",
     ),
     "raw columns": (ITERATIVE | {"cross_products": "exact"}, "It then has these columns"),
-    "raw columns are passed on": (ITERATIVE | {"cross_products": "exact"}, "another institution's columns"),
+    "raw columns are passed on": (ITERATIVE | {"cross_products": "exact"}, "another site's columns"),
 }
 
 
@@ -89,7 +89,7 @@ def test_single_contributors_are_counted():
     lonely = {"B": len(ids["B"] - ids["C"]), "C": len(ids["C"] - ids["B"])}
     told = " ".join(sentence for _, sentence in model.explain(**packed(**ITERATIVE)).learned)
     for name, count in lonely.items():
-        assert f"learn {name}'s own linear predictor at {count:,} of its {len(ids[name]):,}" in told
+        assert f"learn {name}'s own linear predictor for {count:,} of its {len(ids[name]):,}" in told
 
 
 REFUSALS = {

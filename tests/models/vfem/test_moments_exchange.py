@@ -134,7 +134,9 @@ def test_a_robust_covariance_needs_the_iterative_exchange():
 )
 def test_options_of_the_iteration_are_refused_with_moments(options):
     (name,) = options
-    with pytest.raises(ModelError, match=r"iteration: no part of exchange='moments'.*exchange='iterative'"):
+    with pytest.raises(
+        ModelError, match=r"iteration: has no effect with exchange='moments'.*exchange='iterative'"
+    ):
         model().fit(iteration=fs.Iteration(**options))
     with pytest.raises(ModelError, match=rf"{name}: .*exchange='iterative', iteration=fs.Iteration\({name}="):
         model().fit(**options)
@@ -175,7 +177,7 @@ def test_two_institutions_have_the_coordinator_apart_unless_the_user_says_where(
     result = two_institutions().fit()
     assert result.ledger.at is None
     assert set(result.dealers["dealer"]) == {"coordinator"}
-    assert "the coordinator sits at neither" in str(result.summary()).replace("\n    ", " ")
+    assert "The coordinator is at neither" in str(result.summary()).replace("\n    ", " ")
     close(result, two_institutions().fit(**packed(**ITERATIVE, cross_products="exact", tol_score=1e-11)))
     assert model().fit().ledger.at == "Bank"
     with pytest.raises(ModelError, match="coordinator='apart'"):

@@ -100,7 +100,7 @@ def test_statements_are_those_of_the_same_moments(study, result):
     assert result.mcar_test().df == moments.seen.sum() + len(moments.n) - 6
     assert result.independence_lr_test().pvalue < 1e-10
     notes = " ".join(str(result.summary()).split())
-    assert "The fit conditions on what they have" in notes and "values of 'court" in notes
+    assert "The fit conditions on the columns that they have" in notes and "values of 'court" in notes
 
 
 def test_a_file_keeps_what_predictions_need(study, result, tmp_path):

@@ -146,7 +146,7 @@ def test_a_plan_counts_what_robust_errors_and_alpha_ask_for():
         assert step in more
         assert step not in plain
     told = model.explain(cov_type="robust").learned
-    assert any("together they have the residuals" in sentence for _, sentence in told)
+    assert any("they learn the residuals" in sentence for _, sentence in told)
 
 
 def test_a_summary_of_overdispersed_counts_names_the_remedy_in_its_first_line():

@@ -152,7 +152,7 @@ def test_lengths_are_checked_before_a_compiled_loop(model):
     with pytest.raises(MessageError, match="'cross' has 3 rows"):
         others, sums = np.ones((n, 3), dtype=bool), np.ones(4)
         hostile(model, "Court", "glm_information", h=np.ones(n), cross=np.ones(3), others=others, sums=sums)
-    with pytest.raises(MessageError, match="'h' holds numbers below zero"):
+    with pytest.raises(MessageError, match="'h' has negative values"):
         others, sums = np.ones((n, 3), dtype=bool), np.ones(4)
         hostile(model, "Court", "glm_information", h=-np.ones(n), cross=np.ones(n), others=others, sums=sums)
 
@@ -170,7 +170,7 @@ def test_the_response_holder_checks_patterns_and_families(model, study):
         hostile(
             model, "Registry", "glm_start_response", "Binomial", keep=keep, code=np.zeros(n, dtype=np.int64)
         )
-    with pytest.raises(MessageError, match="numbers below zero"):
+    with pytest.raises(MessageError, match="'code' has negative numbers"):
         family = model.distribution.to_json()
         hostile(model, "Registry", "glm_start_response", family, keep=keep, code=np.full(n, -1))
 

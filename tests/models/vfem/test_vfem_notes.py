@@ -29,16 +29,16 @@ def notes(partition, coordinator=None, **options):
 
 def test_per_entity_values_and_what_they_disclose_are_named(partition):
     text = notes(partition)
-    assert "linear predictor of every entity" in text
+    assert "linear predictor for each of its entities" in text
     assert "recover a site's raw rows" in text
 
 
 def test_the_accuracy_of_the_sketch_is_stated(partition):
-    assert "20,000-row sketch: the error of a product is about 0.71 %" in notes(partition)
+    assert "a sketch of 20,000 rows. The error of a product is about 0.71 %" in notes(partition)
 
 
 def test_who_knows_the_seed_is_named(partition):
-    assert "the coordinator sits at one of them, 'Response'" in notes(partition)
+    assert "the coordinator is at one of them, 'Response'" in notes(partition)
     assert "seed" not in notes(partition, coordinator="apart")
     assert "seed" not in notes(partition, cov_type="expected")
 
@@ -49,7 +49,7 @@ def test_expected_standard_errors_say_what_they_need(partition):
 
 
 def test_exchanged_columns_are_named(partition):
-    assert "columns were disclosed" in notes(partition, cross_products="exact")
+    assert "columns of sites were revealed" in notes(partition, cross_products="exact")
 
 
 def test_complete_cases_in_small_samples_say_how_much_is_left_out(partition):

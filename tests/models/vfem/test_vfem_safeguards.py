@@ -170,7 +170,7 @@ def test_too_few_complete_entities_are_counted():
     complete = study.table.dropna().index
     study.table.loc[complete[5:], "bank0"] = np.nan
     study.table.loc[complete[5:], "bank1"] = np.nan
-    expected = r"method='cc': 5 entities are complete at Bank, Court, Tax, and 8 coefficients need more"
+    expected = r"method='cc': 5 entities are complete at Bank, Court, Tax, but 8 coefficients need more"
     model = study.model()
     with pytest.raises(EstimationError, match=expected):
         model.fit(**packed(method="cc", **ITERATIVE))
@@ -282,7 +282,7 @@ def test_a_fit_without_covariance_says_why():
 def test_residuals_stay_with_the_response_holder():
     result = simulate(n=300).model(coordinator="apart").fit(**packed(cov_type="none", **ITERATIVE))
     for what in ("resid", "fittedvalues"):
-        with pytest.raises(NotAvailableError, match="they stay with the response holder"):
+        with pytest.raises(NotAvailableError, match="these row-level values stay with the response holder"):
             getattr(result, what)
 
 

@@ -186,12 +186,15 @@ def test_the_score_of_the_joint_likelihood_with_an_offset_is_zero(response):
 @pytest.mark.parametrize(
     ("roles", "told"),
     [
-        ({"freq_weights": "w", "var_weights": "v"}, "give one of them"),
-        ({"freq_weights": "b1"}, "stand beside the response 'y', at 'A': add it"),
-        ({"offset": "zz"}, "is at no institution"),
+        ({"freq_weights": "w", "var_weights": "v"}, "give only one of them"),
+        ({"freq_weights": "b1"}, "must be at the site of the response 'y', 'A': add it"),
+        ({"offset": "zz"}, "is at no site"),
         ({"offset": "y"}, "is the response"),
         ({"weights": "w"}, 'freq_weights="column"'),
-        ({"freq_weights": "w", "formula": "d ~ a1 + b1", "family": sm.families.Binomial()}, "as yet"),
+        (
+            {"freq_weights": "w", "formula": "d ~ a1 + b1", "family": sm.families.Binomial()},
+            "only a normal response",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_with_a_remedy(roles, told):
@@ -202,7 +205,7 @@ def test_what_cannot_be_is_refused_with_a_remedy(roles, told):
 def test_weights_of_variances_need_whole_entities():
     frame = draw(missing=True)
     weighted = model(frame, var_weights="v")
-    with pytest.raises(ModelError, match="method='cc', or use freq_weights"):
+    with pytest.raises(ModelError, match="method='cc', or freq_weights"):
         weighted.fit()
     whole = frame.dropna()
     close(weighted.fit(method="cc"), smf.wls(FORMULA, whole, weights=whole["v"]).fit())
@@ -221,7 +224,7 @@ def test_dot_leaves_weights_and_offset_out_and_predictions_are_at_no_offset():
     expected = ours.params["Intercept"] + frame[NAMES] @ ours.params[NAMES]
     np.testing.assert_allclose(ours.predict(partition(frame)).to_numpy(), expected, rtol=1e-8)
     text = str(ours.summary())
-    assert "'log_t' is in the linear predictor" in text and "told the weights" in text
+    assert "'log_t' is in the linear predictor" in text and "received the weights" in text
     with pytest.raises(NotAvailableError, match="offset of zero"):
         ours.prediction_rsquared(partition(frame))
     with pytest.raises(NotAvailableError, match=r"evaluate: .* offset of zero"):

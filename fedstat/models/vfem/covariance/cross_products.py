@@ -1,4 +1,4 @@
-"""Sums over entities of products of two sites' columns: four ways to get them."""
+"""Sums over entities of products of two sites' columns: four methods."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ STAGES = ("information", "scores", "columns")
 
 
 def staged(data: SiteData, state: State, stage: int) -> Floats:
-    """Columns that a cross-product is wanted of."""
+    """Columns for a cross-product."""
     client = block_state_of(state)
     if STAGES[stage] == "columns":
         return client.X
@@ -47,14 +47,14 @@ def staged(data: SiteData, state: State, stage: int) -> Floats:
 
 
 def column_of_stage(stage: int, data: SiteData, state: State, whom: str) -> Floats:
-    """Columns of a stage, whoever they are for."""
+    """Columns of a stage, for any receiver."""
     return staged(data, state, stage)
 
 
 PRODUCT_COLUMNS: Mapping[str, ColumnSource] = {
     name: partial(column_of_stage, k) for k, name in enumerate(STAGES)
 }
-"""Staged columns by name, as secure products ask for them."""
+"""Staged columns by name, as secure products request them."""
 
 
 def staged_weights(data: SiteData, state: State) -> tuple[Floats | None, int]:
@@ -64,8 +64,8 @@ def staged_weights(data: SiteData, state: State) -> tuple[Floats | None, int]:
 
 
 def seed_of_stage(shared: int, stage: int) -> int:
-    """Seed of the projection of one stage, which is as hard to find as the one that sites share."""
-    # A short seed makes no longer one, and draws what it always drew.
+    """Seed of the projection of one stage, which is as hard to guess as the seed that sites share."""
+    # A short seed is not made longer, and gives the same numbers in every version.
     words = 2 if shared.bit_length() > 64 else 1
     return int.from_bytes(
         np.random.SeedSequence([shared, stage]).generate_state(words, "<u8").tobytes(), "little"
@@ -91,15 +91,15 @@ STAGE = control("which columns", 0)
 def sketch(data: SiteData, state: State, stage: Array, size: Array, kind: Array) -> dict[str, Array]:
     """Release a random projection of the staged columns, the same one at every site.
 
-    `stage` is a place in ``STAGES``, `kind` in ``SKETCH_KINDS``. Released: ``sketch`` (size, q), and
-    ``error``, the root mean squared error of the site's own products by it, relative to the columns'
+    `stage` is an index into ``STAGES``, `kind` into ``SKETCH_KINDS``. Released: ``sketch`` (size, q), and
+    ``error``, the root mean squared error of the sketched products within the site, relative to the columns'
     lengths.
     """
     client, columns = block_state_of(state), staged(data, state, int(stage))
-    # Structured sketches come in whole ones, of half the entities at most.
+    # Structured sketches come in complete blocks, of at most half the entities.
     check_allocation(data.name, (int(size) + client.n) * columns.shape[1], columns.size)
     seed = seed_of_stage(data.common_seed, int(stage))
-    # A projection of its own at every site would make each product zero on average.
+    # If every site had its own projection, each product would be zero on average.
     draw = SKETCHES[SKETCH_KINDS[int(kind)]]
     projected = draw(columns, client.rows, client.n, int(size), seed)
     exact = columns.T @ columns
@@ -136,10 +136,10 @@ def multiply_columns(
     client = block_state_of(state)
     check_lengths(data.name, columns=(columns, len(rows)))
     _, mine, theirs = np.intersect1d(client.rows, rows, assume_unique=True, return_indices=True)
-    # Rows that are filled in with their mean hide no other: they count as no entity.
+    # Rows imputed with their mean hide no other row, so they do not count as entities.
     own, held = staged(data, state, int(stage)), client.held[mine]
     state.tell(ExternalWeights(columns[theirs[held]], "columns"))
-    if held.any():  # the product over none is zero, whatever the columns
+    if held.any():  # the product over no rows is zero for any columns
         state.tell(EntityCount(int(np.count_nonzero(held))))
     return {"products": columns[theirs].T @ own[mine]}
 
@@ -147,17 +147,17 @@ def multiply_columns(
 # ----------------------------------------------------------------------------------------------------
 # The protocol for sums of products of two sites' columns: four methods.
 #
-# Each way is a protocol with one signature, named in ``CROSS_PRODUCTS``.
+# Each method is a protocol with the same signature, named in ``CROSS_PRODUCTS``.
 
 ALTERNATIVES = ", or exchange='iterative' with cov_type='expected' or fs.Iteration(cross_products='sketch')"
 
 
 @dataclass(frozen=True, slots=True)
 class CrossProductOptions:
-    """How cross-products between sites are had; see :meth:`fedstat.VFEMRegression.fit`.
+    """Method for cross-products between sites; see :meth:`fedstat.VFEMRegression.fit`.
 
-    A sketch has `size` rows; a secure product rests on `min_count` entities at least, and where the
-    coordinator sits, `at`, matters for who may deal.
+    A sketch has `size` rows. A secure product is over at least `min_count` entities. The place of the
+    coordinator, `at`, affects which sites may deal.
     """
 
     how: Literal["secure", "sketch", "exact", "none"] = "secure"
@@ -169,24 +169,24 @@ class CrossProductOptions:
 
 @dataclass(frozen=True, slots=True)
 class ProductRequest:
-    """What products are wanted of: one of ``STAGES``, and how many columns each site has of it."""
+    """Columns whose products are requested: one of ``STAGES``, and each site's number of columns in it."""
 
     stage: str
     widths: tuple[int, ...]
 
     @property
     def number(self) -> int:
-        """The stage as sites are told it."""
+        """The stage as it is sent to sites."""
         return STAGES.index(self.stage)
 
 
 @dataclass(frozen=True, slots=True)
 class CrossProducts:
-    """Products X_j'X_k of the staged columns of every pair of sites number j < k, and how they were had.
+    """Products X_j'X_k of the staged columns of every pair of sites number j < k, and their method.
 
-    `size` are the rows of a sketch, 0 without one, and `error` the root mean squared error of an entry,
-    relative to the lengths of the two columns, as measured on the products within sites. `dealers` dealt
-    for secure products; `left_out` counts pairs that were not asked, since too few entities have both.
+    `size` is the number of rows of a sketch, 0 without one, and `error` the root mean squared error of an
+    entry, relative to the lengths of the two columns, as measured on the products within sites. `dealers`
+    dealt for secure products. `left_out` counts pairs without a request, because too few entities have both.
     """
 
     blocks: Mapping[tuple[int, int], Floats]
@@ -205,7 +205,7 @@ ProductsProtocol: TypeAlias = Callable[
 def no_products(
     layout: Layout, session: str, columns: ProductRequest, options: CrossProductOptions
 ) -> FitProtocol[CrossProducts]:
-    """Leave cross-products at zero, their expectation under the model."""
+    """Leave cross-products at zero, their expected value under the model."""
     yield from ()
     return CrossProducts({}, "none")
 
@@ -213,11 +213,11 @@ def no_products(
 def multiplied_products(
     layout: Layout, session: str, columns: ProductRequest, options: CrossProductOptions
 ) -> FitProtocol[CrossProducts]:
-    """Multiply in secret: exact, and neither site nor the coordinator sees anything but the products.
+    """Multiply securely: the result is exact, and sites and coordinator learn only the products.
 
-    Rows are weighted by their site, who knows 1/v of its own entities. A product over few entities
-    would disclose rows to who knows one of the two blocks; it is not asked for, and counts as zero, its
-    expectation.
+    Each site weights its rows, because it knows 1/v of its own entities. A product over few entities would
+    reveal rows to a party that knows one of the two blocks. It is not requested, and counts as zero, its
+    expected value.
     """
     edges = np.cumsum([0, *columns.widths])
     which = BLOCK if columns.stage == "columns" else columns.stage
@@ -241,7 +241,7 @@ def multiplied_products(
             pairs[j, k] = one, two
         else:
             blocks[j, k] = np.zeros((one.width, two.width))
-            # Without a common entity the product is zero, and nothing is missed.
+            # Without a common entity the product is zero, and nothing is lost.
             few += common > 0
     asking = product_session(layout, session, options.at)
     multiplied = yield from asking.multiply(list(pairs.values()), dealing_sites(layout), 1, layout.n)
@@ -251,12 +251,12 @@ def multiplied_products(
 
 
 def product_session(layout: Layout, session: str, at: str | None) -> SecureProductSession:
-    """Say who asks, and what VFEM offers where nobody can deal."""
+    """State which model requests products, and its alternatives if no third party can deal."""
     return SecureProductSession(FAMILY, session, at, ALTERNATIVES, layout.least)
 
 
 def check_dealers(layout: Layout, options: CrossProductOptions) -> None:
-    """Require somebody to deal for every two sites, before anything is computed."""
+    """Require a dealer for every two sites, before anything is computed."""
     if options.how == "secure":
         for a, b in combinations(layout.clients, 2):
             product_session(layout, "", options.at).dealer(a, b, dealing_sites(layout))
@@ -267,8 +267,8 @@ def sketched_products(
 ) -> FitProtocol[CrossProducts]:
     """Multiply random projections that the sites draw from a seed which only they share.
 
-    TWFL Algorithm 2, mended: the sites must use the same projection; independent ones would
-    make every cross-product zero on average.
+    TWFL Algorithm 2, corrected: the sites must use the same projection. Independent projections would make
+    every cross-product zero on average.
     """
     replies = yield [
         vfem_request(
@@ -291,7 +291,7 @@ def sketched_products(
 def exchanged_products(
     layout: Layout, session: str, columns: ProductRequest, options: CrossProductOptions
 ) -> FitProtocol[CrossProducts]:
-    """Hand each site's columns to the sites after it, which multiply: it discloses them."""
+    """Send each site's columns to the sites after it, which multiply them: this reveals the columns."""
     number = columns.number
     replies = yield [vfem_request(k, "release_columns", session, stage=number) for k in layout.clients[:-1]]
     released = [reply.arrays["columns"] for reply in replies]
@@ -322,6 +322,6 @@ CROSS_PRODUCTS: Mapping[str, ProductsProtocol] = {
 def cross_products(
     layout: Layout, session: str, columns: ProductRequest, options: CrossProductOptions
 ) -> FitProtocol[CrossProducts]:
-    """Obtain X_j'X_k for every pair of sites, as `options` say; a single site needs none."""
+    """Obtain X_j'X_k for every pair of sites, by the method in `options`; a single site needs none."""
     how = options.how if len(layout.clients) > 1 else "none"
     return (yield from CROSS_PRODUCTS[how](layout, session, columns, options))

@@ -35,7 +35,7 @@ from fedstat.models.vfem.covariance.sem_protocol import SEMPoint, complete_infor
 from fedstat.typing import Array, Floats
 
 # ----------------------------------------------------------------------------------------------------
-# Supplemented EM where columns are free to depend between sites: the Jacobian by complex steps.
+# Supplemented EM if columns may be correlated between sites: the Jacobian by complex steps.
 
 JOINT_COMPLEX_STEP = 1e-30
 
@@ -45,13 +45,13 @@ def joint_normal_sem(fit: JointNormalFit) -> tuple[Floats, float]:
 
     The covariance is arranged as in :func:`~fedstat.models.vertical.joint_normal.fit.estimates_covariance`.
 
-    A NotAvailableError where pairs of sites have no covariance of their own: the M-step is not in
-    closed form then. An EstimationError where the map does not contract.
+    Raises NotAvailableError if a pair of sites has no covariance of its own, because the M-step then has no
+    closed form, and EstimationError if the map does not contract.
     """
     if not fit.moves.edges.all():
         raise NotAvailableError(
-            "cov_type='sem' needs a covariance of every two sites, and some share too few entities; "
-            "use cov_type='observed'"
+            "cov_type='sem' needs a covariance of every two sites, but some share too few entities; use "
+            "cov_type='observed'"
         )
     moments, point = fit.moments, fit.point
     i, j = fit.moves.entries
@@ -66,7 +66,7 @@ def joint_normal_sem(fit: JointNormalFit) -> tuple[Floats, float]:
 
 
 def joint_complete_information(fit: JointNormalFit) -> Floats:
-    """Information of complete data, of which nothing but the number of entities is needed."""
+    """Information of complete data, which depends only on the number of entities."""
     moments = fit.moments
     every = np.ones((1, len(moments.names)), dtype=bool)
     n = moments.n.sum(keepdims=True)
@@ -92,7 +92,7 @@ def joint_em_map(moments: PatternMoments, theta: Array) -> Array:
 
 
 def joint_em_step(moments: PatternMoments, mean: Array, cov: Array) -> tuple[Array, Array]:
-    """EM of a normal law in its gradient form, from the sums of what each pattern sees."""
+    """EM of a joint normal model in its gradient form, from sums of each pattern's observed columns."""
     seen = observed(moments)
     both = seen[:, :, None] & seen[:, None, :]
     K = np.linalg.inv(np.where(both, cov, np.eye(len(cov)))) * both
@@ -105,14 +105,14 @@ def joint_em_step(moments: PatternMoments, mean: Array, cov: Array) -> tuple[Arr
 # ----------------------------------------------------------------------------------------------------
 # The exact EM map of VFEM from moments.
 #
-# What is missing stands at its conditional expectation mu_k + w_k z_i, w_k = Sigma_k beta_k and z_i = r_i /
-# v_g (TWFL (4)), which is linear in what is seen: the expected Gram matrix of (1, x, y) follows from those
-# of the patterns. The M-step is a regression and the blocks' own moments (TWFL (5), (6)).
+# Missing columns are set to their conditional expectation mu_k + w_k z_i, w_k = Sigma_k beta_k and z_i = r_i
+# / v_g (TWFL (4)), which is linear in the observed columns. The expected Gram matrix of (1, x, y) therefore
+# follows from those of the patterns. The M-step is a regression and the blocks' own moments (TWFL (5), (6)).
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EMPoint:
-    """Parameters of standardized columns; complex where derivatives are taken by a complex step.
+    """Parameters of standardized columns; complex where a complex step takes derivatives.
 
     Intercept at the origin, residual variance, beta and mu (P,), and the block diagonal Sigma (P, P).
     """
@@ -125,7 +125,7 @@ class EMPoint:
 
 
 def expected_gram(standard: StandardizedMoments, at: EMPoint) -> Array:
-    """Return the expected sum of (1, x, y)(1, x, y)' given what is seen, (P + 2, P + 2)."""
+    """Return the expected sum of (1, x, y)(1, x, y)' given observed columns, (P + 2, P + 2)."""
     moments, missing = standard.moments, standard.missing
     w = at.Sigma @ at.beta
     v = at.s2 + missing @ ((at.beta * w) @ standard.member)
@@ -146,7 +146,7 @@ def expected_gram(standard: StandardizedMoments, at: EMPoint) -> Array:
 
 
 def block_m_step(standard: StandardizedMoments, T: Array) -> EMPoint:
-    """M-step from an expected Gram matrix."""
+    """Compute the M-step from an expected Gram matrix."""
     n = standard.moments.nobs
     coefficients = np.linalg.solve(T[:-1, :-1], T[:-1, -1])
     mu = T[0, 1:-1] / n
@@ -165,7 +165,7 @@ def block_em_step(standard: StandardizedMoments, at: EMPoint) -> EMPoint:
 
 
 def centered_moments(T: Array, mu: Floats) -> Floats:
-    """Take the expected sum of (1, x - mu)(1, x - mu)' from that of (1, x, y)(1, x, y)'."""
+    """Compute the expected sum of (1, x - mu)(1, x - mu)' from that of (1, x, y)(1, x, y)'."""
     shift = np.eye(len(mu) + 1)
     shift[1:, 0] = -mu
     return np.asarray(shift @ T[:-1, :-1] @ shift.T, dtype=np.float64)
@@ -174,8 +174,8 @@ def centered_moments(T: Array, mu: Floats) -> Floats:
 # ----------------------------------------------------------------------------------------------------
 # Covariance of (a, s2, beta, mu) from moments: observed, expected, supplemented EM.
 #
-# The profile likelihood of :mod:`fedstat.models.vertical.fit` has Sigma_1..Sigma_K maximized out, so
-# the inverse of its information is the covariance with every nuisance parameter accounted for.
+# In the profile likelihood of :mod:`fedstat.models.vertical.fit`, Sigma_1..Sigma_K are maximized out. The
+# inverse of its information is therefore a covariance that accounts for every nuisance parameter.
 
 CovType: TypeAlias = Literal["observed", "expected", "sem", "robust", "none"]
 FROM_MOMENTS = "moments"
@@ -186,14 +186,14 @@ def check_cov_type(cov_type: CovType) -> None:
     """Refuse "robust", which is not a function of second moments."""
     if cov_type == "robust":
         raise NotAvailableError(
-            "cov_type='robust' needs sums of fourth moments of the columns, and exchange='moments' releases "
-            "second moments; use cov_type='observed', or fit with exchange='iterative'"
+            "cov_type='robust' needs sums of fourth moments of the columns, but exchange='moments' "
+            "releases only second moments; use cov_type='observed', or fit with exchange='iterative'"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class MomentsOptions:
-    """How estimates are made from moments; see :meth:`fedstat.VFEMRegression.fit`."""
+    """Options of estimation from moments; see :meth:`fedstat.VFEMRegression.fit`."""
 
     cov_type: CovType
     between: Between
@@ -211,9 +211,8 @@ def estimate_from_moments(
 def moments_covariance(fit: MomentsFit | JointNormalFit, cov_type: CovType = "observed") -> PsiCovariance:
     """Covariance of (a, s2, beta_1, mu_1, beta_2, mu_2, ...) in the units of the data, after convergence.
 
-    "observed" inverts the observed information; "expected" that of data missing completely at random, where
-    blocks are independent between sites with cross-products of two sites at zero; "sem" is
-    supplemented EM.
+    "observed" inverts the observed information. "expected" inverts that of data missing completely at random,
+    with cross-products of two sites at zero because blocks are independent. "sem" is supplemented EM.
     """
     check_cov_type(cov_type)
     expected = cov_type == "expected"
@@ -225,7 +224,7 @@ def moments_covariance(fit: MomentsFit | JointNormalFit, cov_type: CovType = "ob
 
 
 def free_covariance(fit: JointNormalFit, cov_type: CovType) -> PsiCovariance:
-    """Covariance under a law that is free between sites; the concentration of the columns comes last."""
+    """Covariance with free covariances between sites; the concentration of the columns comes last."""
     if cov_type == "sem":
         V, asymmetry = joint_normal_sem(fit)
         return PsiCovariance(V, FROM_MOMENTS, asymmetry=asymmetry)
@@ -238,8 +237,8 @@ def free_covariance(fit: JointNormalFit, cov_type: CovType) -> PsiCovariance:
 def sem_covariance(fit: MomentsFit) -> PsiCovariance:
     """Supplemented EM (Meng and Rubin 1991), V = I_oc^-1 (I - DM)^-1.
 
-    The Jacobian DM of the exact EM map is taken by complex steps, without the error of a difference. Raises
-    EstimationError where the map does not contract at the estimate.
+    Complex steps compute the Jacobian DM of the exact EM map, without the error of a difference. Raises
+    EstimationError if the map does not contract at the estimate.
     """
     standard, moments = fit.standard, fit.moments
     Sigma = block_covariance(standard, fit.point, residuals(standard, fit.point))
@@ -262,7 +261,7 @@ def em_jacobian(standard: StandardizedMoments, at: EMPoint) -> Floats:
     rows = []
     for i in range(len(theta)):
         moved = theta.astype(complex)
-        # Im f(x + ih) / h has no difference in which digits could cancel, so that h may be tiny.
+        # Im f(x + ih) / h has no difference in which digits could cancel, so h may be tiny.
         moved[i] += 1j * COMPLEX_STEP
         image = block_em_step(standard, join(SEMPoint.unpack(moved, moments.sizes)))
         rows.append(split(moments, image).pack().imag / COMPLEX_STEP)

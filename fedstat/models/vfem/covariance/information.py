@@ -16,19 +16,19 @@ from fedstat.models.vfem.covariance.cross_products import CrossProducts
 from fedstat.typing import Array, Floats
 
 # ----------------------------------------------------------------------------------------------------
-# The covariance of psi = (a, s2, beta_1, mu_1, beta_2, mu_2, ...), and where each parameter stands in it.
+# The covariance of psi = (a, s2, beta_1, mu_1, beta_2, mu_2, ...), and the index of each parameter in it.
 
 SCALE_INDEX = 1
-"""Place of the residual variance, which only a normal response has."""
+"""Index of the residual variance, which only a normal response has."""
 
 
 @dataclass(frozen=True, slots=True)
 class PsiCovariance:
-    """Covariance of psi, (2 + 2p, 2 + 2p); of a response that is not normal t_1, ..., t_K follow.
+    """Covariance of psi, (2 + 2p, 2 + 2p); if the response is not normal, t_1, ..., t_K follow.
 
-    `how` says where cross-products came from, `size` and `error` the rows and the relative error of a sketch,
-    `moved` how far the products went, relatively, to be positive semi-definite, and `dealers` who dealt for
-    secure ones; `left_out` counts the pairs of sites with too few common entities to be asked.
+    `how` names the method for cross-products, `size` and `error` the rows and the relative error of a sketch,
+    `moved` the relative change of the products to make them positive semi-definite, and `dealers` the dealers
+    of secure products. `left_out` counts the pairs of sites with too few common entities for a request.
     `asymmetry` is that of supplemented EM before it was made symmetric.
     """
 
@@ -43,7 +43,7 @@ class PsiCovariance:
 
     @classmethod
     def of(cls, psi: Floats, products: CrossProducts, moved: float, asymmetry: float = 0.0) -> PsiCovariance:
-        """Put a covariance together with where its cross-products came from."""
+        """Combine a covariance with the method of its cross-products."""
         return cls(
             psi,
             how=products.how,
@@ -58,7 +58,7 @@ class PsiCovariance:
 
 @dataclass(frozen=True, slots=True)
 class ParameterLayout:
-    """Where each site's beta and mu stand in psi."""
+    """Indices of each site's beta and mu in psi."""
 
     sizes: tuple[int, ...]
 
@@ -68,24 +68,24 @@ class ParameterLayout:
         return 2 + 2 * sum(self.sizes)
 
     def start(self, k: int) -> int:
-        """First place of site k."""
+        """First index of site k."""
         return 2 + 2 * sum(self.sizes[:k])
 
     def beta(self, k: int) -> slice:
-        """Places of beta_k."""
+        """Return the indices of beta_k."""
         return slice(self.start(k), self.start(k) + self.sizes[k])
 
     def mu(self, k: int) -> slice:
-        """Places of mu_k."""
+        """Return the indices of mu_k."""
         return slice(self.start(k) + self.sizes[k], self.start(k) + 2 * self.sizes[k])
 
     def both(self, k: int) -> slice:
-        """Places of (beta_k, mu_k)."""
+        """Return the indices of (beta_k, mu_k)."""
         return slice(self.start(k), self.start(k) + 2 * self.sizes[k])
 
 
 def psi_names(clients: Sequence[str], names: Mapping[str, tuple[str, ...]]) -> list[str]:
-    """Name each place of psi, for messages."""
+    """Name each element of psi, for messages."""
     out = ["Intercept", "residual variance"]
     for k in clients:
         out += [f"{name} ({k})" for name in names[k]] + [f"mean of {name} ({k})" for name in names[k]]
@@ -100,15 +100,15 @@ def psi_names(clients: Sequence[str], names: Mapping[str, tuple[str, ...]]) -> l
 #
 #     h = -L_mm = 1/v,    -L_mv = z/v,    kappa = -L_vv = z^2/v - 1/(2 v^2),    e = -L_v = (1/v - z^2)/2
 #
-# with z = L_m = r/v; for another distribution they come from the response holder, and all below holds as it
-# stands, without the residual variance. With h_k the sum over the entities that k lacks of -L_mv dm + kappa
+# with z = L_m = r/v. For another distribution, these come from the response holder, and everything below
+# holds without the residual variance. Let h_k be the sum over the entities that k lacks of -L_mv dm + kappa
 # dv, C_jk the sum of kappa over those that both lack, and per site (J, j, N) from
-# :class:`~fedstat.models.vfem.covariance.steps.SigmaElimination`, the information of psi is
+# :class:`~fedstat.models.vfem.covariance.steps.SigmaElimination`. The information of psi is
 #
 #     H - h N h' - h j' - j h' - J + (h N + j) C (I + N C)^-1 (h N + j)'
 #
-# the Woodbury form of the Schur complement. Its inverse is the covariance of psi with every nuisance
-# parameter accounted for.
+# the Woodbury form of the Schur complement. Its inverse is the covariance of psi, which accounts for every
+# nuisance parameter.
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,15 +123,15 @@ class PatternCurvatures:
 
     @classmethod
     def of_normal(cls, n: Floats, v: Floats, z: Floats, z2: Floats) -> PatternCurvatures:
-        """Of a normal response, from counts, variances, and sums of z and z^2 by pattern."""
+        """Compute them for a normal response, from counts, variances, and sums of z and z^2 by pattern."""
         return cls(n / v, z / v, z2 / v - 0.5 * n / v**2, 0.5 * (n / v - z2), z)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScaleSums:
-    """Second derivatives by a scale r that is no variance: -L_mr, -L_vr and -L_rr by pattern, each (G,).
+    """Second derivatives by a scale r that is not a variance: -L_mr, -L_vr and -L_rr by pattern, each (G,).
 
-    And by site the sums of its columns with -L_mr.
+    Also, by site, the sums of its columns with -L_mr.
     """
 
     m: Floats
@@ -142,7 +142,7 @@ class ScaleSums:
 
 @dataclass(frozen=True, eq=False)
 class InformationSums:
-    """Sums by pattern from the response holder, what every site answered of its own block; of a scale."""
+    """Sums by pattern from the response holder, every site's reply on its own block, and those of a scale."""
 
     layout: Layout
     curvatures: PatternCurvatures
@@ -151,7 +151,7 @@ class InformationSums:
 
     @cached_property
     def places(self) -> ParameterLayout:
-        """Where each site's parameters stand in psi."""
+        """Indices of each site's parameters in psi."""
         return ParameterLayout(tuple(len(part["beta"]) for part in self.parts))
 
     @cached_property
@@ -166,7 +166,7 @@ class InformationSums:
 
 
 def assemble_information(within: Sequence[Floats], between: Mapping[tuple[int, int], Floats]) -> Floats:
-    """Put a symmetric matrix together from blocks within sites and, for j < k, between them."""
+    """Assemble a symmetric matrix from blocks within sites and, for j < k, between them."""
     places = block_slices(within)
     whole = np.zeros((places[-1].stop, places[-1].stop))
     for here, block in zip(places, within, strict=True):
@@ -177,15 +177,15 @@ def assemble_information(within: Sequence[Floats], between: Mapping[tuple[int, i
 
 
 def block_slices(within: Sequence[Floats]) -> list[slice]:
-    """Where each of the diagonal blocks stands."""
+    """Return the indices of each of the diagonal blocks."""
     return [slice(a, b) for a, b in pairwise(np.cumsum([0, *[len(block) for block in within]]).tolist())]
 
 
 def project(within: Sequence[Floats], products: CrossProducts) -> tuple[dict[tuple[int, int], Floats], float]:
-    """Bring cross-products to the nearest positive semi-definite matrix, at unit diagonal.
+    """Project cross-products on the nearest positive semi-definite matrix, at unit diagonal.
 
-    Returns the blocks between sites, and how far they moved; those within sites are exact and
-    stay.
+    Returns the blocks between sites, and the size of the change. The blocks within sites are exact and stay
+    as they are.
     """
     if not products.blocks:
         return {}, 0.0
@@ -211,7 +211,7 @@ def hessian(at: InformationSums, cross: Mapping[tuple[int, int], Floats]) -> Flo
         H[places.both(k), places.both(k)] = part["own"]
         H[places.beta(k), places.beta(k)] += part["gram"]
         for j in range(k):
-            # Products that nobody asked for stand at zero, their expectation under the model.
+            # Products without a request are zero, their expected value under the model.
             fill_pair(H, (j, k), at, cross.get((j, k), np.zeros((places.sizes[j], places.sizes[k]))))
     if at.scale is not None:
         fill_scale(H, at, at.scale)
@@ -220,7 +220,7 @@ def hessian(at: InformationSums, cross: Mapping[tuple[int, int], Floats]) -> Flo
 
 
 def fill_scale(H: Floats, at: InformationSums, scale: ScaleSums) -> None:
-    """Enter the row of a scale that is no variance, above the diagonal of H."""
+    """Enter the row of a scale that is not a variance, above the diagonal of H."""
     H[0, SCALE_INDEX], H[SCALE_INDEX, SCALE_INDEX] = scale.m.sum(), scale.r.sum()
     for k, (part, own) in enumerate(zip(at.parts, scale.by_client, strict=True)):
         H[SCALE_INDEX, at.places.beta(k)] = own + 2.0 * part["w"] * (at.missing[:, k] @ scale.v)
@@ -251,7 +251,7 @@ def fill_pair(H: Floats, pair: tuple[int, int], at: InformationSums, uu: Floats)
 class ProfiledInformation:
     """The information of psi without Sigma, and the weights Q (2 + 2p, K) of Sigma's projected scores in it.
 
-    For tau_k = beta_k'(Sigma_k - Sigma_k0) beta_k: given psi its mean moves by -slope' psi, and its
+    Let tau_k = beta_k'(Sigma_k - Sigma_k0) beta_k. Given psi, its mean changes by -slope' psi, and its
     covariance is `rest`, (K, K); it is `share`' times the projected scores.
     """
 
@@ -268,7 +268,7 @@ def profile_out_sigma(at: InformationSums, H: Floats) -> ProfiledInformation:
     K = len(at.parts)
     h, j, N = np.zeros((places.total, K)), np.zeros((places.total, K)), np.zeros(K)
     J = np.zeros_like(H)
-    # Column k: second derivatives by psi and t_k, through which alone Sigma_k enters the likelihood of y.
+    # Column k: second derivatives by psi and t_k. Sigma_k enters the likelihood of y only through t_k.
     for k, part in enumerate(at.parts):
         of_scale = sums.kappa if at.scale is None else at.scale.v
         h[0, k], h[1, k] = mis[:, k] @ sums.z_v, mis[:, k] @ of_scale
@@ -292,10 +292,11 @@ def profile_out_sigma(at: InformationSums, H: Floats) -> ProfiledInformation:
 def psi_covariance(
     at: InformationSums, eliminated: ProfiledInformation, names: list[str], meat: Floats | None = None
 ) -> Floats:
-    """Covariance of (psi, t) without a residual variance, whose place is zero, or has another scale.
+    """Covariance of (psi, t) without a residual variance, whose place is zero, or with another scale.
 
-    Predicted means depend on t_k = beta_k'Sigma_k beta_k, which moves by 2 w'd beta + beta'd Sigma beta.
-    Robust where there is `meat`, the sum of products of the scores of psi and of the t_k given psi.
+    Predicted means depend on t_k = beta_k'Sigma_k beta_k, which changes by 2 w'd beta + beta'd Sigma beta.
+    The covariance is robust if there is `meat`, the sum of products of the scores of psi and of the t_k given
+    psi.
     """
     places, K, d = at.places, len(at.parts), at.places.total
     rest = np.arange(d) if at.scale is not None else np.delete(np.arange(d), SCALE_INDEX)
@@ -306,7 +307,7 @@ def psi_covariance(
         )
     except EstimationError as error:
         raise EstimationError(
-            f"{error} Columns that separate the response leave no information, too."
+            f"{error} Columns that separate the response also leave no information."
         ) from error
     along = -eliminated.slope
     if at.scale is None:
@@ -323,7 +324,7 @@ def psi_covariance(
 
 
 def score_of_spreads(at: InformationSums, share: Floats) -> Floats:
-    """Map from the same columns to how the t_k move given psi, (K, ..)."""
+    """Map from the same columns to the change of the t_k given psi, (K, ..)."""
     places, K = at.places, len(at.parts)
     starts = np.cumsum([0, *[2 * p + 1 for p in places.sizes]])
     A = np.zeros((K, starts[-1] + 2 + K))

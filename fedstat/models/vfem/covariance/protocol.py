@@ -57,10 +57,10 @@ from fedstat.models.vfem.iteration.state import BLOCK, SQUARES, IterationState
 from fedstat.typing import Floats
 
 # ----------------------------------------------------------------------------------------------------
-# Products of effective scores where the response is not normal, as a protocol: who is asked what.
+# Products of effective scores if the response is not normal, as a protocol.
 #
-# Where a fit sends columns openly, or nobody can deal, sites are told derivatives of the
-# log-likelihood; elsewhere these stay at the response holder, and all products are secure
+# If a fit sends columns openly, or no third party can deal, sites receive derivatives of the log-likelihood.
+# Otherwise these stay at the response holder, and all products are secure
 # (:mod:`fedstat.models.vfem.covariance.score_steps`).
 
 STACKED = max(TIMES.values())
@@ -82,7 +82,7 @@ def glm_score_products(
 def request_unmasked_scores(
     iteration: QuasiNewtonIteration, options: CrossProductOptions
 ) -> FitProtocol[Floats]:
-    """Tell every site the derivatives of its entities."""
+    """Send every site the derivatives of its entities."""
     lay = iteration.layout
     (reply,) = yield [iteration.ask(lay.active, "glm_derivatives_openly")]
     derivatives = reply.arrays["derivatives"]
@@ -104,7 +104,7 @@ def request_unmasked_scores(
 def request_response_scores(
     iteration: QuasiNewtonIteration, told: Sequence[str]
 ) -> FitProtocol[dict[str, Floats]]:
-    """Ask the response holder for products of its own, and what hides derivatives from some sites."""
+    """Request from the response holder its own products, and what hides derivatives from some sites."""
     lay = iteration.layout
     text = json.dumps([list(lay.clients), list(told)])
     (reply,) = yield [iteration.ask(lay.active, "glm_response_scores", text, missing=lay.missing)]
@@ -114,7 +114,7 @@ def request_response_scores(
 def request_secure_scores(
     iteration: QuasiNewtonIteration, options: CrossProductOptions
 ) -> FitProtocol[Floats]:
-    """Multiply in secret: nobody sees more of the derivatives than sums."""
+    """Multiply securely: no party learns more of the derivatives than sums."""
     lay, sites, active = iteration.layout, dealing_sites(iteration.layout), iteration.layout.active
     remote, K = [k for k in lay.clients if k != active], len(lay.clients)
     widths = {k: 2 * p + 1 for k, p in zip(lay.clients, lay.sizes, strict=True)}
@@ -181,7 +181,7 @@ def request_secure_scores(
 
 
 def score_operand(layout: Layout, site: str, columns: str, width: int) -> ProductOperand:
-    """Say of which entities stacked columns are: one position for each time that an entity stands there."""
+    """List the entities of stacked columns: one position for each time that an entity occurs."""
     of_response = columns.startswith((RESPONSE_OF_SCORES, RESPONSE_OF_SQUARES))
     own = np.arange(layout.n) if of_response else layout.rows[site]
     supports = layout.supports(site) + (PER_COLUMN if of_response else 0)
@@ -198,16 +198,15 @@ def symmetric(upper: Floats, width: int) -> Floats:
 
 
 # ----------------------------------------------------------------------------------------------------
-# The covariance of the estimates from the observed information, as a protocol: who is asked what.
+# The covariance of the estimates from the observed information, as a protocol.
 #
-# One round for the sites' sums (before it, where the response is not normal, one for the response
-# holder's curvatures), cross-products between sites, and for the robust covariance products of the
-# scores.
+# There is one round for the sites' sums (preceded by one for the response holder's curvatures if the response
+# is not normal), then cross-products between sites, and for the robust covariance products of the scores.
 
 
 @dataclass(frozen=True, slots=True)
 class CovarianceOptions:
-    """Which covariance is wanted, of columns with which names, and where cross-products come from."""
+    """The requested covariance, the names of its columns, and the method for cross-products."""
 
     cov_type: str
     names: Mapping[str, tuple[str, ...]]
@@ -220,7 +219,7 @@ def request_information(
     curvatures: PatternCurvatures,
     weights: Mapping[str, Mapping[str, Any]],
 ) -> FitProtocol[InformationSums]:
-    """Ask every site for its sums, given what tells it of the weights of its entities."""
+    """Request from every site its sums, with the message that gives it the weights of its entities."""
     lay, seen, asks = iteration.layout, ~iteration.layout.missing, []
     for j, k in enumerate(lay.clients):
         rows, mis, has = lay.rows[k], lay.missing[:, j], seen[:, j]
@@ -234,7 +233,7 @@ def request_information(
 def eliminate_sigmas(
     iteration: IterationState, sums: InformationSums, options: CovarianceOptions
 ) -> FitProtocol[tuple[ProfiledInformation, CrossProducts, float]]:
-    """Obtain the cross-products, and assemble the information; returned with them, and how far they moved."""
+    """Obtain the cross-products and assemble the information; return both, and the products' change."""
     grams = [part["gram"] for part in sums.parts]
     wanted = ProductRequest("information", tuple(len(gram) for gram in grams))
     products = yield from cross_products(iteration.layout, iteration.session, wanted, options.cross)
@@ -245,7 +244,7 @@ def eliminate_sigmas(
 def information_covariance(iteration: EMIteration, options: CovarianceOptions) -> FitProtocol[PsiCovariance]:
     """Invert the observed information, or with ``options.cross.how = "none"`` its "expected" form.
 
-    Robust: with the products of the scores between two such inverses.
+    The robust covariance has the products of the scores between two such inverses.
     """
     lay, at = iteration.layout, iteration.latest
     curvatures = PatternCurvatures.of_normal(lay.counts, at.v, at.z1, at.z2)
@@ -263,7 +262,7 @@ def information_covariance(iteration: EMIteration, options: CovarianceOptions) -
 def glm_covariance(iteration: QuasiNewtonIteration, options: CovarianceOptions) -> FitProtocol[PsiCovariance]:
     """Invert the observed information of (a, beta, mu, Sigma) at the accepted point, and of log alpha.
 
-    Robust: with the products of the scores between two such inverses. Returns that of
+    The robust covariance has the products of the scores between two such inverses. Returns the covariance of
     (a, 0 or log alpha, beta_1, mu_1, ..., beta_K, mu_K, t_1, ..., t_K).
     """
     sums = yield from (request_sealed_sums if iteration.dealers is not None else request_unmasked_sums)(
@@ -281,7 +280,7 @@ def glm_covariance(iteration: QuasiNewtonIteration, options: CovarianceOptions) 
 
 
 def request_scale(iteration: QuasiNewtonIteration) -> FitProtocol[ScaleSums]:
-    """Ask for the information on log alpha, and on it and the other parameters."""
+    """Request the information on log alpha, and on it and the other parameters."""
     lay, remote = iteration.layout, list(iteration.dealers or ())
     ask = partial(iteration.ask, lay.active, "glm_scale_curvature", json.dumps(remote))
     (reply,) = yield [ask(patterns=len(lay.counts))]
@@ -296,7 +295,7 @@ def request_scale(iteration: QuasiNewtonIteration) -> FitProtocol[ScaleSums]:
 
 
 def request_unmasked_sums(iteration: QuasiNewtonIteration) -> FitProtocol[InformationSums]:
-    """Send the curvatures of every entity, where nobody can deal for sums with them."""
+    """Send the curvatures of every entity, if no third party can deal for sums with them."""
     lay = iteration.layout
     (reply,) = yield [iteration.ask(lay.active, "glm_curvature_openly", patterns=len(lay.counts))]
     curvatures = PatternCurvatures(*reply.arrays["sums"].T)
@@ -306,10 +305,9 @@ def request_unmasked_sums(iteration: QuasiNewtonIteration) -> FitProtocol[Inform
 
 
 def request_sealed_sums(iteration: QuasiNewtonIteration) -> FitProtocol[InformationSums]:
-    """Seal sums with the curvatures, and send those of entities that two sites or more have.
+    """Seal sums with the curvatures, and send curvatures of entities that two or more sites have.
 
-    They are sent as well where a site alone has so few entities that sums over these would tell as
-    much.
+    Curvatures are also sent if a single site has so few entities that sums over these would reveal as much.
     """
     lay, remote = iteration.layout, list(iteration.dealers or ())
     squares = [one.site for one in iteration.openings if one.columns == SQUARES]
@@ -345,7 +343,7 @@ def score_products(
     within = [reply.arrays["gram"] for reply in clients]
     wanted = ProductRequest("scores", tuple(len(gram) for gram in within))
     products = yield from cross_products(lay, iteration.session, wanted, options)
-    # The response holder stands last, as a site whose products with all others are known exactly.
+    # The response holder is last, as a site whose products with all others are known exactly.
     last = {(k, len(clients)): reply.arrays["with_response"] for k, reply in enumerate(clients)}
     whole = assemble_information([*within, response.arrays["gram"]], {**products.blocks, **last})
     return delta_method(nearest_psd(whole)[0], effective_score_map(sums, eliminated.Q))

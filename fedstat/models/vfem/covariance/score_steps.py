@@ -52,9 +52,9 @@ from fedstat.typing import Array, Bools, Floats, Ints
 # ----------------------------------------------------------------------------------------------------
 # A site's part of every entity's effective score, for the robust covariance.
 #
-# Effective means that the estimation of Sigma_k is accounted for. The score of entity i is ``z_i C_i +
-# V_i``, z = L_m the derivative of the log-likelihood by the linear predictor, which stays at the response
-# holder where the response is not normal; C and V are of the site's own columns and parameters.
+# Effective means that the estimation of Sigma_k is accounted for. The score of entity i is ``z_i C_i + V_i``,
+# where z = L_m is the derivative of the log-likelihood by the linear predictor. If the response is not
+# normal, z stays at the response holder. C and V depend on the site's own columns and parameters.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +66,7 @@ class ScoreParts:
 
     @classmethod
     def of(cls, state: State, block: BlockState, theta: BlockParameters) -> ScoreParts:
-        """Take the scores apart, in the units of the data."""
+        """Split the scores into C and V, in the units of the data."""
         absent = "Sigma was not eliminated; ask 'information' first"
         elimination = state.use("vfem elimination", SigmaElimination, absent)
         U, p, scale = block.staged["U"], len(theta.mu), units(block)
@@ -122,7 +122,7 @@ def local_products(data: SiteData, client: BlockState, of_response: Floats, by_v
 
 @step(FAMILY, "deal_product fitted scores", takes={"missing": MISSING}, releases=RESPONSE)
 def response_products(data: SiteData, state: State, missing: Bools) -> dict[str, Array]:
-    """Products of the response holder's part of the scores; (G, K), which sites miss in each pattern."""
+    """Products of the response holder's part of the scores; `missing` (G, K) are sites by pattern."""
     active = normal_response_of(state)
     z, inverse_v = active.z, 1.0 / active.v[active.code]
     minus_e = -0.5 * (inverse_v - z * z)
@@ -131,24 +131,25 @@ def response_products(data: SiteData, state: State, missing: Bools) -> dict[str,
 
 
 # ----------------------------------------------------------------------------------------------------
-# Products of effective scores where derivatives of the likelihood stay at the response holder.
+# Products of effective scores if derivatives of the likelihood stay at the response holder.
 #
-# The score of entity i at site k is ``z_i C_i + V_i`` (:class:`ScoreParts`), z known to the response
-# holder H, C and V to k. What leaves are sums over entities, each by one secure product of stacked columns:
+# The score of entity i at site k is ``z_i C_i + V_i`` (:class:`ScoreParts`); the response holder H knows z,
+# and site k knows C and V. Only sums over entities are released, each by one secure product of stacked
+# columns:
 #
 #     within k:   sum z^2 CC' + z (CV' + VC') + VV'    H [z^2; z; 1],   k [CC'; CV' + VC'; VV']
 #     H and k:    sum R (z C + V)'                     H [z R; R],      k [C; V]
 #     j and k:    sum (z C_j + V_j)(z C_k + V_k)'      j [s C; d2 C + d1 V; d1 C + V; s V],
 #                                                      k [(a2 C + a1 V)/s; C; V; a1 C/s]
 #
-# For the last H splits z (of length one at most, C grows instead) and z^2 at random: j is told d1 = z - a1
-# and d2 = z^2 - a2, k the normal numbers a1 and a2 of standard deviation s. Either alone moves the odds of
-# any two values of one z by less than one percent; both together have z, so that j and k must not collude.
-# The numbers are drawn from the site's secret and z: the same fit gives the same, and repeating it averages
-# nothing out.
+# For the last product, H splits z (scaled to at most one in absolute value; C grows instead) and z^2 at
+# random. Site j receives d1 = z - a1 and d2 = z^2 - a2, and site k the normal numbers a1 and a2 with standard
+# deviation s. Each alone changes the odds of any two values of one z by less than one percent. Both together
+# have z, so j and k must not collude. The numbers are drawn from the site's secret and z: the same fit gives
+# the same numbers, so repeating it does not average them out.
 
 SPREAD = 2.0**12
-"""s: standard deviation of the numbers that hide z, of which none is larger than one."""
+"""s: standard deviation of the numbers that hide z; no z is larger than one in absolute value."""
 ITEM_OF_RESPONSE = "vfem response scores"
 PARTS, SCORE_SQUARES, SHARED, BESIDE_SHARES = "score parts", "score squares", "scores shared", "scores beside"
 RESPONSE_OF_SCORES, RESPONSE_OF_SQUARES = "response scores", "response squares"
@@ -160,15 +161,16 @@ TIMES = {
     RESPONSE_OF_SCORES: 2,
     RESPONSE_OF_SQUARES: 3,
 }
-"""How often the entities stand below one another in the columns called so."""
+"""How often the entities are repeated in the stacked columns of each name."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ResponseScores:
-    """What the response holder multiplies: z, L_v and the scores of its own parameters (n,), (n, q).
+    """Columns that the response holder multiplies: z, L_v and the scores of its own parameters (n,), (n, q).
 
-    `clients` are those of the fit, `missing` (n, K) which of them lack each entity; `least` entities a sum
-    over some of them has to rest on. `own` (n, 2 p + 1) are scores of its own block, zero where it has none.
+    `clients` are those of the fit; `missing` (n, K) states which of them lack each entity. A sum over some
+    entities must include at least `least` of them. `own` (n, 2 p + 1) are scores of its own block, zero if it
+    has none.
     """
 
     z: Floats
@@ -180,13 +182,13 @@ class ResponseScores:
     own: Floats
 
     def rows(self, client: str) -> Ints:
-        """Entities that a site has, among those of the fit."""
+        """Return the entities that a site has, among those of the fit."""
         return np.flatnonzero(~self.missing[:, self.clients.index(client)])
 
     def columns(self, client: str) -> Floats:
         """Return R (n, 2 + K + 2p + 1): z, score of the scale, L_v by absent site, the own block."""
         absent, rows = np.zeros(self.missing.shape), self.rows(client)
-        # Sums over the few that a site has and another lacks would tell of these.
+        # Sums over the few that a site has and another lacks would reveal them.
         kept = safe_weights(self.by_v[rows], self.missing[rows], self.least)[1:]
         absent[rows] = np.column_stack(kept)
         return np.column_stack([self.z, self.by_scale, absent, self.own])
@@ -212,8 +214,8 @@ WHICH = control("sites of the fit, and who is told")
 def glm_scores_unmasked(data: SiteData, state: State, derivatives: Floats | None = None) -> dict[str, Array]:
     """Stage the effective scores from derivatives of the site's entities, (3, n_k).
 
-    The response holder has them, see :func:`first_derivatives`. Released are the local products, as those
-    of a normal response.
+    The response holder has them, see :func:`first_derivatives`. The local products are released, as for a
+    normal response.
     """
     client = glm_block_state_of(state)
     block = client.block
@@ -228,12 +230,12 @@ def glm_scores_unmasked(data: SiteData, state: State, derivatives: Floats | None
 
 @step(FAMILY, AFTER_INFORMATION, releases={"derivatives": DERIVATIVES}, name="glm_derivatives_openly")
 def glm_derivatives_unmasked(data: SiteData, state: State) -> dict[str, Array]:
-    """Release derivatives of every entity, which tell its response, where a fit sends columns openly."""
+    """Release derivatives of every entity, which reveal its response, if a fit sends columns openly."""
     return {"derivatives": first_derivatives(glm_response_of(state))}
 
 
 def first_derivatives(response: GLMResponse) -> Floats:
-    """Return L_m, L_v, and L_r where alpha is estimated, else zeros: (3, n)."""
+    """Return L_m, L_v, and L_r if alpha is estimated, otherwise zeros: (3, n)."""
     terms = response.terms
     by_scale = terms[BY_R] if response.estimates_alpha else np.zeros(terms.shape[1])
     return np.array([terms[BY_M], terms[BY_V], by_scale])
@@ -249,8 +251,9 @@ def first_derivatives(response: GLMResponse) -> Floats:
 def glm_response_scores(data: SiteData, state: State, text: str, missing: Bools) -> dict[str, Array]:
     """Stage the response holder's columns, release their products, and seal what hides z from the sites.
 
-    `text` lists the sites of the fit and, of these, those that are told of z; `missing` (G, K) says which
-    sites miss in each pattern. Released: ``gram`` R'R, and ``shown``, of the ``lengths``, for each of them.
+    `text` lists the sites of the fit and, among these, the sites that receive z; `missing` (G, K) states
+    which sites are missing in each pattern. Released: ``gram`` R'R, and ``shown``, of the ``lengths``, for
+    each of them.
     """
     response = glm_response_of(state)
     clients, told = json.loads(text)
@@ -273,7 +276,7 @@ def glm_response_scores(data: SiteData, state: State, text: str, missing: Bools)
 
 
 def response_for_products(state: State, response: GLMResponse) -> StandardizedResponse:
-    """Say of which rows the response holder's columns are, as for an exchange of moments."""
+    """State to which rows the response holder's columns belong, as for an exchange of moments."""
     y = response.y
     detail = detail_of(state, "response")
     return StandardizedResponse(y, response.spec, float(y.mean()), float(y.std()), response.rows, detail)
@@ -282,7 +285,7 @@ def response_for_products(state: State, response: GLMResponse) -> StandardizedRe
 def shares(
     data: SiteData, state: State, held: ResponseScores, response: GLMResponse, told: Sequence[str]
 ) -> list[Array]:
-    """Seal for each site the unit of z, z less a mask that later ones are told, and earlier masks."""
+    """Seal for each site the scale of z, z minus a mask that later sites receive, and earlier masks."""
     if not told:
         return []
     keys, entities = keys_of(state), entities_of(data.table)[response.rows]
@@ -311,9 +314,9 @@ def mask_of(data: SiteData, client: str, z: Floats) -> Floats:
 
 @step(FAMILY, AFTER_INFORMATION, takes={"shown": SHOWN}, asks=WHICH)
 def glm_scores(data: SiteData, state: State, text: str, shown: Array) -> dict[str, Array]:
-    """Stage the columns of which products make those of the effective scores; nothing leaves.
+    """Stage the columns whose products are those of the effective scores; nothing is released.
 
-    `text` names the response holder, the sites before this one, and says whether others come after it;
+    `text` names the response holder and the sites before this one, and states whether others come after it;
     `shown` is what the response holder sealed.
     """
     holder, before, last = json.loads(text)
@@ -339,7 +342,7 @@ def glm_scores(data: SiteData, state: State, text: str, shown: Array) -> dict[st
 def open_shares(
     data: SiteData, state: State, client: GLMBlockState, holder: str, shown: Array
 ) -> tuple[float, Floats]:
-    """Open what the response holder sealed: the unit of z, and numbers of the own entities (q, 2, n_k)."""
+    """Open what the response holder sealed: the scale of z, and numbers of the own entities (q, 2, n_k)."""
     keys, block = keys_of(state), client.block
     content = SealedChannel(keys, holder, "scores").open(shown.tobytes())
     entities = entities_of(data.table)[block.table_rows]
@@ -347,17 +350,17 @@ def open_shares(
     if not hmac.compare_digest(content[:MARK], marked):
         raise SecurityError(
             f"{data.name}: the entities of this fit are not the same, in the same order, as at '{holder}'; "
-            "nothing of it was used. Align the sites again"
+            "the message was not used. Align the sites again"
         )
     numbers = np.frombuffer(content[MARK:])
     return float(numbers[0]), numbers[1:].reshape(-1, 2, block.n_seen)
 
 
 def staged_scores(name: str, data: SiteData, state: State, of: str = "") -> Floats:
-    """Columns of a site that are multiplied."""
+    """Return the columns of a site that are multiplied."""
     found = glm_block_state_of(state).block.staged.get(f"{name}:{of}" if of else name)
     if found is None:
-        raise MessageError(f"{data.name}: has no columns '{name}' in this session")
+        raise MessageError(f"{data.name}: there are no columns '{name}' in this session")
     return found
 
 
@@ -375,7 +378,7 @@ def response_squares(data: SiteData, state: State, of: str = "") -> Floats:
 
 
 def response_of_scores(state: State) -> ResponseScores:
-    """Return what was staged of the response."""
+    """Return the staged columns of the response."""
     return state.use(ITEM_OF_RESPONSE, ResponseScores, "ask 'glm_response_scores' first")
 
 

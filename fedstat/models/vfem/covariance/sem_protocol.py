@@ -1,8 +1,8 @@
 """The protocol of supplemented EM (Meng and Rubin 1991), from the Jacobian of the EM map.
 
-V = I_oc^-1 (I - DM)^-1 with I_oc the expected complete-data information and DM the Jacobian of the map
-theta -> M(theta), by central differences, two evaluations for every parameter: (beta0, s2, beta, mu) and
-the lower triangle of every Sigma_k. Standardized columns are used throughout; the result is in the units
+V = I_oc^-1 (I - DM)^-1 with I_oc the expected complete-data information and DM the Jacobian of the map theta
+-> M(theta). Central differences compute it, with two evaluations for every parameter: (beta0, s2, beta, mu)
+and the lower triangle of every Sigma_k. Standardized columns are used throughout; the result is in the units
 of the data.
 """
 
@@ -23,7 +23,7 @@ from fedstat.models.vfem.iteration.protocol import EMIteration
 from fedstat.typing import Array, Floats
 
 DIFFERENCE = 1e-4
-"""Half the distance between two evaluations, of standardized parameters: balances rounding and curvature."""
+"""Half the distance between two evaluations of standardized parameters; balances rounding and curvature."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +60,10 @@ class SEMPoint:
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedSEM:
-    """A point with what the sites answered there.
+    """A point with the replies of the sites.
 
-    a is the mean of the linear predictor and w (p_k,) Sigma_k beta_k by site; v (G,) and `sums` (G, 3)
-    are the variance, and the sums of z, z^2 and 1/v, by pattern; `parts` the answers of the sites.
+    a is the mean of the linear predictor and w (p_k,) Sigma_k beta_k by site; v (G,) and `sums` (G, 3) are
+    the variance, and the sums of z, z^2 and 1/v, by pattern; `parts` the replies of the sites.
     """
 
     point: SEMPoint
@@ -76,10 +76,10 @@ class EvaluatedSEM:
 
 @dataclass(frozen=True, slots=True)
 class ExactEMMap:
-    """What stays fixed between evaluations of the exact EM map.
+    """Values that stay fixed between evaluations of the exact EM map.
 
-    Per site the sums of its columns by presence of the others (1 + K, p_k), and their cross-products
-    `S2`; `cross` are those between sites, on entities that both have.
+    Per site, the sums of its columns by presence of the others (1 + K, p_k), and their cross-products `S2`;
+    `cross` are those between sites, over entities that both have.
     """
 
     iteration: EMIteration
@@ -89,7 +89,7 @@ class ExactEMMap:
 
     @property
     def layout(self) -> Layout:
-        """Who takes part."""
+        """Sites that take part."""
         return self.iteration.layout
 
     @property
@@ -99,7 +99,7 @@ class ExactEMMap:
 
     @property
     def places(self) -> list[slice]:
-        """Where each site's columns stand behind the constant."""
+        """Indices of each site's columns after the constant."""
         return block_slices([np.ones(1), *self.S2])[1:]
 
     def evaluate(self, point: SEMPoint) -> FitProtocol[tuple[SEMPoint, Floats]]:
@@ -119,7 +119,7 @@ class ExactEMMap:
         return self.image(at, P), P
 
     def predict(self, point: SEMPoint) -> FitProtocol[Floats]:
-        """Sum of the sites' linear predictors about their means: (n,)."""
+        """Sum of the sites' linear predictors around their means: (n,)."""
         lay, ask = self.layout, self.iteration.ask
         replies = yield [
             ask(name, "sem_predictor", beta=point.beta[k], mu=point.mu[k])
@@ -128,7 +128,7 @@ class ExactEMMap:
         eta = np.zeros(lay.n)
         for name, reply in zip(lay.clients, replies, strict=True):
             part = reply.arrays["linear_predictor"]
-            # Under masks every site sends all entities, zero where it lacks them.
+            # With masks, every site sends all entities, zero if it lacks them.
             eta[slice(None) if self.iteration.masked else lay.rows[name]] += part
         return eta
 
@@ -151,7 +151,7 @@ class ExactEMMap:
         return [reply.arrays for reply in replies]
 
     def expected_gram(self, at: EvaluatedSEM) -> Floats:
-        """E sum (1, u)(1, u)' given what is seen."""
+        """Compute E sum (1, u)(1, u)' given observed columns."""
         lay, point, w, sums = self.layout, at.point, at.w, at.sums
         mis = lay.missing.astype(float)
         places = self.places
@@ -189,7 +189,7 @@ class ExactEMMap:
         n, s2, counts = self.layout.n, at.point.s2, self.layout.counts
         point, v, sums, parts = at.point, at.v, at.sums, at.parts
         gradient = np.concatenate([[s2 * sums[:, 0].sum()], *[part["gradient"] for part in parts]])
-        # One regression over all blocks: the sites know their own parts of the gradient only.
+        # One regression over all blocks: the sites know only their own parts of the gradient.
         step = np.linalg.solve(P, gradient)
         error = s2 * s2 * sums[:, 1].sum() + np.sum(counts * (v - s2) * s2 / v)
         beta = [b + step[here] for here, b in zip(self.places, point.beta, strict=True)]
@@ -246,7 +246,7 @@ def sem_covariance(
 ) -> FitProtocol[PsiCovariance]:
     """Covariance of psi by supplemented EM, at the estimates a and s2 of a fit that has converged.
 
-    Raises EstimationError where the EM map does not contract, so that no covariance follows from it.
+    Raises EstimationError if the EM map does not contract, because no covariance follows from it then.
     """
     lay = iteration.layout
     seen = ~lay.missing
@@ -293,7 +293,7 @@ def differentiate_em_map(em: ExactEMMap, centre: SEMPoint) -> FitProtocol[tuple[
 
 def solve_sem(information: Floats, DM: Floats) -> Floats:
     """V = I_oc^-1 (I - DM)^-1."""
-    # (I - DM)^-1 is a geometric series, and no covariance where that diverges.
+    # (I - DM)^-1 is a geometric series; it is not a covariance if the series diverges.
     if np.abs(np.linalg.eigvals(DM)).max() >= 1.0:
         raise EstimationError(
             "supplemented EM: the EM map does not contract at the estimate; use cov_type='observed'"

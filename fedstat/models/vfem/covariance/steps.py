@@ -50,12 +50,12 @@ from fedstat.typing import Array, Bools, Floats, Ints
 # The elimination of a block's covariance from the information at its site.
 
 MIN_EIGENVALUE = 1e-10
-"""Curvature per entity in a direction of Sigma_k, in units of the estimate, below which it counts as none."""
+"""Smallest curvature per entity in a direction of Sigma_k, in units of the estimate, that is not zero."""
 
 
 @dataclass(frozen=True, slots=True)
 class SigmaElimination:
-    """The negative Hessian of the block's likelihood in Sigma_k, made diagonal.
+    """Diagonal form of the negative Hessian of the block's likelihood in Sigma_k.
 
     With Sigma = T T' and the local scatter T diag(s) T', a symmetric perturbation T D T' has the quadratic
     form ``n_k sum_ij D_ij^2 (s_i + s_j - 1) / 2``; `inverse` (p, p) is ``2 / (n_k (s_i + s_j - 1))``,
@@ -103,7 +103,7 @@ def eliminate_sigma(client: BlockState, theta: BlockParameters, e: float) -> Sig
     T = theta.Sigma @ V
     curvature = 0.5 * n * (s[:, None] + s - 1.0)
     if (np.abs(curvature) < MIN_EIGENVALUE * n).any():
-        raise EstimationError("a block's covariance is not determined by the entities that have it")
+        raise EstimationError("the entities of a block do not determine its covariance")
     beta = T.T @ theta.beta
     precision_d = np.linalg.solve(theta.Sigma, d)
     along_beta = np.einsum("i,aj->aij", 2.0 * e * beta, T)
@@ -114,25 +114,24 @@ def eliminate_sigma(client: BlockState, theta: BlockParameters, e: float) -> Sig
 
 
 def units(client: BlockState) -> Floats:
-    """Factors that take derivatives by (beta, mu) of standardized columns to the units of the data."""
+    """Return factors that convert derivatives by (beta, mu) of standardized columns to units of the data."""
     return np.concatenate([client.scale, 1.0 / client.scale])
 
 
 # ----------------------------------------------------------------------------------------------------
 # A site's sums for the information on the estimates.
 #
-# Sigma_k enters the likelihood of y only through t_k = beta_k'Sigma_k beta_k, so each site can
-# eliminate its own Sigma_k, up to a K by K system at the coordinator
-# (:mod:`fedstat.models.vfem.covariance.information`). Everything that is released here is in the units of
-# the data.
+# Sigma_k enters the likelihood of y only through t_k = beta_k'Sigma_k beta_k, so each site can eliminate its
+# own Sigma_k, up to a K by K system at the coordinator (:mod:`fedstat.models.vfem.covariance.information`).
+# All releases here are in the units of the data.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WeightedRows:
-    """-L_mm of the site's rows (n_k,), which sites have each of them (n_k, K), and what comes of both.
+    """-L_mm of the site's rows (n_k,), which sites have each of them (n_k, K), and sums of both.
 
-    Sums of -L_mm uu' (p, p), and of -L_mm u and -L_mv u, in all and by the presence of every other site,
-    and by its absence, (1 + K, p).
+    The sums are those of -L_mm uu' (p, p), and of -L_mm u and -L_mv u over all rows, by the presence of every
+    other site, and by its absence, (1 + K, p).
     """
 
     h: Floats
@@ -143,7 +142,7 @@ class WeightedRows:
 
     @classmethod
     def of(cls, U: Floats, h: Floats, cross: Floats, others: Bools, least: int) -> WeightedRows:
-        """Sum rows of which all is known."""
+        """Sum rows whose derivatives are all known."""
         by_h, by_cross = safe_weighted_sums(U, h, others, least), safe_weighted_sums(U, cross, ~others, least)
         return cls(h, others, gram(U, h), by_h, by_cross)
 
@@ -216,10 +215,11 @@ def glm_information(
 ) -> dict[str, Array]:
     """Local sums of the information of another response.
 
-    Of the entities that another site has as well comes `h` (n_k,), -L_mm; of those that no other has
-    the mean, `alone`, and unless they are few the sums of the columns' products with -L_mm; and of -L_mv the
-    sums of the columns by absent site, sealed in `shown`, of these `lengths`. Where nobody can deal,
-    `h` and `cross`, -L_mv, are those of all entities; the response holder has them.
+    `h` (n_k,) is -L_mm of entities that another site has as well. For entities that no other site has, the
+    site receives the mean, `alone`, and, unless they are few, the sums of the columns' products with -L_mm.
+    It also receives the sums of the columns with -L_mv by absent site. These arrive sealed in `shown`, of
+    these `lengths`. If no third party can deal, `h` and `cross`, -L_mv, are those of all entities; the
+    response holder has them.
     """
     client = glm_block_state_of(state)
     block, theta = client.block, client.accepted
@@ -229,7 +229,7 @@ def glm_information(
         h, cross = np.maximum(-terms[BY_MM], 0.0), -terms[BY_MV]
     check_lengths(data.name, h=(h, len(U)), others=(others, len(U)))
     if (h < 0.0).any():
-        raise MessageError(f"{data.name}: array 'h' holds numbers below zero; the likelihood is log-concave")
+        raise MessageError(f"{data.name}: array 'h' has negative values, but the likelihood is log-concave")
     if cross is not None:
         check_lengths(data.name, cross=(cross, len(U)))
         state.tell(block.weights(h, "weights"), block.weights(cross, "weights"))
@@ -250,9 +250,9 @@ def glm_information(
 def sealed_weighted_rows(
     data: SiteData, state: State, client: GLMBlockState, rows: WeightedRows, boxes: Sequence[Array]
 ) -> WeightedRows:
-    """Put the response holder's sums in the place of those of rows of which it keeps what they weigh.
+    """Replace sums over rows whose weights the response holder keeps by the response holder's sums.
 
-    `boxes` have those of -L_mv by absent site, and unless these are few those of -L_mm at entities
+    `boxes` have the sums with -L_mv by absent site and, unless these are few, those with -L_mm over entities
     that no other site has.
     """
     mu, p = client.accepted.mu, len(client.accepted.mu)
@@ -268,7 +268,7 @@ def sealed_weighted_rows(
     U, h = client.block.X - mu, rows.h
     missed = S - np.outer(first, mu) - np.outer(mu, first) + n * np.outer(mu, mu) - gram(U, h * alone)
     of_alone = first - n * mu - column_sums(U, h * alone)
-    # They are in the sum over all rows, and in that of a group where too few others are outside of it.
+    # They are in the sum over all rows, and in that of a group if too few other rows are outside of it.
     kept = safe_weights(h, rows.others, data.min_count)
     whole = np.array([bool(w[alone].any()) for w in kept])[:, None]
     return replace(rows, gram=rows.gram + missed, by_h=rows.by_h + whole * of_alone, by_cross=by_cross)
@@ -279,23 +279,23 @@ def sum_information(
 ) -> dict[str, Array]:
     """Eliminate Sigma_k from the information, and stage the weighted columns for products with others.
 
-    `totals` are four: of -L_vv and -L_v over the entities that the site lacks, of -L_mm and L_m over
-    those that it has. Returns beta, w = Sigma beta; ``gram`` sum of h uu', u = x - mu; ``own`` the diagonal
-    block of (beta, mu) without it; weighted sums of u in all and by the presence (``by_v``) or absence
-    (``by_z``) of every other site; and what the elimination leaves.
+    `totals` are four: of -L_vv and -L_v over the entities that the site lacks, of -L_mm and L_m over those
+    that it has. Returns beta, w = Sigma beta; ``gram`` sum of h uu', u = x - mu; ``own`` the diagonal block
+    of (beta, mu) without it; weighted sums of u over all rows and by the presence (``by_v``) or absence
+    (``by_z``) of every other site; and the results of the elimination.
     """
     n, p, scale = client.n_seen, len(theta.mu), units(client)
     check_lengths(state.site, sums=(totals, 4))
     kappa, e, h_seen, z_seen = totals
     U, w, beta = client.X - theta.mu, theta.Sigma @ theta.beta, theta.beta
-    # Products of these with another site's are the sums over common entities of h u_j u_k'.
+    # Products with another site's columns give the sums over common entities of h u_j u_k'.
     root = np.sqrt(rows.h)[:, None] * U * client.scale
     client.staged = {"U": U, "weights": rows.h, "others": rows.others, "root": root}
     elimination = eliminate_sigma(client, theta, float(e))
     state.keep("vfem elimination", elimination, state.entities)
     own = np.zeros((2 * p, 2 * p))
     own[:p, :p] = 4.0 * kappa * np.outer(w, w) + 2.0 * e * theta.Sigma
-    # m has the product mu'beta in it: beside the second derivatives the first, z, stays.
+    # m includes the product mu'beta: in addition to the second derivatives, the first, z, remains.
     own[:p, p:] = z_seen * np.eye(p) - np.outer(rows.by_h[0], beta)
     own[p:, :p] = own[:p, p:].T
     own[p:, p:] = h_seen * np.outer(beta, beta) + n * np.linalg.inv(theta.Sigma)
@@ -313,14 +313,14 @@ def sum_information(
 
 
 # ----------------------------------------------------------------------------------------------------
-# Information on the alpha of a negative binomial response, beside that on the other parameters.
+# Information on the alpha of a negative binomial response, and on alpha and the other parameters.
 #
-# In log alpha, r: the response holder has -L_mr, -L_vr and -L_rr, and every site learns the sums of
-# its columns with -L_mr, sealed; where nobody can deal, -L_mr is sent.
+# The parameter is r = log alpha. The response holder has -L_mr, -L_vr and -L_rr, and every site learns the
+# sums of its columns with -L_mr, sealed. If no third party can deal, -L_mr is sent.
 
 
 def count_response(data: SiteData, state: State) -> GLMResponse:
-    """Return the response, which has to be negative binomial."""
+    """Return the response, which must be negative binomial."""
     response = glm_response_of(state)
     if response.spec.alpha is None:
         raise MessageError(f"{data.name}: the response of this fit has no alpha")
@@ -338,9 +338,9 @@ MIXED_DERIVATIVE = per_entity("mixed derivative of the log-likelihood", optional
     asks=control("which sites learn sums"),
 )
 def glm_scale_curvature(data: SiteData, state: State, text: str, patterns: Array) -> dict[str, Array]:
-    """Release ``sums`` (G, 3) of -L_mr, -L_vr and -L_rr by pattern, and seal what shows sites their sums.
+    """Release ``sums`` (G, 3) of -L_mr, -L_vr and -L_rr by pattern, and seal the sites' sums.
 
-    `text` lists these; where it lists none ``cross``, -L_mr of every entity, is released.
+    `text` lists the sites. If it lists none, ``cross``, -L_mr of every entity, is released.
     """
     response, clients = count_response(data, state), json.loads(text)
     if int(response.code.max()) >= int(patterns):
@@ -361,7 +361,7 @@ def glm_scale_curvature(data: SiteData, state: State, text: str, patterns: Array
 def glm_scale_information(
     data: SiteData, state: State, shown: Array | None = None, cross: Floats | None = None
 ) -> dict[str, Array]:
-    """Release the sums of the columns, less their means, with -L_mr of the site's entities: (p,)."""
+    """Release the sums of the columns, minus their means, with -L_mr of the site's entities: (p,)."""
     client = glm_block_state_of(state)
     block, mu = client.block, client.accepted.mu
     if shown is not None:
@@ -377,8 +377,8 @@ def glm_scale_information(
 # ----------------------------------------------------------------------------------------------------
 # A site's part of the supplemented EM algorithm.
 #
-# The exact EM map is evaluated at points near the estimate, in standardized columns; nothing of the
-# site's own fit changes.
+# The exact EM map is evaluated at points near the estimate, in standardized columns. The site's own fit does
+# not change.
 
 
 @step(
@@ -396,7 +396,7 @@ def glm_scale_information(
     name="sem_constants",
 )
 def constants(data: SiteData, state: State, others: Bools) -> dict[str, Array]:
-    """Release the estimates and the sums that the EM map needs once; `others` (n_k, K) have each entity.
+    """Release the estimates and the constant sums of the EM map; `others` (n_k, K) have each entity.
 
     beta, mu, Sigma of standardized columns; ``scale``; ``s1`` sums of the columns, over all rows and over
     those that each other site has; ``S2`` their cross-products.
@@ -427,7 +427,7 @@ def constants(data: SiteData, state: State, others: Bools) -> dict[str, Array]:
     name="sem_predictor",
 )
 def predictor(data: SiteData, state: State, beta: Floats, mu: Floats) -> dict[str, Array]:
-    """Centered linear predictor at another point."""
+    """Release the centered linear predictor at another point."""
     client = block_state_of(state)
     check_lengths(data.name, beta=(beta, len(client.scale)), mu=(mu, len(client.scale)))
     return {"linear_predictor": client.pad(row_dots(client.X, beta) - float(mu @ beta))}
@@ -462,7 +462,7 @@ def em_sums(
     mu: Floats,
     Sigma: Floats,
 ) -> dict[str, Array]:
-    """Local part of the exact M-step at another point.
+    """Compute the local part of the exact M-step at another point.
 
     Released: ``gradient`` of s2 Q by beta; ``mu`` and ``Sigma``, TWFL (6); ``u_z``, sums of (x - mu) z over
     the entities that each other site lacks, (K, p).
@@ -475,6 +475,6 @@ def em_sums(
     factor = cho_factor(Sigma, lower=True)
     image, direction, _ = m_step(client, theta, factor, z, missing, float(s2))
     u_z = safe_weighted_sums(client.X - mu, z, ~client.staged["others"], data.min_count)[1:]
-    # The coordinator solves for beta at all sites at once, from the gradients behind their directions.
+    # The coordinator solves for beta at all sites at once, from the gradients that give their directions.
     gradient = client.n * image.Sigma @ direction if not client.eta else direction * client.n / client.eta
     return {"gradient": gradient, "mu": image.mu, "Sigma": image.Sigma, "u_z": u_z}

@@ -1,10 +1,10 @@
 """The protocol of the quasi-Newton iterations of VFEM for a response that is not normal.
 
-The observed-data likelihood is maximized by a quasi-Newton method of which every site keeps its own
-part (:mod:`fedstat.models.vfem.iteration.quasi_newton`). One iteration is two round trips to the
-sites: down, what shows each the sums of its columns with the derivatives at the response holder, and
-up, inner products; down, the coefficients of a direction, and up, the linear predictors there. Of linear
-predictors, inner products and log-likelihoods sums over the sites are needed only, so that masks may
+A quasi-Newton method maximizes the observed-data likelihood; every site keeps its own part of the method
+(:mod:`fedstat.models.vfem.iteration.quasi_newton`). One iteration takes two round trips to the sites. In the
+first, each site receives the sums of its columns with the derivatives at the response holder, and returns
+inner products. In the second, it receives the coefficients of a direction, and returns the linear predictors
+there. Only sums over sites of linear predictors, inner products and log-likelihoods are needed, so masks may
 hide each site's part.
 """
 
@@ -34,29 +34,28 @@ SUFFICIENT = 1e-4
 ROUNDING = 1e-12
 SHORTEST = 2.0**-30
 COLLAPSE = 1e-6
-"""Share of the first information on the intercept that is left where fitted means run off to 0 and 1."""
+"""Share of the first information on the intercept that remains when fitted means approach 0 and 1."""
 
 MOST_EDGES = 3
-"""Iterations in a row that were cut short because linear predictors left all bounds."""
+"""Iterations in a row that were shortened because linear predictors grew beyond all bounds."""
 
 NO_EXCESS = ALPHAS[0] + np.log(2.0)
 UNDISPERSED = "alpha goes to zero: the counts vary no more than Poisson counts; use family Poisson"
 SEPARATED = (
-    "the likelihood rises as coefficients grow without bound: columns separate the response, or too few "
-    "entities have a block to tell how large its effects are; leave out columns or sites, or tabulate "
-    "each column against the response"
+    "the likelihood increases as coefficients grow without bound: columns separate the response, or too "
+    "few entities have a block to determine its effects. Leave out columns or sites, or tabulate each "
+    "column against the response"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class GLMPoint:
-    """An evaluated point: intercept, likelihood, and what the sites are sent of it.
+    """An evaluated point: intercept, likelihood, and the values that are sent to the sites.
 
-    `own` is the intercept, of standardized columns, and where the alpha of a negative binomial is estimated
-    its logarithm, of which `of_alpha` (2,) has the score and the sum of its squares. The log-likelihood is
-    that of response and blocks, `change` the largest since the accepted point; `sums` (G, 4) are those of
-    L_m, L_v, -L_mm and L_v^2 by pattern, and
-    `shown` is what the response holder has sealed for a site.
+    `own` is the intercept, for standardized columns, and if the alpha of a negative binomial is estimated its
+    logarithm; `of_alpha` (2,) has the score of the latter and the sum of its squares. The log-likelihood is
+    that of response and blocks, `change` the largest since the accepted point. `sums` (G, 4) are those of
+    L_m, L_v, -L_mm and L_v^2 by pattern, and `shown` is what the response holder has sealed for a site.
     """
 
     own: Floats
@@ -68,12 +67,12 @@ class GLMPoint:
 
     @property
     def intercept(self) -> float:
-        """That of standardized columns."""
+        """Intercept of standardized columns."""
         return float(self.own[0])
 
     @property
     def information(self) -> float:
-        """That on the intercept."""
+        """Information on the intercept."""
         return float(self.sums[:, 2].sum())
 
     @property
@@ -83,7 +82,7 @@ class GLMPoint:
 
     @property
     def informations(self) -> Floats:
-        """Information on each of these; on log alpha that of its scores, which grows with alpha from zero."""
+        """Information on each of these; for log alpha that of its scores, which increases with alpha."""
         return np.append(self.information, np.maximum(self.of_alpha[1:], 1.0))
 
 
@@ -91,12 +90,12 @@ class GLMPoint:
 class QuasiNewtonIteration(IterationState):
     """Steps of a quasi-Newton method, for a response that is not normal.
 
-    The intercept belongs to no site: `memory` is the coordinator's own part of the method. `edges`
-    counts the iterations in a row that were cut short because a linear predictor left all bounds. The
-    coordinator sits `at` a site or at none; it has log alpha beside the intercept where that is
-    estimated (`estimates_alpha`). `curved`: curvatures will be asked for, as sums over `min_count`
-    entities or more. `dealers` deal for each site and the response holder, None where
-    nobody can, and what stays at the response holder elsewhere is sent.
+    The intercept belongs to no site: `memory` is the coordinator's own part of the method. `edges` counts the
+    iterations in a row that were shortened because a linear predictor grew beyond all bounds. The coordinator
+    is `at` a site or at none. It has log alpha in addition to the intercept if alpha is estimated
+    (`estimates_alpha`). `curved`: curvatures will be requested, as sums over `min_count` entities or more.
+    `dealers` deal for each site and the response holder; None if no third party can, and the values that
+    otherwise stay at the response holder are then sent.
     """
 
     distribution: DistributionSpec = field(kw_only=True)
@@ -118,7 +117,7 @@ class QuasiNewtonIteration(IterationState):
 
     def maximise(self) -> FitProtocol[VFEMFit]:
         """Maximize the observed-data likelihood."""
-        # Under keys of all sites, which those of the masks take the place of.
+        # With keys of all sites, which replace those of the masks.
         yield from self._open()
         return (yield from self.hide(self._whole()))
 
@@ -150,13 +149,13 @@ class QuasiNewtonIteration(IterationState):
         )
 
     def _openings(self) -> list[ColumnOpening]:
-        """Say what all sites but the response holder open for sums with what it keeps."""
+        """List what all sites except the response holder open for sums with the values that it keeps."""
         lay, openings = self.layout, []
         for k, p in zip(lay.clients, lay.sizes, strict=True):
             if k == lay.active:
                 continue
             rows = lay.rows[k]
-            # Beside those of every iteration, the covariance needs one for each client that may lack them.
+            # In addition to every iteration, the covariance needs one for each client that may lack them.
             rounds = self.options.maxiter + 1 + (len(lay.clients) + self.estimates_alpha) * self.curved
             openings.append(ColumnOpening(k, BLOCK, 1 + p, np.arange(len(rows)), rows, rounds))
             alone = np.flatnonzero(self.alone(k)[lay.code[rows]])
@@ -167,11 +166,11 @@ class QuasiNewtonIteration(IterationState):
 
     @property
     def sealed(self) -> list[tuple[str, str]]:
-        """Columns, as they were opened, and the site of each of the sums that an evaluation seals."""
+        """Return columns as they were opened, and the site of each of the sums that an evaluation seals."""
         return [(BLOCK, k) for k in self.dealers or ()]
 
     def alone(self, client: str) -> Bools:
-        """Which patterns have this site's columns and no others: (G,)."""
+        """Return which patterns have this site's columns and no others: (G,)."""
         seen = ~self.layout.missing
         return np.asarray(seen[:, self.layout.clients.index(client)] & (seen.sum(axis=1) == 1))
 
@@ -179,7 +178,7 @@ class QuasiNewtonIteration(IterationState):
         """Evaluate coefficients of zero."""
         lay = self.layout
         self.memory = QuasiNewtonMemory(self.options.memory)
-        # At coefficients of zero the maximum over the intercept is known.
+        # If all coefficients are zero, the maximum over the intercept is known.
         own = self.distribution.make().link(np.array([self.mean]))
         if self.estimates_alpha:
             own = np.append(own, np.log(self.distribution.alpha or 1.0))
@@ -191,10 +190,9 @@ class QuasiNewtonIteration(IterationState):
     def _evaluate(
         self, at: Floats, weights: Sequence[Mapping[str, Any]], length: float, needed: float = -np.inf
     ) -> FitProtocol[GLMPoint | None]:
-        """Evaluate the likelihood along the direction; None where the point is not admissible.
+        """Evaluate the likelihood along the direction; None if the point is not admissible.
 
-        None as well where the log-likelihood is below the one needed; `at` are the coordinator's own
-        parameters.
+        Also None if the log-likelihood is below the required one; `at` are the coordinator's own parameters.
         """
         if len(at) > 1 and not ALPHAS[0] <= at[1] <= ALPHAS[1]:
             self.at_the_edge = True
@@ -210,7 +208,7 @@ class QuasiNewtonIteration(IterationState):
         more = {} if needed == -np.inf else {"lowest": needed - of_blocks}
         if len(at) > 1:
             more["alpha"] = float(np.exp(at[1]))
-        # What is missing enters by its pattern: the mean and the variance of the absent linear predictors.
+        # Missing blocks enter by their pattern: the mean and the variance of the absent linear predictors.
         (reply,) = yield [
             self.ask(
                 lay.active,
@@ -240,7 +238,7 @@ class QuasiNewtonIteration(IterationState):
         )
 
     def _residuals(self) -> FitProtocol[dict[str, dict[str, Any]]]:
-        """Tell every site the sums of its columns: sealed, or where nobody can deal by the numbers."""
+        """Send every site the sums of its columns: sealed, or unsealed if no third party can deal."""
         lay = self.layout
         if self.dealers is not None:
             return {k: {"shown": shown} for k, shown in self.point.shown.items()}
@@ -248,7 +246,7 @@ class QuasiNewtonIteration(IterationState):
         return {k: {"z": reply.arrays["z"][lay.rows[k]]} for k in lay.clients if k != lay.active}
 
     def take(self) -> FitProtocol[None]:
-        """Accept the evaluated point: ask for products of scores, and combine the next direction."""
+        """Accept the evaluated point: request products of scores, and combine the next direction."""
         lay, at = self.layout, self.point
         self.memory.take(at.own, at.score)
         self.first_information = self.first_information or at.information
@@ -267,7 +265,7 @@ class QuasiNewtonIteration(IterationState):
         sy = sy + np.sum([reply.arrays["sy"] for reply in replies], axis=0)
         yhy = yhy + np.sum([reply.arrays["yhy"] for reply in replies], axis=0)
         self.weights, self.slope = quasi_newton(sy, yhy)
-        # Nothing moved to the first point, which must not pass for convergence.
+        # The first point has no change, which must not count as convergence.
         self.enter(
             at.log_likelihood,
             float(np.sqrt(yhy[-1, -1] / lay.n)),
@@ -279,11 +277,11 @@ class QuasiNewtonIteration(IterationState):
         return np.asarray(score / self.point.informations)
 
     def move(self) -> FitProtocol[bool]:
-        """Go along the direction until the log-likelihood has risen enough; False where it does not."""
+        """Follow the direction until the log-likelihood has increased enough; False if it does not."""
         weights = {"of_steps": self.weights.steps, "of_scores": self.weights.scores}
         own = self.memory.direction(self.weights, self._scale)
         before, length, self.at_the_edge = self.point, 1.0, False
-        # Near the maximum the likelihood moves by less than its own rounding.
+        # Near the maximum, the likelihood changes by less than its own rounding.
         slack = ROUNDING * abs(before.log_likelihood)
         while length >= SHORTEST:
             at = before.own + length * own
@@ -299,15 +297,15 @@ class QuasiNewtonIteration(IterationState):
         return False
 
     def separated(self) -> bool:
-        """Whether linear predictors run off, to where the response has no variance or beyond all bounds."""
+        """Whether linear predictors diverge: no variance of the response is left, or no bound holds."""
         # Fitted means of 0 or 1 leave no information on the intercept.
         collapsed = self.point.information < COLLAPSE * self.first_information
         return bool(collapsed or self.edges >= MOST_EDGES)
 
     def climb(self) -> FitProtocol[None]:
-        """Go on to a stationary point of the observed-data likelihood.
+        """Continue to a stationary point of the observed-data likelihood.
 
-        Raises EstimationError where the likelihood has no maximum.
+        Raises EstimationError if the likelihood has no maximum.
         """
         for _ in range(self.options.maxiter):
             yield from self.take()
@@ -319,7 +317,7 @@ class QuasiNewtonIteration(IterationState):
                 raise EstimationError(SEPARATED)
             moved = yield from self.move()
             if not moved:
-                self.reason = "no step raises the log-likelihood"
+                self.reason = "no step increases the log-likelihood"
                 return
 
     def estimate(self) -> FitProtocol[VFEMFit]:
@@ -342,7 +340,7 @@ class QuasiNewtonIteration(IterationState):
 
 
 def split_by_site(arrays: Mapping[str, Array]) -> list[Array]:
-    """Take the sealed messages of an answer apart; none where nothing was sealed."""
+    """Split a reply into its sealed messages; None if nothing was sealed."""
     if "shown" not in arrays:
         return []
     return list(np.split(arrays["shown"], np.cumsum(arrays["lengths"])[:-1]))

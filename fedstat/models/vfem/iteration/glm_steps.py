@@ -64,22 +64,23 @@ from fedstat.models.vfem.iteration.steps import block_log_likelihood
 from fedstat.typing import Array, Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# Steps of the response holder in the iterations of VFEM where the response is not normal.
+# Steps of the response holder in the iterations of VFEM if the response is not normal.
 #
-# Released while iterating: sums by missing pattern and scalars. Derivatives of the log-likelihood per entity
-# stay here: what every site needs of them, the sums of its columns times these, it learns alone, by
-# :mod:`fedstat.federation.protocols.running_sums`. Only where nobody can deal for that are they sent.
+# While iterating, it releases sums by missing pattern and scalars. Row-level derivatives of the
+# log-likelihood stay here. Each site needs the sums of its columns times these; it alone learns them, by
+# :mod:`fedstat.federation.protocols.running_sums`. The derivatives are sent only if no third party can deal
+# for that.
 
 
 def glm_response_of(state: State) -> GLMResponse:
-    """Return this fit's response, or say that the fit was not started here."""
+    """Return this fit's response, or report that the fit was not started here."""
     return state.use(
         "vfem glm response", GLMResponse, "this fit was not started here; ask 'glm_start_response' first"
     )
 
 
 def rows_of_numbers(state: State) -> Ints:
-    """Rows of the table that the entities of this fit are, (n,)."""
+    """Rows of the table that belong to the entities of this fit, (n,)."""
     return glm_response_of(state).rows
 
 
@@ -103,10 +104,10 @@ CURVATURES = declare_sums("sums of derivatives of the log-likelihood by pattern"
 def glm_start_response(
     data: SiteData, state: State, text: str, keep: Bools, code: Ints, estimated: Array | None = None
 ) -> dict[str, Array]:
-    """Choose the entities of a fit; release the mean of their response, and its log-likelihood under that.
+    """Select the entities of a fit; release the mean of their response, and its log-likelihood at that mean.
 
-    `text` names family and link; `keep` and `code` are those of :func:`choose_response`; where alpha is
-    `estimated` the log-likelihood is the largest over it.
+    `text` names family and link; `keep` and `code` are those of :func:`choose_response`. If alpha is
+    `estimated`, the log-likelihood is the largest over it.
     """
     spec, y = DistributionSpec.from_json(text), choose_response(data, state, keep, code)
     check_response(data.name, spec.name, y)
@@ -153,16 +154,15 @@ def glm_evaluate(
     lowest: Array | None = None,
     alpha: Array | None = None,
 ) -> dict[str, Array]:
-    """Evaluate the likelihood of the response given what is seen of each entity.
+    """Evaluate the likelihood of the response given the observed blocks of each entity.
 
-    `predictor` (n,) is the intercept plus the sites' linear predictors of the blocks that an entity
-    has; `centre` and `spread` (G,) are the sums of mu'beta and of beta'Sigma beta over the sites that
-    miss in each pattern. `text` names the columns whose sites learn their sums with L_m; `alpha` is
-    that of a negative binomial response, where it is estimated. Released:
-    ``inside``, which is 0, and nothing else comes, when a linear predictor is too large to compute with;
-    ``log_likelihood``, and unless it is below `lowest`: ``sums`` (G, 4) of L_m, L_v, -L_mm and L_v^2 by
-    pattern, ``of_alpha`` (2,) of its score and the squares, and ``shown``, of the ``lengths`` (K,), for each
-    site.
+    `predictor` (n,) is the intercept plus the sites' linear predictors of the blocks that an entity has;
+    `centre` and `spread` (G,) are the sums of mu'beta and of beta'Sigma beta over the sites that are missing
+    in each pattern. `text` names the columns whose sites learn their sums with L_m. `alpha` is that of a
+    negative binomial response, if it is estimated. Released: ``inside``, which is 0, without anything else,
+    if a linear predictor is too large to compute with; otherwise ``log_likelihood``, and unless it is below
+    `lowest`: ``sums`` (G, 4) of L_m, L_v, -L_mm and L_v^2 by pattern, ``of_alpha`` (2,) of its score and the
+    squares, and ``shown``, of the ``lengths`` (K,), for each site.
     """
     response = glm_response_of(state)
     if alpha is not None:
@@ -170,12 +170,12 @@ def glm_evaluate(
     G = len(centre)
     check_lengths(data.name, predictor=(predictor, len(response.y)), spread=(spread, G))
     if int(response.code.max()) >= G or (spread < 0.0).any():
-        raise MessageError(f"{data.name}: array 'spread' must be a variance for each missing pattern")
+        raise MessageError(f"{data.name}: array 'spread' must have a variance for each missing pattern")
     m, v = predictor + centre[response.code] + response.offset, spread[response.code]
-    # Out there the integral needs ever more nodes, and no data lie there.
+    # Far out, the integral needs more and more nodes, and there are no data.
     if np.abs(m).max() > LARGEST_MEAN or v.max() > LARGEST_VARIANCE:
         return {"inside": np.array(0)}
-    # Predictors that differ at few entities would make the likelihood tell the responses of these.
+    # If predictors differ for only a few entities, the likelihood would reveal the responses of these.
     state.tell(ExternalWeights(m - np.median(m), "deviations of linear predictors from their median"))
     response.m, response.v = m, v
     terms = observed_likelihood(response.spec, response.y, m, v)
@@ -184,10 +184,10 @@ def glm_evaluate(
     response.terms = terms
     log_likelihood = np.array(terms[LOG_P].sum())
     told = {"inside": np.array(1), "log_likelihood": log_likelihood}
-    # Of a point that is not accepted nothing else is said.
+    # If the point is not accepted, nothing else is released.
     if lowest is not None and not log_likelihood >= lowest:
         return told
-    # The likelihood is log-concave in m; below zero there is rounding alone.
+    # The likelihood is log-concave in m; negative values are only rounding.
     z, h = terms[BY_M], np.maximum(-terms[BY_MM], 0.0)
     told["sums"] = response.by_pattern(np.array([z, terms[BY_V], h, terms[BY_V] ** 2]), G)
     if alpha is not None:
@@ -197,20 +197,20 @@ def glm_evaluate(
 
 
 def with_alpha(site: str, spec: DistributionSpec, alpha: float) -> DistributionSpec:
-    """Return the negative binomial with this alpha, as if a stranger had chosen it."""
+    """Return the negative binomial with this alpha, checked as a value from an unknown sender."""
     if spec.alpha is None or not ALPHAS[0] <= np.log(max(alpha, 1e-300)) <= ALPHAS[1]:
         raise MessageError(f"{site}: array 'alpha' is not that of a negative binomial response")
     return replace(spec, alpha=alpha)
 
 
 def seal_of(data: SiteData, state: State, columns: str, client: str, values: Floats) -> Array:
-    """Seal the sums of columns that a site opened with some numbers, (n,) of all entities."""
+    """Seal the sums of a site's opened columns with some numbers, (n,) for all entities."""
     taken = taken_of(state, columns, client, rows_of_numbers(state))
     return seal_sums(data, state, taken, values[taken.rows])
 
 
 def seal_all(boxes: Iterable[Array]) -> dict[str, Array]:
-    """Put sealed messages one after the other; nothing where there are none."""
+    """Concatenate sealed messages; nothing if there are none."""
     shown = list(boxes)
     if not shown:
         return {}
@@ -223,7 +223,7 @@ def seal_all(boxes: Iterable[Array]) -> dict[str, Array]:
     releases={"z": per_entity("derivative of the log-likelihood by the linear predictor")},
 )
 def glm_residuals(data: SiteData, state: State) -> dict[str, Array]:
-    """Release the derivatives L_m of every entity, which tell its response, where nobody can deal."""
+    """Release the derivatives L_m of every entity, which reveal its response, if no third party can deal."""
     return {"z": glm_response_of(state).terms[BY_M]}
 
 
@@ -238,13 +238,13 @@ def glm_residuals(data: SiteData, state: State) -> dict[str, Array]:
     asks=control("which sites learn sums"),
 )
 def glm_curvature(data: SiteData, state: State, text: str, missing: Bools, each: Bools) -> dict[str, Array]:
-    """Release what the observed information needs of the last evaluation.
+    """Release the values of the last evaluation that the observed information needs.
 
-    `missing` (G, K) tells which site misses in which pattern, `each` (G,) of which patterns curvatures
-    leave one by one; `text` lists the sites that learn sums, of block and of squares. Released:
+    `missing` (G, K) states which site is missing in which pattern, `each` (G,) for which patterns curvatures
+    are released one by one; `text` lists the sites that learn sums, of block and of squares. Released:
     ``sums`` (G, 5) of -L_mm, -L_mv, -L_vv, -L_v and L_m by missing pattern; ``h`` -L_mm per entity, and
-    ``shown``, of the ``lengths``: by site, sums of the block with -L_mv by absent site, and of
-    the squares with -L_mm.
+    ``shown``, of the ``lengths``: by site, sums of the block with -L_mv by absent site, and of the squares
+    with -L_mm.
     """
     response = glm_response_of(state)
     told = {"sums": sum_curvatures(data, response, len(missing))}
@@ -260,7 +260,7 @@ def glm_curvature(data: SiteData, state: State, text: str, missing: Bools, each:
             boxes.append(seal_of(data, state, BLOCK, client, values))
         if client in asked[SQUARES]:
             taken = taken_of(state, SQUARES, client, response.rows)
-            # As many sums as entities would give the curvatures away.
+            # As many sums as entities would reveal the curvatures.
             state.tell(GroupSums(np.zeros_like(taken.rows), taken.part.product.columns_a - CHECK))
             boxes.append(seal_sums(data, state, taken, h[taken.rows]))
     return told | seal_all(boxes)
@@ -277,7 +277,7 @@ def glm_curvature(data: SiteData, state: State, text: str, missing: Bools, each:
     },
 )
 def glm_curvature_openly(data: SiteData, state: State, patterns: Array) -> dict[str, Array]:
-    """Release -L_mm and -L_mv of every entity, and ``sums`` as above, where nobody can deal."""
+    """Release -L_mm and -L_mv of every entity, and ``sums`` as above, if no third party can deal."""
     response = glm_response_of(state)
     h, cross = np.maximum(-response.terms[BY_MM], 0.0), -response.terms[BY_MV]
     return {"h": h, "cross": cross, "sums": sum_curvatures(data, response, int(patterns))}
@@ -317,7 +317,7 @@ def glm_fitted(data: SiteData, state: State) -> dict[str, Array]:
     },
 )
 def glm_pearson(data: SiteData, state: State) -> dict[str, Array]:
-    """Release the sum of squared residuals of a count over their variance given what is seen, and of squares.
+    """Release Pearson's statistic of counts, with variances given the observed blocks.
 
     ``pearson`` (2,): Pearson's statistic, and the sum of its squared terms.
     """
@@ -329,29 +329,29 @@ def glm_pearson(data: SiteData, state: State) -> dict[str, Array]:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Steps of a site in the iterations of VFEM where the response is not normal.
+# Steps of a site in the iterations of VFEM if the response is not normal.
 #
-# The linear predictor of entity i given what is seen of it is normal with mean and variance
+# Given the observed blocks of entity i, its linear predictor is normal with mean and variance
 #
 #     m_i = b + sum_{k seen} x_i^k' beta_k + sum_{k missing} mu_k' beta_k,
 #     v_i = sum_{k missing} beta_k' Sigma_k beta_k.
 #
-# The response holder turns m_i and v_i into the likelihood and its derivatives L_m and L_v; the score of
-# (beta_k, mu_k, Sigma_k) is a sum over the site's own rows, of which it learns no more than that
-# sum. Columns are standardized at their site.
+# The response holder turns m_i and v_i into the likelihood and its derivatives L_m and L_v. The score of
+# (beta_k, mu_k, Sigma_k) is a sum over the site's own rows; the site learns no more than that sum. Columns
+# are standardized at their site.
 
 NOT_STARTED = "this fit was not started here; ask 'glm_start' first"
 RIDGE = 1e-10
-"""Where fitted means run off to 0 and 1 no curvature is left, and the step must stay finite."""
+"""Where fitted means approach 0 and 1, no curvature is left, but the step must stay finite."""
 
 
 @dataclass(slots=True)
 class GLMBlockState:
     """One site's block during a fit, and its part of the quasi-Newton method.
 
-    `memory` has its latest steps in (beta, mu, Sigma), written out as one vector; `trial` is the point that
-    was asked about last; `inverses` (p, p) are those of the local information on beta, without terms of mean
-    zero, and on mu.
+    `memory` has its latest steps in (beta, mu, Sigma), written as one vector; `trial` is the point of the
+    last request; `inverses` (p, p) are those of the local information on beta, without terms of mean zero,
+    and on mu.
     """
 
     block: BlockState
@@ -362,7 +362,7 @@ class GLMBlockState:
 
     @property
     def accepted(self) -> BlockParameters:
-        """The point at which the score was taken last."""
+        """The point where the score was computed last."""
         return unpack(self.memory.point, len(self.trial.mu))
 
     def scale_scores(self, scores: Floats) -> Floats:
@@ -381,13 +381,13 @@ def pack(theta: BlockParameters) -> Floats:
 
 
 def unpack(vector: Floats, p: int) -> BlockParameters:
-    """Read what :func:`pack` wrote; Sigma stays symmetric to the bit."""
+    """Read the output of :func:`pack`; Sigma stays exactly symmetric."""
     Sigma = vector[2 * p :].reshape(p, p)
     return BlockParameters(vector[:p], vector[p : 2 * p], 0.5 * (Sigma + Sigma.T))
 
 
 def glm_block_state_of(state: State) -> GLMBlockState:
-    """Return this fit's site, or say that the fit was not started here."""
+    """Return this fit's site, or report that the fit was not started here."""
     client = state.use(BLOCK_STATE_ITEM, GLMBlockState, NOT_STARTED)
     if not isinstance(client, GLMBlockState):  # a fit by another algorithm was
         raise MessageError(f"{state.site}: {NOT_STARTED}")
@@ -402,12 +402,12 @@ def _inner(what: str) -> ArrayDeclaration:
 def glm_start(
     data: SiteData, state: State, keep: Bools, rows: Ints, n: Array, filled: Array, memory: Array
 ) -> dict[str, Array]:
-    """Standardize the block and begin at coefficients of zero; nothing leaves.
+    """Standardize the block and begin at coefficients of zero; nothing is released.
 
     See :func:`stage_block_state`.
     """
     if not 1 <= int(memory) <= MOST_STEPS_KEPT:
-        raise MessageError(f"{data.name}: expected 1 to {MOST_STEPS_KEPT} steps to remember")
+        raise MessageError(f"{data.name}: expected 1 to {MOST_STEPS_KEPT} remembered steps")
     block = stage_block_state(data, state, keep, rows, int(n), bool(filled), memory=0)
     check_allocation(data.name, int(n), block.X.size)
     block.padded = True
@@ -441,10 +441,10 @@ def glm_score(
 ) -> dict[str, Array]:
     """Accept the latest point, and release products of the local score and of the latest steps.
 
-    `missing` (4,) are the sums of L_m, L_v, -L_mm and L_v^2 over entities that the site lacks, `h`
-    that of -L_mm over those that it has. Of L_m at these it learns the sums with its columns, which `shown`
-    brings; where nobody can deal, z (n_k,) is L_m itself, and the response holder has it. Released: ``sy``
-    S'[Y, g] and ``yhy`` [Y, g]'H[Y, g]; see
+    `missing` (4,) are the sums of L_m, L_v, -L_mm and L_v^2 over entities that the site lacks, `h` that of
+    -L_mm over those that it has. For the latter, the site learns the sums of L_m with its columns, which
+    arrive in `shown`. If no third party can deal, z (n_k,) is L_m itself, and the response holder has it.
+    Released: ``sy`` S'[Y, g] and ``yhy`` [Y, g]'H[Y, g]; see
     :class:`~fedstat.models.vfem.iteration.quasi_newton.QuasiNewtonMemory`.
     """
     client = glm_block_state_of(state)
@@ -469,10 +469,11 @@ def local_inverses(
 ) -> tuple[Floats, Floats]:
     """Inverse local information on beta and on mu, with the mean weight for every row; see :func:`glm_score`.
 
-    Whatever stands here shapes the way and not its end; the weights of single rows tell of their response.
+    This inverse affects the path but not the solution; the weights of single rows would reveal their
+    response.
     """
     w, (h_mis, squares) = theta.Sigma @ theta.beta, missing[2:]
-    # Without terms of mean zero it is a sum of squares, and no direction can point downhill.
+    # Without terms of mean zero, it is a sum of squares, and no direction can point downhill.
     P = max(h, 0.0) / block.n_seen * block.S2 + h_mis * np.outer(theta.mu, theta.mu)
     P += 4.0 * squares * np.outer(w, w)
     P += RIDGE * np.trace(P) / len(w) * np.eye(len(w))
@@ -489,7 +490,7 @@ def local_score(block: BlockState, theta: BlockParameters, by_beta: Floats, miss
     by_beta = by_beta + mu * z_mis + 2.0 * lv_mis * (Sigma @ beta)
     by_mu = z_mis * beta + cho_solve(factor, block.s1 - n * mu)
     by_Sigma = 0.5 * cho_solve(factor, cho_solve(factor, scatter - n * Sigma).T)
-    # Rounding must not take Sigma out of the symmetric matrices over many steps.
+    # Rounding must not make Sigma asymmetric over many steps.
     by_Sigma = 0.5 * (by_Sigma + by_Sigma.T) + lv_mis * np.outer(beta, beta)
     return np.concatenate([by_beta, by_mu, by_Sigma.ravel()])
 
@@ -516,17 +517,17 @@ def local_score(block: BlockState, theta: BlockParameters, by_beta: Floats, miss
 def glm_move(
     data: SiteData, state: State, of_steps: Floats, of_scores: Floats, length: Array
 ) -> dict[str, Array]:
-    """Go along a direction from the accepted point, and release the linear predictor there.
+    """Move along a direction from the accepted point, and release the linear predictor there.
 
     `of_steps` (q,) and `of_scores` (q + 1,) are the coefficients of the direction; a length of 0 stays.
-    Released: ``inside``, which is 0, and nothing else comes, when Sigma has left the positive cone; the
-    linear predictor of all n entities, zero where the site lacks them; ``centre`` mu'beta and
-    ``spread`` beta'Sigma beta; the log-likelihood of the block less its maximum; the largest change.
+    Released: ``inside``, which is 0, without anything else, if Sigma has left the positive cone; otherwise
+    the linear predictor of all n entities, zero where the site lacks them; ``centre`` mu'beta and ``spread``
+    beta'Sigma beta; the log-likelihood of the block minus its maximum; the largest change.
     """
     client = glm_block_state_of(state)
     kept, p = len(client.memory.steps), len(client.trial.mu)
     check_lengths(data.name, of_steps=(of_steps, kept), of_scores=(of_scores, kept + 1))
-    # A length of zero must give the accepted point to the bit.
+    # A length of zero must reproduce the accepted point exactly.
     move = np.zeros_like(client.memory.point)
     if length != 0.0:
         weights = DirectionWeights(of_steps, of_scores)
@@ -573,7 +574,7 @@ def glm_estimates(data: SiteData, state: State) -> dict[str, Array]:
 def columns_opened(data: SiteData, state: State, which: str, only: Ints) -> tuple[Floats, Ints]:
     """Columns of some entities that are opened for sums: ones and the block, and squares and products.
 
-    With their rows of the table. What follows a blank in the name tells openings apart.
+    With their rows of the table. The part of the name after a blank distinguishes openings.
     """
     block = glm_block_state_of(state).block
     X = block.X
@@ -585,7 +586,7 @@ def columns_opened(data: SiteData, state: State, which: str, only: Ints) -> tupl
         i, j = np.triu_indices(X.shape[1])
         parts.append(X[:, i] * X[:, j])
     elif kind != BLOCK:
-        raise MessageError(f"{data.name}: has no columns '{which}' to open")
+        raise MessageError(f"{data.name}: there are no columns '{which}' to open")
     return np.hstack(parts), block.table_rows[only]
 
 

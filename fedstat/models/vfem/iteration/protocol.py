@@ -18,16 +18,16 @@ from fedstat.models.vfem.iteration.state import SMALLEST_MEMORY, IterationState,
 from fedstat.typing import Floats
 
 # ----------------------------------------------------------------------------------------------------
-# The coordinator's account of the sites' points that may be mixed.
+# The coordinator's record of the sites' points that may be mixed.
 
 
 @dataclass(slots=True)
 class SitePoints:
-    """What the coordinator knows of the points that may be mixed.
+    """The coordinator's knowledge of the points that may be mixed.
 
-    Of linear predictors it needs the sum over sites only; those of the points stand in a ring of rows,
-    `predictors` (memory + 2, n), of which `newest` is the latest; `padded` where they come for all entities.
-    Per site `centres` (q, q) are products mu'beta of its points, `spreads` (q, q, q) beta'Sigma beta.
+    It needs only the sum of linear predictors over sites. Those of the points are in a ring of rows,
+    `predictors` (memory + 2, n), whose latest is `newest`; `padded` if they come for all entities. Per site,
+    `centres` (q, q) are products mu'beta of its points, `spreads` (q, q, q) beta'Sigma beta.
     """
 
     predictors: Floats
@@ -52,7 +52,7 @@ class SitePoints:
 
     def mixed(self, weights: Floats, layout: Layout) -> tuple[Floats, Floats]:
         """Return eta (n,), the sum of centered linear predictors, and t (K,) at a mixture of the points."""
-        # The newest weight goes to the newest row; rows of forgotten points weigh nothing.
+        # The newest weight goes to the newest row; rows of forgotten points have weight zero.
         ring = np.zeros(len(self.predictors))
         ring[(self.newest - np.arange(len(weights))[::-1]) % len(ring)] = weights
         differences = np.append(weights[:-1], 1.0)  # from the newest point
@@ -81,7 +81,7 @@ class EvaluatedResponse:
 
 @dataclass(frozen=True, slots=True)
 class ResponseStep:
-    """One M-step of (a, s2): from where, to where, and the full move of the centered intercept."""
+    """One M-step of (a, s2): its start, its end, and the full step of the centered intercept."""
 
     at: Floats
     image: Floats
@@ -101,7 +101,7 @@ class ResponseScore:
 class ResponsePoints:
     """Points (a, s2), aligned with those of the sites.
 
-    `counts` (G,) are the entities of each pattern, `memory` the earlier points that may be mixed; mean and
+    `counts` (G,) are the entities of each pattern, `memory` the earlier points that may be mixed. Mean and
     variance of the response, `moments` (2,), are the first point.
     """
 
@@ -123,7 +123,7 @@ class ResponsePoints:
         return float(a), float(s2)
 
     def vanishing(self, s2: float, v: Floats) -> bool:
-        """Whether a variance is zero or below."""
+        """Whether a variance is zero or negative."""
         return bool(s2 <= VANISHING * self.moments[1] or (v <= 0.0).any())
 
     def score(self, at: EvaluatedResponse) -> ResponseScore:
@@ -141,15 +141,16 @@ class ResponsePoints:
 
     def _moves(self, at: EvaluatedResponse) -> tuple[float, float]:
         n, s2 = self.counts.sum(), at.s2
-        # Expected squared errors: (s2 z)^2 of what is known of each, and s2 (v - s2) / v of what is not.
+        # Expected squared errors: (s2 z)^2 of the observed part of each, and s2 (v - s2) / v of the missing
+        # part.
         new = s2 * s2 * at.z2.sum() / n + np.sum(self.counts * (at.v - s2) * s2 / at.v) / n
         return float(s2 * at.z1.sum() / n), float(new - s2)
 
     def take(self, evaluated: EvaluatedResponse, omega: float, recentring: float) -> Floats:
-        """Enter the M-step of an evaluated point, and return the products of its move with the others.
+        """Record the M-step of an evaluated point, and return the products of its step with the others.
 
-        `omega` is the length of the step of the regression; `recentring` how far the centered intercept goes
-        along with the means of the sites' blocks.
+        `omega` is the length of the step of the regression; `recentring` is the change of the centered
+        intercept with the means of the sites' blocks.
         """
         a_move, s2_move = self._moves(evaluated)
         at = np.array([evaluated.a, evaluated.s2])
@@ -160,13 +161,13 @@ class ResponsePoints:
             del self.points[0], self.evaluated[0]
         self.reference = self.reference or evaluated.s2
         n = self.counts.sum()
-        # The complete-data information of (a, s2), held fixed as that of the sites is.
+        # The complete-data information of (a, s2) is held fixed, as that of the sites is.
         metric = np.array([n / self.reference, 0.5 * n / self.reference**2])
         moves = [e.image - e.at for e in self.evaluated if e is not None]
         return np.array([np.sum(moves[-1] * metric * move) for move in moves])
 
     def shorten(self, point: int, omega: float, recentring: float) -> None:
-        """Go back to an evaluated point (-1: that of the last call), and leave it by a shorter step."""
+        """Go back to an evaluated point (-1: that of the last call), and take a shorter step from it."""
         self.base = base = self.evaluated[point] if point >= 0 else self.base
         assert base is not None
         self.points = [np.array([base.at[0] + omega * base.a_move + recentring, base.image[1]])]
@@ -174,16 +175,16 @@ class ResponsePoints:
 
 
 # ----------------------------------------------------------------------------------------------------
-# The VFEM iteration as a protocol: who is asked what, and when it ends.
+# The VFEM iteration as a protocol: its requests, and when it ends.
 #
-# One iteration is one round trip: up, per site, the linear predictors of its entities and a few
-# scalars; down, their standardized residuals z and three sums over the entities it lacks. Between the two
-# stands one question to the active site, answered in place where the coordinator sits there.
+# One iteration is one round trip: each site sends the linear predictors of its entities and a few scalars,
+# and receives their standardized residuals z and three sums over the entities it lacks. Between the two, the
+# coordinator sends one request to the active site, which is answered locally if the coordinator is there.
 #
-# Of linear predictors, likelihoods, scores and products of moves only sums over sites enter. With
-# :attr:`IterationOptions.masked` the sites hide their own parts of them: linear predictors then go out
-# over all entities of the fit, zero where a site lacks them. What that does not hide is said in
-# :mod:`fedstat.models.vfem.notes`.
+# Only sums over sites of linear predictors, likelihoods, scores and products of steps are used. With
+# :attr:`IterationOptions.masked` the sites hide their own parts: they then send linear predictors for all
+# entities of the fit, zero where a site lacks them. :mod:`fedstat.models.vfem.notes` states what masks do not
+# hide.
 
 ASCENT_TOLERANCE = 1e-12
 SMALLEST_STEP = 2.0**-20
@@ -193,9 +194,9 @@ SMALLEST_STEP = 2.0**-20
 class EMIteration(IterationState):
     """Accelerated steps of EM, for a normal response, from coefficients of zero or `first` by site.
 
-    `gram` holds the inner products of the moves that may be mixed, `weights` those of the next mixture;
-    `accepted` is the place of the last accepted point among them, `best` its log-likelihood. `omega` is the
-    length of the step of beta; `forget` tells the sites to drop an evaluation that one of them refused.
+    `gram` holds the inner products of the steps that may be mixed, `weights` those of the next mixture;
+    `accepted` is the index of the last accepted point among them, `best` its log-likelihood. `omega` is the
+    length of the step of beta; `forget` makes the sites drop an evaluation that one of them refused.
     """
 
     first: Mapping[str, Floats] | None = None
@@ -231,12 +232,12 @@ class EMIteration(IterationState):
 
     def _set_rate(self, eigenvalues: list[Floats]) -> FitProtocol[None]:
         ends = np.array(eigenvalues)
-        # The step by which gradient ascent on a quadratic contracts fastest.
+        # The step with which gradient ascent on a quadratic contracts fastest.
         eta = self.options.learning_rate or 2.0 / (ends[:, 0].min() + ends[:, 1].max())
         yield [self.ask(k, "set_rate", eta=eta) for k in self.layout.clients]
 
     def evaluate(self) -> FitProtocol[list[Reply] | None]:
-        """Ask for likelihood and score at the mixed point; None when it is not admissible."""
+        """Request likelihood and score at the mixed point; None if it is not admissible."""
         lay = self.layout
         eta, t = self.points.mixed(self.weights, lay)
         a, s2 = self.response.mixed(self.weights)
@@ -245,7 +246,7 @@ class EMIteration(IterationState):
             return None
         (reply,) = yield [self.ask(lay.active, "residuals", a=a, s2=s2, eta=eta, t_missing=lay.missing @ t)]
         z, z1, z2 = (reply.arrays[name] for name in ("z", "z1", "z2"))
-        # Of the entities that it lacks a site is told three sums by pattern, and no value.
+        # For the entities that it lacks, a site receives three sums by pattern, and no row-level value.
         sums = np.column_stack([z1, z2, lay.counts / v])
         replies = yield [
             self.ask(
@@ -263,15 +264,15 @@ class EMIteration(IterationState):
         self.forget = not all(reply.arrays["inside"] for reply in replies)
         if self.forget:
             return None
-        # Only now: a point that one site refuses must never be mixed.
+        # Only now, because a point that one site refuses must never be mixed.
         self.points.take(lay, replies)
         self.latest = EvaluatedResponse(a, s2, v, z1, z2)
         return replies
 
-    # ---- the way of the iteration ------------------------------------------------------------
+    # ---- course of the iteration --------------------------------------------------------------
 
     def take(self, replies: list[Reply]) -> None:
-        """Enter an evaluation: its likelihood and score, and the products of its move with those before."""
+        """Record an evaluation: its likelihood and score, and the products of its step with earlier ones."""
         arrays, at = [reply.arrays for reply in replies], self.latest
         own = self.response.score(at)
         log_likelihood = own.log_likelihood + sum(float(a["log_likelihood"]) for a in arrays)
@@ -296,7 +297,7 @@ class EMIteration(IterationState):
     def choose(self) -> Literal["go", "shorten"]:
         """Accept or reject the evaluated point, and set the weights of the next one."""
         row, size = self.trace[-1], len(self.gram)
-        # Near the maximum the likelihood moves by less than its own rounding: that is no fall.
+        # Near the maximum, the likelihood changes by less than its own rounding: this is not a decrease.
         slack = ASCENT_TOLERANCE * abs(self.best) + 1e-9 if np.isfinite(self.best) else 0.0
         if row.log_likelihood >= self.best - slack:
             self.best, self.accepted = max(row.log_likelihood, self.best), size - 1
@@ -304,8 +305,8 @@ class EMIteration(IterationState):
             if not self.options.acceleration or np.count_nonzero(self.weights) == 1:
                 self.move = "plain"
             return "go"
-        # A mixture is a guess, and given up for the plain step. That one falls only where the steps of beta,
-        # which the sites make side by side, add up to too long a one.
+        # A mixture is a guess, and is replaced by the plain step. The likelihood decreases there only if the
+        # steps of beta, which the sites compute separately, add up to a step that is too long.
         if self.move != "mixed":
             return "shorten"
         self.weights, self.move = one_hot(self.accepted, size), "plain"
@@ -318,7 +319,7 @@ class EMIteration(IterationState):
         return anderson_weights(self.gram)
 
     def plain(self) -> None:
-        """Leave an inadmissible mixture for the plain step from the last accepted point."""
+        """Replace an inadmissible mixture by the plain step from the last accepted point."""
         self.weights, self.move = one_hot(self.accepted, len(self.gram)), "plain"
 
     def shorten(self) -> FitProtocol[None]:
@@ -327,24 +328,24 @@ class EMIteration(IterationState):
         lay = self.layout
         if self.omega < SMALLEST_STEP:
             raise EstimationError(
-                "the log-likelihood falls along every step, however short; "
-                "the columns are probably collinear across sites"
+                "the log-likelihood decreases along every step, however short; the columns are probably "
+                "collinear across sites"
             )
         replies = yield [self.ask(k, "shorten", point=self.accepted, omega=self.omega) for k in lay.clients]
         self.points.take(lay, replies)
         recentring = sum(float(reply.arrays["recentring"]) for reply in replies)
         self.response.shorten(self.accepted, self.omega, recentring)
-        # Products with moves of another length do not compare: the history begins anew.
+        # Products with steps of another length are not comparable: the history begins again.
         self.gram, self.weights, self.move, self.accepted = np.empty((0, 0)), np.ones(1), "shortened", -1
 
     def climb(self) -> FitProtocol[None]:
-        """Go on to a stationary point of the observed-data likelihood."""
+        """Continue to a stationary point of the observed-data likelihood."""
         failures = 0
         for _ in range(self.options.maxiter):
             replies = yield from self.evaluate()
             if replies is None:
                 failures += 1
-                # A mixture may overshoot; where the plain step does so too, a variance goes to zero.
+                # A mixture may overshoot; if the plain step does so too, a variance goes to zero.
                 if failures > 2:
                     raise EstimationError(vanishing_residual_message(self.layout))
                 self.plain()
@@ -369,10 +370,10 @@ class EMIteration(IterationState):
 
 
 def vanishing_residual_message(layout: Layout) -> str:
-    """Say why an iteration has nowhere to go."""
+    """Explain why an iteration cannot continue."""
     complete = int(layout.counts[~layout.missing.any(axis=1)].sum())
     return (
         f"a variance goes to zero, where the likelihood has no maximum: {complete} of the {layout.n} "
-        "entities are complete, and the coefficients may reproduce their response without error; leave "
-        "out columns or sites, or start elsewhere (init=)"
+        "entities are complete, and the coefficients may reproduce their response without error. Leave out "
+        "columns or sites, or choose another start (init=)"
     )

@@ -1,10 +1,9 @@
 """Limited-memory quasi-Newton steps with parameters that stay distributed over the sites.
 
 The two-loop recursion of L-BFGS (Nocedal 1980, doi:10.1090/S0025-5718-1980-0572855-7) forms its direction
-from the steps s_j, the changes of the score y_j and the score g. All that it needs to know of them are
-inner products, so that parties send the products of their own parts, which add up, and are sent the
-coefficients of the combination (Chen, Wang and Zhou 2014, "Large-scale L-BFGS using MapReduce", NeurIPS
-27, section 3).
+from the steps s_j, the changes of the score y_j and the score g. It needs only their inner products. Sites
+therefore send the products of their own parts, which add up, and receive the coefficients of the combination
+(Chen, Wang and Zhou 2014, "Large-scale L-BFGS using MapReduce", NeurIPS 27, section 3).
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ import numpy as np
 from fedstat.typing import Floats
 
 Scaling: TypeAlias = Callable[[Floats], Floats]
-"""Multiply scores, (r, d), by H, a positive definite inverse of the party's own information."""
+"""Multiply scores, (r, d), by H, a positive definite inverse of the site's own information."""
 
 MIN_CURVATURE = 1e-12
 
 
 @dataclass(slots=True)
 class QuasiNewtonMemory:
-    """One party's part of the latest steps and of the changes of the score that they made.
+    """One site's part of the latest steps and of the resulting changes of the score.
 
-    `size` steps are kept; `point` and `score` (d,) are the accepted point and the score there, empty before
-    the first was taken.
+    `size` steps are kept; `point` and `score` (d,) are the accepted point and its score, empty before the
+    first step.
     """
 
     size: int
@@ -38,7 +37,7 @@ class QuasiNewtonMemory:
     changes: list[Floats] = field(default_factory=list)
 
     def take(self, point: Floats, score: Floats) -> None:
-        """Enter an accepted point and the score of the party's own parameters there."""
+        """Record an accepted point and the score of the site's own parameters there."""
         if len(self.score):
             self.steps.append(point - self.point)
             self.changes.append(self.score - score)
@@ -52,7 +51,7 @@ class QuasiNewtonMemory:
         return S @ Y.T, Y @ scaling(Y).T
 
     def direction(self, weights: DirectionWeights, scaling: Scaling) -> Floats:
-        """Combine the party's part of the direction."""
+        """Combine the site's part of the direction."""
         combined = weights.scores @ np.array([*self.changes, self.score])
         out: Floats = scaling(combined[None, :])[0]
         for weight, step in zip(weights.steps, self.steps, strict=True):
@@ -71,11 +70,11 @@ class DirectionWeights:
 def quasi_newton(sy: Floats, yhy: Floats) -> tuple[DirectionWeights, float]:
     """Combine a direction of ascent from inner products, and the slope of the log-likelihood along it.
 
-    `sy` (q, q + 1) and `yhy` (q + 1, q + 1) are sums over the parties of :meth:`Memory.products`.
+    `sy` (q, q + 1) and `yhy` (q + 1, q + 1) are sums over the sites of :meth:`QuasiNewtonMemory.products`.
     """
     q = len(sy)
     curvature, length = np.diag(sy[:, :q]), np.diag(yhy)[:q]
-    # A step along which the score hardly changed would make the direction infinite.
+    # A step that hardly changes the score would make the direction infinite.
     use = [j for j in range(q) if curvature[j] > MIN_CURVATURE * length[j] > 0.0]
     scores, steps, alpha = np.zeros(q + 1), np.zeros(q), np.zeros(q)
     scores[q] = 1.0
@@ -83,7 +82,8 @@ def quasi_newton(sy: Floats, yhy: Floats) -> tuple[DirectionWeights, float]:
         alpha[j] = sy[j] @ scores / curvature[j]
         scores[j] -= alpha[j]
     if use:
-        # The first guess H is scaled by s'y / y'Hy of the latest step, so that a length of one mostly does.
+        # The first approximation H is scaled by s'y / y'Hy of the latest step, so that a length of one is
+        # usual.
         scores *= curvature[use[-1]] / length[use[-1]]
     for j in use:
         steps[j] += alpha[j] - (yhy[j] @ scores + sy[:, j] @ steps) / curvature[j]

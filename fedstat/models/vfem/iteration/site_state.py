@@ -25,15 +25,15 @@ from fedstat.models.vertical.moments import COLLINEAR
 from fedstat.typing import Array, Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# Distributions of the response in VFEM, other than the normal distribution.
+# Distributions of the response in VFEM other than the normal distribution.
 
 NORMAL = DistributionSpec("Gaussian", "Identity")
 ALPHAS = (np.log(1e-4), np.log(1e4))
-"""Where log alpha is looked for; below, counts vary no more than those of Poisson."""
+"""Range of log alpha in the search; below it, counts vary no more than Poisson counts."""
 
 
 def kernel_of(spec: DistributionSpec) -> int:
-    """Which compiled likelihood a distribution and its link have; ModelError where none."""
+    """Return the compiled likelihood of a distribution and link; ModelError if there is none."""
     found = DISTRIBUTIONS[spec.name].integrals.get(spec.link)
     if found is None:
         listed = [f"{name} ({link})" for name, entry in DISTRIBUTIONS.items() for link in entry.integrals]
@@ -56,7 +56,7 @@ def marginal_moments(spec: DistributionSpec, m: Floats, v: Floats) -> tuple[Floa
 
 
 def null_log_likelihood(spec: DistributionSpec, y: Floats, estimates_alpha: bool = False) -> float:
-    """Log-likelihood of the model with an intercept only, at its maximum, over alpha as well if wanted."""
+    """Return the maximal log-likelihood of the model with an intercept only, also over alpha if wanted."""
     if spec.alpha is not None:
         level, zero = np.full(len(y), np.log(y.mean())), np.zeros(len(y))
 
@@ -105,15 +105,15 @@ def null_with_offset(
 # ----------------------------------------------------------------------------------------------------
 # One site's block during a fit: its standardized rows, and the sums that stay fixed.
 #
-# Notation of Tang, Wang, Feng and Li (TWFL): a site k holds x_i^k in R^{p_k} for n_k of n entities,
-# beta_k, mu_k and Sigma_k. Columns are standardized at their site once; the maximum likelihood
-# estimate moves along with them.
+# Notation of Tang, Wang, Feng and Li (TWFL): a site k holds x_i^k in R^{p_k} for n_k of n entities, beta_k,
+# mu_k and Sigma_k. Columns are standardized at their site once; the maximum likelihood estimate is
+# equivariant.
 
 BLOCK_STATE_ITEM = "vfem"
-"""The one item of a fit that a site keeps: what goes back after a refusal goes back as a whole."""
+"""The single item of a fit that a site keeps, so that a refusal restores all of it."""
 MOST_STEPS_KEPT = 100
 MIN_OWN_VARIANCE = 1e-4
-"""Entry of a vector of length one above which its column takes part in a collinearity."""
+"""Entry of a vector of length one above which its column counts as part of a collinearity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +141,8 @@ class BlockState:
 
     Its standardized columns X (n_k, p) of the entities it has, at positions `rows` among the n of the fit,
     ascending; `shift` and `scale` (p,) are their means and standard deviations in the units of the data.
-    `padded`: values per entity go out for all n entities, zero where the site lacks them. `table_rows`
-    (n_k,) are the rows of the site's table, -1 for those that are filled in with their mean.
+    `padded`: row-level values are sent for all n entities, zero where the site lacks them. `table_rows`
+    (n_k,) are the rows of the site's table, -1 for those imputed with their mean.
     """
 
     X: Floats
@@ -172,17 +172,17 @@ class BlockState:
 
     @property
     def block(self) -> BlockState:
-        """Itself: other algorithms keep a block within an item of their own."""
+        """Itself: other algorithms keep a block within their own item."""
         return self
 
     @property
     def held(self) -> Bools:
-        """Which rows are its own: others are filled in, and hide nothing."""
+        """Which rows are its own; imputed rows hide nothing."""
         return np.asarray(self.table_rows >= 0)
 
     @property
     def n_seen(self) -> int:
-        """Entities whose block counts as seen."""
+        """Number of entities whose block counts as observed."""
         return len(self.X)
 
     @property
@@ -192,17 +192,17 @@ class BlockState:
         return self.current
 
     def first_point(self, beta: Floats | None = None) -> BlockParameters:
-        """Coefficients of standardized columns, zero by default, beside the block's own moments."""
+        """Coefficients of standardized columns, zero by default, with the block's own moments."""
         mean = self.s1 / self.n_seen
         first = np.zeros_like(mean) if beta is None else beta
         return BlockParameters(first, mean, self.S2 / self.n_seen - np.outer(mean, mean))
 
     def weights(self, values: Floats, what: str) -> ExternalWeights:
-        """Tell of weights of its own rows, (rows,): those of rows that are filled in hide nothing."""
+        """Report weights of its own rows, (rows,), to the checks; weights of imputed rows hide nothing."""
         return ExternalWeights(values[self.held], what)
 
     def pad(self, values: Floats) -> Floats:
-        """Values of the site's entities, (n_k,), as they go out: (n_k,), or padded (n,)."""
+        """Return values of the site's entities, (n_k,), as they are sent: (n_k,), or padded (n,)."""
         if not self.padded:
             return values
         out = np.zeros(self.n)
@@ -211,7 +211,7 @@ class BlockState:
 
 
 def block_state_of(state: State) -> BlockState:
-    """Return this fit's site, or say that the fit was not started here."""
+    """Return this fit's site, or report that the fit was not started here."""
     return state.use(BLOCK_STATE_ITEM, BlockState, "this fit was not started here; ask 'start' first").block
 
 
@@ -221,7 +221,7 @@ BLOCK_OPENING: Mapping[str, ArrayDeclaration] = {
     "n": control("number of entities", 0),
     "filled": control("whether missing blocks count as their mean", 0),
 }
-"""What a site is told of a fit: which rows of its block take part, and where they stand."""
+"""Start of a fit at a site: the rows of its block that take part, and their positions."""
 
 
 def stage_block_state(
@@ -229,18 +229,18 @@ def stage_block_state(
 ) -> BlockState:
     """Standardize the rows of a fit, `keep` (n_seen,) of the opened block, at positions `rows` (n_k,) of n.
 
-    `filled`: the entities that the site does not have are mean-imputed (the "impute" baseline), and it
-    counts as having them all.
+    `filled`: missing entities are mean-imputed (the "impute" baseline), and the site counts as having all of
+    them.
     """
     check_lengths(data.name, rows=(rows, int(np.count_nonzero(keep))))
     check_positions(data.name, rows, n)
     check_allocation(data.name, n, n)
     if not 0 <= memory <= MOST_STEPS_KEPT:
-        raise MessageError(f"{data.name}: expected at most {MOST_STEPS_KEPT} steps to remember")
+        raise MessageError(f"{data.name}: expected at most {MOST_STEPS_KEPT} remembered steps")
     staged = standardize_block(data, state, keep, rows if filled else None, n)
     check_collinear(data.name, block_of(state).spec.names, staged.X, len(rows))
     client = summarise(staged, np.arange(n) if filled else rows, n, memory)
-    # Filled in, the block has as many rows as the fit; what it rests on are the site's own.
+    # With imputation, the block has as many rows as the fit, but only the site's own rows count.
     state.keep(BLOCK_STATE_ITEM, client, len(rows))
     return client
 
@@ -267,7 +267,7 @@ def summarise(staged: StandardizedBlock, rows: Ints, n: int, memory: int) -> Blo
 
 
 def check_collinear(name: str, columns: tuple[str, ...], X: Floats, n_own: int) -> None:
-    """Refuse, by an EstimationError that names columns, a block whose covariance is singular on its rows."""
+    """Refuse a block whose covariance is singular on its rows, by an EstimationError that names columns."""
     eigenvalues, vectors = np.linalg.eigh(gram(X, np.ones(len(X))) / n_own)
     if eigenvalues[0] < COLLINEAR * eigenvalues[-1]:
         names = [c for c, v in zip(columns, vectors[:, 0], strict=True) if abs(v) > MIN_OWN_VARIANCE]
@@ -284,8 +284,8 @@ def check_collinear(name: str, columns: tuple[str, ...], X: Floats, n_own: int) 
 class NormalResponse:
     """The response holder during a fit: y (n,), missing pattern of each entity, and its latest E-step.
 
-    Of that the centered intercept a, the sum of linear predictors eta (n,), the variance v (G,) by pattern
-    and the standardized residuals z (n,).
+    The E-step has the centered intercept a, the sum of linear predictors eta (n,), the variance v (G,) by
+    pattern and the standardized residuals z (n,).
     """
 
     y: Floats
@@ -300,9 +300,9 @@ class NormalResponse:
 class GLMResponse:
     """The holder of a response that is not normal: y (n,), missing pattern of each entity, latest evaluation.
 
-    `spec` is its distribution, `offset` (n,) known, `rows` (n,) those of the site's table; m and v (n,) are
-    mean and variance of the linear predictors, `terms` (6, n) or (10, n) the likelihood with its derivatives
-    there (:mod:`fedstat.kernels.glm.quadrature` and :mod:`fedstat.kernels.glm.negative_binomial`).
+    `spec` is its distribution, `offset` (n,) known, `rows` (n,) those of the site's table. m and v (n,) are
+    mean and variance of the linear predictors, `terms` (6, n) or (10, n) the likelihood and its derivatives
+    (:mod:`fedstat.kernels.glm.quadrature` and :mod:`fedstat.kernels.glm.negative_binomial`).
     """
 
     y: Floats
@@ -316,12 +316,12 @@ class GLMResponse:
     offset: Floats | float = 0.0
 
     def by_pattern(self, values: Floats, patterns: int) -> Floats:
-        """Sum rows of numbers per entity by missing pattern: (q, n) -> (G, q)."""
+        """Sum rows of row-level numbers by missing pattern: (q, n) -> (G, q)."""
         return np.array([np.bincount(self.code, weights=row, minlength=patterns) for row in values]).T
 
 
 def normal_response_of(state: State) -> NormalResponse:
-    """Return this fit's response, or say that the fit was not started here."""
+    """Return this fit's response, or report that the fit was not started here."""
     return state.use(
         "vfem active", NormalResponse, "this fit was not started here; ask 'start_response' first"
     )
@@ -331,7 +331,7 @@ RESPONSE_OPENING: Mapping[str, ArrayDeclaration] = {
     "keep": INCLUDED,
     "code": presence("missing pattern of each entity", dtype="int64"),
 }
-"""What the response holder is told of a fit."""
+"""Start of a fit at the response holder."""
 
 
 def choose_response(data: SiteData, state: State, keep: Bools, code: Ints) -> Floats:
@@ -339,5 +339,5 @@ def choose_response(data: SiteData, state: State, keep: Bools, code: Ints) -> Fl
     response = response_of(state)
     check_lengths(data.name, keep=(keep, len(response)), code=(code, int(np.count_nonzero(keep))))
     if len(code) and code.min() < 0:
-        raise MessageError(f"{data.name}: array 'code' holds numbers below zero")
+        raise MessageError(f"{data.name}: array 'code' has negative numbers")
     return np.ascontiguousarray(response[keep])

@@ -29,21 +29,21 @@ from fedstat.typing import Array, Bools, Floats
 # Requests to the steps of VFEM, and declarations and safe sums of their releases.
 
 # ----------------------------------------------------------------------------------------------------
-# The name of this family, and how one of its steps is asked for.
+# The name of this family, and requests to its steps.
 
 FAMILY = "vfem"
 BLOCK, SQUARES = "block", "squares"
-"""Columns that a site opens for sums with what stays at the response holder."""
+"""Columns that a site opens for sums with values that stay at the response holder."""
 CROSS_STEPS = (
     "glm_information information joint_information "
     "glm_response_scores glm_scale_information glm_scores glm_scores_openly scores"
 )
-"""Steps that leave columns behind which are multiplied with those of others, in one of four ways."""
+"""Steps that stage columns for products with those of other sites, by one of four methods."""
 AFTER_INFORMATION = (
     "deal_product glm_curvature glm_curvature_openly glm_information glm_scale_curvature "
     "glm_scale_information multiply_columns release_columns share_product sketch"
 )
-"""Steps that stand before products of scores: the information with its products of columns."""
+"""Steps that precede products of scores: the information with its products of columns."""
 
 
 def vfem_request(site: str, step: str, session: str, text: str = "", **arrays: object) -> Request:
@@ -61,23 +61,23 @@ def declare_sums(what: str, ndim: int = 1) -> ArrayDeclaration:
 
 
 def declare_weighted_sums(what: str, ndim: int = 1) -> ArrayDeclaration:
-    """Declare sums over entities with weights that came in, which could single out a row."""
+    """Declare sums over entities with received weights, which could single out a row."""
     return aggregate(what, ndim, behind=(EntityCount, ExternalWeights))
 
 
 # ----------------------------------------------------------------------------------------------------
-# Weighted sums of rows by group, without those that would disclose a few.
+# Weighted sums of rows by group, without those that would reveal a few rows.
 
 
 def safe_weights(weights: Floats, groups: Bools, least: int) -> list[Floats]:
     """Weights w of all rows, and of the rows of each group: 1 + K of (n,).
 
-    A sum to which fewer than `least` rows contribute nearly all, or all but so few, would disclose them: the
-    few count as zero, their expectation.
+    If fewer than `least` rows, or all rows but fewer than `least`, contribute nearly all of a sum, the sum
+    would reveal them. These few rows count as zero, their expected value.
     """
     out = [weights]
     for group in groups.T:
-        # The sum over the others is the difference to the total, and is as good as released.
+        # The sum over the others is the difference from the total, and counts as released.
         few, nearly_all = (count_dominant_rows(weights[part]) < least for part in (group, ~group))
         if few or nearly_all:
             out.append(weights if nearly_all and group.any() else np.zeros_like(weights))
@@ -98,7 +98,7 @@ def safe_weighted_sums(U: Floats, weights: Floats, groups: Bools, least: int) ->
 # Options of the iterative exchange.
 
 SMALLEST_MEMORY = 2
-"""A mixed and a plain step may be rejected in turn, and the point before them is still wanted."""
+"""A mixed and a plain step may be rejected in turn, and the point before them is still needed."""
 
 
 CrossSource: TypeAlias = Literal["secure", "sketch", "exact"]
@@ -113,37 +113,36 @@ class Iteration:
     Parameters
     ----------
     masked : bool
-        Whether sites hide their linear predictors, likelihoods and scores by pairwise masks, so that
-        the coordinator and the response holder learn sums over sites, which hides a site's
-        part of one round and not of many. Linear predictors then go out for all entities, zero where an
-        site has no record; where only one site in addition to the receiver has a record, the
-        sum is its own part (the summary counts them). With two sites each knows the other's part.
-        ``False`` sends every site's own.
+        Whether sites hide their linear predictors, likelihoods and scores by pairwise masks, so that the
+        coordinator and the response holder learn only sums over sites. This hides a site's part of one round,
+        but not of many. Linear predictors are then sent for all entities, zero where a site has no record. If
+        only one site in addition to the receiver has a record, the sum is its own part (the summary counts
+        these). With two sites, each knows the other's part. ``False`` sends the values of every site
+        unmasked.
     cross_products : {"secure", "sketch", "exact"}
-        Where products of two sites' columns come from. Secure multiplication, exact, reveals the
-        products only; it needs a third site, or a coordinator apart, to deal random numbers. Random
-        projections are drawn by the sites from a seed that they share. Or a plain exchange of
-        columns, which discloses them.
+        Source of the products of two sites' columns. Secure multiplication is exact and reveals only the
+        products; it needs a third site, or a coordinator apart, to deal random numbers. The sites draw random
+        projections from a seed that they share. An exact exchange reveals the columns.
     sketch : {"structured", "gaussian"}
         Kind of projection.
     sketch_size : int
-        Its rows; the relative error of a product is about sqrt(2 / rows).
+        Rows of the sketch; the relative error of a product is about sqrt(2 / rows).
     step : {"gradient", "local-newton"}
         M-step for the coefficients: TWFL (8), or Newton's with the site's own covariance.
     acceleration : {"anderson", None}
-        Mix the last `memory` steps (Anderson 1965), falling back to plain steps where the likelihood would
-        fall.
+        Mix the last `memory` steps (Anderson 1965), and use plain steps if the likelihood would decrease.
     memory : int
-        Steps that are mixed, two or more.
+        Number of steps that are mixed, two or more.
     learning_rate : float, optional
-        Of step="gradient"; by default 2 / (largest + smallest eigenvalue of the local covariances).
+        For step="gradient"; the default is 2 / (largest + smallest eigenvalue of the local covariances).
     init : {"zero", "cc", "impute"} or array or mapping
-        First coefficients: zero, those of another method, or given (in the order of the model's
+        Starting coefficients: zero, those of another method, or given (in the order of the model's
         ``param_names`` without the intercept, or by name).
     tol_score : float
-        Stop when the score, in the complete-data information and per root of entities, is below,
+        Stop when the score, scaled by the complete-data information and the root of the number of entities,
+        is smaller,
     tol_change : float
-        and no parameter, of standardized columns, moved by more.
+        and no parameter (of standardized columns) moved by more than this.
 
     Raises
     ------
@@ -203,7 +202,7 @@ class Iteration:
 class IterationOptions:
     """Options of the maximization; see :class:`Iteration`.
 
-    `step`, `acceleration` and `learning_rate` belong to a normal response.
+    `step`, `acceleration` and `learning_rate` apply to a normal response.
     """
 
     step: Literal["gradient", "local-newton"] = "local-newton"
@@ -216,20 +215,20 @@ class IterationOptions:
     masked: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a limit without meaning."""
+        """Refuse a limit without a meaning."""
         check_whole("maxiter", self.maxiter, 1)
 
 
 # ----------------------------------------------------------------------------------------------------
-# Estimates of all sites where the maximization ended, whatever the distribution of the response.
+# Estimates of all sites at the end of the maximization, for any distribution of the response.
 
 
 @dataclass(frozen=True, slots=True)
 class NormalModel:
     """Mean (P + 1,) and covariance (P + 1, P + 1) of the columns, site by site, and the response.
 
-    `edges` (P, P) are the entries of the columns' concentration that were not fixed at zero, `between` tells
-    whether those of two sites were.
+    `edges` (P, P) are the entries of the columns' concentration that were not fixed at zero. `between` states
+    whether those of two sites were free.
     """
 
     mean: Floats
@@ -242,13 +241,13 @@ class NormalModel:
 class VFEMFit:
     """Maximum likelihood estimates, in the units of the data.
 
-    a is the mean of the linear predictor, beta0 + sum_k mu_k'beta_k; s2 the residual variance, 1 where the
-    response is not normal; beta, mu (p_k,) and t = beta_k'Sigma_k beta_k go by site.
-    `response_moments` (2,) are mean and variance of a normal response, `null` the log-likelihood of the
-    intercept alone for another one. `reason` says why the iteration ended. `law` is that of columns and
-    response where blocks are not independent between sites, or entities have parts of them.
-    `estimates_alpha`: that of a negative binomial distribution. `dispersion` of counts are Pearson's
-    statistic per entity, and its standard error.
+    a is the mean of the linear predictor, beta0 + sum_k mu_k'beta_k; s2 the residual variance, 1 if the
+    response is not normal; beta, mu (p_k,) and t = beta_k'Sigma_k beta_k are by site. `response_moments` (2,)
+    are mean and variance of a normal response, `null` the log-likelihood of the intercept alone for another
+    one. `reason` states why the iteration ended. `law` is the joint normal model of columns and response if
+    blocks are not independent between sites, or if entities have parts of them. `estimates_alpha`: alpha of a
+    negative binomial distribution was estimated. `dispersion` of counts has Pearson's statistic per entity,
+    and its standard error.
     """
 
     a: float
@@ -273,14 +272,14 @@ class VFEMFit:
         return self.a - sum(float(self.mu[k] @ self.beta[k]) for k in self.beta)
 
     def same_family(self, other: VFEMFit) -> bool:
-        """Whether two fits have one distribution of the response, but for an alpha that both estimated."""
+        """Whether two fits have one distribution of the response, except for an alpha that both estimated."""
         if not (self.estimates_alpha and other.estimates_alpha):
             return self.estimates_alpha == other.estimates_alpha and self.distribution == other.distribution
         return replace(self.distribution, alpha=other.distribution.alpha) == other.distribution
 
 
 def fit_by_site(found: MomentsFit | JointNormalFit, between: Between = "free") -> VFEMFit:
-    """Return estimates from moments as the iterative exchange does; `between` is of a law of all columns."""
+    """Return estimates from moments as the iterative exchange does; `between` describes the joint model."""
     moments, law = found.moments, None
     if isinstance(found, JointNormalFit):
         law = NormalModel(np.append(found.mu, found.a), found.cov, found.moves.edges, between)
@@ -301,15 +300,15 @@ def fit_by_site(found: MomentsFit | JointNormalFit, between: Between = "free") -
 
 
 # ----------------------------------------------------------------------------------------------------
-# A line that tells how far an iteration has come.
+# A line that reports the progress of an iteration.
 
 WINDOW = 10
 
 
 class Progress(ProgressLine):
-    """Write one line per iteration: log-likelihood, relative score, and the time that is left.
+    """Write one line per iteration: log-likelihood, relative score, and the remaining time.
 
-    The time left is read off the rate at which the score fell over the last iterations.
+    The remaining time is computed from the rate at which the score decreased over the last iterations.
     """
 
     def __init__(self, options: IterationOptions) -> None:
@@ -335,15 +334,15 @@ class Progress(ProgressLine):
 
 
 # ----------------------------------------------------------------------------------------------------
-# The state of an iteration at the coordinator, whatever the distribution of the response.
+# The state of an iteration at the coordinator, for any distribution of the response.
 
 
 @dataclass(slots=True)
 class IterationState:
-    """Where an iteration stands: evaluations so far, and whether it has ended.
+    """State of an iteration: evaluations so far, and whether it has ended.
 
-    `report` is told every evaluation. An algorithm says how it starts, how it goes on, and how it collects
-    the estimates.
+    `report` is called with every evaluation. An algorithm defines how it starts, how it continues, and how it
+    collects the estimates.
     """
 
     layout: Layout
@@ -360,11 +359,11 @@ class IterationState:
         raise NotImplementedError
 
     def climb(self) -> FitProtocol[None]:
-        """Go on to a stationary point of the observed-data likelihood."""
+        """Continue to a stationary point of the observed-data likelihood."""
         raise NotImplementedError
 
     def estimate(self) -> FitProtocol[VFEMFit]:
-        """Collect the estimates where the iteration ended."""
+        """Collect the estimates at the end of the iteration."""
         raise NotImplementedError
 
     def maximise(self) -> FitProtocol[VFEMFit]:
@@ -382,7 +381,7 @@ class IterationState:
         return self.options.masked and len(self.layout.clients) > 1
 
     def hide(self, protocol: FitProtocol[Fit]) -> FitProtocol[Fit]:
-        """Run rounds in which all sites are asked alike, under masks where they are wanted."""
+        """Run rounds in which all sites receive the same request, masked if requested."""
         return masked_protocol(protocol, self.layout.clients, self.session) if self.masked else protocol
 
     def ask(self, site: str, step: str, text: str = "", **arrays: object) -> Request:
@@ -390,17 +389,17 @@ class IterationState:
         return vfem_request(site, step, self.session, text, **arrays)
 
     def opening(self, client: str) -> dict[str, Any]:
-        """Tell a site which rows of its block take part, and where they stand."""
+        """Send a site which rows of its block take part, and their positions."""
         lay = self.layout
         return {"keep": lay.keep[client], "rows": lay.kept[client], "n": lay.n, "filled": lay.filled}
 
     def ask_estimates(self, step: str) -> FitProtocol[dict[str, Mapping[str, Array]]]:
-        """Ask every site for its estimates."""
+        """Request the estimates from every site."""
         replies = yield [self.ask(k, step) for k in self.layout.clients]
         return {k: reply.arrays for k, reply in zip(self.layout.clients, replies, strict=True)}
 
     def make_fit(self, by_client: Mapping[str, Mapping[str, Array]], **own: Any) -> VFEMFit:
-        """Put the sites' estimates together with those that belong to no site."""
+        """Combine the sites' estimates with those that belong to no site."""
         return VFEMFit(
             beta={k: a["beta"] for k, a in by_client.items()},
             mu={k: a["mu"] for k, a in by_client.items()},
@@ -412,7 +411,7 @@ class IterationState:
         )
 
     def enter(self, log_likelihood: float, score: float, change: float, move: str) -> None:
-        """Enter an evaluation, and tell whether the iteration has converged."""
+        """Record an evaluation, and return whether the iteration has converged."""
         seconds = time.perf_counter() - self.began
         row = TraceRow(len(self.trace) + 1, log_likelihood, score, change, move, seconds)
         self.trace.append(row)

@@ -35,7 +35,7 @@ from fedstat.models.vfem.iteration.state import FAMILY, declare_sums
 from fedstat.typing import Array, Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# The local M-step of VFEM: from a point to its image, and what tells how good the point was.
+# The local M-step of VFEM: from a point to its image, and the quality of the point.
 
 
 def extrapolate(points: list[BlockParameters], weights: Floats) -> BlockParameters:
@@ -54,7 +54,7 @@ def set_first_point(client: BlockState, theta: BlockParameters) -> None:
 
 
 def recentring(old: BlockParameters, new: BlockParameters) -> Array:
-    """By how much the centered intercept moves with the means, (mu_new - mu_old)'beta_new."""
+    """Return the change of the centered intercept with the means, (mu_new - mu_old)'beta_new."""
     return np.array((new.mu - old.mu) @ new.beta)
 
 
@@ -76,19 +76,19 @@ def m_step(
     w = Sigma @ beta
     z_mis, z2_mis, h_mis = missing
     n_mis = n - n_seen
-    # Gradient of s2 times the expected complete-data log-likelihood: seen rows, then missing ones.
+    # Gradient of s2 times the expected complete-data log-likelihood: observed rows, then missing ones.
     g = s2 * (column_sums(client.X, z) - mu * z.sum() + w * (z2_mis - h_mis))
-    # TWFL (6): missing rows stand at their conditional mean, mu + w z.
+    # TWFL (6): missing rows are at their conditional mean, mu + w z.
     mu_new = mu + (client.s1 - n_seen * mu + w * z_mis) / n
     d = mu - mu_new
     cross = np.outer(d, w) * z_mis + np.outer(client.s1, mu_new) * -1.0
     scatter = client.S2 + n_seen * np.outer(mu_new, mu_new) + cross + cross.T
-    # Their conditional covariance is Sigma - ww'/v: missing rows bring it along.
+    # Their conditional covariance is Sigma - ww'/v, which missing rows contribute.
     scatter += n_mis * (Sigma + np.outer(d, d)) + np.outer(w, w) * (z2_mis - h_mis)
     Sigma_new = scatter / n
-    # Without a rate Newton's step, with the Hessian n Sigma of this block: blocks are independent.
+    # Without a rate, this is Newton's step with the Hessian n Sigma of this block: blocks are independent.
     direction = client.eta / n * g if client.eta else np.linalg.solve(n * Sigma_new, g)
-    # Moves are scores times the inverse complete-data information: no derivative is needed.
+    # Steps are scores times the inverse complete-data information: no derivative is needed.
     R = cho_solve(factor, Sigma_new - Sigma)
     score2 = (
         g @ cho_solve(factor, g) / (n * s2)
@@ -99,7 +99,7 @@ def m_step(
 
 
 def block_log_likelihood(client: BlockState, theta: BlockParameters, factor: tuple[Floats, bool]) -> float:
-    """Log-likelihood of the seen rows at (mu, Sigma) less its unrestricted maximum."""
+    """Log-likelihood of the observed rows at (mu, Sigma) minus its unrestricted maximum."""
     n = client.n_seen
     d = client.s1 / n - theta.mu
     S = client.S2 / n - np.outer(client.s1, client.s1) / n**2 + np.outer(d, d)
@@ -124,7 +124,7 @@ def largest_change(old: BlockParameters | None, new: BlockParameters, s2: float)
 def whiten_move(client: BlockState, theta: BlockParameters, image: BlockParameters, s2: float) -> Floats:
     """Return image - theta in coordinates in which the complete-data information is the identity.
 
-    The coordinates stay those of the history's first point, so that products of moves are comparable.
+    The coordinates stay those of the history's first point, so that products of steps are comparable.
     """
     if client.root is None:
         client.root, client.s2_reference = np.linalg.inv(np.linalg.cholesky(theta.Sigma)), s2
@@ -147,7 +147,7 @@ def remember_m_step(client: BlockState, evaluated: EvaluatedPoint) -> None:
 
 
 def move_products(client: BlockState) -> Floats:
-    """Inner products of the newest move with every move that is remembered."""
+    """Return inner products of the newest step with every remembered step."""
     newest = client.evaluated[-1]
     assert newest is not None
     return np.array([newest.move @ e.move for e in client.evaluated if e is not None])
@@ -156,16 +156,17 @@ def move_products(client: BlockState) -> Floats:
 # ----------------------------------------------------------------------------------------------------
 # Steps of a site in the iterations of VFEM with a normal response.
 #
-# Notation of Tang, Wang, Feng and Li (TWFL): a site k holds x_i^k in R^{p_k} for n_k of n entities,
-# beta_k, mu_k and Sigma_k; the active site holds y_i, a and s2. Columns are standardized at their
-# site once; the maximum likelihood estimate moves along with them.
+# Notation of Tang, Wang, Feng and Li (TWFL): a site k holds x_i^k in R^{p_k} for n_k of n entities, beta_k,
+# mu_k and Sigma_k; the active site holds y_i, a and s2. Columns are standardized at their site once; the
+# maximum likelihood estimate is equivariant.
 #
 # Released while iterating: one linear predictor per entity, scalars of the iteration, and at the end the
-# estimates. Under `z`, the other direction, stands (y_i - E[y_i | seen blocks]) / v_g(i).
+# estimates. In the other direction, `z` is (y_i - E[y_i | observed blocks]) / v_g(i).
 #
-# Of linear predictors, log-likelihoods, squared scores, products of moves and recentrings only sums over
-# sites are needed, and masks may hide each site's own. Needed by site, and clear, are
-# the scalars of its points (mu'beta and beta'Sigma beta, which weigh by missing pattern), its largest
+# Only sums over sites of linear predictors, log-likelihoods, squared scores, products of steps and
+# recenterings are needed, and masks may hide each site's own. The following are needed by site, and are not
+# masked: the scalars of its points (mu'beta and beta'Sigma beta, which are weighted by missing pattern), its
+# largest change, and whether a point is admissible.
 # change, and whether a point is admissible.
 
 
@@ -213,10 +214,10 @@ def start(
     """Standardize the block and set the first point.
 
     `keep`, `rows`, `n` and `filled` are those of :func:`stage_block_state`; `memory` earlier points may be
-    mixed;
-    `padded` linear predictors go out for all n entities, zero where the site lacks them, since only so
-    can they be added up under masks; `beta` (p,) are starting coefficients in the units of the data.
-    Released: the first linear predictor and scalars, and the extreme eigenvalues of the local covariance.
+    mixed. `padded`: linear predictors are sent for all n entities, zero where the site lacks them, because
+    only then can they be added up under masks. `beta` (p,) are starting coefficients in the units of the
+    data. Released: the first linear predictor and scalars, and the extreme eigenvalues of the local
+    covariance.
     """
     client = stage_block_state(data, state, keep, rows, int(n), bool(filled), int(memory))
     if padded:
@@ -230,10 +231,10 @@ def start(
 def describe_points(client: BlockState) -> dict[str, Array]:
     """Return the newest linear predictor, and the scalars for any mixture of the points.
 
-    For weights c over the points the coordinator needs mu'beta and t = beta'Sigma beta of the mixed
-    parameters: sums of ``c_j c_l mu_j'beta_l`` and ``c_j c_l c_m beta_l'Sigma_j beta_m``. Points before
-    the newest stand as differences from it (whose own weight is then one): with large weights of both
-    signs the products of the points themselves would cancel.
+    For weights c over the points, the coordinator needs mu'beta and t = beta'Sigma beta of the mixed
+    parameters: sums of ``c_j c_l mu_j'beta_l`` and ``c_j c_l c_m beta_l'Sigma_j beta_m``. Points before the
+    newest are stored as differences from it (whose own weight is then one), because with large weights of
+    both signs the products of the points themselves would cancel.
     """
     *earlier, newest = client.points
     B = np.array([*[p.beta - newest.beta for p in earlier], newest.beta])
@@ -272,25 +273,26 @@ def take_step(
 ) -> dict[str, Array]:
     """Evaluate likelihood and score at a mixture of the points, and make the local M-step there.
 
-    `weights` (q,) of the points sum to one; z (n_k,) are standardized residuals of the site's
-    entities, `missing` (3,) the sums of z, z^2 and 1/v over those that it lacks, `omega` the length of the
-    step of beta. `forget`: drop the previous evaluation first, which another site found inadmissible.
+    `weights` (q,) of the points sum to one; z (n_k,) are standardized residuals of the site's entities,
+    `missing` (3,) the sums of z, z^2 and 1/v over those that it lacks, `omega` the length of the step of
+    beta. `forget`: drop the previous evaluation first, which another site found inadmissible.
 
-    Released: ``inside``, which is 0, and nothing else comes, when the mixed Sigma has left the positive cone;
-    the M-step's linear predictor and its scalars, the log-likelihood of the block less its maximum, the
-    squared score norm, the largest change, and the products of the newest move with the earlier ones.
+    Released: ``inside``, which is 0, without anything else, if the mixed Sigma has left the positive cone;
+    otherwise the M-step's linear predictor and its scalars, the log-likelihood of the block minus its
+    maximum, the squared score norm, the largest change, and the products of the newest step with the earlier
+    ones.
     """
     client = block_state_of(state)
     check_lengths(data.name, z=(z, client.n_seen), missing=(missing, 3))
     state.tell(client.weights(z, "residuals"))
     if forget:
         client.points, client.evaluated = client.previous
-    # Another site may find the point inadmissible: this evaluation is then taken back.
+    # Another site may find the point inadmissible: this evaluation is then undone.
     client.previous = list(client.points), list(client.evaluated)
     client.omega = float(omega)
     theta = extrapolate(client.points, weights)
     try:
-        # Weights of both signs may mix covariances to a matrix that is none.
+        # Weights of both signs may mix covariances to a matrix that is not a covariance.
         factor = cho_factor(theta.Sigma, lower=True)
     except np.linalg.LinAlgError:
         return {"inside": np.array(0)}
@@ -320,7 +322,7 @@ def take_step(
     releases={**POINTS, "recentring": RECENTRING},
 )
 def shorten(data: SiteData, state: State, point: Array, omega: Array) -> dict[str, Array]:
-    """Go back to an evaluated point, -1 for that of the last call, and leave it by a shorter step of beta."""
+    """Go back to an evaluated point (-1: that of the last call), and take a shorter step of beta from it."""
     client = block_state_of(state)
     client.base = base = client.evaluated[int(point)] if point >= 0 else client.base
     assert base is not None
@@ -361,9 +363,8 @@ def estimates(data: SiteData, state: State) -> dict[str, Array]:
 # ----------------------------------------------------------------------------------------------------
 # Steps of the response holder in the iterations of VFEM: its start, residuals, fitted values.
 #
-# Released while iterating: one standardized residual per entity, sums by missing pattern and scalars. Where
-# the coordinator sits at this site nothing of it leaves, but for the residuals that the sites
-# are sent.
+# While iterating, it releases one standardized residual per entity, sums by missing pattern and scalars. If
+# the coordinator is at this site, only the residuals that the sites receive leave it.
 
 
 @step(FAMILY, takes=RESPONSE_OPENING, releases={"moments": declare_sums("mean and variance of the response")})
@@ -399,7 +400,7 @@ def residuals(
     """E-step of the response: z_i = (y_i - a - eta_i) / v_g(i).
 
     eta (n,) is the sum of the sites' centered linear predictors over the blocks that an entity has,
-    `t_missing` (G,) that of t_k over the sites that miss in each pattern; v is s2 more.
+    `t_missing` (G,) that of t_k over the sites that are missing in each pattern; v is t_missing plus s2.
     """
     active = normal_response_of(state)
     patterns = int(active.code.max()) + 1
