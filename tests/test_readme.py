@@ -31,7 +31,7 @@ def test_first_example_prints_what_statsmodels_finds(capsys):
     found = {}
     exec(compile(blocks("python")[0], "first example in README", "exec"), found)
     text = capsys.readouterr().out
-    for expected in ("Federated OLS results", "General Motors", "Heterogeneity between institutions"):
+    for expected in ("Federated OLS results", "General Motors", "Heterogeneity between sites"):
         assert expected in text
     pooled = smf.ols("invest ~ value + capital", found["books"]).fit()
     np.testing.assert_allclose(found["result"].params, pooled.params, rtol=1e-9)

@@ -467,9 +467,7 @@ class Evaluation:
         )
         all_widths = WIDTHS if self.accuracy is None else NUMBER_WIDTHS
         aligns, widths = "l" + "r" * len(heads), all_widths[: len(heads) + 1]
-        sheet = Sheet(
-            ("institution", *heads), rows, aligns, widths, "Predictions and observations", wrap=True
-        )
+        sheet = Sheet(("site", *heads), rows, aligns, widths, "Predictions and observations", wrap=True)
         found = self.recalibration
         return SheetSummary([sheet, *([] if found is None else [found.sheet()])], self._notes())
 

@@ -131,7 +131,7 @@ class Explanation:
                 rows.append((site, rule, messages[0].removeprefix(f"{site}: ") + more))
         rows = self._together(rows)
         if rows:
-            headers = ("Institution", "Rule", "What its policy says")
+            headers = ("Site", "Rule", "What its policy says")
             yield Sheet(headers, tuple(rows), "lll", (18, 18, 72), "THIS FIT WOULD BE REFUSED", wrap=True)
 
     def _together(self, rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
@@ -151,7 +151,7 @@ class Explanation:
         for name, row in self.totals().iterrows():
             sizes = ([int(row[f"{word}{end}"]) for end in ENDS] for word in WORDS)
             rows.append((str(name), *(expected_bytes(*counts) for counts in sizes)))
-        headers = ("Institution", "Sends", "Receives")
+        headers = ("Site", "Sends", "Receives")
         return Sheet(headers, tuple(self._together(rows)), "lrr", (34, 37, 37), "Bytes", wrap=True)
 
     def _senders(self) -> Iterator[Sheet]:

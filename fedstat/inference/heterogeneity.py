@@ -149,7 +149,7 @@ def _coefficient_row(name: str, row: dict[str, float]) -> tuple[str, ...]:
 
 
 def _site_sheet(result: SiteComparison) -> Sheet:
-    headers = ("institution", "rows", "own estimates")
+    headers = ("site", "rows", "own estimates")
     rows: tuple[tuple[str, ...], ...] = tuple(
         (
             site,

@@ -141,7 +141,7 @@ def coefficient_block_sheet(
         )
         for block in blocks
     )
-    headers = ("institution", "columns", "entities", "missing", "what left it")
+    headers = ("site", "columns", "entities", "missing", "releases")
     return Sheet(headers, rows, "lrrrl", widths, gap=2, wrap=True)
 
 

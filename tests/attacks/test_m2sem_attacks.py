@@ -198,7 +198,7 @@ def test_with_two_clients_each_part_follows_from_the_other():
     replies = run(model, asked(model, MixtureState(2, 1, halves())))
     total = sum(reply.arrays["differences"] for reply in replies)
     np.testing.assert_allclose(total - parts["B"], parts["A"], atol=1e-12)
-    assert "no masks help" in str(model.explain(**QUICK))
+    assert "masks do not help" in str(model.explain(**QUICK))
 
 
 def test_a_client_learns_the_clusters_that_others_make():

@@ -331,7 +331,7 @@ class SetEvaluation:
     def summary(self) -> SheetSummary:
         """Print one line per set."""
         frame = self.to_frame()
-        heads = ("institutions", *frame.columns)
+        heads = ("sites", *frame.columns)
         rows = tuple(
             (str(name), f"{int(row.iloc[0]):,}", *("-" if np.isnan(v) else f"{v:.3f}" for v in row.iloc[1:]))
             for name, row in frame.iterrows()

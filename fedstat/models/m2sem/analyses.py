@@ -1,4 +1,4 @@
-"""Analyses after the fit that need consent: factor scores, and variables outside the mixture."""
+"""Analyses after the fit that need consent: factor scores, and variables that were not clustered."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ from fedstat.models.run import PostFitAnalysis, run_analysis
 from fedstat.typing import Array, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# A variable outside the mixture, at one site: its sums by most likely cluster, and the question for them.
+# A variable outside the mixture, at one site: its sums by most likely cluster, and the request for them.
 #
 # Entities with the same most likely cluster have the same weights in means that are corrected for
-# classification, so that sums by these clusters are all that leaves.
+# classification error. Only sums by these clusters are therefore released.
 
 MOST_CLUSTERS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class OutsideRequest:
-    """A variable of a site, by so many clusters."""
+    """A variable of a site, and the number of clusters."""
 
     variable: str
     clusters: int
@@ -73,9 +73,9 @@ def sum_outside(
 ) -> tuple[dict[str, Array], str]:
     """Sum a variable by most likely cluster, (n_rows,), -1 for none.
 
-    Released are ``entities`` (K,) with a value, ``means`` (K, C) and ``products`` (K, C, C) about the means;
-    components of a categorical variable are its levels, of which the text tells; numbers have none, however
-    few they are.
+    Released are ``entities`` (K,) with a value, ``means`` (K, C) and ``products`` (K, C, C) about the means.
+    The components of a categorical variable are its levels, which the text lists; numbers have no levels,
+    however few they are.
     """
     K = asked.clusters
     check_lengths(data.name, cluster=(cluster, data.table.n_rows))
@@ -107,7 +107,7 @@ def sum_outside(
 
 
 def sums_by_cluster(values: Floats, code: Ints, K: int) -> ModalSums:
-    """Entities, means and products about these of values (n, C) by cluster (n,)."""
+    """Return entities, means and centered products of values (n, C) by cluster (n,)."""
     C = values.shape[1]
     entities, means, products = np.zeros(K), np.zeros((K, C)), np.zeros((K, C, C))
     for k in np.unique(code).tolist():
@@ -120,7 +120,7 @@ def sums_by_cluster(values: Floats, code: Ints, K: int) -> ModalSums:
 def request_outside(
     asking: SecureProductSession, client: str, variable: str, cluster: Ints, K: int
 ) -> FitProtocol[tuple[tuple[str, ...], ModalSums]]:
-    """Ask a site for sums of a variable by cluster (n_rows,), and its levels, none of numbers."""
+    """Request from a site sums of a variable by cluster (n_rows,), and its levels (none for numbers)."""
     asked = to_json(OutsideRequest(variable, K))
     (reply,) = yield [asking.ask(client, "sum_outside", asked, cluster=cluster)]
     levels = from_json(tuple[LevelValue, ...], reply.text or "[]", f"{client}: levels of {variable}")
@@ -129,7 +129,7 @@ def request_outside(
 
 
 # ----------------------------------------------------------------------------------------------------
-# What results ask of sites beside the fit: analyses of their own, to which owners consent.
+# Further requests of results to sites: each is an analysis of its own, to which owners consent.
 
 
 def analysis_of(
@@ -141,7 +141,7 @@ def analysis_of(
     shapes: Mapping[str, Mapping[str, tuple[int, ...]]],
     guessed: frozenset[str] = frozenset(),
 ) -> PostFitAnalysis:
-    """Say what one step asks of sites that read these `columns`, whose arrays have these `shapes` by site."""
+    """Describe one request to sites that read these `columns`, whose arrays have these `shapes` by site."""
     invent = partial(_invent, partition.rows, step, shapes)
     return PostFitAnalysis(
         partition, call, clusters, "a mixture of factor models", invent, columns, guessed=guessed
@@ -163,12 +163,12 @@ def _invent(
 
 
 def _answer(shapes: Mapping[str, tuple[int, ...]], with_text: bool) -> Callable[..., Any]:
-    """Return a step that gives zeros of these shapes."""
+    """Return a step that releases zeros of these shapes."""
 
     def give(data: SiteData, state: State, *given: Array, **arrays: Array) -> Any:
         for declared in FAMILIES[FAMILY].values():
             for array in declared.given.values():
-                state.told.update(array.behind)  # facts about rows that are not there
+                state.told.update(array.behind)  # facts about rows that do not exist
         state.rest_on(data.table.n_rows)
         out = {name: np.zeros(shape) for name, shape in shapes.items()}
         return (out, "") if with_text else out
@@ -177,7 +177,7 @@ def _answer(shapes: Mapping[str, tuple[int, ...]], with_text: bool) -> Callable[
 
 
 def request_scores(model: Any, client: str, slot: int) -> Floats:
-    """Ask a site for the factor scores of its entities in a mixture of a model's session."""
+    """Request from a site the factor scores of its entities in a mixture of a model's session."""
 
     def protocol() -> FitProtocol[Floats]:
         (reply,) = yield [model._asking.ask(client, "release_scores", slot=np.array(slot))]
@@ -193,11 +193,11 @@ def request_scores(model: Any, client: str, slot: int) -> Floats:
 def request_outside_sums(
     model: Any, client: str, variable: str, cluster: Ints, ledger: Ledger
 ) -> tuple[tuple[str, ...], ModalSums]:
-    """Ask a site for sums of a variable by cluster (n_rows,), in a model's session."""
+    """Request from a site sums of a variable by cluster (n_rows,), in a model's session."""
     step, K = "sum_outside", model.n_clusters
     ask = partial(request_outside, model._asking, client, variable, cluster, K)
     shapes = {client: {"entities": (K,), "means": (K, 1), "products": (K, 1, 1)}}
-    # Of a session columns stay in play.
+    # The columns of a session stay in use.
     columns = {client: (variable, *model._columns_read(client))}
     call = f"M2SEMResults.outside({variable!r})"
     analysis = analysis_of(

@@ -25,25 +25,24 @@ from fedstat.progress_line import open_line
 from fedstat.typing import Array, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# Parametric bootstrap of a mixture: drawn from released parameters, and so without any site.
+# Parametric bootstrap of a mixture: drawn from released parameters, and therefore without any site.
 #
-# A sample needs one cluster for each entity at all sites, which is no datum: labels are drawn by the
-# shares, and columns of every site from what it has released. Of entities it is used which
-# sites have them; cells that are missing at a site that has the entity are drawn as if they
-# were there.
+# A sample needs the same cluster label for an entity at all sites; this label is not data. Labels are drawn
+# from the shares, and columns of every site from its released parameters. Which sites have an entity is taken
+# from the fit. Cells that are missing at a site that has the entity are drawn as if they were observed.
 
 LOCAL_STEPS, ROUNDS = 6, 60
 COMBINATIONS = 60
-"""Of covariates that are drawn."""
+"""Standard normal draws of covariates are truncated here."""
 MOST_FAILED = 0.2
-"""Share of the samples that may have no fit."""
+"""Largest share of the samples that may fail to be fitted."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drawable:
-    """Modalities of a site as fitted, how to make one of drawn columns and covariates, and positions (n,).
+    """Modalities of a site as fitted, how to make one from drawn columns and covariates, and positions (n,).
 
-    Its columns are adjusted for so many `covariates`.
+    `covariates` is the number of covariates for which its columns are adjusted.
     """
 
     fitted: Sequence[Modality]
@@ -54,7 +53,7 @@ class Drawable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draws:
-    """Refits of B samples: shares (B, K), profiles (B, K, sum of P C) by site; samples that had no fit."""
+    """Refits of B samples: shares (B, K), profiles (B, K, sum of P C) by site; samples without a fit."""
 
     shares: Floats
     profiles: Mapping[str, Floats]
@@ -64,9 +63,9 @@ class Draws:
 def draw_refits(
     clients: Mapping[str, Drawable], shares: Floats, n: int, samples: int, rng: np.random.Generator
 ) -> Draws:
-    """Draw samples of n entities, fit each from its own clusters, and name these as they were drawn.
+    """Draw samples of n entities, fit each from its drawn clusters, and keep the labels of these.
 
-    An EstimationError where too many samples have no fit.
+    Raises EstimationError if too many samples cannot be fitted.
     """
     found: list[tuple[Floats, dict[str, Floats]]] = []
     failed = 0
@@ -77,13 +76,13 @@ def draw_refits(
                 found.append(refit(clients, labels, len(shares), rng))
                 line.step()
             except ModelError:
-                # A column that does not vary in a sample, or a level that nobody has.
+                # A column is constant in a sample, or a level does not occur.
                 failed += 1
                 if failed > MOST_FAILED * samples:
                     raise EstimationError(
-                        f"bootstrap: {failed} of {failed + len(found)} samples have no fit, since a column "
-                        "does not vary in them; leave out columns of which nearly all entities have the same "
-                        "value"
+                        f"bootstrap: {failed} of {failed + len(found)} samples cannot be fitted, because a "
+                        "column is constant in them; leave out columns in which nearly all entities have the "
+                        "same value"
                     ) from None
     return Draws(
         np.array([w for w, _ in found]),
@@ -108,7 +107,7 @@ def refit(
 
 
 def ascend(drawn: Mapping[str, Sequence[Modality]], place: Mapping[str, Ints], r: Floats) -> Floats:
-    """Fit by EM from posteriors r (n, K), here, and return those at the end."""
+    """Fit locally by EM from posteriors r (n, K), and return the final posteriors."""
     w, last = r.mean(axis=0), -np.inf
     for client, some in drawn.items():
         for m in some:
@@ -135,17 +134,17 @@ def ascend(drawn: Mapping[str, Sequence[Modality]], place: Mapping[str, Ints], r
 
 
 def as_drawn(r: Floats, labels: Ints) -> Ints:
-    """Order (K,) in which clusters of posteriors r (n, K) agree best with labels (n,)."""
+    """Return the order (K,) in which clusters of posteriors r (n, K) agree best with labels (n,)."""
     K = r.shape[1]
     together = np.array([r[labels == k].sum(axis=0) for k in range(K)])
     return np.asarray(linear_sum_assignment(-together)[1])
 
 
 def redraw(one: Drawable, labels: Ints, rng: np.random.Generator) -> list[Modality]:
-    """Draw the columns of a site's modalities, on which their support may be fitted again."""
+    """Draw the columns of a site's modalities, and prepare a refit on their support."""
     out, z = [], None
     if one.covariates:
-        # Few different ones: rows of categorical columns are counted for each.
+        # Only a few different values: rows of categorical columns are counted for each combination.
         pool = rng.standard_normal((COMBINATIONS, one.covariates))
         z = pool[rng.integers(COMBINATIONS, size=len(labels))]
         z = (z - z.mean(axis=0)) / z.std(axis=0)
@@ -159,12 +158,12 @@ def redraw(one: Drawable, labels: Ints, rng: np.random.Generator) -> list[Modali
 
 
 # ----------------------------------------------------------------------------------------------------
-# Errors of a mixture from its parametric bootstrap.
+# Standard errors of a mixture from its parametric bootstrap.
 
 COVARIATES = (
-    "Covariates were drawn as normal ones that do not depend on one another or on clusters: how they are "
-    "distributed is known to their sites alone. Where clusters differ in them, errors of the "
-    "information are those to go by."
+    "Covariates were drawn as independent normal variables that do not depend on clusters, because only "
+    "their sites know their distribution. If clusters differ in covariates, use the standard errors from "
+    "the information."
 )
 
 
@@ -174,9 +173,9 @@ class BootstrapResults:
     Attributes
     ----------
     samples : int
-        How many were drawn and fitted.
+        Number of samples that were drawn and fitted.
     failed : int
-        Samples besides these in which a column did not vary.
+        Number of further samples in which a column was constant.
 
     Examples
     --------
@@ -222,11 +221,11 @@ class BootstrapResults:
             for row in self.tidy().to_dict("records")
         )
         headers = ("mean or share", "cluster", "estimate", "std err", "low", "high")
-        failed = f" In {self.failed} more a column did not vary." if self.failed else ""
+        failed = f" In {self.failed} further samples a column was constant." if self.failed else ""
         notes = [
-            f"Standard deviations over {self.samples} samples drawn from the released parameters and fitted "
-            f"again, without any site.{failed} They are conditional on the support, and take cells "
-            "that are missing where an entity is there as if they were there.",
+            f"Standard deviations over {self.samples} samples drawn from the released parameters and "
+            f"refitted, without any site.{failed} They are conditional on the support, and treat missing "
+            "cells of a recorded entity as if they were observed.",
             *([COVARIATES] if self._record.adjusted else []),
         ]
         return SheetSummary([Sheet(headers, rows, "llrrrr", (30, 8, 11, 11, 11, 11), gap=2)], notes)
@@ -248,7 +247,7 @@ def bootstrap(
 
 
 def drawable(record: M2SEMRecord, held: FittedClient, place: Ints) -> Drawable:
-    """Rebuild the modalities of a site from what it has released."""
+    """Rebuild the modalities of a site from its releases."""
     q = len(held.covariates)
     empty = tuple(OpenedModality(one, _no_rows(one)) for one in held.modalities)
     asked = PredictRequest(len(record.shares), record.factors, record.nodes)
@@ -259,7 +258,7 @@ def drawable(record: M2SEMRecord, held: FittedClient, place: Ints) -> Drawable:
 
 
 def with_level(held: FittedClient) -> list[int]:
-    """Places, among a site's profiles, of means and of levels that columns have."""
+    """Return indices, among a site's profiles, of means and of levels that occur."""
     out: list[int] = []
     at = 0
     for one in held.modalities:

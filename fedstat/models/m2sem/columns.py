@@ -1,4 +1,4 @@
-"""Columns and covariates of one site, as a mixture takes them."""
+"""Columns and covariates of one site, as input of a mixture."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ from fedstat.typing import Array, Bools, Floats
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenedCovariates:
-    """Covariates of the rows that are open, (n, q), with means and deviations (2, q) of those of the fit."""
+    """Covariates of the open rows, (n, q), with means and deviations (2, q) of those of the fit."""
 
     spec: BlockSpec
     X: Floats
@@ -75,14 +75,14 @@ class OpenedCovariates:
 def open_covariates(
     data: SiteData, state: State, asked: CovariatesRequest, use: Bools
 ) -> tuple[OpenedCovariates, Bools, CovariatesReply]:
-    """Code covariates of the rows in `use`: return them, the rows (n_rows,) that have all, what is told."""
+    """Code covariates of the rows in `use`: return them, the rows (n_rows,) that have all, and the reply."""
     terms = SiteTerms(data.name, asked.terms, asked.columns)
     state.tell(term_facts(read_terms(terms.terms, terms.columns)))
     state.play(asked.columns)
     block = build_block(
         data.frame, terms, partial="drop", min_count=data.min_count, use=use, published=data.published
     )
-    # Levels leave with their names, and means, deviations and slopes of covariates with the estimates.
+    # Levels are released with their names; means, deviations and slopes of covariates with the estimates.
     for name in block.spec.levels:
         state.tell(LevelRowCounts(name, data.frame[name][block.seen].value_counts().tolist()))
     state.tell(SummedColumns(block.X))
@@ -108,18 +108,18 @@ def _among(block: CodedBlock, use: Bools) -> OpenedCovariates:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Columns of one site as a mixture takes them: what they are, and their values.
+# Columns of one site as input of a mixture: their kinds, and their values.
 
 COLUMNS_ITEM = "m2sem columns"
 FEW_VALUES = 10
-"""Whole numbers with so many values or fewer may be a scale or a code: the analyst says which."""
+"""Whole numbers with at most this many values may be a scale or a code: the analyst states which."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenedModality:
     """A modality's columns over the rows that have some column of the site: nan where a cell is missing.
 
-    Values (n, P) of categorical columns are places of levels, -1 where missing.
+    Values (n, P) of categorical columns are indices of levels, -1 where missing.
     """
 
     asked: ModalityRequest
@@ -128,7 +128,7 @@ class OpenedModality:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenedModalities:
-    """Modalities of a site, rows of its table that have some value in them, (n_rows,), their covariates."""
+    """Modalities of a site, the rows of its table that have some value in them, (n_rows,), and covariates."""
 
     modalities: tuple[OpenedModality, ...]
     seen: Bools
@@ -136,7 +136,7 @@ class OpenedModalities:
 
     @property
     def standardised(self) -> Floats | None:
-        """Standardized covariates of the rows that are seen, (n, q); None without any."""
+        """Standardized covariates of the observed rows, (n, q); None without any."""
         return None if self.covariates is None else self.covariates.standardised
 
 
@@ -146,12 +146,12 @@ COLUMN_FACTS: tuple[type, ...] = (EntityCount, FactorsRequested)
 @step(
     FAMILY,
     request=ColumnsRequest,
-    asks=control("names of columns, and what the analyst says they are"),
+    asks=control("names of columns, and their kinds as the analyst states them"),
     replies=schema("whether columns are numbers or categories, and levels"),
     prepares=True,
 )
 def describe_columns(data: SiteData, state: State, asked: ColumnsRequest) -> tuple[dict[str, Array], str]:
-    """Tell what columns are, and the levels of those that have some; no value of a row, and no range."""
+    """Report the kinds of columns, and levels of categorical ones; no value of a row, and no range."""
     series = take_columns(data, state, asked.columns, frozenset({*asked.ordinal, *asked.nominal}))
     said: dict[str, Kind] = {
         **dict.fromkeys(asked.continuous, "continuous"),
@@ -168,7 +168,7 @@ def describe_columns(data: SiteData, state: State, asked: ColumnsRequest) -> tup
 def take_columns(
     data: SiteData, state: State, names: Sequence[str], levelled: frozenset[str]
 ) -> dict[str, pd.Series]:
-    """Take columns out of the table, once the owner's policy has been asked."""
+    """Take columns from the table, after the owner's policy has been checked."""
     absent = [name for name in names if name not in data.table.columns]
     if absent or not names:
         raise DescriptionError(
@@ -188,7 +188,7 @@ def take_columns(
 def _describe_column(
     data: SiteData, state: State, present: pd.Series, name: str, said: Kind | None
 ) -> ColumnReply:
-    """Say what one column is, from the analyst's word, its type, and its levels as published or found."""
+    """Determine the kind of a column from the analyst's statement, its type, and its levels."""
     public = data.published.get(name)
     listed = () if public is None else public.levels
     category = column_kind(present, data.name, name) == "category"
@@ -196,7 +196,7 @@ def _describe_column(
         if category:
             raise DesignError(f"{at_column(data.name, name)} holds categories, which are not continuous")
         return ColumnReply("continuous")
-    # Where an owner has questions judged from the description, its numbers are what that says they are.
+    # If the owner's policy judges requests by the column description, numbers have the kind described there.
     by_description = data.policy.formulas == "simple" and not category and said is None
     if by_description and not listed:
         return ColumnReply("continuous")
@@ -246,9 +246,10 @@ def _of_levels(
     prepares=True,
 )
 def open_columns(data: SiteData, state: State, asked: OpenRequest) -> tuple[dict[str, Array], str]:
-    """Open the columns of a site's modalities; ``seen`` (n_rows,) tells which rows have any value.
+    """Open the columns of a site's modalities; ``seen`` (n_rows,) states which rows have any value.
 
-    A row that lacks a covariate is not seen: of its columns it is not known what is due to the covariate.
+    A row that lacks a covariate does not count as seen, because the effect of the covariate on its columns is
+    unknown.
     """
     series, seen = _take(data, state, asked.modalities)
     if asked.adjust is None:
@@ -274,7 +275,7 @@ def open_new_columns(data: SiteData, state: State, asked: OpenNewRequest) -> dic
 def _take(
     data: SiteData, state: State, asked: Sequence[ModalityRequest]
 ) -> tuple[dict[str, pd.Series], Bools]:
-    """Take the columns of modalities out of the table, and find the rows that have some value in them."""
+    """Take the columns of modalities from the table, and find the rows that have some value in them."""
     columns = [column for modality in asked for column in modality.columns]
     series = take_columns(
         data, state, [c.name for c in columns], frozenset(c.name for c in columns if c.levels)

@@ -27,20 +27,20 @@ from fedstat.models.m2sem.request import (
 from fedstat.typing import Array, Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# One mixture on its way to a maximum, as the coordinator sees it.
+# The state of one mixture during maximization, at the coordinator.
 
 GAIN, CHANGE = 0.005, 1e-3
-"""A mixture has converged where a round gains less, and no posterior changes by more."""
+"""A mixture has converged if a round gains less than this, and no posterior changes by more."""
 ALIKE = 0.01
-"""Share of entities that may be elsewhere in two mixtures that are one."""
+"""Largest share of entities that may be in other clusters in two mixtures that count as one."""
 NEAR = 0.1
-"""What a round gains where a mixture that is compared with others is near enough to its end."""
+"""Gain of a round below which a mixture is close enough to its maximum to be compared with others."""
 REST_OF_WEIGHT = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """Penalties of loadings and of means, before they are adapted: to a fit of all, or `anew` to refits."""
+    """Penalties of loadings and of means, first for a fit of all columns, then adapted `anew` to refits."""
 
     lam1: float = 0.0
     lam2: float = 0.0
@@ -53,10 +53,11 @@ class Penalties:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EntityIndex:
-    """Who has whom: sites in the order of their names, positions of their entities among `total`.
+    """Which sites have which entities: sites in the order of their names, positions among `total`.
 
-    `pattern` (N,) are the presence patterns, whose sites `members` (G, M) tell; `least` the fewest
-    entities that each site wants behind a cluster, and the largest share that one may have.
+    `pattern` (N,) are the presence patterns, and `members` (G, M) are the sites of each. `least` is the
+    smallest number of entities that each site requires for a cluster, and the largest share that a single one
+    may have.
     """
 
     clients: tuple[str, ...]
@@ -71,14 +72,14 @@ class EntityIndex:
         return len(self.pattern)
 
     def too_few(self, r: Floats) -> tuple[str, int] | None:
-        """Find a site at which a cluster of posteriors r (N, K) has fewer entities than its owner wants."""
+        """Find a site at which a cluster of posteriors r (N, K) has too few entities for its owner."""
         for client in self.clients:
             count, share = self.least[client]
             at = r[self.place[client]]
             total, squares = at.sum(axis=0), (at * at).sum(axis=0)
             heavy = share * total < at.max(axis=0, initial=0.0)
             wrong = (total**2 < count * squares) | ~(total > 0.0) | heavy
-            # The few heaviest may not have nearly all of the weight either.
+            # The few largest weights must not have nearly all of the total, either.
             if 1 < count <= len(at):
                 rest = np.partition(at, len(at) - count + 1, axis=0)[: len(at) - count + 1].sum(axis=0)
                 wrong |= rest < 1.01 * REST_OF_WEIGHT * total
@@ -89,11 +90,11 @@ class EntityIndex:
 
 @dataclass(slots=True, eq=False)
 class MixtureState:
-    """A mixture of K clusters and Q factors that is improved: posteriors r (N, K), shares w, what it reached.
+    """A mixture of K clusters and Q factors during maximization: posteriors r (N, K), shares w.
 
-    `slot` names it at the sites, `source` what it goes on from. `trace` has the penalized
-    log-likelihood after every round; `change` is the largest of a posterior in the latest one. `half` (N,)
-    are the entities that weigh, all where it is None.
+    `slot` names it at the sites, and `source` the mixture that it continues. `trace` has the penalized
+    log-likelihood after every round; `change` is the largest change of a posterior in the latest one. `half`
+    (N,) are the entities with positive weight, all if it is None.
     """
 
     clusters: int
@@ -125,22 +126,22 @@ class MixtureState:
 
     @property
     def gain(self) -> float:
-        """What the latest round has gained."""
+        """Gain of the latest round."""
         return self.trace[-1] - self.trace[-2] if len(self.trace) > 1 else np.inf
 
     @property
     def converged(self) -> bool:
-        """Whether it has come to an end."""
+        """Whether it has converged or failed."""
         return self.gain < GAIN and self.change < CHANGE
 
     @property
     def settled(self) -> bool:
-        """Whether it has come near enough to an end to be compared with others."""
+        """Whether it is close enough to its maximum to be compared with others."""
         return self.gain < NEAR
 
     @property
     def sent(self) -> Floats:
-        """Posteriors as they are sent."""
+        """Posteriors in the form that is sent."""
         return self.r if self.half is None else self.r * self.half[:, None]
 
     @property
@@ -149,10 +150,10 @@ class MixtureState:
         return self.parameters + self.clusters - 1
 
     def criterion(self, select: str, n: int, chosen: int = 0, columns: int = 0) -> float:
-        """BIC, EBIC or ICL of the mixture on n entities, with so many columns `chosen`; the lower the better.
+        """BIC, EBIC or ICL of the mixture on n entities, with `chosen` columns; lower is better.
 
-        EBIC adds twice the logarithm of the number of supports of the size (Chen and Chen 2008, gamma 1); ICL
-        twice the entropy of the posteriors.
+        EBIC adds twice the logarithm of the number of supports of the same size (Chen and Chen 2008, gamma
+        1); ICL adds twice the entropy of the posteriors.
         """
         twice = -2.0 * self.loglik
         if select == "ebic":
@@ -164,7 +165,7 @@ class MixtureState:
         )
 
     def settle(self, D: Floats, totals: Floats) -> None:
-        """Take differences of log densities (N, K - 1), summed over sites, and the three totals."""
+        """Record differences of log densities (N, K - 1), summed over sites, and the three totals."""
         a = np.log(np.maximum(self.w, 1e-300)) + np.column_stack([D, np.zeros(len(D))])
         top = logsumexp(a, axis=1)
         r = np.exp(a - top[:, None])
@@ -175,7 +176,7 @@ class MixtureState:
         self.trace.append(self.penalised)
 
     def refill(self, k: int, rng: np.random.Generator) -> None:
-        """Let a cluster that has been emptied begin anew, as a random half of the largest one."""
+        """Restart an emptied cluster as a random half of the largest one."""
         labels = np.argmax(self.r, axis=1)
         largest = int(np.argmax(np.bincount(labels, minlength=self.clusters)))
         members = np.flatnonzero(labels == largest)
@@ -185,7 +186,7 @@ class MixtureState:
 
 
 def same_clusters(a: MixtureState, b: MixtureState) -> bool:
-    """Whether two mixtures have come to the same clusters, in whatever order."""
+    """Whether two mixtures have the same clusters, in any order."""
     overlap = np.sort(hard_assignment(a.r).T @ hard_assignment(b.r), axis=1)[:, -1].sum()
     return bool(overlap >= (1.0 - ALIKE) * len(a.r)) and abs(a.penalised - b.penalised) < 1.0
 
@@ -200,16 +201,16 @@ def soft(labels: Ints, clusters: int, certain: float = 0.8) -> Floats:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Rounds of a mixture: posteriors go down, differences of log densities come up and are added.
+# Rounds of a mixture: sites receive posteriors, and return differences of log densities, which are added.
 
 SALT = 16
 RESTARTS = 2
-"""How often a mixture may begin anew because a cluster was emptied."""
+"""Largest number of restarts of a mixture because a cluster was emptied."""
 
 
 @dataclass(slots=True, eq=False)
 class MixtureExchange:
-    """What passes between coordinator and sites of one fit, round by round."""
+    """The exchange between coordinator and sites of one fit, round by round."""
 
     asking: SecureProductSession
     subjects: EntityIndex
@@ -223,7 +224,7 @@ class MixtureExchange:
 
     @property
     def left(self) -> int:
-        """Rounds that are left."""
+        """Number of remaining rounds."""
         return max(self.most - self.rounds, 0)
 
     def begin(self, factors: Sequence[int]) -> FitProtocol[None]:
@@ -253,7 +254,7 @@ class MixtureExchange:
         scores: bool = False,
         beside: Sequence[Request] = (),
     ) -> FitProtocol[list[Reply]]:
-        """Take one round with all of some mixtures; return the replies to what is asked beside."""
+        """Run one round for some mixtures; return the replies to the additional requests."""
         for one in courses:
             one.w = one.sent.sum(axis=0) / one.sent.sum()
             if one.slot < 0:
@@ -280,7 +281,7 @@ class MixtureExchange:
         table = np.frombuffer(b"".join(salts), dtype=np.uint8).reshape(-1, SALT)
         asks = []
         for number, client in enumerate(s.clients):
-            # The salts of patterns without a site are not for it: it could try posteriors out.
+            # A site must not receive the salts of patterns without it: it could test guesses of posteriors.
             own = np.where(s.members[:, number, None], table, 0).astype(np.uint8)
             asks.append(
                 self.asking.ask(client, "improve", text, r=r[s.place[client]], shares=shares, salts=own)
@@ -288,7 +289,7 @@ class MixtureExchange:
         return asks
 
     def _settle(self, courses: Sequence[MixtureState], replies: Sequence[Reply], scores: bool) -> None:
-        """Add up what came, whichever order sites are in, and give every mixture its part."""
+        """Add up the replies, in any order of the sites, and give every mixture its part."""
         D = add_exactly([reply.arrays["differences"] for reply in replies])
         totals = add_exactly([reply.arrays["totals"] for reply in replies])
         first = told = 0
@@ -310,7 +311,7 @@ class MixtureExchange:
         kept: Sequence[MixtureState] = (),
         enough: Callable[[MixtureState], bool] = lambda one: one.converged,
     ) -> FitProtocol[None]:
-        """Improve mixtures until each is good enough, at most so many rounds."""
+        """Improve mixtures until each is good enough, for at most this many rounds."""
         for _ in range(most):
             for one in courses:
                 self._refill(one)
@@ -321,7 +322,7 @@ class MixtureExchange:
             yield from self.improve(active, steps, kept=[*kept, *done])
 
     def _refill(self, one: MixtureState) -> None:
-        """Begin anew with a cluster that has too few entities at a site; give up after some times."""
+        """Restart a cluster that has too few entities at a site; give up after several restarts."""
         while not one.failed and (found := self.subjects.too_few(one.sent)) is not None:
             client, k = found
             if len(one.emptied) >= RESTARTS or one.fixed or one.penalties.lam1 or one.half is not None:
@@ -331,7 +332,7 @@ class MixtureExchange:
             one.refill(k, self.rng)
 
     def release(self, one: MixtureState, order: Array) -> FitProtocol[list[Reply]]:
-        """Ask for the parameters of a mixture, with its clusters in an order."""
+        """Request the parameters of a mixture, with its clusters in an order."""
         replies = yield [
             self.asking.ask(client, "release_modalities", slot=np.array(one.slot), order=order)
             for client in self.subjects.clients
@@ -357,7 +358,7 @@ def _update_request(one: MixtureState, steps: int, scores: bool) -> MixtureUpdat
 
 
 def add_exactly(parts: Sequence[Floats]) -> Floats:
-    """Add arrays in a precision in which their order hardly matters: masked sums are exact."""
+    """Add arrays in a precision in which their order hardly matters; masked sums are exact."""
     total: Any = np.zeros(parts[0].shape, dtype=np.longdouble)
     for part in parts:
         total = total + part
@@ -365,18 +366,18 @@ def add_exactly(parts: Sequence[Floats]) -> Floats:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Where mixtures begin: k-means of the factor scores of all sites, and each site's own clusters.
+# Starting values: k-means of the factor scores of all sites, and each site's own clusters.
 
 MEANS_ROUNDS, SHORT_ROUNDS = 6, 8
 GOING_ON = 2
-"""How many of the starts go on."""
+"""Number of starts that are continued."""
 FAR_BEHIND = 5
-"""Latest gains by which one that is behind the best is given up."""
+"""A start is dropped if this many of its latest gains do not reach the best one."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartPlan:
-    """How many starts by k-means, whether sites' own clusters too, local steps while many go on."""
+    """Number of starts by k-means, whether to use the sites' own clusters, and local steps at first."""
 
     means: int
     own: bool
@@ -388,20 +389,20 @@ class StartPlan:
 def start(
     exchange: MixtureExchange, sizes: Sequence[tuple[int, int]], plan: StartPlan
 ) -> FitProtocol[list[MixtureState]]:
-    """Fit mixtures of sizes (K, Q) without penalty, from the best of several starts, side by side.
+    """Fit mixtures of sizes (K, Q) without penalty, in parallel, from the best of several starts.
 
-    One of a size at which all fail has failed itself.
+    If all starts of a size fail, the returned mixture of that size has failed.
     """
     begun = yield from _first(exchange, sizes, plan)
     for course in begun:
-        # All go on for a while: which is the best cannot be seen before.
+        # All continue for a while, because the best one cannot be known earlier.
         course.trace.clear()
     yield from exchange.ascend(begun, plan.steps, SHORT_ROUNDS)
     going: list[list[MixtureState]] = []
     for size in sizes:
         going.append(_foremost([one for one in begun if (one.clusters, one.factors) == size])[:GOING_ON])
     for _ in range(plan.rounds):
-        # Two that have become one go on as one.
+        # Two starts that have become equal continue as one.
         going = [some[:1] if len(some) > 1 and same_clusters(*some) else some for some in going]
         every = [one for some in going for one in some]
         yield from exchange.ascend(every, plan.local_steps, 1, enough=lambda one: one.settled)
@@ -410,18 +411,18 @@ def start(
 
 
 def most_rounds(plan: StartPlan) -> int:
-    """Count the rounds that starting takes at most."""
+    """Return the largest number of rounds that the starts take."""
     return (MEANS_ROUNDS if plan.means else 0) + int(plan.own) + SHORT_ROUNDS + plan.rounds
 
 
 def _foremost(some: Sequence[MixtureState]) -> list[MixtureState]:
-    """Sort mixtures that have not failed, the best first; one that failed where all have."""
+    """Sort mixtures that have not failed, the best first; a failed one if all have failed."""
     left = sorted((one for one in some if not one.failed), key=lambda one: -one.penalised)
     return left or list(some[:1])
 
 
 def _near(some: Sequence[MixtureState]) -> list[MixtureState]:
-    """Keep the best, which is the first, and those that may yet come up with it."""
+    """Keep the best one, which is first, and those that may still reach it."""
     best = some[0].penalised
     return [one for one in some if one is some[0] or best - one.penalised <= FAR_BEHIND * one.gain]
 
@@ -452,7 +453,7 @@ def _first(
 
 
 def nothing() -> FitProtocol[list[tuple[int, int, Ints, str]]]:
-    """Ask for nothing."""
+    """Request nothing."""
     yield from ()
     return []
 
@@ -474,7 +475,7 @@ def _filled(r: Floats, exchange: MixtureExchange) -> Floats:
 def _own_clusters(
     exchange: MixtureExchange, sizes: Sequence[tuple[int, int]]
 ) -> FitProtocol[list[tuple[int, int, Ints, str]]]:
-    """Ask every site for clusters of its entities by its own columns."""
+    """Request from every site clusters of its entities by its own columns."""
     s, pairs = exchange.subjects, []
     asks = []
     for K, Q in sizes:

@@ -1,4 +1,4 @@
-"""Dry run of a fit: what the fit discloses."""
+"""Dry run of a fit: what the fit reveals."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from fedstat.models.m2sem.summary import adjusted_in_words
 from fedstat.typing import Array, Ints
 
 REHEARSED = 60
-"""Rounds of a dry run; the others are like them."""
+"""Rounds of a dry run; later ones are similar."""
 
 
 class M2SEMPlan(ForecastPlan):
-    """What is known of clusters over sites before a fit or a search.
+    """Properties of clusters over sites that are known before a fit or a search.
 
-    How many mixtures are improved side by side, and how many scores differ by cluster, is up to the data.
+    The number of mixtures improved in parallel, and of scores that differ by cluster, depends on the data.
     """
 
     guessed = frozenset({"improve", "open_scores", "open_product", "deal_product", "share_product"})
@@ -38,57 +38,57 @@ class M2SEMPlan(ForecastPlan):
         self.model = model
 
     def arguments(self) -> Mapping[str, Any]:
-        """Rehearse a few rounds only, without local steps that nobody sees."""
+        """Run only a few rounds, without local steps, which have no effect on releases."""
         rounds = min(int(self.given["max_rounds"]), REHEARSED)
         return {"max_rounds": rounds, "local_steps": 1}
 
     def loops(self, course: DryRunRecord) -> Sequence[IterationLoop]:
-        """Go on until nothing changes any more."""
+        """Continue until nothing changes."""
         return [IterationLoop(("improve",), int(self.given["max_rounds"]))]
 
     def learned(self, forecast: ExpectedReleases) -> Iterator[tuple[str, str]]:
-        """Say what posteriors and sums tell."""
+        """State what posteriors and sums reveal."""
         yield from learned_of(self.model, self.given["starts"] == "all" and self.model.n_clusters > 1)
         if self.given.get("cov_type") is not None and self.model.n_clusters > 1:
             yield from products_told(self.model._subjects.clients)
 
     def notes(self, forecast: ExpectedReleases) -> Iterator[str]:
-        """Say what a round holds."""
+        """State what a round contains."""
         yield (
-            "Several mixtures are improved in one round while starts and penalties are tried, each with its "
-            "own differences of log densities."
+            "Several mixtures are improved in one round during the comparison of starts and penalties, "
+            "each with its own differences of log densities."
         )
 
 
 def learned_of(model: Any, own: bool) -> Iterator[tuple[str, str]]:
-    """Say who learns what, in the words of whoever is asked."""
+    """State who learns what."""
     clients, sums = model._subjects.clients, model._subjects.members.sum(axis=1)
     yield (
         "each site",
-        "the probability of each cluster for each of its own entities, after every round. Clusters are made "
-        "of all sites' columns, so this tells it something of what the others hold: of an entity in a "
-        "cluster of the ill, that it is probably ill",
+        "the probability of each cluster for each of its own entities, after every round. Clusters depend "
+        "on the columns of all sites, so these probabilities reveal something about the other sites' "
+        "columns: for an entity in a cluster of ill persons, that it is probably ill",
     )
     yield (
         "coordinator",
-        "for every entity, the sum over sites of differences of its log densities between clusters, "
-        "of every round. For continuous columns they are linear in the values: over many rounds they span "
-        "the joint factor scores of each entity (as many directions as factors of all modalities), and with "
-        "these the sums of what sites' columns say along them. They do not tell how odd an entity is. "
-        "Whoever knows some sites' columns has the others' part",
+        "for every entity and round, the sum over sites of differences of its log densities between "
+        "clusters. For continuous columns these are linear in the values. Over many rounds they span the "
+        "joint factor scores of each entity (as many directions as factors of all modalities), and thereby "
+        "the sums of the sites' columns along these directions. They do not reveal how unusual an entity "
+        "is. A party that knows the columns of some sites can compute the other sites' part",
     )
     yield (
-        "coordinator that departs from a fit",
-        "sums along directions of its choice, from posteriors that it makes up, or from parameters that are "
-        "asked for predictions. Sites take posteriors only that all are told alike, and that leave "
-        "the owner's minimum count of entities to every cluster. These sums have as many directions as "
-        "sites have columns: with as many numbers, every row, up to one unknown combination of the "
-        "columns that is the same for all. Sums of log densities and selected columns are not held against "
-        "one another: two under posteriors that differ in one entity tell what it adds. Estimates leave of "
-        "one mixture a fit, and are held against those of the session, or of all fits where the owner has "
-        "them remembered "
-        '(remember = "all"), by the posteriors of their last EM steps; what steps before these leave is not '
-        "held against anything, and tells of an entity in which two fits differ there",
+        "coordinator that deviates from the protocol",
+        "sums along directions of its choice, if it invents posteriors, or parameters in a request for "
+        "predictions. Sites accept only posteriors that all sites receive, and that leave "
+        "the owner's minimum count of entities in every cluster. The sums have as many directions as "
+        "sites have columns. As many numbers determine every row, up to one unknown combination of the "
+        "columns that is the same for all rows. Sums of log densities and selected columns are not compared "
+        "with one another: two of them, for posteriors that differ in one entity, reveal its contribution. A "
+        "fit releases the estimates of one mixture. They are compared with those of the session, or of all "
+        "fits if the owner stores them "
+        '(remember = "all"), by the posteriors of their last EM steps. Releases of earlier steps are not '
+        "compared with anything, and reveal information about an entity in which two fits differ there",
     )
     alone = int((sums[model._subjects.pattern] == 1).sum())
     two = int((sums[model._subjects.pattern] == 2).sum())
@@ -96,9 +96,9 @@ def learned_of(model: Any, own: bool) -> Iterator[tuple[str, str]]:
     if terms:
         yield (
             "coordinator",
-            f"{adjusted_in_words(terms, model._chosen.columns)}. Of covariates it is told names "
-            "and levels, how many records lack some, which entities are left; and with the estimates means "
-            "and deviations, the coding with what transforms keep, and effects on every column",
+            f"{adjusted_in_words(terms, model._chosen.columns)}. The coordinator learns names and levels of "
+            "covariates, how many records lack some, and which entities remain; with the estimates also "
+            "means and deviations, the coding with the state of transforms, and effects on every column",
         )
     if len(clients) == 1:
         yield "coordinator", f"all sums are '{clients[0]}''s own parts: it is the only site"
@@ -106,50 +106,50 @@ def learned_of(model: Any, own: bool) -> Iterator[tuple[str, str]]:
         yield (
             "each site",
             "the other's part, from a sum and its own part, if the coordinator passes sums on: with two "
-            "sites no masks help",
+            "sites, masks do not help",
         )
     if alone and len(clients) > 1:
         yield (
             "coordinator",
-            f"of {alone:,} entities that one site alone has, that site's own part of every "
-            "sum: the others add zeros",
+            f"for {alone:,} entities that only one site has, that site's own part of every sum: the others "
+            "add zeros",
         )
     if two and len(clients) > 2:
         yield (
             "each site",
-            f"of {two:,} entities that two sites have, the other's part, if the coordinator passes sums on",
+            f"for {two:,} entities that two sites have, the other's part, if the coordinator passes sums on",
         )
     if own:
         yield (
             "coordinator and all sites",
-            "each site's clusters of its own entities by its own columns, from which some starts "
-            "begin; starts='sum' leaves them out. Asked for other numbers of clusters, they tell more of "
-            "which entities have like factor scores; asked for the same again, nothing new",
+            "each site's clusters of its own entities by its own columns, from which some starts begin; "
+            "starts='sum' leaves them out. A request for other numbers of clusters reveals more about "
+            "which entities have similar factor scores; a repeated request reveals nothing new",
         )
 
 
 def products_told(clients: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Say what standard errors tell."""
+    """State what standard errors reveal."""
     yield (
         "coordinator",
-        "for standard errors, the information of each site's parameters, and of every two "
-        "sites sums over all entities that both have of products of their scores, by secure "
-        "multiplication: no score of an entity. Whoever knows all scores of one site has as many "
-        "equations about each score of another as that site has scores; there are twice as many "
-        "entities as scores at least. cov_type=None leaves them out",
+        "for standard errors, the information of each site's parameters, and for every two sites sums, "
+        "over all entities that both have, of products of their scores, by secure multiplication: no score "
+        "of an entity. A party that knows all scores of one site has as many equations about each score of "
+        "another site as the first site has scores; there are at least twice as many entities as scores. "
+        "cov_type=None leaves them out",
     )
     if len(clients) == 2:
         yield (
             "coordinator",
-            "the random numbers of these products, which it deals: together with what one site shows "
-            "the other they are that site's scores, so it must collude with neither",
+            "the random numbers of these products, which it deals. Together with what one site sends to "
+            "the other, they reveal that site's scores, so the dealer must not collude with either",
         )
 
 
 def invent_clients(
     agreed: AgreedColumns, rows: Mapping[str, Ints], policies: Mapping[str, Policy], session: str
 ) -> dict[str, DrySite]:
-    """Let every site have opened columns of the agreed kinds and levels, with drawn values."""
+    """Give every site opened columns of the agreed kinds and levels, with simulated values."""
     rng, sites = synthetic_generator(), {}
     for name, policy in policies.items():
         site = DrySite(name, policy, len(rows[name]), entities=rows[name])
@@ -159,7 +159,7 @@ def invent_clients(
             drawn = [OpenedModality(one, _draw(one, int(seen.sum()), rng)) for one in agreed.modalities[name]]
             columns = sum(len(one.columns) for one in agreed.modalities[name])
             if name in agreed.covariates:
-                state.told.update(ADJUSTED)  # facts about rows that are not there
+                state.told.update(ADJUSTED)  # facts about rows that do not exist
             covariates = _draw_covariates(agreed.covariates.get(name), int(seen.sum()), rng)
             opened = OpenedModalities(tuple(drawn), seen, covariates)
             state.keep(COLUMNS_ITEM, opened, int(seen.sum()), columns=columns)

@@ -16,33 +16,35 @@ from fedstat.models.m2sem.modality.base import Modality
 from fedstat.typing import Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# Observed information of one site's modalities, but for what it shares with others (Louis 1982).
+# Observed information of one site's modalities, except for what it shares with others (Louis 1982).
 #
-# The factors of different modalities are independent given the cluster. So the information of two
-# modalities' parameters is what their scores, expected given row and cluster, have in common between
-# clusters: ``-sum_ik r_ik c_ik d_ik'`` of scores c, d that are centered over the posterior of each row.
+# The factors of different modalities are independent given the cluster. The information between the
+# parameters of two modalities is therefore the covariance, between clusters, of their expected scores given
+# row and cluster: ``-sum_ik r_ik c_ik d_ik'`` of scores c, d that are centered over the posterior of each
+# row.
 #
-# Rotations and shifts of the factors change no density: parameters are taken in coordinates without these
-# directions, and only what is free of them is stated. Loadings and means that are fixed at zero are left
-# out.
+# Rotations and shifts of the factors do not change any density. Parameters are expressed in coordinates
+# without these directions, and only quantities that do not depend on them are reported. Loadings and means
+# that are fixed at zero are left out.
 
 LOGISTIC = np.pi**2 / 3.0
 """Variance of a logistic variable."""
 STEP = 1e-5
-"""Of numerical derivatives of statements, in units of a parameter."""
+"""Step of numerical derivatives of reported quantities, in units of a parameter."""
 FLAT, UNKNOWN, NOT_IDENTIFIED = 1e-12, 1e-4, -1.0
-"""Eigenvalue of a direction of no score; slope of a share along one, and what stands for such a share."""
+"""Eigenvalue of a direction without a score; slope of a share along it, and the placeholder for such a
+share."""
 NEGLIGIBLE = 1e-10
-"""Score, relative to the largest, below which it does not depend on the cluster."""
+"""Size of a score, relative to the largest, below which it does not depend on the cluster."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalInformation:
-    """Of a site's d coordinates, the first q of which have scores that depend on the cluster.
+    """Local coordinates of a site: the scores of the first q of d depend on the cluster.
 
     `own` (d, d) is their information, `with_shares` (K, d) the sums of r c by cluster, `columns` (n, K, q)
-    are the centered scores by the root of the posterior. `jacobian` (s, d) is that of its statements: by
-    modality profiles (K, P, C), flat, then communalities (P,), which are also given for all modalities.
+    the centered scores times the root of the posterior. `jacobian` (s, d) is that of the reported quantities:
+    by modality profiles (K, P, C), flat, then communalities (P,), which are also given for all modalities.
     `effects` (t, d) is that of effects of covariates, in the order of all modalities' rows.
     """
 
@@ -57,9 +59,9 @@ class LocalInformation:
 def local_information(
     modalities: Sequence[Modality], r: Floats, scale: Floats | None = None
 ) -> LocalInformation:
-    """Information of all modalities of a site, at their present parameters and posteriors r (n, K).
+    """Compute the information of all modalities of a site, at their parameters and posteriors r (n, K).
 
-    Effects are those of a unit of covariates, of which a deviation is `scale` (q,).
+    Effects are those of one unit of a covariate; `scale` (q,) are the covariates' standard deviations.
     """
     parts = [_of_modality(m, r) for m in modalities]
     q = [part.columns.shape[2] for part in parts]
@@ -85,9 +87,9 @@ def _per_unit(effects: Floats, scale: Floats | None) -> Floats:
 
 
 def communalities(m: Modality) -> Floats:
-    """Share of a column's variance within clusters that its factors make up: (P,), 0 for nominal ones.
+    """Share of a column's variance within clusters that its factors explain: (P,), 0 for nominal columns.
 
-    Of ordinal and binary columns, of the variance of a logistic variable behind them.
+    For ordinal and binary columns, the share of the variance of an underlying logistic variable.
     """
     squares = m.row_norms() ** 2
     single = np.bincount(m.row_columns, minlength=m.P) == 1
@@ -108,13 +110,13 @@ def _of_modality(m: Modality, r: Floats) -> LocalInformation:
     Z[crossing, :q], Z[free & ~crossing, q:] = bases
     weighted = centred @ Z[:, :q]
     slopes, shared, effects = _slopes(m, free), communalities(m), _of_effects(m)[:, free]
-    # Of few columns the data fix no share of variance: it changes where no density does.
+    # With few columns, the data do not determine a share of variance: it changes where no density does.
     unknown = np.abs(slopes[-m.P :] @ flat[free]).max(axis=1, initial=0.0) > UNKNOWN
     slopes[-m.P :][unknown], shared[unknown] = 0.0, NOT_IDENTIFIED
     J = slopes @ Z[free]
     stated = np.vstack([slopes[: -m.P], effects])
     if np.abs(stated @ unidentified[free]).max(initial=0.0) > UNKNOWN * np.abs(slopes).max():
-        own = -np.eye(len(own))  # profiles that rows do not tell, as where loadings go to infinity
+        own = -np.eye(len(own))  # rows do not determine profiles, for instance if loadings diverge
     shares = np.zeros((r.shape[1], Z.shape[1]))
     shares[:, :q] = np.einsum("nk,nkp->kp", r, weighted)
     return LocalInformation(
@@ -123,7 +125,7 @@ def _of_modality(m: Modality, r: Floats) -> LocalInformation:
 
 
 def _of_effects(m: Modality) -> Floats:
-    """Jacobian (t, p) of effects of covariates in all parameters."""
+    """Return the Jacobian (t, p) of effects of covariates with respect to all parameters."""
     places, units = m.effect_places()
     out = np.zeros((places.size, len(m.state())))
     out[np.arange(places.size), places.ravel()] = np.repeat(units, places.shape[1])
@@ -131,7 +133,7 @@ def _of_effects(m: Modality) -> Floats:
 
 
 def free_and_flat(m: Modality) -> tuple[Bools, Floats]:
-    """Which of the p parameters are free, and directions (p, d) in which no density changes."""
+    """Return which of the p parameters are free, and directions (p, d) in which no density changes."""
     state, L = m.state(), m.loadings.copy()
     loading, means = _places(m, state)
     free: Bools = m.free.copy()
@@ -146,7 +148,7 @@ def free_and_flat(m: Modality) -> tuple[Bools, Floats]:
 
 
 def _places(m: Modality, state: Floats) -> tuple[Ints, Ints]:
-    """Places among the parameters of loadings, (R, Q), and of means, (K, Q)."""
+    """Return indices, among the parameters, of loadings, (R, Q), and of means, (K, Q)."""
     m.restore(np.arange(len(state), dtype=np.float64))
     loading, means = m.loadings.astype(np.int64), m.means.astype(np.int64)
     m.restore(state)
@@ -170,7 +172,7 @@ def _shifts(m: Modality, state: Floats) -> Iterator[Floats]:
 
 
 def _unseen(m: Modality, means: Ints, p: int) -> Iterator[Floats]:
-    """Means of factors on which no column loads."""
+    """Return means of factors on which no column loads."""
     for e in null_space(m.loadings).T:
         for places in means:
             unseen = np.zeros(p)
@@ -179,7 +181,7 @@ def _unseen(m: Modality, means: Ints, p: int) -> Iterator[Floats]:
 
 
 def _unidentified(scores: Floats, r: Floats, free: Bools) -> Floats:
-    """Directions (p, d) in which no score of any row differs from zero, as where a factor has two columns."""
+    """Return directions (p, d) in which every row's score is zero, as for a factor of two columns."""
     weighted = (np.sqrt(r)[:, :, None] * scores[:, :, free]).reshape(-1, int(free.sum()))
     G = weighted.T @ weighted
     seen = np.diag(G) > FLAT**2 * np.diag(G).max(initial=0.0)
@@ -191,12 +193,12 @@ def _unidentified(scores: Floats, r: Floats, free: Bools) -> Floats:
 
 
 def _without(flat: Floats) -> Floats:
-    """Orthonormal coordinates (p, d) without some directions (p, f)."""
+    """Return orthonormal coordinates (p, d) without some directions (p, f)."""
     return null_space(flat.T) if flat.any() else np.eye(len(flat))
 
 
 def _slopes(m: Modality, free: Bools) -> Floats:
-    """Jacobian of the statements in the free parameters; that of communalities by central differences."""
+    """Jacobian of the reported quantities in the free parameters; central differences for communalities."""
     state, columns = m.state(), []
     for j in np.flatnonzero(free).tolist():
         h = STEP * max(1.0, abs(state[j]))
@@ -210,17 +212,17 @@ def _slopes(m: Modality, free: Bools) -> Floats:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Observed information of a mixture over sites: own blocks from home, cross-blocks by secure products.
+# Observed information of a mixture over sites: own blocks from each site, cross-blocks by secure products.
 
 SCORES = "scores"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClientInformation:
-    """What a site released of its d coordinates, the first `crossing` of which it multiplied with others'.
+    """Releases of a site about its d coordinates; it multiplies the first `crossing` with those of others.
 
-    `own` (d, d), `with_shares` (K, d), `jacobian` (s, d) of its statements, with effects of covariates at the
-    end, `communalities` of its columns.
+    `own` (d, d), `with_shares` (K, d), `jacobian` (s, d) of its reported quantities, with effects of
+    covariates at the end, `communalities` of its columns.
     """
 
     own: Floats
@@ -234,8 +236,8 @@ class ClientInformation:
 class ObservedInformation:
     """Inverse (p, p) of the information of K - 1 shares and all sites' coordinates, in their order.
 
-    `jacobians` (s, d) are those of each site's statements, `communalities` (sum of P,) of its columns.
-    `problem` says why there is no inverse.
+    `jacobians` (s, d) are those of each site's reported quantities, `communalities` (sum of P,) of its
+    columns. `problem` states why there is no inverse.
     """
 
     cov: Floats
@@ -246,7 +248,7 @@ class ObservedInformation:
 
     @classmethod
     def none(cls, clusters: int, problem: str) -> ObservedInformation:
-        """Return what stands where nothing is known, and why."""
+        """Return an information without an inverse, and the reason."""
         return cls(np.zeros((0, 0)), clusters, {}, {}, problem)
 
     @property
@@ -255,7 +257,7 @@ class ObservedInformation:
         return not self.problem
 
     def of_client(self, client: str) -> Floats:
-        """Covariance (s, s) of a site's statements."""
+        """Covariance (s, s) of a site's reported quantities."""
         at = self.clusters - 1
         for name, jacobian in self.jacobians.items():
             d = jacobian.shape[1]
@@ -265,7 +267,7 @@ class ObservedInformation:
         raise KeyError(client)
 
     def of_effects(self, client: str, rows: int) -> Floats:
-        """Covariance (t, t) of a site's effects of covariates, its last so many statements."""
+        """Covariance (t, t) of a site's effects of covariates, its last t reported quantities."""
         first = len(self.jacobians[client]) - rows
         return self.of_client(client)[first:, first:]
 
@@ -283,7 +285,7 @@ def request_information(
     w: Floats,
     place: Mapping[str, Ints],
 ) -> FitProtocol[ObservedInformation]:
-    """Ask all sites, who have entities at `place`, and multiply the scores of every two.
+    """Request the information of sites with entities at `place`, and multiply the scores of every two.
 
     Posteriors r (N, K) and shares w (K,) are those at the present parameters.
     """
@@ -314,7 +316,7 @@ def too_few(
     place: Mapping[str, Ints],
     pairs: Sequence[tuple[ProductOperand, ProductOperand]],
 ) -> str:
-    """Say who has too few entities for so many scores; empty where nobody has."""
+    """Name sites with too few entities for their number of scores; empty if there are none."""
     for client, part in parts.items():
         if len(place[client]) < 2 * part.crossing:
             return _few(f"'{client}' has", len(place[client]), part.crossing)
@@ -327,15 +329,15 @@ def too_few(
 
 def _few(who: str, entities: int, columns: int) -> str:
     return (
-        f"{who} {entities:,} entities, and sums of products of {columns} scores need {2 * columns:,}: with "
-        "fewer they would tell of single entities. Select columns, take fewer factors, or use bootstrap()"
+        f"{who} {entities:,} entities, but sums of products of {columns} scores need {2 * columns:,}: with "
+        "fewer, they would reveal single entities. Select columns, take fewer factors, or use bootstrap()"
     )
 
 
 def sides_of(
     parts: Mapping[str, ClientInformation], place: Mapping[str, Ints], n: int, K: int
 ) -> list[ProductOperand]:
-    """Name the columns that sites multiply: of every entity one row for each cluster."""
+    """Name the columns that sites multiply: one row for each entity and cluster."""
     sides, start = [], 0
     for client, part in parts.items():
         q = part.crossing
@@ -355,7 +357,7 @@ def assemble(
     parts: Mapping[str, ClientInformation],
     crossed: Mapping[tuple[str, str], Floats],
 ) -> Floats:
-    """Put the information of shares w_1 ... w_(K-1) and of all coordinates together."""
+    """Assemble the information of shares w_1 ... w_(K-1) and of all coordinates."""
     K = len(w)
     sizes = [K - 1, *(len(part.own) for part in parts.values())]
     ends = np.cumsum(sizes)
@@ -378,7 +380,7 @@ def assemble(
 
 
 def invert(info: Floats, clusters: int, parts: Mapping[str, ClientInformation]) -> ObservedInformation:
-    """Invert the information, or say why it has no inverse."""
+    """Invert the information, or state why it has no inverse."""
     jacobians = {client: part.jacobian for client, part in parts.items()}
     shared = {client: part.communalities for client, part in parts.items()}
     diagonal = np.diag(info)

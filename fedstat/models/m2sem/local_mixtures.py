@@ -1,4 +1,4 @@
-"""Modalities of one site in a fit: several mixtures updated in parallel."""
+"""Modalities of one site in a fit: several mixtures improved in parallel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedstat.models.m2sem.request import MOST_STEPS, NONE, MixtureUpdateRequest,
 from fedstat.typing import Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# From the columns that a site opened to modalities that can be improved.
+# From the columns that a site opened to modalities for EM steps.
 
 
 def make_modality(
@@ -24,7 +24,7 @@ def make_modality(
 ) -> Modality:
     """Make a modality of one site's columns, with a number of factors and nodes for each.
 
-    Of new rows `units` are those of the columns in the fit.
+    For new rows, `units` are those of the columns in the fit.
     """
     asked = opened.asked
     if asked.continuous:
@@ -34,23 +34,24 @@ def make_modality(
 
 
 # ----------------------------------------------------------------------------------------------------
-# The modalities of one site in a fit: mixtures side by side, improved with posteriors held.
+# The modalities of one site in a fit: mixtures in parallel, improved with fixed posteriors.
 
 LEAP, LEAST_LEAP, LEAST_LEAP_OF_FEW = 2, 4, 8
-"""EM steps before a leap, and local steps from which there are some; the last where steps are costly."""
+"""EM steps before an extrapolation, and smallest numbers of local steps with one; the last for costly
+steps."""
 LONGEST = 50.0
-"""Stride of a leap, in steps."""
+"""Length of an extrapolation, in steps."""
 SETTLED = 1e-8
-"""Gain of a leap, relative to the log-likelihood, after which others do not pay."""
+"""Gain of an extrapolation, relative to the log-likelihood, below which no others follow."""
 LEAST_NORM, LEAST_SEPARATION = 1e-3, 1e-4
-"""Of loadings and modalities to which penalties are adapted."""
+"""Smallest loadings and distances to which penalties are adapted."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModalityState:
-    """Parameters of one modality in one mixture, and what penalties are adapted to.
+    """Parameters of one modality in one mixture, and the weights of its penalties.
 
-    `support` (P,) are columns that may have loadings, `silent` says that its means are zero; `weights` (P,)
+    `support` (P,) are columns that may have loadings, `silent` states that its means are zero; `weights` (P,)
     and `weight` multiply the penalties of loadings and of means.
     """
 
@@ -63,10 +64,9 @@ class ModalityState:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalMixture:
-    """A mixture as a site holds it: its modalities, and the posteriors (n, K) that it was given last.
+    """A mixture as a site holds it: its modalities, and the posteriors (n, K) that it received last.
 
-    `shaped` (n, K) are those of the last EM steps, from which its
-    parameters are, or of its first means.
+    `shaped` (n, K) are those of the last EM steps, or of its first means; its parameters come from them.
     """
 
     factors: int
@@ -77,20 +77,20 @@ class LocalMixture:
 
 
 class LocalMixtures:
-    """Modalities of one number of factors and nodes, in which any mixture of these can be improved."""
+    """Modalities with one number of factors and nodes, in which any mixture of these can be improved."""
 
     def __init__(self, modalities: Sequence[Modality]) -> None:
         self.modalities = tuple(modalities)
         self._held: LocalMixture | None = None
 
     def begun(self, factors: int, nodes: int) -> LocalMixture:
-        """Mixture of one cluster: the local factor analyses."""
+        """Return the mixture of one cluster: the local factor analyses."""
         for modality in self.modalities:
             modality.begin(1)
         return self.take(factors, nodes, [(np.ones(m.P), 1.0) for m in self.modalities], None)
 
     def put(self, slot: LocalMixture) -> None:
-        """Let the modalities have the parameters of a mixture."""
+        """Set the modalities to the parameters of a mixture."""
         if self._held is slot:
             return
         for modality, held in zip(self.modalities, slot.modalities, strict=True):
@@ -106,7 +106,7 @@ class LocalMixtures:
         r: Floats | None,
         shaped: Floats | None = None,
     ) -> LocalMixture:
-        """Return what the modalities have now as a mixture."""
+        """Return the present parameters of the modalities as a mixture."""
         held = tuple(
             ModalityState(m.state(), m.support.copy(), m.silent, each, one)
             for m, (each, one) in zip(self.modalities, weights, strict=True)
@@ -128,7 +128,7 @@ class LocalMixtures:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MixtureUpdate:
-    """What a mixture gives after a round: densities (n, K), penalty, parameters, and which columns load."""
+    """Output of a mixture after a round: densities (n, K), penalty, parameters, and which columns load."""
 
     slot: LocalMixture
     densities: Floats
@@ -139,12 +139,12 @@ class MixtureUpdate:
 
 @dataclass(slots=True, eq=False)
 class SessionMixtures:
-    """What a site holds of a fit.
+    """State of a fit at a site.
 
     `place` (n,) are the positions of its entities among `total`, `groups` those of its rows that have each
     presence pattern, by pattern. `benches` are by factors and nodes, `analyses` the mixtures of one cluster
-    by factors; `past` is a digest of all that sites were told alike. `told` is the mixture whose
-    estimates have left, after which no other's do.
+    by factors. `past` is a digest of everything that all sites have received. `told` is the mixture whose
+    estimates were released; estimates of no other mixture are released afterwards.
     """
 
     opened: OpenedModalities
@@ -158,7 +158,7 @@ class SessionMixtures:
     told: LocalMixture | None = None
 
     def bench(self, factors: int, nodes: int) -> LocalMixtures:
-        """Modalities with so many factors and nodes, made when first asked for."""
+        """Return modalities with this number of factors and nodes, created at the first request."""
         if (factors, nodes) not in self.benches:
             made = [
                 make_modality(one, factors, nodes, self.opened.standardised) for one in self.opened.modalities
@@ -167,20 +167,20 @@ class SessionMixtures:
         return self.benches[factors, nodes]
 
     def begin(self, factors: int, nodes: int) -> None:
-        """Analyze the factors of every modality, of one cluster."""
+        """Run the factor analysis of every modality, with one cluster."""
         self.analyses[factors] = self.bench(factors, nodes).begun(factors, nodes)
 
     def source(self, name: str, asked: MixtureUpdateRequest) -> LocalMixture:
-        """Find the mixture from which one goes on."""
+        """Find the mixture that is continued."""
         kept = self.analyses.get(asked.factors) if asked.source == NONE else self.slots.get(asked.source)
         if kept is None or kept.factors != asked.factors:
             raise MessageError(
-                f"{name}: holds no mixture {asked.source} of {asked.factors} factors in this fit"
+                f"{name}: there is no mixture {asked.source} of {asked.factors} factors in this fit"
             )
         return kept
 
     def improve(self, name: str, asked: MixtureUpdateRequest, r: Floats, shares: Floats) -> MixtureUpdate:
-        """Take local steps from a source with posteriors r (n, K) held."""
+        """Take local steps from a source with fixed posteriors r (n, K)."""
         source, bench = self.source(name, asked), self.bench(asked.factors, asked.nodes)
         bench.put(source)
         if asked.scores:
@@ -217,7 +217,7 @@ class SessionMixtures:
         )
 
     def _spheres(self, bench: LocalMixtures, source: LocalMixture, r: Floats) -> MixtureUpdate:
-        """Move k-means' centers on the factor scores of one cluster; densities are those of spheres."""
+        """Update k-means' centers on the factor scores of one cluster; densities are those of spheres."""
         scores = bench.scores()
         centres = r.T @ scores / r.sum(axis=0)[:, None]
         f = scores @ centres.T - 0.5 * (centres * centres).sum(axis=1)
@@ -246,15 +246,15 @@ def restored(
         at += size
         made.append(m)
     if at != len(parameters) or first != len(units) or len(made) < len(opened.modalities):
-        raise MessageError(f"{name}: the parameters are not of a fit of these columns")
+        raise MessageError(f"{name}: the parameters do not belong to a fit of these columns")
     return made
 
 
 def ascend_in_leaps(m: Modality, r: Floats, steps: int) -> None:
-    """Take EM steps without penalty; after each two leap ahead, where that is no lower.
+    """Take EM steps without penalty; extrapolate after every two, unless this decreases the likelihood.
 
-    This is the squared extrapolation of Varadhan and Roland (2008). Where it leaves the parameter space the
-    density is lower, or none.
+    This is the squared extrapolation of Varadhan and Roland (2008). Outside of the parameter space, the
+    density is lower or undefined.
     """
     before = m.expected(r)
     for _ in range(steps // LEAP):

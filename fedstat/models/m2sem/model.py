@@ -44,18 +44,18 @@ Starts = Literal["all", "sum"]
 NODES, FINE_NODES = 7, 15
 
 FITTED_BEFORE = (
-    "Where clusters of these entities were fitted before, use the result of the earlier fit: of a second fit "
-    "whose posteriors differ from its in hardly more than one entity, the difference would tell that entity"
+    "If these entities were clustered before, use the result of the earlier fit. A second fit whose "
+    "posteriors differ in only about one entity would reveal that entity by the difference"
 )
 
 
 class M2SEM(Explainable):
     """Clusters of entities whose columns, of mixed type, are at several sites.
 
-    The columns of one kind at one site, a *modality*, are measured on a few factors of their own, of
-    which the clusters move the means. Entities that a site lacks cost nothing: the likelihood is that
-    of what there is. By penalties it is found which modalities tell clusters apart, and by which columns.
-    The steps that sites are asked for are those of `family`.
+    The columns of one kind at one site, a *modality*, are measured on a few factors of their own, whose means
+    differ by cluster. Entities that a site lacks are kept: the likelihood is that of the observed values.
+    Penalties select the modalities that separate clusters, and the columns by which they do so. `family` has
+    the steps at the sites.
 
     Parameters
     ----------
@@ -66,32 +66,32 @@ class M2SEM(Explainable):
     n_factors : int
         Q, of every modality.
     columns : sequence of str, optional
-        To be clustered by; by default all.
+        Columns for clustering; the default is all.
     modalities : mapping of str to sequence of str, optional
-        Columns of one site that share factors, by the modality's name. By default a site's
-        continuous columns are one, and its categorical columns another.
+        Columns of one site that share factors, by the modality's name. By default, a site's continuous
+        columns are one modality, and its categorical columns another.
     adjust : str or mapping of str to str, optional
-        Known covariates, as a formula without a response such as ``"~ age + C(sex)"``; its language is that
-        of regression formulas. Columns are regressed on them within clusters, so that clusters are not due to
-        these, and they are not clustered themselves. A covariate stands at the site whose columns it
-        adjusts, under a name of its own: of ``"~ age_a + age_b"`` each site has the terms in its
-        columns, and a warning names sites without any, whose columns stay as they are;
-        ``{"A": "~ age_a"}`` says of each site what it is adjusted for. An entity without a covariate
-        counts as missing at its site.
+        Known covariates, as a formula without a response such as ``"~ age + C(sex)"``, in the language of
+        regression formulas. Columns are regressed on them within clusters, so that clusters do not reflect
+        them; covariates are not clustered themselves. A covariate must be at the site whose columns it
+        adjusts, under a name of its own. With ``"~ age_a + age_b"``, each site uses the terms in its own
+        columns, and a warning names sites without any, whose columns are not adjusted. ``{"A": "~ age_a"}``
+        states the covariates of each site. An entity without a covariate counts as missing at its site.
     continuous, ordinal, nominal : sequence of str
-        What columns of whole numbers with few values are, which else is asked for; or of others. Floats are
-        continuous, ordered categories ordinal, other categories nominal, and columns of two values binary.
+        Kinds of columns of whole numbers with few values, for which a kind is required, or of other columns.
+        By default, floats are continuous, ordered categories ordinal, other categories nominal, and columns
+        of two values binary.
     coordinator : str, optional
-        The site at which the coordinator sits, or ``"apart"``, the default.
+        The site of the coordinator, or ``"apart"``, the default.
 
     Raises
     ------
     ModelError, DesignError
-        An argument has no meaning, or it is not clear what a column is; a site lacks a covariate.
+        An argument has no meaning, or the kind of a column is not clear; a site lacks a covariate.
     FormulaError
-        `adjust` is no formula of the language, or names a column that nobody has.
+        `adjust` is not a formula of the language, or names a column that no site has.
     EstimationError
-        No site has any value of some entities.
+        No site has any value for some entities.
 
     Warns
     -----
@@ -170,12 +170,12 @@ class M2SEM(Explainable):
             ``"~ ."`` for every column, or ``"~ a + b"``.
         partition : ClientPartition
         **options
-            As for the class, but for `columns`.
+            As for the class, except for `columns`.
 
         Raises
         ------
         FormulaError
-            A term is no column; a transformed column is put into the table first.
+            A term is not a column; add a transformed column to the table first.
         """
         parsed = parse_formula(formula, partition.columns, response=False)
         everything = {name for held in partition.columns.values() for name in held}
@@ -198,7 +198,7 @@ class M2SEM(Explainable):
 
     @property
     def _description(self) -> str:
-        """What is asked for, in words."""
+        """The request in words."""
         words = (
             f"{self.n_clusters} clusters by {self._agreed.columns} columns on {self.n_factors} factors each"
         )
@@ -224,35 +224,36 @@ class M2SEM(Explainable):
         seed: int = 0,
         progress: bool | None = None,
     ) -> M2SEMResults:
-        """Fit the clusters, and select what tells them apart.
+        """Fit the clusters, and select the columns and modalities that separate them.
 
         Parameters
         ----------
         select : {"bic", "ebic", "icl"} or None
-            By what supports are judged that penalties lead to, each refitted without; None: no selection.
+            Criterion for the supports on the path of penalties, each refitted without penalty; None: no
+            selection.
         n_init : int
-            Starts by k-means of the factor scores of all sites.
+            Number of starts by k-means of the factor scores of all sites.
         starts : {"all", "sum"}
-            Whether each site's own clusters are starts as well; they are shown to the coordinator, and
-            to the other sites.
+            Whether each site's own clusters are starts as well; these are revealed to the coordinator and to
+            the other sites.
         local_steps : int
-            EM steps over its factors that a site takes between two messages.
+            Number of EM steps that a site takes between two messages.
         masked : bool, optional
-            Whether sites' parts of sums are hidden by pairwise masks; by default with three
-            sites or more.
+            Whether pairwise masks hide the sites' parts of sums; the default is to do so with three or more
+            sites.
         cov_type : {"observed"} or None
-            Standard errors from the observed information, for which every two sites multiply scores of
-            their parameters securely; None for none. There are none either, as the summary says, where a
-            policy has sums judged by bits of columns of few values.
+            Standard errors from the observed information, for which every two sites multiply scores of their
+            parameters securely; None for none. There are also none, as the summary states, if a policy counts
+            the bits that sums reveal about columns of few values.
         half_samples : int
-            In how many random halves of the entities, such as 50, columns and modalities are selected again
-            at the best penalties; the shares that select them are ``frequency`` of the results.
+            Number of random halves of the entities, such as 50, in which columns and modalities are selected
+            again at the best penalties; the selected shares are ``frequency`` of the results.
         max_rounds : int
-            After which the fit ends as it is, and says so.
+            Number of rounds after which the fit stops; the summary then reports that it has not converged.
         seed : int
-            Of the starts.
+            Seed of the starts.
         progress : bool, optional
-            Tell how far the computation has come (:func:`fedstat.progress`).
+            Report the progress of the computation (:func:`fedstat.progress`).
 
         Returns
         -------
@@ -261,15 +262,15 @@ class M2SEM(Explainable):
         Raises
         ------
         EstimationError
-            A cluster has too few entities at some site, whatever the start.
+            A cluster has too few entities at some site, for every start.
         PolicyError
-            A site refuses a release; also one of posteriors that differ from those of an earlier fit
-            in hardly more than one entity.
+            A site refuses a release, for instance because posteriors differ from those of an earlier fit in
+            only about one entity.
 
         Warns
         -----
         DisclosureWarning
-            Two sites: each part of a sum follows from the other.
+            Two sites: each part of a sum follows from the other part.
         """
         call = Call.of(self.fit, locals())
         check_choice("cov_type", cov_type, ("observed", None))
@@ -309,22 +310,22 @@ class M2SEM(Explainable):
         progress: bool | None = None,
         **options: Any,
     ) -> ClusterSearch:
-        """Compare numbers of clusters and factors by BIC, all side by side in the same rounds.
+        """Compare numbers of clusters and factors by BIC, all in parallel in the same rounds.
 
         Parameters
         ----------
         partition : ClientPartition
         n_clusters, n_factors : sequence of int, or int
-            Every pair of them is fitted, without selection of columns.
+            Every pair is fitted, without selection of columns.
         n_init, starts, local_steps, masked, max_rounds, seed, progress
-            As for :meth:`fit`; by default no site's own clusters are starts.
+            As for :meth:`fit`; by default, sites' own clusters are not used as starts.
         **options
             As for the class.
 
         Returns
         -------
         ClusterSearch
-            It prints, plots and has the ``best`` pair.
+            It prints, plots, and has the ``best`` pair.
 
         Raises
         ------
@@ -368,7 +369,7 @@ class M2SEM(Explainable):
         return run_fit(self, call, compare)
 
     def _errors(self, cov_type: str | None) -> dict[str, Any]:
-        """Say whether there are to be standard errors, and why not where an owner gives nothing for them."""
+        """Return whether to compute standard errors, and the reason if an owner does not allow them."""
         wanted = cov_type is not None and self.n_clusters > 1
         why = [
             withheld(client, policy, self._agreed.modalities[client], client in self._agreed.covariates)
@@ -392,7 +393,7 @@ class M2SEM(Explainable):
         return MixtureExchange(self._asking, self._subjects, NODES, np.random.default_rng(seed), int(most))
 
     def _masked(self, masked: bool | None) -> Sequence[str]:
-        """Sites that mask their sums: all where masks hide something or are asked for."""
+        """Sites that mask their sums: all, if masks hide something or are requested."""
         sites, wanted = self._subjects.clients, any(p.masked_only for p in self._policies.values())
         return sites if check_masked(masked, len(sites), wanted) else ()
 

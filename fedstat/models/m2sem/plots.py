@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Pictures of clusters: profiles by modality, heat map, grid of sizes.
+# Plots of clusters: profiles by modality, heat map, grid of sizes.
 
 MOST_COLUMNS = 60
-"""Of a heat map."""
+"""Limits of a heat map."""
 TINY = 1e-12
 
 
 def places(r: M2SEMRecord, selected: bool) -> pd.DataFrame:
-    """Where clusters are in each column, around the mean of all and in standard deviations over entities.
+    """Position of clusters in each column: distance from the overall mean in standard deviations.
 
-    Of categories it is the mean place of the level, from 0, or of nominal ones the probability of the level
-    that differs most.
+    For ordered categories, it is the mean index of the level, from 0; for nominal ones, the probability of
+    the level that differs most.
     """
     chosen, rows, keys = r.features["selected"], [], []
     for client, held in r.clients.items():
@@ -49,7 +49,7 @@ def places(r: M2SEMRecord, selected: bool) -> pd.DataFrame:
             for p, column in enumerate(one.columns):
                 key, L = (client, one.name, column.name), len(column.levels)
                 if L:
-                    # Rows by level, column after column; of numbers all means, and then all deviations.
+                    # Rows by level, column after column; for numbers all means, and then all deviations.
                     counts, units = units[:L], units[L:]
                     at, sd = _place_of_levels(values[:, p, :L], counts, column.kind == "nominal")
                 else:
@@ -59,13 +59,13 @@ def places(r: M2SEMRecord, selected: bool) -> pd.DataFrame:
                     rows.append((at - r.shares @ at) / max(sd, TINY))
             units = units[2 * len(one.columns) :] if one.continuous else units
     if not rows:
-        raise NotAvailableError("no column tells clusters apart; plot with selected=False")
+        raise NotAvailableError("no column separates the clusters; plot with selected=False")
     index = pd.MultiIndex.from_tuples(keys, names=["client", "modality", "column"])
     return pd.DataFrame(np.array(rows), index=index, columns=r.clusters)
 
 
 def _place_of_levels(probabilities: Floats, counts: Floats, nominal: bool) -> tuple[Floats, float]:
-    """Mean place of the level by cluster (K, L), or the one that differs most, and its deviation over all."""
+    """Mean index of the level by cluster (K, L), or the most different level, and its deviation."""
     L, shares = len(counts), counts / counts.sum()
     place = np.arange(L) * 1.0
     if nominal:
@@ -96,7 +96,7 @@ def plot_cluster_profiles(r: M2SEMRecord, selected: bool) -> Figure:
         ax.set_title(title, fontsize=SMALL, fontweight="bold", loc="left", parse_math=False)
         ax.set_ylim(-0.6, len(part) - 0.4)
         ax.spines[["top", "right"]].set_visible(False)
-    axes[-1].set_xlabel("distance from the mean of all, in standard deviations of the column")
+    axes[-1].set_xlabel("distance from the overall mean, in standard deviations of the column")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="upper right", frameon=False, fontsize=SMALL, ncols=2)
     title_figure(figure, "Profiles of the clusters")

@@ -29,7 +29,7 @@ from fedstat.typing import Floats, Ints
 
 
 def predict_clusters(record: M2SEMRecord, partition: ClientPartition) -> pd.DataFrame:
-    """Probabilities of clusters of a partition's entities, (n, K); the shares for those nobody knows."""
+    """Probabilities of clusters of a partition's entities, (n, K); the shares if no site has an entity."""
     check_layout("predict()", partition, "vertical")
     fitted = present(record, partition)
     session = partition._new_session()
@@ -54,31 +54,31 @@ def predict_clusters(record: M2SEMRecord, partition: ClientPartition) -> pd.Data
 
 
 def present(record: M2SEMRecord, partition: ClientPartition) -> dict[str, FittedClient]:
-    """Sites of the fit that the partition has, each with all of its columns."""
+    """Return the sites of the fit that the partition has, each with all of its columns."""
     fitted = {client: held for client, held in record.clients.items() if client in partition.columns}
     if not fitted:
         raise ModelError(
-            f"predict(): expected a partition with some of the sites {', '.join(record.clients)}; it "
-            f"has {', '.join(partition.clients)}"
+            f"predict(): expected a partition with some of the sites {', '.join(record.clients)}; it has "
+            f"{', '.join(partition.clients)}"
         )
     for client, held in fitted.items():
         absent = [name for name in _columns_of(held) if name not in partition.columns[client]]
         if absent:
             raise ModelError(
-                f"predict(): '{client}' lacks column {', '.join(map(repr, absent[:8]))} of the fit; an "
-                "site has all of its columns, with cells missing where need be, or is left out"
+                f"predict(): '{client}' lacks column {', '.join(map(repr, absent[:8]))} of the fit. A site "
+                "must have all of its columns, where cells may be missing, or be left out"
             )
     return fitted
 
 
 def _columns_of(held: FittedClient) -> list[str]:
-    """Columns of a site, and those that its covariates are made of."""
+    """Columns of a site, and the columns from which its covariates are computed."""
     adjust = BlockSpec.from_json(held.coding).columns if held.coding else ()
     return [*(name for one in held.modalities for name in one.names), *adjust]
 
 
 def _opening(held: FittedClient) -> tuple[str, str]:
-    """Step by which a site opens its columns, and its text."""
+    """Return the step by which a site opens its columns, and its text."""
     if held.coding:
         return "open_new_columns", to_json(OpenNewRequest(held.modalities, held.coding))
     return "open_columns", to_json(OpenRequest(held.modalities))
@@ -87,7 +87,7 @@ def _opening(held: FittedClient) -> tuple[str, str]:
 def open_modalities(
     asking: SecureProductSession, fitted: Mapping[str, FittedClient], partition: ClientPartition
 ) -> FitProtocol[tuple[EntityIndex, Ints]]:
-    """Open columns of all sites; return who has whom, and the entities that somebody has."""
+    """Open columns of all sites; return each site's entities, and the entities that any site has."""
     modalities = {client: fitted[client].modalities for client in sorted(fitted)}
     replies = yield [asking.ask(c, *_opening(fitted[c])) for c in modalities]
     agreed = AgreedColumns(modalities, {reply.site: reply.arrays["seen"] for reply in replies})
@@ -100,7 +100,7 @@ def request_densities(
     fitted: Mapping[str, FittedClient],
     subjects: EntityIndex,
 ) -> FitProtocol[Floats]:
-    """Ask for differences of log densities of the subjects, (N, K - 1)."""
+    """Request differences of log densities of the subjects, (N, K - 1)."""
     text = to_json(PredictRequest(len(record.shares), record.factors, record.nodes))
     replies = yield [
         asking.ask(

@@ -30,9 +30,9 @@ FINAL_ROUNDS, FINE_ROUNDS, FINE_STEPS, FINE_GAIN = 80, 8, 2, 0.02
 class MixtureFit:
     """A fitted mixture; clusters are in the order of their sizes.
 
-    `released` is what sites gave of it. `coarse` is the largest change of a posterior that fewer nodes
-    make. `frequencies` are those with which columns, and then their modality, were selected in half-samples.
-    `observed` is what standard errors are made of.
+    `released` are the releases of the sites. `coarse` is the largest change of a posterior due to fewer
+    nodes. `frequencies` are those with which columns, and then their modality, were selected in half-samples.
+    `observed` is the information for standard errors.
     """
 
     course: MixtureState
@@ -51,7 +51,7 @@ class MixtureFit:
 
 @dataclass(frozen=True, slots=True)
 class MixturePlan:
-    """What a fit is to do; `withheld` says who gives no information for standard errors, and why."""
+    """Options of a fit; `withheld` states who does not release information for standard errors, and why."""
 
     clusters: int
     factors: int
@@ -67,12 +67,12 @@ class MixturePlan:
 def fit_mixture(
     exchange: MixtureExchange, plan: MixturePlan, modalities: Mapping[str, Sequence[ModalityRequest]]
 ) -> FitProtocol[MixtureFit]:
-    """Fit one mixture, and select what tells its clusters apart."""
+    """Fit one mixture, and select the columns and modalities that separate its clusters."""
     yield from exchange.begin([plan.factors])
     (one,) = yield from start(exchange, [(plan.clusters, plan.factors)], plan.starts)
     if one.failed:
         raise EstimationError(
-            f"{one.failed}, whatever the start, for its owner to let means of clusters leave (min_count). "
+            f"{one.failed}, for every start, so its owner does not release means of clusters (min_count). "
             "Take fewer clusters, or leave that site's columns out"
         )
     judged: list[JudgedSupport] = []
@@ -102,7 +102,7 @@ def fit_mixture(
 def refine(
     exchange: MixtureExchange, one: MixtureState, plan: MixturePlan
 ) -> FitProtocol[tuple[MixtureState, float]]:
-    """Go on with more nodes; return by how much posteriors differ at the same parameters."""
+    """Continue with more nodes; return how much posteriors differ at the same parameters."""
     finer = continued(one, one.penalties, fixed=one.fixed)
     finer.nodes, finer.name = plan.fine, "more nodes"
     before = one.r
@@ -115,7 +115,7 @@ def refine(
 
 
 def refined(one: MixtureState) -> bool:
-    """Whether a mixture that has converged on few nodes has settled on more of them."""
+    """Whether a mixture that has converged on few nodes has also converged on more of them."""
     return one.gain < FINE_GAIN and one.change < CHANGE
 
 
@@ -126,7 +126,7 @@ def finish(
     judged: Sequence[JudgedSupport],
     coarse: float,
 ) -> FitProtocol[MixtureFit]:
-    """Have parameters and profiles released, with the largest cluster first."""
+    """Request parameters and profiles, with the largest cluster first."""
     order = np.argsort(-one.r.sum(axis=0), kind="stable")
     if plan.observed:
         yield from settle(exchange, one)
@@ -152,7 +152,7 @@ def finish(
 
 
 def settle(exchange: MixtureExchange, one: MixtureState) -> FitProtocol[None]:
-    """Let sites hold the posteriors at their parameters as they are: information is that of one point."""
+    """Give sites the posteriors at their present parameters: the information belongs to one point."""
     r, w, loglik, trace, change = one.r, one.w, one.loglik, list(one.trace), one.change
     yield from exchange.improve([one], 0)
     one.r, one.w, one.loglik, one.trace, one.change = r, w, loglik, trace, change

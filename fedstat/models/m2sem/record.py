@@ -19,11 +19,11 @@ from fedstat.typing import Floats
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FittedClient:
-    """A site's modalities as released: parameters, and profiles (K, sum of P C) of all side by side.
+    """A site's modalities as released: parameters, and profiles (K, sum of P C) of all modalities.
 
-    `norms` (sum of P,) are lengths of loadings, `relevance` (M,) by how much modalities tell clusters apart,
-    `floor` names columns whose errors have the least variance allowed, `entities` counts its rows. Of columns
-    that are adjusted `effects` (R, q) are of `covariates`, of which `coding` is a ``BlockSpec`` in JSON, and
+    `norms` (sum of P,) are norms of loadings, `relevance` (M,) the distances of clusters by modality, `floor`
+    names columns whose errors have the smallest variance allowed, `entities` counts its rows. If columns are
+    adjusted, `effects` (R, q) are those of `covariates`; their `coding` is a ``BlockSpec`` in JSON, and
     `spread` (2, q) their means and deviations; `without` counts rows that lack some.
     """
 
@@ -56,7 +56,7 @@ class FittedClient:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class M2SEMRecord:
-    """What a file of results holds: no value of an entity, and so no posterior."""
+    """The contents of a saved file: no value of an entity, and therefore no posterior."""
 
     clients: Mapping[str, FittedClient]
     shares: Floats
@@ -80,11 +80,11 @@ class M2SEMRecord:
     observed: ObservedInformation | None
 
     def check(self) -> None:
-        """Require parts of one fit."""
+        """Require parts of the same fit."""
         K = len(self.shares)
         wrong = any(len(one.profiles) != K for one in self.clients.values())
         if wrong or self.classified.shape != (K, K + 1):
-            raise ModelError("profiles and shares are not of one fit")
+            raise ModelError("profiles and shares do not belong to the same fit")
 
     @property
     def clusters(self) -> pd.RangeIndex:
@@ -93,13 +93,13 @@ class M2SEMRecord:
 
     @property
     def sizes(self) -> pd.DataFrame:
-        """Shares of the clusters, and entities of which each is the most likely one."""
+        """Shares of the clusters, and how many entities have each as the most likely one."""
         counts = self.classified[:, -1].astype(np.int64)
         return pd.DataFrame({"share": self.shares, "entities": counts}, index=self.clusters)
 
     @property
     def entropy(self) -> float:
-        """One where posteriors are certain, zero where they tell nothing."""
+        """One if posteriors are certain, zero if they carry no information."""
         K = len(self.shares)
         return 1.0 - self.uncertainty / (self.n * float(np.log(K))) if K > 1 else 1.0
 

@@ -22,12 +22,12 @@ MOST_CLUSTERS, MOST_FACTORS, MOST_NODES, MOST_STEPS, MOST_SLOTS = 50, 5, 31, 100
 MOST_GRID = 20_000
 """Nodes of a grid over all factors."""
 NONE = -1
-"""In the place of a slot: the local factor analyses, from which clusters start."""
+"""Placeholder for a slot: the local factor analyses, from which clusters start."""
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnsRequest:
-    """Columns of a site, and those of which the analyst says what they are."""
+    """Columns of a site, and those whose kinds the analyst states."""
 
     columns: tuple[str, ...]
     continuous: tuple[str, ...] = ()
@@ -37,7 +37,7 @@ class ColumnsRequest:
 
 @dataclass(frozen=True, slots=True)
 class ColumnReply:
-    """What a column is, and its levels in their order; "counted" are whole numbers with few values."""
+    """The kind of a column, and its levels in order; "counted" are whole numbers with few values."""
 
     kind: Told
     levels: tuple[LevelValue, ...] = ()
@@ -45,7 +45,7 @@ class ColumnReply:
 
 @dataclass(frozen=True, slots=True)
 class MixtureColumn:
-    """A column of a modality, with the levels that take part."""
+    """A column of a modality, with the levels that are used."""
 
     name: str
     kind: Kind
@@ -71,16 +71,16 @@ class ModalityRequest:
 
     @property
     def most_levels(self) -> int:
-        """Levels of the column that has most; one of numbers."""
+        """Number of levels of the column that has most; one for numbers."""
         return max(1, *(len(column.levels) for column in self.columns))
 
     @property
     def kind(self) -> str:
-        """What its columns are, in a word or two."""
+        """The kind of its columns, in a word or two."""
         return " and ".join(dict.fromkeys(column.kind for column in self.columns))
 
     def check(self) -> None:
-        """Require columns, of one sort."""
+        """Require columns, all numerical or all categorical."""
         mixed = {column.kind == "continuous" for column in self.columns}
         if len(mixed) != 1 or any((c.kind == "continuous") == bool(c.levels) for c in self.columns):
             raise MessageError("expected modalities of columns that are all numbers, or all have levels")
@@ -88,7 +88,7 @@ class ModalityRequest:
 
 @dataclass(frozen=True, slots=True)
 class CovariatesRequest:
-    """Terms of known covariates, and the columns that they read."""
+    """Terms of known covariates, and their columns."""
 
     terms: tuple[str, ...]
     columns: tuple[str, ...]
@@ -96,7 +96,7 @@ class CovariatesRequest:
 
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
-    """Modalities of a site, and the covariates that all of their columns are adjusted for."""
+    """Modalities of a site, and the covariates for which all of their columns are adjusted."""
 
     modalities: tuple[ModalityRequest, ...]
     adjust: CovariatesRequest | None = None
@@ -104,7 +104,7 @@ class OpenRequest:
 
 @dataclass(frozen=True, slots=True)
 class OpenNewRequest:
-    """Modalities of new rows, whose covariates are to be coded as in a fit: a ``BlockSpec`` in JSON."""
+    """Modalities of new rows, whose covariates are coded as in a fit: a ``BlockSpec`` in JSON."""
 
     modalities: tuple[ModalityRequest, ...]
     coding: str
@@ -112,7 +112,7 @@ class OpenNewRequest:
 
 @dataclass(frozen=True, slots=True)
 class CovariatesReply:
-    """Names (q,) of covariates as coded, levels of columns, and rows that lack some but are else there."""
+    """Names (q,) of covariates as coded, levels of columns, and observed rows that lack some covariate."""
 
     names: tuple[str, ...]
     levels: Mapping[str, tuple[LevelValue, ...]]
@@ -121,28 +121,29 @@ class CovariatesReply:
 
 @dataclass(frozen=True, slots=True)
 class BeginRequest:
-    """Numbers of factors of which there is to be a factor analysis, and nodes for each factor."""
+    """Numbers of factors for the factor analyses, and nodes for each factor."""
 
     factors: tuple[Annotated[int, Minimum(1)], ...]
     nodes: Annotated[int, Minimum(2)]
 
     def check(self) -> None:
-        """Require grids for which a site has room."""
+        """Require grids that fit into the memory of a site."""
         most = max(self.factors, default=0)
         if not self.factors or most > MOST_FACTORS or self.nodes > MOST_NODES or self.nodes**most > MOST_GRID:
             raise MessageError(
-                f"expected 1 to {MOST_FACTORS} factors, at most {MOST_NODES} nodes for each and "
-                f"{MOST_GRID:,} for all together"
+                f"expected 1 to {MOST_FACTORS} factors, at most {MOST_NODES} nodes for each and at most "
+                f"{MOST_GRID:,} for all factors"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class MixtureUpdateRequest:
-    """One mixture to be improved, by so many EM steps over the factors with posteriors held.
+    """One mixture to be improved, by this many local EM steps with fixed posteriors.
 
-    It goes on from what is kept as `source`. With `scores` its densities are those of spheres around the
-    means of the factor scores, of k-means. `fixed`: loadings and means that are zero in the source stay so.
-    `weigh`: penalties are adapted to the source first. `nodes` for each factor; `tell` asks for the support.
+    It continues the mixture that is stored as `source`. With `scores`, its densities are those of spheres
+    around the means of the factor scores, for k-means. `fixed`: loadings and means that are zero in the
+    source stay so. `weigh`: penalties are adapted to the source first. `nodes` for each factor; `tell`
+    requests the support.
     """
 
     slot: Annotated[int, Minimum(0)]
@@ -159,19 +160,19 @@ class MixtureUpdateRequest:
     nodes: Annotated[int, Minimum(2)] = 7
 
     def check(self) -> None:
-        """Require what a site has time for."""
+        """Limit the computing time at a site."""
         if self.clusters > MOST_CLUSTERS or self.steps > MOST_STEPS:
             raise MessageError(f"expected at most {MOST_CLUSTERS} clusters and {MOST_STEPS} local steps")
         if self.nodes > MOST_NODES or self.nodes**self.factors > MOST_GRID:
-            raise MessageError(f"expected at most {MOST_NODES} nodes a factor, {MOST_GRID:,} in all")
+            raise MessageError(f"expected at most {MOST_NODES} nodes per factor, {MOST_GRID:,} in all")
 
 
 @dataclass(frozen=True, slots=True)
 class RoundRequest:
-    """Mixtures that are improved side by side; others than these and the `kept` are forgotten.
+    """Mixtures that are improved in parallel; all others except the `kept` ones are deleted.
 
-    All sites are told alike: `posteriors` are digests of those of every presence pattern, and `past`
-    of all that was told before in this fit.
+    All sites receive the same request: `posteriors` are digests of those of every presence pattern, and
+    `past` is a digest of all earlier requests in this fit.
     """
 
     slots: tuple[MixtureUpdateRequest, ...]
@@ -180,14 +181,14 @@ class RoundRequest:
     past: str
 
     def check(self) -> None:
-        """Require different mixtures, one at least."""
+        """Require at least one mixture, without repetition."""
         if not self.slots or len({one.slot for one in self.slots}) < len(self.slots):
-            raise MessageError("expected different mixtures to be improved, one or more")
+            raise MessageError("expected one or more different mixtures")
         if len(self.slots) > MOST_SLOTS:
             raise MessageError(f"expected at most {MOST_SLOTS} mixtures in one round")
 
     def follow(self, text: str) -> str:
-        """Digest of what was told up to this round, which had this text."""
+        """Digest of the requests up to this round, which had this text."""
         return hashlib.sha256(f"{self.past} {text}".encode()).hexdigest()
 
 
@@ -200,7 +201,7 @@ class PredictRequest:
     nodes: Annotated[int, Minimum(2)]
 
     def check(self) -> None:
-        """Require what a site has room for."""
+        """Limit the memory at a site."""
         if self.clusters > MOST_CLUSTERS or self.nodes**self.factors > MOST_GRID:
             raise MessageError(f"expected at most {MOST_CLUSTERS} clusters and {MOST_GRID:,} nodes")
 
@@ -220,5 +221,5 @@ def by_pattern(pattern: Ints, groups: int) -> list[Ints]:
 
 
 def split_columns(values: Floats, widths: Sequence[int]) -> list[Floats]:
-    """Split what several mixtures have side by side, (n, sum of widths)."""
+    """Split an array of several mixtures, (n, sum of widths), by mixture."""
     return np.split(values, np.cumsum(widths)[:-1], axis=1)

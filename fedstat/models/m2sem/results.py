@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SessionFit:
-    """What results of this session can ask on: the model, whose sites hold the mixture, and the fit."""
+    """The model, whose sites hold the mixture in this session, and the fit, for further requests."""
 
     model: Any
     fit: MixtureFit
@@ -131,7 +131,7 @@ class M2SEMResults(
         )
         return cls(record, ledger, SessionFit(model, fit))
 
-    # ---- how good ------------------------------------------------------------------------------------
+    # ---- quality of the fit --------------------------------------------------------------------------
 
     @property
     def llf(self) -> float:
@@ -150,17 +150,17 @@ class M2SEMResults(
 
     @property
     def bic(self) -> float:
-        """Schwarz's criterion; the lower the better."""
+        """Schwarz's criterion; lower is better."""
         return self._record.bic
 
     @property
     def icl(self) -> float:
-        """BIC and twice the entropy of the posteriors."""
+        """BIC plus twice the entropy of the posteriors."""
         return self.bic + 2.0 * self._record.uncertainty
 
     @property
     def converged(self) -> bool:
-        """Whether the fit came to an end."""
+        """Whether the fit converged."""
         return self._record.converged
 
     @property
@@ -170,10 +170,10 @@ class M2SEMResults(
 
     @property
     def path(self) -> pd.DataFrame:
-        """What penalties led to which support, and what its refit without penalties is worth."""
+        """Penalties, the supports that they select, and the criterion of each refit without penalties."""
         return self._record.path
 
-    # ---- who is where ----------------------------------------------------------------------------
+    # ---- membership ------------------------------------------------------------------------------
 
     @property
     def n_clusters(self) -> int:
@@ -184,7 +184,7 @@ class M2SEMResults(
     def posterior(self) -> pd.DataFrame:
         """Probability of every cluster for every entity, (n, K), in the order of the partition.
 
-        It is not in a file of results; :meth:`predict` makes it anew.
+        It is not saved to a file; :meth:`predict` computes it again.
         """
         live = self._alive("posterior")
         return pd.DataFrame(live.fit.r, index=live.model.partition.entities, columns=self._record.clusters)
@@ -196,34 +196,32 @@ class M2SEMResults(
         return pd.Series(posterior.to_numpy().argmax(axis=1) + 1, index=posterior.index, name="cluster")
 
     def predict(self, partition: ClientPartition) -> pd.DataFrame:
-        """Probabilities of the clusters for the entities of a partition, by whichever modalities know them.
+        """Probabilities of the clusters for the entities of a partition, from any available modalities.
 
         Parameters
         ----------
         partition : ClientPartition
-            With some of the sites of the fit or all; entities that a site lacks, and missing
-            cells, are no hindrance. Sums are masked with three sites or more; else parts come in
-            clear.
+            With some or all of the sites of the fit; entities that a site lacks, and missing cells, are
+            allowed. Sums are masked with three or more sites; otherwise parts are sent unmasked.
 
         Returns
         -------
         DataFrame
-            (n, K); the shares of the clusters for an entity of which nobody knows anything.
+            (n, K); the shares of the clusters for an entity without any value.
 
         Raises
         ------
         ModelError
-            No site of the fit is there, or one lacks some of its columns.
+            The partition has no site of the fit, or a site lacks some of its columns.
         DesignError
-            A column has a level that the fit did not know.
+            A column has a level that does not occur in the fit.
         """
         return predict_clusters(self._record, partition)
 
     def factor_scores(self, client: str) -> pd.DataFrame:
-        """Ask a site for the factor scores of its entities, (n, Q of every modality).
+        """Request from a site the factor scores of its entities, (n, Q of every modality).
 
-        They are numbers for each entity of one site alone, unmasked; factors are known up to a
-        rotation.
+        These are row-level values of one site, unmasked; factors are determined up to a rotation.
 
         Raises
         ------
@@ -232,7 +230,7 @@ class M2SEMResults(
         NotAvailableError
             The results come from a file.
         PolicyError
-            The site's owner lets no numbers for each entity leave.
+            The site's owner does not release row-level values.
         """
         live = self._alive("factor_scores")
         if client not in self._record.clients:
@@ -249,12 +247,12 @@ class M2SEMResults(
 
     @property
     def sizes(self) -> pd.DataFrame:
-        """Shares of the clusters, with errors if there are any, and entities of which each is most likely."""
+        """Shares of the clusters, with available standard errors, and entities by most likely cluster."""
         return with_share_errors(self._record)
 
     @property
     def entropy(self) -> float:
-        """One where posteriors are certain, zero where they tell nothing."""
+        """One if posteriors are certain, zero if they carry no information."""
         return self._record.entropy
 
     @property
@@ -262,34 +260,34 @@ class M2SEMResults(
         """Mean posterior of every cluster (columns) by the most likely one (rows), with entities."""
         return self._record.classification
 
-    # ---- what they are like ----------------------------------------------------------------------
+    # ---- description of the clusters ---------------------------------------------------------------
 
     def profiles(self) -> pd.DataFrame:
         """Means of continuous columns and probabilities of levels by cluster.
 
-        Where columns are adjusted they are those at the means of the site's covariates.
+        If columns are adjusted, the means are those at the means of the site's covariates.
 
         Returns
         -------
         DataFrame
-            Index (client, modality, column, level), the level empty for means; one column a cluster.
+            Index (client, modality, column, level); the level is empty for means; one column per cluster.
         """
         return self._record.profiles()
 
     @property
     def modalities(self) -> pd.DataFrame:
-        """By modality: kind, columns, entities, by how much it tells clusters apart, whether selected.
+        """By modality: kind, columns, entities, distance of the clusters, whether selected.
 
-        ``distance`` is in standard deviations of what its columns tell of its factors; 0 where its means are
-        the same in all clusters. ``frequency`` is the share of half-samples that select it.
+        ``distance`` is in standard deviations of the factors' information in its columns; it is 0 if its
+        means are the same in all clusters. ``frequency`` is the share of half-samples that select it.
         """
         return self._record.modalities
 
     @property
     def features(self) -> pd.DataFrame:
-        """By column: kind, length of its loadings, and whether it tells clusters apart.
+        """By column: kind, norm of its loadings, and whether it separates the clusters.
 
-        That is so where it has loadings on factors whose means differ by cluster.
+        A column separates them if it has loadings on factors whose means differ by cluster.
         """
         return self._record.features
 
@@ -299,12 +297,12 @@ class M2SEMResults(
         Parameters
         ----------
         alpha : float
-            Limits are of level ``1 - alpha``.
+            Confidence limits are of level ``1 - alpha``.
 
         Returns
         -------
         DataFrame
-            ``estimate`` and, where there are standard errors, ``std_error``, ``conf_low``, ``conf_high``.
+            ``estimate`` and, with standard errors, ``std_error``, ``conf_low``, ``conf_high``.
         """
         return tidy_profiles(self._record, alpha)
 
@@ -314,7 +312,7 @@ class M2SEMResults(
         Parameters
         ----------
         alpha : float
-            Limits are of level ``1 - alpha``.
+            Confidence limits are of level ``1 - alpha``.
 
         Returns
         -------
@@ -325,41 +323,41 @@ class M2SEMResults(
         Raises
         ------
         NotAvailableError
-            There are no standard errors; says why.
+            There are no standard errors; the error states why.
         """
         return contrasts(self._record, alpha)
 
     def tests(self) -> pd.DataFrame:
-        """Wald's test, by column, that all clusters are the same in it.
+        """Wald test, by column, that all clusters have the same distribution.
 
         Returns
         -------
         DataFrame
             Index (client, modality, column); ``statistic``, ``df``, ``p_value``, nan for columns and
-            modalities that were selected to be the same.
+            modalities that were selected to be the same in all clusters.
 
         Raises
         ------
         NotAvailableError
-            There are no standard errors; says why.
+            There are no standard errors; the error states why.
         """
         return wald_tests(self._record)
 
     def covariate_effects(self, alpha: float = 0.05) -> pd.DataFrame:
-        """Tell what the covariates of ``adjust=`` do to columns, given the cluster and the factors.
+        """Return effects of the covariates of ``adjust=`` on columns, given the cluster and the factors.
 
         Parameters
         ----------
         alpha : float
-            Limits are of level ``1 - alpha``.
+            Confidence limits are of level ``1 - alpha``.
 
         Returns
         -------
         DataFrame
-            Index (client, modality, column, level, covariate). ``estimate`` for a unit of the covariate: of
-            the mean of a continuous column, in its units; of the logit of higher levels of an ordinal or
-            binary one; of a level of a nominal one against its first, the logarithm of their ratio. With
-            standard errors ``std_error``, ``conf_low``, ``conf_high``, ``statistic`` and ``p_value``.
+            Index (client, modality, column, level, covariate). ``estimate`` is the effect of one unit of the
+            covariate: on the mean of a continuous column, in its units; on the logit of higher levels of an
+            ordinal or binary one; on the log odds of a level against the first for a nominal one. With
+            standard errors: ``std_error``, ``conf_low``, ``conf_high``, ``statistic`` and ``p_value``.
 
         Raises
         ------
@@ -379,15 +377,15 @@ class M2SEMResults(
         return covariate_effects(self._record, alpha)
 
     def communalities(self, alpha: float = 0.05) -> pd.DataFrame:
-        """Share of each column's variance within clusters that its factors make up.
+        """Share of each column's variance within clusters that its factors explain.
 
-        Of ordinal and binary columns, of the variance of a logistic variable behind them; 0 for nominal ones,
-        nan where columns are too few for it to be known.
+        For ordinal and binary columns, the share of the variance of an underlying logistic variable; 0 for
+        nominal ones, nan if columns are too few to determine it.
 
         Parameters
         ----------
         alpha : float
-            Limits are of level ``1 - alpha``.
+            Confidence limits are of level ``1 - alpha``.
 
         Returns
         -------
@@ -397,7 +395,7 @@ class M2SEMResults(
         Raises
         ------
         NotAvailableError
-            There are no standard errors; says why.
+            There are no standard errors; the error states why.
         """
         return communality_table(self._record, alpha)
 
@@ -405,20 +403,21 @@ class M2SEMResults(
     def bootstrap(
         self, samples: int = 200, *, alpha: float = 0.05, seed: int = 0, progress: bool | None = None
     ) -> BootstrapResults:
-        """Find standard errors by refits of samples drawn from the fit, which no site takes part in.
+        """Compute standard errors from refits of samples drawn from the fit, without any site.
 
-        Worth a look beside those of the information where clusters overlap, which rest on large samples.
+        Compare them with those from the information if clusters overlap, because the latter need large
+        samples.
 
         Parameters
         ----------
         samples : int
-            How many.
+            Number of samples.
         alpha : float
-            Limits are of level ``1 - alpha``.
+            Confidence limits are of level ``1 - alpha``.
         seed : int
-            Of the draws.
+            Seed of the draws.
         progress : bool, optional
-            Tell how far the computation has come (:func:`fedstat.progress`).
+            Report the progress of the computation (:func:`fedstat.progress`).
 
         Returns
         -------
@@ -438,20 +437,20 @@ class M2SEMResults(
         return bootstrap(self._record, place, int(samples), alpha, np.random.default_rng(seed))
 
     def outside(self, variable: str, *, client: str | None = None, alpha: float = 0.05) -> OutsideResults:
-        """Compare clusters by a variable that they were not made of.
+        """Compare clusters by a variable that was not clustered.
 
-        Its holder sums it by most likely cluster; what classification gets wrong is corrected (Bolck, Croon
+        The site that holds it sums it by most likely cluster; classification error is corrected (Bolck, Croon
         and Hagenaars 2004).
 
         Parameters
         ----------
         variable : str
-            A column of numbers, of which means are compared, or a categorical one, of which shares of levels
-            are.
+            A numerical column, whose means are compared, or a categorical one, whose shares of levels are
+            compared.
         client : str, optional
-            Who holds it; needed where several have a column of this name.
+            Site that holds it; needed if several sites have a column of this name.
         alpha : float
-            Limits are of level ``1 - alpha``.
+            Confidence limits are of level ``1 - alpha``.
 
         Returns
         -------
@@ -460,9 +459,9 @@ class M2SEMResults(
         Raises
         ------
         ModelError
-            Nobody has such a column, or several have, or clusters are made of it.
+            No site has such a column, or several have, or it was clustered.
         PolicyError
-            Its holder refuses: a cluster has too few entities, or too few of a level.
+            Its site refuses: a cluster has too few entities, or too few of a level.
 
         Examples
         --------
@@ -481,13 +480,13 @@ class M2SEMResults(
         if client is not None:
             holders = [name for name in holders if name == client]
         if len(holders) != 1:
-            who = f"{', '.join(map(repr, holders))} have; name one by client=" if holders else "nobody has"
+            who = f"{', '.join(map(repr, holders))} have; name one by client=" if holders else "no site has"
             raise ModelError(f"outside: expected a column of one site, received {variable!r}, which {who}")
         (holder,) = holders
         if variable in model._chosen.columns.get(holder, ()):
             raise ModelError(
-                f"outside: clusters are made of {variable!r}, in which they differ by themselves; "
-                "profiles(), contrasts() and tests() have it"
+                f"outside: {variable!r} was clustered, so clusters differ in it by construction; use "
+                "profiles(), contrasts() or tests()"
             )
         clusters = labels[model.partition.rows[holder]]
         ledger = self._ledger or model._new_ledger()
@@ -495,15 +494,15 @@ class M2SEMResults(
         errors = classification_errors(self.posterior.to_numpy())
         return OutsideResults(variable, holder, levels, errors, sums, alpha)
 
-    # ---- pictures --------------------------------------------------------------------------------
+    # ---- plots -----------------------------------------------------------------------------------
 
     def plot_profiles(self, selected: bool = True) -> Figure:
-        """Draw clusters' means, and mean places of levels, a panel for each modality.
+        """Draw clusters' means, and mean indices of levels, a panel for each modality.
 
         Parameters
         ----------
         selected : bool
-            Whether only columns that tell clusters apart are drawn.
+            Whether only columns that separate the clusters are drawn.
 
         Returns
         -------
@@ -512,7 +511,7 @@ class M2SEMResults(
         Raises
         ------
         NotAvailableError
-            No column tells clusters apart.
+            No column separates the clusters.
         """
         return plot_cluster_profiles(self._record, selected)
 
@@ -523,7 +522,7 @@ class M2SEMResults(
     # ---- printed ---------------------------------------------------------------------------------
 
     def summary(self) -> SheetSummary:
-        """Lay out fit and exchange, clusters, modalities, and what is to be known of them."""
+        """Lay out fit and exchange, clusters, modalities, and notes."""
         return summarise(self._record, self._ledger, self.notes)
 
     def __repr__(self) -> str:
@@ -537,14 +536,14 @@ class M2SEMResults(
     def _alive(self, what: str) -> SessionFit:
         if self._live is None:
             raise NotAvailableError(
-                f"{what}: a file of results holds no value of an entity; predict(partition) makes "
-                "posteriors, and a new fit the rest"
+                f"{what}: saved results hold no value of an entity; predict(partition) computes posteriors, "
+                "and a new fit the rest"
             )
         return self._live
 
 
 def fitted_client(model: Any, reply: Reply, entities: int) -> FittedClient:
-    """Take what a site has released."""
+    """Record the releases of a site."""
     arrays, modalities = dict(reply.arrays), model._agreed.modalities[reply.site]
     told, adjust = model._agreed.covariates.get(reply.site), model._chosen.adjust.get(reply.site)
     return FittedClient(

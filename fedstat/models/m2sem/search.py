@@ -26,7 +26,7 @@ REFINE_ROUNDS = 15
 def fit_sizes(
     exchange: MixtureExchange, sizes: Sequence[tuple[int, int]], plan: StartPlan
 ) -> FitProtocol[list[MixtureState]]:
-    """Fit mixtures of all sizes (K, Q), side by side; some may have failed."""
+    """Fit mixtures of all sizes (K, Q), in parallel; some may fail."""
     yield from exchange.begin(sorted({Q for _, Q in sizes}))
     expect_rounds(min(most_rounds(plan) + REFINE_ROUNDS, exchange.left))
     found = yield from start(exchange, sizes, plan)
@@ -42,9 +42,9 @@ class ClusterSearch:
     ----------
     table : DataFrame
         Index (n_clusters, n_factors); ``llf``, ``parameters``, ``bic``, ``icl``, ``entropy`` and ``note``,
-        which says why there are none.
+        which states why criteria are missing.
     ledger : Ledger
-        What has left each site.
+        Releases of each site.
 
     Examples
     --------
@@ -97,8 +97,8 @@ class ClusterSearch:
         headers = ("clusters", "factors", "log-lik", "param", "BIC", "ICL", "entropy", "")
         widths = (8, 7, 13, 6, 13, 13, 7, 24)
         notes = [
-            "Fits of all columns, without selection of any; smaller BIC and ICL are better. ICL counts "
-            "overlap as well, and has fewer clusters.",
+            "Fits of all columns, without selection; smaller BIC and ICL are better. ICL also penalizes "
+            "overlap, and selects fewer clusters.",
             *self._at_an_edge(),
         ]
         sheet = Sheet(headers, rows, "rrrrrrrl", widths, "Numbers of clusters and factors", wrap=True)
@@ -113,7 +113,7 @@ class ClusterSearch:
         return [{str(name): value for name, value in row.items()} for row in self.table.to_dict("records")]
 
     def _cells(self, K: int, Q: int, row: Mapping[str, Any]) -> tuple[str, ...]:
-        if row["llf"] != row["llf"]:  # nan, of a fit that failed
+        if row["llf"] != row["llf"]:  # nan for a failed fit
             return (str(K), str(Q), "", "", "", "", "", str(row["note"]))
         numbers = (
             f"{row['llf']:,.1f}",
@@ -128,7 +128,7 @@ class ClusterSearch:
         clusters = {K for K, _ in self.sizes}
         if self.best[0] < max(clusters) or len(clusters) == 1:
             return []
-        return ["The best number of clusters is the largest that was tried: try more."]
+        return ["The best number of clusters is the largest one in the search: extend the search."]
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw BIC by number of clusters, a line for each number of factors.
@@ -149,7 +149,7 @@ class ClusterSearch:
         ax.set_xticks(sorted({K for K, _ in self.sizes}))
         ax.set(xlabel="clusters", ylabel="BIC")
         legend_below(ax)
-        set_headline(ax, "Number of clusters", "the smaller the BIC, the better")
+        set_headline(ax, "Number of clusters", "smaller BIC is better")
         return ax
 
     def __repr__(self) -> str:

@@ -15,15 +15,15 @@ from fedstat.typing import Bools, Floats
 LAM1 = (1.0, 2.0, 4.0, 8.0, 12.0, 18.0)
 PATH_ROUNDS, REFIT_ROUNDS = 3, 4
 ANEW, FROM = 5, 2
-"""How often penalties are adapted anew, and to how many refits."""
-NO_ROUNDS = "no rounds are left"
+"""How often penalties are adapted again, and to how many refits."""
+NO_ROUNDS = "no rounds remain"
 SIDE_BY_SIDE = 50
 """Half-samples in one round."""
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedSupport:
-    """A support on the path, by the penalties that led to it, and its refit's criterion."""
+    """A support on the path, the penalties that select it, and the criterion of its refit."""
 
     penalties: Penalties
     columns: int
@@ -35,7 +35,7 @@ class JudgedSupport:
 
 @dataclass(slots=True, eq=False)
 class SupportPath:
-    """Refits of all supports that a path has met. `columns` are places of a support that are no modality."""
+    """Refits of all supports on a path. `columns` are indices of a support that are not modalities."""
 
     exchange: MixtureExchange
     select: str
@@ -47,11 +47,11 @@ class SupportPath:
     left: set[bytes] = field(default_factory=set)
 
     def kept(self) -> list[MixtureState]:
-        """List the mixtures that sites are to keep."""
+        """List the mixtures that sites must keep."""
         return [one for one in (*self.refits.values(), *self.penalised.values()) if one.slot >= 0]
 
     def criterion(self, one: MixtureState) -> float:
-        """Return what a refit is judged by."""
+        """Return the criterion of a refit."""
         chosen, _ = self.counts(one)
         return one.criterion(self.select, self.exchange.subjects.total, chosen, int(self.columns.sum()))
 
@@ -63,7 +63,7 @@ class SupportPath:
         return int(on[self.columns].sum()), int(on[~self.columns].sum())
 
     def judge(self, courses: Sequence[MixtureState]) -> FitProtocol[None]:
-        """Refit the supports of penalized mixtures that are new, side by side."""
+        """Refit the new supports of penalized mixtures, in parallel."""
         new = []
         for one in courses:
             key = support_of(one)
@@ -87,7 +87,7 @@ class SupportPath:
         return self.refits[dict(self.met)[penalties]]
 
     def table(self) -> list[JudgedSupport]:
-        """List what was judged."""
+        """List the candidates with their criteria."""
         out = []
         for penalties, key in self.met:
             one = self.refits[key]
@@ -96,14 +96,14 @@ class SupportPath:
 
 
 def support_of(one: MixtureState) -> bytes:
-    """Support of a mixture, of all sites in the order of their names."""
+    """Return the support of a mixture, for all sites in the order of their names."""
     return np.concatenate([one.support[client] for client in sorted(one.support)]).astype(np.uint8).tobytes()
 
 
 def continued(
     one: MixtureState, penalties: Penalties, *, fixed: bool = False, weigh: bool = False
 ) -> MixtureState:
-    """Go on from a mixture in a new place, with other penalties."""
+    """Continue a mixture in a new slot, with other penalties."""
     return replace(
         one,
         slot=-1,
@@ -121,9 +121,9 @@ def continued(
 def select_support(
     exchange: MixtureExchange, fit: MixtureState, path: SupportPath
 ) -> FitProtocol[MixtureState]:
-    """Go along the penalties of loadings, then penalize the best refits anew; return the best of all.
+    """Follow the penalties of loadings, then penalize the best refits again; return the best of all.
 
-    Where no round is left for that it is the fit as it was.
+    If no round is left for this, it is the fit as it was.
     """
     first = yield from _penalise(exchange, fit, Penalties(), path, weigh=True)
     if first.failed:
@@ -140,12 +140,12 @@ def select_support(
 
 
 def _anew(exchange: MixtureExchange, path: SupportPath, number: int) -> FitProtocol[None]:
-    """Penalize the best refits, side by side, with weights by their own loadings and distances.
+    """Penalize the best refits, in parallel, with weights by their own loadings and distances.
 
-    All columns blur the clusters under which weights were made first: columns that tell the sharper ones
-    apart may leave before others that tell nothing. A column of loadings l with curvature H is dropped where
-    H l^2 is below the penalty: at Q log n that is where its likelihood ratio does not pay for Q parameters.
-    Means of a modality go by n D^2, and are to pay for Q (K - 1) parameters.
+    The first weights come from clusters that all columns blur. Columns that separate the sharper clusters may
+    be dropped before others that carry no information. A column with loadings l and curvature H is dropped if
+    H l^2 is below the penalty: at Q log n, its likelihood ratio does not justify Q parameters. Means of a
+    modality are judged by n D^2, for Q (K - 1) parameters.
     """
     if exchange.left < 2 * (PATH_ROUNDS + REFIT_ROUNDS):
         return
@@ -163,7 +163,7 @@ def _anew(exchange: MixtureExchange, path: SupportPath, number: int) -> FitProto
 
 
 def _along(exchange: MixtureExchange, first: MixtureState, path: SupportPath) -> FitProtocol[None]:
-    """Go along the penalties of loadings, each point from the one before, and judge all with the first."""
+    """Follow the penalties of loadings, each point from the one before, and compare all with the first."""
     made = [first]
     for lam1 in LAM1:
         one = yield from _penalise(exchange, made[-1], Penalties(lam1), path, beside=made)
@@ -185,7 +185,7 @@ def _penalise(
     """Improve a mixture under penalties."""
     one = continued(source, penalties, weigh=weigh)
     kept = [*path.kept(), *beside, source]
-    # Without penalties it is the fit itself, whose support is asked for.
+    # Without penalties it is the fit itself, whose support is requested.
     rounds, steps = (1, 1) if weigh else (PATH_ROUNDS, path.steps)
     old = [each for each in kept if each.slot >= 0]
     yield from exchange.ascend([one], steps, rounds, old, lambda one: one.settled)
@@ -198,8 +198,8 @@ def select_in_halves(
 ) -> FitProtocol[dict[str, Floats] | None]:
     """Return the share of random half-samples that select each column and modality, by site.
 
-    All go on from the mixture at the best penalties, side by side (Meinshausen and Buehlmann 2010); what had
-    left before these were adapted stays out. None where none could be taken.
+    All continue the mixture at the best penalties, in parallel (Meinshausen and Buehlmann 2010); columns that
+    were dropped before penalties were adapted stay out. None if no half-sample could be fitted.
     """
     source, n = path.penalised[path.best()], exchange.subjects.total
     made = []

@@ -26,15 +26,15 @@ from fedstat.models.m2sem.request import (
 from fedstat.typing import Bools, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# Which columns of which sites are clustered, and which share factors: from what a user names.
+# Which columns of which sites are clustered, and which share factors, from the user's arguments.
 
 SHOWN = 8
-"""Columns that an error names."""
+"""Largest number of columns in an error message."""
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnSelection:
-    """Columns by site, groups that share factors by name, what the user says they are, and covariates."""
+    """Columns by site, groups that share factors by name, kinds stated by the user, and covariates."""
 
     columns: Mapping[str, tuple[str, ...]]
     groups: Mapping[str, tuple[str, ...]]
@@ -44,12 +44,12 @@ class ColumnSelection:
     adjust: Mapping[str, SiteTerms] = field(default_factory=dict)
 
     def covariates(self, client: str) -> CovariatesRequest | None:
-        """Return the covariates that a site's columns are adjusted for."""
+        """Return the covariates for which a site's columns are adjusted."""
         terms = self.adjust.get(client)
         return None if terms is None else CovariatesRequest(terms.terms, terms.columns)
 
     def asked(self, client: str) -> ColumnsRequest:
-        """Return what a site is asked about its columns."""
+        """Return the request to a site about its columns."""
         own = self.columns[client]
         said = (self.continuous, self.ordinal, self.nominal)
         return ColumnsRequest(own, *(tuple(name for name in names if name in own) for names in said))
@@ -72,7 +72,7 @@ class ColumnSelection:
 
 
 def _column(name: str, told: ColumnReply) -> MixtureColumn:
-    assert told.kind != "counted"  # which was asked about before
+    assert told.kind != "counted"  # resolved by an earlier request
     return MixtureColumn(name, told.kind, told.levels)
 
 
@@ -83,7 +83,7 @@ def choose_columns(
     said: Mapping[str, Sequence[str]],
     adjust: Mapping[str, SiteTerms],
 ) -> ColumnSelection:
-    """Take the columns that a user names, by default all but covariates; else a ModelError."""
+    """Select the columns that a user names, by default all except covariates; otherwise a ModelError."""
     held = partition.columns
     apart = {name for terms in adjust.values() for name in terms.columns}
     owner = {name: client for client, names in held.items() for name in names}
@@ -96,19 +96,19 @@ def choose_columns(
             clients = ", ".join(sorted({owner[one] for one in names})) or "none"
             raise ModelError(
                 f"modalities['{name}']: expected columns of one site, received columns of {clients}; "
-                "columns of two sites share no factors"
+                "columns of two sites cannot share factors"
             )
     if len(columns or ()) == 0 and columns is not None:
         raise ModelError("columns: expected names of columns, received none")
     if both := [name for name in columns or () if name in apart]:
         raise ModelError(
-            f"columns: {', '.join(map(repr, both[:SHOWN]))} stand in adjust= as well; what is adjusted for "
-            "is not clustered. Leave them out of one"
+            f"columns: {', '.join(map(repr, both[:SHOWN]))} are also in adjust=; a covariate is not "
+            "clustered. Remove them from one argument"
         )
     wanted = [name for name in owner if name not in apart] if columns is None else list(columns)
     many = [one for names in groups.values() for one in names]
     if len(set(many)) < len(many):
-        raise ModelError("modalities: a column stands in two of them, or twice in one")
+        raise ModelError("modalities: a column is in two of them, or twice in one")
     outside = [name for name in many if name not in wanted]
     if outside:
         raise ModelError(f"modalities: {', '.join(map(repr, outside[:SHOWN]))} are not among the columns")
@@ -138,7 +138,7 @@ def _check_said(said: Mapping[str, Sequence[str]]) -> None:
 
 
 def check_counted(told: Mapping[str, Mapping[str, ColumnReply]]) -> None:
-    """Ask what whole numbers with few values are; a DesignError lists all of them."""
+    """Require the kind of whole numbers with few values; a DesignError lists all of them."""
     unclear = {
         client: [
             f"{name!r} ({len(one.levels)} values)" for name, one in columns.items() if one.kind == "counted"
@@ -154,22 +154,22 @@ def check_counted(told: Mapping[str, Mapping[str, ColumnReply]]) -> None:
         for client, names in unclear.items()
     )
     raise DesignError(
-        f"whole numbers with few values may be ordered answers, codes or measurements: {listed}. Say which "
-        "by ordinal=[...], nominal=[...] or continuous=[...]"
+        f"whole numbers with few values may be ordered answers, codes or measurements: {listed}. State the "
+        "kind by ordinal=[...], nominal=[...] or continuous=[...]"
     )
 
 
 # ----------------------------------------------------------------------------------------------------
-# Known covariates: whose columns are adjusted for what, from what a user writes.
+# Known covariates: which columns are adjusted for which covariates, from the user's argument.
 
-HELD_THERE = "Covariates stand at the site whose columns they adjust"
+HELD_THERE = "Covariates must be at the site whose columns they adjust"
 
 
 def read_adjust(adjust: str | Mapping[str, str] | None, partition: ClientPartition) -> dict[str, SiteTerms]:
-    """Return the covariates of each site that is adjusted: of one formula, to each site its own terms.
+    """Return the covariates of each adjusted site; for one formula, each site uses its own terms.
 
-    A FormulaError tells of what is outside the language, of a column that nobody has, and of a term of two
-    sites; a ModelError of a column that a site lacks.
+    Raises FormulaError for text outside the formula language, a column that no site has, and a term of two
+    sites, and ModelError for a column that a site lacks.
     """
     if adjust is None:
         return {}
@@ -189,8 +189,8 @@ def _of_client(client: str, text: str, held: Mapping[str, Sequence[str]]) -> Sit
     if lacking := [name for one in terms for name in one.columns if name not in held[client]]:
         (own,) = lacking[:1]
         raise ModelError(
-            f"adjust: '{client}' lacks {', '.join(map(repr, lacking))}. {HELD_THERE}: let '{client}' take it "
-            f"into its table under a name of its own, such as '{own}_{client}', or leave '{client}' out of "
+            f"adjust: '{client}' lacks {', '.join(map(repr, lacking))}. {HELD_THERE}: add it to the table of "
+            f"'{client}' under a name of its own, such as '{own}_{client}', or leave '{client}' out of "
             "adjust="
         )
     (own_terms,) = terms
@@ -203,7 +203,7 @@ def _parsed(text: str, held: Mapping[str, Sequence[str]]) -> tuple[SiteTerms, ..
     except FormulaError as error:
         raise FormulaError(f"adjust: {error}") from None
     if not formula.intercept:
-        raise FormulaError("adjust: columns have intercepts of their own; write for instance '~ age'.")
+        raise FormulaError("adjust: columns have their own intercepts; write for instance '~ age'.")
     return formula.clients
 
 
@@ -211,36 +211,36 @@ def check_adjusted(terms: Mapping[str, SiteTerms], chosen: ColumnSelection, *, o
     """Require that each site with covariates has columns that they adjust; warn of sites without any."""
     if idle := [client for client in terms if client not in chosen.adjust]:
         raise ModelError(
-            f"adjust: no column of {', '.join(map(repr, idle))} is clustered, so that covariates there "
-            f"adjust nothing. {HELD_THERE}: let the others take them into their tables, under names of their "
+            f"adjust: no column of {', '.join(map(repr, idle))} is clustered, so covariates there "
+            f"adjust nothing. {HELD_THERE}: add them to the other tables, under names of their "
             "own"
         )
     left = [client for client in chosen.columns if client not in chosen.adjust]
     if one_for_all and left:
         warn(
-            f"adjust: columns of {', '.join(map(repr, left))} stay as they are, since no covariate stands "
-            "there, and clusters may be due to it. Let that site take it into its table under a name "
-            "of its own, leave its columns out, or say by adjust={client: '~ ...'} that this is meant",
+            f"adjust: columns of {', '.join(map(repr, left))} are not adjusted, because no covariate is at "
+            "that site, so clusters may reflect it. Add the covariate to that site's table under a name of "
+            "its own, leave its columns out, or confirm by adjust={client: '~ ...'}",
             DataWarning,
         )
 
 
 def warn_of_lacking(told: Mapping[str, CovariatesReply]) -> None:
-    """Warn of entities that count as missing at a site for want of a covariate."""
+    """Warn of entities that count as missing at a site because they lack a covariate."""
     counts = [f"{one.without:,} at '{client}'" for client, one in told.items() if one.without]
     if counts:
         warn(
-            f"adjust: entities that lack a covariate count as missing there: {', '.join(counts)}. Fill "
-            "covariates in before the partition is made to keep them",
+            f"adjust: entities that lack a covariate count as missing there: {', '.join(counts)}. To keep "
+            "them, fill covariates in before the partition is made",
             DataWarning,
         )
 
 
 # ----------------------------------------------------------------------------------------------------
-# What is agreed before a fit: kinds and levels of columns, modalities, and which entities who has.
+# Agreement before a fit: kinds and levels of columns, modalities, and which sites have which entities.
 
 PER_FACTOR, PER_CLUSTER = 5, 10
-"""Fewest entities of a site for each factor, and in all for each cluster."""
+"""Fewest entities of a site for each factor, and of all sites for each cluster."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -262,7 +262,7 @@ def agree_columns(asking: SecureProductSession, chosen: ColumnSelection) -> FitP
     clients = list(chosen.columns)
     replies = yield [asking.ask(c, "describe_columns", to_json(chosen.asked(c))) for c in clients]
     told = {
-        reply.site: from_json(dict[str, ColumnReply], reply.text, f"{reply.site}: what it tells of columns")
+        reply.site: from_json(dict[str, ColumnReply], reply.text, f"{reply.site}: its reply about columns")
         for reply in replies
     }
     check_counted(told)
@@ -270,7 +270,7 @@ def agree_columns(asking: SecureProductSession, chosen: ColumnSelection) -> FitP
     asked = {c: OpenRequest(modalities[c], chosen.covariates(c)) for c in clients}
     replies = yield [asking.ask(c, "open_columns", to_json(asked[c])) for c in clients]
     covariates = {
-        reply.site: from_json(CovariatesReply, reply.text, f"{reply.site}: what it tells of covariates")
+        reply.site: from_json(CovariatesReply, reply.text, f"{reply.site}: its reply about covariates")
         for reply in replies
         if asked[reply.site].adjust is not None
     }
@@ -287,7 +287,7 @@ def who_has_whom(
 ) -> tuple[EntityIndex, Ints]:
     """Find the entities that some site has, and their positions among all.
 
-    An EstimationError where nobody has a value of some entities, unless that may be.
+    Raises EstimationError if no site has a value for some entities, unless this is allowed.
     """
     clients = tuple(sorted(agreed.modalities))
     table = np.zeros((n_entities, len(clients)), dtype=np.bool_)
@@ -297,9 +297,9 @@ def who_has_whom(
     if len(here) < n_entities and not nobody:
         with_covariates = ", or lack a covariate of adjust=" if agreed.covariates else ""
         raise EstimationError(
-            f"{n_entities - len(here):,} of {n_entities:,} entities have no value in any of these columns at "
-            f"any site{with_covariates}; nothing is known of "
-            "their clusters. Leave them out of the partition, or take more columns"
+            f"{n_entities - len(here):,} of {n_entities:,} entities have no value in any of these columns "
+            f"at any site{with_covariates}, so their clusters are unknown. Leave them out of the partition, "
+            "or take more columns"
         )
     members, pattern = np.unique(table[here], axis=0, return_inverse=True)
     place = {client: np.flatnonzero(table[here, k]) for k, client in enumerate(clients)}
@@ -307,7 +307,7 @@ def who_has_whom(
 
 
 def check_sizes(agreed: AgreedColumns, subjects: EntityIndex, clusters: int, factors: int) -> None:
-    """Require entities enough for so many clusters, and columns and entities for so many factors."""
+    """Require enough entities for the clusters, and enough columns and entities for the factors."""
     n = subjects.total
     if clusters > n / PER_CLUSTER:
         raise ModelError(
@@ -318,7 +318,7 @@ def check_sizes(agreed: AgreedColumns, subjects: EntityIndex, clusters: int, fac
         here = len(subjects.place[client])
         if here < PER_FACTOR * factors:
             raise ModelError(
-                f"n_factors: '{client}' has {here:,} entities, and {factors} factors need "
+                f"n_factors: '{client}' has {here:,} entities, but {factors} factors need "
                 f"{PER_FACTOR * factors}. Take fewer factors, or leave its columns out"
             )
         for one in some:

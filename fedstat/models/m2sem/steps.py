@@ -50,21 +50,20 @@ from fedstat.models.m2sem.request import (
 from fedstat.typing import Array, Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# Steps of one site of a mixture: local factor analyses, EM steps with posteriors held, log
-# densities.
+# Steps of one site of a mixture: local factor analyses, EM steps with fixed posteriors, log densities.
 #
-# Only differences of log densities leave for an entity, to be added up over sites under masks. The
-# posteriors come from outside: whoever makes them could let a cluster be one entity, and its means then are
-# that entity's. So a site takes no posteriors that leave a cluster to few entities; and since who
-# tells one site more than the others would learn that site's part of a sum, all that shapes a
-# mixture is bound into the masks.
+# For each entity, only differences of log densities are released, to be added up over sites under masks. The
+# posteriors come from outside. Their sender could make a cluster of one entity, whose means would reveal that
+# entity. A site therefore refuses posteriors that leave too few entities in a cluster. A sender that gives
+# one site other values than the rest could compute that site's part of a sum. Everything that affects a
+# mixture is therefore bound into the masks.
 
 MIXTURES = "m2sem mixtures"
-NOT_BEGUN = "this fit was not begun here; ask 'begin' first"
+NOT_BEGUN = "this fit was not started here; ask 'begin' first"
 
 
 def session_mixtures(state: State) -> SessionMixtures:
-    """Return what the site holds of the fit."""
+    """Return the state of the fit at the site."""
     return state.use(MIXTURES, SessionMixtures, NOT_BEGUN)
 
 
@@ -101,10 +100,10 @@ def begin(
     members: Bools,
     client: Array,
 ) -> dict[str, Array]:
-    """Analyze the factors of every modality, of one cluster; nothing leaves.
+    """Run the factor analysis of every modality, with one cluster; nothing is released.
 
-    `place` (n,) are the positions of the site's rows with some value among all entities, of which
-    `pattern` (N,) tells the sites that have them: those that `members` (G, M) names, of whom it is
+    `place` (n,) are the positions, among all entities, of the site's rows with some value. `pattern` (N,)
+    gives the presence pattern of each entity, and `members` (G, M) the sites of each pattern; this site is
     number `client`.
     """
     opened = state.use(COLUMNS_ITEM, OpenedModalities, "its columns are not open; make the model again")
@@ -113,9 +112,9 @@ def begin(
     if not 0 <= int(client) < clients or (total and not 0 <= pattern.min() <= pattern.max() < groups):
         raise MessageError(f"{data.name}: expected a site and patterns that are among the members")
     mine = members[:, int(client)]
-    # Else sites could be told different patterns for one entity, and different posteriors with them.
+    # Otherwise sites could receive different patterns for one entity, and with them different posteriors.
     if not np.array_equal(place, np.flatnonzero(mine[pattern])):
-        raise DescriptionError(f"{data.name}: its entities are not those whose presence pattern has it")
+        raise DescriptionError(f"{data.name}: its entities are not those of its presence patterns")
     rows = by_pattern(pattern[place], groups)
     held = SessionMixtures(opened, place, total, {g: rows[g] for g in np.flatnonzero(mine).tolist()}, past="")
     try:
@@ -129,12 +128,12 @@ def begin(
 
 
 def opened_size(opened: OpenedModalities) -> int:
-    """Count the values that are open."""
+    """Count the open values."""
     return sum(one.values.size for one in opened.modalities)
 
 
 def held_numbers(opened: OpenedModalities, factors: int, nodes: int) -> int:
-    """Count the numbers that an E-step keeps: weights of nodes for every row, where there are nodes."""
+    """Count the numbers that an E-step keeps: weights of nodes for every row, if there are nodes."""
     grids = sum(not one.asked.continuous for one in opened.modalities)
     n = int(opened.seen.sum())
     return grids * min(n, 1024) * int(nodes**factors) + n * factors
@@ -152,7 +151,7 @@ def held_numbers(opened: OpenedModalities, factors: int, nodes: int) -> int:
 def own_clusters(data: SiteData, state: State, clusters: Array, factors: Array) -> dict[str, Array]:
     """Cluster the site's rows by their own factor scores alone: ``labels`` (n,).
 
-    The first centers are drawn by the site's name: however often it is asked, this is its answer.
+    The seed of the first centers depends on the site's name, so repeated requests have the same reply.
     """
     held = session_mixtures(state)
     analysis = held.analyses.get(int(factors))
@@ -165,7 +164,7 @@ def own_clusters(data: SiteData, state: State, clusters: Array, factors: Array) 
 
 
 def nearest_centres(scores: Floats, clusters: int, seed: int, tries: int = 5) -> Ints:
-    """K-means of factor scores, the best of some tries: labels (n,)."""
+    """Return the best of several k-means of factor scores: labels (n,)."""
     rng, best, least = np.random.default_rng(seed), np.zeros(len(scores), dtype=np.int64), np.inf
     for _ in range(tries):
         centres, labels = kmeans2(scores, clusters, minit="++", rng=rng, missing="warn")
@@ -198,15 +197,15 @@ def nearest_centres(scores: Floats, clusters: int, seed: int, tries: int = 5) ->
 def improve(
     data: SiteData, state: State, text: str, r: Floats, shares: Floats, salts: Array
 ) -> dict[str, Array]:
-    """Improve mixtures by EM steps over the factors with posteriors held; release what is left to be summed.
+    """Improve mixtures by EM steps over the factors with fixed posteriors; release the parts of the sums.
 
-    Posteriors r (n, sum of K) and shares of the clusters, (sum of K,), stand side by side for the mixtures
-    asked for; `salts` (G, w) go into the digests of the posteriors. Released are ``differences``
-    (N, sum of K - 1) of log densities from the last cluster's, zero for entities that the site lacks,
-    and ``totals`` (S, 3): the sum of log densities given the last cluster, the penalty, the free parameters;
-    ``support``, for mixtures of which it is asked, which columns load and which modalities differ by cluster.
+    Posteriors r (n, sum of K) and shares of the clusters, (sum of K,), are concatenated over the requested
+    mixtures; `salts` (G, w) enter the digests of the posteriors. Released are ``differences`` (N, sum of K -
+    1) of log densities from the last cluster's, zero for entities that the site lacks, and ``totals`` (S, 3):
+    the sum of log densities given the last cluster, the penalty, the free parameters. If requested for a
+    mixture, ``support`` states which columns load and which modalities differ by cluster.
     """
-    asked = from_json(RoundRequest, text, f"{data.name}: the question about mixtures")
+    asked = from_json(RoundRequest, text, f"{data.name}: the request about mixtures")
     held = session_mixtures(state)
     widths = [one.clusters for one in asked.slots]
     _check_told(data.name, held, asked, r, shares, salts, sum(widths))
@@ -233,7 +232,7 @@ def improve(
 
 
 def check_posteriors(state: State, r: Floats) -> None:
-    """Let the door judge whether every cluster has enough entities: (sum r)^2 / sum r^2 of them."""
+    """Let the disclosure check judge each cluster's effective number of entities: (sum r)^2 / sum r^2."""
     for k, (total, squares) in enumerate(
         zip(r.sum(axis=0).tolist(), (r * r).sum(axis=0).tolist(), strict=True)
     ):
@@ -243,7 +242,7 @@ def check_posteriors(state: State, r: Floats) -> None:
 def _check_told(
     site: str, held: SessionMixtures, asked: RoundRequest, r: Floats, shares: Floats, salts: Array, width: int
 ) -> None:
-    """Require posteriors that all sites were told alike, after all that was told alike before."""
+    """Require posteriors that all sites received alike, after the same earlier messages."""
     check_lengths(site, r=(r, len(held.place)), shares=(shares, width), salts=(salts, len(asked.posteriors)))
     if r.shape[1] != width or (r.size and not (r.min() >= 0.0 and r.max() <= 1.0)):
         raise MessageError(f"{site}: expected posteriors between 0 and 1, of {width} clusters")
@@ -252,9 +251,8 @@ def _check_told(
         same &= digest_posteriors(salts[g].tobytes(), r[rows]) == asked.posteriors[g]
     if not same:
         raise DescriptionError(
-            f"{site}: these posteriors, or earlier ones, are not those that all sites are told. "
-            "Whoever tells sites different ones would read one site's part off the sum; "
-            "nothing was computed"
+            f"{site}: these posteriors, or earlier ones, are not those that all sites receive. A sender of "
+            "different posteriors could compute the part of one site from the sum; nothing was computed"
         )
 
 
@@ -280,12 +278,12 @@ def release_modalities(
 ) -> tuple[dict[str, Array], str]:
     """Release the parameters of one mixture, and the profiles of its clusters in another `order` (K,).
 
-    ``parameters`` of all modalities, one after the other, in ``units`` of their columns; ``profiles``
-    (K, sum of P C), means of columns or probabilities of levels by cluster; ``relevance`` (M,), by how much
-    each modality tells clusters apart, with ``norms`` (sum of P,), the lengths of loadings; ``floor``
-    (sum of P,), whether a column's errors have the least variance that is allowed. Of covariates
-    ``covariates`` (2, q) are means and deviations, ``effects`` (R, q) what a unit of them adds to columns, or
-    to logits of levels; how they are coded is the text.
+    ``parameters`` of all modalities, one after the other, in ``units`` of their columns; ``profiles`` (K, sum
+    of P C), means of columns or probabilities of levels by cluster; ``relevance`` (M,), the distance of the
+    clusters in each modality, with ``norms`` (sum of P,) of loadings; ``floor`` (sum of P,), whether a
+    column's errors have the smallest variance that is allowed. For covariates, ``covariates`` (2, q) are
+    means and deviations, and ``effects`` (R, q) the effect of one unit on columns, or on logits of levels;
+    the text has their coding.
     """
     held = session_mixtures(state)
     found, r = one_mixture(data, held, slot)
@@ -295,8 +293,9 @@ def release_modalities(
     shaped = r if found.shaped is None else found.shaped
     if held.told is not None and held.told is not found:
         raise DescriptionError(
-            f"{data.name}: the estimates of one mixture leave in a fit, and another's have left. Two made "
-            "under posteriors which differ in one entity would tell of it. Begin another fit"
+            f"{data.name}: a fit releases the estimates of one mixture, and those of another were released. "
+            "Estimates from two sets of posteriors that differ in one entity would reveal that entity. "
+            "Start another fit"
         )
     r = np.ascontiguousarray(r[:, order])
     check_posteriors(state, r)
@@ -369,7 +368,7 @@ def predict_densities(
     """Release differences (N, K - 1) of the opened rows' log densities, at parameters of a fit.
 
     `place` (n,) are the positions of the rows with some value among `total` entities; `units` are those of
-    the columns in the fit, and `covariates` (2, q) means and deviations of those there.
+    the columns in the fit, and `covariates` (2, q) the means and deviations of its covariates.
     """
     opened = state.use(COLUMNS_ITEM, OpenedModalities, "its columns are not open; ask 'open_columns' first")
     if opened.covariates is not None:
@@ -392,7 +391,7 @@ def one_mixture(data: SiteData, held: SessionMixtures, slot: Array) -> tuple[Loc
     """Return a mixture that was improved in this fit, and its posteriors."""
     found = held.slots.get(int(slot))
     if found is None or found.r is None:
-        raise MessageError(f"{data.name}: holds no mixture {int(slot)} in this fit")
+        raise MessageError(f"{data.name}: there is no mixture {int(slot)} in this fit")
     return found, found.r
 
 
@@ -400,14 +399,14 @@ SHARES = control("shares of the clusters", dtype="float64")
 
 
 # ----------------------------------------------------------------------------------------------------
-# Steps of one site for the information over sites: its own block, and scores that are multiplied.
+# Steps of one site for the information over sites: its own block, and scores for products.
 
 SCORES_ITEM = "m2sem scores"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalScores:
-    """Columns (K n, q) at a mean square of one, their units (q,), and the table's rows (K n,) they are of."""
+    """Columns (K n, q) at a mean square of one, their units (q,), and their rows of the table (K n,)."""
 
     columns: Floats
     units: Floats
@@ -419,11 +418,11 @@ BITS_RULE = "bits of columns of few values"
 
 
 def withheld(client: str, policy: Policy, modalities: Sequence[ModalityRequest], adjusted: bool) -> str:
-    """Say why a site gives no information of its parameters; empty where it does."""
+    """State why a site does not release the information of its parameters; empty if it does."""
     if policy.discrete != "bits" or not (adjusted or any(not one.continuous for one in modalities)):
         return ""
     return (
-        f"{client}: its policy ({BITS_RULE}) wants no sums of products of scores of such "
+        f"{client}: its policy ({BITS_RULE}) does not allow sums of products of scores of such "
         'columns, which standard errors need; the owner may allow it by the line  discrete = "any"  in '
         "policy.toml"
     )
@@ -446,15 +445,15 @@ SCORE_FACTS = (EntityCount, CaseWeights, GroupSums, RowGroups)
     rows_behind=SCORE_FACTS,
 )
 def open_scores(data: SiteData, state: State, slot: Array) -> dict[str, Array]:
-    """Release the information of the site's own parameters, and keep scores to be multiplied with others'.
+    """Release the information of the site's own parameters, and keep scores for products with other sites'.
 
-    ``own`` (d, d), ``with_shares`` (K, d) and ``jacobian`` (s, d) are of coordinates of the parameters in
-    which rotations of the factors do not show; ``crossing`` is how many of them are multiplied.
+    ``own`` (d, d), ``with_shares`` (K, d) and ``jacobian`` (s, d) use coordinates of the parameters that are
+    invariant to rotations of the factors; ``crossing`` is how many of them are multiplied.
     """
     held = session_mixtures(state)
     found, r = one_mixture(data, held, slot)
     if found is not held.told:
-        raise MessageError(f"{data.name}: these are not the posteriors of the estimates that left")
+        raise MessageError(f"{data.name}: these are not the posteriors of the released estimates")
     bench = held.bench(found.factors, found.nodes)
     bench.put(found)
     asked = [one.asked for one in held.opened.modalities]
@@ -465,7 +464,7 @@ def open_scores(data: SiteData, state: State, slot: Array) -> dict[str, Array]:
     local = local_information(bench.modalities, r, None if covariates is None else covariates.units[1])
     n, K, q = local.columns.shape
     if n < 2 * q:
-        # Refused by every owner: it is said before anything leaves, so that the fit goes on without.
+        # Every owner would refuse. This is reported before any release, so that the fit continues without it.
         nothing = np.zeros((0, 0))
         return {
             "own": nothing,
@@ -491,7 +490,7 @@ def open_scores(data: SiteData, state: State, slot: Array) -> dict[str, Array]:
 
 
 def columns_of(data: SiteData, state: State, which: str) -> tuple[Floats, Floats]:
-    """Scores by cluster, by the root of the posterior."""
+    """Scores by cluster, times the root of the posterior."""
     held = state.use(SCORES_ITEM, LocalScores, "its scores are not open; ask 'open_scores' first")
     return held.columns, held.units
 
@@ -504,7 +503,7 @@ def rows_of(state: State, which: str) -> Ints:
 def behind(
     data: SiteData, state: State, part: ProductPart, rows: Ints, group: Ints, both: Bools, marks: Array
 ) -> tuple[tuple[GroupSums, RowGroups], Callable[[], None]]:
-    """Tell that a product is a sum over all entities that both have, of so many columns."""
+    """Report that a product is a sum over all entities that both have, and its number of columns."""
     held = state.use(SCORES_ITEM, LocalScores)
     once = rows < len(held.rows) // held.clusters
     code = group[once]

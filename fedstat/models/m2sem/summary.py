@@ -14,11 +14,11 @@ from fedstat.models.m2sem.record import M2SEMRecord
 from fedstat.models.m2sem.tables import has_errors, profile_errors, wald_tests
 
 COARSE = 0.01
-"""Change of a posterior by fewer nodes of which the summary tells."""
+"""Smallest change of a posterior due to fewer nodes that the summary reports."""
 SHOWN = 6
 MOST_COLUMNS, MOST_CLUSTERS = 20, 4
-"""Of profiles that are printed."""
-UNCONVERGED = "Not converged: numbers below are of a fit that was broken off"
+"""Largest number of profiles that are printed."""
+UNCONVERGED = "Not converged: the numbers below belong to a fit that was stopped early"
 
 
 def summarise(r: M2SEMRecord, ledger: LedgerLike | None, notes: Sequence[str]) -> SheetSummary:
@@ -34,7 +34,7 @@ def summarise(r: M2SEMRecord, ledger: LedgerLike | None, notes: Sequence[str]) -
         ("Selection", "none" if r.select is None else f"{r.select.upper()} of refits"),
     ]
     right = [
-        ("Institutions", str(len(r.clients))),
+        ("Sites", str(len(r.clients))),
         ("Exchange", "masked sums" if r.masked else "clear"),
         ("Rounds", f"{r.rounds:,} of the fit" if ledger is None else f"{ledger.rounds:,}"),
         ("Traffic", "not recorded" if ledger is None else human_bytes(ledger.bytes)),
@@ -79,7 +79,7 @@ def _modalities(r: M2SEMRecord) -> Sheet:
         )
     )
     often = "frequency" in frame
-    headers = ("institution", "modality", "kind", "columns", "distance", *(["selected in"] if often else []))
+    headers = ("site", "modality", "kind", "columns", "distance", *(["selected in"] if often else []))
     widths = (16, 18 if often else 24, 18, 10, 10, *([11] if often else []))
     return Sheet(headers, rows, "lllrr" + "r" * often, widths, gap=1, wrap=True)
 
@@ -123,7 +123,7 @@ def _clients(r: M2SEMRecord, ledger: LedgerLike | None) -> Sheet:
         for client, held in r.clients.items()
     )
     return Sheet(
-        ("institution", "columns", "entities", "what left it"),
+        ("site", "columns", "entities", "releases"),
         rows,
         "lrrl",
         (22, 8, 10, 32),
@@ -133,39 +133,39 @@ def _clients(r: M2SEMRecord, ledger: LedgerLike | None) -> Sheet:
 
 
 def notes(r: M2SEMRecord) -> Iterator[Note]:
-    """Say what is to be known of the fit."""
+    """Write the notes of the fit."""
     if not r.converged:
         yield Note(
             "not_converged",
-            f"{UNCONVERGED} after {r.rounds:,} rounds: the log-likelihood still rises, or posteriors still "
-            "move. Fit with more max_rounds, or take fewer clusters or factors.",
+            f"{UNCONVERGED} after {r.rounds:,} rounds: the log-likelihood still increases, or posteriors "
+            "still change. Fit with more max_rounds, or take fewer clusters or factors.",
             "warning",
         )
     if r.select is not None:
         yield Note(
             "selection",
-            "What is said of columns and modalities is conditional on the support that was selected: "
-            "probabilities and criteria do not count that other supports were tried.",
+            "Results on columns and modalities are conditional on the selected support: probabilities and "
+            "criteria do not account for the selection.",
         )
         if not r.modalities["selected"].any():
             yield Note(
                 "no_clusters",
-                "No modality tells the clusters apart: all means were selected to be the same. There is no "
-                "sign of clusters by this criterion.",
+                "No modality separates the clusters: all means were selected to be the same. This "
+                "criterion finds no evidence of clusters.",
                 "warning",
             )
     yield Note(
         "distance",
-        "Distance: how far clusters are apart in a modality, in standard deviations of what its columns tell "
-        "of its factors; 0 where it tells nothing of them.",
+        "Distance: how far apart clusters are in a modality, in standard deviations of the factors as "
+        "measured by its columns; 0 if it does not separate them.",
     )
     if r.adjusted:
         words = adjusted_in_words(r.adjusted, r.clients)
         lacking = [f"{held.without:,} at '{c}'" for c, held in r.clients.items() if held.without]
         yield Note(
             "adjusted",
-            f"{words[0].upper()}{words[1:]}: means and shares are at the means of the covariates, whose "
-            "effects are in covariate_effects()."
+            f"{words[0].upper()}{words[1:]}: means and shares are at the means of the covariates; see "
+            "covariate_effects() for their effects."
             + (f" Entities without a covariate count as missing: {', '.join(lacking)}." if lacking else ""),
         )
     if r.observed is not None and not r.observed.available:
@@ -176,20 +176,20 @@ def notes(r: M2SEMRecord) -> Iterator[Note]:
         yield Note(
             "errors",
             "Standard errors are from the observed information of all sites together (Louis "
-            f"1982){more}. P is of Wald's test that all clusters are the same in a column.",
+            f"1982){more}. P is of the Wald test that all clusters are the same in a column.",
         )
     if r.entropy < OVERLAP and len(r.shares) > 1:
         yield Note(
             "overlap",
             "Clusters overlap (entropy {entropy:.2f}): labels of many entities are uncertain, and "
-            "standard errors may be too small. Take posteriors, and compare with bootstrap().",
+            "standard errors may be too small. Use posteriors, and compare with bootstrap().",
             "warning",
             {"entropy": r.entropy},
         )
     if r.emptied:
         yield Note(
             "emptied",
-            f"A cluster was emptied at {', '.join(map(repr, dict.fromkeys(r.emptied)))}, and began anew as "
+            f"A cluster was emptied at {', '.join(map(repr, dict.fromkeys(r.emptied)))}, and restarted as "
             "half of the largest one. There may be fewer clusters.",
             "warning",
         )
@@ -198,16 +198,16 @@ def notes(r: M2SEMRecord) -> Iterator[Note]:
         more = f" and {len(floors) - SHOWN} more" if len(floors) > SHOWN else ""
         yield Note(
             "variance_floor",
-            f"The error variance of {', '.join(floors[:SHOWN])}{more} is at the least that is allowed: other "
-            "columns of the modality give it away, and its likelihood has no maximum. Leave a column out, or "
-            "take fewer factors.",
+            f"The error variance of {', '.join(floors[:SHOWN])}{more} is at its lower bound: other columns "
+            "of the modality determine it, so the likelihood has no maximum. Leave a column out, or take "
+            "fewer factors.",
             "warning",
         )
     if r.coarse > COARSE:
         yield Note(
             "coarse",
             "Posteriors differ by up to {largest:.2f} between the nodes of the search and those of the "
-            "last fit: the comparison of supports is coarse.",
+            "final fit: the comparison of supports is approximate.",
             "warning",
             {"largest": r.coarse},
         )
@@ -215,39 +215,38 @@ def notes(r: M2SEMRecord) -> Iterator[Note]:
 
 
 def adjusted_in_words(terms: Mapping[str, tuple[str, ...]], clients: Mapping[str, object]) -> str:
-    """Say whose columns are adjusted for what, and whose are not."""
+    """State which columns are adjusted for which covariates, and which are not."""
     each = ", ".join(f"of '{client}' for {' + '.join(own)}" for client, own in terms.items())
     left = ", ".join(repr(client) for client in clients if client not in terms)
     return f"columns {each} are adjusted" + (f", those of {left} are not" if left else "")
 
 
 def disclosed(r: M2SEMRecord) -> Iterator[Note]:
-    """Say what the exchange has told whom."""
+    """State what the exchange revealed to whom."""
     few = len(r.clients) < 3
     hidden = (
-        "under masks, so that each part is hidden where three sites or more have an entity"
+        "under masks, so that each part is hidden if three or more sites have an entity"
         if r.masked and not few
-        else "which with two sites give each part away to the other"
+        else "which, with two sites, reveal each part to the other"
         if r.masked
-        else "as each site's own part, in clear"
+        else "as each site's own part, unmasked"
     )
     yield Note(
         "disclosed",
-        "The coordinator was handed, for every entity and round, sums over sites of differences of "
-        f"log densities, {hidden}. They span the joint factor scores. Each site was told the "
-        "probabilities of clusters of its own entities, which say something of the columns that others hold.",
+        "For every entity and round, the coordinator received sums over sites of differences of log "
+        f"densities, {hidden}. They span the joint factor scores. Each site received the cluster "
+        "probabilities of its own entities, which reveal something about the columns of other sites.",
     )
     if r.own:
         yield Note(
             "own_clusters",
-            "Clusters of each site's own columns were shown, from which some starts began.",
+            "Clusters of each site's own columns were revealed, from which some starts began.",
         )
     count = int(np.sum([held.entities for held in r.clients.values()]))
     if count < r.n * len(r.clients):
         share = 1.0 - count / (r.n * len(r.clients))
         yield Note(
             "missing_blocks",
-            f"{share:.0%} of entities and sites are pairs without a record: such entities are "
-            "clustered by what there is, which is right where lacking a record depends on nothing that is "
-            "not there.",
+            f"{share:.0%} of pairs of an entity and a site have no record. Such entities are clustered by "
+            "their observed values, which is valid if missingness does not depend on unobserved values.",
         )

@@ -38,11 +38,11 @@ def has_errors(r: M2SEMRecord) -> bool:
 
 
 def require_errors(r: M2SEMRecord) -> ObservedInformation:
-    """Return the information, or say why there is none."""
+    """Return the information, or raise the reason why there is none."""
     if r.observed is None:
         raise NotAvailableError(
-            "standard errors: the fit was asked for none; fit(cov_type='observed') has them, of two clusters "
-            "or more"
+            "standard errors: the fit did not request them; fit(cov_type='observed') computes them for two "
+            "or more clusters"
         )
     if not r.observed.available:
         raise NotAvailableError(f"standard errors: {r.observed.problem}")
@@ -50,7 +50,7 @@ def require_errors(r: M2SEMRecord) -> ObservedInformation:
 
 
 def statements_of(r: M2SEMRecord) -> Iterator[ColumnStatements]:
-    """Go through all columns, in the order of the profiles."""
+    """Iterate over all columns, in the order of the profiles."""
     observed = require_errors(r)
     for client, held in r.clients.items():
         yield from _of_client(client, held, observed.of_client(client), observed.communalities[client])
@@ -88,7 +88,7 @@ def profile_errors(r: M2SEMRecord) -> Floats:
 
 
 def tidy_profiles(r: M2SEMRecord, alpha: float) -> pd.DataFrame:
-    """Profiles in one frame, a row for each cluster and column or level, with what errors there are."""
+    """Profiles in one frame, a row for each cluster and column or level, with available standard errors."""
     check_alpha(alpha)
     frame = r.profiles()
     long = frame.reset_index().melt(id_vars=KEYS, var_name="cluster", value_name="estimate")
@@ -115,16 +115,16 @@ def contrasts(r: M2SEMRecord, alpha: float) -> pd.DataFrame:
 
 
 def wald_tests(r: M2SEMRecord) -> pd.DataFrame:
-    """Wald's test, by column, that all clusters are the same in it."""
+    """Wald test, by column, that all clusters have the same distribution."""
     rows, keys = [], []
     for one in statements_of(r):
         K, C = one.estimates.shape
-        # Probabilities add up to one: the last level says nothing new.
+        # Probabilities add up to one, so the last level adds no information.
         free = max(C - 1, 1)
         R = np.concatenate([_between(K, C, k, K - 1)[:free] for k in range(K - 1)])
         V, d = R @ one.cov @ R.T, R @ one.estimates.ravel()
         values, vectors = np.linalg.eigh(V)
-        # Profiles lie where the factors take them, in fewer directions than there are differences.
+        # Profiles depend on the factors, which have fewer directions than there are differences.
         there = values > 1e-9 * max(float(values[-1]), 1e-300)
         df = int(there.sum()) if values[-1] > 0.0 else 0
         chi2 = float((((vectors.T @ d)[there]) ** 2 / values[there]).sum()) if df else np.nan
@@ -135,7 +135,7 @@ def wald_tests(r: M2SEMRecord) -> pd.DataFrame:
 
 
 def covariate_effects(r: M2SEMRecord, alpha: float) -> pd.DataFrame:
-    """Effects of covariates on columns, with tests where there are errors."""
+    """Effects of covariates on columns, with tests if there are standard errors."""
     check_alpha(alpha)
     if not r.adjusted:
         raise NotAvailableError("covariate_effects: no columns are adjusted; M2SEM(adjust='~ age') does so")
@@ -152,7 +152,7 @@ def covariate_effects(r: M2SEMRecord, alpha: float) -> pd.DataFrame:
 
 
 def _effect_rows(held: FittedClient) -> Iterator[tuple[str, str, str]]:
-    """Modality, column and level of each row of effects: of nominal columns levels at hand but the first."""
+    """Modality, column and level of each row of effects; nominal columns omit the first level."""
     at = 0
     for one in held.modalities:
         for column in one.columns:
@@ -165,7 +165,7 @@ def _effect_rows(held: FittedClient) -> Iterator[tuple[str, str, str]]:
 
 
 def communality_table(r: M2SEMRecord, alpha: float) -> pd.DataFrame:
-    """Share of each column's variance within clusters that its factors make up."""
+    """Share of each column's variance within clusters that its factors explain."""
     check_alpha(alpha)
     found = list(statements_of(r))
     index = pd.MultiIndex.from_tuples([one.key for one in found], names=KEYS[:3])
@@ -175,21 +175,21 @@ def communality_table(r: M2SEMRecord, alpha: float) -> pd.DataFrame:
 
 
 def with_share_errors(r: M2SEMRecord) -> pd.DataFrame:
-    """Shares of the clusters and their sizes, with standard errors of the shares where there are some."""
+    """Shares of the clusters and their sizes, with standard errors of the shares if available."""
     if not has_errors(r):
         return r.sizes
     return r.sizes.assign(std_error=np.sqrt(np.diag(require_errors(r).of_shares())))
 
 
 def with_limits(frame: pd.DataFrame, errors: Floats, alpha: float) -> pd.DataFrame:
-    """Put standard errors, and limits of level ``1 - alpha``, beside estimates."""
+    """Add standard errors, and limits of level ``1 - alpha``, to estimates."""
     half = float(stats.norm.isf(alpha / 2.0)) * errors
     estimate = frame["estimate"].to_numpy()
     return frame.assign(std_error=errors, conf_low=estimate - half, conf_high=estimate + half)
 
 
 def with_tests(frame: pd.DataFrame) -> pd.DataFrame:
-    """Put statistics and p-values of zero beside estimates with errors."""
+    """Add statistics and p-values of tests against zero to estimates with standard errors."""
     with np.errstate(divide="ignore", invalid="ignore"):
         statistic = frame["estimate"] / frame["std_error"]
     return frame.assign(statistic=statistic, p_value=2.0 * stats.norm.sf(statistic.abs()))

@@ -57,7 +57,7 @@ from fedstat.models.vfem.results import VFEMGLMResults, VFEMResults
 from fedstat.typing import Floats
 
 INDEPENDENT_ALTERNATIVE = (
-    ~", or from_formula(..., between='independent'), which uses no sums by missing pattern"
+    ", or from_formula(..., between='independent'), which uses no sums by missing pattern"
 )
 """Remedy if too many entities are in patterns that are too small, or if no third party can deal."""
 OPTIONS_OF_INIT = IterationOptions(tol_score=1e-4, tol_change=np.inf)

@@ -489,7 +489,7 @@ def role_notes(roles: Mapping[str, str]) -> Iterator[Note]:
         if role == "offset":
             yield Note(
                 "offset",
-                f"The offset '{name}' enters the linear predictor with coefficient one and is assumed to be "
+                "The offset '{name}' enters the linear predictor with coefficient one and is assumed to be "
                 "independent of missing columns. Predictions are those at an offset of zero.",
                 values={"name": name},
             )

@@ -102,7 +102,7 @@ class VGLMPlan(ForecastPlan):
         alone = layout.clients == (layout.active,)
         shown = self._admm or not self._canonical or not (multiplied or alone)
         yield (
-            "Institutions",
+            "Sites",
             "learn the response of every entity from its residuals and weights."
             if shown
             else "learn fitted means less the mean response: of the response what the fit predicts.",

@@ -174,8 +174,8 @@ def test_whole_numbers_of_few_values_are_asked_about():
     [
         ({"n_clusters": 7}, "ModelError", "at most 6 for 60 entities"),
         ({"n_factors": 4}, "ModelError", "fewer than 4 factors"),
-        ({"columns": ["a0", "nix"]}, "ModelError", "no institution has a column 'nix'"),
-        ({"modalities": {"both": ["a0", "b0"]}}, "ModelError", "share no factors"),
+        ({"columns": ["a0", "nix"]}, "ModelError", "no site has a column 'nix'"),
+        ({"modalities": {"both": ["a0", "b0"]}}, "ModelError", "cannot share factors"),
         ({"ordinal": "a0"}, "ModelError", "expected a list of names"),
         ({"n_clusters": 0}, "ModelError", "whole number"),
     ],

@@ -28,7 +28,7 @@ def test_errors_are_near_those_of_the_information_and_nobody_is_asked(fitted):
     ratio = tidy["std_error"] / told["std_error"]
     assert 0.85 < ratio.median() < 1.2 and ratio.between(0.5, 2.0).all()
     assert found.sizes["std_error"].iloc[0] == pytest.approx(fitted.sizes["std_error"].iloc[0], rel=0.35)
-    assert "without any institution" in " ".join(str(found).split())
+    assert "without any site" in " ".join(str(found).split())
     assert fitted.bootstrap(3, seed=1).tidy().equals(fitted.bootstrap(3, seed=1).tidy())
 
 

@@ -68,11 +68,11 @@ def test_small_cells_and_columns_that_are_not_there(fitted):
     *_, result = fitted
     with pytest.raises(FedstatError):
         result.outside("rare")
-    with pytest.raises(ModelError, match="which nobody has"):
+    with pytest.raises(ModelError, match="which no site has"):
         result.outside("height")
-    with pytest.raises(ModelError, match=r"clusters are made of 'c1_1'"):
+    with pytest.raises(ModelError, match=r"'c1_1' was clustered"):
         result.outside("c1_1")
-    with pytest.raises(ModelError, match="received 'age', which nobody has"):
+    with pytest.raises(ModelError, match="received 'age', which no site has"):
         result.outside("age", client="Client 1")
 
 

@@ -129,5 +129,5 @@ def test_a_family_that_cannot_tell_says_so(monkeypatch):
 def test_a_fit_within_one_institution_sends_nothing():
     study = simulate(n=200, holder="Bank")
     explanation = study.model(coordinator="Bank").explain(method="single")
-    assert "would send nothing from one institution to another" in str(explanation)
+    assert "would send nothing from one site to another" in str(explanation)
     assert explanation._repr_html_() and explanation.tidy().empty and explanation.totals().empty

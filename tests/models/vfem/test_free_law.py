@@ -175,7 +175,7 @@ def test_free_is_the_default(study, result):
     fit = fit_joint_normal(moments_of(study), np.ones((5, 5), dtype=bool))
     np.testing.assert_allclose(result.params, fit.params, rtol=1e-6)
     assert result.between == "free" and result.converged
-    assert "covariance is free between institutions" in " ".join(str(result.summary()).split())
+    assert "covariance is free between sites" in " ".join(str(result.summary()).split())
 
 
 def test_covariances_agree(study, result):

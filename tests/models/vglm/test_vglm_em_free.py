@@ -115,7 +115,7 @@ def test_blocks_that_correlate_bias_the_independent_law_alone():
     assert abs(result.refit.params["a1"] - 1.0) < 3.0 * result.refit.bse["a1"]
     assert abs(apart.refit.params["a1"] - 1.0) > 3.0 * apart.refit.bse["a1"]
     notes = " ".join(result.summary().notes)
-    assert "covariance is free between institutions" in notes and "Most correlated blocks" not in notes
+    assert "covariance is free between sites" in notes and "Most correlated blocks" not in notes
 
 
 def test_arguments_have_a_meaning_together():

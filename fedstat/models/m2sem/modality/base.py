@@ -1,7 +1,7 @@
 """A block of columns at one site, measured on factors that depend on the cluster.
 
-Given its cluster k a row has factors eta ~ N(mu_k, I) of Q dimensions. Posteriors of the clusters come from
-outside; the rest of an EM step is at home.
+Given its cluster k, a row has factors eta ~ N(mu_k, I) of Q dimensions. The posteriors of the clusters come
+from outside; the rest of an EM step is local.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from fedstat.kernels.penalized.group_prox import shrink_means
 from fedstat.typing import Array, Bools, Floats, Ints
 
 BEGINNING = 25
-"""EM steps of the local factor analysis from which clusters start."""
+"""EM steps of the local factor analysis that gives the starting values."""
 
 
 class Modality(ABC):
-    """Columns of one kind, their factors, and the clusters' means of these.
+    """Columns of one kind, their factors, and the factor means of the clusters.
 
     `names` (P,) are those of the columns, `means` (K, Q) the factors' means by cluster; `support` (P,) are
-    the columns whose loadings may differ from zero, and a `silent` modality has means of zero: both are kept
-    by :meth:`improve`. Z (n, q) are known covariates after a column of ones.
+    the columns whose loadings may differ from zero, and a `silent` modality has means of zero:
+    :meth:`improve` keeps both. Z (n, q) are known covariates after a column of ones.
     """
 
     kind: ClassVar[str]
     leaps: ClassVar[bool] = False
-    """Whether EM steps are many and cheap, so that extrapolation of them pays."""
+    """Whether EM steps are many and cheap, so that extrapolation is worthwhile."""
 
     names: tuple[str, ...]
     n: int
@@ -45,7 +45,7 @@ class Modality(ABC):
         if factors > len(names):
             raise ModelError(
                 f"expected at least as many columns as factors; received {len(names)} {self.kind} column(s) "
-                f"({', '.join(names)}) and {factors} factors: name fewer factors, or join modalities"
+                f"({', '.join(names)}) and {factors} factors: take fewer factors, or join modalities"
             )
         self.names = tuple(names)
         self.n, self.P, self.Q = n, len(names), factors
@@ -61,20 +61,20 @@ class Modality(ABC):
 
     @property
     def units(self) -> Floats:
-        """Means and deviations by which columns were standardized at home; none of categories."""
+        """Means and deviations by which columns were standardized locally; none for categories."""
         return np.empty(0)
 
     @property
     def at_floor(self) -> tuple[str, ...]:
-        """Columns whose errors have the least variance that is allowed."""
+        """Columns whose errors have the smallest variance that is allowed."""
         return ()
 
-    # ---- what a kind of columns has of its own ------------------------------------------------------
+    # ---- specific to a kind of columns --------------------------------------------------------------
 
     @property
     @abstractmethod
     def loadings(self) -> Floats:
-        """Loadings (R, Q); a nominal column has a row for each level but the first."""
+        """Loadings (R, Q); a nominal column has a row for each level except the first."""
 
     @property
     @abstractmethod
@@ -95,7 +95,7 @@ class Modality(ABC):
 
     @abstractmethod
     def begin(self, clusters: int) -> None:
-        """Start from a factor analysis of one cluster, with means of zero for so many."""
+        """Start from a factor analysis of one cluster, with this many means of zero."""
 
     @abstractmethod
     def state(self) -> Floats:
@@ -103,7 +103,7 @@ class Modality(ABC):
 
     @abstractmethod
     def restore(self, state: Floats) -> None:
-        """Take parameters as :meth:`state` returned them, of whatever number of clusters."""
+        """Set parameters as :meth:`state` returned them, for any number of clusters."""
 
     @abstractmethod
     def profile(self) -> Floats:
@@ -116,23 +116,23 @@ class Modality(ABC):
     def improve(
         self, r: Floats, row_penalties: Floats | float = 0.0, means_penalty: float = 0.0, steps: int = 1
     ) -> None:
-        """Take so many EM steps at home for posteriors r (n, K), of which rows may have any weight.
+        """Take this many local EM steps for posteriors r (n, K), whose rows may have any weight.
 
-        The sum of r log f(x_i | k) less :meth:`penalty` does not fall.
+        The sum of r log f(x_i | k) minus :meth:`penalty` does not decrease.
         """
 
     @property
     @abstractmethod
     def free(self) -> Bools:
-        """Tell which parameters of :meth:`state` were estimated, (p,): not zeros of selection, not floors."""
+        """Return which parameters of :meth:`state` were estimated, (p,), not fixed at zero or a floor."""
 
     @abstractmethod
     def scores_by_cluster(self, r: Floats) -> tuple[Floats, Floats]:
         """Return a_ik = E[complete score | x_i, k], (n, K, p), and the modality's own information (p, p).
 
-        In the parameters of :meth:`state`. The information under posteriors r (n, K) is that of complete rows
-        less the covariance of scores given a row and its cluster; of one mixture the observed information of
-        parameters of modalities m and l is then I(m = l) own - sum_ik r_ik (a_mik - a_mi)(a_lik - a_li)',
+        In the parameters of :meth:`state`. The information for posteriors r (n, K) is that of complete rows
+        minus the covariance of scores given a row and its cluster. For one mixture, the observed information
+        of parameters of modalities m and l is then I(m = l) own - sum_ik r_ik (a_mik - a_mi)(a_lik - a_li)',
         with a_mi = sum_k r_ik a_mik (Louis 1982).
         """
 
@@ -142,7 +142,7 @@ class Modality(ABC):
 
     @abstractmethod
     def draw(self, labels: Ints, rng: np.random.Generator, covariates: Floats | None = None) -> Array:
-        """Draw columns (n, P) of rows in clusters (n,), as they came, at covariates (n, q), or zero."""
+        """Draw columns (n, P) of rows in clusters (n,), in original units, at covariates (n, q), or zero."""
 
     @abstractmethod
     def _effects(self) -> tuple[Ints, Floats]:
@@ -154,45 +154,45 @@ class Modality(ABC):
 
     @abstractmethod
     def _shift(self, c: Floats) -> None:
-        """Move the means of all clusters by -c, (Q,), and the intercepts so that no density changes."""
+        """Change the means of all clusters by -c, (Q,), and the intercepts so that no density changes."""
 
     @abstractmethod
     def _information(self) -> Floats:
-        """Return what a row tells of the factors, (Q, Q): the curvature of its log density in them."""
+        """Return a row's information on the factors, (Q, Q): the curvature of its log density in them."""
 
     @abstractmethod
     def _free_intercepts(self) -> int:
         """Count intercepts, slopes of covariates, thresholds and variances."""
 
-    # ---- what all share -----------------------------------------------------------------------------
+    # ---- common to all kinds ------------------------------------------------------------------------
 
     def effect_places(self) -> tuple[Ints, Floats]:
-        """Return places in :meth:`state` of slopes of covariates, (R, q), and what puts them in units, (R,).
+        """Return indices in :meth:`state` of slopes of covariates, (R, q), and factors to their units, (R,).
 
-        Column by column; a nominal column has a row for each level at hand but the first.
+        Column by column; a nominal column has a row for each occurring level except the first.
         """
         places, units = self._effects()
         order = np.argsort(self.row_columns, kind="stable")
         return places[order], units[order]
 
     def effects(self) -> Floats:
-        """Return what covariates add to columns in their units, or to logits of higher levels: (R, q)."""
+        """Return effects of covariates on columns in their units, or on logits of higher levels: (R, q)."""
         places, units = self.effect_places()
         return np.asarray(self.state()[places] * units[:, None])
 
     def _improve_means(self, N: Floats, m: Floats, penalty: float) -> None:
-        """Put means where clusters of weights N (K,) have mean factors m (K, Q), drawn to zero."""
+        """Set the means for clusters of weights N (K,) and mean factors m (K, Q), shrunk to zero."""
         self.means = np.zeros_like(m) if self.silent else shrink_means(N, m, float(penalty))
         self._recentre()
 
     def _recentre(self) -> None:
-        """Of all means that give the same densities, take those of the least norm."""
+        """Select the means with the least norm among all that give the same densities."""
         c = self.means.sum(axis=0) / len(self.means)
         self.means = self.means - c
         self._shift(c)
 
     def begin_means(self, r: Floats) -> None:
-        """Put the clusters' means where posteriors r (n, K) have the factor scores."""
+        """Set the clusters' means to the mean factor scores under posteriors r (n, K)."""
         scores = self.factor_scores(np.full((self.n, self.clusters), 1.0 / self.clusters))
         self.means = r.T @ scores / np.maximum(r.sum(axis=0), 1e-300)[:, None]
         if self.silent:
@@ -214,17 +214,17 @@ class Modality(ABC):
         return float(np.sum(row_penalties * self.row_norms()) + means_penalty * np.linalg.norm(self.means))
 
     def separation(self, w: Floats) -> float:
-        """Return how far apart clusters of shares w (K,) are in what is seen, squared: D_m^2.
+        """Return the squared distance of clusters with shares w (K,) in the observed columns: D_m^2.
 
-        Sum_k w_k c_k' J (J + I)^-1 c_k of centered means c and the information J of a row; free of the scale
-        of the factors, so that a modality with loadings near zero separates nothing.
+        Sum_k w_k c_k' J (J + I)^-1 c_k with centered means c and the information J of a row. It does not
+        depend on the scale of the factors, so a modality with loadings near zero separates nothing.
         """
         J = self._information()
         c = self.means - w @ self.means
         return float(w @ np.einsum("kq,qt,kt->k", c, J @ np.linalg.inv(J + np.eye(self.Q)), c))
 
     def free_parameters(self) -> int:
-        """Count its own parameters: loadings up to rotation, and means of clusters where not zero."""
+        """Count the free parameters: loadings up to rotation, and nonzero means of clusters."""
         loaded = self.row_norms() > 0.0
         rows = int(loaded[self.row_columns].sum())
         q = min(rows, self.Q)

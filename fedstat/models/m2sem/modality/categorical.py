@@ -31,7 +31,7 @@ from fedstat.models.m2sem.modality.levels import (
 from fedstat.typing import Array, Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# Scores of categorical columns given a cluster, and their spread over nodes.
+# Scores of categorical columns given a cluster, and their distribution over nodes.
 #
 # References
 # ----------
@@ -42,7 +42,7 @@ from fedstat.typing import Array, Bools, Floats, Ints
 def complete_information(
     blocks: Sequence[LevelColumns], eta: Floats, counts: Floats, shape: tuple[int, ...]
 ) -> Floats:
-    """Return minus second derivatives (p, p) under expected counts; nodes eta move with means of a shape."""
+    """Return minus second derivatives (p, p) under expected counts; nodes eta move with the means."""
     K, Q = shape
     own, mixed, second = [], [], np.zeros((K, Q, Q))
     for block in blocks:
@@ -83,7 +83,7 @@ class CellSlopes:
         return a, within
 
     def _at(self, rows: GroupedLevels, g: int, p: int, means: int) -> Floats:
-        """Return the scores (n, p) at node g, whose cluster's means have the places from `means` on."""
+        """Return the scores (n, p) at node g; the means of its cluster begin at index `means`."""
         out, start = np.zeros((len(rows.codes), p)), 0
         for block, own, in_eta in zip(self.blocks, self.own, self.in_eta, strict=True):
             P, d = block.theta.shape
@@ -100,17 +100,18 @@ class CellSlopes:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Categorical columns apart by whether they load on factors.
+# Categorical columns, separated by whether they load on factors.
 #
-# What does not load is the same at all nodes: its likelihood is a number for each row, and its thresholds
-# need no factors. On a path of penalties, and in fits of what was selected, these are most columns.
+# The likelihood of a column without loadings is the same at all nodes: it is one number for each row, and its
+# thresholds need no factors. On a path of penalties, and in fits of selected columns, most columns are of
+# this kind.
 
 STILL = 1e-10
-"""Change of a threshold that is none."""
+"""Change of a threshold below which it counts as zero."""
 
 
 class PartOfColumns:
-    """Some columns of a block, at places `at` (p,) of it, with the parameters that the block has."""
+    """Some columns of a block, at indices `at` (p,) of it, with the parameters that the block has."""
 
     def __init__(self, block: LevelColumns, at: Ints) -> None:
         self._block, self._at = block, at
@@ -121,7 +122,7 @@ class PartOfColumns:
 
     @property
     def columns(self) -> Ints:
-        """Places of the columns in their modality, (p,)."""
+        """Indices of the columns in their modality, (p,)."""
         return self._some.columns
 
     @property
@@ -130,13 +131,13 @@ class PartOfColumns:
         return self._block.C
 
     def now(self) -> LevelColumns:
-        """Columns at the present parameters."""
+        """Return the columns at the present parameters."""
         if self._some is not self._block:
             self._some.theta = self._block.theta[self._at]
         return self._some
 
     def improve(self, eta: Floats, counts: Floats, table: Floats, penalties: Floats, support: Bools) -> None:
-        """Take a step with these columns, and let the block have it."""
+        """Take a step with these columns, and store it in the block."""
         some = self.now()
         some.improve(eta, counts, table, penalties[self.columns], support[self.columns])
         if some is not self._block:
@@ -144,13 +145,13 @@ class PartOfColumns:
 
 
 class ColumnsWithoutLoadings:
-    """Part of the columns (p,) of rows with codes (n, p), of which factors tell nothing."""
+    """Columns (p,) of rows with codes (n, p) that do not depend on factors."""
 
     def __init__(self, part: PartOfColumns, codes: Ints, group: Ints, groups: int) -> None:
         self.part = part
         p = len(part.columns)
         self._shape = groups, p, part.levels, 1
-        # Cells that are not seen are at a place of their own, behind all others.
+        # Missing cells have an index of their own, after all others.
         lines = (group[:, None] * p + np.arange(p)) * part.levels + codes
         self._cells = np.where(codes >= 0, lines, groups * p * part.levels)
         self._logs: tuple[Floats, Floats] | None = None
@@ -165,7 +166,7 @@ class ColumnsWithoutLoadings:
         return self._logs[1]
 
     def improve(self, w: Floats, steps: int) -> None:
-        """Take Newton's steps for rows of weights w (n,), unless it is where these lead."""
+        """Take Newton steps for rows of weights w (n,), unless the columns are already at their result."""
         some, eta = self.part.now(), np.zeros((1, self.part.now().Q))
         best = self._best
         if best is not None and np.array_equal(best[0], some.theta) and np.array_equal(best[1], w):
@@ -224,9 +225,9 @@ class SplitColumns:
 
 
 class SpreadRows(NamedTuple):
-    """Rows spread over nodes at one state under r (n, K): counts at cells and nodes, densities f (n, K).
+    """Rows distributed over nodes for given r (n, K): counts at cells and nodes, densities f (n, K).
 
-    `table` has the logs of levels' probabilities; it and the counts are of the columns that load.
+    `table` has the logs of levels' probabilities; it and the counts are for the columns that load.
     """
 
     columns: SplitColumns
@@ -239,31 +240,31 @@ class SpreadRows(NamedTuple):
 
 
 # ----------------------------------------------------------------------------------------------------
-# Ordinal, binary and nominal columns on factors that they share, integrated out on nodes.
+# Ordinal, binary and nominal columns on shared factors, which are integrated out on nodes.
 
 SEARCH, FINAL = 7, 15
-"""Nodes of each factor while models are compared, and of the last fit."""
+"""Nodes of each factor for the comparison of models, and for the final fit."""
 KINDS: dict[str, type[LevelColumns]] = {
     "ordinal": OrdinalColumns,
     "binary": OrdinalColumns,
     "nominal": NominalColumns,
 }
 SETTLED = 1e-8
-"""Gain of a step, relative to the objective, after which others do not pay."""
+"""Gain of a step, relative to the objective, below which no others follow."""
 MOST_GROUPS = 500
-"""Of rows with the same covariates: each has counts of its own."""
+"""Largest number of groups of rows with the same covariates: each has its own counts."""
 CHUNK = 4096
-"""Rows of which the weights of all nodes are held at a time."""
+"""Rows whose weights of all nodes are held at a time."""
 LOGISTIC_BY_NORMAL = 1.6
-"""Standard deviation of a logistic variable that is most like a normal one."""
+"""Standard deviation of the logistic variable that is closest to a normal one."""
 
 
 class CategoricalModality(Modality):
     """Levels (n, P) of ordinal, binary and nominal columns, -1 where a cell is missing.
 
-    `kinds` (P,) are keys of ``KINDS``, `levels` (P,) say how many levels a column has. Levels at which the
-    site has no row have probability zero, which is their maximum likelihood; of new rows `units` are
-    those of the fit's. `nodes` are those of each factor, and may be set at any time.
+    `kinds` (P,) are keys of ``KINDS``, `levels` (P,) the number of levels of each column. Levels without a
+    row at the site have probability zero, their maximum likelihood estimate; for new rows, `units` are those
+    of the fit. `nodes` are those of each factor, and may be set at any time.
     """
 
     kind = "categorical"
@@ -295,14 +296,14 @@ class CategoricalModality(Modality):
             unknown = ~np.isin(codes[:, p], seen) & (codes[:, p] >= 0)
             if unknown.any():
                 raise ModelError(
-                    f"{names[p]}: {int(unknown.sum())} row(s) at levels that the fit did not see"
+                    f"{names[p]}: {int(unknown.sum())} row(s) at levels that do not occur in the fit"
                 )
             self.codes[:, p] = np.where(codes[:, p] >= 0, np.searchsorted(seen, codes[:, p]), -1)
         distinct, group = np.unique(self.Z[:, 1:], axis=0, return_inverse=True)
         if len(distinct) > MOST_GROUPS:
             raise ModelError(
-                f"covariates of categorical columns have {len(distinct)} combinations of values, expected at "
-                f"most {MOST_GROUPS}: round them, or have them in classes"
+                f"covariates of categorical columns have {len(distinct)} combinations of values, expected "
+                f"at most {MOST_GROUPS}: round them, or group them into classes"
             )
         self._rows = GroupedLevels(self.codes, group.ravel())
         of = [(KINDS[kind], len(seen)) for kind, seen in zip(kinds, self._seen, strict=True)]
@@ -327,7 +328,7 @@ class CategoricalModality(Modality):
         self._grid = normal_nodes(T, self.Q)
         self._last: tuple[Floats, Floats] | None = None
         self._spreads: list[SpreadRows] = []
-        # Posteriors under which steps of means to where the rows are have failed.
+        # Posteriors for which steps of means to the mean factors have failed.
         self._by_newton: Floats | None = None
 
     @property
@@ -337,7 +338,7 @@ class CategoricalModality(Modality):
 
     @property
     def row_columns(self) -> Ints:
-        """A column has a row, or of nominal ones a row for each level at hand but the first."""
+        """A column has one row; a nominal column has a row for each occurring level except the first."""
         return np.concatenate([np.repeat(block.columns, block.rows) for block in self._blocks])
 
     def begin(self, clusters: int) -> None:
@@ -375,7 +376,7 @@ class CategoricalModality(Modality):
         return out
 
     def _columns(self) -> SplitColumns:
-        """Columns apart by whether they load, or may."""
+        """Separate columns by whether they load, or may."""
         loaded = self.support
         if not loaded.all():
             loaded = loaded.copy()
@@ -404,16 +405,16 @@ class CategoricalModality(Modality):
         return node_means(columns.rows, columns.table(eta), self._grid.log_weights, eta, self.clusters)
 
     def expected(self, r: Floats) -> float:
-        """Return the sum of r log f(x_i | k), and keep what the next step from here needs."""
+        """Return the sum of r log f(x_i | k), and keep the values that the next step needs."""
         return self._expect(r, np.zeros(self.P), 0.0)[1]
 
     def improve(
         self, r: Floats, row_penalties: Floats | float = 0.0, means_penalty: float = 0.0, steps: int = 1
     ) -> None:
-        """Take M-steps for posteriors r (n, K), factors integrated out anew before each.
+        """Take M-steps for posteriors r (n, K); the factors are integrated out again before each.
 
-        The maximum over means of normal factors is one step to where the rows are; on nodes that move with
-        the means it may lower the sum, and is then taken back for a step of Newton on these nodes.
+        For normal factors, the maximum over means is one step to the mean factors. On nodes that move with
+        the means, this step may decrease the sum; it is then replaced by a Newton step on these nodes.
         """
         penalties = np.broadcast_to(np.asarray(row_penalties, dtype=float), (self.P,))
         for block in self._blocks:
@@ -444,7 +445,7 @@ class CategoricalModality(Modality):
                 break
 
     def _expect(self, r: Floats, penalties: Floats, means_penalty: float) -> tuple[SpreadRows, float]:
-        """Spread rows over nodes, unless they are; return the objective, too."""
+        """Distribute rows over nodes, unless this is done; also return the objective."""
         state, columns = self.state(), self._columns()
         for found in self._spreads:
             if found.columns is columns and np.array_equal(found.state, state) and np.array_equal(found.r, r):
@@ -454,12 +455,12 @@ class CategoricalModality(Modality):
             counts = expected_counts(columns.rows, r, table, self._grid.log_weights)
             f = counts.f + columns.log_densities_of_rest()[:, None]
             found = SpreadRows(columns, state, r.copy(), counts.levels, counts.nodes, table, f)
-            # Of the one before, too: a leap may lead back to it.
+            # Also keep the state before, because an extrapolation may lead back to it.
             self._spreads = [found, *self._spreads[:1]]
         return found, float((r * found.f).sum()) - self.penalty(penalties, means_penalty)
 
     def _improve_columns(self, spread: SpreadRows, eta: Floats, penalties: Floats) -> tuple[Floats, Floats]:
-        """Improve what belongs to columns; return clusters' weights (K,) and mean factors (K, Q)."""
+        """Improve the parameters of columns; return clusters' weights (K,) and mean factors (K, Q)."""
         for part, cells in zip(spread.columns.parts, spread.columns.cells, strict=True):
             part.improve(eta, spread.levels[cells], spread.table[cells], penalties, self.support)
         N = spread.nodes.sum(axis=1)
@@ -467,7 +468,7 @@ class CategoricalModality(Modality):
         return N, m / np.maximum(N, 1e-300)[:, None]
 
     def _step_of_means(self, levels: Floats, means: Floats, penalty: float) -> Floats:
-        """Take a proximal step of Newton for means (K, Q): counts (P, C, G) are at nodes that move."""
+        """Take a proximal Newton step for means (K, Q): counts (P, C, G) are at nodes that move."""
         if self.silent:
             return np.zeros_like(means)
         K, Q = means.shape
@@ -505,7 +506,7 @@ class CategoricalModality(Modality):
         return np.concatenate([*(block.theta.ravel() for block in self._blocks), self.means.ravel()])
 
     def restore(self, state: Floats) -> None:
-        """Take parameters back."""
+        """Set the parameters."""
         start = 0
         for block in self._blocks:
             block.theta = state[start : start + block.theta.size].reshape(block.theta.shape).copy()
@@ -513,7 +514,7 @@ class CategoricalModality(Modality):
         self.means = state[start:].reshape(-1, self.Q).copy()
 
     def profile(self) -> Floats:
-        """Return probabilities of levels by cluster, (K, P, C), nan beyond those that a column has."""
+        """Return probabilities of levels by cluster, (K, P, C), nan beyond the levels of a column."""
         out, eta, w = self._empty_profile(), self._eta(), np.exp(self._grid.log_weights)
         for block in self._blocks:
             table = np.exp(block.table_at_zero(eta)).reshape(*block.shares.shape, self.clusters, -1)
@@ -529,12 +530,12 @@ class CategoricalModality(Modality):
 
     @property
     def units(self) -> Floats:
-        """Rows of every column at every level, (sum of levels,)."""
+        """Count the rows of every column at every level, (sum of levels,)."""
         return np.concatenate(self._counts)
 
     @property
     def free(self) -> Bools:
-        """Tell which parameters of :meth:`state` were estimated."""
+        """Return which parameters of :meth:`state` were estimated."""
         parts = []
         for block in self._blocks:
             free = np.ones(block.theta.shape, dtype=np.bool_)

@@ -14,15 +14,15 @@ from fedstat.models.m2sem.modality.base import BEGINNING, Modality
 from fedstat.typing import Array, Bools, Floats, Ints
 
 FLOOR = 1e-3
-"""Least variance of an error, of the variance of its column."""
+"""Smallest variance of an error, relative to the variance of its column."""
 
 
 class GaussianModality(Modality):
     """Continuous columns x = B'z + L eta + e with eta | k ~ N(mu_k, I) and e ~ N(0, diag psi).
 
-    Columns (n, P) are standardized at home, nan where a cell is missing, so that penalties mean the same for
-    all units; log densities and profiles are those of the columns as they came. Of new rows `units` (2 P,)
-    are the means and deviations of those of a fit.
+    Columns (n, P) are standardized locally, nan where a cell is missing, so that penalties do not depend on
+    units. Log densities and profiles are those of the columns in their original units. For new rows, `units`
+    (2 P,) are the means and deviations of the columns in the fit.
     """
 
     kind = "continuous"
@@ -74,7 +74,7 @@ class GaussianModality(Modality):
 
     @property
     def at_floor(self) -> tuple[str, ...]:
-        """Columns whose errors have the least variance that is allowed."""
+        """Columns whose errors have the smallest variance that is allowed."""
         return tuple(name for name, v in zip(self.names, self.psi, strict=True) if v <= FLOOR)
 
     def begin(self, clusters: int) -> None:
@@ -112,19 +112,19 @@ class GaussianModality(Modality):
     def improve(
         self, r: Floats, row_penalties: Floats | float = 0.0, means_penalty: float = 0.0, steps: int = 1
     ) -> None:
-        """Take M-steps for posteriors r (n, K): all closed but for one root of each group."""
+        """Take M-steps for posteriors r (n, K): in closed form except for one root of each group."""
         penalties = np.broadcast_to(np.asarray(row_penalties, dtype=float), (self.P,))
         for _ in range(steps):
             self.log_densities()
             self._improve_means(*self._improve_columns(r, penalties), means_penalty)
 
     def _improve_columns(self, r: Floats, row_penalties: Floats) -> tuple[Floats, Floats]:
-        """Improve what belongs to columns; return clusters' weights (K,) and mean factors (K, Q)."""
+        """Improve the parameters of columns; return clusters' weights (K,) and mean factors (K, Q)."""
         assert self._posterior is not None
         moments = factor_moments(self.X, self.Z, self._pattern, self._posterior, r)
         q = self.Z.shape[1]
         M = moments.M if len(moments.M) == 1 else np.tensordot(self._seen.T.astype(float), moments.M, 1)
-        # Intercepts and slopes are eliminated: S and s are what is left of second moments and products.
+        # Intercepts and slopes are eliminated: S and s are the remaining second moments and products.
         inverse = (
             1.0 / np.maximum(M[:, :1, :1], 1e-300) if q == 1 else np.linalg.pinv(M[:, :q, :q], hermitian=True)
         )
@@ -154,7 +154,7 @@ class GaussianModality(Modality):
         return np.concatenate([np.column_stack([self.B, self.L, self.psi]).ravel(), self.means.ravel()])
 
     def restore(self, state: Floats) -> None:
-        """Take parameters back."""
+        """Set the parameters."""
         q, Q = self.Z.shape[1], self.Q
         columns = state[: self.P * (q + Q + 1)].reshape(self.P, -1)
         self.B, self.L, self.psi = columns[:, :q].copy(), columns[:, q : q + Q].copy(), columns[:, -1].copy()
@@ -163,7 +163,7 @@ class GaussianModality(Modality):
 
     @property
     def free(self) -> Bools:
-        """Tell which parameters of :meth:`state` were estimated."""
+        """Return which parameters of :meth:`state` were estimated."""
         columns = np.ones((self.P, self.Z.shape[1] + self.Q + 1), dtype=np.bool_)
         columns[:, self.Z.shape[1] : -1] = self.support[:, None]
         columns[:, -1] = self.psi > FLOOR

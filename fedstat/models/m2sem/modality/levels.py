@@ -19,13 +19,13 @@ from fedstat.typing import Bools, Floats, Ints
 
 HALVINGS = 12
 ROUNDING = 1e-11
-"""Of an objective, relative to its size."""
+"""Tolerance of an objective, relative to its size."""
 LEAST_GAP = 1e-6
-"""Between two thresholds, whose level has hardly any rows then."""
+"""Smallest difference of two thresholds; their level then has almost no rows."""
 
 
 class NodeCurvatures(NamedTuple):
-    """Of the expected log-likelihood at every node, minus second derivatives but for the slopes.
+    """Minus second derivatives of the expected log-likelihood at every node, without the slopes.
 
     slopes (J P, R, G) in predictors, second (J P, R, R, G) in two of them, mixed (J P, C - 1, R, G) in an
     intercept and a predictor.
@@ -37,14 +37,14 @@ class NodeCurvatures(NamedTuple):
 
 
 class LevelColumns(ABC):
-    """Columns at places (P,), all of C levels, with covariates (J, q) of which rows have one.
+    """Columns at indices (P,), all of C levels, with covariates (J, q), each of some row.
 
     Parameters theta (P, d) are C - 1 intercepts, slopes of covariates, then loadings in R rows. At given
-    covariates they are effective ones, intercepts and loadings: J sets of P columns.
+    covariates, effective parameters are intercepts and loadings: J sets of P columns.
     """
 
     sign: float
-    """With which covariates move the intercepts."""
+    """Sign with which covariates change the intercepts."""
 
     def __init__(self, columns: Ints, shares: Floats, factors: int, covariates: Floats) -> None:
         self.columns, self.shares = columns, shares
@@ -65,7 +65,7 @@ class LevelColumns(ABC):
 
     @abstractmethod
     def scores(self, codes: Ints) -> Floats:
-        """Return numbers (n, P R) for levels (n, P), of which loadings can begin."""
+        """Return numbers (n, P R) for levels (n, P), as a start for loadings."""
 
     @abstractmethod
     def _table(self, effective: Floats, eta: Floats) -> Floats:
@@ -85,7 +85,7 @@ class LevelColumns(ABC):
 
     @abstractmethod
     def information(self) -> Floats:
-        """Return what a row tells of the factors, about (Q, Q)."""
+        """Return a row's information on the factors, approximately (Q, Q)."""
 
     def _feasible(self, theta: Floats) -> Floats:
         return theta
@@ -96,7 +96,7 @@ class LevelColumns(ABC):
         return self.theta[:, self.intercepts :].reshape(len(self.columns), self.rows, self.Q)
 
     def load(self, loadings: Floats) -> None:
-        """Put the loadings, (P, R, Q)."""
+        """Set the loadings, (P, R, Q)."""
         self.theta[:, self.intercepts :] = loadings.reshape(len(self.columns), -1)
 
     def moving(self, covariates: Floats | None = None) -> Floats:
@@ -124,7 +124,7 @@ class LevelColumns(ABC):
 
     @property
     def at_zero(self) -> Ints:
-        """Places among a column's parameters of those that are effective at covariates of zero."""
+        """Return indices, among a column's parameters, of the effective ones at covariates of zero."""
         return np.delete(np.arange(self.theta.shape[1]), np.s_[self.C - 1 : self.intercepts])
 
     def table_at_zero(self, eta: Floats) -> Floats:
@@ -143,7 +143,7 @@ class LevelColumns(ABC):
     def cell_slopes(self, eta: Floats, zero: bool = False) -> tuple[Floats, Floats]:
         """Return slopes of log P(x = c | eta) in effective parameters (J P, C, G, e), in eta (J P, C, G, Q).
 
-        Or of (P, ...) at covariates of zero.
+        Or for (P, ...) at covariates of zero.
         """
         effective = self.theta[:, self.at_zero] if zero else self.effective(self.theta)
         own, u = self._cell_slopes(effective, eta)
@@ -152,11 +152,11 @@ class LevelColumns(ABC):
         return np.concatenate([own, by_loading], axis=-1), np.einsum("pcgr,prq->pcgq", u, L)
 
     def shift(self, c: Floats) -> None:
-        """Let the intercepts take what the factors lose, c (Q,)."""
+        """Change the intercepts to compensate a change of the factors by c (Q,)."""
         self.theta[:, : self.C - 1] += self.sign * np.matmul(self.loadings, c)
 
     def improve(self, eta: Floats, counts: Floats, table: Floats, penalties: Floats, support: Bools) -> None:
-        """Take one proximal step of Newton, halved by column until its own objective does not fall.
+        """Take one proximal Newton step, halved by column until its own objective does not decrease.
 
         `counts` and `table` (J, P, C, G) are expected rows and logs of probabilities at nodes eta;
         `penalties` (P,) are on norms of loadings.
@@ -235,7 +235,7 @@ class LevelColumns(ABC):
 
 
 class OrdinalColumns(LevelColumns):
-    """P(x <= c) = expit(alpha_c - l'eta - b'z): more of a factor is a higher level; also binary columns."""
+    """P(x <= c) = expit(alpha_c - l'eta - b'z): a larger factor means a higher level; also binary columns."""
 
     rows, sign = 1, -1.0
 
@@ -255,7 +255,7 @@ class OrdinalColumns(LevelColumns):
         return ordinal_derivatives(alpha, effective[:, self.C - 1 :] @ eta.T, eta, counts)
 
     def _feasible(self, theta: Floats) -> Floats:
-        """Keep thresholds in order: a level without rows may lose its place, and nothing waits for it."""
+        """Keep thresholds in order; a level without rows may have an empty interval, which does no harm."""
         B = self.C - 1
         gaps = LEAST_GAP * np.arange(B)
         return np.column_stack([np.maximum.accumulate(theta[:, :B] - gaps, axis=1) + gaps, theta[:, B:]])
@@ -274,7 +274,7 @@ class OrdinalColumns(LevelColumns):
         return NodeCurvatures(slopes[:, None], weight.sum(axis=1)[:, None, None], -weight[:, :, None])
 
     def _cell_slopes(self, effective: Floats, eta: Floats) -> tuple[Floats, Floats]:
-        """Return F_{c-1} + F_c - 1 for the predictor, and what thresholds beside a level have."""
+        """Return F_{c-1} + F_c - 1 for the predictor, and the values for the thresholds next to a level."""
         alpha, F = self._below(effective, eta)
         B = self.C - 1
         full = np.pad(F, ((0, 0), (1, 1), (0, 0)))
@@ -288,7 +288,7 @@ class OrdinalColumns(LevelColumns):
         return own, (full[:, :-1] + full[:, 1:] - 1.0)[..., None]
 
     def information(self) -> Floats:
-        """Return that of the logistic variables behind the levels, of variance pi^2 / 3."""
+        """Return the information of the underlying logistic variables, with variance pi^2 / 3."""
         L = self.loadings[:, 0]
         return np.asarray(3.0 / np.pi**2 * L.T @ L)
 
@@ -300,7 +300,7 @@ class NominalColumns(LevelColumns):
 
     @property
     def rows(self) -> int:
-        """Each level but the first has a row."""
+        """Each level except the first has a row."""
         return self.C - 1
 
     def _begin(self) -> Floats:
@@ -319,13 +319,13 @@ class NominalColumns(LevelColumns):
         return nominal_derivatives(self._table(effective, eta), eta, counts)
 
     def curvatures(self, eta: Floats, counts: Floats) -> NodeCurvatures:
-        """Return those of logits: canonical, so that intercepts and predictors are alike."""
+        """Return the derivatives of logits: canonical, so intercepts and predictors have the same form."""
         pi, N = np.exp(self._table(self.effective(self.theta), eta))[:, 1:], counts.sum(axis=1)[:, None]
         second = N[:, None] * pi[:, :, None] * (np.eye(self.C - 1)[:, :, None] - pi[:, None])
         return NodeCurvatures(counts[:, 1:] - N * pi, second, second)
 
     def _cell_slopes(self, effective: Floats, eta: Floats) -> tuple[Floats, Floats]:
-        """Return indicators less probabilities, for intercepts and predictors alike."""
+        """Return indicators minus probabilities, for intercepts and predictors alike."""
         pi = np.exp(self._table(effective, eta))[:, 1:].transpose(0, 2, 1)
         both = np.eye(self.C)[:, None, 1:] - pi[:, None]
         return both, both
