@@ -198,7 +198,7 @@ def test_a_summary_says_what_merging_cost_and_what_gives_it_back():
     text = " ".join(str(strict.summary()).split())
     assert f"{cost.lost['Credit Agency']:,} at Credit Agency" in text
     assert 'discrete = "any" in policy.toml of Credit Agency' in text
-    assert "Every value moved by up to half a hundredth" in text
+    assert "every value was moved by up to .005 standard deviations" in text
     assert 1.0 < (strict.bse / fits["open"].bse).max() < 1.2
 
 

@@ -40,7 +40,7 @@ def test_a_score_without_noise_reaches_the_tolerance():
 def test_a_decrement_at_rest_below_rounding_is_the_end():
     found = ascent(1e-6).climb(np.ones(3), 1e-9, 5000)
     assert found.converged and len(found.trace) < 10
-    assert found.reason.endswith("what rounding lets pass")
+    assert found.reason.endswith("the limit of rounding")
 
 
 def test_a_decrement_at_rest_above_rounding_is_not_the_end():

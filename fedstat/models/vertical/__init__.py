@@ -1,1 +1,1 @@
-"""What models of sites with different columns share."""
+"""Code shared by models of sites with different columns."""

@@ -16,19 +16,18 @@ from fedstat.typing import Floats
 # ----------------------------------------------------------------------------------------------------
 # The observed-data log-likelihood of independent blocks, with the block covariances profiled out.
 #
-# Sigma_k enters the likelihood of y through t_k = beta_k'Sigma_k beta_k alone. Given beta_k, mu_k and t_k,
-# the likelihood of the block splits into that of c = x'beta_k ~ N(m_k, t_k), m_k = mu_k'beta_k, and a
-# regression of x on c that is free; its maximum over Sigma_k is in closed form. With columns centered at the
-# means of their own institutions, S_k their covariance, q_k = beta_k'(S_k + mu_k mu_k')beta_k and t_k =
-# exp(lambda_k) q_k,
+# Sigma_k enters the likelihood of y only through t_k = beta_k'Sigma_k beta_k. Given beta_k, mu_k and t_k, the
+# likelihood of the block splits into that of c = x'beta_k ~ N(m_k, t_k), m_k = mu_k'beta_k, and a free
+# regression of x on c; its maximum over Sigma_k is in closed form. Columns are centered at the means of their
+# own sites. With S_k their covariance, q_k = beta_k'(S_k + mu_k mu_k')beta_k and t_k = exp(lambda_k) q_k,
 #
 #     l(b, s2, beta, mu, lambda) = sum_g [ -n_g log(2 pi v_g)/2 - SS_g / (2 v_g) ]
 #         - sum_k n_k/2 [ log(1 + mu_k'S_k^-1 mu_k) + lambda_k + exp(-lambda_k) - 1 ]
 #     r_i = y_i - b - sum_{k seen} x_i'beta_k - sum_{k missing} m_k
 #     SS_g = sum of r_i^2,    v_g = s2 + sum_{k missing} t_k
 #
-# less the largest value that the blocks' own likelihood can take. It is smooth everywhere, beta_k = 0
-# included, and its inverse information is that of the full likelihood for all that is left in it.
+# minus the largest value that the blocks' own likelihood can take. It is smooth everywhere, including beta_k
+# = 0, and its inverse information is that of the full likelihood for all remaining parameters.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,11 +53,10 @@ class LikelihoodPoint:
 
 
 class StandardizedMoments:
-    """Standardized moments, with what the likelihood needs of them once.
+    """Standardized moments, with quantities of the likelihood that are computed once.
 
-    They are given in any units; the likelihood of this module is that of moments which are `whole`. An
-    EstimationError where a site has fewer than two entities, or its columns are constant or
-    collinear.
+    They are given in any units; the likelihood of this module requires moments that are `whole`. Raises
+    EstimationError if a site has fewer than two entities, or its columns are constant or collinear.
     """
 
     def __init__(self, moments: PatternMoments) -> None:
@@ -69,7 +67,8 @@ class StandardizedMoments:
         self.within: Floats = self.member @ self.member.T
         self.count: Floats = self.moments.n_seen[self.moments.unit]
         total = self.moments.grams[:, 1:-1, 1:-1].sum(axis=0)
-        # Of columns that different entities have, at the geometric mean of the two: positive semi-definite.
+        # For columns that different entities have, use the geometric mean of both counts: positive
+        # semi-definite.
         self.S: Floats = total * self.within / np.sqrt(np.outer(self.count, self.count))
         self._check_rank()
         self.precision: Floats = np.linalg.inv(self.S) * self.within
@@ -81,7 +80,7 @@ class StandardizedMoments:
 
     @cached_property
     def places(self) -> tuple[slice, slice, slice]:
-        """Where beta, mu and lambda stand in :meth:`LikelihoodPoint.pack`."""
+        """Return the indices of beta, mu and lambda in :meth:`LikelihoodPoint.pack`."""
         P = self.P
         return slice(2, 2 + P), slice(2 + P, 2 + 2 * P), slice(2 + 2 * P, 2 + 2 * P + self.member.shape[1])
 
@@ -104,7 +103,7 @@ class StandardizedMoments:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Residuals:
-    """What the likelihood needs at a point: w = (S + mu mu')beta by site (P,); m, q and t (K,); v (G,).
+    """Values of the likelihood at a point: w = (S + mu mu')beta by site (P,); m, q and t (K,); v (G,).
 
     `sums` (G, P + 2) are those of (1, x, y) r by pattern, `squares` (G,) those of r^2.
     """
@@ -122,8 +121,8 @@ class Residuals:
 class LikelihoodDerivatives:
     """The log-likelihood at a point, in the units of the data, and its derivatives, (d,) and (d, d).
 
-    In the order of :meth:`LikelihoodPoint.pack`. The information is the negative Hessian; `expected` is
-    without terms of expectation zero under MCAR, and positive definite.
+    In the order of :meth:`LikelihoodPoint.pack`. The information is the negative Hessian; `expected` omits
+    terms whose expectation is zero under MCAR, and is positive definite.
     """
 
     log_likelihood: float
@@ -133,15 +132,15 @@ class LikelihoodDerivatives:
 
 
 def residuals(standard: StandardizedMoments, point: LikelihoodPoint) -> Residuals:
-    """Take the residuals' sums at a point."""
+    """Compute the residuals' sums at a point."""
     moments = standard.moments
     m = (point.mu * point.beta) @ standard.member
     w = standard.S @ point.beta + point.mu * (standard.member @ m)
     q = (point.beta * w) @ standard.member
     t = np.exp(point.lam) * q
     v = np.exp(point.log_s2) + standard.missing @ t
-    # r = weights'(1, x, y) for every entity of a pattern: one product with its Gram is the sum of r times the
-    # row, and another that of r^2. Columns that are not seen are zero in the Gram.
+    # r = weights'(1, x, y) for every entity of a pattern: one product with its Gram matrix is the sum of r
+    # times the row, and another that of r^2. Missing columns are zero in the Gram matrix.
     weights = np.empty((len(v), standard.P + 2))
     weights[:, 0] = -point.b - standard.missing @ m
     weights[:, 1:-1] = -point.beta
@@ -153,7 +152,7 @@ def residuals(standard: StandardizedMoments, point: LikelihoodPoint) -> Residual
 def log_likelihood(
     standard: StandardizedMoments, point: LikelihoodPoint, at: Residuals | None = None
 ) -> float:
-    """Profile log-likelihood in the units of the data, less the blocks' own maximum."""
+    """Profile log-likelihood in the units of the data, minus the blocks' own maximum."""
     at = at or residuals(standard, point)
     moments = standard.moments
     response = np.sum(moments.n * np.log(2.0 * np.pi * at.v) + at.squares / at.v)
@@ -195,7 +194,7 @@ def by_linear_parameters(standard: StandardizedMoments, at: Residuals) -> tuple[
     information = expected.copy()
     expected[var, var] = (A * (0.5 * n / v**2)[:, None]).T @ A
     information[var, var] = (A * (at.squares / v**3 - 0.5 * n / v**2)[:, None]).T @ A
-    # Sums of r alone, of expectation zero: the expected information has no such block.
+    # Sums of r alone have expectation zero: the expected information has no such block.
     information[mean, var] = (D / v[:, None] ** 2).T @ A
     information[var, mean] = information[mean, var].T
     return score, information, expected
@@ -224,7 +223,7 @@ def curvature(
     """Sum of the scores of z times the second derivatives of z."""
     P, K = standard.member.shape
     beta, mu, lam = standard.places
-    # m, s2 and t are not linear in the parameters: their scores times their second derivatives.
+    # m, s2 and t are not linear in the parameters: their scores are multiplied by their second derivatives.
     by_m, by_s2, by_t = score_z[1 + P : 1 + P + K], score_z[1 + P + K], score_z[2 + P + K :]
     member = standard.member
     weight = 2.0 * by_t * np.exp(point.lam)
@@ -245,7 +244,7 @@ def block_terms(standard: StandardizedMoments, point: LikelihoodPoint) -> tuple[
     """Score and informations of the blocks' own likelihood."""
     _, mu, lam = standard.places
     member, n_seen = standard.member, standard.moments.n_seen
-    # n_k/2 log(1 + mu'S^-1 mu) of each site; the expected information leaves out what may be negative.
+    # n_k/2 log(1 + mu'S^-1 mu) of each site; the expected information omits terms that may be negative.
     u = standard.precision @ point.mu
     spread = 1.0 + member @ ((point.mu * u) @ member)
     size = 2 + 2 * standard.P + len(n_seen)
@@ -262,8 +261,8 @@ def block_terms(standard: StandardizedMoments, point: LikelihoodPoint) -> tuple[
 
 
 def block_covariance(standard: StandardizedMoments, point: LikelihoodPoint, at: Residuals) -> Floats:
-    """Sigma_1..Sigma_K at which the likelihood is largest, as one block diagonal matrix (P, P)."""
-    # Along w = S beta alone does t differ from q; where beta_k = 0 there is no such direction.
+    """Return Sigma_1..Sigma_K that maximize the likelihood, as one block diagonal matrix (P, P)."""
+    # t differs from q only along w = S beta; if beta_k = 0 there is no such direction.
     factor = np.divide(np.expm1(point.lam), at.q, out=np.zeros_like(at.q), where=at.q > 0.0)
     around = standard.S + standard.within * np.outer(point.mu, point.mu)
     return np.asarray(around + standard.within * np.outer(at.w * (standard.member @ factor), at.w))
@@ -275,10 +274,9 @@ def block_covariance(standard: StandardizedMoments, point: LikelihoodPoint, at: 
 # ----------------------------------------------------------------------------------------------------
 # Maximum likelihood from moments: Newton's method on the profile log-likelihood.
 #
-# The parameters of :mod:`fedstat.models.vertical.fit` are few and its derivatives exact, so that
-# some ten steps reach the stationary point which the iterative exchange approaches in hundreds of rounds.
-# Where the information is not positive definite the step is Fisher's scoring; either is halved until the
-# log-likelihood rises.
+# The parameters of :mod:`fedstat.models.vertical.fit` are few and the derivatives exact, so about ten steps
+# reach the stationary point that the iterative exchange approaches in hundreds of rounds. If the information
+# is not positive definite, the step is Fisher scoring. Steps are halved until the log-likelihood increases.
 
 SMALLEST_STEP = 2.0**-20
 LONGEST_LOG = 1.0
@@ -286,18 +284,19 @@ LONGEST_LOG = 1.0
 SUFFICIENT = 1e-4
 ROUNDING = 1e-13
 VANISHING, NEARLY_VANISHING = 1e-12, 1e-4
-"""Shares of the response's variance: that count as zero, and below which rounding hides the way there."""
+"""Shares of the response's variance: one that counts as zero, and one below which rounding hides the
+trend."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MomentsFit:
     """Maximum likelihood estimates, in the units of the data.
 
-    `standard` and `point` are the moments that were fitted and the estimates of standardized columns; `a` is
-    the centered intercept, `s2` the residual variance; beta and mu are (P,), Sigma (P, P) block diagonal, t
-    (K,) is beta_k' Sigma_k beta_k. The log-likelihood is less the largest value that the likelihood of the
-    sites' own blocks can take. The score of the trace is the Newton decrement, the distance to the
-    optimum in standard errors, over the root of the number of entities.
+    `standard` and `point` are the fitted moments and the estimates for standardized columns; `a` is the
+    centered intercept, `s2` the residual variance; beta and mu are (P,), Sigma (P, P) block diagonal, t (K,)
+    is beta_k' Sigma_k beta_k. The largest value that the likelihood of the sites' own blocks can take is
+    subtracted from the log-likelihood. The score of the trace is the Newton decrement, the distance to the
+    optimum in standard errors, divided by the root of the number of entities.
     """
 
     standard: StandardizedMoments
@@ -339,13 +338,15 @@ def fit_moments(
     """Maximize the observed-data likelihood of VFEM.
 
     It stops when the optimum is nearer than `tol` standard errors (the Newton decrement), or with
-    ``converged=False`` after `maxiter` steps. It starts from no effects and every block at its own moments,
-    as the iterative exchange does with ``init="zero"``. An EstimationError where the moments determine no
-    estimate, a ModelError where entities have some of a site's columns only.
+    ``converged=False`` after `maxiter` steps. It starts with no effects and every block at its own moments,
+    as the iterative exchange does with ``init="zero"``. Raises EstimationError if the moments do not
+    determine an estimate, and ModelError if entities have only some of a site's columns.
     """
     standard = moments if isinstance(moments, StandardizedMoments) else StandardizedMoments(moments)
     if not standard.moments.whole:
-        raise ModelError("fit_moments: entities with some of a site's columns have the law of all columns")
+        raise ModelError(
+            "fit_moments: if entities have only some of a site's columns, fit the joint normal model instead"
+        )
     ascent = NewtonAscent(
         standard.moments.nobs,
         partial(evaluate, standard),
@@ -356,31 +357,31 @@ def fit_moments(
 
 
 def ascent_direction(at: LikelihoodDerivatives) -> tuple[str, Floats]:
-    """Newton's step where the information is positive definite, Fisher's scoring elsewhere."""
+    """Take a Newton step if the information is positive definite, otherwise Fisher scoring."""
     try:
         return step_by(at.score, (("newton", at.information), ("scoring", at.expected)))
     except np.linalg.LinAlgError:
         raise EstimationError(
-            "the information on the coefficients is not positive; the columns are probably collinear across "
-            "sites, or the entities that several of them share are too few: "
-            "leave out columns or sites"
+            "the information on the coefficients is not positive definite; the columns are probably "
+            "collinear across sites, or too few entities are shared by several of them: leave out columns "
+            "or sites"
         ) from None
 
 
 def line_search(
     standard: StandardizedMoments, point: LikelihoodPoint, at: LikelihoodDerivatives, direction: Floats
 ) -> tuple[LikelihoodPoint, float, bool]:
-    """Go along a direction of ascent until the log-likelihood has risen enough.
+    """Move along a direction of ascent until the log-likelihood has increased enough.
 
-    Returns the point, the largest change of a parameter, and whether the step was shortened. An
-    EstimationError where the log-likelihood falls along the direction, however short the step, or a variance
-    goes to zero.
+    Returns the point, the largest change of a parameter, and whether the step was shortened. Raises
+    EstimationError if the log-likelihood decreases along the direction for every step length, or if a
+    variance goes to zero.
     """
     phi, slope = point.pack(), float(at.score @ direction)
     logs = np.abs(np.append(direction[1], direction[standard.places[2]])).max()
-    # A variance changes by a factor e at most: the quadratic model knows nothing of it farther away.
+    # A variance changes at most by a factor e: the quadratic model is not valid farther away.
     first = min(1.0, LONGEST_LOG / logs) if logs > 0.0 else 1.0
-    # Near the maximum the rise is below the rounding of the log-likelihood, and no step would be long enough.
+    # Near the maximum, the increase is below the rounding of the log-likelihood, and no step would suffice.
     slack = ROUNDING * (abs(at.log_likelihood) + standard.moments.nobs)
     step = first
     while step >= SMALLEST_STEP:
@@ -393,13 +394,13 @@ def line_search(
     if np.exp(point.log_s2) < NEARLY_VANISHING:
         raise EstimationError(vanishing_variance_message(standard.moments))
     raise EstimationError(
-        "the log-likelihood falls along every step, however short; "
-        "the columns are probably collinear across sites"
+        "the log-likelihood decreases along every step, however short; the columns are probably collinear "
+        "across sites"
     )
 
 
 def vanishing_variance_message(moments: PatternMoments) -> str:
-    """Say why there is no maximum."""
+    """Explain why there is no maximum."""
     return (
         f"a variance goes to zero, where the likelihood has no maximum: {moments.n_complete} of the "
         f"{int(moments.nobs)} entities are complete, and the coefficients may reproduce their "
@@ -408,7 +409,7 @@ def vanishing_variance_message(moments: PatternMoments) -> str:
 
 
 def estimates_in_units(standard: StandardizedMoments, climbed: NewtonFit[LikelihoodPoint]) -> MomentsFit:
-    """Bring estimates of standardized columns to the units of the data."""
+    """Convert estimates of standardized columns to the units of the data."""
     moments, point = standard.moments, climbed.point
     at = residuals(standard, point)
     x, y = moments.scale[:-1], moments.scale[-1]
@@ -431,15 +432,15 @@ def estimates_in_units(standard: StandardizedMoments, climbed: NewtonFit[Likelih
 # ----------------------------------------------------------------------------------------------------
 # Covariance of (a, s2, beta, mu) from pattern moments: inverse observed or expected information.
 #
-# The profile likelihood of :mod:`fedstat.models.vertical.fit` has Sigma_1..Sigma_K maximized out, so
-# the inverse of its information is the covariance with every nuisance parameter accounted for.
+# In the profile likelihood of :mod:`fedstat.models.vertical.fit`, Sigma_1..Sigma_K are maximized out. The
+# inverse of its information is therefore a covariance that accounts for every nuisance parameter.
 
 
 def information_inverse(fit: MomentsFit, *, expected: bool = False) -> Floats:
     """Covariance of (a, s2, beta_1, mu_1, beta_2, mu_2, ...) in the units of the data.
 
-    The fit has to have converged. With `expected`, cross-products between sites are at their
-    expectation, zero. An EstimationError where the information is not positive definite.
+    The fit must have converged. With `expected`, cross-products between sites are at their expected value,
+    zero. Raises EstimationError if the information is not positive definite.
     """
     information = centered_information(fit)
     if expected:
@@ -454,7 +455,7 @@ def origin_covariance(fit: MomentsFit) -> Floats:
     """Covariance (1 + P, 1 + P) of the intercept at the origin of the columns and the coefficients."""
     (beta, mu, _), P = fit.standard.places, fit.standard.P
     J = np.zeros((1 + P, 2 + 2 * P))
-    # a - sum mu'beta: the means are estimates as well, and their errors are those of the intercept.
+    # a - sum mu'beta: the means are estimates as well, and their errors contribute to that of the intercept.
     J[0, 0] = 1.0
     J[0, beta], J[0, mu] = -fit.mu, -fit.beta
     J[1:, beta] = np.eye(P)
@@ -494,14 +495,14 @@ def names_of(moments: PatternMoments) -> list[str]:
 
 
 def client_order(moments: PatternMoments) -> list[int]:
-    """Places of (a, s2, beta_1, mu_1, beta_2, ...) in (a, s2, beta, mu)."""
+    """Return the indices of (a, s2, beta_1, mu_1, beta_2, ...) in (a, s2, beta, mu)."""
     P, columns = len(moments.names), np.arange(len(moments.names))
     by_client = [columns[moments.places(k)] for k in range(len(moments.sizes))]
     return [0, 1, *[int(i) for own in by_client for i in (*(2 + own), *(2 + P + own))]]
 
 
 def covariance_in_units(moments: PatternMoments, cov: Floats) -> Floats:
-    """Bring a covariance of (a, s2, beta_1, mu_1, ...) of standardized columns to the units of the data."""
+    """Convert a covariance of (a, s2, beta_1, mu_1, ...) of standardized columns to the units of the data."""
     x, y = moments.scale[:-1], moments.scale[-1]
     factor = np.concatenate([[y, y**2], y / x, x])[client_order(moments)]
     return np.asarray(cov * np.outer(factor, factor))

@@ -22,20 +22,19 @@ from fedstat.typing import Bools, Floats, Ints
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Who takes part with what: agreed before anything is computed.
+    """Sites, columns and entities of a fit: agreed before anything is computed.
 
     `clients` are the sites with columns in the model, in partition order; `active` holds the response.
-    `names` and `terms` (p,) are columns in the order of the sites, `sizes` the columns of each. There
-    are `n` entities in the fit, `n_design` with a response. `keep` tells which rows of a site's
-    opened block take part, `kept` their ascending positions among the n entities, `response_keep` which rows
-    of the active site. Where entities take part with some of a site's columns, `has` (m, p_k)
-    of that site tells with which. `absent` counts entities with a response that a site lacks.
-    With `filled`, missing blocks count as seen at their mean, so that nothing is missing. `aside` records are
-    left out as in an earlier fit. `details` of each site and that of the response
-    have the columns of few values, None where the site's owner does not have them judged. `bystanders` are
-    sites of the partition without columns in the model that deal where two sites have no third.
-    `least` are the fewest rows of a product at sites that have them counted. `weights` (n,) are those of the
-    entities, if they have any: `frequencies`, or inverse variances.
+    `names` and `terms` (p,) are columns in the order of the sites, `sizes` the number of columns of each.
+    There are `n` entities in the fit, `n_design` with a response. `keep` states which rows of a site's opened
+    block take part, `kept` their ascending positions among the n entities, `response_keep` which rows of the
+    active site. If entities take part with some of a site's columns, `has` (m, p_k) of that site states with
+    which. `absent` counts entities with a response that a site lacks. With `filled`, missing blocks are
+    mean-imputed, so that nothing is missing. `aside` records are left out as in an earlier fit. `details` of
+    each site and that of the response have the columns of few values, None if the site's owner does not
+    require their check. `bystanders` are sites of the partition without columns in the model that deal if two
+    sites have no third. `least` is the smallest number of rows of a product at sites that count them.
+    `weights` (n,) are those of the entities, if they have any: `frequencies`, or inverse variances.
     """
 
     clients: tuple[str, ...]
@@ -72,7 +71,7 @@ class Layout:
         return tuple(np.repeat(self.clients, self.sizes).tolist())
 
     def places(self, first: int = 0) -> dict[str, slice]:
-        """Where each site's columns stand, counted from `first`."""
+        """Return the indices of each site's columns, counted from `first`."""
         ends = first + np.cumsum(self.sizes)
         pairs = zip(self.clients, self.sizes, ends.tolist(), strict=True)
         return {client: slice(end - size, end) for client, size, end in pairs}
@@ -90,7 +89,7 @@ class Layout:
 
     @property
     def left_out(self) -> int:
-        """Entities with a response that take no part."""
+        """Number of entities with a response that are left out."""
         return self.n_design - self.n
 
     @property
@@ -100,7 +99,7 @@ class Layout:
 
     @property
     def rows(self) -> Mapping[str, Ints]:
-        """Positions of the entities that count as seen by each site: `kept`, or all where means fill in."""
+        """Positions of the entities that count as observed: `kept`, or all with mean imputation."""
         return dict.fromkeys(self.clients, np.arange(self.n)) if self.filled else self.kept
 
     def own(self, client: str) -> Bools | None:
@@ -139,7 +138,7 @@ class Layout:
 
     @property
     def missing(self) -> Bools:
-        """Which unit misses in which pattern: (G, U), by site where each is one unit."""
+        """Return which unit is missing in which pattern: (G, U), by site if each is one unit."""
         return self._patterns[0]
 
     @property
@@ -160,7 +159,7 @@ class Layout:
     ) -> Layout:
         """Lay out a fit of some of the entities, (n,) of bool, and some of each site's records of them.
 
-        `shown` tells which of the entities that a site brought, (m,), still count as seen; all by default.
+        `shown` states which of the entities of a site, (m,), still count as observed; the default is all.
         `has` replaces which columns they have.
         """
         shown = {k: used[self.kept[k]] for k in self.clients} if shown is None else shown
@@ -187,12 +186,12 @@ class Layout:
 
     @property
     def counted(self) -> float:
-        """Entities that one of mean weight stands for."""
+        """Number of entities that one of mean weight represents."""
         return float(self.weights.mean()) if self.frequencies and self.weights is not None else 1.0
 
     @property
     def variance_of_one(self) -> float:
-        """Variance of an entity of weight one, beside that of mean weight, where weights are of variances."""
+        """Variance of an entity of weight one, relative to that of mean weight, with var_weights."""
         return float(self.weights.mean()) if not self.frequencies and self.weights is not None else 1.0
 
 
@@ -229,7 +228,7 @@ def lay_out(
 
 
 def complete_at(blocks: Sequence[BlockDesign], n: int) -> Bools:
-    """Which of n entities every one of the blocks has."""
+    """Return which of n entities every one of the blocks has."""
     counts = np.zeros(n, dtype=np.int64)
     for block in blocks:
         counts[block.rows[block.whole]] += 1
@@ -237,7 +236,7 @@ def complete_at(blocks: Sequence[BlockDesign], n: int) -> Bools:
 
 
 def client_blocks(layout: Layout) -> tuple[CoefficientBlock, ...]:
-    """List what each site brought, the response holder first where it holds no columns."""
+    """List the blocks of the sites, the response holder first if it holds no columns."""
     rows = [] if layout.active in layout.clients else [CoefficientBlock(layout.active, 0, layout.n, 0.0)]
     pairs = zip(layout.clients, layout.sizes, strict=True)
     has = {client: len(layout.kept[client]) for client in layout.clients}

@@ -23,32 +23,32 @@ from fedstat.models.explain import Explainable, ForecastPlan
 from fedstat.models.vertical.layout import Layout
 
 ROLE_ARGUMENTS = ("offset", "freq_weights", "var_weights")
-"""Arguments that name columns beside the response, which ``.`` does not stand for."""
+"""Arguments that name additional columns of the response's site, which ``.`` does not include."""
 
 
 class VerticalModel(Explainable):
     """A model over sites that hold different columns.
 
     Entities without a response are an error, or with `missing` "drop" left out; some families have further
-    choices. `coordinator` is the site at which it sits, or ``"apart"``; :meth:`from_formula` has the
+    choices. `coordinator` is the site of the coordinator, or ``"apart"``; :meth:`from_formula` documents the
     default.
 
     Attributes
     ----------
     formula, partition, coordinator
-        As given.
+        As in :meth:`from_formula`.
     engine : Engine
-        What asks the sites; that of the partition.
+        Engine that sends requests to the sites; that of the partition.
     design : Design
         Blocks of columns, by site, and the entities that each has.
     family : str
-        Steps of the sites that the model asks for.
+        Steps that the model requests from sites.
     distribution : DistributionSpec
         Family and link of the response, by name.
     between : {"independent", "free"}
-        Whether columns of two sites may depend, of models that have the choice.
+        Whether columns of two sites may be correlated, for models with this choice.
     layout : Layout
-        Sites, columns and entities of fits, of models that lay them out when they are made.
+        Sites, columns and entities of fits, for models that lay them out at construction.
 
     Examples
     --------
@@ -63,9 +63,9 @@ class VerticalModel(Explainable):
 
     family: ClassVar[str]
     _conditions: ClassVar[bool] = False
-    """Whether fits may take entities with some of a site's columns as they are."""
+    """Whether fits may use entities that have only some of a site's columns."""
     _roles: Mapping[str, str] = {}
-    """Columns beside the response, by the argument that names them."""
+    """Additional columns of the response's site, by the argument that names them."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class VerticalModel(Explainable):
         self.engine: Engine = partition.engine
         self._session = partition._new_session()
         self._account = CoordinatorLog()
-        self._codings: dict[str, str] = {}  # as far as sites were asked for them after a fit
+        self._codings: dict[str, str] = {}  # those that sites reported after a fit
         self._agreement = self._new_ledger()
         agreed = self.engine.run(self._agree(missing), self._agreement)
         policies = {name: site.policy for name, site in partition.sites.items()}
@@ -119,23 +119,23 @@ class VerticalModel(Explainable):
         partition : ClientPartition
             In the vertical layout.
         missing : {"raise", "drop"}
-            Whether entities without a response are an error or are left out and counted. VerticalGLM has
-            "em" as well, for entities that a site lacks.
+            Whether entities without a response are an error, or are left out and counted. VerticalGLM also
+            has "em", for entities that a site lacks.
         coordinator : str, optional
-            The site at which the coordinator sits, or ``"apart"`` for none of them. By default it
-            sits at the one that holds the response, and apart where two sites take part: a
-            product of their columns needs random numbers from a third party that colludes with neither.
-            Of a partition that was connected to: as its federation.toml says, apart by default.
+            The site of the coordinator, or ``"apart"`` for none of them. By default it is the site that holds
+            the response, and ``"apart"`` if two sites take part, because the secure product of their columns
+            needs random numbers from a third party that colludes with neither. For a partition from
+            fs.connect, it is that of federation.toml, by default apart.
         **options
             Further arguments of the model.
 
         Raises
         ------
         FormulaError
-            The formula holds something that is not allowed, an unknown column, or a term that needs
+            The formula contains something that is not allowed, an unknown column, or a term that needs
             columns of two sites.
         DesignError
-            The columns that it names cannot enter a model; see the message.
+            The columns that it names cannot be used; the message states why.
 
         Examples
         --------
@@ -164,7 +164,7 @@ class VerticalModel(Explainable):
         )
 
     def _beside(self) -> dict[str, str]:
-        """Columns beside the response as the design calls them: "offset", "weights"."""
+        """Return the additional columns by their names in the design: "offset", "weights"."""
         return {}
 
     @property
@@ -185,11 +185,11 @@ class VerticalModel(Explainable):
             yield plan_text_release(DESIGN_FAMILY, "release_spec")
 
     def _with_dealer(self, layout: Layout) -> Layout:
-        """Let a site of the partition that has no part in the model deal, where there is no other third.
+        """Let a site of the partition that has no part in the model deal, if there is no other third party.
 
-        Of two sites that is the first other one, in the order of the partition, if an owner wants no
-        coordinator to deal, or the coordinator sits at one of the two. It is told which patterns of records
-        there are, and nothing of a row.
+        For two sites, this is the first other one, in the order of the partition, if an owner does not allow
+        the coordinator to deal, or the coordinator is at one of the two. The dealer learns the patterns of
+        records, and nothing about a row.
         """
         sites, taking_part = self.partition.sites, {*layout.clients, layout.active}
         wanted = any(sites[name].policy.dealer == "third party" for name in taking_part)
@@ -208,17 +208,15 @@ class VerticalModel(Explainable):
         counts = [f"{b.n_partial:,} at '{b.client}'" for b in self.design.blocks if b.n_partial]
         if not counts:
             return
-        told = (
-            f"entities with only some of a site's columns were taken as missing there: {', '.join(counts)}."
-        )
+        told = f"entities with only some of a site's columns count as missing there: {', '.join(counts)}."
         if self.partition.partial == "condition":
             lost = ", ".join(f"'{term}' {m:,}" for term, m in values_of_parts(self.design).items())
-            told += f" {which} does not condition on a part of a block; known values set aside: {lost}."
+            told += f" {which} does not condition on a part of a block; unused observed values: {lost}."
         warn(f"{told} ClientPartition(partial='mean' or 'error') are the alternatives.", DataWarning)
 
 
 def values_of_parts(design: Design) -> dict[str, int]:
-    """Count by term the values of entities that have some of a site's columns only."""
+    """Count by term the values of entities that have only some of a site's columns."""
     counts: dict[str, int] = {}
     for block in design.blocks:
         if block.has is not None:
@@ -228,8 +226,8 @@ def values_of_parts(design: Design) -> dict[str, int]:
 
 
 def default_coordinator(formula: Formula) -> str:
-    """Where the coordinator sits unless the user says so: see :meth:`VerticalModel.from_formula`."""
+    """Return the site of the coordinator if the user names none: see :meth:`VerticalModel.from_formula`."""
     holder = str(formula.response_client)
     taking_part = {holder, *[terms.client for terms in formula.clients]}
-    # Of two sites, neither may deal for the product of their columns, nor a coordinator at either.
+    # With two sites, neither may deal for the product of their columns, nor a coordinator at either.
     return "apart" if len(taking_part) == 2 else holder

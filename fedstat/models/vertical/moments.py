@@ -1,10 +1,10 @@
 """Moments by missing pattern: the only data that the likelihood of VFEM needs.
 
-A pattern g says which columns an entity has. Of its n_g entities the likelihood needs the Gram matrix of
-(1, x, y), the sum of (1, x, y)(1, x, y)' with zeros at the columns that they lack, and nothing
-else. The columns are standardized by a center and a scale that all patterns share, so that the sums
-keep their digits. Columns of one site that are missing together, in every pattern, are a unit: one
-unit is the site's whole block where no entity has some of it only.
+A pattern g states which columns an entity has. For its n_g entities, the likelihood needs only the Gram
+matrix of (1, x, y), the sum of (1, x, y)(1, x, y)' with zeros at the missing columns. The columns are
+standardized by a center and a scale that all patterns share, so that the sums keep their digits. Columns of
+one site that are missing together, in every pattern, are a unit. If no entity has only a part of a site's
+block, the whole block is one unit.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ COLLINEAR = 1e-10
 class PatternMoments:
     """Gram matrices of (1, x, y) by missing pattern, of K sites with `sizes` columns each, P in all.
 
-    `seen` (G, P) tells which columns the n (G,) entities of a pattern have. `grams` (G, P + 2, P + 2) are
-    sums of (1, x, y)(1, x, y)' of the columns less `centre` over `scale`, (P + 1,) in the units of the data
-    with the response last; they are zero where x is not seen. A ModelError where shapes do not fit together,
-    a scale is not positive, or a sum is not finite. `shape` (P,), if known, is the mean of z |z| of each
-    column over the entities that have it, z its deviation from their mean in standard deviations; or nan.
+    `seen` (G, P) states which columns the n (G,) entities of a pattern have. `grams` (G, P + 2, P + 2) are
+    sums of (1, x, y)(1, x, y)' of the columns minus `centre`, divided by `scale`, (P + 1,) in the units of
+    the data with the response last; they are zero where x is missing. Raises ModelError if shapes do not fit
+    together, a scale is not positive, or a sum is not finite. `shape` (P,), if known, is the mean of z |z| of
+    each column over the entities that have it, z its deviation from their mean in standard deviations; or
+    nan.
     """
 
     clients: tuple[str, ...]
@@ -60,7 +61,9 @@ class PatternMoments:
         if not (np.isfinite(self.scale).all() and (self.scale > 0.0).all()):
             raise ModelError("pattern moments: every scale must be positive and finite")
         if not (np.isfinite(self.grams).all() and np.allclose(self.grams[:, 0, 0], self.n, rtol=1e-6)):
-            raise ModelError("pattern moments: every sum must be finite, and the first that of the entities")
+            raise ModelError(
+                "pattern moments: every sum must be finite, and the first must be the entity count"
+            )
 
     def deviations(self) -> Floats:
         """Return the standard deviation of each column over the entities that have it, (P,)."""
@@ -70,11 +73,11 @@ class PatternMoments:
         n = np.maximum(self.n @ self.seen, 1.0)
         return np.asarray(self.scale[:P] * np.sqrt(np.maximum(second / n - (first / n) ** 2, 0.0)))
 
-    # ---- who has what ------------------------------------------------------------------------
+    # ---- records -----------------------------------------------------------------------------
 
     @property
     def nobs(self) -> float:
-        """Entities in all."""
+        """Number of entities."""
         return float(self.n.sum())
 
     @property
@@ -126,7 +129,7 @@ class PatternMoments:
         return out
 
     def places(self, client: int) -> slice:
-        """Places of a site's columns among the P."""
+        """Return the indices of a site's columns among the P."""
         start = sum(self.sizes[:client])
         return slice(start, start + self.sizes[client])
 
@@ -138,12 +141,12 @@ class PatternMoments:
         variance = total[1] / self.nobs - mean**2
         return np.array([self.centre[-1] + self.scale[-1] * mean, self.scale[-1] ** 2 * variance])
 
-    # ---- the same data, written otherwise ----------------------------------------------------
+    # ---- transformations of the data ---------------------------------------------------------
 
     def standardised(self) -> PatternMoments:
         """Center every column at the mean of the entities that have it, and give it unit variance.
 
-        An EstimationError where a site has fewer than two entities, or a column is constant.
+        Raises EstimationError if a site has fewer than two entities, or a column is constant.
         """
         total = self.grams.sum(axis=0)
         count = np.append(self.n_seen[self.unit], self.nobs)
@@ -152,7 +155,7 @@ class PatternMoments:
         square = np.diag(total)[1:] / count
         variance = square - mean**2
         self._check_spread(variance <= FLAT * square)
-        # Sums of (x - m)(x - m)' from those of x and xx', pattern by pattern; what is not seen stays zero.
+        # Sums of (x - m)(x - m)' from those of x and xx', pattern by pattern; missing columns stay zero.
         move = np.where(np.column_stack([self.seen, np.ones(len(self.n))]), mean, 0.0)
         first = self.grams[:, 0, 1:]
         inner = self.grams[:, 1:, 1:] - first[:, :, None] * move[:, None, :]
@@ -170,7 +173,7 @@ class PatternMoments:
                 client = self.clients[self.owner[columns[0]]]
                 what = "its block" if self.whole else ", ".join(self.names[c] for c in columns)
                 raise EstimationError(
-                    f"{client}: {int(count)} of the entities of this fit have {what}; two are the least"
+                    f"{client}: {int(count)} of the entities of this fit have {what}; at least two are needed"
                 )
 
     def _check_spread(self, flat: Bools) -> None:
@@ -185,10 +188,10 @@ class PatternMoments:
                 )
 
     def submodel(self, columns: Sequence[str]) -> PatternMoments:
-        """Keep these columns, in any order: the moments of any formula within the one at hand.
+        """Keep these columns, in any order: the moments of any nested formula.
 
-        Who has what of an entity stays as it is; a site whose columns are all left out drops out. A
-        ModelError where a name is not there, or there is none.
+        The recorded entities stay the same; a site without any of the columns is removed. Raises ModelError
+        if a name does not exist, or no column is named.
         """
         if not columns:
             raise ModelError("submodel: at least one column is needed")
@@ -199,7 +202,7 @@ class PatternMoments:
         sizes = np.bincount(self.owner[keep], minlength=len(self.sizes))
         stay = sizes > 0
         places = np.flatnonzero(np.concatenate([[True], keep, [True]]))
-        # Patterns that differed by columns which drop out are one now.
+        # Patterns that differed only by removed columns are now one.
         seen, code = np.unique(self.seen[:, keep], axis=0, return_inverse=True)
         n, grams = np.zeros(len(seen)), np.zeros((len(seen), len(places), len(places)))
         np.add.at(n, code.ravel(), self.n)
@@ -218,11 +221,11 @@ class PatternMoments:
 
 
 def number_patterns(missing: Bools) -> tuple[Ints, Ints, Floats]:
-    """Find the distinct rows of a table of truth values: of each the first (G,) and how many there are (G,).
+    """Find the distinct rows of a Boolean table: the first of each (G,) and their number (G,).
 
-    In between, the pattern of every row, (n,).
+    The second return value is the pattern of every row, (n,).
     """
-    # Thirty sites at a time, numbered anew: a pattern of any number of them fits a word.
+    # Thirty sites at a time, renumbered each time: a pattern of any number of sites fits a word.
     word = np.zeros(len(missing), dtype=np.int64)
     for start in range(0, missing.shape[1], 30):
         part = missing[:, start : start + 30]

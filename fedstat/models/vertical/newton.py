@@ -16,7 +16,7 @@ PointT = TypeVar("PointT")
 ROUNDING = 2e-13
 """Rounding of a log-likelihood, relative to its size and the number of entities, with a margin."""
 STILL_FALLING = 0.5
-"""A decrement that falls by less than this factor in a step of Newton's has come to rest."""
+"""Ratio of successive decrements above which the decrement counts as stationary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ DerivativesT = TypeVar("DerivativesT", bound=Derivatives)
 
 @dataclass(frozen=True, slots=True)
 class NewtonFit(Generic[PointT]):
-    """Where a climb ended, how it came there, and whether at a maximum."""
+    """Result of a maximization: the last point, the path, and whether it is a maximum."""
 
     point: PointT
     trace: tuple[TraceRow, ...]
@@ -58,11 +58,11 @@ class NewtonFit(Generic[PointT]):
 
 @dataclass(frozen=True, slots=True)
 class NewtonAscent(Generic[PointT, DerivativesT]):
-    """A log-likelihood of `n` entities to be climbed.
+    """A log-likelihood of `n` entities to be maximized.
 
-    `evaluate` takes derivatives at a point, `direct` says of which kind the next step is and gives it in
-    full, and `move` goes along it as far as the log-likelihood rises: the point, the largest change of a
-    parameter, and whether the step was shortened.
+    `evaluate` computes derivatives at a point, `direct` returns the kind of the next step and the full step,
+    and `move` follows it as long as the log-likelihood increases: it returns the point, the largest change of
+    a parameter, and whether the step was shortened.
     """
 
     n: float
@@ -71,11 +71,11 @@ class NewtonAscent(Generic[PointT, DerivativesT]):
     move: Callable[[PointT, DerivativesT, Floats], tuple[PointT, float, bool]]
 
     def climb(self, point: PointT, tol: float, maxiter: int) -> NewtonFit[PointT]:
-        """Go up until the maximum is nearer than `tol` standard errors (the Newton decrement).
+        """Maximize until the maximum is nearer than `tol` standard errors (the Newton decrement).
 
-        Columns that are nearly collinear keep the decrement above any tolerance by the rounding of the score
-        alone. The iteration therefore also ends where the decrement no longer falls and the rise that it
-        promises is lost in the rounding of the log-likelihood.
+        If columns are nearly collinear, rounding of the score alone keeps the decrement above any tolerance.
+        The iteration therefore also ends when the decrement no longer decreases and the increase that it
+        predicts is below the rounding of the log-likelihood.
         """
         trace: list[TraceRow] = []
         began, move, change, earlier = time.perf_counter(), "start", np.inf, np.inf
@@ -90,7 +90,7 @@ class NewtonAscent(Generic[PointT, DerivativesT]):
             earlier = decrement
             if decrement <= tol or (at_rest and move_next == "newton"):
                 if move_next == "newton":
-                    what = "its tolerance" if decrement <= tol else "what rounding lets pass"
+                    what = "its tolerance" if decrement <= tol else "the limit of rounding"
                     return NewtonFit(
                         point, tuple(trace), True, f"the distance to the optimum is below {what}"
                     )
@@ -105,7 +105,7 @@ class NewtonAscent(Generic[PointT, DerivativesT]):
 def step_by(score: Floats, informations: Iterable[tuple[str, Floats]]) -> tuple[str, Floats]:
     """Take the step of the first information that is positive definite, with its name.
 
-    A LinAlgError where none is.
+    Raises LinAlgError if none is.
     """
     for name, information in informations:
         try:
@@ -116,10 +116,10 @@ def step_by(score: Floats, informations: Iterable[tuple[str, Floats]]) -> tuple[
 
 
 def solve_information(information: Floats, right: Floats) -> Floats:
-    """Solve with an information matrix (d, d) for (d,) or (d, m); a LinAlgError where it is not positive."""
-    # With ones on its diagonal: coefficients and logarithms of variances differ by orders of magnitude, and
-    # whether a factor exists is to depend on neither unit.
+    """Solve with an information matrix (d, d) for (d,) or (d, m); a LinAlgError if it is not positive."""
+    # Scaled to a unit diagonal: coefficients and logarithms of variances differ by orders of magnitude, and
+    # whether a factorization exists must not depend on units.
     root = np.sqrt(np.maximum(np.abs(np.diag(information)), np.finfo(float).tiny))
     factor = cho_factor(information / np.outer(root, root), lower=True, overwrite_a=True)
-    # Transposed, so that one right side and several are scaled alike.
+    # Transposed, so that one and several right-hand sides are scaled alike.
     return np.asarray((cho_solve(factor, (right.T / root).T).T / root).T)

@@ -1,18 +1,19 @@
 """Small missing patterns are not released: rules that merge them with other patterns.
 
-Of a pattern with n_g entities and p_g columns seen, the Gram matrix of (1, x, y) is released. Those who know
-all of its columns but one, which is the most that the coordinator and other sites together can know,
-hold p_g + 1 linear equations in the n_g values of that column, beside its length. With n_g <= p_g + 1 these
-determine the column; and to anybody the matrix fixes the rows up to a rotation, which leaves little to choose
-where n_g is hardly larger. A pattern is therefore released with at least twice as many entities as
-equations, :func:`min_entities`, so that half of every column stays undetermined, whoever colludes. That
-is no bound on what columns of few distinct values disclose: where an owner has these judged by their bits, a
-pattern needs as many entities as :func:`~fedstat.federation.tables.cardinality.min_group_size` says as well.
+For a pattern with n_g entities and p_g observed columns, the Gram matrix of (1, x, y) is released. The
+coordinator and other sites together can know at most all of its columns but one. They then have p_g + 1
+linear equations in the n_g values of that column, and its length. With n_g <= p_g + 1, these determine the
+column. For any receiver, the matrix fixes the rows up to a rotation, which leaves little freedom if n_g is
+only slightly larger. A pattern is therefore released only with at least twice as many entities as equations,
+:func:`min_entities`, so that half of every column stays undetermined under any collusion. This does not bound
+what is revealed about columns of few distinct values. If an owner's policy counts the bits of sums about
+these, a pattern also needs as many entities as :func:`~fedstat.federation.tables.cardinality.min_group_size`
+states.
 
-An entity may always be treated as if a site lacked it, or columns of it: that is exact when these are
-missing completely at random, and costs the information of what is left out. The plan follows from the
-counts of the patterns alone, so that the sites can sum over the coarser patterns in the first place; Gram
-matrices of finer ones must never be released beside them, or the difference would show the few.
+An entity may always be treated as if a site lacked it, or some of its columns. This causes no bias if these
+are missing completely at random, and loses their information. The plan depends only on the counts of the
+patterns, so the sites can sum over the coarser patterns from the start. Gram matrices of finer patterns must
+never be released in addition, because the difference would reveal the few entities.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from fedstat.federation.tables.cardinality import ColumnCardinality, min_group_s
 from fedstat.typing import Bools, Floats, Ints
 
 LARGEST_SHARE = 0.05
-"""Share of the entities that may be moved unless a caller allows more, which is then warned of."""
+"""Share of the entities that may be moved by default; if a caller allows more, a warning reports it."""
 MOST_PATTERNS = 1500
-"""Missing patterns beyond which no others are tried than small ones lacking all of what they have in part."""
+"""Number of missing patterns above which the search is limited to patterns without the partial sites."""
 Pattern: TypeAlias = tuple[bool, ...]
 
 
@@ -40,11 +41,10 @@ Pattern: TypeAlias = tuple[bool, ...]
 class MergePlan:
     """Which pattern counts as which.
 
-    `patterns` (H, U) are released, ascending, by unit: columns of a site that are missing together.
-    `target` (G,) is the place among them of every pattern that there was, -1 where its entities are left
-    out, because too few would lack every block. `moved` entities count as missing at a site of which
-    they have all columns; `trimmed` ones lose a part of a site's columns, or all of the part that
-    they have.
+    `patterns` (H, U) are released, ascending, by unit: columns of a site that are missing together. `target`
+    (G,) is the index among them of every original pattern, -1 if its entities are left out, because too few
+    would lack every block. `moved` entities count as missing at a site although they have all its columns;
+    `trimmed` ones lose a part of a site's columns, or all of the part that they have.
     """
 
     patterns: Bools
@@ -55,18 +55,18 @@ class MergePlan:
 
     @property
     def changes(self) -> int:
-        """Entities that count otherwise than they are."""
+        """Number of entities whose pattern changes."""
         return self.moved + self.left_out + self.trimmed
 
     def shows(self, pattern: Ints) -> Bools:
-        """Which units count as seen for entities of these released patterns (-1: none), (m, U)."""
+        """Return which units count as observed for entities of these released patterns (-1: none), (m, U)."""
         out = np.zeros((len(pattern), self.patterns.shape[1]), dtype=bool)
         out[pattern >= 0] = self.patterns[pattern[pattern >= 0]]
         return out
 
 
 def min_entities(columns: int, min_count: int) -> int:
-    """Fewest entities of a pattern in which so many columns are seen, 1 and the response not counted."""
+    """Fewest entities of a pattern with this many observed columns, without 1 and the response."""
     return max(min_count, MIN_ENTITIES_PER_EQUATION * (columns + 1))
 
 
@@ -83,11 +83,11 @@ class ColumnUnits:
         return len(set(self.owner)) == len(self.owner)
 
     def any_of(self, patterns: Bools) -> Bools:
-        """Which sites have some of their columns seen, (G, K), of units (G, U)."""
+        """Return which sites have some of their columns observed, (G, K), of units (G, U)."""
         return np.asarray(self._count(patterns) > 0)
 
     def all_of(self, patterns: Bools) -> Bools:
-        """Which sites have all columns seen, (G, K)."""
+        """Return which sites have all columns observed, (G, K)."""
         return np.asarray(self._count(patterns) == np.bincount(self.owner))
 
     def _count(self, patterns: Bools) -> Ints:
@@ -99,9 +99,9 @@ class ColumnUnits:
 class PatternRule:
     """How many entities a released pattern needs: `sizes` are the columns of each of K sites.
 
-    `units` are what a pattern is told by; by default every site is one. A site of which a part
-    is seen counts with all its columns, as its door counts them. `details` of each site and that of
-    the response have the columns of few values where the sites' owners have sums judged by their bits; see
+    `units` distinguish patterns; by default every site is one. A site with some observed columns counts with
+    all its columns, as its disclosure check counts them. `details` of each site and that of the response have
+    the columns of few values if the sites' policies count the bits that sums reveal; see
     :mod:`fedstat.federation.tables.cardinality`.
     """
 
@@ -129,18 +129,19 @@ class PatternRule:
             return least
         seen = [*compress(zip(self.sizes, self.details, strict=True), pattern), (1, self.response)]
         total = sum(size for size, _ in seen)
-        # As a door judges its own columns: of others' it knows the number, and not how many values they have.
+        # As the disclosure check of a site judges its own columns: it knows only the number of the others'
+        # columns.
         judged = ((detail, ColumnCardinality(total - size)) for size, detail in seen if detail is not None)
         return max([least, *(min_group_size(pair) for pair in judged)])
 
     @property
     def in_bits(self) -> bool:
-        """Whether a site has columns of few values judged by their bits."""
+        """Whether the policy of a site counts the bits of its columns of few values."""
         return any(detail is not None and detail.levelled for detail in (*self.details, self.response))
 
     @property
     def by_equations(self) -> PatternRule:
-        """The rule without the bits of columns of few values."""
+        """Return the rule without the bits of columns of few values."""
         return PatternRule(self.min_count, self.sizes, units=self.units)
 
 
@@ -154,11 +155,11 @@ def plan_merges(
 ) -> MergePlan:
     """Find a coarser pattern for the entities of every pattern (G, U) that has too few, of n (G,).
 
-    Leaving unit u out of n_g entities loses n_g / n_u of what is known of it, n_u the entities that have it,
-    in proportion to its columns among those of its site; the units with the smallest sum of these are
-    left out. Patterns with more units are moved first, since their entities may fill a coarser one. An
-    EstimationError, which ends with `otherwise`, where more than `largest_share` of the entities would have
-    to count as missing at a site of which they have all columns, or be left out.
+    Leaving unit u out of n_g entities loses the share n_g / n_u of its information, n_u the number of
+    entities that have it, in proportion to its columns among those of its site; the units with the smallest
+    sum of these are left out. Patterns with more units are moved first, because their entities may fill a
+    coarser one. Raises EstimationError, which ends with `otherwise`, if more than `largest_share` of the
+    entities would count as missing at a site although they have all its columns, or be left out.
     """
     if rule.min_count < 1:
         raise ModelError(f"plan_merges: expected min_count of at least 1, received {rule.min_count}")
@@ -187,7 +188,7 @@ def merge_patterns(patterns: Bools, begin: Bools, n: Floats, rule: PatternRule, 
         coarser = merging.best_coarser(small)
         for place in merging.joining(small, coarser):
             at[at == place] = merging.move(place, coarser)
-    # Entities without any block have nowhere coarser to go: few of them are left out.
+    # Entities without any block have no coarser pattern: few of them are left out.
     nothing, counts = (False,) * patterns.shape[1], merging.counts
     if 0 < counts.get(nothing, 0.0) < rule.least(nothing):
         counts.pop(nothing)
@@ -202,7 +203,7 @@ def merge_patterns(patterns: Bools, begin: Bools, n: Floats, rule: PatternRule, 
 
 
 class PatternMerger:
-    """Patterns at hand, with their entities, while small ones are merged."""
+    """Existing patterns, with their entities, while small ones are merged."""
 
     def __init__(self, rule: PatternRule, cost: Floats) -> None:
         self.rule, self.cost = rule, cost
@@ -218,7 +219,7 @@ class PatternMerger:
         return {p: float(m) for p, m, here in zip(self.patterns, self.n, self.there, strict=True) if here}
 
     def add(self, row: Bools, n: float) -> int:
-        """Let entities have a pattern; return its place."""
+        """Assign entities to a pattern; return its index."""
         pattern = tuple(row.tolist())
         place = self._place.setdefault(pattern, len(self.patterns))
         if place == len(self.patterns):
@@ -231,7 +232,7 @@ class PatternMerger:
         return place
 
     def move(self, place: int, coarser: Pattern) -> int:
-        """Move the entities of a pattern to a coarser one; return the place of that."""
+        """Move the entities of a pattern to a coarser one; return its index."""
         self.there[place] = False
         return self.add(np.array(coarser, dtype=bool), float(self.n[place]))
 
@@ -241,7 +242,7 @@ class PatternMerger:
         return np.asarray(self.there & (self.n < self.least))
 
     def next_small(self) -> int | None:
-        """Find the small pattern with most units: its entities may fill one that would be too small."""
+        """Find the small pattern with most units: its entities may fill another that would be too small."""
         found = np.flatnonzero(self.small & (self.n > 0.0) & self.rows.any(axis=1))
         if not len(found):
             return None
@@ -249,11 +250,11 @@ class PatternMerger:
         return int(found[max(range(len(found)), key=ranks.__getitem__)])
 
     def best_coarser(self, place: int) -> Pattern:
-        """Choose the coarser pattern that loses least, among those that will have enough entities.
+        """Choose the coarser pattern with the smallest loss, among those that will have enough entities.
 
-        Enough: with these entities, and those of other small patterns that could join. Candidates are
-        the patterns that there are and what this one has in common with another; where entities have parts of
-        a site, what it has in common with so many small ones as are enough.
+        Enough means: with these entities, and those of other small patterns that could join. Candidates are
+        the existing patterns, and the intersections of this one with another. If entities have parts of a
+        site, the intersection with as many small ones as are enough is also a candidate.
         """
         row, small = self.rows[place], self.small
         common = np.unique(self.rows[self.there] & row, axis=0)
@@ -262,17 +263,16 @@ class PatternMerger:
         common = common[(common != row).any(axis=1)]
         lost = np.where(row & ~common, self.cost, 0.0).sum(axis=1)
         there = np.array([self._there(tuple(c)) for c in common.tolist()])
-        # Of equal losses the fullest, so that fewer patterns are left.
+        # For equal losses choose the fullest one, so that fewer patterns remain.
         for i in np.lexsort((-there, lost)):
             if self._joined(common[i], small) >= self.rule.least(tuple(common[i].tolist())):
                 return tuple(common[i].tolist())
         return (False,) * len(row)
 
     def joining(self, place: int, coarser: Pattern) -> list[int]:
-        """List what goes there: this pattern, and where entities have parts of a site what is needed.
+        """List the patterns that move: this one and, if entities have parts of a site, those needed.
 
-        Of a few sites the other small ones have a choice of their own; of many units they would go
-        apart.
+        With few sites, the other small patterns choose for themselves; with many units they would diverge.
         """
         if self.rule.parts.whole:
             return [place]
@@ -300,7 +300,7 @@ class PatternMerger:
         return self._there(pattern) + float(self.n[within].sum())
 
     def _grown(self, row: Bools, small: Bools) -> Iterator[Bools]:
-        """Leave out what one small pattern after the other lacks, the cheapest first, until it is enough."""
+        """Leave out the missing units of small patterns in turn, the cheapest first, until it is enough."""
         others, coarser = self.rows[small], row
         while self._joined(coarser, small) < self.rule.least(tuple(coarser.tolist())):
             more = np.where(coarser & ~others, self.cost, 0.0).sum(axis=1)
@@ -312,19 +312,20 @@ class PatternMerger:
 
 
 def check_share(plan: MergePlan, n: Floats, largest_share: float, otherwise: str) -> None:
-    """Refuse a plan that changes too much, with the share of the entities."""
+    """Refuse a plan that changes too much, and state the share of the entities."""
     changed, total = plan.moved + plan.left_out, float(n.sum())
     if changed > largest_share * total:
         raise EstimationError(
-            f"{changed:,} of {int(total):,} entities ({100 * changed / total:.1f} %) are in missing patterns "
-            "that have too few to be released (min_count, and twice as many as columns and response), and at "
-            f"most {100 * largest_share:g} % may count as missing instead (max_moved); leave out columns or "
-            f"a site, or allow more (exact where records are missing completely at random){otherwise}"
+            f"{changed:,} of {int(total):,} entities ({100 * changed / total:.1f} %) are in missing "
+            "patterns with too few entities to be released (min_count, and twice as many as columns and "
+            f"response), but at most {100 * largest_share:g} % may count as missing instead (max_moved); "
+            "leave out columns or a site, or allow more (no bias if records are missing completely at "
+            f"random){otherwise}"
         )
 
 
 def select_columns(keep: Bools, shown: Bools) -> Bools:
-    """Keep of the rows that are kept, (n,), those that are shown, (m,)."""
+    """Select among the kept rows, (n,), those that are shown, (m,)."""
     out = keep.copy()
     out[np.flatnonzero(keep)[~shown]] = False
     return out

@@ -87,7 +87,7 @@ def test_units_of_the_sums_do_not_matter(moments):
         ({"centre": np.zeros(8)}, r"expected centre of \(9,\)"),
         ({"scale": np.zeros(9)}, "every scale must be positive"),
         ({"grams": np.full((16, 10, 10), np.nan)}, "every sum must be finite"),
-        ({"grams": np.ones((16, 10, 10))}, "and the first that of the entities"),
+        ({"grams": np.ones((16, 10, 10))}, "and the first must be the entity count"),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(moments, change, complaint):
@@ -266,7 +266,7 @@ def test_merged_moments_are_those_of_data_without_the_blocks(study, moments):
 
 def test_moving_many_entities_is_an_error_that_names_the_share(moments):
     few = plan_merges(moments.patterns, moments.n, at_least(50, moments.patterns), largest_share=1.0).moved
-    share = rf"{few} of 400 entities \({100 * few / 400:.1f} %\) .* too few to be released .* at most 5 %"
+    share = rf"{few} of 400 entities \({100 * few / 400:.1f} %\) .* too few entities to be released .* at most 5 %"
     with pytest.raises(EstimationError, match=share):
         plan_merges(moments.patterns, moments.n, at_least(50, moments.patterns))
 

@@ -270,7 +270,7 @@ def test_many_entities_in_small_patterns_are_told_and_more_are_refused():
             "y ~ .", study.partition(min_count=30), between="independent"
         ).fit(**arguments)
 
-    with pytest.raises(EstimationError, match=r"too few to be released .*at most 5 % .*max_moved"):
+    with pytest.raises(EstimationError, match=r"too few entities to be released .*at most 5 % .*max_moved"):
         fitted(8)
     with pytest.warns(DataWarning, match=r"(\d+) of 200 entities"):
         fitted(8, max_moved=0.2)
@@ -283,8 +283,8 @@ def test_many_entities_in_small_patterns_are_told_and_more_are_refused():
 def test_the_summary_says_who_must_not_collude_and_what_was_released():
     result = model(n=2_000).fit()
     text = " ".join(str(result.summary()).split())
-    assert "semi-honest" in text and "must not collude with either of the two" in text
-    assert f"At least {result.exchange.smallest:,} entities stand behind every sum" in text
+    assert "semi-honest" in text and "must not collude with either of them" in text
+    assert f"Every sum is over at least {result.exchange.smallest:,} entities" in text
     for site, count in result.exchange.numbers.items():
         assert f"{count:,} of {site}" in text
     assert len(result.dealers) == 3

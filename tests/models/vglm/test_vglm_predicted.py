@@ -148,7 +148,7 @@ def test_effects_after_a_selection_are_those_of_its_refit():
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        ({"at": "all"}, "values of entities"),
+        ({"at": "all"}, "row-level values"),
         ({"method": "eyex"}, "use at='mean', or method='dydx'"),
         ({"dummy": True}, "FederatedGLM"),
     ],

@@ -1,4 +1,4 @@
-"""Missing patterns of an exchange: which are released, and notes on what they disclose."""
+"""Missing patterns of an exchange: which are released, and notes on what they reveal."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from fedstat.typing import Bools, Ints
 # The exchange by missing pattern, and the patterns that later fits of a partition reuse.
 
 # ----------------------------------------------------------------------------------------------------
-# The exchange by missing pattern: everything after it happens at the coordinator.
+# The exchange by missing pattern. All later computations happen at the coordinator.
 #
-# Patterns with few entities are never released: their entities count as missing at a site that has
-# them, or are left out (:mod:`fedstat.models.vertical.pattern_merging`).
+# Patterns with few entities are never released. Their entities count as missing at a site that has them, or
+# are left out (:mod:`fedstat.models.vertical.pattern_merging`).
 
 NORMAL = DistributionSpec("Gaussian", "Identity")
 
 
 @dataclass(frozen=True, slots=True)
 class PatternExchange:
-    """What the exchange handed over: the moments, which patterns were released, and who dealt.
+    """Result of the exchange: the moments, which patterns were released, and the dealers.
 
-    `dealers` has a site for each pair of sites, '' for the coordinator; `released` which of the
-    entities that a site brought count as seen, (m,), and `columns` of sites of whose columns
-    entities have a part with which, (m, p_k); `lost` are the values that count as missing since small
-    patterns were merged, by what they are; `numbers` how many different numbers, each a sum over
-    the entities of a pattern, hold columns of a site; `smallest` the entities behind the smallest of
-    these sums. `by_bits` says what it cost that columns of few values are judged by their bits.
+    `dealers` has a site for each pair of sites, '' for the coordinator. `released` states which of the
+    entities of a site count as observed, (m,), and `columns`, for sites where entities have a part of the
+    columns, which of these, (m, p_k). `lost` are the values that count as missing because small patterns were
+    merged, by site or term. `numbers` is the number of different releases that contain columns of a site,
+    each a sum over the entities of a pattern; `smallest` is the smallest number of entities in one of these
+    sums. `by_bits` is the cost of policies that count the bits that sums reveal about columns of few values.
     """
 
     moments: PatternMoments
@@ -60,11 +60,11 @@ class PatternExchange:
 
 @dataclass(frozen=True, slots=True)
 class CardinalityCost:
-    """What merging cost because sums were judged by the bits of columns of few values.
+    """Cost of merging because policies count the bits that sums reveal about columns of few values.
 
-    `lost` are entities that count as missing for it, by site that has them; `short` how many more
-    entities the patterns that were merged for it would need, in all; `sites` whose policies ask for it, and
-    of these `exact` whose sums are not dithered.
+    `lost` are entities that count as missing for this reason, by site that has them; `short` is the number of
+    further entities that the merged patterns would need; `sites` are those whose policies require it, and
+    `exact` those among them whose sums are not dithered.
     """
 
     lost: Mapping[str, int]
@@ -75,13 +75,12 @@ class CardinalityCost:
 
 @dataclass(frozen=True, slots=True)
 class SmallPatterns:
-    """Which missing patterns are too small to be released, and what is done about them.
+    """Which missing patterns are too small to be released, and how they are treated.
 
-    A pattern needs `min_count` entities, and :func:`~fedstat.models.vertical.pattern_merging.min_entities`;
-    at most
-    a share `max_moved` of all may count as missing, or be left out, because theirs has fewer: by default 5 %,
-    or any share where owners have sums judged by bits. `otherwise` ends the error with what else the family
-    offers.
+    A pattern needs `min_count` entities, and :func:`~fedstat.models.vertical.pattern_merging.min_entities`.
+    At most a share `max_moved` of all entities may count as missing, or be left out, because their patterns
+    have fewer: by default 5 %, or any share if policies count the bits of sums. `otherwise` ends the error
+    with alternatives of the family.
     """
 
     min_count: int
@@ -94,8 +93,8 @@ def exchange_patterns(
 ) -> FitProtocol[PatternExchange]:
     """Obtain the moments of a fit by missing pattern.
 
-    An EstimationError where too many entities have a pattern with too few, or those of a site all
-    have; a ModelError where there is nobody to deal for two sites.
+    Raises EstimationError if too many entities, or all entities of a site, are in patterns that are too
+    small, and ModelError if no third party can deal for two sites.
     """
     parts, unit = layout.units, layout.unit
     rule = PatternRule(small.min_count, layout.sizes, layout.details, layout.response_detail, parts)
@@ -107,15 +106,15 @@ def exchange_patterns(
     never = dict.fromkeys(what for c, what in enumerate(value_names(layout)) if not seen[:, c].any())
     if never:
         raise EstimationError(
-            f"the entities of {', '.join(never)} all have missing patterns with too few to be released: "
-            f"leave out columns{', or this institution' if parts.whole else ''}"
+            f"the entities of {', '.join(never)} are all in missing patterns with too few entities to be "
+            f"released: leave out columns{', or this site' if parts.whole else ''}"
         )
-    # Sites sum over the coarser patterns in the first place: finer sums never exist, and no difference of
-    # two releases shows the few.
+    # Sites sum over the coarser patterns from the start. Finer sums never exist, so no difference of two
+    # releases reveals the few entities.
     cost = cardinality_cost(layout, rule, plan)
     code, lost = plan.target[layout.code], values_lost(layout, plan)
     released, columns = released_values(layout, plan, code)
-    # Means over entities that count as missing would tell of these, beside the sums over all others.
+    # Means over entities that count as missing would reveal them, together with the sums over all others.
     layout, code = layout.narrowed(code >= 0, released, columns or None), code[code >= 0]
     units = yield from standardize_columns(layout, NORMAL, conversation)
     grams = yield from exchange_grams(layout, units, code, parts.any_of(plan.patterns), conversation)
@@ -140,7 +139,7 @@ def exchange_patterns(
 
 
 def value_names(layout: Layout) -> list[str]:
-    """Name what is missing together with each column: the site, or a term where its columns are apart."""
+    """Name what is missing together with each column: the site, or a term of partial blocks."""
     parts = np.bincount(layout.units.owner)
     owner = np.repeat(np.arange(len(layout.sizes)), layout.sizes)
     return [
@@ -150,14 +149,14 @@ def value_names(layout: Layout) -> list[str]:
 
 
 def values_lost(layout: Layout, plan: MergePlan) -> dict[str, int]:
-    """Count the values that entities have, and that count as missing since small patterns are merged."""
+    """Count the values that entities have, but that count as missing because small patterns were merged."""
     gone = layout.counts @ (~layout.missing & ~plan.shows(plan.target))
     each = zip(value_names(layout), gone[layout.unit].tolist(), strict=True)
     return {what: int(m) for what, m in dict(each).items() if m > 0}
 
 
 def released_values(layout: Layout, plan: MergePlan, code: Ints) -> tuple[dict[str, Bools], dict[str, Bools]]:
-    """Tell by site which of its entities count as seen, (m,), and of those in part with which columns."""
+    """Return by site which of its entities count as observed, (m,), and partial ones with which columns."""
     released, columns = {}, {}
     for client, place in layout.places().items():
         shown = plan.shows(code[layout.rows[client]])
@@ -168,7 +167,7 @@ def released_values(layout: Layout, plan: MergePlan, code: Ints) -> tuple[dict[s
 
 
 def cardinality_cost(layout: Layout, rule: PatternRule, plan: MergePlan) -> CardinalityCost | None:
-    """Compare a plan with the one that would hold if columns of few values were as others."""
+    """Compare a plan with the plan without the rule on columns of few values."""
     if not rule.in_bits:
         return None
     patterns, n = ~layout.missing, layout.counts
@@ -210,20 +209,20 @@ def count_numbers(layout: Layout, seen: Bools) -> dict[str, int]:
         each = own + own * (own + 1) // 2 + own * (total - own)
         counts[site] = counts.get(site, 0) + int(each.sum())
         if site == layout.active and site in layout.clients and own is not widths[-1]:
-            counts[site] -= int(own.sum())  # products of block and response are counted twice
+            counts[site] -= int(own.sum())  # products of block and response were counted twice
     return counts
 
 
 # ----------------------------------------------------------------------------------------------------
-# One division of the entities for all fits of a partition whose sites remember every answer.
+# One set of patterns for all fits of a partition, if its sites remember every release.
 
 
 def reuse_patterns(
     layout: Layout, partition: ClientPartition, *, complete: bool = False, partly: bool = False
 ) -> Layout:
-    """Leave out of a fit what earlier fits of the partition set aside; `complete`: whole entities only.
+    """Leave out of a fit what earlier fits of the partition left out; `complete`: only complete entities.
 
-    Where single values of an entity were set aside it counts as missing at that site, unless entities
+    If single values of an entity were left out, the entity counts as missing at that site, unless entities
     take part `partly`.
     """
     entities, division = _entities(layout, partition), partition.division
@@ -251,10 +250,10 @@ def remember_patterns(
     released: Mapping[str, Bools],
     columns: Mapping[str, Bools],
 ) -> None:
-    """Let later fits set aside what a plan of merges did, where a site holds them against it.
+    """Record for later fits which entities were merged, if a site compares releases with earlier ones.
 
-    `released` tells which of the entities that a site brought count as seen, and `columns` with which
-    columns those of which it has some.
+    `released` states which of the entities of a site count as observed, and `columns` with which columns
+    partial entities do.
     """
     if all(site.policy.remember != "all" for site in partition.sites.values()) or layout.filled:
         return
@@ -269,23 +268,23 @@ def remember_patterns(
 
 
 def reused_pattern_notes(layout: Layout) -> Iterator[Note]:
-    """Say of a fit how many records it left out because an earlier one had."""
+    """Report how many records a fit left out because an earlier one had left them out."""
     if layout.aside:
         yield Note(
             "reused_patterns",
             f"{layout.aside:,} records count as missing, as in an earlier fit of this partition that merged "
-            "small missing patterns: sums that brought them back would differ from the earlier ones by few.",
+            "small missing patterns: sums with them would differ from earlier ones by few entities.",
         )
 
 
 def _read(layout: Layout, client: str) -> list[tuple[str, ...]]:
-    """Columns of the site's table that each of its design columns reads."""
+    """Return the columns of the site's table that each of its design columns uses."""
     terms = layout.terms[layout.places()[client]]
     return [term_columns(parse_terms(term).terms[0]) for term in terms]
 
 
 def _entities(layout: Layout, partition: ClientPartition) -> Ints:
-    """Positions of the entities of a fit among those of the partition: (n,)."""
+    """Return positions of the entities of a fit among those of the partition: (n,)."""
     return partition.rows[layout.active][layout.response_keep]
 
 
@@ -293,17 +292,17 @@ def _entities(layout: Layout, partition: ClientPartition) -> Ints:
 # Notes on merged patterns and dither, and a check whether linear predictors can be solved for.
 
 # ----------------------------------------------------------------------------------------------------
-# The sentences on sums by missing pattern: what was merged, what it cost, what gives it back.
+# Notes on sums by missing pattern: what was merged, its cost, and how to avoid it.
 
 DITHERED = (
-    "Every value moved by up to half a hundredth of its column's standard deviation before it was summed, by "
-    "secrets of {sites}: standard errors contain it, and estimates move by a small part of these from one "
-    "set of keys to another."
+    "Before it was summed, every value was moved by up to .005 standard deviations of its column (dither), "
+    "by secrets of {sites}. Standard errors account for it, and estimates change by a small part of these "
+    "if keys change."
 )
 
 
 def merge_notes(exchange: PatternExchange) -> Iterator[Note]:
-    """Say which entities count otherwise than they are."""
+    """State which entities count as missing although they are observed."""
     plan = exchange.plan
     if exchange.columns and exchange.lost:
         yield Note(
@@ -329,41 +328,41 @@ def values_left_out(lost: Mapping[str, int]) -> str:
 
 
 def dithering_sites(layout: Layout) -> list[str]:
-    """Sites whose columns are dithered before they are summed, as far as they told it."""
+    """Return the sites that reported that they dither their columns before summing them."""
     details = [*zip(layout.clients, layout.details, strict=False), (layout.active, layout.response_detail)]
     return list(dict.fromkeys(site for site, detail in details if detail and detail.carried < EXACT))
 
 
 def noise_added(layout: Layout | None) -> str:
-    """Say in a word what was spent on privacy: dither is no noise of differential privacy."""
+    """State in a word the privacy budget that was spent: dither is not noise of differential privacy."""
     dithers = layout is not None and dithering_sites(layout)
     return "none (columns are dithered)" if dithers else "none (no noise is added)"
 
 
 def dither_notes(layout: Layout) -> Iterator[Note]:
-    """Say whose columns were dithered."""
+    """State whose columns were dithered."""
     if sites := dithering_sites(layout):
         yield Note("dither", DITHERED.format(sites=", ".join(sites)))
 
 
 def merging_cost_note(cost: CardinalityCost) -> str:
-    """Say what it cost that columns of few values are not determined by the sums, and what gives it back."""
+    """State the cost of protecting columns of few values in sums, and how to avoid it."""
     lost = ", ".join(f"{m:,} at {client}" for client, m in cost.lost.items())
     exact = f' rounding = "dither" at {", ".join(cost.exact)} (a part of them);' if cost.exact else ""
     return (
-        "Of these, so that sums do not determine columns of few values (indicators, say), entities count as "
-        f"missing: {lost}. Standard errors grow as if these records were not there. What gives them back:"
+        "Some of these entities count as missing so that sums do not determine columns of few values (such "
+        f"as indicators): {lost}. Standard errors increase as if these records did not exist. To keep them:"
         f"{exact} {cost.short:,} more entities in the patterns concerned; fewer columns; or the line  "
         f'discrete = "any"  in policy.toml of {", ".join(cost.sites)}.'
     )
 
 
 def sums_note(how: str, smallest: int, more: str = "") -> Note:
-    """Say that nothing but sums left, `how` divided (", by fold"), and over how many entities at least."""
+    """State that only sums were released, `how` divided (", by fold"), and of how many entities."""
     return Note(
         "sums",
-        "Sums of the columns and of their products were exchanged once{how}; no value per entity left an "
-        "site. At least {smallest:,} entities stand behind every sum.{more}",
+        "Sums of the columns and of their products were exchanged once{how}; no row-level values left a "
+        "site. Every sum is over at least {smallest:,} entities.{more}",
         values={"how": how, "smallest": int(smallest), "more": more},
     )
 
@@ -371,9 +370,9 @@ def sums_note(how: str, smallest: int, more: str = "") -> Note:
 def dealer_notes(
     dealers: Mapping[tuple[str, str], str], see: str = "", bystanders: Sequence[str] = ()
 ) -> Iterator[Note]:
-    """Say who dealt random numbers for products of two sites, and what collusion would tell.
+    """State who dealt random numbers for products of two sites, and what collusion would reveal.
 
-    `bystanders` have no part in the model.
+    `bystanders` are sites without columns in the model.
     """
     pairs = Counter(dealer or "the coordinator" for dealer in dealers.values())
     if not pairs:
@@ -381,38 +380,38 @@ def dealer_notes(
     listed = ", ".join(f"{dealer} for {count} pair{'s' * (count > 1)}" for dealer, count in pairs.items())
     yield Note(
         "dealers",
-        "Products between sites come from secure multiplication among parties that follow the "
-        "protocol and may keep what they see (semi-honest). Random numbers for two sites are dealt by "
-        f"a third ({listed}{see}), which must not collude with either of the two. The coordinator and an "
-        "site together know the sums of the others' products with columns that they can read.",
+        "Products between sites come from secure multiplication among sites that follow the protocol but may "
+        "analyze what they receive (semi-honest). A third party deals the random numbers for two sites "
+        f"({listed}{see}), and must not collude with either of them. If the coordinator colludes with a "
+        "site, both together learn the sums of the other sites' products with columns that they can read.",
     )
     for site in bystanders:
         if site in dealers.values():
             yield Note(
                 "bystander",
-                f"{site} has no part in this model, and deals as a third for two others: it is told how "
+                f"{site} has no part in this model, and deals for two other sites: it learns how "
                 "many entities both have, by missing pattern.",
             )
 
 
 # ----------------------------------------------------------------------------------------------------
-# Count in bits of what whoever holds linear predictors of many rounds could solve for.
+# Bits of the rows that a receiver of linear predictors in many rounds could solve for.
 
 MANTISSA_BITS = 53
-"""Of a number that passes, and at most of a value in a column; a column of two values has one."""
+"""Bits of a released number, and at most of a value in a column; a column of two values has one bit."""
 PREDICTOR_STEP = "linear_predictor"
 
 
 def rounds_of_predictors(ledger: Ledger, clients: Sequence[str]) -> int:
-    """Most linear predictors of the same entities that one of the sites released, masked or not."""
+    """Largest number of linear predictors of the same entities that a site released, masked or not."""
     given = [one.sender for one in ledger.entries if one.array == PREDICTOR_STEP and one.kind == "per entity"]
     return max((given.count(client) for client in clients), default=0)
 
 
 def solvable_note(numbers: int, columns: int, ledger: Ledger, sites: Sequence[str]) -> Iterator[Note]:
-    """Say what so many numbers for each entity tell of so many columns of all sites together.
+    """State what these released numbers per entity reveal about the columns of all sites.
 
-    Those of earlier analyses count as well, as far as these sites state them.
+    Those of earlier analyses count as well, if these sites report them.
     """
     stated = {} if ledger.receipt is None else ledger.receipt.statements
     so_far = max([numbers, *(stated[site].vectors for site in sites if site in stated)])
@@ -420,10 +419,10 @@ def solvable_note(numbers: int, columns: int, ledger: Ledger, sites: Sequence[st
     held, unknown, numbers = so_far * MANTISSA_BITS, columns * MANTISSA_BITS, so_far
     yield Note(
         "solvable",
-        "What the coordinator and the response holder could solve for: {numbers:,} numbers for every "
-        f"entity{earlier} are {held:,} bits, against at most {unknown:,} of the {{columns}} columns "
-        f"({MANTISSA_BITS} a number, 1 where a column has two values). {_verdict(numbers, columns)} Masks "
-        "hide a site's part of one round and not of many.",
+        "The coordinator and the response holder can solve for unknown values: {numbers:,} numbers for every "
+        f"entity{earlier} are {held:,} bits, compared with at most {unknown:,} of the {{columns}} columns "
+        f"({MANTISSA_BITS} per number, 1 for a column of two values). {_verdict(numbers, columns)} Masks "
+        "hide a site's part of one round, but not of many.",
         values={"numbers": int(numbers), "columns": columns},
     )
 
@@ -431,8 +430,8 @@ def solvable_note(numbers: int, columns: int, ledger: Ledger, sites: Sequence[st
 def _verdict(numbers: int, columns: int) -> str:
     if numbers >= columns:
         return (
-            "That is enough for the rows of ALL sites, masked or not: take them as disclosed. Fits of "
-            "the normal family from sums that are exchanged once have no value per entity."
+            "That is enough for the rows of ALL sites, masked or not: treat them as disclosed. Fits of "
+            "the normal family from sums that are exchanged once release no row-level values."
         )
     return (
         f"That is too few for {columns} columns of many values, and enough for "

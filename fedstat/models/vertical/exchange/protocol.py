@@ -1,8 +1,8 @@
 """The exchange of sums of products: requests to every site, and assembly of the replies.
 
-Every site releases sums of its own columns and their products; products with another's come from
-secure multiplication (:mod:`fedstat.federation.protocols.secure_products`), of which each shows masked
-numbers only.
+Every site releases sums of its own columns and their products. Products with another site's columns come from
+secure multiplication (:mod:`fedstat.federation.protocols.secure_products`), in which each site sends only
+masked numbers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedstat.typing import Bools, Floats, Ints
 
 
 def dealing_sites(layout: Layout) -> tuple[str, ...]:
-    """Sites that may deal for two others: sites and response holder, after these a bystander."""
+    """Sites that may deal for two others: sites and response holder, then a bystander."""
     return tuple(dict.fromkeys([*layout.clients, layout.active, *layout.bystanders]))
 
 
@@ -33,8 +33,8 @@ def dealing_sites(layout: Layout) -> tuple[str, ...]:
 class ColumnScales:
     """Means and standard deviations of columns, (p,), and of the response.
 
-    `constant` is the part of the log-likelihood per entity that no coefficient changes, `shape` (p,) the mean
-    of z |z| of standardized columns, where the family asks for it.
+    `constant` is the part of the log-likelihood per entity that does not depend on coefficients; `shape` (p,)
+    is the mean of z |z| of standardized columns, if the family requests it.
     """
 
     shift: Floats
@@ -65,7 +65,7 @@ class Grams:
 def standardize_columns(
     layout: Layout, distribution: DistributionSpec, conversation: SecureProductSession
 ) -> FitProtocol[ColumnScales]:
-    """Choose the entities of a fit, and standardize the columns."""
+    """Select the entities of a fit, and standardize the columns."""
     replies = yield [_stage_request(layout, k, conversation) for k in layout.clients] + [
         conversation.ask(layout.active, "stage_response", distribution.to_json(), keep=layout.response_keep)
     ]
@@ -76,9 +76,11 @@ def standardize_columns(
 
 
 def _stage_request(layout: Layout, client: str, conversation: SecureProductSession) -> Request:
-    """Ask a site to stage its block; it is told which entities it lacks where means stand for them.
+    """Request that a site stages its block.
 
-    And which columns count as seen where entities take part with some of them.
+    If missing blocks are mean-imputed, it learns which entities it lacks.
+
+    The request also states which columns count as observed if entities take part with some of them.
     """
     more: dict[str, Any] = {"rows": layout.kept[client], "n": layout.n} if layout.filled else {}
     if client in layout.has:
@@ -93,9 +95,9 @@ def exchange_grams(
 ) -> FitProtocol[Grams]:
     """Obtain the sums of products by fold or missing pattern, of columns that :func:`stage` standardized.
 
-    `code` (n,) is the group of each entity, -1 of those that are left out; `shown` (groups, K) tells which
-    sites' columns, or some of them, count as seen in a group. A ModelError where nobody can deal for
-    two sites.
+    `code` (n,) is the group of each entity, -1 for those that are left out; `shown` (groups, K) states which
+    sites' columns, or some of them, count as observed in a group. Raises ModelError if no third party can
+    deal for two sites.
     """
     groups, p, last = len(shown), layout.p, layout.p + 1
     products = np.zeros((groups, p + 2, p + 2))
@@ -121,7 +123,7 @@ def exchange_grams(
 def own_request(
     layout: Layout, side: ProductOperand, groups: int, conversation: SecureProductSession
 ) -> Request:
-    """Ask the holder of the response for its products with a block of its own, which may lack entities."""
+    """Request from the response holder its products with a block of its own, which may lack entities."""
     rows: dict[str, Any] = {} if len(side.rows) == layout.n else {"rows": side.rows}
     return conversation.ask(side.site, "sum_with_response", code=side.code, groups=groups, **rows)
 
@@ -129,7 +131,7 @@ def own_request(
 def product_operands(
     layout: Layout, columns: str, code: Ints, shown: Bools, *, coded: bool = True
 ) -> list[ProductOperand]:
-    """Let every site take part with the entities of the groups in which its columns count as seen.
+    """Include for every site the entities of the groups in which its columns count as observed.
 
     Columns that are not `coded` from terms of a formula have supports as those of terms of one factor.
     """
@@ -138,8 +140,7 @@ def product_operands(
     for (client, place), seen in zip(layout.places(1).items(), shown.T, strict=True):
         rows = layout.rows[client]
         own = code[rows]
-        # Groups in which the columns do not count as seen are left out here, so that nothing of them is
-        # summed.
+        # Groups in which the columns do not count as observed are left out here, so that they are not summed.
         shown_code = np.where((own >= 0) & seen[own], own, -1)
         sides.append(
             ProductOperand(client, columns, place, rows, shown_code, layout.own(client), supports(client))
@@ -150,9 +151,9 @@ def product_operands(
 def multiply_between_sites(
     layout: Layout, sides: list[ProductOperand], products: Floats, conversation: SecureProductSession
 ) -> FitProtocol[dict[tuple[str, str], str]]:
-    """Enter the products of columns of any two sites above the diagonal; return who dealt."""
+    """Enter the products of columns of any two sites above the diagonal; return the dealers."""
     apart = [(a, b) for a, b in combinations(sides, 2) if a.site != b.site]
-    # Where no entity has both, the product is zero, and a round of it would tell nothing.
+    # If no entity has both, the product is zero, and a round for it is not needed.
     pairs = [(a, b) for a, b in apart if np.isin(a.present, b.present, assume_unique=True).any()]
     multiplied = yield from conversation.multiply(pairs, dealing_sites(layout), len(products), layout.n)
     for one in multiplied:
@@ -161,6 +162,6 @@ def multiply_between_sites(
 
 
 def symmetrized(products: Floats) -> Floats:
-    """Copy what stands above the diagonal of each matrix below it."""
+    """Copy the upper triangle of each matrix to the lower triangle."""
     upper = np.triu(products)
     return np.asarray(upper + np.triu(products, 1).transpose(0, 2, 1))

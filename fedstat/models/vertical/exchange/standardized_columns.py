@@ -28,21 +28,21 @@ from fedstat.typing import Array, Bools, Floats, Ints
 # ----------------------------------------------------------------------------------------------------
 # Dither: columns are moved a little before they are summed, so that a sum carries few bits about them.
 #
-# Each value of a design column moves by up to half a hundredth of the column's standard deviation, so a sum
-# of products by .3 % of its sampling error, and carries log2(1 / .0029) = 8.4 bits about the column,
-# whatever it is multiplied with. Moves are drawn by the site's secret from the column: asked again, in
-# whatever guise, session or groups, the same value moves the same way, and asking often averages nothing
-# out. All sums are of the columns as moved, so that standard errors contain the dither: it adds a
-# thousandth of a percent of a column's variance.
+# Each value of a design column moves by up to .005 of the column's standard deviation. A sum of products
+# therefore moves by .3 % of its sampling error, and carries log2(1 / .0029) = 8.4 bits about the column, for
+# any second factor. The site's secret and the column determine the moves: in any request, session or group,
+# the same value moves the same way, so repeated requests do not average the dither out. All sums use the
+# moved columns, so standard errors account for the dither: it adds a thousandth of a percent to a column's
+# variance.
 
 WIDTH = 0.01
-"""Of a value's move, in standard deviations of its column."""
+"""Largest move of a value, in standard deviations of its column."""
 DIGITS = 6
-"""To which standardized columns are compared: center(x), x and C(x) of two levels move alike."""
+"""Rounding of standardized columns before the digest: center(x), x and C(x) of two levels move alike."""
 
 
 def dithered(data: SiteData, X: Floats) -> Floats:
-    """Return columns (n, p) as they enter sums: dithered where the owner wants it, nan where missing."""
+    """Return columns (n, p) as they enter sums: dithered if the owner requires it, nan where missing."""
     if data.policy.rounding == "none" or not len(X):
         return X
     secret, out = data.trust.identity.secret("dither"), np.array(X, dtype=np.float64)
@@ -63,33 +63,33 @@ def dithered(data: SiteData, X: Floats) -> Floats:
 # ----------------------------------------------------------------------------------------------------
 # Columns of others that were multiplied with a site's, in this fit and in all earlier ones.
 #
-# What a sum carries about a column of few values adds up over fits: so the site remembers of every group of
-# rows by which columns its own were multiplied, as the marks that the other site gives its columns.
-# A mark is of the column's content, so that the same fit again adds nothing.
+# What sums reveal about a column of few values adds up over fits. For every group of rows, the site therefore
+# records the columns by which its own were multiplied, as marks that the other site gives its columns. A mark
+# depends on the column's content, so repeating a fit adds nothing.
 
 PRODUCT_MARK = "multiplied "
-"""Under which word the account keeps marks, by group."""
+"""Key under which the history keeps marks, by group."""
 
 
 @dataclass(slots=True)
 class ProductHistory:
-    """How many columns of others were multiplied with those of a site in a fit, by product and group.
+    """Number of columns of others that were multiplied with those of a site in a fit, by product and group.
 
-    Columns of few values are judged by the sums of all products together. `marked` are columns by group, also
-    of earlier fits.
+    Columns of few values are judged by the sums of all products together. `marked` are columns by group,
+    including those of earlier fits.
     """
 
     products: dict[str, dict[int, int]] = field(default_factory=dict)
     marked: dict[int, frozenset[str]] = field(default_factory=dict)
 
     def add(self, product: str, columns: int, code: Ints) -> None:
-        """Note a product over groups, (n,); one that is asked again counts once."""
+        """Note a product over groups, (n,); a repeated product counts once."""
         self.products[product] = dict.fromkeys(np.unique(code[code >= 0]).tolist(), columns)
 
     def add_marked(self, data: SiteData, code: Ints, rows: Ints, marks: Array) -> Callable[[], None]:
         """Note columns by group, (n,), of rows of the table: marks (groups, q, bytes), groups ascending.
 
-        Returns what enters them into the account, for when the product leaves.
+        Returns the entry for the history, which is stored when the product is released.
         """
         fresh: dict[str, list[str]] = {}
         earlier = marks_by_group(data.account)
@@ -125,7 +125,7 @@ def _entered(account: SiteLedger) -> Iterator[tuple[str, list[str]]]:
 
 
 def _name(data: SiteData, rows: Ints) -> str:
-    """Name a group of rows by a keyed digest of its entities, in whatever order they are."""
+    """Name a group of rows by a keyed digest of its entities, in any order."""
     entities = np.ascontiguousarray(entities_of(data.table)[rows])
     width = entities.nbytes // max(len(entities), 1)
     members = b"".join(sorted(one.tobytes() for one in entities.view(np.uint8).reshape(-1, width)))
@@ -138,25 +138,24 @@ def _name(data: SiteData, rows: Ints) -> str:
 CONSTANT = 1e-12
 """Standard deviation, relative to the mean, below which a column counts as constant."""
 UNRELEASED = 2.0
-"""In the place of the shape of a column, which is one at most, where it is not told."""
+"""Placeholder for the shape of a column (at most one) if it is not reported."""
 EMPTY_GROUPS = 1024
-"""Groups that a question may name however few rows there are: of most of them a site may have none."""
+"""Groups that a request may name for any number of rows: a site may have no rows in most of them."""
 
 
 @dataclass(slots=True)
 class StandardizedBlock:
     """A site's standardized columns (n, p) during a fit; means and standard deviations (p,) in their units.
 
-    `keep` (n_seen,) are the rows of the opened block that take part; `held` (n,) those of X that are its own:
-    others are filled in with their mean, and hide nothing. `weight` (n,) are the latest row weights, empty
+    `keep` (n_seen,) are the rows of the opened block that take part. `held` (n,) are the rows of X that are
+    the site's own; others are mean-imputed, and hide nothing. `weight` (n,) are the latest row weights, empty
     before the first, and `grams` counts the weighted Gram matrices that were released. `detail` has the
-    columns of few values, `beside` with which columns of others these were multiplied. `table_rows` (n,) are
-    the rows of the site's table, -1 for those that are filled in; `groups_judged` are digests of the rows
-    over which the columns were summed. Where not all columns
-    count as seen in all rows, the others are zero there, `alike` (n,) numbers the rows' sets of columns and
-    `counts` (p,) the rows that have each; `seen` (rows of the table that take part, p) says which count.
-    `case` (n,) are weights that entities have by the data. `supports` are those of the columns, after the
-    first product.
+    columns of few values, `beside` the columns of others with which these were multiplied. `table_rows` (n,)
+    are the rows of the site's table, -1 for imputed ones; `groups_judged` are digests of the rows over which
+    the columns were summed. If not all columns count as observed in all rows, the others are zero there,
+    `alike` (n,) numbers the rows' sets of columns and `counts` (p,) the rows that have each; `seen` (rows of
+    the table that take part, p) states which columns count as observed. `case` (n,) are weights that entities
+    have in the data. `supports` are those of the columns, after the first product.
     """
 
     X: Floats
@@ -177,10 +176,10 @@ class StandardizedBlock:
     supports: Supports | None = None
 
     def groups(self, code: Ints, columns: int, times: int = 1, weights: Floats | None = None) -> GroupSums:
-        """Tell of products of so many columns by group, (n,): rows that are filled in do not count.
+        """Report products of columns by group, (n,), to the checks; imputed rows do not count.
 
-        A MessageError where rows of a group have different columns: sums of one that few of them have would
-        be over these few.
+        Raises MessageError if rows of a group have different columns: sums of a column that only few of them
+        have would be over these few.
         """
         held = np.where(self.held, code, -1)
         if len(self.alike):
@@ -192,11 +191,11 @@ class StandardizedBlock:
         return GroupSums(held, columns, times, weights, self.detail, self.beside.counts, summed)
 
     def summed(self, code: Ints, rows: Ints) -> SummedColumns:
-        """Tell of sums of the columns by group, (m,), of some rows."""
+        """Report sums of the columns by group, (m,), of some rows to the checks."""
         return newly_summed(self.X, spread(code, rows, len(self.X)), self.groups_judged)
 
     def among_all(self, code: Ints) -> Ints:
-        """Bring groups of the entities of the fit to the rows of the block, -1 where they take no part."""
+        """Convert groups of entities of the fit to groups of rows of the block, -1 for left-out rows."""
         out = np.full(len(self.keep), -1, dtype=np.int64)
         out[self.keep] = code[self.held]
         return out
@@ -217,12 +216,12 @@ class StandardizedResponse:
     case: Floats | None = None
 
     def groups(self, code: Ints, rows: Ints | None = None, columns: int = 0) -> GroupSums:
-        """Tell of sums and products of the response by group, (m,), of some of its rows or of all."""
+        """Report sums and products of the response by group, (m,), of some rows or of all, to the checks."""
         summed = self.summed(code, np.arange(len(self.y)) if rows is None else rows)
         return GroupSums(code, columns, detail=self.detail, beside=self.beside.counts, summed=summed)
 
     def summed(self, code: Ints, rows: Ints) -> SummedColumns:
-        """Tell of sums of the response by group, (m,), of some rows."""
+        """Report sums of the response by group, (m,), of some rows to the checks."""
         return newly_summed(self.standardised[:, None], spread(code, rows, len(self.y)), self.groups_judged)
 
     @property
@@ -232,12 +231,12 @@ class StandardizedResponse:
 
 
 def by_case(case: Floats | None, n: int) -> Floats:
-    """Give weights that entities have by the data, (n,): ones where they have none."""
+    """Return weights that entities have in the data, (n,): ones if they have none."""
     return np.ones(n) if case is None else case
 
 
 def newly_summed(X: Floats, code: Ints, judged: dict[bytes, bool]) -> SummedColumns:
-    """Columns by group, (n,), without groups that were `judged` before: one product follows the other."""
+    """Return columns by group, (n,), without groups that were `judged` for an earlier product."""
     new = np.array(code)
     for group in np.unique(code[code >= 0]):
         rows = np.flatnonzero(code == group)
@@ -249,21 +248,21 @@ def newly_summed(X: Floats, code: Ints, judged: dict[bytes, bool]) -> SummedColu
 
 
 def spread(code: Ints, rows: Ints, n: int) -> Ints:
-    """Bring groups of some rows, (m,), to all n, -1 for the others."""
+    """Expand groups of some rows, (m,), to all n, -1 for the others."""
     out = np.full(n, -1, dtype=np.int64)
     out[rows] = code
     return out
 
 
 def staged_block(state: State) -> StandardizedBlock:
-    """Return this fit's columns, or say that the fit was not started here."""
+    """Return this fit's columns, or report that the fit was not started here."""
     return state.use(
         "staged block", StandardizedBlock, "this fit was not started here; ask 'stage_block' first"
     )
 
 
 def staged_response(state: State) -> StandardizedResponse:
-    """Return this fit's response, or say that it is not here."""
+    """Return this fit's response, or report that it is not here."""
     return state.use(
         "staged response", StandardizedResponse, "this fit has no response here; ask 'stage_response' first"
     )
@@ -281,22 +280,24 @@ def standardize_block(
     """Standardize the columns over the entities of a fit that the site has, and keep them.
 
     `keep` (n_seen,) are the rows of the opened block that take part, `rows` (n_k,) their positions among the
-    n entities of the fit: those that the site lacks then get its means, which are zero after
-    standardizing. `seen` (n_k, p) tells which columns count as seen in these rows, each over its own, by
-    default all; the others are zero. An EstimationError where there are fewer than two entities, or a column
-    is constant among them, unless it `may_be_flat`, and is zero then.
+    n entities of the fit: entities that the site lacks then get its means, which are zero after
+    standardizing. `seen` (n_k, p) states which columns count as observed in these rows, each standardized
+    over its own; the default is all. The others are zero. Raises EstimationError if there are fewer than two
+    entities, or a column is constant among them, unless it `may_be_flat`; such a column is then zero.
     """
     block = block_of(state)
     check_lengths(data.name, keep=(keep, len(block.X)))
     X = np.ascontiguousarray(dithered(data, block.X)[keep])
     n_own = len(X)
     if seen is not None and rows is not None:
-        raise MessageError(f"{data.name}: means stand for whole blocks, and not for some of their columns")
+        raise MessageError(
+            f"{data.name}: only complete blocks can be mean-imputed, not some of their columns"
+        )
     check_seen(data.name, X, seen)
     counts = np.full(X.shape[1], n_own) if seen is None else seen.sum(axis=0)
     if counts.min() < 2:
         raise EstimationError(
-            f"{data.name}: {counts.min()} of the entities of this fit have its block; two are the least"
+            f"{data.name}: {counts.min()} of the entities of this fit have its block; at least two are needed"
         )
     if seen is None:
         shift, scale = X.mean(axis=0), X.std(axis=0)
@@ -321,7 +322,7 @@ def standardize_block(
         check_lengths(data.name, rows=(rows, n_own))
         check_positions(data.name, rows, n)
         check_allocation(data.name, n * X.shape[1], X.size)
-        # Rows that are filled in do not count among the entities behind a sum.
+        # Imputed rows do not count among the entities of a sum.
         X, held = fill_with_mean(X, rows, n), np.isin(np.arange(n), rows)
         own, table_rows = table_rows, np.full(n, -1, dtype=np.int64)
         table_rows[rows] = own
@@ -333,10 +334,10 @@ def standardize_block(
 
 
 def signed_squares(staged: StandardizedBlock) -> Floats:
-    """Mean of z |z| of every standardized column, (p,): zero where it is symmetric, at most one.
+    """Mean of z |z| of every standardized column, (p,): zero if it is symmetric, at most one in size.
 
-    Unlike the third moment it gives no row more weight than the standard deviation does. Of columns of few
-    values by themselves it is in their counts; where products of such columns are judged, none is told.
+    Unlike the third moment, it gives no row more weight than the standard deviation does. For columns of few
+    values alone, their counts determine it; if products of such columns are judged, none is reported.
     """
     if not all(one.alone for one in staged.detail.levelled):
         return np.full(staged.X.shape[1], UNRELEASED)
@@ -346,15 +347,15 @@ def signed_squares(staged: StandardizedBlock) -> Floats:
 
 
 def check_seen(name: str, X: Floats, seen: Bools | None) -> None:
-    """Require of columns that count as seen, (n, p), that the rows have them, and some in each row."""
+    """Require that rows have the columns that count as observed, (n, p), and some columns in each row."""
     there = ~np.isnan(X)
     own = there | True if seen is None else seen
     if own.shape != X.shape or not there[own].all() or not own.any(axis=1).all():
-        raise MessageError(f"{name}: columns count as seen that its entities do not have")
+        raise MessageError(f"{name}: columns count as observed that its entities do not have")
 
 
 def detail_of(state: State, what: str) -> ColumnCardinality:
-    """Columns of few values of what was opened; none where the owner does not have them judged."""
+    """Return the opened columns of few values; none if the owner does not require their check."""
     name = f"{what} detail"
     return (state.look_at(name) if name in state else None) or PLAIN
 
@@ -367,10 +368,12 @@ def fill_with_mean(X: Floats, rows: Ints, n: int) -> Floats:
 
 
 def require_groups(name: str, code: Ints, groups: int, each: int, columns: int = 1) -> None:
-    """Require groups from 0, or -1 for entities that take no part, and some that do; and sums that fit.
+    """Require groups from 0, or -1 for entities that are left out, and some included ones.
 
-    `each` numbers are released for a group of rows of so many columns: a question may name more groups than
-    an answer has room for.
+    Limit the size of sums.
+
+    `each` is the number of values released for a group of rows: a request may name more groups than a reply
+    can hold.
     """
     if groups < 1 or len(code) == 0 or code.min() < -1 or not 0 <= code.max() < groups:
         raise MessageError(f"{name}: expected patterns or folds from 0 to {groups - 1}, or -1 for none")

@@ -1,9 +1,8 @@
 """Site steps of the exchange of sums of products, by missing pattern or by fold.
 
-Columns and response are standardized at their site, over its entities of the fit. Released are means
-and standard deviations, sums of columns, and sums of products of the site's own columns by group;
-products with another site's columns are the matter of
-:mod:`fedstat.federation.protocols.product_steps`.
+Columns and response are standardized at their site, over its entities of the fit. Released are means and
+standard deviations, sums of columns, and sums of products of the site's own columns by group.
+:mod:`fedstat.federation.protocols.product_steps` handles products with another site's columns.
 """
 
 from __future__ import annotations
@@ -65,25 +64,25 @@ from fedstat.typing import Array, Bools, Floats, Ints
 
 BLOCK, RESPONSE = "block", "response"
 SUMMED, RESPONSES = "rows summed", "responses summed"
-"""Under which names doors remember what they have summed."""
+"""Keys under which the checks record what was summed."""
 ColumnSource: TypeAlias = Callable[[SiteData, State, str], Floats]
 WeightSource: TypeAlias = Callable[[SiteData, State], tuple[Floats | None, int]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExchangeRules:
-    """In what the doors of two families differ.
+    """Differences between the exchanges of two families.
 
-    With `remembers`, sums are refused that differ from earlier ones of the session by few entities. VFEM's
-    methods, which are there to be compared, differ by the entities of merged patterns. With `fills`, means
-    may stand for missing blocks. `columns` are those besides block and response that are multiplied,
-    (rows, q), which are not standardized; what follows their name and a colon tells whom they are for.
-    `weights` of some of these give the weights of the rows, and with how many different ones products were
-    released; in some the rows stand below one another several `times`, and some are `of_response`.
-    `terms` are those of the columns of a block that is not made of a formula.
-    `constant` is the part of the log-likelihood that no parameter changes. With `shapes` one more number of
-    every column leaves: how far it is from symmetric. With `flat` a column may be constant, a spline without
-    a value for instance, and is zero then. With `weighted` the entities may have weights by the data.
+    With `remembers`, sums are refused that differ from earlier ones of the session by few entities. (The
+    methods of VFEM, which users compare, differ by the entities of merged patterns.) With `fills`, missing
+    blocks may be mean-imputed. `columns` are those, in addition to block and response, that are multiplied,
+    (rows, q), and are not standardized; the text after their name and a colon states for whom they are.
+    `weights` of some of these give the weights of the rows, and the number of different weights with which
+    products were released. Some repeat the rows several `times`, and some are `of_response`. `terms` are
+    those of the columns of a block that does not come from a formula. `constant` is the part of the
+    log-likelihood that does not depend on parameters. With `shapes`, the asymmetry of every column is also
+    released. With `flat`, a column may be constant, such as a spline basis without a value, and is then zero.
+    With `weighted`, the entities may have weights in the data.
     """
 
     remembers: bool
@@ -99,15 +98,18 @@ class ExchangeRules:
     terms: Callable[[State], Sequence[str]] | None = None
 
     def division(self, place: str, code: Ints, rows: Ints) -> RowGroups:
-        """Say how rows of the table are divided; within a session it counts if the family's doors say so."""
+        """Return groups of rows of the table.
+
+        Whether they count within a session depends on the family's rules.
+        """
         return RowGroups(place if self.remembers else "", code, rows)
 
     def times_there(self, which: str) -> int:
-        """How often the entities stand below one another in columns that are called so."""
+        """Return how often the entities are repeated in columns of this name."""
         return self.times.get(which.partition(":")[0], 1)
 
     def are_of_response(self, which: str) -> bool:
-        """Whether columns that are called so have the rows of the response."""
+        """Return whether columns of this name have the rows of the response."""
         return which == RESPONSE or which.partition(":")[0] in self.of_response
 
 
@@ -124,16 +126,16 @@ def stage_block(
     """Standardize the columns of the entities of a fit; release their means and standard deviations.
 
     The arrays are those of :func:`~fedstat.models.vertical.exchange.standardized_columns.standardize_block`,
-    and `weights` that the entities have by the data, with which their products are summed.
+    and `weights` that the entities have in the data, with which their products are summed.
     """
     block = block_of(state)
     check_lengths(data.name, keep=(keep, len(block.X)))
-    # Before anything is said of these entities, be it in an error: a column that is constant among few of
-    # them is named there.
+    # Before any message about these entities, including errors, because an error names a column that is
+    # constant among few of them.
     code, count = np.where(keep, 0, -1), int(np.count_nonzero(keep))
     if seen is not None:
         check_lengths(data.name, seen=(seen, count))
-        # Of a column the means are over groups of rows that have the same columns.
+        # The means of a column are over groups of rows that have the same columns.
         code[keep] = number_patterns(seen)[1]
         count = int(seen.sum(axis=0).min())
     state.tell(EntityCount(count), rules.division(SUMMED, code, np.flatnonzero(block.seen)))
@@ -141,7 +143,7 @@ def stage_block(
     if weights is not None:
         check_lengths(data.name, weights=(weights, len(staged.X)))
         if not (weights > 0.0).all():
-            raise MessageError(f"{data.name}: array 'weights' holds numbers that are not above zero")
+            raise MessageError(f"{data.name}: array 'weights' has values that are not positive")
         staged.case = weights
     state.tell(SummedColumns(staged.X[staged.held]))
     shapes = [signed_squares(staged)] if rules.shapes else []
@@ -151,17 +153,17 @@ def stage_block(
 def stage_response(
     rules: ExchangeRules, data: SiteData, state: State, text: str, keep: Bools
 ) -> tuple[dict[str, Array], str]:
-    """Choose the rows of a fit (rows,); release mean and standard deviation of the response, and a constant.
+    """Select the rows of a fit (rows,); release mean and standard deviation of the response, and a constant.
 
-    `text` is its distribution in JSON; the constant is the part of the log-likelihood per entity that no
-    coefficient changes: ``moments`` (3,).
+    `text` is its distribution in JSON; the constant is the part of the log-likelihood per entity that does
+    not depend on coefficients: ``moments`` (3,).
     """
     opened = response_of(state)
     check_lengths(data.name, keep=(keep, len(opened)))
     y, distribution = np.ascontiguousarray(opened[keep], dtype=np.float64), DistributionSpec.from_json(text)
     state.tell(EntityCount(len(y)), rules.division(RESPONSES, np.where(keep, 0, -1), np.arange(len(keep))))
     check_response(data.name, distribution.name, y)
-    if distribution.name == "Gaussian":  # others have linear predictors of every entity, and no such sums
+    if distribution.name == "Gaussian":  # others use linear predictors of every entity instead of sums
         y = (moved_response(data, opened) - offset_of(state))[keep]
     mean, sd, rows = float(y.mean()), float(y.std()), np.flatnonzero(keep)
     staged = StandardizedResponse(y, distribution, mean, sd, rows, detail_of(state, "response"))
@@ -174,7 +176,7 @@ def stage_response(
 
 
 def moved_response(data: SiteData, opened: Floats) -> Floats:
-    """Dither a response, (rows,), where there is one."""
+    """Dither a response, (rows,), if there is one."""
     y, has = np.array(opened, dtype=np.float64), np.isfinite(opened)
     y[has] = dithered(data, y[has, None])[:, 0]
     return y
@@ -185,7 +187,7 @@ def sum_products(
 ) -> dict[str, Array]:
     """Sum the columns and their products by fold or missing pattern: ``sums`` (G, p), ``grams`` (G, p, p).
 
-    `code` (n_k,) is the group of each entity of the block; -1 for those that take no part, or count as
+    `code` (n_k,) is the group of each entity of the block; -1 for those that are left out, or count as
     missing here.
     """
     staged, G = staged_block(state), int(groups)
@@ -193,7 +195,7 @@ def sum_products(
     check_lengths(data.name, code=(code, len(X)))
     require_groups(data.name, code, G, X.shape[1] * (X.shape[1] + 1), X.shape[1])
     state.tell(staged.groups(code, X.shape[1]))
-    # Fits of one session may take different entities: what was summed is remembered by row of the block.
+    # Fits of one session may use different entities: what was summed is recorded by row of the block.
     rows = np.flatnonzero(block_of(state).seen)
     state.tell(rules.division(SUMMED, staged.among_all(code), rows), left_out(code))
     members = [np.ascontiguousarray(X[code == g]) for g in range(G)]
@@ -210,8 +212,8 @@ def sum_with_response(
 ) -> dict[str, Array]:
     """Sum products of the columns with the response of the same site by group: (G, p).
 
-    `rows` (n_k,) are positions of the block's entities among those of the response; by default they are the
-    same.
+    `rows` (n_k,) are positions of the block's entities among those of the response; by default they are
+    equal.
     """
     staged, response, G = staged_block(state), staged_response(state), int(groups)
     X, y = staged.X, response.standardised
@@ -225,7 +227,7 @@ def sum_with_response(
     response.beside.add("own columns", X.shape[1], code)
     place = np.arange(len(X)) if rows is None else rows
     y = y * by_case(staged.case, len(y))
-    held = response.summed(code[staged.held], place[staged.held])  # where means fill in, nothing is added
+    held = response.summed(code[staged.held], place[staged.held])  # imputed rows add nothing
     state.tell(staged.groups(code, X.shape[1]), response.groups(code, rows), held)
     return {"products": np.array([column_sums(X, np.where(code == g, y, 0.0)) for g in range(G)])}
 
@@ -247,21 +249,21 @@ def columns_of(
 ) -> tuple[Floats, Floats | None]:
     """Columns (rows, q) that this site multiplies with another's, at a mean square of one.
 
-    With their units (q,), where the family has columns besides "block" and "response": meant are ``columns *
-    units``. They are None for these two, which are standardized.
+    They come with their units (q,) if the family has columns other than "block" and "response": the product
+    is that of ``columns * units``. The units are None for these two, which are standardized.
     """
     if which in (BLOCK, RESPONSE):
         own: StandardizedBlock | StandardizedResponse = (
             staged_block(state) if which == BLOCK else staged_response(state)
         )
         X, case = own.X if isinstance(own, StandardizedBlock) else own.standardised[:, None], own.case
-        # A product of two sites' columns has the root of the weight from either.
+        # In a product of two sites' columns, each has the square root of the weight.
         return X if case is None else X * np.sqrt(case)[:, None], None
     name, _, whom = which.partition(":")
     if name not in rules.columns:
-        raise MessageError(f"{data.name}: has no columns '{which}' in this session")
+        raise MessageError(f"{data.name}: there are no columns '{which}' in this session")
     columns = rules.columns[name](data, state, whom)
-    # Fixed-point numbers take columns of a mean square of one without a largest value being declared.
+    # Columns with a mean square of one fit fixed-point numbers without a declared largest value.
     units = np.sqrt(np.mean(columns**2, axis=0))
     units[units == 0.0] = 1.0
     return columns / units, units
@@ -340,13 +342,13 @@ def staged_rows(state: State) -> Ints:
 
 
 def table_rows(rules: ExchangeRules, state: State, which: str) -> Ints:
-    """Rows of the site's table, (rows,), that the columns called so are of; -1 where means fill in."""
+    """Rows of the site's table, (rows,), of the columns with this name; -1 for imputed rows."""
     rows = staged_response(state).rows if rules.are_of_response(which) else staged_rows(state)
     return np.tile(rows, rules.times_there(which))
 
 
 def left_out(code: Ints) -> ExcludedEntities:
-    """Tell of entities in no group: the means are over all that take part, and would tell of a few."""
+    """Report entities without a group to the checks: means are over all entities, and would reveal a few."""
     return ExcludedEntities(int(np.count_nonzero(code < 0)))
 
 
@@ -360,14 +362,13 @@ def facts_behind_product(
     both: Bools,
     marks: Array,
 ) -> tuple[tuple[GroupSums, GroupSums, RowGroups], Callable[[], None]]:
-    """Tell what the products of some rows by group rest on; one of the columns may be the response.
+    """Report to the checks the basis of products of some rows by group; one column may be the response.
 
-    They are sums over the rows of which `both` sites have records, also where means are filled in.
-    `marks` (groups, q, bytes) are those of the other's columns; what is returned second enters them into the
-    account.
+    The products are sums over the rows of which `both` sites have records, also with mean imputation. `marks`
+    (groups, q, bytes) are those of the other's columns; the second return value enters them into the history.
     """
     every, times_there = table_rows(rules, state, part.columns), rules.times_there(part.columns)
-    # Where entities stand in the columns several times, each counts once.
+    # If entities are repeated in the columns, each counts once.
     once = rows < len(every) // times_there
     rows, group, both = rows[once], group[once], both[once]
     of_table = every[rows]
@@ -385,11 +386,11 @@ def facts_behind_product(
         own.beside.add(part.number, others, group)
         enter = _nothing
     if times_there > 1:
-        # All are functions of the same columns, and every sum tells of each of these.
+        # All are functions of the same columns, and every sum carries information on each of these.
         own.beside.add(f"{part.columns} {part.number}", each, group[both])
     if of_response:
         return (staged_response(state).groups(group, rows, columns), *summed), enter
-    staged: StandardizedBlock = state.look_at("staged block")  # the opened columns are of its rows
+    staged: StandardizedBlock = state.look_at("staged block")  # the opened columns have its rows
     code = spread(group, rows, len(staged.X))
     weights, times = None, 1
     if part.columns in rules.weights:
@@ -422,7 +423,7 @@ EXCHANGE_ORDER: Mapping[str, str] = {
     "sum_response": "stage_response sum_with_response",
     **COMPARISON_ORDER,
 }
-"""Which steps stand directly before which; the others may come at any time, or as the family says."""
+"""Which steps directly precede which; the others may come at any time, or in the order of the family."""
 
 
 def exchange_steps(rules: ExchangeRules) -> Mapping[str, Step]:

@@ -31,15 +31,15 @@ from fedstat.models.vertical.moments import PatternMoments
 from fedstat.typing import Floats
 
 # ----------------------------------------------------------------------------------------------------
-# Tests of what fits with missing blocks assume, from their moments: MCAR, and independent blocks.
+# Tests of the assumptions of fits with missing blocks, from their moments: MCAR, and independent blocks.
 
 REJECTED = 0.01
-"""P-value, times the number of pairs, below which independent blocks are warned of."""
+"""P-value, times the number of pairs, below which a warning reports correlated blocks."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnrestrictedNormal:
-    """A normal law of standardized (x, y), (P + 1,), and its log-likelihood of what is seen."""
+    """A normal distribution of standardized (x, y), (P + 1,), and its observed-data log-likelihood."""
 
     mean: Floats
     cov: Floats
@@ -87,7 +87,7 @@ class BlockIndependence(NamedTuple):
 
 
 def joint_normal_of_fit(fit: MomentsFit | JointNormalFit) -> UnrestrictedNormal:
-    """Law of standardized (x, y) at the estimates of a fit."""
+    """Return the distribution of standardized (x, y) at the estimates of a fit."""
     if isinstance(fit, JointNormalFit):
         return UnrestrictedNormal(fit.point.mean, fit.point.cov, fit.joint)
     standard, point = fit.standard, fit.point
@@ -99,7 +99,7 @@ def joint_normal_of_fit(fit: MomentsFit | JointNormalFit) -> UnrestrictedNormal:
 
 
 def unrestricted_normal(fit: MomentsFit | JointNormalFit) -> UnrestrictedNormal:
-    """Law of standardized (x, y) with all covariances free, where sites share enough entities."""
+    """Return the distribution of standardized (x, y) with all estimable covariances free."""
     edges = edges_between(fit.moments, "free")
     if not isinstance(fit, JointNormalFit) or (fit.moves.edges != edges).any():
         fit = fit_joint_normal(fit.moments, edges)
@@ -107,15 +107,14 @@ def unrestricted_normal(fit: MomentsFit | JointNormalFit) -> UnrestrictedNormal:
 
 
 def little_test(fit: MomentsFit | JointNormalFit, law: UnrestrictedNormal | None = None) -> LittleTest:
-    """Test that the means of what is seen differ between missing patterns by chance alone (MCAR).
+    """Test that the means of observed columns differ between missing patterns by chance alone (MCAR).
 
-    d2 = sum_g n_g (xbar_g - mu_g)' Sigma_g^-1 (xbar_g - mu_g) over the columns and the response that pattern
-    g sees, chi-square with sum_g p_g - p degrees of freedom under MCAR. Sigma is the maximum likelihood
+    d2 = sum_g n_g (xbar_g - mu_g)' Sigma_g^-1 (xbar_g - mu_g) over the observed columns (and response) of
+    pattern g is chi-square with sum_g p_g - p degrees of freedom under MCAR. Sigma is the maximum likelihood
     estimate, as in R's naniar; a factor n / (n - 1) for it would make d2 smaller by the share 1 / n. Mean and
-    covariance under the null, `law`, are by default those of the model, :func:`joint_normal_of_fit`. Where
-    its blocks
-    are independent between sites correlation between them may make it reject as well; Little's own
-    test has all covariances free, as :func:`unrestricted_normal`.
+    covariance under the null, `law`, are by default those of the model, :func:`joint_normal_of_fit`. If its
+    blocks are independent between sites, correlation between them may make the test reject as well. Little's
+    own test has all covariances free, as :func:`unrestricted_normal`.
 
     References
     ----------
@@ -141,15 +140,15 @@ def independence_lr_test(
 ) -> LRTest:
     """Likelihood ratio of all covariances free against blocks independent between sites.
 
-    Unlike the pairwise tests it is valid when missingness depends on what is seen (MAR). Its degrees of
-    freedom are the pairs of columns of two sites that share enough entities. `restricted` is the fit
-    with independent blocks, where it is at hand.
+    Unlike the pairwise tests, it is valid if missingness depends on observed values (MAR). Its degrees of
+    freedom are the pairs of columns of two sites that share enough entities. `restricted` is the fit with
+    independent blocks, if available.
     """
     moments = fit.moments
     free, own = (edges_between(moments, law) for law in ("free", "independent"))
     df = (free & ~own).sum() // 2
     if not df:
-        raise NotAvailableError("no two sites share enough entities, so no correlation can be seen")
+        raise NotAvailableError("no two sites share enough entities, so correlation between sites is unknown")
     if restricted is None:
         within = not isinstance(fit, JointNormalFit) or (fit.moves.edges == own).all()
         restricted = fit if within else fit_joint_model(moments, "independent")
@@ -169,7 +168,7 @@ def worst_pair(moments: PatternMoments) -> tuple[BlockIndependence, float] | Non
 
 
 def most_correlated(moments: PatternMoments, instead: str) -> Iterator[Note]:
-    """Say which blocks are most clearly correlated, and what to do `instead` where the assumption fails."""
+    """Name the most clearly correlated blocks, and what to do `instead` if the assumption fails."""
     if found := worst_pair(moments):
         pair, pvalue = found
         yield Note(
@@ -183,7 +182,7 @@ def most_correlated(moments: PatternMoments, instead: str) -> Iterator[Note]:
 def warn_of_dependence(
     moments: PatternMoments, assumed: str = "between='independent'", instead: str = "Fit with between='free'"
 ) -> None:
-    """Warn where blocks that count as independent, as `assumed`, are not."""
+    """Warn if blocks that are assumed independent, as stated by `assumed`, are correlated."""
     found = worst_pair(moments)
     if found is not None and found[1] < REJECTED:
         pair, pvalue = found
@@ -199,9 +198,9 @@ def warn_of_dependence(
 def independence_tests(moments: PatternMoments) -> list[BlockIndependence]:
     """Test every pair of sites for correlation between their blocks.
 
-    Wilks' Lambda = |S| / (|S_jj| |S_kk|) of the entities that both have, by Bartlett's approximation
-    -(n - 1 - (p_j + p_k + 1)/2) log Lambda ~ chi-square with p_j p_k degrees of freedom. Where missingness
-    depends on the response, the entities at hand may be correlated though the population is not.
+    Wilks' Lambda = |S| / (|S_jj| |S_kk|) of the entities that both have, by Bartlett's approximation -(n - 1
+    - (p_j + p_k + 1)/2) log Lambda ~ chi-square with p_j p_k degrees of freedom. If missingness depends on
+    the response, columns may be correlated in the observed entities but not in the population.
     """
     pairs = combinations(range(len(moments.sizes)), 2)
     return [wilks(moments, j, k) for j, k in pairs]
@@ -238,7 +237,7 @@ def covariance_of_shared(moments: PatternMoments, j: int, k: int) -> tuple[float
 
 
 # ----------------------------------------------------------------------------------------------------
-# Statements of results on what is assumed of missing blocks, from moments by missing pattern.
+# Results' tests of assumptions on missing blocks, from moments by missing pattern.
 
 
 class AssumptionTests:
@@ -261,7 +260,7 @@ class AssumptionTests:
         Parameters
         ----------
         structure : {"model", "unrestricted"}
-            Covariance under the null: that of the model, or free between sites whatever the model.
+            Covariance under the null: that of the model, or free between sites for any model.
 
         Returns
         -------
@@ -283,9 +282,9 @@ class AssumptionTests:
         return pd.DataFrame(independence_tests(self._moments().moments))
 
     def independence_lr_test(self) -> LRTest:
-        """Likelihood ratio of columns that depend between sites against independent blocks.
+        """Likelihood ratio test of columns that are correlated between sites against independent blocks.
 
-        Unlike :meth:`independence_tests` it is valid where missingness depends on what is seen.
+        Unlike :meth:`independence_tests`, it is valid if missingness depends on observed values.
 
         Returns
         -------
@@ -299,5 +298,5 @@ class AssumptionTests:
         return independence_lr_test(self._moments())
 
     def _moments(self) -> MomentsFit | JointNormalFit:
-        """Return the fit of all columns from the moments; a NotAvailableError where there are none."""
+        """Return the fit of all columns from the moments; a NotAvailableError if there are none."""
         raise NotImplementedError

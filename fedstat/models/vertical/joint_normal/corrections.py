@@ -25,23 +25,23 @@ from fedstat.typing import Floats, Ints
 # Estimates for skewed columns by indirect inference with a simulated reference sample.
 
 # ----------------------------------------------------------------------------------------------------
-# Shape of a skewed column, told by one sum: that of the logarithm's inverse with the same signed squares.
+# Shape of a skewed column from one sum: that of a log-normal column with the same mean of z |z|.
 #
-# The mean of z |z| of a standardized column is zero where it is symmetric. Of a log-normal column, exp(s Z)
-# with normal Z, it is 2 U / V - 1 with V = exp(2 s^2) - exp(s^2), the variance, and U its part above the
-# mean,
+# The mean of z |z| of a standardized column is zero if it is symmetric. For a log-normal column, exp(s Z)
+# with normal Z, it is 2 U / V - 1, where V = exp(2 s^2) - exp(s^2) is the variance, and U is the part of it
+# above the mean,
 #
 #     U = exp(2 s^2) Phi(3 s / 2) - 2 exp(s^2) Phi(s / 2) + exp(s^2) Phi(-s / 2),
 #
-# for exp(s Z) lies above its mean exp(s^2 / 2) where Z lies above s / 2. A column that is skewed to the
-# left is such a column with the sign changed.
+# because exp(s Z) is above its mean exp(s^2 / 2) if Z is above s / 2. A column that is skewed to the left is
+# such a column with the opposite sign.
 
 MAX_LOG_SD = 2.0
 """Largest standard deviation of a logarithm: the skewness is then 414."""
 
 
 def signed_squares_of(log_sd: Floats) -> Floats:
-    """Give the mean of z |z| of log-normal columns, by positive standard deviations of logarithms."""
+    """Return the mean of z |z| of log-normal columns, by positive standard deviations of logarithms."""
     square = np.exp(log_sd**2)
     above = square**2 * ndtr(1.5 * log_sd) - 2.0 * square * ndtr(0.5 * log_sd) + square * ndtr(-0.5 * log_sd)
     return np.asarray(2.0 * above / (square**2 - square) - 1.0)
@@ -52,19 +52,22 @@ _SHAPES = np.concatenate([[0.0], signed_squares_of(_GRID)])
 
 
 def log_sd_of(shape: Floats) -> Floats:
-    """Give the standard deviation of the logarithm, with the sign of the skewness; zero of shape nan."""
+    """Return the standard deviation of the logarithm, with the sign of the skewness.
+
+    Zero if the shape is nan.
+    """
     known = np.nan_to_num(shape)
     return np.asarray(np.sign(known) * np.interp(np.abs(known), _SHAPES, np.concatenate([[0.0], _GRID])))
 
 
 def skewness_of(shape: Floats) -> Floats:
-    """Give the skewness of the log-normal column of this shape."""
+    """Return the skewness of the log-normal column with this shape."""
     square = np.exp(log_sd_of(shape) ** 2)
     return np.asarray(np.sign(np.nan_to_num(shape)) * (square + 2.0) * np.sqrt(square - 1.0))
 
 
 # ----------------------------------------------------------------------------------------------------
-# A large sample of a law whose columns are skewed, with entities in missing patterns as in the data.
+# A large sample of a model with skewed columns, with entities in missing patterns as in the data.
 
 ROWS_PER_PATTERN_FIT = 20_000
 STEPS, SMALL, LONGEST = 50, 1e-8, 2.0
@@ -74,18 +77,21 @@ SMALLEST_EIGENVALUE = 1e-4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SkewedModel:
-    """A law whose columns have these standard deviations of logarithms, signed, (P,); zero of normal ones."""
+    """A model whose columns have these standard deviations of logarithms, signed, (P,).
+
+    Zero for normal ones.
+    """
 
     point: JointNormalPoint
     log_sd: Floats
 
     def pack(self) -> Floats:
-        """Give a, s2, beta, mu and the standard deviations of logarithms: (2 + 3 P,)."""
+        """Return a, s2, beta, mu and the standard deviations of logarithms: (2 + 3 P,)."""
         at = self.point
         return np.concatenate([[at.a, at.s2], at.beta, at.mu, self.log_sd])
 
     def moved(self, by: Floats) -> SkewedModel:
-        """Move what :meth:`pack` gives."""
+        """Change the parameters that :meth:`pack` returns."""
         at, P = self.point, len(self.log_sd)
         beta, mu, log_sd = np.split(by[2:], [P, 2 * P])
         point = JointNormalPoint(at.mu + mu, at.a + by[0], at.beta + beta, at.s2 + by[1], at.Q)
@@ -93,10 +99,10 @@ class SkewedModel:
 
 
 class ReferenceSample:
-    """Random numbers of N entities, of which every law makes its sample.
+    """Random numbers of N entities, from which every model computes its sample.
 
-    `moments` are those of the data, standardized: which patterns there are, and the sums of the response and
-    of the columns that nobody lacks in each.
+    `moments` are those of the data, standardized: the patterns, and in each the sums of the response and of
+    the columns that no entity lacks.
     """
 
     def __init__(self, moments: PatternMoments, N: int, seed: int) -> None:
@@ -112,7 +118,7 @@ class ReferenceSample:
     def draw(self, law: SkewedModel, rows: slice = slice(None), *, same: bool = False) -> PatternMoments:
         """Sum over some rows of the sample, by pattern, in the units of the standardized data.
 
-        Chances of patterns are those that give the sums of the data, or the `same` as of the last draw.
+        Probabilities of patterns are those that give the sums of the data, or the `same` as in the last draw.
         """
         X, y = self._columns(law, rows)
         causes = np.column_stack([np.ones(len(y)), X[:, self._always], y])
@@ -124,7 +130,7 @@ class ReferenceSample:
         return sums_by_pattern(self._moments, X, y, code)
 
     def _columns(self, law: SkewedModel, rows: slice) -> tuple[Floats, Floats]:
-        """Columns (N, P) and response (N,) of the law."""
+        """Return columns (N, P) and response (N,) of the model."""
         at = law.point
         Sigma = at.covariates
         sd = np.sqrt(np.diag(Sigma))
@@ -139,7 +145,7 @@ def skewed_columns(scores: Floats, log_sd: Floats) -> Floats:
     out = scores.copy()
     for j in np.flatnonzero(log_sd):
         s, square = log_sd[j], np.exp(log_sd[j] ** 2)
-        # Of a negative s the exponential falls with the score.
+        # If s is negative, the exponential decreases with the score.
         out[:, j] = (
             np.sign(s) * (np.exp(s * scores[:, j]) - np.sqrt(square)) / np.sqrt(square * (square - 1.0))
         )
@@ -147,9 +153,9 @@ def skewed_columns(scores: Floats, log_sd: Floats) -> Floats:
 
 
 def correlation_of_scores(R: Floats, log_sd: Floats) -> Floats:
-    """Correlation of the scores of columns whose own is R, (P, P), as near as there is one.
+    """Correlation of the scores of columns with correlation R, (P, P), or the closest one that exists.
 
-    Of two log-normal columns log(1 + R f_i f_j) / (s_i s_j), f^2 = exp(s^2) - 1; of one and a normal one
+    For two log-normal columns log(1 + R f_i f_j) / (s_i s_j), f^2 = exp(s^2) - 1; for one and a normal column
     R f / s.
     """
     skewed = log_sd != 0.0
@@ -169,10 +175,10 @@ def correlation_of_scores(R: Floats, log_sd: Floats) -> Floats:
 
 
 def fit_pattern_probabilities(causes: Floats, share: Floats, start: Floats) -> Floats:
-    """Coefficients (G, q) of the logarithms of chances of patterns, by causes (N, q), that give mean sums.
+    """Coefficients (G, q) of log probabilities of patterns on causes (N, q), that reproduce mean sums.
 
-    `share` (G, q) are the sums of causes by pattern over the number of entities; likelihood equations of a
-    multinomial logit, by Newton's method. The largest pattern has coefficients zero.
+    `share` (G, q) are the sums of causes by pattern divided by the number of entities. The likelihood
+    equations of a multinomial logit are solved by Newton's method. The largest pattern has coefficients zero.
     """
     others = np.delete(np.arange(len(share)), int(share[:, 0].argmax()))
     out, q, N = start.copy(), causes.shape[1], len(causes)
@@ -195,19 +201,19 @@ def fit_pattern_probabilities(causes: Floats, share: Floats, start: Floats) -> F
 
 
 def pattern_probabilities(logs: Floats) -> Floats:
-    """Bring logarithms of chances (G, N), up to a constant of each entity, to chances."""
+    """Convert log probabilities (G, N), up to a constant of each entity, to probabilities."""
     p = np.exp(logs - logs.max(axis=0))
     return np.asarray(p / p.sum(axis=0))
 
 
 def draw_patterns(logs: Floats, places: Floats) -> Ints:
-    """Pattern of each entity, (N,), by its place between 0 and 1."""
+    """Return the pattern of each entity, (N,), from its uniform number."""
     code = (places > np.cumsum(pattern_probabilities(logs), axis=0)).sum(axis=0)
     return np.asarray(np.minimum(code, len(logs) - 1))
 
 
 def sums_by_pattern(like: PatternMoments, X: Floats, y: Floats, code: Ints) -> PatternMoments:
-    """Moments of a sample by pattern; shapes of columns are those of the entities that have them."""
+    """Compute moments of a sample by pattern; shapes of columns are those of the entities that have them."""
     G, P = like.seen.shape
     grams, squares = np.zeros((G, P + 2, P + 2)), np.zeros(P)
     n = np.bincount(code, minlength=G).astype(np.float64)
@@ -227,47 +233,47 @@ def sums_by_pattern(like: PatternMoments, X: Floats, y: Floats, code: Ints) -> P
 
 
 # ----------------------------------------------------------------------------------------------------
-# Estimates under columns that are skewed, from the same sums: indirect inference with a simulated world.
+# Estimates for skewed columns, from the same sums: indirect inference with a simulated sample.
 #
-# Where the response has a part in what is missing, the law of what is missing matters. Here columns are
-# monotone functions of jointly normal scores: shifted log-normal ones, each with the mean of z |z| that was
-# told, mirrored where that is negative; normal ones where it is zero. The response is normal given all
-# columns, on their scale. In a pattern g an entity is with probability proportional to exp(c_g't), t the
-# response and the columns that nobody lacks, with the sums of t by pattern that were told.
+# If missingness depends on the response, the distribution of missing columns matters. Here columns are
+# monotone functions of jointly normal scores: shifted log-normal, each with the reported mean of z |z|,
+# mirrored if that is negative, and normal if it is zero. The response is normal given all columns, on their
+# scale. The probability of pattern g is proportional to exp(c_g't) for an entity, where t is the response and
+# the columns that no entity lacks; the sums of t by pattern are the reported ones.
 #
-# Maximum likelihood under a normal law is biased then, by as much in a large sample drawn from such a law.
-# The law is moved until the estimates in its sample are those that were found (Gourieroux, Monfort and
-# Renault 1993). The covariance is that of the estimates in 40 parts of the sample, through the derivative
-# of what is estimated by the law.
+# Maximum likelihood under a normal model is then biased, by as much as in a large sample from such a model.
+# The model is changed until the estimates in its sample equal those of the data (Gourieroux, Monfort and
+# Renault 1993). The covariance is that of the estimates in 40 parts of the sample, multiplied by the
+# derivative of the estimates with respect to the model.
 #
 # References
 # ----------
 # Gourieroux, Monfort and Renault (1993), Indirect inference, Journal of Applied Econometrics 8, S85-S118.
 
 SIMULATION_PARTS = 40
-"""Of the sample, each with as many entities as the data where these are between the next two numbers."""
+"""Parts of the sample; each has as many entities as the data if these are between the next two numbers."""
 SMALLEST_PART, LARGEST_PART = 1_000, 20_000
 MAX_SIMULATED_VALUES = 20_000_000
-"""Of the sample: numbers that are held at once."""
+"""Limit of the numbers of the sample that are held at once."""
 ROWS_OF_DERIVATIVES = 40_000
 CLOSE, FAR, MOST_ROUNDS = 0.1, 0.5, 8
 """Largest change of a coefficient, in standard errors, that ends the search, or fails it after most rounds.
 
-Entities of the sample flip between patterns from one law to the next, so that changes stay at some
+Entities of the sample switch between patterns from one model to the next, so changes remain at a few
 hundredths.
 """
 DIFFERENCE_STEP = 2.0
-"""Of a numerical derivative, in standard errors: patterns of entities flip, and no derivative is exact."""
+"""Step of a numerical derivative, in standard errors: entities switch patterns, so no derivative is exact."""
 MATCHING_TOLERANCE = 1e-3
 NO_SKEWED_MODEL = (
-    "correction='skewness': no law with skewed columns has these estimates; take logarithms of such columns "
-    "in the formula, or leave out columns that hardly any entity has"
+    "correction='skewness': no model with skewed columns has these estimates; take logarithms of such "
+    "columns in the formula, or leave out columns that almost no entity has"
 )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SkewedFit:
-    """A law with skewed columns whose sample, of a `world`, has the estimates of `found`."""
+    """A model with skewed columns whose sample, from `world`, has the estimates of `found`."""
 
     found: JointNormalFit
     law: SkewedModel
@@ -275,14 +281,14 @@ class SkewedFit:
 
     @property
     def reported(self) -> JointNormalFit:
-        """Law of the columns and the response, with means and covariances of the skewed one."""
+        """Return the normal model with means and covariances of the skewed one."""
         return replace(self.found, point=self.law.point)
 
 
 def without_skewness(fit: JointNormalFit, *, seed: int = 0) -> SkewedFit:
-    """Find the law with skewed columns whose sample has the estimates of `fit`.
+    """Find the model with skewed columns whose sample has the estimates of `fit`.
 
-    An EstimationError where there is none, or shapes of columns are not known.
+    Raises EstimationError if there is none, or if shapes of columns are not known.
     """
     if fit.moments.shape is None:
         raise EstimationError("correction='skewness' needs the shapes of columns, which were not exchanged")
@@ -310,7 +316,7 @@ def without_skewness(fit: JointNormalFit, *, seed: int = 0) -> SkewedFit:
 
 
 def match_estimates(law: SkewedModel, found: SkewedModel, there: SkewedModel) -> SkewedModel:
-    """Move a law by what the estimates in its sample lack; less far where no law would be left."""
+    """Change a model by the error of the estimates in its sample; less if no valid model would result."""
     known = np.where(found.log_sd == 0.0, 0.0, found.log_sd - there.log_sd)
     Sigma, gap = law.point.covariates, found.point.covariates - there.point.covariates
     share = 1.0
@@ -328,14 +334,14 @@ def match_estimates(law: SkewedModel, found: SkewedModel, there: SkewedModel) ->
 
 
 def estimates_of_sample(fit: JointNormalFit, law: SkewedModel, moments: PatternMoments) -> SkewedModel:
-    """Fit a normal law to a sample of a skewed one; with the shapes of its columns as they are seen."""
+    """Fit a normal model to a sample of a skewed one; also return the shapes of its observed columns."""
     assert moments.shape is not None
     try:
         found = maximize_joint_normal(moments, law.point, fit.moves, MATCHING_TOLERANCE, 100)
     except (EstimationError, np.linalg.LinAlgError):
         raise EstimationError(
-            f"correction='skewness': {int(moments.nobs):,} simulated entities do not determine the estimate; "
-            "leave out columns or sites that hardly any entity has"
+            f"correction='skewness': {int(moments.nobs):,} simulated entities do not determine the "
+            "estimate; leave out columns or sites that almost no entity has"
         ) from None
     return SkewedModel(found.point, log_sd_of(moments.shape))
 
@@ -349,16 +355,16 @@ def simulated_covariance(skewed: SkewedFit) -> Floats:
     world.draw(law)
     samples = [world.draw(law, rows, same=True) for rows in parts]
     V = np.cov([estimates_of_sample(fit, law, sample).pack() for sample in samples], rowvar=False) * part / n
-    # The sample has errors of its own.
+    # The sample has sampling error of its own.
     V *= 1.0 + n / world.N
     some = slice(0, min(world.N, ROWS_OF_DERIVATIVES))
     here = estimates_of_sample(fit, law, world.draw(law, some)).pack()
     J, errors = np.eye(len(V)), np.sqrt(np.diag(V))
     shapes = 2 + 2 * P + np.flatnonzero(law.log_sd)
-    # Location is no matter: means move their estimates alone, and one for one.
+    # Location is irrelevant: means change only their own estimates, one for one.
     for c in [1, *range(2, 2 + P), *shapes]:
         by = np.zeros(len(V))
-        # Towards a normal column, not to ever longer tails.
+        # Towards a normal column, not to longer and longer tails.
         by[c] = (
             DIFFERENCE_STEP
             * errors[c]
@@ -378,11 +384,10 @@ def simulated_covariance(skewed: SkewedFit) -> Floats:
 # ----------------------------------------------------------------------------------------------------
 # The first-order bias of maximum likelihood in the joint normal model, and its correction.
 #
-# The information is that of sums over few entities where sites share few. Of a covariance Omega that
-# is free the maximum likelihood estimate has no bias of order 1/n but that of the estimated means, whatever
-# is missing; coefficients and residual variance are curved functions of it. With V the covariance of the
-# parameters theta = (a, s2, beta, mu, Q), the formula of Cox and Snell (1968, equation 20) is one step of
-# Fisher's scoring,
+# The information is small if sites share few entities. The maximum likelihood estimate of a free covariance
+# Omega has no bias of order 1/n except that of the estimated means, for any missing values. Coefficients and
+# residual variance are nonlinear functions of it. With V the covariance of the parameters theta = (a, s2,
+# beta, mu, Q), the formula of Cox and Snell (1968, equation 20) is one step of Fisher scoring,
 #
 #     bias(theta) = I^-1 score, at sums n_g (Omega_g - E_g) of squares, E = E2 Omega + Var(mean),
 #
@@ -391,7 +396,7 @@ def simulated_covariance(skewed: SkewedFit) -> Floats:
 #     E2 Sigma = Sigma E[dQ Sigma dQ] Sigma,    E2(Sigma beta) = (E2 Sigma) beta - E[Sigma dQ Sigma dbeta],
 #     E2(beta'Sigma beta) = beta'(E2 Sigma) beta - 2 beta'E[Sigma dQ Sigma dbeta] + tr(Sigma Var beta).
 #
-# With nothing missing coefficients have no bias, and the residual variance has that of its divisor n.
+# If nothing is missing, coefficients have no bias, and the residual variance has that of its divisor n.
 #
 # References
 # ----------
@@ -400,10 +405,11 @@ def simulated_covariance(skewed: SkewedFit) -> Floats:
 
 
 def bias_corrected(fit: JointNormalFit) -> JointNormalFit:
-    """Take the bias of order 1/n off a law at its maximum.
+    """Remove the bias of order 1/n from the estimates at the maximum.
 
-    The residual variance is divided by 1 + bias / s2: with nothing missing it is that of least squares, with
-    the divisor n - p - 1. An EstimationError where so few entities are shared that no law is left.
+    The residual variance is divided by 1 + bias / s2: if nothing is missing, it is that of least squares,
+    with the divisor n - p - 1. Raises EstimationError if so few entities are shared that no valid model
+    remains.
     """
     at = fit.point
     try:
@@ -423,7 +429,7 @@ def bias_corrected(fit: JointNormalFit) -> JointNormalFit:
 def first_order_bias(fit: JointNormalFit) -> tuple[Floats, Floats]:
     """Bias (d,) of a, s2, beta, mu and the entries of Q, of standardized columns, and their variances.
 
-    A LinAlgError where the information is not positive definite.
+    Raises LinAlgError if the information is not positive definite.
     """
     at, moments, moves = fit.point, fit.moments, fit.moves
     P, d = len(at.beta), 2 + 2 * len(at.beta) + len(moves.entries[0])
@@ -433,8 +439,8 @@ def first_order_bias(fit: JointNormalFit) -> tuple[Floats, Floats]:
     excess += V[np.ix_(mean, mean)]
     expected = differentiate_joint_normal(expected_moments(moments, at, excess), at, moves, expected=True)
     bias = np.asarray(solve_information(expected.information, expected.score))
-    # Of the intercept at the origin, a - mu'beta, that of the product: with means and coefficients that are
-    # correlated, as where the response enters the missingness, it is not zero.
+    # For the intercept at the origin, a - mu'beta, use the bias of the product: it is not zero if means and
+    # coefficients are correlated, as they are if missingness depends on the response.
     bias[0] -= np.trace(V[2 + P : 2 + 2 * P, 2 : 2 + P])
     return bias, np.diag(V)
 
@@ -467,7 +473,7 @@ def second_order(fit: JointNormalFit, V: Floats) -> Floats:
 
 
 def expected_moments(moments: PatternMoments, point: JointNormalPoint, excess: Floats) -> PatternMoments:
-    """Return the sums that are expected of a law with the covariance less `excess`, by the same patterns."""
+    """Return the expected sums of a model with the covariance minus `excess`, by the same patterns."""
     seen = observed(moments)
     mean, n = seen * point.mean, moments.n[:, None, None]
     grams = np.zeros_like(moments.grams)

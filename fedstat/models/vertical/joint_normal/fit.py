@@ -31,31 +31,31 @@ from fedstat.typing import Array, Bools, Floats, Ints
 # ----------------------------------------------------------------------------------------------------
 # The observed-data log-likelihood of a joint normal model of (x, y), its score and information.
 #
-# With K_g the inverse of the covariance Omega at what pattern g sees, zero elsewhere, d_g and D_g the sums
-# of z - m and (z - m)(z - m)' there,
+# With K_g the inverse of the covariance Omega at the observed columns of pattern g, zero elsewhere, and d_g
+# and D_g the sums of z - m and (z - m)(z - m)' there,
 #
 #     l = -sum_g [ n_g log|2 pi Omega_g| + tr K_g D_g ] / 2
 #     dl = sum_g K_g d_g . dm + tr(G dOmega),    G = sum_g (K_g D_g K_g - n_g K_g) / 2
 #     -d2l[A, B] = sum_g tr(A K_g B W_g),    W_g = K_g D_g K_g - n_g K_g / 2
 #     -d2l[u, A] = sum_g u'K_g A K_g d_g,    -d2l[u, u] = sum_g n_g u'K_g u
 #
-# for moves u of the mean and symmetric A, B of Omega. The law is moved in (a, s2, beta, mu) and the
-# concentration Q of x, of which entries may be fixed at zero: Omega = T Q^-1 T' + s2 e e', T = (I; beta').
-# In the basis B = (T Q^-1, e) a move of Q_ab is -B (e_a e_b' + e_b e_a') B', one of beta_c the same with
-# (c, y) and the sign changed, and one of s2 B e e' B': all moves are elementary matrices, and the
-# information of all is one contraction of B'K_g B with B'W_g B. The curvature of Omega in these parameters
-# is one more such term, with (Q^-1 and zero at y) in the place of K and -2 B'G B in that of W.
+# for changes u of the mean and symmetric A, B of Omega. The parameters are (a, s2, beta, mu) and the
+# concentration Q of x, whose entries may be fixed at zero: Omega = T Q^-1 T' + s2 e e', T = (I; beta'). In
+# the basis B = (T Q^-1, e), a change of Q_ab is -B (e_a e_b' + e_b e_a') B', one of beta_c the same with (c,
+# y) and the opposite sign, and one of s2 B e e' B'. All changes are elementary matrices, and the whole
+# information is one contraction of B'K_g B with B'W_g B. The curvature of Omega in these parameters is one
+# more such term, with (Q^-1 and zero at y) instead of K and -2 B'G B instead of W.
 
 
 def joint_normal_covariance(Sigma: Array, beta: Array, s2: complex) -> Array:
-    """Covariance of (x, y) where y = a + (x - mu)'beta + e with variance s2; complex for a complex step."""
+    """Covariance of (x, y) for y = a + (x - mu)'beta + e with variance s2; complex for a complex step."""
     w = Sigma @ beta
     return np.block([[Sigma, w[:, None]], [w[None, :], np.array([[s2 + beta @ w]])]])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JointNormalPoint:
-    """A normal law of standardized (x, y): mean of x (P,) and of y, beta (P,), s2, concentration Q (P, P)."""
+    """Joint normal model of standardized (x, y): mean of x (P,) and y, beta (P,), s2, concentration Q."""
 
     mu: Floats
     a: float
@@ -69,7 +69,7 @@ class JointNormalPoint:
         return np.append(self.mu, self.a)
 
     def basis(self) -> Floats:
-        """(T Sigma, e), (P + 1, P + 1); a LinAlgError where Q is not positive definite."""
+        """Return (T Sigma, e), (P + 1, P + 1); a LinAlgError if Q is not positive definite."""
         Sigma = self.covariates
         B = np.zeros((len(Sigma) + 1, len(Sigma) + 1))
         B[:-1, :-1], B[-1, :-1], B[-1, -1] = Sigma, self.beta @ Sigma, 1.0
@@ -89,20 +89,20 @@ class JointNormalPoint:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FreeParameters:
-    """Which parameters of a law move: entries of Q, (P, P) and symmetric, and of beta, (P,)."""
+    """Which parameters are free: entries of Q, (P, P) and symmetric, and of beta, (P,)."""
 
     edges: Bools
     effects: Bools
 
     @property
     def entries(self) -> tuple[Ints, Ints]:
-        """Rows and columns of the entries of Q that move, on and above its diagonal."""
+        """Return rows and columns of the free entries of Q, on and above its diagonal."""
         rows, columns = np.nonzero(np.triu(self.edges))
         return rows, columns
 
     @property
     def pairs(self) -> tuple[Ints, Ints, Floats]:
-        """Elementary matrices of the moves of (Q, beta, s2): rows, columns and signs, (m,)."""
+        """Return elementary matrices of changes of (Q, beta, s2): rows, columns and signs, (m,)."""
         P = len(self.effects)
         (i, j), c = self.entries, np.flatnonzero(self.effects)
         rows, columns = np.concatenate([i, c, [P]]), np.concatenate([j, np.full(len(c) + 1, P)])
@@ -110,13 +110,13 @@ class FreeParameters:
 
     @property
     def order(self) -> Ints:
-        """Places of (a, s2, beta, mu, Q) in (mu, a, Q, beta, s2)."""
+        """Return the indices of (a, s2, beta, mu, Q) in (mu, a, Q, beta, s2)."""
         P, free, moved = len(self.effects), len(self.entries[0]), int(self.effects.sum())
         Q, beta = P + 1 + np.arange(free), P + 1 + free + np.arange(moved)
         return np.concatenate([[P, P + 1 + free + moved], beta, np.arange(P), Q])
 
     def step(self, point: JointNormalPoint, by: Floats) -> JointNormalPoint:
-        """Move a law by a vector in the order of its derivatives."""
+        """Change a model by a vector in the order of its derivatives."""
         P, moved = len(self.effects), 2 + int(self.effects.sum())
         beta, Q = point.beta.copy(), point.Q.copy()
         beta[self.effects] += by[2:moved]
@@ -129,9 +129,9 @@ class FreeParameters:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JointNormalDerivatives:
-    """Log-likelihood, score (d,) and information (d, d), observed or expected, of the law's parameters.
+    """Log-likelihood, score (d,) and information (d, d), observed or expected, of the free parameters.
 
-    In the order a, s2, beta, mu (P,), entries of Q on and above its diagonal, row by row: those that move.
+    In the order a, s2, beta, mu (P,), free entries of Q on and above its diagonal, row by row.
     """
 
     log_likelihood: float
@@ -140,17 +140,17 @@ class JointNormalDerivatives:
 
 
 def observed(moments: PatternMoments) -> Bools:
-    """Which columns and, last, the response are seen in each pattern, (G, P + 1)."""
+    """Return which columns and, last, the response are observed in each pattern, (G, P + 1)."""
     return np.column_stack([moments.seen, np.ones(len(moments.n), dtype=bool)])
 
 
 def inverse_by_pattern(cov: Floats, seen: Bools) -> tuple[Floats, Floats]:
-    """Inverse of the covariance of what each pattern sees, zero elsewhere, and its log determinant.
+    """Inverse covariance of the observed columns of each pattern, zero elsewhere, and log determinant.
 
-    Raises LinAlgError where the covariance is not positive definite.
+    Raises LinAlgError if the covariance is not positive definite.
     """
     both = seen[:, :, None] & seen[:, None, :]
-    # One in the place of what is not seen changes neither the inverse of the rest nor the determinant.
+    # One at missing columns changes neither the inverse of the rest nor the determinant.
     padded = np.where(both, cov, np.eye(len(cov)))
     L = np.linalg.cholesky(padded)
     half = np.linalg.inv(L)
@@ -159,7 +159,7 @@ def inverse_by_pattern(cov: Floats, seen: Bools) -> tuple[Floats, Floats]:
 
 
 def centred_sums(moments: PatternMoments, mean: Array) -> tuple[Array, Array]:
-    """Take the sums d_g (G, P + 1) and D_g (G, P + 1, P + 1) of what is seen, less the mean."""
+    """Compute the sums d_g (G, P + 1) and D_g (G, P + 1, P + 1) of observed columns, minus the mean."""
     at = observed(moments) * mean
     first = moments.grams[:, 0, 1:]
     d = first - moments.n[:, None] * at
@@ -168,7 +168,7 @@ def centred_sums(moments: PatternMoments, mean: Array) -> tuple[Array, Array]:
 
 
 def joint_normal_likelihood(moments: PatternMoments, mean: Floats, cov: Floats) -> float:
-    """Log-likelihood of what is seen, of the columns as they are standardized."""
+    """Observed-data log-likelihood of the standardized columns."""
     K, log_det = inverse_by_pattern(cov, observed(moments))
     _, D = centred_sums(moments, mean)
     constant = observed(moments).sum(axis=1) * np.log(2.0 * np.pi) + log_det
@@ -178,9 +178,9 @@ def joint_normal_likelihood(moments: PatternMoments, mean: Floats, cov: Floats) 
 def differentiate_joint_normal(
     moments: PatternMoments, point: JointNormalPoint, moves: FreeParameters, *, expected: bool = False
 ) -> JointNormalDerivatives:
-    """Take log-likelihood, score and information of what moves at a point.
+    """Compute log-likelihood, score and information of the free parameters at a point.
 
-    With `expected` the information is that of data which are missing completely at random and follow the law:
+    With `expected`, the information is that of data from the model that are missing completely at random:
     without terms of expectation zero, and positive semi-definite.
     """
     P, seen, n = len(point.beta), observed(moments), moments.n[:, None, None]
@@ -210,12 +210,12 @@ def differentiate_joint_normal(
 
 
 def halved_diagonal(values: Floats, i: Ints, j: Ints) -> Floats:
-    """Read a symmetric matrix at elementary moves; one on the diagonal moves one entry and not two."""
+    """Evaluate a symmetric matrix at elementary changes; a diagonal one changes one entry and not two."""
     return np.where(i == j, 0.5, 1.0) * values[i, j]
 
 
 def mean_coupling(KB: Floats, k: Floats, i: Ints, j: Ints) -> Floats:
-    """Sum of u'K A K d over patterns by moves of the mean, (P + 1,), and elementary moves: (P + 1, m)."""
+    """Sum of u'K A K d over patterns for changes of the mean and elementary changes: (P + 1, m)."""
     total = np.tensordot(KB, k, axes=(0, 0))  # of column a of K B with entry b of B'K d
     return np.asarray(np.where(i == j, 0.5, 1.0) * (total[:, i, j] + total[:, j, i]))
 
@@ -226,7 +226,7 @@ def contract(K: Floats, W: Floats, i: Ints, j: Ints) -> Floats:
     weight = np.where(i == j, 0.5, 1.0)
     flat_K, flat_W = K.reshape(len(K), -1), W.reshape(len(W), -1)
     out = np.empty((len(i), len(i)))
-    # A row of elementary matrices at a time: q^4 numbers at once would be gigabytes for a hundred columns.
+    # One row of elementary matrices at a time: q^4 numbers at once would be gigabytes for a hundred columns.
     for a in np.unique(i):
         here = np.flatnonzero(i == a)
         first = (flat_K.T @ W[:, :, a]).reshape(q, q, q)  # K_bc W_da over b, c, d
@@ -241,12 +241,11 @@ def contract(K: Floats, W: Floats, i: Ints, j: Ints) -> Floats:
 # Maximum likelihood of the joint normal model from pattern moments, with the covariance.
 
 # ----------------------------------------------------------------------------------------------------
-# Maximum likelihood of the normal law of columns and response: Newton's method on pattern moments.
+# Maximum likelihood of the joint normal model of columns and response: Newton's method on pattern moments.
 #
-# Derivatives are exact, so that some six steps reach the maximum that EM approaches in hundreds. Where the
-# information is not positive definite the step is Fisher's scoring; either is halved until the log-likelihood
-# rises. With all edges between sites left out it is the law of
-# :mod:`fedstat.models.vertical.fit`.
+# Derivatives are exact, so about six steps reach the maximum that EM approaches in hundreds. If the
+# information is not positive definite, the step is Fisher scoring. Steps are halved until the log-likelihood
+# increases. Without edges between sites, the model is that of :mod:`fedstat.models.vertical.fit`.
 
 SINGULAR = 1e-8
 """Smallest eigenvalue of the correlation matrix of the columns below which it counts as singular."""
@@ -254,11 +253,12 @@ SINGULAR = 1e-8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JointNormalFit:
-    """A law at its maximum; estimates in the units of the data.
+    """A joint normal model at its maximum; estimates in the units of the data.
 
-    `moments` are standardized and `point` the law of the standardized columns; `moves` what was free. `joint`
-    is the log-likelihood of columns and response as standardized, `log_likelihood` that of the response given
-    what is seen, in the units of the data: less the largest value that the columns' own likelihood takes.
+    `moments` are standardized and `point` is the model of the standardized columns; `moves` are the free
+    parameters. `joint` is the log-likelihood of standardized columns and response. `log_likelihood` is that
+    of the response given observed columns, in the units of the data: the largest value of the columns' own
+    likelihood is subtracted.
     """
 
     moments: PatternMoments
@@ -314,7 +314,7 @@ class JointNormalFit:
 
 
 def all_effects(edges: Bools) -> FreeParameters:
-    """Every coefficient, and of the concentration the entries given."""
+    """Convert every coefficient, and the given entries of the concentration, to units of the data."""
     return FreeParameters(edges, np.ones(len(edges), dtype=bool))
 
 
@@ -326,25 +326,25 @@ def fit_joint_normal(
     maxiter: int = 200,
     start: JointNormalPoint | None = None,
 ) -> JointNormalFit:
-    """Maximize the likelihood of what is seen; `edges` (P, P) are pairs of columns that may depend.
+    """Maximize the observed-data likelihood; `edges` (P, P) are pairs of columns that may be correlated.
 
     It stops when the maximum is nearer than `tol` standard errors (the Newton decrement), or with
-    ``converged=False`` after `maxiter` steps; it starts from no effects and every block at its own moments.
-    An EstimationError where the moments determine no estimate.
+    ``converged=False`` after `maxiter` steps; it starts with no effects and every block at its own moments.
+    Raises EstimationError if the moments do not determine an estimate.
     """
     standard = moments if isinstance(moments, StandardizedMoments) else StandardizedMoments(moments)
     P = standard.P
     first = start or JointNormalPoint(np.zeros(P), 0.0, np.zeros(P), 1.0, standard.precision)
     found = maximize_joint_normal(standard.moments, first, all_effects(edges), tol, maxiter)
     null = without_effects(found, np.zeros(P, dtype=bool), tol=1e-4)
-    # With no effect the columns' own likelihood and that of the response are apart.
+    # Without an effect, the columns' own likelihood and that of the response are separate.
     alone = response_alone(standard.moments)
     own = found.joint - (null.joint - alone)
     return replace(found, log_likelihood=own - found.moments.nobs * float(np.log(found.moments.scale[-1])))
 
 
 def without_effects(fit: JointNormalFit, effects: Bools, *, tol: float = 1e-6) -> JointNormalFit:
-    """Fit the same law with the other coefficients at zero: what a likelihood ratio compares with."""
+    """Fit the same model with the other coefficients at zero, as the null of a likelihood ratio."""
     at = fit.point
     beta = np.where(effects, at.beta, 0.0)
     s2 = at.s2 + float((at.beta - beta) @ at.covariates @ (at.beta - beta))
@@ -354,7 +354,7 @@ def without_effects(fit: JointNormalFit, effects: Bools, *, tol: float = 1e-6) -
 
 
 def response_alone(moments: PatternMoments) -> float:
-    """Largest log-likelihood of the standardized response by itself."""
+    """Largest log-likelihood of the standardized response alone."""
     mean, square = moments.grams[:, [0, -1], -1].sum(axis=0) / moments.nobs
     return float(-0.5 * moments.nobs * (np.log(2.0 * np.pi * (square - mean**2)) + 1.0))
 
@@ -362,7 +362,7 @@ def response_alone(moments: PatternMoments) -> float:
 def maximize_joint_normal(
     moments: PatternMoments, point: JointNormalPoint, moves: FreeParameters, tol: float, maxiter: int
 ) -> JointNormalFit:
-    """Go up from a point by Newton's steps."""
+    """Maximize by Newton steps from a point."""
     ascent = NewtonAscent(
         moments.nobs,
         lambda at: differentiate_joint_normal(moments, at, moves),
@@ -379,7 +379,7 @@ def maximize_joint_normal(
 def joint_ascent_direction(
     moments: PatternMoments, moves: FreeParameters, point: JointNormalPoint, at: JointNormalDerivatives
 ) -> tuple[str, Floats]:
-    """Newton's step where the information is positive definite, Fisher's scoring elsewhere."""
+    """Take a Newton step if the information is positive definite, otherwise Fisher scoring."""
 
     def informations() -> Iterator[tuple[str, Floats]]:
         yield "newton", at.information
@@ -398,11 +398,11 @@ def line_search_joint_normal(
     at: JointNormalDerivatives,
     direction: Floats,
 ) -> tuple[JointNormalPoint, float, bool]:
-    """Halve a step until the log-likelihood has risen enough.
+    """Halve a step until the log-likelihood has increased enough.
 
     Returns the point, the largest change of a parameter, and whether the step was shortened.
 
-    An EstimationError where it falls along the direction, however short the step, or a variance vanishes.
+    Raises EstimationError if it decreases along the direction for every step length, or a variance vanishes.
     """
     slope, step = float(at.score @ direction), 1.0
     slack = ROUNDING * (abs(at.log_likelihood) + moments.nobs)
@@ -417,7 +417,7 @@ def line_search_joint_normal(
                     if np.linalg.eigvalsh(trial.Q)[-1] > 1.0 / SINGULAR:
                         raise EstimationError(not_determined(moments))
                     return trial, float(np.abs(step * direction).max()), step < 1.0
-        except np.linalg.LinAlgError:  # beyond the edge of positive definite covariances
+        except np.linalg.LinAlgError:  # outside of the positive definite covariances
             pass
         step /= 2.0
     if point.s2 < NEARLY_VANISHING:
@@ -426,7 +426,7 @@ def line_search_joint_normal(
 
 
 def not_determined(moments: PatternMoments) -> str:
-    """Say why there is no maximum."""
+    """Explain why there is no maximum."""
     both, names = moments.patterns.T @ (moments.patterns * moments.n[:, None]), moments.unit_names
     j, k = np.unravel_index(both.argmin(), both.shape)
     return (
@@ -437,29 +437,29 @@ def not_determined(moments: PatternMoments) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Covariance of the estimates of a normal law, with every parameter of it accounted for.
+# Covariance of the estimates of a joint normal model, which accounts for every parameter.
 
 MAX_FULL_INVERSE = 2_000
-"""Parameters of which the whole covariance is kept."""
+"""Largest number of parameters for which the complete covariance is kept."""
 
 
 def estimates_covariance(fit: JointNormalFit, *, expected: bool = False) -> Floats:
     """Covariance (d, d) of (a, s2, beta_1, mu_1, beta_2, ..., Q) in the units of the data.
 
-    Of more than some sixty columns, the part without Q: all parameters are accounted for, and the rest, which
-    only predictions for entities that lack columns need, would take as long again as the fit.
+    For more than about sixty columns, the part without Q. It accounts for all parameters. Only predictions
+    for entities that lack columns need the rest, which would take as long again as the fit.
 
-    The inverse of the observed information, or with `expected` of that of data which are missing completely
-    at random and follow the law. An EstimationError where it is not positive definite.
+    The inverse of the observed information or, with `expected`, of that of data from the model that are
+    missing completely at random. Raises EstimationError if it is not positive definite.
     """
     information = differentiate_joint_normal(fit.moments, fit.point, fit.moves, expected=expected).information
     return inverse_information(fit, information)
 
 
 def inverse_information(fit: JointNormalFit, information: Floats, *, scale: bool = True) -> Floats:
-    """Invert an information (d, d) of a law; see above. Without `scale` no residual variance is estimated.
+    """Invert an information (d, d) of a model; see above. Without `scale`, no residual variance is estimated.
 
-    Its place is then zero, in both.
+    Its row and column are then zero in both.
     """
     moments = fit.moments
     owners = [moments.clients[k] for k in moments.owner]
@@ -481,7 +481,7 @@ def inverse_information(fit: JointNormalFit, information: Floats, *, scale: bool
 
 
 def leading_inverse(fit: JointNormalFit, information: Floats, head: int) -> Floats:
-    """First rows and columns of the inverse, at the cost of one factor and no eigenvalues."""
+    """First rows and columns of the inverse, at the cost of one factorization and no eigenvalues."""
     try:
         columns = solve_information(information, np.eye(len(information), head))
     except np.linalg.LinAlgError:
@@ -490,7 +490,7 @@ def leading_inverse(fit: JointNormalFit, information: Floats, head: int) -> Floa
 
 
 def in_psi(fit: JointNormalFit, cov: Floats) -> Floats:
-    """Bring a covariance of (a, s2, beta, mu, Q) of standardized columns to site order and units."""
+    """Convert a covariance of (a, s2, beta, mu, Q) of standardized columns to site order and units."""
     moments = fit.moments
     i, j = fit.moves.entries
     x, y = moments.scale[:-1], moments.scale[-1]
@@ -503,8 +503,8 @@ def in_psi(fit: JointNormalFit, cov: Floats) -> Floats:
 # ----------------------------------------------------------------------------------------------------
 # Pairs of blocks with few common entities: restrictions and sensitivity of the estimates.
 #
-# A block is a site's columns, or where entities have some of these only a set of them that are
-# missing together: a unit of :class:`~fedstat.models.vertical.moments.PatternMoments`.
+# A block is a site's columns or, if entities have only some of these, a set of them that are missing
+# together: a unit of :class:`~fedstat.models.vertical.moments.PatternMoments`.
 #
 # Where no entity, or hardly one, has the columns of both, their covariance given all other columns and the
 # response is not in the data: every partial covariance R_j^1/2 M R_k^1/2 with a spectral norm of M of at
@@ -512,21 +512,21 @@ def in_psi(fit: JointNormalFit, cov: Floats) -> Floats:
 
 Between: TypeAlias = Literal["free", "independent"]
 MIN_COMMON_ENTITIES = 10
-"""Entities that two sites must share for each of their columns, so that a covariance is estimated.
+"""Number of shared entities per column of two sites that a covariance requires.
 
-With three, covariances of few entities fit their noise: on the packaged enterprises R-squared is then .89,
-with ten .81, where the truth is .76.
+With three, covariances of few entities fit noise: on the packaged enterprises, R-squared is then .89, and .81
+with ten, where the true value is .76.
 """
 MAX_PARTIAL_CORRELATION = 1.0 - 1e-9
-"""Partial correlation of an extreme: at one the covariance is singular."""
+"""Largest partial correlation for the range; at one the covariance is singular."""
 SMALL_MOVE = 1e-5
 GRID_POINTS = 201
-"""Of a coefficient's way from one extreme to the other."""
+"""Steps from one limit of a coefficient's range to the other."""
 
 
 @dataclass(frozen=True, slots=True)
 class SparsePair:
-    """Two units, by number, that share n entities, too few for a covariance of their columns together."""
+    """Two units, by number, that share n entities, too few for a covariance of their columns."""
 
     first: int
     second: int
@@ -535,12 +535,12 @@ class SparsePair:
 
     @property
     def undetermined(self) -> bool:
-        """Whether the data leave the covariance open, and not only uncertain."""
+        """Whether the data do not determine the covariance at all, rather than with large error."""
         return self.n < self.columns
 
 
 def sparse_pairs(moments: PatternMoments) -> list[SparsePair]:
-    """Find the pairs of units with too few entities in common to estimate a covariance."""
+    """Find the pairs of units with too few common entities for a covariance."""
     patterns, sizes = moments.patterns, [len(columns) for columns in moments.units]
     both = patterns.T @ (patterns * moments.n[:, None])
     each = ((j, k, sizes[j] + sizes[k]) for j, k in combinations(range(len(sizes)), 2))
@@ -552,20 +552,20 @@ def sparse_pairs(moments: PatternMoments) -> list[SparsePair]:
 
 
 def name_sparse(moments: PatternMoments) -> str:
-    """Name the pairs, and say what is assumed of them; nothing where there are none."""
+    """Name the pairs, and the assumption for them; empty if there are none."""
     names = moments.unit_names
     listed = [f"{names[p.first]} and {names[p.second]} {p.n:,}" for p in sparse_pairs(moments)]
     if not listed:
         return ""
     return (
-        f"Too few entities shared for covariances of columns, which take {MIN_COMMON_ENTITIES} for each: "
-        f"{', '.join(listed)}. Such sites count as independent given all other columns, of which so "
-        "few entities say little, and none nothing."
+        f"Too few shared entities for a covariance of the columns ({MIN_COMMON_ENTITIES} per column are "
+        f"needed): {', '.join(listed)}. Such sites count as independent given all other columns. With few "
+        "shared entities, the data hardly test this; with none, not at all."
     )
 
 
 def edges_between(moments: PatternMoments, between: Between) -> Bools:
-    """Which columns may depend given all others, (P, P): those of one site, and with "free" of others."""
+    """Return which columns may be correlated given all others, (P, P): of one site, or with "free" all."""
     owner, unit = moments.owner, moments.unit
     edges = np.asarray((owner[:, None] == owner) | (between == "free"))
     for pair in sparse_pairs(moments):
@@ -577,17 +577,17 @@ def edges_between(moments: PatternMoments, between: Between) -> Bools:
 def fit_joint_model(
     moments: PatternMoments, between: Between, maxiter: int = 200
 ) -> MomentsFit | JointNormalFit:
-    """Maximize the likelihood of what is seen, of columns that are free to depend between sites or not."""
+    """Maximize the observed-data likelihood; columns may be correlated between sites or not."""
     if between == "independent" and moments.whole:
         return fit_moments(moments, maxiter=maxiter)
     return fit_joint_normal(moments, edges_between(moments, between), maxiter=maxiter)
 
 
 def extremes(fit: JointNormalFit, pair: SparsePair) -> Floats:
-    """Coefficients (2, P), in the units of the data, at two extremes of what the data do not determine.
+    """Coefficients (2, P), in the units of the data, at two limits of what the data do not determine.
 
-    For each coefficient M goes through the spectral ball along its steepest direction: with one column on
-    either side these are the smallest and the largest value that any law of this likelihood has.
+    For each coefficient, M moves through the spectral ball along its steepest direction. With one column on
+    either side, these are the smallest and the largest value among all models with this likelihood.
     """
     first, second = (fit.moments.units[u] for u in (pair.first, pair.second))
     law, shape = PartialCovariance(fit.point.cov, first, second), (len(first), len(second))
@@ -600,7 +600,7 @@ def extremes(fit: JointNormalFit, pair: SparsePair) -> Floats:
     out = np.empty((2, len(at)))
     for c, slope in enumerate(slopes):
         left, _, right = np.linalg.svd(slope, full_matrices=False)
-        # No coefficient need be monotone, and all move fastest near the ends.
+        # Coefficients need not be monotone, and all change fastest near the limits.
         along = [
             law.moved(r * left @ right)[c]
             for r in MAX_PARTIAL_CORRELATION * np.cos(np.linspace(0.0, np.pi, GRID_POINTS))
@@ -611,7 +611,7 @@ def extremes(fit: JointNormalFit, pair: SparsePair) -> Floats:
 
 
 class PartialCovariance:
-    """A law of (x, y) as a function of the partial covariance of two sets of columns."""
+    """A joint normal model of (x, y) as a function of the partial covariance of two sets of columns."""
 
     def __init__(self, cov: Floats, first: Ints, second: Ints) -> None:
         rest = np.setdiff1d(np.arange(len(cov)), np.concatenate([first, second]))
@@ -624,7 +624,7 @@ class PartialCovariance:
         ]
 
     def moved(self, M: Floats) -> Floats:
-        """Coefficients where the partial covariance is R_j^1/2 M R_k^1/2."""
+        """Coefficients for the partial covariance R_j^1/2 M R_k^1/2."""
         cov = self.cov.copy()
         block = self.explained + self.roots[0] @ M @ self.roots[1]
         cov[np.ix_(self.first, self.second)] = block

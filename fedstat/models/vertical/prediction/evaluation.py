@@ -31,19 +31,20 @@ from fedstat.models.vertical.prediction.protocol import ResponseSource, new_ledg
 from fedstat.typing import Array, Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# Predictions from outside, as they may be held against a response: those of groups of entities.
+# Averages of external predictions over groups of entities, for a comparison with the response.
 #
-# Whoever chooses the predictions chooses what a sum of losses tells: with numbers that differ by powers of
-# two it tells every label, and with two levels it tells one. Averaged over cells of entities that depend on
-# predictions alone, whatever is counted or added up is a function of sums of the response over cells.
+# The choice of predictions determines what a sum of losses reveals: predictions that differ by powers of two
+# reveal every label, and predictions of two levels reveal one. Here predictions are averaged over cells of
+# entities that depend on predictions alone. Every count or sum is then a function of sums of the response
+# over cells.
 
 
 def average_in_groups(data: SiteData, predicted: Floats, code: Ints, by: Floats | None = None) -> Floats:
     """Average predictions, (n,) or (n, q), over cells of entities of one group, of `code` (n,), -1 for none.
 
-    Cells hold as many entities as the owner wants behind a sum, or more; they are made of entities that are
-    next to each other, where lie the predictions, or what is `by` (n, q) a function of them. An owner who
-    answers any number of evaluations lets labels be told anyway: then predictions are as they came.
+    A cell has at least the number of entities that the owner requires for a sum. Its entities are neighbors
+    in the predictions, or in `by` (n, q), a function of them. If the owner allows any number of evaluations,
+    labels can be revealed anyway; predictions are then not averaged.
     """
     if data.policy.evaluation == "any":
         return predicted
@@ -56,7 +57,7 @@ def average_in_groups(data: SiteData, predicted: Floats, code: Ints, by: Floats 
 
 
 def group_codes(places: Floats, rows: Ints, least: int) -> list[Ints]:
-    """Divide rows of `places` (n, q) in cells of `least` or more, by halves of the widest column.
+    """Divide rows of `places` (n, q) into cells of `least` or more, by halves of the widest column.
 
     Examples
     --------
@@ -74,8 +75,9 @@ def group_codes(places: Floats, rows: Ints, least: int) -> list[Ints]:
 def squared_errors(y: Floats, given: Floats, used: Floats, code: Ints, groups: int) -> Floats:
     """Sum squared errors of predictions (n,) by group, (groups,), from `used`, their averages over cells.
 
-    They are those of the averages, more or less what averaging took away: within cells the response is taken
-    to move with its predictions as between cells, as far as it can. Nothing but sums over cells is behind it.
+    The sums are those of the averages, corrected for the averaging: within cells, the response is assumed to
+    vary with its predictions as it does between cells, as far as possible. They depend only on sums over
+    cells.
     """
     moved = used - used.mean() if len(used) else used
     slope = float(moved @ y / (moved @ moved)) if moved.any() else 1.0
@@ -85,16 +87,16 @@ def squared_errors(y: Floats, given: Floats, used: Floats, code: Ints, groups: i
 
 
 # ----------------------------------------------------------------------------------------------------
-# How well predictions agree with the response of a partition: counted where the response is.
+# Agreement of predictions with the response of a partition, computed where the response is.
 
 GROUP_AVERAGES = (
-    "Predictions were averaged over a few entities that have similar ones before they were counted, by the "
-    "policy of the site that holds the response."
+    "The policy of the site that holds the response requires that similar predictions are averaged over a "
+    "few entities before the evaluation."
 )
 SMALLEST, LARGEST = 1e-290, 1e140
-"""Mean of a positive response, below which its logarithm has no end, and one whose square has one."""
+"""Bounds of a positive mean: below the first its logarithm overflows, above the second its square."""
 SUM_COUNT = 9
-"""Of a recalibration: whether there is one, intercept, slope, their covariance, and three more."""
+"""Values of a recalibration: whether there is one, intercept, slope, their covariance, and three more."""
 
 
 def evaluate_at_holder(
@@ -108,14 +110,15 @@ def evaluate_at_holder(
     centre: Floats,
     width: Floats,
 ) -> tuple[dict[str, Array], str]:
-    """Count how well predicted means (n,) agree with the opened response of the rows in `use`.
+    """Evaluate the agreement of predicted means (n,) with the opened response of the rows in `use`.
 
-    `text` is distribution and link, `code` (n,) the group of each row, of so many `groups`; for `centre` and
-    `width` see :func:`bin_edges`. Released are ``bins`` (3 G, B), entities and sums of response and of
-    predictions by bin of the linear predictor, small bins counted with a neighbor and small groups not at
-    all; ``squares`` (G,), sums of squared errors; ``spread`` (G,) about the mean of the group and
-    ``deviance`` (2,) of all and of a constant, zero of a binary response; ``regression`` (9,), the response
-    of all of these regressed on the linear predictor. Of predictions, see :func:`averaged`.
+    `text` is distribution and link, `code` (n,) the group of each row, from 0 to `groups` - 1; for `centre`
+    and `width` see :func:`bin_edges`. Released are ``bins`` (3 G, B), entities and sums of response and of
+    predictions by bin of the linear predictor, where small bins are merged with a neighbor and small groups
+    are left out; ``squares`` (G,), sums of squared errors; ``spread`` (G,) about the mean of the group;
+    ``deviance`` (2,) of predictions and of a constant, zero for a binary response; ``regression`` (9,), the
+    response of all these rows regressed on the linear predictor. Predictions are averaged as described in
+    :func:`averaged`.
     """
     distribution = DistributionSpec.from_json(text)
     family, binary = distribution.make(), distribution.name == "Binomial"
@@ -124,13 +127,13 @@ def evaluate_at_holder(
     y, G = response[use], int(groups)
     check_lengths(data.name, predicted=(predicted, len(y)), code=(code, len(y)))
     if not _are_means(predicted, distribution) or not 1 <= G <= max(len(y), 1) or not float(width) > 0.0:
-        raise MessageError(f"{data.name}: expected means that the family has, in one group or more")
+        raise MessageError(f"{data.name}: expected valid means for the family, in one group or more")
     there = np.isfinite(y)
     y, given, code = y[there], predicted[there], code[there]
-    # Where tables are invented, and their responses with them, any number above zero is an event.
+    # If tables are simulated, and their responses with them, any number above zero is an event.
     y = (y > 0.0).astype(np.float64) if binary else y
     if len(code) and not 0 <= code.min() <= code.max() < G:
-        raise MessageError(f"{data.name}: array 'code' names a group that is not there")
+        raise MessageError(f"{data.name}: array 'code' names a group that does not exist")
     predicted = average_in_groups(data, given, code, np.asarray(family.link(given)))
     eta, edges = np.asarray(family.link(predicted)), bin_edges(distribution, float(centre), float(width))
     at, B = np.searchsorted(edges, eta), len(edges) + 1
@@ -164,7 +167,7 @@ def evaluate_at_holder(
 
 
 def _are_means(predicted: Floats, distribution: DistributionSpec) -> bool:
-    """Whether the distribution can have these means, and the link takes them."""
+    """Whether the distribution allows these means, and the link is defined for them."""
     if distribution.name == "Binomial":
         return bool(((predicted > 0.0) & (predicted < 1.0)).all())
     if distribution.name != "Gaussian" and not (predicted > 0.0).all():
@@ -222,11 +225,12 @@ def evaluate_predictions(
     predicted: Callable[[], FitProtocol[tuple[Floats, str]]],
     analysis: PostFitAnalysis,
 ) -> Evaluation:
-    """Hold predicted means of a partition's entities, nan for none, against its response.
+    """Compare predicted means of a partition's entities, nan for none, with its response.
 
-    `predicted` asks for them, and says in which session; `analysis` says so to owners, who consent once to
-    that and to what is asked here. A row for each set of `clients` that entities have. A ModelError where the
-    partition lacks the response; a DataWarning of sets that are too small to be counted.
+    `predicted` requests them, and returns the session; `analysis` describes the analysis to owners, who
+    consent once to it and to the requests here. There is a row for each set of `clients` that entities have.
+    Raises ModelError if the partition lacks the response; a DataWarning names sets that are too small to be
+    counted.
     """
     partition, holder = analysis.partition, response.client
     if holder not in partition.sites:
@@ -242,7 +246,7 @@ def evaluate_predictions(
         known, session = yield from predicted()
         use = np.isfinite(known[rows])
         if not use.any():
-            raise ModelError("evaluate: no entity of the partition has a prediction and is at the holder")
+            raise ModelError("evaluate: no entity of the partition has both a prediction and a response")
         sets, code = np.unique(has[rows[use]], return_inverse=True)
         means = _inside(known[rows[use]], distribution)
         eta = np.asarray(distribution.make().link(means))
@@ -272,7 +276,7 @@ def evaluate_predictions(
     names = [" + ".join(k for i, k in enumerate(clients) if s >> i & 1) or "none" for s in sets.tolist()]
     if not there.all():
         few = ", ".join(name for name, fine in zip(names, there, strict=True) if not fine)
-        warn(f"evaluate: entities of too small sets of sites are not counted: {few}", DataWarning)
+        warn(f"evaluate: sets of sites with too few entities are not counted: {few}", DataWarning)
     edges = np.concatenate([[-np.inf], bin_edges(distribution, *place), [np.inf]])
     squares, binary = told["squares"][there], distribution.name == "Binomial"
     accuracy = Accuracy(
@@ -301,7 +305,7 @@ def evaluate_predictions(
 
 
 def _inside(means: Floats, distribution: DistributionSpec) -> Floats:
-    """Predictions at the ends of their range tell no more than ones next to them."""
+    """Limit predictions at the ends of their range so that they reveal no more than their neighbors."""
     if distribution.name == "Binomial":
         return means.clip(1e-12, 1.0 - 1e-12)
     return means.clip(-LARGEST if distribution.name == "Gaussian" else SMALLEST, LARGEST)

@@ -18,7 +18,7 @@ from fedstat.typing import Bools, Floats
 WHERE = ("overall", "mean", "zero")
 AVAILABLE_OVER_ROWS = "FederatedGLM, over rows, has them"
 UNAVAILABLE_EFFECTS = dict.fromkeys(
-    ("all", "median"), "effects at every entity, or their medians, are values of entities"
+    ("all", "median"), "effects at every entity, or their medians, are row-level values"
 )
 
 
@@ -26,8 +26,8 @@ UNAVAILABLE_EFFECTS = dict.fromkeys(
 class FittedMean:
     """Coefficients (p + 1,) with their covariance, nan where one has none, and the means of columns (p,).
 
-    `means` is None where they are not known any more, `beside` has offset and weights of the fit by role;
-    `words` are the names of model and response, `law` and `student` those of tests.
+    `means` is None if they are no longer known; `beside` has offset and weights of the fit by role; `words`
+    are the names of model and response, `law` and `student` the distribution of tests.
     """
 
     names: tuple[str, ...]
@@ -43,7 +43,7 @@ class FittedMean:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProjectedEntities:
-    """Linear predictors (n,), projections of rows on a factor of the covariance (n, r); which are whole."""
+    """Linear predictors (n,), projections of rows on a covariance factor (n, r), and complete rows."""
 
     linear: Floats
     projection: Floats
@@ -58,9 +58,9 @@ def effects_over_columns(
     *,
     others: Mapping[str, Any],
 ) -> MarginalEffects:
-    """Effects of all columns; `project` asks the sites, of a factor (p + 1, r) of the covariance.
+    """Effects of all columns; `project` requests projections on a factor (p + 1, r) of the covariance.
 
-    `others` are further arguments that statsmodels has.
+    `others` are further arguments of statsmodels' method.
     """
     if at in tuple(UNAVAILABLE_EFFECTS):
         raise NotAvailableError(
@@ -71,7 +71,7 @@ def effects_over_columns(
     for name, value in others.items():
         if value:
             raise NotAvailableError(
-                f"get_margeff: {name}: the change of a column needs its values beside all others of the "
+                f"get_margeff: {name}: the discrete change of a column needs all other columns of the same "
                 f"entity, which are at other sites; {AVAILABLE_OVER_ROWS}"
             )
     known = np.isfinite(np.diag(of.cov))
@@ -86,7 +86,7 @@ def effects_over_columns(
         where = f"Averages over the {n:,} entities that every site has"
     else:
         effects, moved = _at_row(of, at, factor, log, products)
-        where = {"mean": "At the mean of every column, which counts as known", "zero": "At zero"}[at]
+        where = {"mean": "At the mean of every column, treated as known", "zero": "At zero"}[at]
     shown = known[1:]
     return MarginalEffects(
         [name for name, here in zip(of.names[1:], shown, strict=True) if here],
@@ -97,7 +97,7 @@ def effects_over_columns(
         student=of.student,
         options={"method": method, "at": at},
         title=of.words,
-        note=f"{where}. Errors by the delta method.",
+        note=f"{where}. Standard errors by the delta method.",
     )
 
 
@@ -105,18 +105,18 @@ def _at_row(of: FittedMean, at: str, factor: Floats, log: bool, products: bool) 
     """Effects at one row (p,), and their derivatives times the factor (p, r)."""
     if "offset" in of.beside:
         raise NotAvailableError(
-            f"get_margeff: at={at!r} needs a value of the offset, of which no mean is known"
+            f"get_margeff: at={at!r} needs a value of the offset, whose mean is not known"
         )
     if of.means is None:
         raise NotAvailableError(
-            "get_margeff: at='mean': this result was read from a file, which does not tell the means of the "
-            "columns; fit the model again"
+            "get_margeff: at='mean': this result was read from a file, which does not contain the means of "
+            "the columns; fit the model again"
         )
     row = np.append(1.0, of.means if at == "mean" else np.zeros_like(of.means))
     sums = effect_sums(row[None, :], row[None, :] @ of.params, np.ones(1), of.distribution, log, products)
     if not sums.inside:
         raise _outside(of)
-    # The sums have a constant before the columns, and here the first column is one as well.
+    # The sums have a constant before the columns; here the first column is also one.
     effects, jacobian = effects_of(of.params, sums, {})
     return effects[1:], (jacobian @ factor)[1:]
 
@@ -128,7 +128,7 @@ def _averages(
     products: bool,
     project: Callable[[Floats], ProjectedEntities],
 ) -> tuple[Floats, Floats, int]:
-    """Average effects (p,), their derivatives times the factor (p, r), and the entities behind them."""
+    """Average effects (p,), their derivatives times the factor (p, r), and the number of entities."""
     if of.beside:
         raise NotAvailableError(
             f"get_margeff: at='overall': predictions of this fit leave out its {' and '.join(of.beside)}; "
@@ -136,8 +136,9 @@ def _averages(
         )
     if products:
         raise NotAvailableError(
-            "get_margeff: at='overall': elasticities by a column (eyex, dyex) average its values times those "
-            f"of a function of all others; use at='mean', or method='dydx' or 'eydx'; {AVAILABLE_OVER_ROWS}"
+            "get_margeff: at='overall': elasticities by a column (eyex, dyex) average its values times a "
+            "function of all other columns; use at='mean', or method='dydx' or 'eydx'; "
+            f"{AVAILABLE_OVER_ROWS}"
         )
     found = project(factor)
     if not found.whole.any():
@@ -147,13 +148,13 @@ def _averages(
         _, first, second = mean_derivatives(eta, of.distribution, log)
     if not (np.isfinite(first).all() and np.isfinite(second).all() and all_inside(eta, of.distribution)):
         raise _outside(of)
-    # An effect beta_j E g'(x'b) moves by E g' with beta_j, and by beta_j E g'' x with b.
+    # An effect beta_j E g'(x'b) changes by E g' with beta_j, and by beta_j E g'' x with b.
     moved = float(first.mean()) * factor[1:] + np.outer(of.params[1:], second @ rows / len(eta))
     return of.params[1:] * float(first.mean()), moved, len(eta)
 
 
 def _outside(of: FittedMean) -> EstimationError:
     return EstimationError(
-        f"get_margeff: a mean lies outside the domain of family {of.distribution}, or its logarithm is not "
+        f"get_margeff: a mean is outside the domain of family {of.distribution}, or its logarithm is not "
         "finite"
     )

@@ -1,4 +1,4 @@
-"""What fits over columns of several sites share: requests for predictions, marginal effects, evaluation."""
+"""Code shared by fits over columns of several sites: predictions, marginal effects, evaluation."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ Found = TypeVar("Found")
 
 
 class VerticalPredictor:
-    """What prediction needs of a fit, and how it asks the sites; `steps` is the family of these.
+    """The parts of a fit that prediction needs, and its requests to sites; `steps` is their family.
 
-    A subclass has the blocks of its fit, the mean response, and the sites that it asks.
+    A subclass has the blocks of its fit, the mean response, and the sites that receive requests.
     """
 
     __slots__ = ()
@@ -52,40 +52,40 @@ class VerticalPredictor:
 
     @property
     def distribution(self) -> DistributionSpec:
-        """Of the response, with its link."""
+        """Return the distribution of the response, with its link."""
         raise NotImplementedError
 
     @property
     def response_at(self) -> tuple[str, str]:
-        """The response as it is written, and the site that holds it."""
+        """Return the text of the response, and the site that holds it."""
         raise NotImplementedError
 
     @property
     def counted(self) -> Sequence[str]:
-        """Sites by which an evaluation sorts entities."""
+        """Sites by which an evaluation groups entities."""
         return self.blocks.clients
 
     def asked(self, partition: ClientPartition) -> tuple[str, ...]:
-        """Sites to ask; a ModelError where the partition lacks one that a prediction needs."""
+        """Return the sites that receive requests; a ModelError if the partition lacks one that is needed."""
         raise NotImplementedError
 
     def predicted_means(self, partition: ClientPartition) -> Callable[[], FitProtocol[tuple[Floats, str]]]:
-        """Return the protocol of predicted means (n,), nan for none, and of the session that found them."""
+        """Return the protocol of predicted means (n,), nan for none, and of their session."""
         raise NotImplementedError
 
     def analysis(self, call: str, partition: ClientPartition) -> PostFitAnalysis:
-        """Say what a prediction is, for owners who are asked."""
+        """Describe a prediction to owners, for their consent."""
         return prediction_analysis(call, self.blocks, self.response_at[0], self.distribution, partition)
 
     def run(
         self, call: str, partition: ClientPartition, asking: Callable[[], FitProtocol[Found]]
     ) -> tuple[Found, Ledger]:
-        """Run requests to the sites of a partition, with a ledger of their own."""
+        """Run requests to the sites of a partition, with a separate ledger."""
         ledger = new_ledger(partition, self.response_at[1])
         return run_analysis(self.analysis(call, partition), asking, ledger), ledger
 
     def project(self, of: Sequence[str], partition: ClientPartition, factor: Floats) -> ProjectedEntities:
-        """Ask for linear predictors, and projections of columns on a factor (p + 1, r) of the covariance.
+        """Request linear predictors, and projections of columns on a factor (p + 1, r) of the covariance.
 
         `of` (p,) names the site of each column.
         """
@@ -98,7 +98,7 @@ class VerticalPredictor:
         return ProjectedEntities(found.linear, rows, (~found.missing).sum(axis=1) == len(asked))
 
     def evaluate(self, response: ResponseSource, partition: ClientPartition) -> Evaluation:
-        """Hold predicted means of the entities of a partition against its response, where that is."""
+        """Compare predicted means of a partition's entities with the response, where that is."""
         means, analysis = self.predicted_means(partition), self.analysis("evaluate()", partition)
         return evaluate_predictions(self.steps, response, self.distribution, self.counted, means, analysis)
 
@@ -118,7 +118,7 @@ class VerticalPredictions(CoefficientResults):
     _model: VerticalModel | None
 
     def _predictor(self) -> VerticalPredictor:
-        """Return what prediction needs; ask the sites how they coded columns where that is not known."""
+        """Return what prediction needs; request the coding of columns from the sites if it is not known."""
         raise NotImplementedError
 
     def _margin_predictor(self) -> VerticalPredictor:
@@ -130,11 +130,11 @@ class VerticalPredictions(CoefficientResults):
         raise NotImplementedError
 
     def _response_source(self) -> ResponseSource:
-        """Where the response is that predictions are held against."""
+        """Return the site of the response with which predictions are compared."""
         raise NotImplementedError
 
     def _need_model(self, what: str) -> VerticalModel:
-        """Return the model of this session, or say that a file has none."""
+        """Return the model of this session, or report that a file has none."""
         if self._model is None:
             raise NotAvailableError(
                 f"{what}: this result was read from a file and has no partition; give one"
@@ -151,19 +151,19 @@ class VerticalPredictions(CoefficientResults):
     ) -> MarginalEffects:
         """Marginal effects on the mean of the response, with errors by the delta method, as in statsmodels.
 
-        ``at="mean"`` asks nothing further. ``at="overall"`` averages over the entities of the fit that every
-        site has: as for :meth:`get_prediction`, linear predictors of these and projections of their
-        columns on the covariance of the estimates go to the coordinator, and disclose the columns.
-        After a lasso or an elastic net of VerticalGLM they are those of its ``refit``.
+        ``at="mean"`` sends no requests. ``at="overall"`` averages over the entities of the fit that every
+        site has: as for :meth:`get_prediction`, the coordinator receives linear predictors of these and
+        projections of their columns on the covariance of the estimates, which reveal the columns. After a
+        lasso or an elastic net of VerticalGLM, the effects are those of its ``refit``.
 
         Parameters
         ----------
         at : {"overall", "mean", "zero"}
             Average over entities, or at one row: the means of the columns, or zeros.
         method : {"dydx", "eyex", "dyex", "eydx"}
-            Derivative, elasticity, or a semi-elasticity; of averages only "dydx" and "eydx".
+            Derivative, elasticity, or a semi-elasticity; for averages only "dydx" and "eydx".
         atexog, dummy, count
-            Not available: they need values of one column beside those of all others.
+            Not available: they need values of one column together with those of all others.
 
         Returns
         -------
@@ -173,10 +173,10 @@ class VerticalPredictions(CoefficientResults):
         Raises
         ------
         NotAvailableError
-            No covariance, values of single entities, an average beside weights or an offset, or one of
+            No covariance, row-level values, an average for a fit with weights or an offset, or an average for
             results that were read from a file.
         PolicyError
-            A site refuses its columns; ``at="mean"`` does without.
+            A site refuses to release its columns; ``at="mean"`` does not need them.
 
         Examples
         --------
@@ -202,32 +202,32 @@ class VerticalPredictions(CoefficientResults):
         return effects_over_columns(mean, at, method, project, others=others)
 
     def evaluate(self, partition: ClientPartition | None = None) -> Evaluation:
-        """How well predictions agree with the response, counted at the site that holds it.
+        """Evaluate the agreement of predictions with the response, at the site that holds it.
 
-        Every site is asked for the linear predictors of the partition's entities, as by
-        :meth:`predict`; the holder of the response is handed the predictions, and counts. One that answers a
-        single evaluation averages them over a few entities first, which moves figures little unless a
+        Every site releases its linear predictors of the partition's entities, as for :meth:`predict`. The
+        response holder receives the predictions and computes the results. If its policy allows a single
+        evaluation, it averages predictions over a few entities first, which changes results little unless a
         few predictions are far from all others.
 
         Parameters
         ----------
         partition : ClientPartition, optional
-            With the response, at the site that had it in the fit; by default that of the fit, on which
-            the figures flatter, the more so after a selection.
+            With the response, at the site that had it in the fit. The default is the partition of the fit,
+            for which the results are too optimistic, especially after a selection.
 
         Returns
         -------
         Evaluation
-            By set of sites that entities have, and of all: ``recalibration``, ``calibration()``,
-            ``plot_calibration()``; of a binary response AUC, ``roc()``, ``confusion(threshold)``, ``brier``;
-            of others ``accuracy`` with R-squared, root mean squared error and deviance.
+            By set of sites that entities have, and for all: ``recalibration``, ``calibration()``,
+            ``plot_calibration()``; for a binary response AUC, ``roc()``, ``confusion(threshold)``, ``brier``;
+            for others ``accuracy`` with R-squared, root mean squared error and deviance.
 
         Raises
         ------
         ModelError
             The partition lacks the response, or sites that predictions need.
         NotAvailableError
-            There is no partition: the results were read from a file; or the fit has an offset, which
+            There is no partition, because the results were read from a file; or the fit has an offset, which
             predictions leave out.
 
         Examples

@@ -28,7 +28,7 @@ from fedstat.typing import Bools, Floats, Ints
 
 @dataclass(frozen=True, slots=True)
 class ResponseSource:
-    """Where the response of a fit was: its holder, the left side of the formula, the columns it reads."""
+    """Source of the response of a fit: its holder, the left side of the formula, and its columns."""
 
     client: str
     text: str
@@ -36,8 +36,8 @@ class ResponseSource:
 
 
 def released_specs(model: VerticalModel, clients: tuple[str, ...]) -> dict[str, str]:
-    """Ask the sites of a fit how they coded their columns; those that it left out are left out here too."""
-    # A smaller model from the moments of a larger one has the session of that, and asks for nothing twice.
+    """Request from the sites of a fit the coding of their columns, without those that the fit left out."""
+    # A smaller model from the moments of a larger one uses its session, and sends no request twice.
     unknown = [k for k in clients if k not in model._codings]
 
     def protocol() -> FitProtocol[dict[str, str]]:
@@ -76,16 +76,16 @@ def store_coded(spec: str, terms: SiteTerms) -> str:
 # ----------------------------------------------------------------------------------------------------
 # Linear predictors of new entities from the blocks that they have.
 #
-# An entity that lacks a block has the mean of that block's linear predictor in its place: its expectation,
-# where blocks are independent between sites.
+# If an entity lacks a block, the mean of the block's linear predictor is used: its expectation if blocks are
+# independent between sites.
 
 
 @dataclass(frozen=True, slots=True)
 class FittedBlocks:
-    """Coefficients of a fit by site, and how its columns are coded.
+    """Coefficients of a fit by site, and the coding of its columns.
 
-    `mean` is the linear predictor of an entity without any block; `means` has what each block adds to it on
-    average, zero where left out.
+    `mean` is the linear predictor of an entity without any block; `means` has the average contribution of
+    each block, zero where left out.
     """
 
     clients: tuple[str, ...]
@@ -99,8 +99,8 @@ class FittedBlocks:
 class OpenedBlocks:
     """Columns of sites, coded as in a fit, in an open session.
 
-    `rows` are the entities of each site that was asked, `missing` (n, K) the blocks that entities
-    lack; `has` says with which columns entities take part of which a site has some only, (rows, p_k).
+    `rows` are the entities of each site that was queried, `missing` (n, K) the blocks that entities lack; for
+    sites with partial blocks, `has` states with which columns entities take part, (rows, p_k).
     """
 
     missing: Bools
@@ -111,27 +111,27 @@ class OpenedBlocks:
 
 @dataclass(frozen=True, slots=True)
 class PredictedBlocks:
-    """Linear predictors (n,) of the entities of a partition, and the columns that they come from."""
+    """Linear predictors (n,) of the entities of a partition, and their columns."""
 
     linear: Floats
     opened: OpenedBlocks
 
     @property
     def missing(self) -> Bools:
-        """Which blocks each entity lacks, (n, K)."""
+        """Return which blocks each entity lacks, (n, K)."""
         return self.opened.missing
 
 
 def present_clients(clients: Sequence[str], partition: ClientPartition) -> tuple[str, ...]:
-    """Sites of a fit that a partition has, too; a ModelError where it is horizontal."""
+    """Return the sites of a fit that a partition has, too; a ModelError if it is horizontal."""
     check_layout("a prediction", partition, "vertical")
     return tuple(k for k in clients if k in partition.sites)
 
 
 def new_ledger(partition: ClientPartition, holder: str) -> Ledger:
-    """Start an account; the coordinator sits at the response holder where the partition has it.
+    """Start a ledger; the coordinator is at the response holder if the partition has it.
 
-    ModelError where it is no partition, or a horizontal one.
+    Raises ModelError if it is not a partition, or is horizontal.
     """
     check_layout("a prediction", partition, "vertical")
     return Ledger(at=partition._coordinator_at(holder))
@@ -140,7 +140,7 @@ def new_ledger(partition: ClientPartition, holder: str) -> Ledger:
 def prediction_analysis(
     call: str, blocks: FittedBlocks, response: str, distribution: object, partition: ClientPartition
 ) -> PostFitAnalysis:
-    """Say what a prediction is, for owners who are asked."""
+    """Describe a prediction to owners, for their consent."""
     specs = {k: BlockSpec.from_json(spec) for k, spec in blocks.specs.items()}
     terms = [term for spec in specs.values() for term in spec.terms]
     return PostFitAnalysis(
@@ -163,8 +163,8 @@ def open_blocks(
 ) -> FitProtocol[OpenedBlocks]:
     """Code the columns of some sites as in the fit.
 
-    Entities with some of a site's columns count as missing there, unless they may take part `partly`.
-    A DesignError where a site's columns cannot be coded so.
+    Entities with some of a site's columns count as missing there, unless they may take part `partly`. Raises
+    DesignError if a site's columns cannot be coded in this way.
     """
     asking = SecureProductSession(family, partition._new_session(), None)
     missing = np.ones((partition.n_entities, len(blocks.clients)), dtype=bool)
@@ -194,7 +194,7 @@ def predict_blocks(
     asking = SecureProductSession(family, opened.session, None)
     replies = yield [asking.ask(k, "predict_block", beta=blocks.beta[k]) for k in asked]
     for k, reply in zip(asked, replies, strict=True):
-        # `mean` has every block at its average: a block that is there stands in the place of it.
+        # `mean` has every block at its average; an available block replaces its average.
         linear[opened.rows[k]] += reply.arrays["linear_predictor"] - blocks.means.get(k, 0.0)
     return PredictedBlocks(linear, opened)
 
@@ -207,9 +207,9 @@ def project_blocks(
     factor: Floats,
     of: Sequence[str],
 ) -> FitProtocol[tuple[PredictedBlocks, Floats]]:
-    """Beside linear predictors ask for projections of the rows, (1, x), on a factor (p + 1, r).
+    """In addition to linear predictors, request projections of the rows, (1, x), on a factor (p + 1, r).
 
-    `of` (p,) names the site of each column. What an entity lacks counts as zero.
+    `of` (p,) names the site of each column. Missing blocks count as zero.
     """
     found = yield from predict_blocks(blocks, asked, partition, family)
     rows = {k: factor[1:][np.array(of) == k] for k in asked}

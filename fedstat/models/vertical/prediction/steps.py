@@ -15,7 +15,7 @@ from fedstat.typing import Array, Floats
 
 
 def predict_block(data: SiteData, state: State, beta: Floats) -> dict[str, Array]:
-    """Linear predictor x'beta of the opened rows: one value per entity leaves."""
+    """Linear predictor x'beta of the opened rows: one released value per entity."""
     X = np.ascontiguousarray(block_of(state).X)
     check_lengths(data.name, beta=(beta, X.shape[1]))
     return {"linear_predictor": row_dots(X, beta)}
