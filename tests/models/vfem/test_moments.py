@@ -266,7 +266,9 @@ def test_merged_moments_are_those_of_data_without_the_blocks(study, moments):
 
 def test_moving_many_entities_is_an_error_that_names_the_share(moments):
     few = plan_merges(moments.patterns, moments.n, at_least(50, moments.patterns), largest_share=1.0).moved
-    share = rf"{few} of 400 entities \({100 * few / 400:.1f} %\) .* too few entities to be released .* at most 5 %"
+    share = (
+        rf"{few} of 400 entities \({100 * few / 400:.1f} %\) .*too few entities to be released .*at most 5 %"
+    )
     with pytest.raises(EstimationError, match=share):
         plan_merges(moments.patterns, moments.n, at_least(50, moments.patterns))
 
