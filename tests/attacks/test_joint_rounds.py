@@ -51,7 +51,7 @@ def test_rows_follow_from_predictors_of_as_many_rounds_as_columns():
     X, guess, rank = rows_and_guess(wire, frames, ("A", "C"))
     assert rank == 5 and relative_error(guess, X) < 1e-3
     notes = " ".join(result.summary().notes)
-    assert "solve for the row" in notes and "numbers for every entity" in notes
+    assert "solve for its row" in notes and "numbers for every entity" in notes
 
 
 def test_fewer_rounds_than_columns_leave_a_row_open(tmp_path):

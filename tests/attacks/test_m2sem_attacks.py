@@ -106,7 +106,7 @@ def test_posteriors_that_only_one_client_is_told_are_refused():
     def only_a(asks):
         return [ask if ask.site == "A" else replace(ask, arrays={**ask.arrays, "r": flat}) for ask in asks]
 
-    with pytest.raises(DescriptionError, match="all institutions are told"):
+    with pytest.raises(DescriptionError, match="all sites receive"):
         run(model, asked(model, MixtureState(2, 1, halves()), change=only_a))
 
 

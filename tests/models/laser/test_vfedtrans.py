@@ -102,7 +102,7 @@ def test_what_it_discloses_is_said_before_and_after(fitted, part):
 
 def test_what_it_cannot_do_is_said(part):
     alone = fs.ClientPartition.from_frames({"bank": TABLES["bank"]}, on="id")
-    with pytest.raises(ModelError, match="two institutions or more"):
+    with pytest.raises(ModelError, match="two sites or more"):
         model(alone).fit(**QUICK)
     apart = {k: t[t["id"] % 2 == (k == "shop")] if k != "bank" else t for k, t in TABLES.items()}
     with pytest.raises(EstimationError, match="entities that all institutions have; there are 0"):

@@ -222,7 +222,7 @@ def test_pairs_without_enough_entities_have_no_test():
     X[:3, :2] = np.nan
     apart = moments_of_arrays(X, rng.normal(size=60), [2, 2])
     assert independence_tests(apart)[0].n == 0
-    with pytest.raises(NotAvailableError, match="no two institutions share enough entities"):
+    with pytest.raises(NotAvailableError, match="no two sites share enough entities"):
         independence_lr_test(fit_moments(apart))
 
 

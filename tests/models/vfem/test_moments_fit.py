@@ -201,7 +201,7 @@ def test_columns_that_are_one_across_clients_are_refused():
     rng = np.random.default_rng(2)
     x, z = rng.normal(size=(2, 100))
     moments = moments_of_arrays(np.column_stack([x, z, x]), x + rng.normal(size=100), [2, 1])
-    with pytest.raises(EstimationError, match="collinear across institutions"):
+    with pytest.raises(EstimationError, match="collinear across sites"):
         fit_moments(moments)
 
 
