@@ -116,7 +116,7 @@ def test_institutions_that_are_alike_share_every_line_and_are_named_once():
     text = str(explanation(*rows, refused=refused))
     assert "REFUSED by the policy of all 16 sites." in text
     flat = " ".join(text.split())
-    assert text.count("too few.") == 1 and text.count("all 16 sites, each") == 1
+    assert text.count("too few.") == 1 and text.count("all 16 sites, each") == 2
     assert f"16 sites would send to the coordinator, each: {', '.join(names)}" in flat
     assert "total, sum of" in flat and "squares, each" in flat and "count" in flat
     assert all(text.count(name) == 1 for name in names)

@@ -33,7 +33,7 @@ from fedstat.models.vertical.prediction.protocol import OpenedBlocks, ResponseSo
 from fedstat.typing import Bools, Floats
 
 # ----------------------------------------------------------------------------------------------------
-# How well predictions agree with the response of a partition: counted at the site that holds it.
+# Agreement of predictions with the response of a partition, computed at the site that holds it.
 
 
 def count_predictions(
@@ -43,9 +43,9 @@ def count_predictions(
     call: str = "evaluate()",
     permuted: Sequence[tuple[str, int] | None] = (None,),
 ) -> list[ScoreCounts]:
-    """Count how well predictions agree with the response of a partition, by set of sites.
+    """Evaluate predictions against the response of a partition, by set of sites.
 
-    Once for each site whose columns are `permuted`, by a number, and once for None, as they are.
+    This happens once for each site whose columns are `permuted`, by a number, and once without (None).
     """
     holder = response.client
     if holder not in partition.sites:
@@ -76,7 +76,7 @@ def count_predictions(
                 if other:
                     warn(
                         f"{call}: {other:,} entities do not count: their '{response.text}' at '{holder}' is "
-                        "of a class that the fit did not have; leave them out, or fit with some of them",
+                        "of a class that does not occur in the fit; leave them out, or fit with some of them",
                         DataWarning,
                     )
         return counts
@@ -88,15 +88,15 @@ def count_predictions(
 
 
 # ----------------------------------------------------------------------------------------------------
-# How well each set of sites predicts: from counts of scores, not from rows.
+# Quality of the predictions from each set of sites: from counts of scores, not from rows.
 
 LOGIT = DistributionSpec("Binomial", "Logit")
-BINNED = "Calibration slope and intercepts take the mean prediction of each bin for those in it."
+BINNED = "Calibration slope and intercepts use the mean prediction of each bin for its entities."
 Criterion: TypeAlias = Literal["f1", "youden"]
 
 
 def check_threshold(threshold: float, classes: int) -> None:
-    """Refuse what is no probability, and one for a response that does not have two classes."""
+    """Refuse a value that is not a probability, and a threshold unless the response has two classes."""
     if classes != 2:
         raise ModelError("threshold: the response does not have two classes")
     check_level("threshold", threshold)
@@ -109,19 +109,19 @@ def set_name(clients: int, names: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SetEvaluation:
-    """How well predictions agree with a response, by set of sites.
+    """Agreement of predictions with a response, by set of sites.
 
     Parameters
     ----------
     scores : ScoreCounts
     clients : tuple of str
     classes : tuple of float
-        Of the response; none of a normal one.
+        Classes of the response; none for a normal one.
     sd : float
-        Standard deviation of a normal response, in which its residuals are counted.
+        Standard deviation of a normal response, which is the unit of its binned residuals.
     least : int
-        Of how many entities, or more, the predictions were averaged before they were counted, as an owner
-        wants who answers one evaluation; 0 where they were not.
+        Smallest number of entities over which predictions were averaged before the evaluation, as owners
+        require who allow one evaluation; 0 without averaging.
 
     Examples
     --------
@@ -158,18 +158,18 @@ class SetEvaluation:
         Parameters
         ----------
         threshold : float, optional
-            Of two classes, the probability above which the second is predicted, for ``accuracy`` and ``f1``;
-            it is taken at the nearest edge of the bins in which was counted. By default one half.
+            For two classes, the probability above which the second is predicted, for ``accuracy`` and ``f1``;
+            the nearest edge of the bins is used. The default is one half.
 
         Returns
         -------
         DataFrame
-            ``n``; of classes ``accuracy``, ``f1`` (of the second of two classes, else the mean over classes),
-            ``log_loss``, ``brier``, and of two ``auc`` with its 95 % interval (Hanley and McNeil 1982 with
-            their probabilities counted, which differs from DeLong, DeLong and Clarke-Pearson 1988 by terms
-            that vanish faster than one over the entities; see
-            :class:`fedstat.inference.evaluation.Evaluation`); of a normal response ``rmse`` and
-            ``rsquared``, which takes the variance of the fit. nan where too few entities were there to count.
+            ``n``; for classes ``accuracy``, ``f1`` (of the second of two classes, otherwise the mean over
+            classes), ``log_loss``, ``brier``, and for two classes ``auc`` with its 95 % interval (Hanley and
+            McNeil 1982 with estimated probabilities; it differs from DeLong, DeLong and Clarke-Pearson 1988
+            by terms that vanish faster than one over the number of entities; see
+            :class:`fedstat.inference.evaluation.Evaluation`); for a normal response ``rmse`` and
+            ``rsquared``, which uses the variance of the fit. nan if there were too few entities to count.
         """
         scores, n = self.scores, self.scores.n
         confusion = scores.confusion
@@ -199,17 +199,17 @@ class SetEvaluation:
         return np.stack([below[:, :-1], below[:, -1:] - below[:, :-1]], axis=1)
 
     def threshold(self, of: str | None = None, by: Criterion = "f1") -> float:
-        """Probability above which to predict the second of two classes.
+        """Choose the probability above which to predict the second of two classes.
 
-        Choose it on entities from which nothing was learned, as of ``result.calibration``, and not on those
-        by which predictions are judged afterwards.
+        Choose it on entities that were not used for training, such as those of ``result.calibration``, and
+        not on those that are used to evaluate predictions afterwards.
 
         Parameters
         ----------
         of : str, optional
-            A set of sites, by default the largest that was counted.
+            A set of sites; the default is the largest that was counted.
         by : {"f1", "youden"}
-            What is largest there: F1 of the second class, or sensitivity plus specificity (Youden 1950).
+            Criterion to maximize: F1 of the second class, or sensitivity plus specificity (Youden 1950).
 
         Raises
         ------
@@ -224,7 +224,7 @@ class SetEvaluation:
             shares = confusions / confusions.sum(axis=1, keepdims=True)
             f1 = 2.0 * confusions[1, 1] / (confusions[1, 1] + confusions[:, 1].sum(axis=0) + confusions[1, 0])
             value = np.nan_to_num(f1 if by == "f1" else shares[0, 0] + shares[1, 1])
-        # Between two counts that are not empty every edge is as good: the middle one.
+        # All edges between two nonempty counts are equivalent: take the middle one.
         best = np.flatnonzero(value >= value.max() * (1.0 - 1e-12))
         run = best[: 1 + int(np.argmax(np.append(np.diff(best) > 1, True)))]
         return float(expit(score_edges(2)[run[len(run) // 2]]))
@@ -240,7 +240,7 @@ class SetEvaluation:
         return events[None], others[None]
 
     def evaluation(self, of: str | None = None) -> Evaluation:
-        """Discrimination and calibration of one set of sites, by default the largest that was counted.
+        """Discrimination and calibration of one set of sites; the default is the largest that was counted.
 
         Raises
         ------
@@ -265,7 +265,7 @@ class SetEvaluation:
         )
 
     def _counted(self, of: str | None) -> int:
-        """Find the number of a set of sites, by default of the largest that was counted."""
+        """Find the number of a set of sites; the default is the largest that was counted."""
         if len(self.classes) != 2:
             raise NotAvailableError(
                 "no AUC, calibration or threshold: the response does not have two classes"
@@ -280,8 +280,9 @@ class SetEvaluation:
     def values(self) -> pd.Series:
         """Shapley values of the sites.
 
-        Of the area under the ROC curve beyond one half, of the accuracy beyond that of the most frequent
-        class, or of R-squared; by site, over all orders in which sites may join (Shapley 1953).
+        Shares of the area under the ROC curve beyond one half, of the accuracy beyond that of the most
+        frequent class, or of R-squared; by site, averaged over all orders in which sites may join (Shapley
+        1953).
 
         Raises
         ------
@@ -293,7 +294,7 @@ class SetEvaluation:
         absent = [s for s in range(1, 1 << K) if not np.isfinite(worth.get(s, np.nan))]
         if absent:
             raise NotAvailableError(
-                f"values of sites need every set of them counted; of {(1 << K) - 1} sets "
+                f"Shapley values need counts for every set of sites; of {(1 << K) - 1} sets "
                 f"{len(absent)} have too few entities, such as {set_name(absent[0], self.clients)}"
             )
         share = [factorial(j) * factorial(K - j - 1) / factorial(K) for j in range(K)]
@@ -316,7 +317,7 @@ class SetEvaluation:
 
     @property
     def figures(self) -> dict[str, float]:
-        """How well the largest set of sites that was counted predicts; empty where none was."""
+        """Evaluate the predictions of the largest set of sites that was counted; empty if there is none."""
         frame = self.to_frame()
         size = [str(name).count(" + ") if n else -1 for name, n in frame["n"].items()]
         if max(size, default=-1) < 0:
@@ -324,7 +325,7 @@ class SetEvaluation:
         return {str(name): float(value) for name, value in frame.iloc[int(np.argmax(size))].items()}
 
     def worth_with(self, client: str) -> float:
-        """AUC beyond one half, R-squared, or accuracy beyond the largest class, where a site took part."""
+        """AUC beyond one half, R-squared, or accuracy beyond the largest class, if a site took part."""
         with_client = self.scores.sets >> self.clients.index(client) & 1 == 1
         return replace(self, scores=self.scores.together(with_client))._worth()[0]
 
@@ -340,8 +341,8 @@ class SetEvaluation:
         notes = ["Counted at the site that holds the response; sets with too few entities have -."]
         if self.least:
             notes.append(
-                f"Predictions were averaged over {self.least} entities or more that have similar ones before "
-                "they were counted, by the policy of that site."
+                f"The policy of that site requires that similar predictions are averaged over {self.least} "
+                "or more entities before they are counted."
             )
         sheet = Sheet(
             heads,
@@ -361,7 +362,7 @@ class SetEvaluation:
 
 
 # ----------------------------------------------------------------------------------------------------
-# What predictions lose where a site's columns are exchanged between entities.
+# Loss of predictive quality if a site's columns are permuted between entities.
 
 
 def permutation_importance(

@@ -31,11 +31,11 @@ from fedstat.typing import Array, Floats, Ints
 # ----------------------------------------------------------------------------------------------------
 # Singular vectors of the columns of all sites, from secure products, over the entities in common.
 #
-# Products of columns of two sites come from secure multiplication; vectors follow from the sums of
-# products, and the joint representation of an entity is a sum of projections, one of each site.
+# Products of columns of two sites come from secure multiplication. The vectors follow from the sums of
+# products. The joint representation of an entity is a sum of projections, one from each site.
 
 DEPENDENT = 1e-9
-"""Share of the largest eigenvalue below which there is no direction."""
+"""Share of the largest eigenvalue below which an eigenvalue counts as zero."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,8 +53,8 @@ class JointRepresentation:
 def singular_weights(gram: Floats, m: int, width: int) -> Floats:
     """Weights (p, r) that make singular vectors of columns with these sums of products (p, p).
 
-    The vectors are those of the `width` largest singular values, or of as many as there are, at a mean square
-    of one over the m rows; of each the largest weight is positive.
+    The vectors are those of the `width` largest singular values, or of all if there are fewer, at a mean
+    square of one over the m rows; the largest weight of each is positive.
     """
     values, V = np.linalg.eigh(gram)
     values, V = values[::-1], V[:, ::-1]
@@ -73,7 +73,7 @@ def decompose(
     EstimationError
         Fewer than two entities have all sites.
     ModelError
-        Nobody can deal for two sites.
+        No third party can deal for two sites.
     """
     chosen = np.zeros(layout.n, dtype=np.bool_)
     complete = np.logical_not(layout.missing.any(axis=1))
@@ -112,12 +112,12 @@ def _project(
 
 
 # ----------------------------------------------------------------------------------------------------
-# Steps of a site that learns a joint representation from its own columns, and keeps it beside these.
+# Steps of a site that learns a joint representation from its own columns, and uses both.
 
 
 @dataclass(frozen=True, slots=True)
 class DistillationRequest:
-    """A network that is to predict a joint representation, how often from each entity, how many at once."""
+    """A network that predicts a joint representation, its number of epochs, and its batch size."""
 
     network: NetworksRequest
     epochs: Annotated[int, Minimum(1)]
@@ -134,7 +134,7 @@ class DistillationRequest:
     releases={"projection": per_entity("projections on singular vectors", 2, maskable=True)},
 )
 def project_columns(data: SiteData, state: State, rows: Ints, weights: Floats) -> dict[str, Array]:
-    """Multiply some rows (m,) of the staged block with weights (p, r): ``projection`` (m, r)."""
+    """Multiply some rows (m,) of the staged block by weights (p, r): ``projection`` (m, r)."""
     X = staged_block(state).X
     check_lengths(data.name, weights=(weights, X.shape[1]))
     check_positions(data.name, rows, len(X))
@@ -160,7 +160,7 @@ def project_columns(data: SiteData, state: State, rows: Ints, weights: Floats) -
 def distil(
     data: SiteData, state: State, asked: DistillationRequest, rows: Ints, target: Floats
 ) -> dict[str, Array]:
-    """Learn a representation (m, r) of some rows from the columns here; it is an input of the networks then.
+    """Learn a representation (m, r) of some rows from the local columns; it is then an input of the networks.
 
     Released: ``parameters`` (1, q) of the network that was learned.
     """

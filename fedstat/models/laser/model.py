@@ -32,54 +32,54 @@ from fedstat.progress_line import ProgressLine
 from fedstat.typing import Ints
 
 # ----------------------------------------------------------------------------------------------------
-# What the exchange of a split network discloses, before it begins.
+# Threat statements on the exchange of a split network, before it begins.
 
 
 class LASERPlan(ForecastPlan):
-    """Rounds follow from the numbers of entities and epochs alone."""
+    """Plan whose rounds follow from the numbers of entities and epochs alone."""
 
     def learned(self, forecast: ExpectedReleases) -> Iterator[tuple[str, str]]:
-        """Say what outputs and gradients tell."""
+        """State what outputs and gradients reveal."""
         if self.given["method"] == "vfedtrans":
             yield (
                 "coordinator",
-                "sums of products of all columns, and the leading singular vectors of every entity that all "
-                "sites have: together these are the columns, up to what the other vectors have of "
-                "them",
+                "sums of products of all columns, and the leading singular vectors of every entity that "
+                "all sites have. Together these determine the columns, except for their components along "
+                "the other singular vectors",
             )
             yield (
                 "each site",
-                "the same singular vectors, without the weights of others' columns: who knows these for "
-                "a few entities predicts them for the rest",
+                "the same singular vectors, without the weights of the other sites' columns. A site that "
+                "knows the other columns for a few entities can predict them for the rest",
             )
         epsilon = self.given["label_epsilon"]
         yield (
             "each site",
-            "the labels of the entities that it learns from: the gradients of one batch tell them apart, "
-            "without a label known"
+            "the labels of the entities that it learns from: the gradients of one batch distinguish them, "
+            "even if no label is known"
             if not epsilon
             else f"labels that were randomized at epsilon {epsilon:g}: the odds of two labels of one entity "
             f"change by exp({epsilon:g}) at most; other responses or epsilons of the same entities add to it",
         )
         yield (
             "holder of the response",
-            "much of each site's columns from its networks' outputs, given a few hundred entities "
-            "whose columns it knows; masked sums slow that down, and do not prevent it",
+            "much of each site's columns from its networks' outputs, if it knows these columns for a few "
+            "hundred entities; masked sums slow this down, but do not prevent it",
         )
 
 
 # ----------------------------------------------------------------------------------------------------
-# A line that tells how far the training has come.
+# A line that reports the progress of the training.
 
 
 class EpochProgress(ProgressLine):
-    """Tells of every epoch, with losses, and of the time that is left."""
+    """Report every epoch, with losses, and the remaining time."""
 
     def __init__(self, epochs: int) -> None:
         super().__init__("epoch", epochs)
 
     def __call__(self, epoch: int, loss: float, ahead: float) -> None:
-        """Tell of an epoch, counted from zero."""
+        """Report an epoch, counted from zero."""
         self.step(epoch + 1, f"loss {loss:.4f}  held back {ahead:.4f}")
 
 
@@ -90,12 +90,12 @@ MOST_CLIENTS = 60
 
 
 BATCHES, SMALLEST_BATCH = 8, 32
-"""How many batches an epoch has at least, by default, unless they were smaller than this."""
+"""Smallest default number of batches per epoch, unless batches would be smaller than the next value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How long and how fast to learn."""
+    """Length and step size of the training."""
 
     epochs: int
     batch_size: int
@@ -112,7 +112,7 @@ class Schedule:
             raise ModelError(f"decay: expected a penalty of zero or more, received {self.decay!r}")
 
     def chosen(self, **given: Any) -> Self:
-        """Return the schedule with the values that are given."""
+        """Return the schedule with the given values replaced."""
         return replace(self, **{name: value for name, value in given.items() if value is not None})
 
 
@@ -123,15 +123,15 @@ INVENTED = {
     "multiclass": DistributionSpec("Poisson", "Log"),
     "normal": DistributionSpec("Gaussian", "Identity"),
 }
-"""Of what law a forecast draws responses."""
+"""Distribution from which a dry run draws responses."""
 
 
 class LASER(VerticalModel):
-    """Networks of several sites' columns that learn from, and predict with, any set of sites.
+    """Networks on several sites' columns that learn from, and predict with, any set of sites.
 
-    Each site has a network on its own columns; the holder of the response has a head that takes the
-    mean of the networks' outputs over a set of sites. The loss of an entity is the sum over all sets
-    of sites that have it, so that the head predicts with whichever of them are there.
+    Each site has a network on its own columns. The holder of the response has a head whose input is the mean
+    of the networks' outputs over a set of sites. The loss of an entity is the sum over all sets of sites that
+    have it, so that the head can predict with any of these sets.
 
     Make one with :meth:`from_formula`.
 
@@ -142,20 +142,20 @@ class LASER(VerticalModel):
     partition : ClientPartition
         In the vertical layout.
     outcome : {"binary", "multiclass", "normal"}
-        What the response is.
+        Kind of the response.
     hidden : sequence of int
-        Units of the hidden layers of every site's network; rectified.
+        Units of the hidden layers of every site's network, with rectified linear activation.
     width : int
         Outputs of every site's network.
     head_hidden : sequence of int
-        Units of hidden layers of the head, none by default: the scores are then sums over sites.
+        Units of the hidden layers of the head; none by default, so the scores are sums over sites.
     heads : {"one", "client"}
-        Whether one head predicts for a set of sites, or one of each of its sites, as published,
-        of which the probabilities are averaged.
+        Whether one head predicts for a set of sites, or one head for each of its sites, as in the
+        publication, whose probabilities are averaged.
     representations : mapping of str to torch.nn.Module, optional
-        Modules in the place of the networks of some sites, from (rows, columns) to (rows, `width`);
-        they are run where they were made, in double precision, and begin with the parameters that they have.
-        It needs ``fedstat[torch]``.
+        Modules that replace the networks of some sites, from (rows, columns) to (rows, `width`). They run
+        where they were made, in double precision, and start with their present parameters. Requires
+        ``fedstat[torch]``.
     **kwargs
         ``missing`` and ``coordinator``, as in :meth:`from_formula`.
 
@@ -236,7 +236,7 @@ class LASER(VerticalModel):
         nobody = int((~seen).sum())
         if nobody:
             warn(
-                f"{nobody:,} entities have a response and no site's columns, and take no part",
+                f"{nobody:,} entities have a response but no site's columns, and are left out",
                 DataWarning,
             )
         return lay_out(self.design, blocks, seen)
@@ -266,52 +266,51 @@ class LASER(VerticalModel):
         Parameters
         ----------
         method : {"laser", "local", "standard", "ensemble", "combinatorial", "vfedtrans"}
-            "laser", or what it is compared with: "local", each site by itself; "ensemble", a vote of
-            these; "standard", one network of all sites, learned from complete entities, which guesses
-            where one is missing; "combinatorial", networks of their own for each set of sites;
-            "vfedtrans" (Huang, Wang and Han 2023), each site by itself, from its columns and from what
-            these tell of the leading singular vectors of all sites' columns, `width` of them. These
-            come from secure products over the complete entities, and are handed to every site: with
-            their weights, which the coordinator has, they are the columns themselves, up to what the
-            vectors that are left out have of them.
+            "laser", or one of the methods for comparison: "local", each site alone; "ensemble", a vote of
+            these; "standard", one network over all sites, trained on complete entities, which imputes missing
+            sites; "combinatorial", separate networks for each set of sites; "vfedtrans" (Huang, Wang and Han
+            2023), each site alone, from its columns and from the `width` leading singular vectors of all
+            sites' columns, which it learns to predict. The singular vectors come from secure products over
+            the complete entities, and are sent to every site. With their weights, which the coordinator has,
+            they determine the columns, except for their components along the other singular vectors.
         paper : bool
-            Take the defaults of the publication in the place of ours: 100 epochs in batches of 128, a rate of
-            1e-4, a penalty of 1e-3, and classes of the same weight. It takes a hundred times the rounds.
+            Use the defaults of the publication instead: 100 epochs in batches of 128, a learning rate of
+            1e-4, a penalty of 1e-3, and equal class weights. This takes a hundred times the rounds.
         exchange : {"masked", "clear"}, optional
-            "masked": the outputs of the sites' networks are added up under pairwise masks, over one
-            random set of sites for each entity of a batch, which stands for all of its sets; by
-            default with three sites or more and a method of one network a site. "clear": the
-            holder of the response is handed the outputs of each site, and takes all sets.
+            "masked": the outputs of the sites' networks are added up under pairwise masks, over one random
+            set of sites for each entity of a batch, which represents all of its sets; the default with three
+            or more sites and a method of one network per site. "clear": the holder of the response receives
+            the outputs of each site, and uses all sets.
         epochs, batch_size : int
-            How often each entity is learned from, and how many at once: 12 times 1,024, or an eighth of
-            the entities to learn from where these are fewer than 8,192.
+            Number of epochs and of entities in a batch: 12 and 1,024, or an eighth of the training entities
+            if these are fewer than 8,192.
         rate, decay : float
             Learning rate and L2 penalty of Adam: 5e-3 and 1e-4.
         balanced : bool
-            Give every class the same weight in the loss. It moves the most probable class towards rare ones,
-            and probabilities with it, which are then those of no data.
+            Give every class the same weight in the loss. This shifts predictions towards rare classes, so
+            probabilities no longer match the frequencies in the data.
         standardise : bool
-            Whether columns are standardized where they are held.
+            Whether sites standardize their columns.
         validation : float
-            Share of the entities from which nothing is learned; their loss chooses the epoch.
+            Share of the entities that are not used for training; their loss selects the epoch.
         calibration : float
-            Share of the entities that only sets and intervals of predictions rest on. With a masked exchange
-            each of them stands for one set of sites, since sums over two sets would tell their
-            difference: of 4,800 that four sites have, each of 15 sets has 320. With "clear" all stand
-            for every set.
+            Share of the entities that are used only for prediction sets and intervals. With a masked
+            exchange, each of them represents one set of sites, because sums over two sets would reveal their
+            difference: of 4,800 entities at four sites, each of 15 sets has 320. With "clear", all represent
+            every set.
         label_epsilon : float, optional
-            Randomize the labels once, at their holder, so that all that follows is private by label: from
-            what leaves, the odds of two labels of one entity change by exp(label_epsilon) at most, whoever
-            looks (Kairouz, Oh and Viswanath 2016). The likelihood is that of the randomized labels. The same
-            labels at the same epsilon are randomized alike in every fit; others cost their own.
+            Randomize the labels once, at their holder, so that all later releases are private by label. For
+            any observer, the odds of two labels of one entity change by exp(label_epsilon) at most (Kairouz,
+            Oh and Viswanath 2016). The likelihood is that of the randomized labels. The same labels at the
+            same epsilon are randomized alike in every fit; others have their own cost.
         seed : int
-            Of parameters, parts, batches and sets.
+            Seed of parameters, splits, batches and sets.
         progress : bool, optional
             Write a line for each epoch to the standard error.
         checkpoint : str or Path, optional
-            A file that holds the training after every epoch: where one was broken off, by a site that was
-            killed for instance, the same fit goes on from there, and ends in the same networks. Parameters
-            and the moments of Adam leave the sites for it, in every epoch.
+            A file that stores the training after every epoch. If the training is interrupted, for instance
+            because a site was stopped, the same fit continues from there and ends in the same networks. For
+            this purpose, parameters and the moments of Adam leave the sites in every epoch.
 
         Returns
         -------
@@ -322,14 +321,14 @@ class LASER(VerticalModel):
         ModelError
             An argument has no meaning here.
         EstimationError
-            The loss is not finite, or too few entities are left to learn from.
+            The loss is not finite, or too few entities remain for training.
         PolicyError
             A site refuses a release.
 
         Warns
         -----
         DisclosureWarning
-            Two sites under masks: each part of a sum follows from the other.
+            Two sites with masks: each part of a sum follows from the other.
 
         Examples
         --------
@@ -349,7 +348,7 @@ class LASER(VerticalModel):
         check_whole("seed", seed, 0)
         for name, share in (("validation", validation), ("calibration", calibration)):
             check_share(name, share)
-        # A response without classes has none to weigh; balanced=True for one is refused where it is held.
+        # A response without classes has no weights; its holder refuses balanced=True.
         weighed = schedule.balanced and (self.outcome != "normal" or balanced is not None)
         asked = self._outcome_request(label_epsilon, weighed)
         rng = np.random.default_rng(seed)
@@ -392,18 +391,18 @@ class LASER(VerticalModel):
         )
 
     def _register_modules(self, method: Method) -> None:
-        """Give each site with a module of its own a copy, for this fit."""
+        """Give each site with its own module a copy, for this fit."""
         how, columns = METHODS[method], dict(zip(self.layout.clients, self.layout.sizes, strict=True))
         if self._begun and not how.modules:
             raise ModelError(
-                "representations: a site has one module, of its own columns; use another method "
-                f"than {method!r}"
+                "representations: a site has only one module, on its own columns; use another method than "
+                f"{method!r}"
             )
         if len(columns) < how.least:
-            raise ModelError(f"method={method!r} is of two sites or more; use method='local'")
+            raise ModelError(f"method={method!r} requires two sites or more; use method='local'")
         for k, name in self._modules.items():
             check_module(k, self._begun[k], int(columns[k]), self.width)
-            # Each fit begins with the parameters that the module had.
+            # Each fit starts with the parameters that the module had.
             register_module(name, deepcopy(self._begun[k]))
 
     def _train(
@@ -434,15 +433,15 @@ class LASER(VerticalModel):
         return LASERResults._of(self, method, training, trained, asked.label_epsilon, attempt.ledger)
 
     def _masked(self, method: Method, exchange: str | None) -> bool:
-        """Whether outputs are added up under masks."""
+        """Whether outputs are added up with masks."""
         K, sums = len(self.layout.clients), METHODS[method].sums
         if exchange is None:
             return hides(K) and sums
         check_choice("exchange", exchange, ("masked", "clear"))
         if exchange == "masked" and (K < 2 or not sums):
             raise ModelError(
-                "exchange='masked' adds up one network of each of several sites, and has "
-                f"method='laser' or 'standard'; received {K} institutions and method={method!r}. Use "
+                "exchange='masked' adds up one network of each of several sites, and requires "
+                f"method='laser' or 'standard'; received {K} sites and method={method!r}. Use "
                 "exchange='clear'"
             )
         return exchange == "masked"
@@ -450,7 +449,7 @@ class LASER(VerticalModel):
     def _divide(
         self, method: Method, validation: float, calibration: float, rng: np.random.Generator
     ) -> tuple[Ints, Ints, Ints]:
-        """Divide the entities at random in those to learn from, to choose by, and to calibrate by."""
+        """Split the entities at random into training, validation and calibration."""
         layout = self.layout
         order = rng.permutation(layout.n)
         cut = [round(calibration * layout.n), round((calibration + validation) * layout.n)]
@@ -459,5 +458,5 @@ class LASER(VerticalModel):
             complete = np.logical_not(layout.missing.any(axis=1))[layout.code]
             calibrated, held, learned = (part[complete[part]] for part in (calibrated, held, learned))
         if len(learned) < 2:
-            raise EstimationError(f"{len(learned)} entities are left to learn from; two are the least")
+            raise EstimationError(f"{len(learned)} entities remain for training; at least two are needed")
         return learned, np.sort(held), np.sort(calibrated)

@@ -23,14 +23,14 @@ def softmax(F: Floats) -> Floats:
 
 
 def of_scores(F: Floats, classes: int) -> Floats:
-    """Probabilities (rows, classes) from scores (classes, rows); means (rows, 1) of a normal response."""
+    """Probabilities (rows, classes) from scores (classes, rows); means (rows, 1) for a normal response."""
     return (softmax(F) if classes else F).T
 
 
 def flip_matrix(classes: int, epsilon: float) -> Floats:
-    """Probabilities of randomized response over so many classes, (classes, classes), rows the true one.
+    """Probabilities of randomized response, (classes, classes), rows the true class.
 
-    The ratio of any two in a column is exp(epsilon) at most (Warner 1965; Kairouz, Oh and Viswanath 2016,
+    The ratio of any two in a column is at most exp(epsilon) (Warner 1965; Kairouz, Oh and Viswanath 2016,
     equation 9).
     """
     other = 1.0 / (np.exp(epsilon) + classes - 1.0)
@@ -40,10 +40,10 @@ def flip_matrix(classes: int, epsilon: float) -> Floats:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Networks in training: parameters and the moments of Adam, at a site and at the holder of the response.
+# Networks in training: parameters and the moments of Adam, at a site or at the holder of the response.
 
 ADAM = 4
-"""Numbers that training holds for each parameter."""
+"""Number of arrays that training stores for each parameter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Optimizer:
 
 @dataclass
 class Networks:
-    """Some networks of the same widths: `theta` (m, q), and what Adam remembers of each."""
+    """Several networks of the same widths: `theta` (m, q), and the moments of Adam for each."""
 
     widths: Ints
     theta: Floats
@@ -82,12 +82,12 @@ class Networks:
         return cls(np.array(widths, dtype=np.int64), theta, optimiser)
 
     def state(self, best: Floats | None) -> Floats:
-        """All that a training goes on from, and the parameters of the best look, (m, 4 q + 1)."""
+        """Return the state of the training, and the best validation parameters, (m, 4 q + 1)."""
         best = self.theta if best is None else best
         return np.hstack([self.theta, self.first, self.second, best, self.steps[:, None]])
 
     def restore(self, state: Floats) -> Floats:
-        """Go on from what :meth:`state` gave; return the parameters of the best look."""
+        """Restore the output of :meth:`state`; return the best validation parameters."""
         m, q = self.theta.shape
         if state.shape != (m, 4 * q + 1):
             raise MessageError("a state of other networks")
@@ -97,7 +97,7 @@ class Networks:
         return np.ascontiguousarray(best)
 
     def activate(self, i: int, X: Floats) -> Floats:
-        """Activations of one network on columns (p, rows), all layers below one another."""
+        """Activations of one network on columns (p, rows), all layers concatenated."""
         return forward(as_kernel_array(self.theta[i]), self.widths, as_kernel_array(X))
 
     def output(self, A: Floats) -> Floats:
@@ -106,7 +106,7 @@ class Networks:
 
     def learn(self, i: int, g: Floats) -> None:
         """Take a step of Adam with one network."""
-        # In arrays of their own: what a door takes back after a refusal are the former ones.
+        # In new arrays, because a refused release restores the former ones.
         self.theta, self.first, self.second = self.theta.copy(), self.first.copy(), self.second.copy()
         self.steps = self.steps.copy()
         self.steps[i] += 1
@@ -121,7 +121,7 @@ class Networks:
 
 
 def diverged(site: str, what: str, networks: Networks) -> str:
-    """Say that a training went astray, and what to do."""
+    """Report that training diverged, with a remedy."""
     rate = networks.optimiser.rate
     return (
         f"{site}: {what} are not finite with a learning rate of {rate:g}; use a smaller one, as in rate=0.001"

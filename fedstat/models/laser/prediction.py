@@ -48,7 +48,7 @@ from fedstat.typing import Floats, Ints
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FittedNetworks:
-    """Trained networks and heads, with all that predictions need of a fit."""
+    """Trained networks and heads, with everything that predictions need."""
 
     clients: tuple[str, ...]
     specs: Mapping[str, str]
@@ -72,7 +72,7 @@ class FittedNetworks:
         trained: TrainingFit,
         specs: Mapping[str, str],
     ) -> FittedNetworks:
-        """Take what predictions need of a fit."""
+        """Select the parts of a fit that predictions need."""
         return cls(
             clients=model.layout.clients,
             specs=specs,
@@ -94,28 +94,28 @@ class FittedNetworks:
         return assemble(self.method, len(self.clients), self.heads_of)
 
     def beside(self, client: str) -> dict[str, Any]:
-        """Parameters and outputs of the network that stands beside a site's columns, where there is one."""
+        """Parameters and outputs of the network that is added to a site's columns, if there is one."""
         own = self.trained.distilled
         return {"distilled": own[client], "joint": self.trained.joint} if own else {}
 
     @property
     def one_each(self) -> bool:
-        """Whether predictions need the sum of one network of each site, and no more."""
+        """Whether predictions need only the sum of one network of each site."""
         return METHODS[self.method].sums
 
     def analysis(self, call: str, partition: ClientPartition) -> PostFitAnalysis:
-        """Say what a prediction is, for owners who are asked."""
+        """Describe a prediction to owners, for their consent."""
         return prediction_analysis(call, self.blocks, self.response, self.kind, partition)
 
     @property
     def blocks(self) -> FittedBlocks:
-        """Sites and codings, for the opening of blocks."""
+        """Return sites and codings, to open blocks."""
         return FittedBlocks(self.clients, self.specs, {}, 0.0, {})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PredictedSets:
-    """Probabilities (n, classes), or standardized means (n, 1), and the sites behind each, as bits (n,)."""
+    """Probabilities (n, classes), or standardized means (n, 1), and the sites of each, as bits."""
 
     predicted: Floats
     sets: Ints
@@ -151,7 +151,7 @@ def open_networks(fitted: FittedNetworks, partition: ClientPartition) -> FitProt
 
 
 def hidden(fitted: FittedNetworks, opened: OpenedBlocks, protocol: FitProtocol[Fit]) -> FitProtocol[Fit]:
-    """Mask the outputs of networks where a prediction needs only their sum, and masks hide each."""
+    """Mask the outputs of networks if a prediction needs only their sum, and masks hide each part."""
     present = tuple(opened.rows)
     return (
         mask_sums(protocol, present, opened.session) if fitted.one_each and hides(len(present)) else protocol
@@ -166,9 +166,9 @@ def predicted(
     permuted: tuple[str, int] | None = None,
     head: int | None = None,
 ) -> FitProtocol[PredictedSets]:
-    """Ask the sites for the outputs of their networks; of one that is `permuted`, by a number.
+    """Request from the sites the outputs of their networks; one site may be `permuted`, by a number.
 
-    Its columns are exchanged between the entities that it has.
+    Its columns are then permuted between the entities that it has.
     """
     to, n, width = SecureProductSession(FAMILY, opened.session, None), partition.n_entities, fitted.width
     trained, hidden_units = fitted.trained, np.array(fitted.hidden, dtype=np.int64)
@@ -200,7 +200,7 @@ def predicted(
 def predict_sets(fitted: FittedNetworks, outputs: Floats, sets: Ints, head: int | None = None) -> Floats:
     """Predict each entity, with outputs (I, n, d), from the sites of its set (n,); nan without any.
 
-    By one `head`, nan for entities that its site lacks, or by the average of those of the set.
+    By one `head`, nan for entities that its site lacks, or by the average of the heads of the set.
     """
     classes = max(len(fitted.trained.outcome.classes), 1)
     out = np.full((len(sets), classes), np.nan)
@@ -215,7 +215,7 @@ def predict_sets(fitted: FittedNetworks, outputs: Floats, sets: Ints, head: int 
         elif head is not None:
             continue
         elif s and classes > 1:
-            out[at] = 1.0 / classes  # the method has no prediction for such a set: a guess
+            out[at] = 1.0 / classes  # the method has no prediction for such a set: use equal probabilities
         elif s:
             out[at] = 0.0
     return out
@@ -227,7 +227,7 @@ def task_scores(fitted: FittedNetworks, task: int, outputs: Floats) -> Floats:
     classes = max(len(fitted.trained.outcome.classes), 1)
     widths = np.array([fitted.width, *fitted.head_hidden, classes], dtype=np.int64)
     heads = Networks(widths, np.ascontiguousarray(fitted.trained.heads), Optimizer(1.0, 0.0))
-    # A masked sum stands in the place of the first client; outputs of clients that an entity lacks are zero.
+    # A masked sum is stored as that of the first client; outputs of clients that an entity lacks are zero.
     members = slice(None) if fitted.one_each else list(one.members)
     mean = np.ascontiguousarray(outputs[members].sum(axis=0).T / len(one.members))
     F = heads.output(heads.activate(one.head, mean))
@@ -235,11 +235,11 @@ def task_scores(fitted: FittedNetworks, task: int, outputs: Floats) -> Floats:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Sets of classes and intervals that hold a response with a probability, by set of sites.
+# Prediction sets and intervals that contain a response with a given probability, by set of sites.
 
 
 def points_of(fitted: FittedNetworks, predicted: Floats, threshold: float = 0.5) -> Floats:
-    """Means of a normal response, (n,), or the most probable classes; nan where nothing is known.
+    """Means of a normal response, (n,), or the most probable classes; nan without any site.
 
     The second of two classes is taken where its probability is above the threshold.
     """
@@ -256,7 +256,7 @@ def points_of(fitted: FittedNetworks, predicted: Floats, threshold: float = 0.5)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ConformalSets:
-    """Sets of level 1 - alpha from counts of scores; by true class where they hold for each."""
+    """Sets of level 1 - alpha from counts of scores; by true class if they are conditional on it."""
 
     fitted: FittedNetworks
     scores: ScoreCounts
@@ -264,18 +264,18 @@ class ConformalSets:
     by_label: bool
 
     def frame(self, found: PredictedSets, partition: ClientPartition) -> pd.DataFrame:
-        """Tell the classes that are not ruled out, (n, C), or mean and limits; with a note of small sets."""
+        """Return the classes that are not excluded, (n, C), or mean and limits; with a note on small sets."""
         limits, B = self._limits(found.sets), self.scores.bins.shape[2]
         make = self._sets if self.fitted.trained.outcome.classes else self._intervals
         frame = make(found, limits, partition)
         wide = sorted({s for s, row in zip(found.sets.tolist(), limits, strict=True) if s and row.max() >= B})
         if wide:
             names = ", ".join(found.name_of(s) for s in wide)
-            frame.attrs["note"] = f"too few entities calibrate {names}: nothing is ruled out there"
+            frame.attrs["note"] = f"too few entities calibrate {names}: nothing is excluded there"
         return frame
 
     def _limits(self, sets: Ints) -> Ints:
-        """Last bin that is not ruled out, by entity and class, (n, C)."""
+        """Last bin that is not excluded, by entity and class, (n, C)."""
         G, C, B = self.scores.bins.shape
         bins = self.scores.scores
         counts = bins if self.by_label else np.broadcast_to(bins.sum(axis=1, keepdims=True), bins.shape)
@@ -293,7 +293,7 @@ class ConformalSets:
         return pd.DataFrame(out, index=partition.entities, columns=list(classes))
 
     def _intervals(self, found: PredictedSets, limits: Ints, partition: ClientPartition) -> pd.DataFrame:
-        # The last bin, and what is not ruled out at all, have no upper edge.
+        # The last bin, and sets that exclude nothing, have no upper edge.
         edges = np.append(score_edges(0), [np.inf, np.inf])
         half, mean = (
             self.fitted.trained.sd * np.exp(edges[limits[:, 0]]),

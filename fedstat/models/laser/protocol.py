@@ -37,7 +37,7 @@ from fedstat.models.vertical.layout import Layout
 from fedstat.typing import Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# A training that was broken off, in a file: it goes on where it was, to the bit.
+# A training that was interrupted, in a file: it continues exactly where it stopped.
 
 FORMAT = "fedstat laser training 1"
 
@@ -46,9 +46,9 @@ FORMAT = "fedstat laser training 1"
 class TrainingState:
     """A training after an epoch.
 
-    `history`, `best` and `keep` are those of the course; `random` is the state of the random numbers, in
-    JSON, `networks` and `heads` are what :meth:`Networks.state` gives, and `settings` is a digest of all that
-    shapes the course.
+    `history`, `best` and `keep` are those of the training; `random` is the state of the random numbers, in
+    JSON, `networks` and `heads` are the output of :meth:`Networks.state`, and `settings` is a digest of
+    everything that affects the training.
     """
 
     history: Floats
@@ -61,13 +61,13 @@ class TrainingState:
 
 
 def settings_digest(*settings: Any) -> str:
-    """Digest of what shapes a training."""
+    """Digest of everything that affects a training."""
     plain = [one.tolist() if isinstance(one, np.ndarray) else str(one) for one in settings]
     return hashlib.sha256(json.dumps(plain).encode()).hexdigest()
 
 
 def write_training(path: Path, state: TrainingState) -> None:
-    """Write the state; what was there before is replaced once the new file is whole."""
+    """Write the state; the former file is replaced once the new file is complete."""
     arrays: dict[str, Any] = {}
     content = json.dumps(to_plain(state, arrays))
     whole = path.with_name(path.name + ".new")
@@ -81,7 +81,7 @@ def read_training(path: Path, settings: str) -> TrainingState | None:
     Raises
     ------
     ModelError
-        The file is not one of a training, or of one with other settings.
+        The file is not one of a training, or is one with other settings.
     """
     if not path.exists():
         return None
@@ -92,26 +92,26 @@ def read_training(path: Path, settings: str) -> TrainingState | None:
         content = json.loads(header["content"])
         state: TrainingState = from_plain(TrainingState, content, "its content", ModelError, arrays=arrays)
     except (MessageError, LookupError, ValueError) as error:
-        raise ModelError(f"checkpoint: {path.name} is no file of a training; name another") from error
+        raise ModelError(f"checkpoint: {path.name} is not a file of a training; name another") from error
     if state.settings != settings:
         raise ModelError(
-            f"checkpoint: {path.name} is of a training with other data or arguments; name another file, or "
-            "delete it to begin anew"
+            f"checkpoint: {path.name} belongs to a training with other data or arguments; name another "
+            "file, or delete it to start again"
         )
     return state
 
 
 # ----------------------------------------------------------------------------------------------------
-# Which networks serve which predictions of a batch, and how outputs are put together for the holder.
+# Which networks serve which predictions of a batch, and how outputs are combined for the holder.
 
 
 @dataclass(slots=True, eq=False)
 class PredictionRouting:
     """Which networks serve which predictions of a batch; see the holder's step for the arrays.
 
-    `sets` (b,) are the sites that are asked for each entity where outputs are masked; None: all that
-    have it. `group` numbers the sets `judged` behind the predictions, where it matters. `rows` are places in
-    the batch of the entities that each site answered for.
+    `sets` (b,) are the sites that are requested for each entity if outputs are masked; None: all that have
+    it. `group` numbers the sets `judged` for the predictions, if it matters. `rows` are positions in the
+    batch of the entities of each site's reply.
     """
 
     assembly: NetworkAssembly
@@ -151,7 +151,7 @@ class PredictionRouting:
 
     @classmethod
     def masked(cls, sets: Ints, weights: Floats, assembly: NetworkAssembly) -> PredictionRouting:
-        """Serve one set an entity, with its weight, from a sum; `group` has the set of each prediction."""
+        """Serve one set per entity, with its weight, from a sum; `group` has the set of each prediction."""
         (of_sets, at_set), (of_weights, at_weight) = (
             np.unique(one, return_inverse=True) for one in (sets, weights)
         )
@@ -176,13 +176,13 @@ class PredictionRouting:
         )
 
     def part(self, client: int, kept: Ints, entities: Ints) -> Bools:
-        """For which entities a site is asked, (b,)."""
+        """Return the entities for which a site receives a request, (b,)."""
         if self.sets is not None:
             return np.asarray(self.sets >> client & 1, dtype=np.bool_)
         return np.isin(entities, kept)
 
     def collect(self, replies: Sequence[Reply], batch: int, width: int) -> Floats:
-        """Put the answers of the sites together."""
+        """Combine the replies of the sites."""
         if self.sets is not None:
             return np.asarray(np.sum([reply.arrays["outputs"] for reply in replies], axis=0))[None]
         out = np.zeros((len(self.assembly.networks), batch, width))
@@ -194,22 +194,22 @@ class PredictionRouting:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Training of a split network: batches, one round to the sites and one to the holder of each.
+# Training of a split network: for each batch one round to the sites and one to the holder.
 
 OF_HEADS = 2**32
-"""Number of the random parameters of heads, beside those of sites."""
+"""Number of the random parameters of heads, distinct from those of sites."""
 DISTIL_EPOCHS, DISTIL_BATCH = 50, 128
-"""Of what a site learns by itself, which takes no rounds."""
+"""Limit for what a site learns alone, which takes no rounds."""
 
 
 @dataclass(slots=True, eq=False)
 class Trainer:
-    """The course of one training.
+    """State of one training.
 
-    `sets` (G,) are the sites that each missing pattern has, as bits; `pending` are gradients by
-    site that have not yet been handed over. What is drawn does not depend on the order of the
-    sites: `rank` (K,) has the place of each by its name, `named` the site at each place, and
-    `turns` the patterns in this order. `distilled` are networks that learned `joint` columns.
+    `sets` (G,) are the sites of each missing pattern, as bits; `pending` are gradients by site that have not
+    been sent yet. Random draws do not depend on the order of the sites: `rank` (K,) has the position of each
+    by its name, `named` the site at each position, and `turns` the patterns in this order. `distilled` are
+    networks that learned `joint` columns.
     """
 
     layout: Layout
@@ -235,10 +235,10 @@ class Trainer:
         self.rank = np.argsort(self.named).tolist()
         self.turns = sorted(range(len(self.sets)), key=lambda g: moved(self.sets[g], self.rank))
 
-    # ---- beginning and end ---------------------------------------------------------------------
+    # ---- start and end -------------------------------------------------------------------------
 
     def run(self) -> FitProtocol[TrainingFit]:
-        """Train from the beginning to the end."""
+        """Train from start to end."""
         before = None if self.checkpoint is None else read_training(self.checkpoint, self.settings)
         units, told, moments = yield from self._begin(before)
         history: list[tuple[float, float]] = []
@@ -256,7 +256,7 @@ class Trainer:
             self.progress(epoch, loss, ahead)
             if self.checkpoint is not None:
                 yield from self._save(self.checkpoint, np.array(history), best, keep)
-        # Where the last look is the best one, the networks as they are.
+        # If the last validation is the best one, the present networks.
         earlier = best < self.training.epochs - 1
         asks = [
             self._ask(k, "release_networks", best=earlier, **self._gradient(k)) for k in self.layout.clients
@@ -280,7 +280,7 @@ class Trainer:
         )
 
     def _save(self, path: Path, history: Floats, best: int, keep: bool) -> FitProtocol[None]:
-        """Write what the training would go on from."""
+        """Write the state from which the training would continue."""
         clients = self.layout.clients
         *networks, heads = yield [
             *[self._ask(k, "release_training", **self._gradient(k)) for k in clients],
@@ -293,7 +293,7 @@ class Trainer:
 
     @property
     def settings(self) -> str:
-        """Digest of what shapes the course: entities, sites, columns, and all arguments."""
+        """Digest of everything that affects the training: entities, sites, columns, and all arguments."""
         t, layout = self.training, self.layout
         # Another model has other names for the same modules.
         t = replace(t, modules=dict.fromkeys(t.modules, ""))
@@ -308,7 +308,7 @@ class Trainer:
             *[self._ask(k, "stage_block", keep=layout.keep[k]) for k in layout.clients],
             self._ask(layout.active, "stage_outcome", to_json(self.outcome), keep=layout.response_keep),
         ]
-        told = from_json(OutcomeReply, replies[-1].text, f"{layout.active}: what it tells of its response")
+        told = from_json(OutcomeReply, replies[-1].text, f"{layout.active}: its reply about the response")
         if t.transfer:
             yield from self._transfer()
         asks = []
@@ -324,14 +324,14 @@ class Trainer:
 
     def _networks(self, client: str, count: int, width: int) -> NetworksRequest:
         t = self.training
-        # By its name: in which order a partition lists its sites does not matter.
+        # By its name: the order in which a partition lists its sites does not matter.
         number = crc32(client.encode())
         return NetworksRequest(
             count, t.hidden, width, t.optimiser, t.seed, number, t.raw, t.modules.get(client, "")
         )
 
     def _transfer(self) -> FitProtocol[None]:
-        """Let every site learn the joint representation of entities that all have, from its own columns."""
+        """Let every site learn, from its own columns, the joint representation of entities that all have."""
         layout, t = self.layout, self.training
         found = yield from decompose(layout, t.entities, t.width, self.conversation)
         self.joint = found.vectors.shape[1]
@@ -348,7 +348,7 @@ class Trainer:
     # ---- batches -------------------------------------------------------------------------------
 
     def _epoch(self, keep: bool) -> FitProtocol[float]:
-        """Go once over the entities; return the mean loss."""
+        """Iterate once over the entities; return the mean loss."""
         total, rows = 0.0, 0
         for batch in self._batches():
             loss = yield from self._batch(batch, keep)
@@ -369,7 +369,7 @@ class Trainer:
         return float(reply.arrays.get("loss", np.array(np.nan)))
 
     def _held_back(self) -> FitProtocol[float]:
-        """Loss of the entities held back, of each from all sites that have it; nan without any."""
+        """Loss of the validation entities, each with all sites that have it; nan without any."""
         entities = self.training.validation
         if not len(entities):
             return float("nan")
@@ -379,13 +379,13 @@ class Trainer:
         return float(reply.arrays["loss"])
 
     def _calibrate(self) -> FitProtocol[ScoreCounts | None]:
-        """Count how well each set of sites predicts entities from which nothing was learned."""
+        """Evaluate the predictions of each set of sites for entities that were not used for training."""
         entities, t = self.training.calibration, self.training
         if not len(entities):
             return None
         code = self.layout.code[entities]
         if t.masked:
-            # One set an entity here as well: of several sums of one, differences tell its parts.
+            # One set per entity here as well: differences of several sums for one entity reveal their parts.
             sets = self._spread(code)
             serving = PredictionRouting.masked(sets, np.sign(sets).astype(np.float64), self.assembly)
         else:
@@ -396,7 +396,10 @@ class Trainer:
         return read_scores(reply, serving.judged)
 
     def _spread(self, code: Ints) -> Ints:
-        """Give each entity one of the sets that predict for its pattern, each about as many; 0 for none."""
+        """Give each entity one of the sets that predict for its pattern, in about equal numbers.
+
+        0 for none.
+        """
         out = np.zeros_like(code)
         for g in self.turns:
             sets = [s for s in subsets_within(self.sets[g]) if self.assembly.of_set(s)]
@@ -407,9 +410,9 @@ class Trainer:
         return out
 
     def _serve(self, entities: Ints) -> PredictionRouting:
-        """Choose the sets over which each entity of a batch is learned from."""
+        """Select the sets for which each entity of a batch is used in training."""
         if self.training.masked and self.laser:
-            # One set an entity, since a masked sum is over one: it stands for all of its pattern.
+            # One set per entity, since a masked sum is over one: it represents all sets of its pattern.
             ranked = np.array([moved(s, self.rank) for s in self.sets])[self.layout.code[entities]]
             drawn, weights = draw_subset_per_row(ranked, self.rng.integers)
             own, place = np.unique(drawn, return_inverse=True)
@@ -418,7 +421,7 @@ class Trainer:
         return self._serve_all(entities, self._all_sets())
 
     def _serve_all(self, entities: Ints, drawn: Sequence[Mapping[int, float]]) -> PredictionRouting:
-        """Predict each entity over the sets of its pattern; of masked outputs there is one set in each."""
+        """Predict each entity over the sets of its pattern; masked outputs have one set in each."""
         code = self.layout.code[entities]
         if self.training.masked:
             sets, weights = (
@@ -435,7 +438,7 @@ class Trainer:
         return int(self.rng.integers(n))
 
     def _sets(self, seen: int) -> dict[int, float]:
-        """Choose sets of one pattern with their weights: all, or one of each size where there are many."""
+        """Select sets of one pattern with their weights: all, or one of each size if there are many."""
         if self.laser and seen.bit_count() > MAX_LISTED:
             drawn = draw_subset_per_size(moved(seen, self.rank), self._draw)
             return {moved(s, self.named): weight for s, weight in drawn.items()}
@@ -443,7 +446,7 @@ class Trainer:
             return {seen: 1.0}
         return dict.fromkeys(subsets_within(seen), 1.0)
 
-    # ---- asks ----------------------------------------------------------------------------------
+    # ---- requests ------------------------------------------------------------------------------
 
     def _ask(self, site: str, step: str, text: str = "", **arrays: Any) -> Request:
         return self.conversation.ask(site, step, text, **arrays)
@@ -480,7 +483,7 @@ class Trainer:
         return self._ask(self.layout.active, step, **arrays, **more)
 
     def _hand_over(self, reply: Reply, serving: PredictionRouting) -> None:
-        """Keep the gradients for the sites' next asks."""
+        """Keep the gradients for the next requests to the sites."""
         gradient = reply.arrays["gradient"]
         for k, client in enumerate(self.layout.clients):
             at = serving.rows[client]

@@ -19,8 +19,8 @@ MOST_UNITS, MOST_LAYERS, MOST_NETWORKS = 4096, 16, 512
 class NetworksRequest:
     """Networks of a site, or heads of the holder: how many, their hidden layers, outputs and training.
 
-    `number` keeps the random parameters of sites apart; `raw`: columns enter as they are, not standardized.
-    `module` names a module that takes the place of the networks.
+    `number` separates the random parameters of sites; `raw`: columns enter without standardization. `module`
+    names a module that replaces the networks.
     """
 
     count: Annotated[int, Minimum(1)]
@@ -33,10 +33,11 @@ class NetworksRequest:
     module: str = ""
 
     def check(self) -> None:
-        """Require networks for which a site has room."""
+        """Limit networks to the memory of a site."""
         if max((*self.hidden, self.width)) > MOST_UNITS or len(self.hidden) > MOST_LAYERS:
             raise MessageError(
-                f"expected at most {MOST_LAYERS} hidden layers of {MOST_UNITS} units, and as wide an output"
+                f"expected at most {MOST_LAYERS} hidden layers of {MOST_UNITS} units, and at most as many "
+                "outputs"
             )
         if self.count > MOST_NETWORKS:
             raise MessageError(f"expected at most {MOST_NETWORKS} networks at one site")
@@ -44,7 +45,7 @@ class NetworksRequest:
 
 @dataclass(frozen=True, slots=True)
 class OutcomeRequest:
-    """What the response is, the epsilon of its randomized labels, 0 for the labels themselves, and weights.
+    """Kind of the response, the epsilon of its randomized labels (0 without randomization), and weights.
 
     `balanced`: every class has the same weight in the loss. `response` names it in errors.
     """
@@ -55,16 +56,16 @@ class OutcomeRequest:
     response: str = "the response"
 
     def check(self) -> None:
-        """Require an epsilon that means something here."""
+        """Require an epsilon that is valid here."""
         if not 0.0 <= self.label_epsilon < MOST_EPSILON or (self.label_epsilon and self.kind == "normal"):
-            raise MessageError("expected an epsilon of zero or more, and of labels only")
+            raise MessageError("expected an epsilon of zero or more, and only for labels")
 
 
 @dataclass(frozen=True, slots=True)
 class OutcomeReply:
-    """Classes of a response in ascending order, and how many entities have each; none of a normal one.
+    """Classes of a response in ascending order, and how many entities have each; none for a normal one.
 
-    `label_epsilon` is what all labels that the site has randomized so far have cost, over all fits.
+    `label_epsilon` is the total cost of all labels that the site has randomized so far, over all fits.
     """
 
     classes: tuple[float, ...]

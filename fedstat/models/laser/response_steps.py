@@ -36,14 +36,15 @@ from fedstat.typing import Array, Bools, Floats, Ints
 ITEM = "laser heads"
 MOST_CLASSES = 1000
 LABELS = "label epsilon "
-"""Under which names an account remembers the labels that were randomized, with the epsilon of each."""
+"""Prefix of the names under which an account stores the randomized labels, with the epsilon of each."""
 
 
 @dataclass(slots=True)
 class OutcomeState:
-    """The response during a fit: (n,), numbers of `classes`, or standardized where there are none.
+    """The response during a fit: (n,), numbers of `classes`, or standardized if there are none.
 
-    `flip` has the probabilities by which its labels were randomized, `weights` (classes,) those in the loss.
+    `flip` has the probabilities with which its labels were randomized, `weights` (classes,) those in the
+    loss.
     """
 
     y: Floats
@@ -64,17 +65,17 @@ class Heads:
 
 
 def outcome_of(state: State) -> OutcomeState:
-    """Return this fit's response, or say that it is not here."""
+    """Return this fit's response, or report that it is not here."""
     absent = "this fit has no response here; ask 'stage_outcome' first"
     return state.use("laser outcome", OutcomeState, absent)
 
 
 def heads_of(state: State) -> Heads:
-    """Return this fit's heads, or say that the fit was not started here."""
+    """Return this fit's heads, or report that the fit was not started here."""
     return state.use(ITEM, Heads, "this fit was not started here; ask 'start_heads' first")
 
 
-# What they weigh is told in full beside it: the derivatives of each entity are a function of its response.
+# The full response is reported as weights: the derivatives of each entity are a function of it.
 BATCH: Mapping[str, ArrayDeclaration] = {
     "outputs": per_entity("outputs of the sites' networks", 3, dtype="float64", weighs=""),
     "rows": presence("which entities are in the batch", dtype="int64"),
@@ -103,7 +104,7 @@ MEAN_LOSS = aggregate("mean loss of a batch", 0, behind=(EntityCount,))
 def stage_outcome(
     data: SiteData, state: State, asked: OutcomeRequest, keep: Bools
 ) -> tuple[dict[str, Array], str]:
-    """Choose the entities of a fit, and tell the classes of the response, or its mean and deviation (2,)."""
+    """Select the entities of a fit, and report the response's classes, or its mean and deviation (2,)."""
     opened = response_of(state)
     check_lengths(data.name, keep=(keep, len(opened)))
     y = np.ascontiguousarray(opened[keep], dtype=np.float64)
@@ -120,7 +121,7 @@ def stage_outcome(
         return {"moments": np.array([mean, sd])}, to_json(OutcomeReply((), ()))
     classes, code, counts = np.unique(y, return_inverse=True, return_counts=True)
     if len(classes) < 2 or len(classes) > (2 if asked.kind == "binary" else MOST_CLASSES):
-        one = "one class tells networks nothing; choose entities with others"
+        one = "networks learn nothing from one class; choose entities with others"
         more = "a binary one has two; use outcome='multiclass' or 'normal'"
         most = f"classes are 2 to {MOST_CLASSES}; use outcome='normal'"
         raise DesignError(
@@ -152,7 +153,7 @@ def stage_outcome(
 def start_heads(
     data: SiteData, state: State, asked: NetworksRequest, training: Floats | None = None
 ) -> dict[str, Array]:
-    """Draw the parameters of the heads, or go on with a `training`; nothing leaves."""
+    """Draw the parameters of the heads, or continue a `training`; nothing is released."""
     outcome = outcome_of(state)
     widths = (asked.width, *asked.hidden, max(len(outcome.classes), 1))
     check_allocation(data.name, ADAM * asked.count * count_parameters(widths), len(outcome.y))
@@ -167,8 +168,8 @@ def start_heads(
 class Batch:
     """Outputs of networks (I, b, d) for rows of the response (b,), and the tasks that they serve.
 
-    `code` (b,) is the pattern of each row, `weights` (G, T) those of tasks by pattern; task t has the sum of
-    the networks in `members` (T, I), over `sizes`, as input of the head `head` (T,).
+    `code` (b,) is the pattern of each row, `weights` (G, T) those of tasks by pattern. The input of head
+    `head` (T,) in task t is the sum of the networks in `members` (T, I), divided by `sizes`.
     """
 
     outputs: Floats
@@ -180,7 +181,7 @@ class Batch:
     head: Ints
 
     def check(self, name: str, outcome: OutcomeState, heads: Networks) -> None:
-        """Require parts that fit each other: compiled loops do not check their bounds."""
+        """Require parts that match: compiled loops do not check their bounds."""
         networks, b, d = self.outputs.shape
         tasks = len(self.head)
         fits = self.members.shape == (tasks, networks) and d == heads.widths[0] and b > 0 and tasks > 0
@@ -194,7 +195,7 @@ class Batch:
             ("head", self.head, len(heads.theta)),
         ):
             if not 0 <= at.min() <= at.max() < most:
-                raise MessageError(f"{name}: array '{what}' names what is not there")
+                raise MessageError(f"{name}: array '{what}' names something that does not exist")
 
 
 def task_predictions(batch: Batch, outcome: OutcomeState, heads: Networks, task: int) -> Floats:
@@ -218,7 +219,7 @@ def run_heads(batch: Batch, outcome: OutcomeState, heads: Networks) -> tuple[flo
     own = np.full(len(y), 1.0 / len(y))
     if outcome.weights is not None:
         own *= outcome.weights[y.astype(np.int64)]
-    # In arrays that may be written to, so that there is one compiled loop for all.
+    # In writable arrays, so that there is one compiled loop for all.
     R = np.array(batch.outputs.transpose(0, 2, 1), order="C")
     members, weights = np.array(batch.members), np.array(batch.weights)
     sizes, head, code = np.array(batch.sizes), np.array(batch.head), np.array(batch.code)
@@ -232,7 +233,7 @@ def run_heads(batch: Batch, outcome: OutcomeState, heads: Networks) -> tuple[flo
 def read_batch(
     data: SiteData, state: State, arrays: Mapping[str, Array]
 ) -> tuple[Batch, OutcomeState, Heads]:
-    """Read the arrays of a batch, and hold them against the response and the heads of this fit."""
+    """Read the arrays of a batch, and check them against the response and the heads of this fit."""
     outcome, heads, batch = outcome_of(state), heads_of(state), Batch(**arrays)
     batch.check(data.name, outcome, heads.networks)
     return batch, outcome, heads
@@ -258,7 +259,7 @@ def learn(data: SiteData, state: State, keep: Array, **arrays: Array) -> dict[st
     if not np.isfinite(loss):
         raise EstimationError(diverged(data.name, "losses", heads.networks))
     told = {"gradient": np.ascontiguousarray(gradient)}
-    if len(batch.rows) < data.min_count:  # the loss of so few is nearly that of each
+    if len(batch.rows) < data.min_count:  # the loss of so few entities nearly reveals that of each
         return told
     state.tell(EntityCount(len(batch.rows)))
     return {**told, "loss": np.array(loss)}
@@ -266,7 +267,7 @@ def learn(data: SiteData, state: State, keep: Array, **arrays: Array) -> dict[st
 
 @step(FAMILY, "learn judge look train", takes=BATCH, releases={"loss": MEAN_LOSS})
 def judge(data: SiteData, state: State, **arrays: Array) -> dict[str, Array]:
-    """Mean loss of entities that are held back, from which nothing is learned."""
+    """Mean loss of validation entities, which are not used for training."""
     batch, outcome, heads = read_batch(data, state, arrays)
     heads.seen = heads.networks.theta.copy()
     state.tell(EntityCount(len(batch.rows)))
@@ -275,7 +276,7 @@ def judge(data: SiteData, state: State, **arrays: Array) -> dict[str, Array]:
 
 @step(FAMILY, "learn judge release_training look train", releases={"training": TRAINING})
 def release_training_of_heads(data: SiteData, state: State) -> dict[str, Array]:
-    """Release what the training goes on from."""
+    """Release the state from which the training continues."""
     heads = heads_of(state)
     state.tell(EntityCount(len(outcome_of(state).y)))
     return {"training": heads.networks.state(heads.best)}
@@ -288,21 +289,21 @@ def release_training_of_heads(data: SiteData, state: State) -> dict[str, Array]:
     releases={"parameters": aggregate("parameters of the heads", 2, behind=(EntityCount,))},
 )
 def release_heads(data: SiteData, state: State, best: Array) -> dict[str, Array]:
-    """Release the parameters (H, q) of the heads, as they are or at the `best` look."""
+    """Release the parameters (H, q) of the heads, the present ones or the `best` in validation."""
     heads = heads_of(state)
     theta = heads.best if bool(best) else heads.networks.theta
     if theta is None:
-        raise MessageError(f"{data.name}: no look at entities that are held back was kept")
+        raise MessageError(f"{data.name}: no heads of a validation were kept")
     heads.networks.theta = theta
     state.tell(EntityCount(len(outcome_of(state).y)))
     return {"parameters": theta}
 
 
 def label_draws(data: SiteData, response: Floats, epsilon: float) -> tuple[Floats, float]:
-    """Uniform draws (rows,) of a randomized response, and the epsilon that all of these have cost so far.
+    """Uniform draws (rows,) of a randomized response, and the total epsilon of all of these so far.
 
-    The same response at the same epsilon gets the same draws, so that fits of it can be repeated; any other
-    gets its own, and costs its own.
+    The same response at the same epsilon has the same draws, so that fits of it can be repeated. Any other
+    has its own draws and its own cost.
     """
     digest = hashlib.sha256(np.ascontiguousarray(response).tobytes()).hexdigest()
     key = hmac.digest(data.trust.identity.secret("labels"), f"{epsilon!r} {digest}".encode(), "sha256")

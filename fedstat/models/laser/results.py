@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 
 
 # ----------------------------------------------------------------------------------------------------
-# What is kept of a training, and the notes of its summary: what passed, and who learned what of it.
+# The record of a training, and the notes of its summary: what was released, and who learned what.
 
 HARDLY = 0.98
-"""Share of the first epoch's loss above which nothing was learned that is worth the name."""
+"""Share of the first epoch's loss above which the networks count as untrained."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LASERRecord:
-    """What a file of results holds."""
+    """The contents of a saved file."""
 
     fitted: FittedNetworks
     response: ResponseSource
@@ -54,43 +54,43 @@ class LASERRecord:
 
 
 def notes_of(r: LASERRecord) -> Iterator[Note]:
-    """Say what was disclosed, and what intervals rest on."""
+    """State what was revealed, and the basis of intervals."""
     hidden = (
-        "The holder of the response was handed masked sums of the sites' outputs, over one random set "
-        "of sites for each entity and batch; the sets change, so that differences of sums tell of "
+        "The holder of the response received masked sums of the sites' outputs, over one random set "
+        "of sites for each entity and batch. The sets change, so differences of sums reveal information on "
         "single sites. "
         if r.masked
-        else "The holder of the response was handed the outputs of every site for each entity. "
+        else "The holder of the response received the outputs of every site for each entity. "
     )
     if r.fitted.trained.joint:
         hidden = (
-            f"The coordinator and every site were handed {r.fitted.trained.joint} singular vectors of "
+            f"The coordinator and every site received {r.fitted.trained.joint} singular vectors of "
             f"all sites' columns, for each entity that all have. {hidden}"
         )
     held = r.fitted.trained.history[:, 1]
     if held[r.fitted.trained.epoch] > HARDLY * held[0]:
         yield Note(
             "not_learned",
-            "NOT LEARNED: the loss of the entities held back has hardly fallen since the first epoch. Take "
-            "more epochs (epochs=), smaller batches (batch_size=) or a larger rate (rate=).",
+            "NOT LEARNED: the loss of the validation entities has hardly decreased since the first epoch. "
+            "Take more epochs (epochs=), smaller batches (batch_size=) or a larger rate (rate=).",
             "warning",
         )
     yield Note("no_errors", "There are no standard errors: weights of networks are not identified.")
     yield Note(
         "disclosed",
-        f"{hidden}From such numbers most of the variation of a site's columns can be predicted by "
-        f"who knows them for a few hundred entities. {_of_labels(r)}",
+        f"{hidden}A receiver that knows a site's columns for a few hundred entities can predict most of "
+        f"their variation from such numbers. {_of_labels(r)}",
     )
     if r.fitted.trained.scores is not None:
         spread = (
-            " Under masks each entity calibrates one of the sets of sites that it could, so that the "
-            "entities to calibrate by are divided among these."
+            " Under masks, each entity calibrates only one of its possible sets of sites, so the "
+            "calibration entities are divided among these."
         )
         yield Note(
             "calibration",
-            "Sets and intervals of predict_set() are calibrated by set of sites, and hold for "
-            "entities that are exchangeable with those that calibrate; a set of few entities rules out "
-            f"nothing.{spread if r.masked else ''}",
+            "Prediction sets and intervals of predict_set() are calibrated by set of sites. They are valid "
+            "for entities that are exchangeable with the calibration entities. With few of these, a set of sites "
+            f"excludes nothing.{spread if r.masked else ''}",
         )
 
 
@@ -99,48 +99,48 @@ def _of_labels(r: LASERRecord) -> str:
     if not epsilon:
         return (
             "Each site learned the labels of the entities that it has: the gradients of one batch "
-            "tell them apart."
+            "distinguish them."
         )
     return (
-        "Labels were randomized before anything else: whoever looks, the odds of two labels of one "
+        "Labels were randomized before anything else. For any observer, the odds of two labels of one "
         f"entity change by exp({epsilon:g}) at most, and by exp({total:g}) over all labels that their "
         "holder has randomized. Columns are not protected, nor are labels from evaluate(). Sets, "
-        "intervals and figures of calibration are of randomized labels."
+        "intervals and calibration results are those of randomized labels."
     )
 
 
 # ----------------------------------------------------------------------------------------------------
-# Picture of how networks learned.
+# Plot of the learning curve.
 
-WHOSE = {"loss": "learned from", "validation": "held back"}
+WHOSE = {"loss": "training", "validation": "validation"}
 """Entities of a curve, for its legend."""
 
 
 def draw_history(history: pd.DataFrame, kept: int, ax: Axes | None) -> Axes:
-    """Losses by epoch, each over its first, with a mark at the epoch that was kept."""
+    """Losses by epoch, each relative to its first, with a mark at the epoch that was kept."""
     ax = axes_for(ax, 5.6, 3.6, "Learning curve")
     for colour, (name, loss) in zip(COLORS, (history / history.iloc[0]).items(), strict=False):
         ax.plot(loss.index, loss, marker="o", markersize=3, color=colour, label=WHOSE[str(name)])
     ax.set_xlabel("epoch")
     legend_below(ax)
-    label_y(ax, "loss, over that of the first epoch")
+    label_y(ax, "loss, relative to the first epoch")
     mark_x(ax, kept, f"kept: {kept}")
     return ax
 
 
 # ----------------------------------------------------------------------------------------------------
-# Results of a split network: predictions with any set of sites, and what passed for them.
+# Results of a split network: predictions with any set of sites, and their releases.
 
 NO_ERRORS = (
-    "networks have no standard errors: their weights are not identified, since units can change places. "
+    "networks have no standard errors: their weights are not identified, because units are interchangeable. "
     "predict_set() has sets and intervals with a coverage, evaluate() intervals of the AUC, and clients() "
-    "what each site is worth"
+    "the contribution of each site"
 )
 Conditional = Literal["label"]
 
 
 class NoCoefficients:
-    """Stands in the place of coefficients, and says why there are none."""
+    """Placeholder for coefficients that states why there are none."""
 
     def __repr__(self) -> str:
         return f"<no coefficients: {NO_ERRORS}>"
@@ -161,7 +161,7 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
     Attributes
     ----------
     params : NoCoefficients
-        Says why networks have no standard errors.
+        States why networks have no standard errors.
     model_name, judged : str
         Words for tables.
 
@@ -215,20 +215,20 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
 
     @property
     def history(self) -> pd.DataFrame:
-        """Mean loss by epoch: of the entities learned from, and of those held back to choose the epoch."""
+        """Mean loss by epoch, of the training entities and of the validation entities."""
         h = self._record.fitted.trained.history
         epochs = pd.RangeIndex(1, len(h) + 1, name="epoch")
         return pd.DataFrame(h, columns=["loss", "validation"], index=epochs)
 
     def plot_history(self, ax: Axes | None = None) -> Axes:
-        """Loss by epoch, of the entities learned from and of those held back, each over its first."""
+        """Plot the loss by epoch, of training and validation entities, each relative to its first."""
         return draw_history(self.history, self._record.fitted.trained.epoch + 1, ax)
 
     # -- predictions -----------------------------------------------------------------------------
 
     @property
     def classes(self) -> tuple[float, ...]:
-        """Classes of the response, ascending; none of a normal one."""
+        """Classes of the response, ascending; none for a normal one."""
         return self._record.fitted.trained.outcome.classes
 
     def predict_proba(self, partition: ClientPartition, at: str = "average") -> pd.DataFrame:
@@ -237,23 +237,23 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
         Parameters
         ----------
         partition : ClientPartition
-            With one of the sites of the fit or more. One that has left has no entity.
+            With one or more sites of the fit. A site that has left has no entity.
         at : str
-            Where sites have heads of their own (``heads="client"``, "local" and the like): the
-            site whose head predicts, or "average" over the heads that can. One head has one prediction
-            for a set of sites, and nothing to average.
+            If sites have their own heads (``heads="client"``, "local" and similar): the site whose head
+            predicts, or "average" over the available heads. With a single head, there is one prediction for a
+            set of sites, and nothing to average.
 
         Returns
         -------
         DataFrame
-            (n, classes); nan where no site has the entity, or the head of `at` has nothing for it.
+            (n, classes); nan if no site has the entity, or the head of `at` cannot predict it.
 
         Raises
         ------
         NotAvailableError
             The response is normal.
         ModelError
-            The partition has no site of the fit, or `at` no head of its own.
+            The partition has no site of the fit, or `at` has no head of its own.
         """
         if not self.classes:
             raise NotAvailableError("predict_proba: the response is normal; use predict")
@@ -270,16 +270,16 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
             own = fitted.clients if fitted.assembly.heads == len(fitted.clients) else ()
             words = ", ".join(map(repr, ("average", *own)))
             raise ModelError(
-                f"at: expected {words}, received {at!r}; sites have heads of their own where "
-                "heads='client', or method='local'"
+                f"at: expected {words}, received {at!r}; sites have their own heads with heads='client', or "
+                "method='local'"
             )
         return fitted.clients.index(at)
 
     def predict(self, partition: ClientPartition, *, threshold: float | None = None) -> pd.Series:
-        """Predict the mean of a normal response, and else the most probable class.
+        """Predict the mean of a normal response, otherwise the most probable class.
 
-        Of two classes the second where its probability is above the `threshold`, if there is one, such as
-        that of ``result.calibration.threshold()``.
+        For two classes, the second is predicted if its probability is above the `threshold`, if one is given,
+        such as that of ``result.calibration.threshold()``.
         """
         if threshold is not None:
             check_threshold(threshold, len(self.classes))
@@ -290,24 +290,24 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
     def predict_set(
         self, partition: ClientPartition, alpha: float = 0.1, *, conditional: Conditional | None = None
     ) -> pd.DataFrame:
-        """Predict sets of classes, or intervals, that hold the response with probability 1 - alpha or more.
+        """Predict sets of classes, or intervals, with a coverage of at least 1 - alpha.
 
-        Split conformal prediction, from the entities of the fit from which nothing was learned, by set of
-        sites (Vovk, Gammerman and Shafer 2005, section 2.2). It holds whatever the networks are worth,
-        for entities that are exchangeable with these, on average over fits.
+        Split conformal prediction, from entities of the fit that were not used for training, by set of sites
+        (Vovk, Gammerman and Shafer 2005, section 2.2). It is valid for networks of any quality, for entities
+        that are exchangeable with these, on average over fits.
 
         Parameters
         ----------
         partition : ClientPartition
         alpha : float
         conditional : {"label"}, optional
-            Let it hold among the entities of every class, and not only over all.
+            Guarantee the coverage among the entities of every class, not only over all.
 
         Returns
         -------
         DataFrame
-            Of classes one column each, of bool; of a normal response ``mean``, ``low`` and ``high``. Where
-            too few entities calibrate a set of sites it has all classes, or an infinite interval;
+            For classes one Boolean column each; for a normal response ``mean``, ``low`` and ``high``. If too
+            few entities calibrate a set of sites, it has all classes, or an infinite interval;
             ``frame.attrs["note"]`` names these sets.
 
         Raises
@@ -315,7 +315,7 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
         ModelError
             `alpha` is not between 0 and 1.
         NotAvailableError
-            The fit has no entities to calibrate by.
+            The fit has no calibration entities.
         """
         check_level("alpha", alpha)
         scores = self._scores()
@@ -328,22 +328,23 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
 
     def _scores(self) -> ScoreCounts:
         if self._record.fitted.trained.scores is None:
-            raise NotAvailableError("no entities to calibrate by: fit with calibration=0.2")
+            raise NotAvailableError("there are no calibration entities: fit with calibration=0.2")
         return self._record.fitted.trained.scores
 
-    # -- how good --------------------------------------------------------------------------------
+    # -- quality of predictions ----------------------------------------------------------------------
 
     @property
     def calibration(self) -> SetEvaluation:
-        """How well each set of sites predicts the entities from which nothing was learned."""
+        """Evaluate each set of sites on the entities that were not used for training."""
         return self._evaluation(self._scores())
 
     def evaluate(self, partition: ClientPartition) -> SetEvaluation:
-        """Count how well predictions agree with the response of another partition, by set of sites.
+        """Evaluate predictions against the response of another partition, by set of sites.
 
-        The holder of the response is handed the predictions, and counts; no response leaves it. One that
-        answers a single evaluation averages them over a few entities first, which moves figures little. For a
-        curve of calibration see ``result.evaluate(partition).evaluation().plot_calibration()``.
+        The holder of the response receives the predictions and computes the results; no response leaves it.
+        If its policy allows a single evaluation, it averages predictions over a few entities first, which
+        changes results little. For a calibration curve see
+        ``result.evaluate(partition).evaluation().plot_calibration()``.
 
         Parameters
         ----------
@@ -353,7 +354,7 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
         Raises
         ------
         ModelError
-            It lacks the response, or all sites.
+            It lacks the response, or has no site.
         """
         fitted = self._record.fitted
         (scores,) = count_predictions(fitted, self._record.response, partition)
@@ -363,12 +364,13 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
     def importance(
         self, partition: ClientPartition, repeats: int = 10, *, alpha: float = 0.05
     ) -> pd.DataFrame:
-        """Say what predictions lose where one site's columns are those of other entities.
+        """Compute the loss of predictive quality if one site's columns are permuted.
 
-        Each site exchanges its rows, with all their columns, between the entities that it has,
-        `repeats` times, by permutations that nobody else knows; the response's holder counts as for
-        :meth:`evaluate`. A site that answers one evaluation only refuses it, and every repeat is further
-        outputs for each entity, which a limit on these (per_entity) counts: differences tell of single ones.
+        Each site permutes its rows, with all their columns, between the entities that it has, `repeats`
+        times, by permutations that only the site knows. The response's holder evaluates them as in
+        :meth:`evaluate`. A site that allows only one evaluation refuses. Every repeat releases further
+        outputs for each entity, which a limit on row-level values (per_entity) counts, because differences
+        reveal information on single entities.
 
         Parameters
         ----------
@@ -377,14 +379,14 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
         repeats : int
             Permutations of each site.
         alpha : float
-            One minus the level of the intervals, which are of the mean over permutations of these entities.
+            One minus the level of the intervals, for the mean over permutations of these entities.
 
         Returns
         -------
         DataFrame
-            By site: ``importance``, the mean loss over permutations, among the entities that have the
-            site, of the area under the ROC curve, of the accuracy where there are more than two
-            classes, or of R-squared; its ``std_error``, and ``low`` and ``high``, by Student's t.
+            By site: ``importance``, the mean loss over permutations, among the entities that have the site,
+            of the area under the ROC curve, of the accuracy for more than two classes, or of R-squared; its
+            ``std_error``, and ``low`` and ``high``, by Student's t.
 
         Raises
         ------
@@ -411,18 +413,18 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
 
     @property
     def figures(self) -> dict[str, float]:
-        """How well the largest set of sites predicts, of entities from which nothing was learned."""
+        """Evaluate the largest set of sites on entities that were not used for training."""
         return {} if self._record.fitted.trained.scores is None else self.calibration.figures
 
     judged = (
-        "Figures are of entities from which nothing was learned, and that all sites of the largest "
-        "set counted have. Under masks each entity counts for one set, so that few may be left for this one: "
-        "compare what evaluate() returns of the same entities."
+        "Results are for entities that were not used for training, and that all sites of the largest "
+        "counted set have. Under masks each entity counts for one set, so this one may have few entities: "
+        "compare the results of evaluate() for the same entities."
     )
-    """Of which entities the figures are, for a comparison."""
+    """The entities of the results, for a comparison."""
 
     def clients(self) -> pd.DataFrame:
-        """Say what every site brought, and what it is worth to predictions.
+        """Return the data of every site, and its contribution to predictions.
 
         Returns
         -------
@@ -437,10 +439,10 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
         except NotAvailableError:
             return frame.assign(value=np.nan)
 
-    # -- printed ---------------------------------------------------------------------------------
+    # -- printed output ---------------------------------------------------------------------------
 
     def summary(self, alpha: float = 0.1) -> SheetSummary:
-        """Training and exchange, how well sets of sites predict, what each site brought, notes.
+        """Training and exchange, quality by set of sites, data of each site, notes.
 
         Parameters
         ----------
@@ -454,13 +456,13 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
             ("Response", f"{r.response.text} ({fitted.kind})"),
             ("Networks", " - ".join(map(str, (*fitted.hidden, fitted.width)))),
             ("Epochs", f"{fitted.trained.epoch + 1} of {len(fitted.trained.history)} taken"),
-            ("Loss held back", f"{fitted.trained.history[fitted.trained.epoch, 1]:.4f}"),
+            ("Validation loss", f"{fitted.trained.history[fitted.trained.epoch, 1]:.4f}"),
         ]
         right = [
             ("Entities", f"{r.n:,}"),
-            ("to learn from", f"{learned:,}"),
-            ("to choose by", f"{held:,}"),
-            ("to calibrate by", f"{calibrated:,}"),
+            ("training", f"{learned:,}"),
+            ("validation", f"{held:,}"),
+            ("calibration", f"{calibrated:,}"),
             ("Exchange", "masked sums" if r.masked else "clear"),
         ]
         if r.label_epsilon:

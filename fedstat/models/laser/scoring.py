@@ -13,16 +13,16 @@ from fedstat.inference.conformal import merge_upwards
 from fedstat.typing import Bools, Floats, Ints
 
 STEP, FURTHEST = 0.02, 8.0
-"""Width of a bin of log odds, and where the outer bins begin."""
+"""Width of a bin of log odds, and the start of the outer bins."""
 LOG_LOW, LOG_HIGH = -6.0, 4.0
-"""Between these lie the logarithms of absolute residuals, in standard deviations of the response."""
+"""Range of the logarithms of absolute residuals, in standard deviations of the response."""
 
 
 def score_edges(classes: int) -> Floats:
     """Edges between the bins, (B - 1,); they depend on no row.
 
-    In bins are counted: of two classes the log odds of the second; of more, minus those of the true class; of
-    a normal response the logarithm of the absolute residual.
+    The binned values are: for two classes the log odds of the second; for more classes minus the log odds of
+    the true class; for a normal response the logarithm of the absolute residual.
     """
     if classes:
         return np.asarray(STEP * np.arange(-round(FURTHEST / STEP), round(FURTHEST / STEP) + 1))
@@ -32,8 +32,8 @@ def score_edges(classes: int) -> Floats:
 def scores_of(P: Floats, classes: int, of: Floats) -> Floats:
     """Scores of values `of` (n,): numbers of classes of probabilities P (n, classes), or means P (n, 1).
 
-    The larger, the less a value agrees with its prediction: minus the log odds of the class, or the logarithm
-    of the absolute residual.
+    A larger score means less agreement of a value with its prediction: minus the log odds of the class, or
+    the logarithm of the absolute residual.
     """
     if classes:
         return -log_odds(P[np.arange(len(P)), of.astype(np.int64)])
@@ -57,7 +57,7 @@ class ScoreCounts:
     bins : (G, C, B) array
         Entities by true class (one for a normal response) and bin; see :func:`score_edges`.
     expected : (G, C, B) array
-        Sums in these of the probability of the second of two classes, else of the true one.
+        Sums, in these bins, of the probability of the second of two classes, otherwise of the true one.
     confusion : (G, C, C) array
         Entities by true and by most probable class.
     losses : (G, 2) array
@@ -76,28 +76,28 @@ class ScoreCounts:
         return np.asarray(self.bins.sum(axis=(1, 2)))
 
     def together(self, groups: Bools) -> ScoreCounts:
-        """Count the entities of some sets, (G,), as those of one, which has all their sites."""
+        """Combine the entities of some sets, (G,), as those of the set of all their sites."""
         every = np.bitwise_or.reduce(self.sets[groups], initial=0)
         sums = (self.bins, self.expected, self.confusion, self.losses)
         return ScoreCounts(np.array([every]), *(part[groups].sum(axis=0)[None] for part in sums))
 
     @property
     def scores(self) -> Floats:
-        """The same by bin of the score of the true class, (G, C, B): each in the worst bin it may lie in."""
+        """The same by bin of the score of the true class, (G, C, B): each in its worst possible bin."""
         if self.bins.shape[1] != 2:
             return self.bins
         out = np.array(self.bins)
         for g, total in enumerate(self.bins.sum(axis=1)):
             ends = np.flatnonzero(total)
             starts = np.concatenate([[0], ends[:-1] + 1]).astype(np.int64)
-            # Of the second class a small log odds is a bad score: a group counts where it begins.
+            # For the second class, small log odds are a bad score: a group counts where it begins.
             out[g, 1] = 0.0
             out[g, 1, out.shape[2] - 1 - starts] = self.bins[g, 1, ends]
         return out
 
 
 def read_scores(reply: Reply, sets: Ints) -> ScoreCounts:
-    """Read the counts that the holder of the response told, of so many sets."""
+    """Read the counts in the reply of the response holder, for this many sets."""
     G, shaped = len(sets), {}
     for name in ("bins", "expected", "confusion"):
         array = reply.arrays[name]
@@ -110,9 +110,10 @@ def read_scores(reply: Reply, sets: Ints) -> ScoreCounts:
 def count_scores(
     P: Floats, y: Floats, classes: int, code: Ints, groups: int, least: int
 ) -> tuple[Floats, Floats, Floats, Floats]:
-    """Count how well predictions P (n, classes) or (n, 1) agree with y by group, (n,), -1 for none.
+    """Evaluate predictions P (n, classes) or (n, 1) against y by group, (n,), -1 for none.
 
-    See :class:`ScoreCounts`. Groups with fewer than `least` entities have none, and bins with fewer are
+    See :class:`ScoreCounts`. Groups with fewer than `least` entities have no counts, and bins with fewer are
+    merged.
     merged.
     """
     C, edges = max(classes, 1), score_edges(classes)
@@ -121,7 +122,7 @@ def count_scores(
     confusion, losses = np.zeros((groups, C, C)), np.zeros((groups, 2))
     label = y.astype(np.int64) if classes else np.zeros(len(y), dtype=np.int64)
     own = P[np.arange(len(P)), label]
-    # Of two classes, both are counted by the log odds of the second, for areas under curves.
+    # For two classes, both are binned by the log odds of the second, for areas under curves.
     at = np.searchsorted(edges, scores_of(P, classes, np.zeros(len(y)) if classes == 2 else y))
     summed = P[:, 1] if classes == 2 else own
     for g in range(groups):

@@ -1,8 +1,8 @@
 """Steps of a site of a split network: forward passes, and learning from returned gradients.
 
-An ask for a batch carries the gradients of the batch before, by which the site's networks move, and
-the answer has their outputs for the new one. With masks every site answers for every entity of a
-batch, with zeros where it has no part in it.
+A request for a batch carries the gradients of the batch before, which update the site's networks, and the
+reply has their outputs for the new one. With masks, every site replies for every entity of a batch, with
+zeros where it has no part.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SiteTraining:
     """A site's networks in training.
 
     X (p, n) are its standardized columns; `activations` those of the latest batch, by network. `seen` are the
-    parameters at the latest look at entities that are held back, `best` those of the best look.
+    parameters at the latest validation, `best` those of the best one.
     """
 
     networks: Networks
@@ -55,7 +55,7 @@ class SiteTraining:
     best: Floats | None = None
 
     def take(self, name: str, gradient: Floats | None) -> None:
-        """Learn from the gradients (b, m d) of the latest batch, whose activations serve once."""
+        """Learn from the gradients (b, m d) of the latest batch, whose activations are used once."""
         if gradient is None:
             return
         m, d = len(self.networks.theta), int(self.networks.widths[-1])
@@ -65,7 +65,7 @@ class SiteTraining:
         columns = np.ascontiguousarray(gradient.T)
         for i, A in enumerate(self.activations):
             D = columns[i * d : (i + 1) * d]
-            # A network that had no part in the loss has no gradient, and does not move.
+            # A network without a part in the loss has no gradient, and does not change.
             if D.any():
                 self.networks.learn(i, self.networks.back(i, A, D))
         self.activations = []
@@ -73,20 +73,20 @@ class SiteTraining:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DistilledNetwork:
-    """A network of some widths, theta (1, q), whose outputs are inputs of the site's networks as well."""
+    """A network of some widths, theta (1, q), whose outputs are additional inputs of the site's networks."""
 
     widths: Sequence[int]
     theta: Floats
 
 
 def input_columns(state: State, raw: bool) -> Floats:
-    """Columns (n, p) as networks take them: standardized, or raw."""
+    """Columns (n, p) as input of networks: standardized, or raw."""
     staged = staged_block(state)
     return staged.X * staged.scale + staged.shift if raw else staged.X
 
 
 def with_distilled(X: Floats, widths: Sequence[int], theta: Floats) -> Floats:
-    """Put the outputs of a network beside its columns."""
+    """Append the outputs of a network to its columns."""
     return np.hstack([X, evaluate(theta, widths, X)[:, 0]])
 
 
@@ -114,7 +114,7 @@ BEST = control("whether the networks of the best look are taken", 0)
 def start_networks(
     data: SiteData, state: State, asked: NetworksRequest, training: Floats | None = None
 ) -> dict[str, Array]:
-    """Draw the parameters of the site's networks, or go on with a `training`; nothing leaves."""
+    """Draw the parameters of the site's networks, or continue a `training`; nothing is released."""
     X = input_columns(state, asked.raw)
     if DISTILLED in state:
         learned = state.use(DISTILLED, DistilledNetwork, NOT_STARTED)
@@ -157,8 +157,8 @@ def train(
 ) -> dict[str, Array]:
     """Learn from the batch before, and release the outputs for the next: ``outputs`` (b, m d).
 
-    `rows` (b_k,) of the block are in the batch; with masks they stand `at` these places of its `batch` rows,
-    which is 0 else. `keep` tells that no look before the latest was better.
+    `rows` (b_k,) of the block are in the batch; with masks they are `at` these positions of its `batch` rows,
+    which is otherwise 0. `keep` states that the latest validation is the best so far.
     """
     client = _client(state)
     client.take(data.name, gradient)
@@ -177,7 +177,7 @@ def train(
 def look(
     data: SiteData, state: State, rows: Ints, at: Ints, batch: Array, gradient: Floats | None = None
 ) -> dict[str, Array]:
-    """Release the outputs for entities from which nothing is learned; see :func:`train`."""
+    """Release the outputs for entities that are not used for training; see :func:`train`."""
     client = _client(state)
     client.take(data.name, gradient)
     client.seen = client.networks.theta.copy()
@@ -202,7 +202,7 @@ def _run(data: SiteData, client: SiteTraining, rows: Ints) -> tuple[list[Floats]
 
 
 def _pad(data: SiteData, outputs: Floats, at: Ints, batch: int) -> Floats:
-    """Bring outputs to their places among the rows of a batch; as they are where it has none."""
+    """Place outputs at their positions in a batch; unchanged if it has none."""
     if batch == 0:
         return outputs
     check_allocation(data.name, batch * outputs.shape[1], data.table.n_rows * outputs.shape[1])
@@ -216,7 +216,7 @@ def _pad(data: SiteData, outputs: Floats, at: Ints, batch: int) -> Floats:
 
 @step(FAMILY, "train look learn judge", takes={"gradient": GRADIENT}, releases={"training": TRAINING})
 def release_training(data: SiteData, state: State, gradient: Floats | None = None) -> dict[str, Array]:
-    """Release what the training goes on from, after the batch before."""
+    """Release the state from which the training continues, after the batch before."""
     client = _client(state)
     client.take(data.name, gradient)
     state.tell(EntityCount(client.X.shape[1]))
@@ -232,12 +232,12 @@ def release_training(data: SiteData, state: State, gradient: Floats | None = Non
 def release_networks(
     data: SiteData, state: State, best: Array, gradient: Floats | None = None
 ) -> dict[str, Array]:
-    """Release the parameters (m, q) of the site's networks, as they are or at the `best` look."""
+    """Release the parameters (m, q) of the site's networks, the present ones or the `best` in validation."""
     client = _client(state)
     client.take(data.name, gradient)
     theta = client.best if bool(best) else client.networks.theta
     if theta is None:
-        raise MessageError(f"{data.name}: no look at entities that are held back was kept")
+        raise MessageError(f"{data.name}: no networks of a validation were kept")
     client.networks.theta = theta
     state.tell(EntityCount(client.X.shape[1]))
     return {"parameters": theta}
@@ -279,9 +279,10 @@ def represent(
 ) -> dict[str, Array]:
     """Run trained networks, (m, q), on the opened rows: (n, m d), zeros where the site has none.
 
-    `shift` and `scale` (p,) are those of the columns in the fit, `rows` where the entities stand among `n`;
-    `text` is the name of a module in the place of the networks, or empty. `distilled` (1, q) has the network
-    whose `joint` outputs stand beside the columns. `permuted` is the number of a permutation of the rows.
+    `shift` and `scale` (p,) are those of the columns in the fit, `rows` the positions of the entities among
+    `n`; `text` is the name of a module that replaces the networks, or empty. `distilled` (1, q) has the
+    network whose `joint` outputs are appended to the columns. `permuted` is the number of a permutation of
+    the rows.
     """
     X = block_of(state).X
     check_lengths(data.name, shift=(shift, X.shape[1]), scale=(scale, X.shape[1]), rows=(rows, len(X)))
@@ -305,7 +306,8 @@ def represent(
 def secret_order(data: SiteData, n: int, number: int) -> Ints:
     """Draw a permutation of n rows, the same for a number as long as the site has its keys.
 
-    Nobody else can: who knew which rows were exchanged would have differences of single outputs.
+    Only the site knows it. A party that knows which rows were permuted would learn differences of single
+    outputs.
     """
     key = data.trust.identity.secret(f"permutation {number} of {n}")
     return np.random.default_rng(np.frombuffer(key, dtype=np.uint32)).permutation(n)

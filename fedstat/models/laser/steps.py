@@ -25,7 +25,7 @@ from fedstat.models.vertical.prediction.evaluation import average_in_groups
 from fedstat.typing import Array, Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# Steps of the site that holds the response: counts of how well predictions agree with it.
+# Steps of the site that holds the response: evaluation of predictions.
 
 
 COUNTS = {
@@ -50,15 +50,14 @@ COUNTS = {
     releases=COUNTS,
 )
 def calibrate(data: SiteData, state: State, group: Ints, vote: Array, **arrays: Array) -> dict[str, Array]:
-    """Count how well trained heads predict entities from which nothing was learned, by group (T,) of tasks.
+    """Evaluate trained heads on entities that were not used for training, by group (T,) of tasks.
 
-    Predictions of the tasks of a group, which are of one set of sites, are averaged; or each has a
-    `vote`.
+    Predictions of the tasks of a group, which belong to one set of sites, are averaged; or each has a `vote`.
     """
     batch, outcome, heads = read_batch(data, state, arrays)
     check_lengths(data.name, group=(group, len(batch.head)))
     if not 0 <= group.min() <= group.max() < len(group):
-        raise MessageError(f"{data.name}: array 'group' names what is not there")
+        raise MessageError(f"{data.name}: array 'group' names something that does not exist")
     y, C = outcome.y[batch.rows], max(len(outcome.classes), 1)
     parts = []
     for g in range(int(group.max()) + 1):
@@ -84,11 +83,11 @@ def calibrate(data: SiteData, state: State, group: Ints, vote: Array, **arrays: 
 def score(
     data: SiteData, state: State, text: str, predicted: Floats, use: Bools, code: Ints, units: Floats
 ) -> dict[str, Array]:
-    """Count how well predictions (n, classes) agree with the opened response of the rows in `use`, by group.
+    """Evaluate predictions (n, classes) against the opened response of the rows in `use`, by group.
 
-    `text` has the classes of the fit; rows of another, or without a response, do not count. A normal response
-    is brought to the `units` of the fit: mean and standard deviation; `units[2]` is the number of groups. Of
-    predictions, see :func:`averaged`.
+    `text` has the classes of the fit; rows of another class, or without a response, do not count. A normal
+    response is converted to the `units` of the fit: mean and standard deviation; `units[2]` is the number of
+    groups. Predictions are averaged as described in :func:`averaged`.
     """
     known = from_json(OutcomeReply, text, f"{data.name}: the classes of the fit").classes
     opened, C = response_of(state), max(len(known), 1)
@@ -112,7 +111,7 @@ def score(
     else:
         there = has
         y = np.where(there, (y - units[0]) / units[1], 0.0)
-    # Of all that have a response: which class one has is nothing that may make a cell.
+    # Cells use all entities with a response, because the class of an entity must not define a cell.
     predicted = average_in_groups(data, predicted, np.where(has, code, -1), by)
     code = np.where(there, code, -1)
     state.tell(EntityCount(int(there.sum())))
@@ -121,14 +120,14 @@ def score(
 
 
 def in_one_bin(counts: Sequence[Floats]) -> list[Floats]:
-    """Put all entities of a group in its last bin: an evaluation by squared errors needs no residuals."""
+    """Put all entities of a group into its last bin: an evaluation by squared errors needs no residuals."""
     bins, expected, *others = counts
     last = np.arange(bins.shape[2]) == bins.shape[2] - 1
     return [np.where(last, part.sum(axis=2, keepdims=True), 0.0) for part in (bins, expected)] + others
 
 
 def _told(state: State, counts: Sequence[Floats], classes: int) -> dict[str, Array]:
-    """Name the arrays of counts, and tell the door of them."""
+    """Name the arrays of counts, and report them to the disclosure check."""
     bins, expected, confusion, losses = counts
     state.tell(ModelEvaluation(np.concatenate([part.ravel() for part in counts])))
     return {

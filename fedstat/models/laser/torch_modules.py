@@ -1,7 +1,7 @@
 """PyTorch modules as networks of a site (optional extra ``torch``).
 
-A module does not travel: it is known at a site under a name, in the process that made it or that its owner
-serves from. Its parameters do, as those of other networks; training is the same, with Adam's steps.
+A module is not sent: a site knows it by a name, in the process that made it or in which its owner serves. Its
+parameters are sent, as those of other networks; training is the same, with Adam's steps.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedstat.models.laser.networks import Networks, Optimizer
 from fedstat.typing import Floats
 
 MODULES: dict[str, Any] = {}
-"""Modules by the name under which a question asks for one."""
+"""Modules by the name in a request."""
 
 
 def torch() -> Any:
@@ -59,13 +59,13 @@ def check_module(client: str, module: Any, columns: int, width: int) -> None:
         found = tuple(deepcopy(module).double()(torch().zeros(2, columns, dtype=torch().float64)).shape)
     except (RuntimeError, ValueError) as error:
         raise ModelError(
-            f"representations: the module of '{client}' does not run on (rows, {columns}), which is what its "
-            "columns in the model are; make its first layer as wide"
+            f"representations: the module of '{client}' does not run on (rows, {columns}), the shape of its "
+            "columns in the model; give its first layer that width"
         ) from error
     if found != (2, width):
         raise ModelError(
-            f"representations: the module of '{client}' makes {found} of (2, {columns}), expected "
-            f"(2, {width}); make its last layer as wide as width={width}, or change that"
+            f"representations: the module of '{client}' returns {found} for (2, {columns}), expected "
+            f"(2, {width}); give its last layer the width={width}, or change that argument"
         )
 
 
@@ -77,18 +77,21 @@ class ModuleNetworks(Networks):
 
     @classmethod
     def of(cls, name: str, columns: int, width: int, optimiser: Optimizer) -> Self:
-        """Take a module that is known here under a name; a MessageError where none is, or of other widths."""
+        """Select a module that is registered here.
+
+        A MessageError if there is none, or it has other widths.
+        """
         if name not in MODULES:
             raise MessageError(
                 "the module of this site is not known in this process: it stays where it was made. "
-                "Make the model there, or register it under its name by register_module()"
+                "Make the model there, or register the module under its name by register_module()"
             )
         module = MODULES[name]
         theta = _vector(module)
         networks = cls(np.array([columns, theta.shape[1], width], dtype=np.int64), theta, optimiser)
         networks.module = module
         if networks.output(networks.activate(0, np.zeros((columns, 2)))).shape != (width, 2):
-            raise MessageError(f"a module of a site gives other than (rows, {width}) for (rows, {columns})")
+            raise MessageError(f"a module of a site does not return (rows, {width}) for (rows, {columns})")
         return networks
 
     def activate(self, i: int, X: Floats) -> Floats:

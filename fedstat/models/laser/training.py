@@ -22,12 +22,12 @@ from fedstat.typing import Bools, Floats, Ints
 Method: TypeAlias = Literal["laser", "local", "standard", "ensemble", "combinatorial", "vfedtrans"]
 HeadLayout: TypeAlias = Literal["one", "client"]
 MOST_COMBINED = 8
-"""Sites of which every set has networks of its own."""
+"""Largest number of sites for which every set of sites can have its own networks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A prediction from the networks `members`, by the head number `head`, for entities that `clients` have.
+    """A prediction from the networks `members`, by head number `head`, for entities that `clients` have.
 
     `members` are numbers of networks, and `clients` a set: bits of sites.
     """
@@ -54,7 +54,7 @@ class NetworkAssembly:
         return [t for t, task in enumerate(self.tasks) if task.clients == clients]
 
     def predicting(self, clients: int) -> list[int]:
-        """Numbers of the tasks that predict for an entity of a set of sites: its own, or those within."""
+        """Numbers of the tasks that predict for an entity of a set of sites: of the set, or subsets."""
         within = (t for t, task in enumerate(self.tasks) if task.clients & clients == task.clients)
         return self.of_set(clients) or list(within)
 
@@ -78,12 +78,12 @@ def members_of(clients: int) -> list[int]:
 
 
 def moved(clients: int, to: Sequence[int]) -> int:
-    """Write a set for other places `to` (K,) of the sites."""
+    """Renumber the sites of a set by their positions `to` (K,)."""
     return sum(1 << to[k] for k in members_of(clients))
 
 
 def networks_of_all_sets(K: int, heads: HeadLayout) -> NetworkAssembly:
-    """One network a site, and heads over all sets of sites: one for all, or one of each site."""
+    """One network per site, and heads over all sets of sites: one for all, or one of each site."""
     sets = list(subsets_within((1 << K) - 1))
     if heads == "one":
         tasks = [Task(0, tuple(members_of(s)), s) for s in sets]
@@ -93,18 +93,18 @@ def networks_of_all_sets(K: int, heads: HeadLayout) -> NetworkAssembly:
 
 
 def networks_of_one_set(K: int, heads: HeadLayout) -> NetworkAssembly:
-    """One network a site, and one head over all of them."""
+    """One network per site, and one head over all of them."""
     every = tuple(range(K))
     return NetworkAssembly(every, 1, (Task(0, every, (1 << K) - 1),))
 
 
 def networks_alone(K: int, heads: HeadLayout) -> NetworkAssembly:
-    """One network and one head a site."""
+    """One network and one head per site."""
     return NetworkAssembly(tuple(range(K)), K, tuple(Task(k, (k,), 1 << k) for k in range(K)))
 
 
 def networks_by_set(K: int, heads: HeadLayout) -> NetworkAssembly:
-    """Networks and a head for each set of sites; a ModelError where these are too many."""
+    """Networks and a head for each set of sites; a ModelError if these are too many."""
     if K > MOST_COMBINED:
         raise ModelError(
             f"method='combinatorial' trains a network for each of {(1 << K) - 1:,} sets of sites; "
@@ -121,11 +121,12 @@ def networks_by_set(K: int, heads: HeadLayout) -> NetworkAssembly:
 
 @dataclass(frozen=True, slots=True)
 class TrainingMethod:
-    """A way to train: its description, its networks, and what it does differently.
+    """A training method: its description, its networks, and its options.
 
     `sums`: the outputs of one network of each site are added up, so that masks can hide them. `complete`:
-    only complete entities are learned from. `vote`: predictions are votes. `transfer`: sites learn a joint
-    representation first. `modules`: a site may bring its own network. `least` is the number of sites.
+    only complete entities are used for training. `vote`: predictions are votes. `transfer`: sites learn a
+    joint representation first. `modules`: a site may bring its own network. `least` is the smallest number of
+    sites.
     """
 
     words: str
@@ -162,7 +163,7 @@ METHODS: Mapping[str, TrainingMethod] = {
 
 
 def assemble(method: str, K: int, heads: HeadLayout) -> NetworkAssembly:
-    """Return the networks and heads of a method for K sites; a ModelError where it has none."""
+    """Return the networks and heads of a method for K sites; a ModelError if it does not support K."""
     check_choice("method", method, tuple(METHODS))
     return METHODS[method].networks(K, heads)
 
@@ -172,7 +173,8 @@ def table_of_weights(
 ) -> Floats:
     """Weight of every task for every pattern of sites, (patterns, tasks).
 
-    `drawn` are the sets that stand for all, by pattern, with their weights. The heads of a set share its.
+    `drawn` are the sets that represent all, by pattern, with their weights. The heads of a set share its
+    weight.
     """
     weights = np.zeros((len(seen), len(assembly.tasks)))
     for s in {s for sets in drawn for s in sets}:
@@ -183,17 +185,17 @@ def table_of_weights(
 
 
 # ----------------------------------------------------------------------------------------------------
-# What a training is asked to be, and what it comes to.
+# Options and result of a training.
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingOptions:
-    """How networks are trained: layers, batches, epochs, Adam; and what is random.
+    """Training options: layers, batches, epochs, Adam; and the seed.
 
-    Nothing is learned from the entities `validation`, which choose among epochs, and `calibration`;
-    `masked` as in the fit, and `vote`: predictions of a set are the votes of its sites. `raw`: see
-    :class:`NetworksRequest`. With `transfer` sites learn a joint representation first. `modules` are
-    names by site.
+    The entities `validation`, which select the epoch, and `calibration` are not used for training; `masked`
+    is as in the fit. With `vote`, predictions of a set are the votes of its sites. `raw`: see
+    :class:`NetworksRequest`. With `transfer`, sites learn a joint representation first. `modules` are names
+    by site.
     """
 
     hidden: tuple[int, ...]
@@ -217,8 +219,8 @@ class TrainingOptions:
 class TrainingFit:
     """Parameters of every site's networks (m, q), and of the heads (H, q); units of columns; losses.
 
-    `history` has the mean loss of every epoch, and that of the entities held back, nan without any; `epoch`
-    is the one whose networks are taken; `scores` are those of the entities to calibrate by. `distilled` are
+    `history` has the mean loss of every epoch, and that of the validation entities, nan without any; `epoch`
+    is the one whose networks are used; `scores` are those of the calibration entities. `distilled` are
     parameters by site of the networks (1, q) that learned the `joint` columns of a representation.
     """
 

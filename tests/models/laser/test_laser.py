@@ -254,7 +254,7 @@ def test_methods_side_by_side(part):
     # Under masks one set each: of how few the figures are stands beside them.
     judged = table.loc[("", "Entities Judged")].astype(int)
     assert judged["laser"] < judged["local"] / 3
-    assert "compare what evaluate() returns" in " ".join(str(compared).split())
+    assert "compare the results of evaluate()" in " ".join(str(compared).split())
     text = str(compared).splitlines()
     assert text[1].split() == ["laser", "local"] and len({len(line) for line in text[:3]}) == 1
     other = partition(500, seed=4)
@@ -358,7 +358,7 @@ def test_a_training_that_was_broken_off_goes_on_to_the_bit(part, exchange, tmp_p
     with pytest.raises(ModelError, match="other data or arguments"):
         model(part).fit(**options, label_epsilon=1.0, checkpoint=tmp_path / "training.fed")
     (tmp_path / "none.fed").write_bytes(b"nothing")
-    with pytest.raises(ModelError, match="no file of a training"):
+    with pytest.raises(ModelError, match="not a file of a training"):
         model(part).fit(**options, checkpoint=tmp_path / "none.fed")
 
 
@@ -371,7 +371,7 @@ def test_a_training_that_was_broken_off_goes_on_to_the_bit(part, exchange, tmp_p
         ({}, {"exchange": "masked", "method": "local"}, "adds up one network"),
         ({}, {"epochs": 0}, "epochs"),
         ({}, {"calibration": 1.5}, "calibration"),
-        ({}, {"calibration": 0.6, "validation": 0.4}, "left to learn from"),
+        ({}, {"calibration": 0.6, "validation": 0.4}, "remain for training"),
         ({}, {"label_epsilon": -1.0}, "label_epsilon"),
     ],
 )

@@ -65,7 +65,7 @@ def test_masks_of_two_clients():
     tables = {k: frame for k, frame in customers(300).items() if k != "telecom"}
     with pytest.warns(DisclosureWarning, match="two sites hides neither .* Add a third institution"):
         model(from_tables(tables)).fit(**QUICK, exchange="masked")
-    with pytest.raises(ModelError, match=r"received 1 institutions .* Use exchange='clear'"):
+    with pytest.raises(ModelError, match=r"received 1 sites .* Use exchange='clear'"):
         model(from_tables({"bank": tables["bank"]})).fit(**QUICK, exchange="masked")
 
 
@@ -73,10 +73,13 @@ def test_modules_of_other_widths():
     torch = pytest.importorskip("torch")
     part = partition(300)
     for module, said in (
-        (torch.nn.Linear(3, 2), r"module of 'shop' makes \(2, 2\) .* expected \(2, 4\); make its last layer"),
+        (
+            torch.nn.Linear(3, 2),
+            r"module of 'shop' returns \(2, 2\) .* expected \(2, 4\); give its last layer",
+        ),
         (
             torch.nn.Linear(5, 4),
-            r"module of 'shop' does not run on \(rows, 3\).* make its first layer as wide",
+            r"module of 'shop' does not run on \(rows, 3\).* give its first layer that width",
         ),
         (3, "expected a torch.nn.Module for 'shop', received int"),
     ):
