@@ -89,8 +89,8 @@ def notes_of(r: LASERRecord) -> Iterator[Note]:
         yield Note(
             "calibration",
             "Prediction sets and intervals of predict_set() are calibrated by set of sites. They are valid "
-            "for entities that are exchangeable with the calibration entities. With few of these, a set of sites "
-            f"excludes nothing.{spread if r.masked else ''}",
+            "for entities that are exchangeable with the calibration entities. With few of these, a set of "
+            f"sites excludes nothing.{spread if r.masked else ''}",
         )
 
 

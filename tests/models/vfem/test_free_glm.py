@@ -239,7 +239,7 @@ def test_summary_says_what_is_assumed_and_what_passed(fitted):
     notes = " ".join(result.summary().notes)
     for text in ("Joint maximum likelihood", "The data contradict blocks", "stayed with the response holder"):
         assert text in notes
-    assert "no row-level values" not in notes and "are independent between sites (" not in notes
+    assert "no row-level values left" not in notes and "are independent between sites (" not in notes
 
 
 def test_rounds_are_those_of_the_others_where_the_coordinator_sits_at_the_holder():
