@@ -185,7 +185,7 @@ def test_where_residuals_are_sent_the_summary_says_so(fit):
     wire, result = listened("VerticalGLM", study(), **fit)
     y = study()["Holder"].y.to_numpy()
     assert correlations(wire, "A", "admm_move", "move", y).max() > 0.9
-    assert "residuals and weights, which tell the response" in " ".join(result.summary().notes)
+    assert "residuals and weights, which reveal the response" in " ".join(result.summary().notes)
 
 
 # ---- the policy --------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """A path by ADMM in its sharing form, with over-relaxation and a balanced penalty parameter.
 
-Every round each site sends its linear predictor, of which the sum is needed only, and gets one number
-per entity back. The coordinator sees coefficients at the end of each lambda, and not on the way.
+In every round each site sends its linear predictor, of which only the sum is needed, and receives one number
+per entity. The coordinator learns coefficients at the end of each lambda, but not in between.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from fedstat.typing import Floats
 
 MOST_LINEARISED = 40
 LARGEST_VIOLATION = 20.0
-"""Largest violation, as a share of lambda_max and of the tolerance, of a fit that has converged."""
+"""Largest violation of a converged fit, as a share of lambda_max and of the tolerance."""
 NOTHING = 1e9
 """Lambda at which every penalized coefficient is zero."""
 BALANCE, FACTOR = 10.0, 2.0
 """Ratio of the residuals at which the penalty parameter changes, and by how much."""
 BALANCED_ROUNDS = 200
-"""Rounds of one lambda in which it may change: afterwards it is fixed, and ADMM converges."""
+"""Rounds of one lambda in which it may change; afterwards it is fixed, and ADMM converges."""
 
 
 @dataclass(slots=True, eq=False)
 class SharingState:
     """The state of ADMM at the coordinator.
 
-    `eta` (n,) is the sum of all linear predictors, the intercept included. `started` tells whether the holder
-    of the response has begun, `sound` whether the fits before the path met their tolerances.
+    `eta` (n,) is the sum of all linear predictors, including the intercept. `started` states whether the
+    holder of the response has begun, `sound` whether the fits before the path met their tolerances.
     """
 
     oracle: LossOracle
@@ -54,7 +54,7 @@ class SharingState:
     sound: bool = True
 
     def begin(self) -> FitProtocol[tuple[Floats, float]]:
-        """Prepare the sites; return the lambdas, and the largest that selects."""
+        """Prepare the sites; return the lambdas, and the largest lambda with a selection."""
         oracle, layout, setup = self.oracle, self.oracle.layout, self.setup
         text = json.dumps(asdict(setup.penalty))
         labels = np.repeat(np.arange(len(setup.groups.sizes)), setup.groups.sizes)
@@ -67,10 +67,10 @@ class SharingState:
             self.sound &= yield from self._settle(0.0)
             yield [oracle.ask(k, "admm_adapt", power=setup.adaptive) for k in layout.clients]
         if setup.adaptive or free.any():
-            self.sound &= yield from self._settle(NOTHING)  # with what has no penalty alone
+            self.sound &= yield from self._settle(NOTHING)  # only columns without a penalty
         (reply,) = yield [oracle.ask(layout.active, "respond_openly", eta=self.eta)]
         residual = reply.arrays["residual"]
-        # From the gradient where nothing is selected, each site tells one number: its own lambda_max.
+        # From the gradient where nothing is selected, each site reports one number: its own lambda_max.
         replies = yield [oracle.ask(k, "admm_largest", residual=residual) for k in layout.clients]
         scale = max(float(reply.arrays["largest"]) for reply in replies)
         if setup.lambdas is not None:
@@ -89,7 +89,7 @@ class SharingState:
             a.append(self.intercept)
             loss.append(value)
             kkt.append(violation / (scale if scale > 0.0 else 1.0))
-            # A fit inherits doubts about those before it: adaptive weights come from the first.
+            # A fit inherits failures of those before it, because adaptive weights come from the first.
             good.append(met and self.sound and kkt[-1] <= LARGEST_VIOLATION * self.eps)
         B, iterations = np.array(b), np.zeros(len(b), dtype=np.int64)
         fits = PenalizedPath(
@@ -98,12 +98,12 @@ class SharingState:
         return CoefficientPath.of(fits, B, np.array(a), units, setup.groups)
 
     def _settle(self, lam: float) -> FitProtocol[bool]:
-        """Solve the lasso of a lambda; False where tolerances were not met."""
+        """Solve the lasso of a lambda; False if tolerances were not met."""
         yield self._set(lam, False)
         return (yield from self._iterate())
 
     def _set(self, lam: float, linearise: bool) -> list[Request]:
-        """Set lambda at the sites, and whether the penalty is linearized where they are."""
+        """Set lambda at the sites, and whether the penalty is linearized at the present coefficients."""
         oracle = self.oracle
         return [oracle.ask(k, "admm_set", lam=lam, linearise=linearise) for k in oracle.layout.clients]
 
@@ -122,7 +122,7 @@ class SharingState:
         return met, violation, loss
 
     def _iterate(self) -> FitProtocol[bool]:
-        """Iterate to the tolerances of primal and dual residual; False where they were not met."""
+        """Iterate to the tolerances of primal and dual residual; False if they were not met."""
         oracle, layout = self.oracle, self.oracle.layout
         blocks, root = len(layout.clients) + 1, np.sqrt(layout.n)
         move = yield from self._respond(not self.started)
@@ -146,7 +146,7 @@ class SharingState:
         return False
 
     def _respond(self, start: bool) -> FitProtocol[tuple[Floats, list[float]]]:
-        """Hand the sum to the holder of the response; return the move, and the norms."""
+        """Send the sum to the holder of the response; return the move, and the norms."""
         blocks = len(self.oracle.layout.clients) + 1
         arrays: dict[str, Any] = {"eta": self.eta, "blocks": blocks, "rho": self.rho, "start": start}
         (reply,) = yield [self.oracle.ask(self.oracle.layout.active, "admm_respond", **arrays)]
@@ -167,7 +167,7 @@ def admm_path(
     """
     layout = oracle.layout
     units = yield from standardize_columns(layout, distribution, oracle.conversation)
-    # Every move of ADMM depends on the response of its entity: nothing is spared by asking for sums.
+    # Every move of ADMM depends on the response of its entity, so requests for sums would protect nothing.
     oracle.response = ResponseSummary(distribution, units.mean)
     b0 = float(distribution.make().link(units.mean))
     (reply,) = yield [oracle.ask(layout.active, "respond_openly", eta=np.full(layout.n, b0))]

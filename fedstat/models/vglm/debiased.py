@@ -1,8 +1,8 @@
 """Debiased (desparsified) estimates: intervals for all coefficients after a penalized fit.
 
-The lasso is that of the lambda with the smallest AIC, whatever penalty selects: of two fits that predict as
-well, inference wants the one that shrinks less. For the normal family all of it follows from the sums of
-products; other families take some linear predictors and one weighted Gram at that lasso.
+The lasso is that of the lambda with the smallest AIC, for any penalty that selects: of two fits that predict
+equally well, inference needs the one with less shrinkage. For the normal family, everything follows from the
+sums of products; other families need some linear predictors and one weighted Gram matrix at that lasso.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from fedstat.typing import Floats
 
 LASSO = Penalty("lasso")
 SIZE, RATIO = 50, 1e-3
-"""Of the lambdas of the lasso."""
+"""Number of lambdas of the lasso, and ratio of the smallest to the largest."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DebiasedFit:
     """Debiased estimates (1 + p,) in the units of the data, with their covariance.
 
-    `scale` is the residual variance of least squares on all columns, of other families the dispersion at the
-    lasso, whose lambda is `lam`; `relaxed` columns have an inverse of the information that was relaxed.
+    `scale` is the residual variance of least squares on all columns, or for other families the dispersion at
+    the lasso, whose lambda is `lam`; for `relaxed` columns the inverse of the information was relaxed.
     """
 
     params: Floats
@@ -44,14 +44,14 @@ class DebiasedFit:
 
     @classmethod
     def of(cls, found: Debiased, units: ColumnScales, turn: Floats, scale: float, lam: float) -> DebiasedFit:
-        """Bring estimates of (1, X T) to the units of the data; `turn` holds (1, T)."""
+        """Convert estimates of (1, X T) to the units of the data; `turn` holds (1, T)."""
         J = to_units(np.ones(len(units.scale), dtype=bool), units) @ turn
         relaxed = int(np.count_nonzero(found.lambdas))
         return cls(J @ found.params, J @ found.cov @ J.T, scale, lam, relaxed)
 
 
 def lasso_setup(setup: PathSetup) -> PathSetup:
-    """Take the plain lasso of single columns in the place of a penalty; columns without one stay free."""
+    """Replace a penalty by the plain lasso of single columns; columns without a penalty stay free."""
     weights = np.repeat(setup.groups.penalised.astype(np.float64), setup.groups.sizes)
     return PathSetup(
         penalty=LASSO,
@@ -66,14 +66,14 @@ def lasso_setup(setup: PathSetup) -> PathSetup:
 
 
 def normal_debiased(S: Floats, units: ColumnScales, setup: PathSetup) -> DebiasedFit:
-    """Debias the lasso of the normal family; of the setup of the fit, penalty and lambdas are left aside.
+    """Debias the lasso of the normal family; penalty and lambdas of the setup are ignored.
 
     S (p + 2, p + 2) are sums of products of (1, X, y) of all entities, X and y standardized.
     """
     n = float(S[0, 0])
     path = normal_path(S, units, lasso_setup(setup))
     best = choose_fit(score_path(path, int(n)), "aic")
-    # Sums of products hold the response centered: the intercept is estimated as a distance from its mean.
+    # Sums of products use the centered response: the intercept is estimated relative to its mean.
     a = path.intercepts[best] + path.coefficients[best] @ units.shift - units.mean
     b = np.concatenate([[a], path.standardised[best]])
     H, c = S[:-1, :-1] / n, units.sd * S[:-1, -1] / n
@@ -84,9 +84,9 @@ def normal_debiased(S: Floats, units: ColumnScales, setup: PathSetup) -> Debiase
 
 
 def residual_variance(S: Floats, units: ColumnScales) -> float:
-    """Residual variance of least squares on all columns, which has no bias whatever is selected.
+    """Residual variance of least squares on all columns, which has no bias for any selection.
 
-    Sums of products are released over twice as many entities as there are columns, so that it always exists.
+    Sums of products are released only over at least twice as many entities as columns, so it always exists.
     """
     values, vectors = np.linalg.eigh(S[:-1, :-1])
     kept = values > 1e-10 * values[-1]
@@ -99,7 +99,7 @@ def debiased_fit(
 ) -> FitProtocol[DebiasedFit]:
     """Go to the lasso with the smallest AIC, and debias it there.
 
-    From the point where the fit ended, with the Hessian (p + 1, p + 1) as far as it is known.
+    Start from the last point of the fit, with the Hessian (p + 1, p + 1) as far as it is known.
     """
     oracle, setup = follower.oracle, lasso_setup(follower.setup)
     n, scale = oracle.layout.n, lambda_max(follower.gradient, LASSO, setup.groups)

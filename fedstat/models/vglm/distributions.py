@@ -1,8 +1,8 @@
 """Distributions of the response in a vertical fit: derivatives, dispersion, log-likelihood.
 
 The dispersion of the normal, gamma and inverse normal family is estimated. Standard errors and the
-log-likelihood of a fit take it as statsmodels does, Pearson's statistic over the residual degrees of freedom;
-criteria along a path take the one of maximum likelihood, which follows from the deviance alone.
+log-likelihood of a fit use Pearson's statistic divided by the residual degrees of freedom, as statsmodels
+does. Criteria along a path use the maximum likelihood estimate, which follows from the deviance alone.
 
 References
 ----------
@@ -21,17 +21,17 @@ from fedstat.kernels.glm.sums import in_domain
 from fedstat.typing import Floats
 
 OUTSIDE = 1e300
-"""Loss where a linear predictor has no mean: no step leads there."""
+"""Loss if a linear predictor has no mean: no step leads there."""
 POINTS: Mapping[str, Point] = {
     name: one.likelihood.point
     for name, one in DISTRIBUTIONS.items()
     if one.likelihood is not None and one.likelihood.point is not None
 }
-"""Distributions whose canonical link has a mean for every linear predictor, as ADMM wants it."""
+"""Distributions whose canonical link has a mean for every linear predictor, as ADMM requires."""
 
 
 def check_distribution(distribution: DistributionSpec) -> None:
-    """Require a distribution and link that a vertical fit takes."""
+    """Require a distribution and link that a vertical fit supports."""
     if distribution.link not in distribution.entry.vertical_links:
         taken = {name: one.vertical_links for name, one in DISTRIBUTIONS.items() if one.vertical_links}
         listed = ", ".join(f"{name} ({' or '.join(links)})" for name, links in taken.items())
@@ -39,7 +39,7 @@ def check_distribution(distribution: DistributionSpec) -> None:
 
 
 def likelihood_of(distribution: str) -> Likelihood:
-    """Return the likelihood of a distribution that a vertical fit takes."""
+    """Return the likelihood of a distribution that a vertical fit supports."""
     found = DISTRIBUTIONS[distribution].likelihood
     assert found is not None
     return found
@@ -48,9 +48,9 @@ def likelihood_of(distribution: str) -> Likelihood:
 def respond_at(distribution: DistributionSpec, eta: Floats, y: Floats) -> tuple[float, Floats, Floats]:
     """Compare responses with linear predictors, (n,) each.
 
-    Returns half the mean deviance, OUTSIDE where a linear predictor has no mean; and of every entity's
-    log-likelihood for dispersion one, by its linear predictor, the first derivative (n,) and minus the
-    expected second one (n,), which of a canonical link is the observed one.
+    Returns half the mean deviance, OUTSIDE if a linear predictor has no mean; and for every entity's
+    log-likelihood with dispersion one, by its linear predictor, the first derivative (n,) and minus the
+    expected second derivative (n,), which for a canonical link is the observed one.
     """
     if distribution.name in POINTS and distribution.canonical:
         return POINTS[distribution.name](eta, y)
@@ -76,9 +76,9 @@ def _means(distribution: DistributionSpec, eta: Floats) -> tuple[Floats, Floats,
 def own_units(distribution: DistributionSpec, square: float, weight: Floats) -> tuple[float, float]:
     """Units of linear predictors, and of residuals by them, at the mean response: mean square, weights (n,).
 
-    Of the gamma and the inverse normal family both depend on the unit of the response. In its own unit a
-    linear predictor has a weight of one, as in least squares: penalties that are not convex, and masks of a
-    fixed precision, then treat a response alike whatever its unit.
+    For the gamma and the inverse normal family, both depend on the unit of the response. In its own unit a
+    linear predictor has a weight of one, as in least squares. Penalties that are not convex, and masks of a
+    fixed precision, then give the same result for any unit of the response.
     """
     if not distribution.estimates_scale:
         return 1.0, 1.0
@@ -87,7 +87,7 @@ def own_units(distribution: DistributionSpec, square: float, weight: Floats) -> 
 
 
 def means_of(distribution: DistributionSpec, eta: Floats) -> Floats:
-    """Return the means of linear predictors, nan where there is none: (n,) -> (n,)."""
+    """Return the means of linear predictors, nan if there is none: (n,) -> (n,)."""
     with np.errstate(all="ignore"):
         mean = np.asarray(distribution.make().link.inverse(eta), dtype=np.float64)
     sign = distribution.link_entry.sign
@@ -98,17 +98,17 @@ def means_of(distribution: DistributionSpec, eta: Floats) -> Floats:
 
 
 def saturated(distribution: DistributionSpec, y: Floats) -> float:
-    """Part of the log-likelihood that neither coefficients nor dispersion change."""
+    """Part of the log-likelihood that depends on neither coefficients nor dispersion."""
     return likelihood_of(distribution.name).saturated(y, distribution.alpha)
 
 
 def log_likelihood(
     distribution: str, loss: float, n: int, constant: float, scale: float | None = None
 ) -> float:
-    """Log-likelihood of n entities at half a mean deviance; `constant` is :func:`saturated` over n.
+    """Log-likelihood of n entities at half a mean deviance; `constant` is :func:`saturated` divided by n.
 
-    `scale` is the dispersion, where it is estimated; by default that of maximum likelihood, which the normal
-    distribution takes always, as in statsmodels.
+    `scale` is the dispersion, if it is estimated; the default is that of maximum likelihood, which the normal
+    distribution always uses, as in statsmodels.
     """
     likelihood = likelihood_of(distribution)
     if likelihood.term is None:
@@ -121,7 +121,7 @@ def log_likelihood(
 def minus_twice(distribution: str, loss: Floats, n: int) -> Floats:
     """Minus twice the largest log-likelihood at half mean deviances, up to a constant: (L,) -> (L,).
 
-    A quadratic model may promise a deviance below zero, where a dispersion has no estimate: infinite there.
+    A quadratic model may predict a negative deviance, for which a dispersion has no estimate: infinite there.
     """
     if likelihood_of(distribution).term is None:
         return 2.0 * n * loss

@@ -25,22 +25,22 @@ from fedstat.models.vglm.path_setup import CoefficientPath, PathSetup, Refit
 from fedstat.typing import Bools, Floats
 
 # ----------------------------------------------------------------------------------------------------
-# Selection with the normal family where sites lack some entities: missing="em".
+# Selection with the normal family if sites lack some entities: missing="em".
 #
-# Sums of products by missing pattern are exchanged once. Everything after that happens at the coordinator:
-# the path of :mod:`fedstat.models.vglm.em_solver`, and maximum likelihood on the columns that were chosen.
+# Sums of products by missing pattern are exchanged once. All later computations happen at the coordinator:
+# the path of :mod:`fedstat.models.vglm.em_solver`, and maximum likelihood on the selected columns.
 
 NOTHING = 1e3
-"""Level of the lasso, for standardized columns and response, at which every penalized coefficient is zero."""
+"""Lambda of the lasso, for standardized columns and response, at which penalized coefficients are zero."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockPath:
     """Fits along a path with missing blocks.
 
-    The loss of the path is half the variance at which a complete normal sample of as many entities has the
-    likelihood of what is observed; without missing blocks it is half the mean deviance. The units of a column
-    are over the entities that have it. `rsquared` (L,) is the share of the variance of the response that is
+    The loss of the path is half the variance at which a complete normal sample of the same size has the same
+    observed-data likelihood; without missing blocks it is half the mean deviance. The units of a column are
+    over the entities that have it. `rsquared` (L,) is the share of the variance of the response that is
     explained for an entity with every block, `means` (L, p) those of the columns, in the units of the data.
     """
 
@@ -59,11 +59,11 @@ def blocks_path(law: WorkingModel, setup: PathSetup) -> BlockPath:
     setup = replace(setup, groups=groups)
     steps = None
     if setup.from_unpenalised:
-        # Of a group of dependent columns some coordinates are zero, and T has no inverse.
+        # In a group of dependent columns some coordinates are zero, and T has no inverse.
         whole = np.linalg.pinv(T) @ law.unpenalised() * sd
         setup, steps = setup.adapted(whole), setup.linear_steps(whole)
     solver, every = BlockSolver(law, T), np.ones(len(groups.weights), dtype=np.bool_)
-    # By the solver itself, since s2 and the means of the blocks belong to the null model as well.
+    # By the solver itself, because s2 and the means of the blocks belong to the null model as well.
     null = solver.solve(Penalty("lasso").at(NOTHING * sd, setup.groups), solver.start(), every, 1e-9 * sd)
     fits = follow_path(
         solver,
@@ -87,11 +87,11 @@ def blocks_path(law: WorkingModel, setup: PathSetup) -> BlockPath:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MissingBlocksFit:
-    """What a fit with missing blocks hands over beside the path.
+    """Further results of a fit with missing blocks, in addition to the path.
 
     Shares of variance explained for an entity with every block, by the chosen fit and by that on its columns,
-    and the means (p,) of the columns at the chosen fit; `whole` is the law of all columns without a penalty,
-    where they depend between sites.
+    and the means (p,) of the columns at the chosen fit; `whole` is the joint normal model of all columns
+    without a penalty, if they are correlated between sites.
     """
 
     exchange: PatternExchange
@@ -102,16 +102,16 @@ class MissingBlocksFit:
 
 
 def equivalent_loss(llf: float, n: float) -> float:
-    """Half the variance at which a complete normal sample of n has this log-likelihood at its maximum."""
+    """Half the variance at which a complete normal sample of n has this maximal log-likelihood."""
     return float(np.exp(-2.0 * llf / n - 1.0) / (4.0 * np.pi))
 
 
 def refit_blocks(law: WorkingModel, support: Bools) -> tuple[Refit, float]:
-    """Maximize the likelihood on the support; returns as well the share of variance that is explained.
+    """Maximize the likelihood on the support; also return the share of explained variance.
 
-    Columns that are not in the support do not enter the likelihood of the response given blocks that are
-    independent; where columns depend they stay in their law, and tell of those that are missing. An
-    EstimationError where there is no maximum.
+    If blocks are independent, columns outside of the support do not enter the likelihood of the response. If
+    columns are correlated, they stay in the joint normal model, and predict missing columns. Raises
+    EstimationError if there is no maximum.
     """
     standard = law.standard
     moments = standard.moments
@@ -123,8 +123,8 @@ def refit_blocks(law: WorkingModel, support: Bools) -> tuple[Refit, float]:
     fit = fit_moments(moments.submodel(names))
     if not fit.converged:
         raise EstimationError(
-            f"the {len(names)} columns of the chosen fit have no estimate without a penalty: {fit.reason}; "
-            "use fewer columns, or a larger lambda"
+            f"the {len(names)} columns of the chosen fit have no unpenalized estimate: {fit.reason}; use "
+            "fewer columns, or a larger lambda"
         )
     loss = equivalent_loss(fit.log_likelihood, moments.nobs)
     refit = Refit(support, fit.params, origin_covariance(fit), fit.log_likelihood, fit.s2, loss)
@@ -132,10 +132,10 @@ def refit_blocks(law: WorkingModel, support: Bools) -> tuple[Refit, float]:
 
 
 def refit_joint_normal(whole: JointNormalFit, support: Bools) -> tuple[Refit, float]:
-    """Maximize the likelihood on the support, with all columns in their law."""
+    """Maximize the likelihood on the support, with all columns in the joint normal model."""
     fit, P = without_effects(whole, support, tol=1e-9), len(support)
     if not fit.converged:
-        raise EstimationError(f"the chosen fit has no estimate without a penalty: {fit.reason}")
+        raise EstimationError(f"the chosen fit has no unpenalized estimate: {fit.reason}")
     information = differentiate_joint_normal(fit.moments, fit.point, fit.moves).information
     k, sd, scale = int(support.sum()), float(fit.moments.scale[-1]), fit.moments.scale[:-1]
     try:

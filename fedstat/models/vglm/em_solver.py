@@ -38,11 +38,11 @@ from fedstat.typing import Bools, Floats
 # ----------------------------------------------------------------------------------------------------
 # The normal models of missing blocks in a selecting fit: parameters and derivatives.
 #
-# Parameters stand as (intercept, log s2, beta, law of the columns), of standardized columns and response.
+# Parameters are (intercept, log s2, beta, parameters of the columns), for standardized columns and response.
 
 
 class WorkingPoint(Protocol):
-    """A point of a law: intercept at the origin of the standardized columns, beta (P,), means mu (P,)."""
+    """A point of a model: intercept at the origin of the standardized columns, beta (P,), means mu (P,)."""
 
     @property
     def b(self) -> float:
@@ -62,7 +62,7 @@ class WorkingPoint(Protocol):
 
 
 class WorkingModel(Protocol):
-    """What the path asks of a law."""
+    """Methods of a normal model that the path uses."""
 
     @property
     def standard(self) -> StandardizedMoments:
@@ -75,19 +75,19 @@ class WorkingModel(Protocol):
         """Return the coefficients without a penalty, (P,)."""
 
     def evaluate(self, point: Any) -> LikelihoodDerivatives:
-        """Take log-likelihood, score, observed and expected information."""
+        """Compute log-likelihood, score, observed and expected information."""
 
     def log_likelihood(self, point: Any) -> float:
-        """Return the log-likelihood, minus infinity where the law is none."""
+        """Return the log-likelihood, minus infinity if the model is not valid."""
 
     def move(self, point: Any, by: Floats) -> Any:
         """Move a point."""
 
     def longest(self, move: Floats) -> float:
-        """Return the share of a move that is tried first."""
+        """Return the share of a step that is tried first."""
 
     def with_variance(self, point: Any, log_s2: float) -> Any:
-        """Put another residual variance in."""
+        """Replace the residual variance."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,7 +105,7 @@ class IndependentBlocksModel:
         return fit_moments(self.standard).point.beta
 
     def evaluate(self, point: LikelihoodPoint) -> LikelihoodDerivatives:
-        """Take log-likelihood, score, observed and expected information."""
+        """Compute log-likelihood, score, observed and expected information."""
         return evaluate(self.standard, point)
 
     def log_likelihood(self, point: LikelihoodPoint) -> float:
@@ -117,12 +117,12 @@ class IndependentBlocksModel:
         return LikelihoodPoint.unpack(point.pack() + by, self.standard.P)
 
     def longest(self, move: Floats) -> float:
-        """Return the share of a move at which no variance changes by more than a factor."""
+        """Return the share of a step at which no variance changes by more than a factor."""
         logs = float(np.abs(move[self.standard.places[2]]).max())
         return min(1.0, LONGEST_LOG / logs) if logs > 0.0 else 1.0
 
     def with_variance(self, point: LikelihoodPoint, log_s2: float) -> LikelihoodPoint:
-        """Put another residual variance in."""
+        """Replace the residual variance."""
         return replace(point, log_s2=log_s2)
 
 
@@ -158,9 +158,9 @@ class FreeCovariancePoint:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FreeCovarianceModel:
-    """Columns whose covariance is free between sites, where `edges` (P, P) say so.
+    """Columns whose covariance between sites is free, as `edges` (P, P) state.
 
-    The log-likelihood is less `columns`, the largest one that the columns have by themselves.
+    `columns`, the largest log-likelihood of the columns alone, is subtracted from the log-likelihood.
     """
 
     standard: StandardizedMoments
@@ -170,14 +170,14 @@ class FreeCovarianceModel:
 
     @classmethod
     def of(cls, standard: StandardizedMoments, edges: Bools) -> FreeCovarianceModel:
-        """Fit the law without a penalty, where the path begins with its columns."""
+        """Fit the model without a penalty; the path begins with its columns."""
         whole = fit_joint_normal(standard, edges)
         n, sd = standard.moments.nobs, float(standard.moments.scale[-1])
         return cls(standard, edges, whole, whole.joint - whole.log_likelihood - n * float(np.log(sd)))
 
     @property
     def moves(self) -> FreeParameters:
-        """All parameters move."""
+        """All parameters are free."""
         return all_effects(self.edges)
 
     def start(self) -> FreeCovariancePoint:
@@ -190,7 +190,7 @@ class FreeCovarianceModel:
         return self.whole.point.beta
 
     def evaluate(self, point: FreeCovariancePoint) -> LikelihoodDerivatives:
-        """Take log-likelihood, score, observed and expected information."""
+        """Compute log-likelihood, score, observed and expected information."""
         moments, s2 = self.standard.moments, point.law.s2
         try:
             at, mean = (
@@ -199,7 +199,7 @@ class FreeCovarianceModel:
         except np.linalg.LinAlgError:
             raise EstimationError(not_determined(moments)) from None
         unit = np.ones(len(at.score))
-        unit[1] = s2  # by log s2
+        unit[1] = s2  # derivative with respect to log s2
         observed, expected = (one.information * np.outer(unit, unit) for one in (at, mean))
         return LikelihoodDerivatives(self._own(at.log_likelihood), at.score * unit, observed, expected)
 
@@ -208,7 +208,7 @@ class FreeCovarianceModel:
         return joint - self.columns - self.standard.moments.nobs * float(np.log(sd))
 
     def log_likelihood(self, point: FreeCovariancePoint) -> float:
-        """Return the log-likelihood, minus infinity where the law is none."""
+        """Return the log-likelihood, minus infinity if the model is not valid."""
         try:
             return self._own(joint_normal_likelihood(self.standard.moments, point.law.mean, point.law.cov))
         except np.linalg.LinAlgError:
@@ -221,31 +221,32 @@ class FreeCovarianceModel:
         return FreeCovariancePoint(self.moves.step(point.law, straight))
 
     def longest(self, move: Floats) -> float:
-        """Return the whole: beyond the edge of positive definite covariances there is no likelihood."""
+        """Return the full step: outside of positive definite covariances there is no likelihood."""
         return 1.0
 
     def with_variance(self, point: FreeCovariancePoint, log_s2: float) -> FreeCovariancePoint:
-        """Put another residual variance in."""
+        """Replace the residual variance."""
         return FreeCovariancePoint(replace(point.law, s2=float(np.exp(log_s2))))
 
 
 # ----------------------------------------------------------------------------------------------------
 # Penalized maximum likelihood with missing blocks, from moments by pattern.
 #
-# The working model is one of :mod:`fedstat.models.vglm.em_solver`: normal errors, and normal columns, with
-# covariances between sites or without. With l the log-likelihood of what is observed, s2 the
-# residual variance, and beta the coefficients of standardized columns, a fit is where
+# The working model is one of :mod:`fedstat.models.vglm.em_solver`: normal errors and normal columns, with or
+# without covariances between sites. Let l be the observed-data log-likelihood, s2 the residual variance, and
+# beta the coefficients of standardized columns. A fit is a point where
 #
 #     beta, means and covariances of the blocks maximize   l - n P_lambda(beta) / s2   at this s2,
 #     s2 maximizes   l   at these coefficients, means and covariances.
 #
-# That is where EM ends whose M-step is penalized least squares on the expected Gram, and then the mean of
-# the expected squared residuals (Staedler and Buehlmann 2012 in other parameters). Without missing blocks
-# the first line is ``RSS/(2n) + P_lambda`` whatever s2 is, the path of the complete data; without a penalty
-# both lines are maximum likelihood.
+# This is the limit of an EM algorithm whose M-step is penalized least squares on the expected Gram matrix,
+# followed by the mean of the expected squared residuals (Staedler and Buehlmann 2012 in other parameters).
+# Without missing blocks, the first line is ``RSS/(2n) + P_lambda`` for any s2, the path of the complete data;
+# without a penalty, both lines are maximum likelihood.
 #
-# For s2 given, steps are those of proximal Newton on the profile likelihood, in which all but beta is free
-# and eliminated, halved until the objective rises: it never falls. The s2 is the root of its score.
+# For given s2, steps are those of proximal Newton on the profile likelihood, where everything except beta is
+# free and eliminated. They are halved until the objective increases, so it never decreases. The s2 is the
+# root of its score.
 #
 # References
 # ----------
@@ -254,9 +255,9 @@ class FreeCovarianceModel:
 
 MOST_STEPS, MOST_HALVINGS = 100, 20
 MOST_VARIANCES = 60
-"""Values of s2 that are tried for one lambda."""
+"""Number of values of s2 that are tried for one lambda."""
 SHARE = 0.1
-"""Share of the tolerance to which the scores of s2, and of what has no penalty, are brought."""
+"""Share of the tolerance for the scores of s2 and of the unpenalized parameters."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -271,8 +272,8 @@ class ReducedProblem:
     """The problem of beta at a point, with b, the means and the blocks' variances eliminated.
 
     G (p, p) is the information of theta over n, times s2, and `pull` (p,) the score of theta in the same
-    units; `free` (d - p,) is the step of the eliminated parameters where theta stays, `follow` (d - p, p)
-    what they follow a step of theta by.
+    units; `free` (d - p,) is the step of the eliminated parameters if theta stays, `follow` (d - p, p) their
+    derivative with respect to a step of theta.
     """
 
     G: Floats
@@ -283,9 +284,9 @@ class ReducedProblem:
 
 @dataclass(slots=True, eq=False)
 class BlockSolver:
-    """What the path asks of the likelihood of observed blocks.
+    """The observed-data likelihood of blocks, as the path uses it.
 
-    Coefficients of standardized columns, in the units of the response, are ``T theta``, T being (p, p): theta
+    Coefficients of standardized columns, in the units of the response, are ``T theta``, with T (p, p): theta
     are the coordinates of the penalty.
     """
 
@@ -326,7 +327,7 @@ class BlockSolver:
             theta, point, at, used, violation = self._climb(terms, theta, point, working, SHARE * tol)
             steps += used
             score = 2.0 * float(at.score[1]) / n
-            # In the unit of a residual, as the scores of theta: one tolerance is for both.
+            # In the unit of a residual, as the scores of theta, so that one tolerance applies to both.
             violation = max(violation, self.sd * abs(score))
             if self.sd * abs(score) <= SHARE * tol:
                 break
@@ -359,10 +360,10 @@ class BlockSolver:
         working: Bools,
         tol: float,
     ) -> tuple[bool, Floats, WorkingPoint]:
-        """Take one step of proximal Newton, as far as the objective rises; False where it does not."""
+        """Take one step of proximal Newton, until the objective increases; False if it does not."""
         reduced = self._reduce(at, self.variance(point))
-        # The tangent of a concave penalty lies above it: where the penalty's own model misleads, that one
-        # leads up.
+        # The tangent of a concave penalty is above it: if the penalty's own model fails, the tangent gives an
+        # increase.
         for model in (terms, terms.linearised(theta)):
             solver = GramSolver(reduced.G, reduced.G @ theta + reduced.pull, terms.groups)
             d = solver.solve(model, solver.start(theta), working, tol).b - theta
@@ -374,7 +375,7 @@ class BlockSolver:
     def _search(
         self, terms: Terms, model: Terms, theta: Floats, point: WorkingPoint, d: Floats, free: Floats
     ) -> tuple[Floats, WorkingPoint] | None:
-        """Go along a step until the objective has not fallen; None where it falls however short."""
+        """Shorten a step until the objective does not decrease; None if it decreases for every length."""
         n, s2 = self.standard.moments.nobs, self.variance(point)
         move = self._join(self.beta(d), free)
         lowest = self.law.log_likelihood(point) - n * terms.value(theta) / s2
@@ -389,7 +390,7 @@ class BlockSolver:
         return None
 
     def _reduce(self, at: LikelihoodDerivatives, s2: float) -> ReducedProblem:
-        """Eliminate what has no penalty, from the observed information where it is positive definite."""
+        """Eliminate unpenalized parameters, with the observed information if it is positive definite."""
         n = self.standard.moments.nobs
         score, free = self._split(at.score * s2 / n)
         for information in (at.information, at.expected):
@@ -401,7 +402,7 @@ class BlockSolver:
                 values = np.linalg.eigvalsh(G)
             except np.linalg.LinAlgError:
                 continue
-            # The observed information is not positive in theta here; the expected one is everywhere.
+            # The observed information is not positive definite in theta here; the expected one always is.
             if values[0] < -1e-10 * values[-1]:
                 continue
             step = half.T @ (half @ free)
@@ -411,15 +412,15 @@ class BlockSolver:
             "entities share what several sites hold; leave out columns or sites"
         )
 
-    # ---- (intercept, log s2, beta, the law of the columns) in two parts: theta, and what has no penalty --
+    # ---- (intercept, log s2, beta, parameters of the columns) in two parts: theta, and unpenalized ones --
 
     def _split(self, values: Floats) -> tuple[Floats, Floats]:
-        """Split derivatives into those by theta, and by all else but log s2."""
+        """Split derivatives into those by theta, and by all others except log s2."""
         beta = self.standard.places[0]
         return self.T.T @ values[beta] / self.sd, np.concatenate([values[:1], values[beta.stop :]])
 
     def _join(self, beta: Floats, free: Floats) -> Floats:
-        """Put a step of beta and of what has no penalty together; log s2 stays."""
+        """Combine a step of beta and of unpenalized parameters; log s2 stays."""
         return np.concatenate([free[:1], [0.0], beta, free[1:]])
 
     def _blocks(self, H: Floats) -> tuple[Floats, Floats, Floats]:
@@ -441,7 +442,7 @@ class BlockSolver:
 class VarianceRoot:
     """Search for the logarithm of s2 at which its score is zero: secants within a bracket.
 
-    The score was positive at `low`, negative at `high`; `before` is the last place with the score there.
+    The score was positive at `low`, negative at `high`; `before` is the last point with the score there.
     """
 
     at: float
@@ -450,7 +451,7 @@ class VarianceRoot:
     before: tuple[float, float] | None = None
 
     def next(self, score: float, slope: float) -> float:
-        """Return where to look next, from the score here; `slope` is its expected slope, negated."""
+        """Return the next point, from the score here; `slope` is minus its expected slope."""
         if score > 0.0:
             self.low = max(self.low, self.at)
         else:

@@ -19,17 +19,17 @@ GRAMS = ("weigh", "introduce", "announce", "finish", "deal_product", "open_produ
 MOVES = ("admm_move", "admm_respond")
 LASSOS = ("admm_set", "admm_certify", "respond_openly")
 LONGER = 6
-"""Times the steps of the dry run that are planned for, where a fit has no limit of its own."""
+"""Factor between planned steps and those of the dry run, if a fit has no limit of its own."""
 
 FEW = 20
-"""Entities for each column, below which a likelihood is far from a quadratic function."""
+"""Number of entities per column below which a likelihood is far from a quadratic function."""
 
 DRY_RUN_LAMBDAS, DRY_RUN_RATIO, DRY_RUN_EPS, DRY_RUN_ROUNDS = 2, 0.3, 1e-2, 20
-"""Of ADMM: it has the same rounds at every lambda, and hundreds of them."""
+"""Number of lambdas in a dry run of ADMM, which has the same hundreds of rounds at every lambda."""
 
 
 class VGLMPlan(ForecastPlan):
-    """What is known of a fit of a vertical generalized linear model before it runs."""
+    """Properties of a fit of a vertical generalized linear model that are known before it runs."""
 
     def __init__(self, model: Any, given: Mapping[str, Any]) -> None:
         super().__init__(model, given)
@@ -40,7 +40,7 @@ class VGLMPlan(ForecastPlan):
         self._admm = given["exchange"] == "admm"
 
     def arguments(self) -> Mapping[str, Any]:
-        """Let ADMM pass a few lambdas only, and no further than it has to."""
+        """Limit ADMM to a few lambdas, and to the rounds that the dry run needs."""
         if not self._admm:
             return {}
         rounds = min(int(self.given["maxiter"]), DRY_RUN_ROUNDS)
@@ -51,14 +51,14 @@ class VGLMPlan(ForecastPlan):
         return short | {"lam": None, "lambdas": lambdas[:DRY_RUN_LAMBDAS]}
 
     def loops(self, course: DryRunRecord) -> Sequence[IterationLoop]:
-        """Newton's steps and weighted Gram matrices, or the rounds of ADMM."""
+        """Describe Newton steps and weighted Gram matrices, or the rounds of ADMM."""
         if self._normal:
             return []
         points = IterationLoop(NEWTON, 0).done(course)
         return [
             *(self._of_admm(course) if self._admm else []),
             IterationLoop(NEWTON, LONGER * points),
-            # As many as doors release; the fit counts them, and goes on without.
+            # As many as the disclosure checks allow; the fit counts them, and continues without further ones.
             IterationLoop((*GRAMS, "linear_predictor"), self._layout.most_grams),
         ]
 
@@ -76,21 +76,22 @@ class VGLMPlan(ForecastPlan):
         ]
 
     def learned(self, forecast: ExpectedReleases) -> Iterator[tuple[str, str]]:
-        """Say what sums of products, and linear predictors at known coefficients, tell."""
+        """State what sums of products, and linear predictors at known coefficients, reveal."""
         layout, at = self._layout, forecast.course.at
         coordinator = "Coordinator" if at is None else f"Coordinator, at {at}"
         if self._normal:
             yield (
                 coordinator,
-                f"learns means, variances and all correlations of the {layout.p} columns and the response"
-                f"{self._parts()}. Of a column with two values these are counts and means in its groups.",
+                f"learns means, variances and all correlations of the {layout.p} columns and the "
+                f"response{self._parts()}. For a column with two values, these are counts and means in its "
+                "groups.",
             )
             return
         points = sum(usual for steps, (_, usual, _) in forecast.rounds() if not POINTS.isdisjoint(steps))
         yield (
             coordinator,
             f"learns {points} sums of the sites' linear predictors for every entity. As many as there "
-            f"are columns ({layout.p}) determine the rows of ALL sites, masked or not, where their "
+            f"are columns ({layout.p}) determine the rows of ALL sites, masked or not, if their "
             "coefficients are known"
             + (
                 "; here it knows those at the end of each lambda only."
@@ -105,7 +106,7 @@ class VGLMPlan(ForecastPlan):
             "Sites",
             "learn the response of every entity from its residuals and weights."
             if shown
-            else "learn fitted means less the mean response: of the response what the fit predicts.",
+            else "learn fitted means minus the mean response: for the response, the prediction of the fit.",
         )
 
     def _parts(self) -> str:
@@ -117,17 +118,17 @@ class VGLMPlan(ForecastPlan):
         return f", in each of {self.given['folds']} random parts of the entities" if cut else ""
 
     def notes(self, forecast: ExpectedReleases) -> Iterator[str]:
-        """Say where the numbers of steps come from."""
+        """State how the numbers of steps were determined."""
         if self._normal:
-            yield "Nothing here depends on the values of the data: the fit takes these rounds and bytes."
+            yield "Nothing here depends on the values of the data: the fit has these rounds and bytes."
         elif not self._admm:
             yield (
-                f"Few steps are taken where nothing is selected; {LONGER} times those of the dry run are "
-                f"planned for. At most {self._layout.most_grams} weighted Gram matrices are released over "
+                f"If nothing is selected, few steps are taken; {LONGER} times those of the dry run are "
+                f"planned. At most {self._layout.most_grams} weighted Gram matrices are released over "
                 f"{self._layout.n:,} entities."
             )
             if self._layout.n < FEW * self._layout.p:
                 yield (
-                    f"There are fewer than {FEW} entities for each column: fits of simulated data that were "
-                    "as scarce took up to three times the largest number of rounds."
+                    f"There are fewer than {FEW} entities for each column: fits of simulated data with as "
+                    "few entities took up to three times the largest number of rounds."
                 )

@@ -41,19 +41,20 @@ from fedstat.models.vglm.steps import FAMILY
 from fedstat.typing import Floats
 
 MOST_FREE = 80
-"""Columns of which all covariances are estimated along a path: their information has millions of entries."""
+"""Limit of the columns whose covariances are estimated along a path: the information has millions of
+entries."""
 
 
 class VerticalGLM(VerticalModel):
     """Generalized linear regression on columns of several sites, with selection of columns.
 
-    Minimizes half the mean deviance plus a penalty that selects (lasso, elastic net, SCAD, MCP), over
-    the entities that all sites have. Columns are standardized where they are held; coefficients come
-    back in the units of the data. The intercept is not penalized.
+    Minimizes half the mean deviance plus a penalty that selects columns (lasso, elastic net, SCAD, MCP), over
+    the entities that all sites have. Sites standardize their columns; coefficients are in the units of the
+    data. The intercept is not penalized.
 
-    For the normal family every site releases sums of products once; products of two sites'
-    columns come from secure multiplication. For the other families, Newton steps exchange sums of linear
-    predictors, residuals, and a few weighted sums of products.
+    For the normal family, every site releases sums of products once; products of two sites' columns come from
+    secure multiplication. For the other families, Newton steps exchange sums of linear predictors, residuals,
+    and a few weighted sums of products.
 
     Make one with :meth:`from_formula`.
 
@@ -65,27 +66,28 @@ class VerticalGLM(VerticalModel):
         In the vertical layout.
     family : statsmodels family, optional
         ``Gaussian()``, ``Binomial()``, ``Poisson()``, ``Gamma()``, ``InverseGaussian()`` or
-        ``NegativeBinomial(alpha=...)`` with the canonical link; of the last three also with a log link, by
+        ``NegativeBinomial(alpha=...)`` with the canonical link; the last three also with a log link, by
         Fisher scoring.
     penalty : {"scad", "mcp", "lasso", "elastic_net"}
     a : float, optional
         Shape of SCAD (3.7 by default) and MCP (3).
     alpha : float
-        Share of the selecting part of the penalty, the rest being ridge.
+        Share of the selecting part of the penalty; the rest is ridge.
     adaptive : float
-        Power of the coefficients of the unpenalized fit by which the penalties are divided; 0: not at all.
+        Power of the unpenalized coefficients by which the penalties are divided; 0: no adaptation.
     group_terms : bool
         Penalize the columns of a term (the levels of a factor) together.
     unpenalised : sequence of str
         Columns or terms without a penalty.
     missing : {"raise", "drop", "em"}
-        Entities without a response are an error, or left out. With both, entities that a site lacks
-        are left out as well. "em" (normal family) uses them: the estimate is the limit of penalized EM under
-        normal columns, valid where blocks are missing at random; entities without a response are left out.
+        Entities without a response are an error, or left out. Both also leave out entities that a site lacks.
+        "em" (normal family) uses them: the estimate is the limit of penalized EM under normal columns, valid
+        if blocks are missing at random; entities without a response are left out.
     between : {"independent", "free"}
-        Of missing="em": whether columns of two sites are independent, which biases estimates where
-        they correlate, or their covariance is estimated, as in :class:`fedstat.VFEMRegression`. The time that
-        "free" takes grows with the sixth power of the columns: seconds for twenty, and eighty at most.
+        For missing="em": whether columns of two sites are independent, which biases estimates if they are
+        correlated, or their covariance is estimated, as in :class:`fedstat.VFEMRegression`. The time of
+        "free" increases with the sixth power of the number of columns: seconds for twenty; the limit is
+        eighty.
     **kwargs
         ``coordinator``, as in :meth:`from_formula`.
 
@@ -138,8 +140,7 @@ class VerticalGLM(VerticalModel):
         check_distribution(self.distribution)
         if not formula.intercept:
             raise ModelError(
-                f"'{formula.text}' leaves out the intercept; VerticalGLM centers the columns and has one: "
-                "drop '- 1' or '0 +'"
+                f"'{formula.text}' leaves out the intercept, but VerticalGLM needs one: drop '- 1' or '0 +'"
             )
         if isinstance(unpenalised, str):
             raise ModelError(f"unpenalized: expected a list, received a text; write [{unpenalised!r}]")
@@ -148,8 +149,8 @@ class VerticalGLM(VerticalModel):
         self._em = missing == "em"
         if self._em and self.distribution.name != "Gaussian":
             raise ModelError(
-                f"missing='em' is of the normal family; with {self.distribution} use 'drop', or "
-                "VFEMGLM, which has no selection"
+                f"missing='em' requires the normal family; with {self.distribution} use 'drop', or VFEMGLM, "
+                "which has no selection"
             )
         self.penalty = Penalty(penalty, a, alpha)
         self.adaptive, self.group_terms = float(adaptive), group_terms
@@ -159,8 +160,8 @@ class VerticalGLM(VerticalModel):
         self.layout = self._with_dealer(reuse_patterns(layout, partition, complete=not self._em))
         if between == "free" and (not self._em or self.layout.p > MOST_FREE):
             raise ModelError(
-                f"between='free' has missing='em', and {MOST_FREE} columns at most; received {self.layout.p} "
-                "columns" + ("" if self._em else " and another missing=")
+                f"between='free' requires missing='em' and at most {MOST_FREE} columns; received "
+                f"{self.layout.p} columns" + ("" if self._em else " and another missing=")
             )
         self._groups = make_groups(self.layout, group_terms, self.unpenalised)
         warn_of_incomplete(self.layout)
@@ -195,75 +196,74 @@ class VerticalGLM(VerticalModel):
         Parameters
         ----------
         select : {"bic", "ebic", "aic", "cv"}
-            What chooses: an information criterion, or cross-validation; of fits that it finds equal, the one
-            with the largest lambda. Degrees of freedom are the
-            coefficients that are not zero, which for an elastic net is more than it spends. A dispersion
-            that is estimated is that of maximum likelihood at every fit. Cross-validation
-            is exact for the normal family. For the others it is that of quadratic models of every fold's
-            deviance at the fit that is chosen: close there, rough at lambdas far away.
+            Criterion for the choice: an information criterion, or cross-validation; among equal fits, the one
+            with the largest lambda. Degrees of freedom are the nonzero coefficients, which for an elastic net
+            overstates them. An estimated dispersion is that of maximum likelihood at every fit.
+            Cross-validation is exact for the normal family. For the others, it uses quadratic models of every
+            fold's deviance at the chosen fit, which are accurate there and rough at distant lambdas.
         lam : float, optional
-            One lambda instead; 0 is the model without a penalty, with full inference. Of the gamma and
-            inverse normal families it is in the unit of the linear predictor in which the weight of an
+            A single lambda instead; 0 is the model without a penalty, with full inference. For the gamma and
+            inverse normal families, it is in the unit of the linear predictor in which the weight of an
             entity at the mean response is one, so that no fit depends on the unit of the response.
         lambdas : sequence of float, optional
-            The path; by default a geometric grid of `n_lambdas` from the lambda at which all coefficients are
-            zero to `ratio` times that.
+            The path; the default is a geometric grid of `n_lambdas` from the lambda at which all coefficients
+            are zero to `ratio` times that.
         n_lambdas, ratio : int, float
             See above.
         algorithm : {"lla", "descent"}
-            To SCAD and MCP: local linear approximation from the lasso of the same lambda, or along the path
+            For SCAD and MCP: local linear approximation from the lasso of the same lambda, or along the path
             of stationary points.
         steps : int, optional
-            Of SCAD and MCP and algorithm="lla": take so many approximations from the estimate without a
-            penalty, the one-step estimator of Zou and Li (2008) and those after it, and not all that lead
-            from the lasso to a fixed point. Every one is a lasso with weights, which has one answer; it finds
-            small effects that the lasso itself leaves out. The entities have to determine the estimate
-            without a penalty, and the path begins at a larger lambda, where the first selects nothing.
+            For SCAD and MCP with algorithm="lla": take this many approximations from the unpenalized estimate
+            (the one-step estimator of Zou and Li 2008 and those after it), instead of all from the lasso to a
+            fixed point. Each is a weighted lasso, which has a unique solution; it finds small effects that
+            the lasso itself leaves out. The entities must determine the unpenalized estimate, and the path
+            begins at a larger lambda, where the first approximation selects nothing.
         path : {"quadratic", "exact"}
-            Of other families than the normal one: whether fits are solved at a few lambdas that lead to the
-            chosen one, the others being proposals of a quadratic model of the loss there (``status`` of
-            :attr:`VerticalGLMResults.path`), or at all of them. Every solved fit takes some rounds of linear
-            predictors, and about as many of these as there are columns tell of the rows.
+            For families other than the normal one: whether fits are solved only at a few lambdas that lead to
+            the chosen one, and a quadratic model of the loss proposes the others (``status`` of
+            :attr:`VerticalGLMResults.path`), or at all lambdas. Every solved fit takes several rounds of
+            linear predictors, and about as many rounds as there are columns reveal the rows.
         exchange : {"products", "admm"}
-            What passes. "products": as the class says. "admm": in every round the masked linear predictors
-            of the sites' own penalized least squares, any family; coefficients reach the coordinator
-            at the end of each lambda only. It takes hundreds of rounds.
+            What is exchanged. "products": as described for the class. "admm": in every round the masked
+            linear predictors of the sites' own penalized least squares, for any family; coefficients reach
+            the coordinator only at the end of each lambda. It takes hundreds of rounds.
         inference : {"conditional", "debiased", "split"}
-            "conditional": standard errors on the selected columns, which take their selection as given.
-            "debiased": besides, estimates and intervals of ALL columns that do not depend on what is
-            selected (:attr:`VerticalGLMResults.debiased`); for other families than the normal one this takes
-            some more linear predictors. "split": a random half of the entities selects, the other half
-            estimates; its intervals are those of the model with the selected columns.
+            "conditional": standard errors on the selected columns, which ignore the selection. "debiased":
+            also estimates and intervals of ALL columns that do not depend on the selection
+            (:attr:`VerticalGLMResults.debiased`); for families other than the normal one, this takes more
+            linear predictors. "split": a random half of the entities selects, the other half estimates; its
+            intervals are those of the model with the selected columns.
         splits : int
-            Of inference="split" and the normal family: with more than one, selection and tests are repeated
+            For inference="split" and the normal family: with more than one, selection and tests are repeated
             in that many random halves of the folds, for one p-value of each column
             (:meth:`VerticalGLMResults.selection_report`, ``split_p``; 6 folds or more).
         eps : float
-            Of exchange="admm": tolerance of primal and dual residual, absolute and relative; 1e-3
-            leaves an error in the second digit.
+            For exchange="admm": tolerance of primal and dual residual, absolute and relative; with 1e-3, the
+            second digit is inaccurate.
         maxiter : int
-            Of exchange="admm": rounds at most, for one lasso.
+            For exchange="admm": largest number of rounds for one lasso.
         folds : int
-            Parts at random of the entities, of which sums are released separately, for select="cv" and
+            Number of random parts of the entities whose sums are released separately, for select="cv" and
             `draws`.
         draws : int
-            Pairs of random halves of the folds, in each of which the path is fitted anew, for selection
-            frequencies (6 folds or more); for other families than the normal one by quadratic models, as
+            Pairs of random halves of the folds, in each of which the path is fitted again, for selection
+            frequencies (6 folds or more); for families other than the normal one by quadratic models, as in
             cross-validation.
         random_state : int, optional
-            Of folds and halves.
+            Seed of folds and halves.
         masked : bool
-            Whether linear predictors of the other families are added up under pairwise masks, which hides an
-            site's part of one step and not of many; see the notes of the summary.
+            Whether linear predictors of the other families are added up under pairwise masks, which hide a
+            site's part of one step, but not of many; see the notes of the summary.
         tol : float
-            Largest violation of the stationarity conditions, as a share of the largest lambda, of every fit
-            that is solved; with exchange="admm" `eps` is in its place.
+            Largest violation of the stationarity conditions, as a share of the largest lambda, of every
+            solved fit; with exchange="admm", `eps` replaces it.
         max_moved : float, optional
-            Of missing="em": largest share of the entities in missing patterns that are too small to be
-            released, and count as missing at a site that has them. By default .05, or any share where
-            an owner's policy has sums judged by the bits of columns of few values.
+            For missing="em": largest share of the entities in missing patterns that are too small to be
+            released. These entities count as missing at a site that has them. The default is .05, or any
+            share if a policy counts the bits that sums reveal about columns of few values.
         progress : bool, optional
-            Tell how far the computation has come (:func:`fedstat.progress`).
+            Report the progress of the computation (:func:`fedstat.progress`).
 
         Returns
         -------
@@ -272,7 +272,7 @@ class VerticalGLM(VerticalModel):
         Raises
         ------
         ModelError
-            An argument has no meaning here, or nobody is left to deal for two sites.
+            An argument has no meaning here, or no third party can deal for two sites.
         EstimationError
             Too few entities for the folds, or columns do not determine an estimate.
         PolicyError
@@ -281,10 +281,10 @@ class VerticalGLM(VerticalModel):
         Warns
         -----
         ConvergenceWarning
-            A fit of the path is no stationary point.
+            A fit of the path is not a stationary point.
         AssumptionWarning
-            Of missing="em" and between="independent": blocks of two sites are correlated, which biases
-            the estimates.
+            For missing="em" and between="independent": blocks of two sites are correlated, which biases the
+            estimates.
         """
         call = Call.of(self.fit, locals())
         choice = ChoiceOptions(select=select, inference=inference, folds=folds, draws=draws, splits=splits)
@@ -321,7 +321,7 @@ class VerticalGLM(VerticalModel):
         max_moved: float | None,
         random: np.random.Generator,
     ) -> FitPlan:
-        """Put options and what was agreed on with the sites together."""
+        """Combine options and the agreement with the sites."""
         return FitPlan(
             layout=self.layout,
             distribution=self.distribution,
@@ -329,10 +329,10 @@ class VerticalGLM(VerticalModel):
                 FAMILY, self._session, self._agreement.at, least=self.layout.least
             ),
             small=SmallPatterns(self.partition.min_count, max_moved),
-            # Without a penalty there is nothing that first estimates could divide, or steps linearize.
+            # Without a penalty, there is nothing that first estimates could divide, or steps linearize.
             setup=replace(setup, adaptive=0.0, steps=None) if setup.unpenalised else setup,
             choice=choice,
-            # One site's linear predictor is the sum: there is nothing to hide it among.
+            # One site's linear predictor is the sum itself: masks cannot hide it.
             passing=replace(passing, hidden=passing.hidden and len(self.layout.clients) > 1),
             random=random,
             between=self.between,
@@ -346,7 +346,7 @@ class VerticalGLM(VerticalModel):
             exchange = outcome.observed.exchange
             remember_patterns(plan.layout, self.partition, exchange.plan, exchange.released, exchange.columns)
             if self.between == "independent":
-                assumed = "missing='em' takes blocks for independent"
+                assumed = "missing='em' assumes independent blocks"
                 warn_of_dependence(exchange.moments, assumed, f"{FREE_ALTERNATIVE}.")
         result = VerticalGLMResults._of(self, outcome, attempt.ledger)
         warn_unless_converged(outcome)
@@ -356,14 +356,14 @@ class VerticalGLM(VerticalModel):
         """Refuse options that have no meaning together; `normal`: sums of products determine all fits."""
         if self._em and (not normal or choice.divides):
             raise ModelError(
-                "missing='em' has exchange='products', select='bic', 'ebic' or 'aic' and "
-                "inference='conditional': sums by missing pattern are not released by fold as well. Leave "
-                "exchange, inference, select='cv' and draws out, or use missing='drop'"
+                "missing='em' requires exchange='products', select='bic', 'ebic' or 'aic' and "
+                "inference='conditional', because sums by missing pattern are not also released by fold. "
+                "Leave exchange, inference, select='cv' and draws out, or use missing='drop'"
             )
         canonical = self.distribution.name in POINTS and self.distribution.canonical
         if passing.exchange == "admm" and not canonical:
             raise ModelError(
-                f"exchange='admm' is of the families {', '.join(POINTS)}; with {self.distribution} use "
+                f"exchange='admm' supports the families {', '.join(POINTS)}; with {self.distribution} use "
                 "exchange='products'"
             )
         if passing.exchange == "admm" and choice.divides:
@@ -373,18 +373,18 @@ class VerticalGLM(VerticalModel):
             )
         if choice.splits > 1 and (not normal or not choice.split or choice.select == "cv"):
             raise ModelError(
-                "splits: more than one has inference='split', the normal family with exchange='products', "
-                "and select='bic', 'ebic' or 'aic'"
+                "splits: more than one requires inference='split', the normal family with "
+                "exchange='products', and select='bic', 'ebic' or 'aic'"
             )
 
 
 def warn_unless_converged(outcome: SelectionOutcome) -> None:
-    """Warn of fits that are no stationary points."""
+    """Warn of fits that are not stationary points."""
     path, tol = outcome.fitted.path, outcome.plan.setup.tol
     wrong = int((path.solved & ~path.converged).sum())
     if wrong:
         warn(
-            f"{wrong} of the {path.solved.sum()} fits of the path that were solved did not converge (largest "
+            f"{wrong} of the {path.solved.sum()} solved fits of the path did not converge (largest "
             f"violation {np.nanmax(path.kkt):.1e} of lambda_max, tolerance {tol:.0e}); see .path",
             ConvergenceWarning,
         )

@@ -1,17 +1,18 @@
 """A path by proximal Newton, the choice of one fit, and the refit on its columns.
 
-A point takes one round of sums of linear predictors, one question to the holder of the response, and one
-round of scores; see :mod:`fedstat.models.vglm.proximal_newton` for what they show of the response. A
-Hessian takes the sums of the sites' own weighted products, and secure products between them; it is
-kept from one step, and from one lambda, to the next for as long as it brings the point nearer. At the null
-model all weights are the same, so that the first Hessian is the plain Gram of the columns.
+A point takes one round of sums of linear predictors, one request to the holder of the response, and one round
+of scores; :mod:`fedstat.models.vglm.proximal_newton` states what they reveal about the response. A Hessian
+takes the sums of the sites' own weighted products, and secure products between them. It is kept from one
+step, and from one lambda, to the next as long as it brings the point nearer. At the null model all weights
+are equal, so the first Hessian is the unweighted Gram matrix of the columns.
 
-Between two Hessians the steps themselves tell of the curvature. Linear predictors at known coefficients are
-equations about the rows of an entity, too: as many as there are columns determine them. A path at which only
-the chosen fit is exact takes about a dozen; see :class:`~fedstat.models.vglm.path_following.PathFollower`.
+Between two Hessians, the steps themselves give information on the curvature. Linear predictors at known
+coefficients are equations about the rows of an entity, too: as many as there are columns determine them. A
+path on which only the chosen fit is exact takes about twelve; see
+:class:`~fedstat.models.vglm.path_following.PathFollower`.
 
-Every weighted Gram makes as many equations about a column as there are columns: their number is bounded by
-the number of entities (``most_grams`` of the layout), here and at every site.
+Every weighted Gram matrix gives as many equations about a column as there are columns. Their number is
+therefore bounded by the number of entities (``most_grams`` of the layout), here and at every site.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from fedstat.typing import Bools, Floats
 
 UNPENALIZED = Penalty("lasso")
 FARTHEST = 1e4
-"""Scores this many times the tolerance are no maximum of a likelihood."""
+"""Scores above this multiple of the tolerance are not a maximum of a likelihood."""
 PERFECT = 1e-6
 """Half the mean deviance at which a binary response counts as separated: its maximum is at infinity."""
 ResultT = TypeVar("ResultT")
@@ -46,11 +47,11 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SelectedPath:
-    """What a fit hands over: the path, the place that was chosen, and what was released for it.
+    """Results of a fit: the path, the index of the chosen fit, and its releases.
 
-    `points` are linear predictors, `grams` weighted Gram matrices; `dealers` dealt for pairs of sites.
-    `cv` has the mean deviance of folds left out with its standard error, (L,) each; `halves` (L, p) and (L,)
-    are those of :func:`~fedstat.models.vglm.normal_path.stability`, `split_p` (p,) of
+    `points` is the number of linear predictors, `grams` that of weighted Gram matrices; `dealers` dealt for
+    pairs of sites. `cv` has the mean deviance of left-out folds with its standard error, (L,) each; `halves`
+    (L, p) and (L,) are those of :func:`~fedstat.models.vglm.normal_path.stability`, `split_p` (p,) of
     :func:`~fedstat.models.vglm.normal_path.split_pvalues`. `shown`: residuals were sent.
     """
 
@@ -69,9 +70,9 @@ class SelectedPath:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FitExtras:
-    """What a fit does besides: folds, estimates of all columns that are debiased.
+    """Additional tasks of a fit: folds, debiased estimates of all columns.
 
-    `apart` are other entities, on which the columns that are selected are estimated.
+    `apart` are other entities, which estimate the coefficients of selected columns.
     """
 
     folds: Folds | None = None
@@ -103,9 +104,9 @@ def fit_path(
 ) -> FitProtocol[tuple[SelectedPath, ColumnScales, float]]:
     """Follow the path, choose one of its fits by its place, and refit on its support.
 
-    With `exact` every fit of the path is exact, otherwise the chosen one; see :class:`PathFollower`. Returned
-    last is the loss of the intercept alone. An EstimationError where the unpenalized coefficients have no
-    estimate.
+    With `exact`, every fit of the path is exact, otherwise only the chosen one; see :class:`PathFollower`.
+    The last return value is the loss of the intercept alone. Raises EstimationError if the unpenalized
+    coefficients have no estimate.
     """
     further = further or FitExtras()
     start = yield from _start_path(oracle, distribution, setup)
@@ -140,10 +141,10 @@ def fit_path(
 def _start_path(
     oracle: LossOracle, distribution: DistributionSpec, setup: PathSetup
 ) -> FitProtocol[PathStart]:
-    """Standardize the columns, fit the intercept, and turn to the coordinates of the groups."""
+    """Standardize the columns, fit the intercept, and change to the coordinates of the groups."""
     units = yield from oracle.begin(distribution)
     first = yield from _intercept_alone(oracle, distribution, units)
-    # At the null model every weight is the same: the Gram of the columns, whatever the distribution.
+    # At the null model every weight is equal: the Gram matrix of the columns, for any distribution.
     H = yield from oracle.hessian(first)
     oracle.T, groups = orthonormaliser(H[1:, 1:] / H[0, 0], setup.groups)
     first = replace(first, score=np.concatenate([first.score[:1], first.score[1:] @ oracle.T]))
@@ -158,7 +159,7 @@ def _follow_path(
     *,
     exact: bool,
 ) -> FitProtocol[tuple[PathFollower, FoldFit]]:
-    """Follow the path from the null model, or with `steps` from the estimate without a penalty."""
+    """Follow the path from the null model, or with `steps` from the unpenalized estimate."""
     setup, point, H = start.setup, start.intercept_alone, start.H
     steps = of_columns = None
     if setup.from_unpenalised:
@@ -179,7 +180,7 @@ def _follow_path(
         gradient=gradient,
     )
     if steps is not None and not exact and oracle.left > 0:
-        # The steps' lassos are near the estimate without a penalty, and so is their quadratic model.
+        # The lassos of the steps are near the unpenalized estimate, and so is their quadratic model.
         point, H = whole, (yield from oracle.hessian(whole))
         follower.seen = {np.inf: null, 0.0: whole}
     path, chosen, at = yield from (follower.exact if exact else follower.quadratic)(point, H)
@@ -189,7 +190,7 @@ def _follow_path(
 def _intercept_alone(
     oracle: LossOracle, distribution: DistributionSpec, units: ColumnScales
 ) -> FitProtocol[LossPoint]:
-    """Go to the mean response, the estimate of an intercept whatever distribution and link are."""
+    """Go to the mean response, the estimate of an intercept for any distribution and link."""
     b = np.zeros(oracle.layout.p + 1)
     b[0] = distribution.make().link(units.mean)
     first = yield from oracle.masked(oracle.evaluate(b))
@@ -207,7 +208,7 @@ def _whole(
     (whole,) = yield from solve(oracle, [_free(oracle.layout.p)], first, H, 100.0 * oracle.tol)
     if _separated(distribution, whole.point) or not whole.violation <= FARTHEST * oracle.tol:
         raise EstimationError(
-            f"the {oracle.layout.p} columns have no estimate without a penalty: half the mean deviance is "
+            f"the {oracle.layout.p} columns have no unpenalized estimate: half the mean deviance is "
             f"{whole.point.loss:.1e}, the score {whole.violation:.1e}. Leave out adaptive and steps, which "
             "start from it, or use fewer columns"
         )
@@ -256,24 +257,24 @@ def refit_support(
     units: ColumnScales,
     distribution: DistributionSpec,
 ) -> FitProtocol[Refit | None]:
-    """Maximize the likelihood on the support; None where no weighted Gram may be released any more."""
+    """Maximize the likelihood on the support; None if no further weighted Gram matrix may be released."""
     layout, names = oracle.layout, ("Intercept", *oracle.layout.names)
     moving = np.abs(oracle.T[support]).max(axis=0, initial=0.0) > 0.0
     at = np.concatenate([[0], 1 + np.flatnonzero(moving)])
     (found,) = yield from solve(oracle, [_free(len(at) - 1)], start, H, oracle.tol, at=at)
     if _separated(distribution, found.point) or not found.violation <= FARTHEST * oracle.tol:
         raise EstimationError(
-            f"the {len(at) - 1} columns of the chosen fit have no estimate without a penalty: half the mean "
+            f"the {len(at) - 1} columns of the chosen fit have no unpenalized estimate: half the mean "
             f"deviance is {found.point.loss:.1e}, the score {found.violation:.1e}; they may separate the "
             "response. Use fewer columns, or a larger lambda"
         )
-    # Without one at the estimate there is no covariance, and an approximate one would claim too much.
+    # Without one at the estimate there is no covariance; an approximate one would be too optimistic.
     if layout.most_grams <= oracle.grams:
         return None
     H = yield from oracle.hessian(found.point)
     info = layout.n * H[np.ix_(at, at)]
     inverse = invert_information(info, [names[i] for i in at])
-    # The support is whole groups: its columns, and no others, are combinations of the coordinates that move.
+    # The support consists of complete groups: only its columns are combinations of the free coordinates.
     own = np.concatenate([[0], 1 + np.flatnonzero(support)])
     J = oracle.unit * to_units(support, units) @ oracle.turn[np.ix_(own, at)]
     scale = 1.0

@@ -32,10 +32,10 @@ from fedstat.typing import Bools, Floats, Ints
 def normal_path(S: Floats, units: ColumnScales, setup: PathSetup) -> CoefficientPath:
     """Fit the normal family along a path.
 
-    S (p + 2, p + 2) are sums over some of the entities of products of (1, X, y), X and y standardized over
-    all.
+    S (p + 2, p + 2) are sums over some of the entities of products of (1, X, y), with X and y standardized
+    over all.
     """
-    # Standardized over all entities, and over some of them anew: a part has means and variances of its own.
+    # Standardized over all entities, and again over some of them: a part has its own means and variances.
     n, mean = S[0, 0], S[0, 1:] / S[0, 0]
     C = S[1:, 1:] / n - np.outer(mean, mean)
     scale = np.sqrt(np.diag(C)[:-1])
@@ -75,7 +75,7 @@ def prediction_errors(path: CoefficientPath, S: Floats, units: ColumnScales) -> 
 def normal_refit(S: Floats, units: ColumnScales, support: Bools, names: Sequence[str]) -> Refit:
     """Ordinary least squares on the support, from the sums of products of all entities.
 
-    An EstimationError names columns of the support that are collinear.
+    Raises EstimationError, which names collinear columns of the support.
     """
     n, at = S[0, 0], np.concatenate([[0], 1 + np.flatnonzero(support)])
     inverse = invert_information(S[np.ix_(at, at)], ["Intercept", *np.array(names)[support]])
@@ -96,7 +96,7 @@ def normal_refit(S: Floats, units: ColumnScales, support: Bools, names: Sequence
 def cross_validate(
     products: Floats, units: ColumnScales, setup: PathSetup, path: CoefficientPath
 ) -> tuple[Floats, Floats]:
-    """Return mean squared errors of folds left out, and their standard errors: (L,) each.
+    """Return mean squared errors of left-out folds, and their standard errors: (L,) each.
 
     From sums of products by fold, (F, p + 2, p + 2).
     """
@@ -122,10 +122,10 @@ def stability(
 ) -> tuple[Floats, Floats]:
     """Share of random halves of the folds in which each column is selected at each lambda: (L, p).
 
-    With the mean number of columns that are selected at this lambda or a larger one, (L,). `selected` goes
-    from the folds of a half to the coefficients that are not zero along the path, (L, p). Halves come in
-    `draws` complementary pairs (Shah and Samworth 2013); a half is made of whole folds, so that nothing
-    further is released.
+    Also the mean number of columns that are selected at this lambda or a larger one, (L,). `selected` maps
+    the folds of a half to the nonzero coefficients along the path, (L, p). Halves come in `draws`
+    complementary pairs (Shah and Samworth 2013); a half consists of complete folds, so that no further
+    release is needed.
 
     References: Meinshausen, N. and Buehlmann, P. (2010). Stability selection. Journal of the Royal
     Statistical Society B 72, 417-473. Shah, R. and Samworth, R. (2013). Variable selection with error
@@ -170,14 +170,15 @@ def split_pvalues(
     names: Sequence[str],
     random: np.random.Generator,
 ) -> Floats:
-    """Return p-values of all columns over many splits, which control any false rejection: (p,).
+    """Return p-values of all columns over many splits, which control the family-wise error rate: (p,).
 
-    In each split a random half of the folds selects, and least squares on the others tests what was selected,
-    adjusted for their number by Bonferroni. From sums of products by fold (F, p + 2, p + 2): nothing further
-    is released.
+    In each split a random half of the folds selects, and least squares on the other half tests the selected
+    columns, with a Bonferroni correction for their number. From sums of products by fold (F, p + 2, p + 2):
+    no further release is needed.
     """
     products, units, F = grams.products, grams.units, len(grams.products)
-    # A column that a split leaves out has a p-value of one there (Meinshausen, Meier and Buehlmann 2009).
+    # A column that a split does not select has a p-value of one there (Meinshausen, Meier and Buehlmann
+    # 2009).
     p_values = np.ones((splits, len(names)))
     for one in p_values:
         order = random.permutation(F)

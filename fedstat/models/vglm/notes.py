@@ -24,19 +24,19 @@ from fedstat.models.vglm.em_fit import MissingBlocksFit
 from fedstat.models.vglm.outcome import SelectionOutcome
 from fedstat.models.vglm.path_setup import describe_incomplete
 
-FREE_ALTERNATIVE = "from_formula(..., missing='em', between='free') lets blocks depend on each other"
+FREE_ALTERNATIVE = "from_formula(..., missing='em', between='free') allows correlated blocks"
 COVARIANCE_MODELS = {
     "independent": "normal blocks that are independent between sites (between='independent')",
     "free": "jointly normal columns, whose covariance is free between sites",
 }
 FREE = (
-    "Columns that are not selected stay in the law of the columns, where they tell of those that are "
-    "missing. Predictions take a missing block at its mean, whatever columns of others tell of it."
+    "Columns that are not selected stay in the joint normal model, where they predict missing columns. "
+    "Predictions replace a missing block by its mean and do not use the columns of other sites for it."
 )
 
 
 def fit_notes(outcome: SelectionOutcome, ledger: Ledger) -> list[Note]:
-    """Write the notes of one fit."""
+    """Write the notes of a fit."""
     fitted, layout, distribution = outcome.fitted, outcome.layout, outcome.distribution
     if outcome.observed is not None:
         how = _blocks(layout, outcome, outcome.observed)
@@ -66,14 +66,14 @@ def _blocks(layout: Layout, outcome: SelectionOutcome, observed: MissingBlocksFi
         yield Note(
             "missing_blocks",
             f"Missing blocks (missing='em'): of {layout.n:,} entities these lack a site's columns: "
-            f"{lacking}; {moments.n_complete:,} have all. None is left out for it.",
+            f"{lacking}; {moments.n_complete:,} have all. No entity was left out for this reason.",
         )
     yield Note(
         "assumptions",
-        "Penalized maximum likelihood of what is observed, the limit of penalized EM, under normal errors "
-        f"and {COVARIANCE_MODELS[outcome.plan.between]}; valid when missingness depends on "
-        "observed values only (MAR). Criteria come from the likelihood of what is observed. Standard errors "
-        "come from its information and allow for the estimated means and covariances of the blocks; the "
+        "Penalized maximum likelihood of the observed data, the limit of penalized EM, under normal errors "
+        f"and {COVARIANCE_MODELS[outcome.plan.between]}. Valid if missingness depends on "
+        "observed values only (MAR). Criteria and standard errors come from the observed-data likelihood; "
+        "standard errors account for the estimated means and covariances of the blocks. The "
         "residual variance is that of maximum likelihood. R-squared is that of an entity with every block.",
     )
     if observed.whole is None:
@@ -93,45 +93,46 @@ def _iterations(layout: Layout, outcome: SelectionOutcome, ledger: Ledger) -> It
         over = f"{outcome.n:,} or the other {layout.n - outcome.n:,}"
     who = "the response holder" if ledger.at == layout.active else "the coordinator and the response holder"
     told = (
-        "residuals and weights, which tell the response, to every site"
+        "residuals and weights, which reveal the response, to every site"
         if fitted.shown
-        else "fitted means, which tell of the response what the fit predicts, to every site; "
+        else "fitted means, which reveal the fit's prediction of the response, to every site; "
         "residuals stayed with the response holder"
     )
     yield Note(
         "linear_predictors",
-        f"{fitted.points:,} sums of linear predictors over sites went to {who}, entity by entity, and "
-        f"{told}; {fitted.grams} weighted Gram matrices of {layout.p} columns were released over {over} "
+        f"For each entity, {fitted.points:,} sums of linear predictors over sites went to {who}, and "
+        f"{told}. {fitted.grams} weighted Gram matrices of {layout.p} columns were released over {over} "
         "entities.",
     )
     if outcome.folds > 1:
         yield Note(
             "approximate_folds",
-            "Cross-validation and selection frequencies are those of quadratic models of the deviance at the "
-            f"chosen fit, one for each of {outcome.folds} folds: approximate, and rough at lambdas far away.",
+            "Cross-validation and selection frequencies use quadratic models of the deviance at the chosen "
+            f"fit, one for each of {outcome.folds} folds: they are approximate, and rough at distant "
+            "lambdas.",
         )
     if outcome.plan.passing.exchange == "admm":
         yield Note(
             "coefficients_known",
-            "The coordinator knows the coefficients at the end of each lambda only; the sums of many rounds "
-            "still span the columns of all sites.",
+            "The coordinator knows the coefficients only at the end of each lambda, but the sums of many "
+            "rounds still span the columns of all sites.",
         )
     else:
-        yield Note("coefficients_known", "The coefficients of every round are known to the coordinator.")
+        yield Note("coefficients_known", "The coordinator knows the coefficients of every round.")
     solved = fitted.path.solved
     if not solved.all():
         yield Note(
             "proposed",
-            f"Of {len(solved)} lambdas {solved.sum()} are solved, to the violation of stationarity in .path; "
-            "fits at the others are proposed by a quadratic model of the loss at the chosen one: their "
-            "coefficients, criteria and lambdas of entry are approximate. path='exact' solves all.",
+            f"Of {len(solved)} lambdas, {solved.sum()} are solved (violations: see .path); "
+            "a quadratic model of the loss at the chosen fit proposes the other fits: their coefficients, "
+            "criteria and lambdas of entry are approximate. path='exact' solves all.",
         )
     others = [k for k in layout.clients if k != layout.active]
     yield from solvable_note(fitted.points, layout.p, ledger, others)
     if not hidden and len(layout.clients) > 1:
         yield Note(
             "unmasked",
-            "Linear predictors were not masked: every site's own went to the coordinator.",
+            "Linear predictors were not masked: the coordinator received those of every site.",
             "warning",
         )
     if hidden and not hides(len(layout.clients)):
@@ -144,8 +145,8 @@ def _steps(outcome: SelectionOutcome) -> Iterator[Note]:
     if number is not None:
         yield Note(
             "linear_approximations",
-            f"{number} local linear approximation{'s' * (number > 1)} of {name} from the estimate without a "
-            "penalty (Zou and Li 2008), a lasso with weights each; the stationarity conditions are those of "
+            f"{number} local linear approximation{'s' * (number > 1)} of {name} from the unpenalized "
+            "estimate (Zou and Li 2008), each a weighted lasso; the stationarity conditions are those of "
             "the last.",
         )
 
@@ -154,9 +155,9 @@ def _dispersion(distribution: DistributionSpec) -> Iterator[Note]:
     if distribution.estimates_scale and distribution.name != "Gaussian":
         yield Note(
             "dispersion",
-            "Standard errors and the log-likelihood take Pearson's estimate of the dispersion; criteria take "
-            "that of maximum likelihood. Penalties are on coefficients in the unit of the linear predictor "
-            "in which the weight of an entity at the mean response is one.",
+            "Standard errors and the log-likelihood use Pearson's estimate of the dispersion; criteria use "
+            "that of maximum likelihood. Penalties apply to coefficients in the unit of the linear "
+            "predictor in which the weight of an entity at the mean response is one.",
         )
     if not distribution.canonical:
         yield Note(
@@ -170,7 +171,7 @@ def _debiased(layout: Layout, found: DebiasedFit | None) -> Iterator[Note]:
         yield Note(
             "debiased",
             "Debiased from the lasso at lambda = {lam:.4g}. The inverse of the information is relaxed "
-            "for {relaxed} of {columns} columns, whose standard errors it would have raised by more "
-            "than a quarter; the others have no bias of the first order.",
+            "for {relaxed} of {columns} columns, because their standard errors would otherwise be more than "
+            "a quarter larger; the other estimates have no bias of first order.",
             values={"lam": float(found.lam), "relaxed": int(found.relaxed), "columns": layout.p},
         )

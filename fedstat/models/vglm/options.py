@@ -27,7 +27,7 @@ FEWEST_FOLDS_OF_STABILITY = 6
 
 @dataclass(frozen=True, slots=True)
 class ChoiceOptions:
-    """What chooses a fit of the path, and what is said of the columns that it selects.
+    """Choice of a fit of the path, and inference on the columns that it selects.
 
     `draws` are pairs of halves of the folds for selection frequencies, `splits` those for p-values.
     """
@@ -61,7 +61,7 @@ class ChoiceOptions:
         return self.folds if self.select == "cv" or self.draws or self.splits > 1 else 1
 
     def check_folds(self, lambdas: Floats | None) -> None:
-        """Require folds enough to be divided again, and of a split that its half selects something."""
+        """Require enough folds to be divided again, and for a split that its half selects something."""
         if self.split:
             self._check_split(lambdas)
         if (self.draws or self.splits > 1) and self.folds < FEWEST_FOLDS_OF_STABILITY:
@@ -72,10 +72,10 @@ class ChoiceOptions:
     def _check_split(self, lambdas: Floats | None) -> None:
         if lambdas is not None and not lambdas.any():
             raise ModelError(
-                "inference='split': lam=0 selects no columns, and needs no other half; leave it out"
+                "inference='split': lam=0 selects no columns, and needs no second half; leave it out"
             )
         if self.draws:
-            raise ModelError("draws: expected 0 with inference='split', whose halves are those of one split")
+            raise ModelError("draws: expected 0 with inference='split', which uses the halves of one split")
         if self.select == "cv" and self.folds < FEWEST_FOLDS_OF_HALVES:
             raise ModelError(
                 f"folds: expected {FEWEST_FOLDS_OF_HALVES} or more for select='cv' in a half of the "
@@ -85,7 +85,7 @@ class ChoiceOptions:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeOptions:
-    """What passes between sites, and for how long; `hidden`: linear predictors are masked."""
+    """What sites exchange, and limits of the exchange; `hidden`: linear predictors are masked."""
 
     exchange: Literal["products", "admm"]
     path: Literal["quadratic", "exact"]
@@ -103,10 +103,10 @@ class ExchangeOptions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FitPlan:
-    """What is fitted, and how: agreed before anything is asked.
+    """The agreed model and method, before any request.
 
-    `small` says how many entities stand behind a sum at least, and of missing="em" which patterns are
-    released, and `between` whether columns of two sites depend; `random` deals folds and halves.
+    `small` states the smallest number of entities in a sum, and for missing="em" which patterns are released;
+    `between` states whether columns of two sites are correlated; `random` draws folds and halves.
     """
 
     layout: Layout
@@ -121,14 +121,14 @@ class FitPlan:
 
     @property
     def least(self) -> int:
-        """Entities of a fold, at least."""
+        """Smallest number of entities in a fold."""
         layout = self.layout
         rule = PatternRule(self.small.min_count, layout.sizes, layout.details, layout.response_detail)
         return rule.least((True,) * len(layout.sizes))
 
 
 def check_steps(steps: int | None, penalty: Penalty, algorithm: str, exchange: str) -> None:
-    """Require something to linearize, and an exchange that knows the estimate without a penalty."""
+    """Require a penalty to linearize, and an exchange that knows the unpenalized estimate."""
     if steps is None:
         return
     check_whole("steps", steps, 1)
@@ -142,11 +142,11 @@ def check_steps(steps: int | None, penalty: Penalty, algorithm: str, exchange: s
 
 
 def read_lambdas(lam: float | None, lambdas: Sequence[float] | Floats | None) -> Floats | None:
-    """Return the lambdas that were given, largest first; None for none."""
+    """Return the given lambdas, largest first; None if there are none."""
     if lam is None and lambdas is None:
         return None
     if lam is not None and lambdas is not None:
-        raise ModelError("lam, lambdas: give one of them")
+        raise ModelError("lam, lambdas: give only one of them")
     try:
         values = np.atleast_1d(np.asarray(lambdas if lam is None else lam, dtype=np.float64))
     except (TypeError, ValueError) as error:

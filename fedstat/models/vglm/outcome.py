@@ -23,26 +23,25 @@ from fedstat.typing import Bools, Floats, Ints, Vector
 
 OnPath: TypeAlias = Annotated[Floats, "L"]
 BIASED = (
-    "the {penalty} shrinks its estimates by a bias that no covariance describes; .refit has the estimates on "
-    "the selected columns without it, with standard errors that are conditional on the selection"
+    "the {penalty} shrinks its estimates by a bias that no covariance describes; .refit has unpenalized "
+    "estimates on the selected columns, with standard errors that are conditional on the selection"
 )
 APART = (
     "these estimates come from the half of the entities that selected the columns; .refit has those of the "
     "other half, with standard errors that do not depend on the selection"
 )
-NO_RSQUARED = "only the normal family has one, without sample splitting"
-SPENT = (
-    "the weighted sums of products for it would be more than the number of entities allows; use fewer columns"
-)
+NO_RSQUARED = "only the normal family has R-squared, without sample splitting"
+SPENT = "it would need more weighted sums of products than the number of entities allows; use fewer columns"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SelectionOutcome:
-    """What a fit hands over: the numbers, and how they were made.
+    """Result of a fit: the numbers, and the method.
 
-    The plan's layout is of all entities of the fit, those that only estimate included; columns were selected
-    among `n`, 0 for all of them. `null` is the log-likelihood of the intercept alone, `folds` the parts of
-    the entities of which sums were released separately, `observed` what a fit with missing blocks has.
+    The layout of the plan includes all entities of the fit, also those that only estimate; columns were
+    selected among `n`, 0 for all of them. `null` is the log-likelihood of the intercept alone, `folds` the
+    number of parts of the entities whose sums were released separately, `observed` the results of a fit with
+    missing blocks.
     """
 
     plan: FitPlan
@@ -56,7 +55,7 @@ class SelectionOutcome:
 
     @property
     def layout(self) -> Layout:
-        """Who takes part with what."""
+        """Layout of sites, columns and entities."""
         return self.plan.layout
 
     @property
@@ -66,19 +65,18 @@ class SelectionOutcome:
 
     @property
     def left_out(self) -> int:
-        """Entities whose missing pattern is too small to be released, and that would lack every block."""
+        """Number of entities in small missing patterns that would lack every block."""
         return 0 if self.observed is None else self.observed.exchange.plan.left_out
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Selection:
-    """A path and the fit that was chosen, as numbers and texts that a file can hold.
+    """A path and the chosen fit, as numbers and texts that a file can hold.
 
     The arrays of the path are those of :class:`~fedstat.models.vglm.path_setup.CoefficientPath`; the criteria
-    ``df``,
-    ``aic``, ``bic``, ``ebic``, and where there are such ``cv`` and ``cv_se``. `frequencies` are the shares of
+    ``df``, ``aic``, ``bic``, ``ebic``, and if available ``cv`` and ``cv_se``. `frequencies` are the shares of
     random halves in which a column is selected, `numbers` the mean number of columns that are selected in a
-    half at this lambda or a larger one. `null` is the log-likelihood of the intercept alone, `split_p`
+    half at this lambda or a larger one. `null` is the log-likelihood of the intercept alone, `split_p` are
     p-values over many splits.
     """
 
@@ -101,7 +99,7 @@ class Selection:
 
     @classmethod
     def of(cls, outcome: SelectionOutcome) -> Selection:
-        """Take what a fit handed over."""
+        """Record the result of a fit."""
         path, criteria, halves = outcome.fitted.path, outcome.criteria, outcome.fitted.halves
         named = {name: getattr(criteria, name) for name in ("df", "aic", "bic", "ebic", "cv", "cv_se")}
         return cls(
@@ -130,7 +128,7 @@ class Selection:
 
     @property
     def solved(self) -> Bools:
-        """Which fits are solutions with a certificate; the others were proposed by a quadratic model."""
+        """Which fits are certified solutions; a quadratic model proposed the others."""
         return np.asarray(np.isfinite(self.kkt))
 
     @property
@@ -143,7 +141,7 @@ class Selection:
 
     @property
     def entry(self) -> Floats:
-        """Largest lambda at which each column is selected; nan for never: (p,)."""
+        """Largest lambda at which each column is selected; nan if never: (p,)."""
         selected = self.coefficients != 0.0
         first = self.lambdas[np.argmax(selected, axis=0)]
         return np.asarray(np.where(selected.any(axis=0), first, np.nan))
@@ -164,7 +162,7 @@ def _estimate(response: str, outcome: SelectionOutcome, columns: Ints, **found: 
 
 
 def make_refit(response: str, outcome: SelectionOutcome) -> Estimate | None:
-    """Estimate on the selected columns; None where it could not be released."""
+    """Return the estimate on the selected columns; None if it could not be released."""
     refit, split = outcome.fitted.refit, outcome.plan.choice.split
     if refit is None:
         return None
@@ -187,12 +185,12 @@ def make_refit(response: str, outcome: SelectionOutcome) -> Estimate | None:
 
 
 def information(distribution: DistributionSpec) -> str:
-    """Name the information of standard errors; of a canonical link, the expected one is the observed."""
+    """Name the information of standard errors; for a canonical link, the expected one is the observed one."""
     return "observed" if distribution.canonical else "expected"
 
 
 def make_debiased(response: str, outcome: SelectionOutcome) -> Estimate | None:
-    """Debiased estimates of all columns; None where they were not asked for."""
+    """Return debiased estimates of all columns; None if they were not requested."""
     found, layout = outcome.fitted.debiased, outcome.layout
     if found is None:
         return None
@@ -213,7 +211,7 @@ def make_debiased(response: str, outcome: SelectionOutcome) -> Estimate | None:
 
 
 def make_estimate(response: str, outcome: SelectionOutcome, refit: Estimate | None) -> Estimate:
-    """Penalized estimate of the chosen lambda, with the covariance that it has."""
+    """Return the penalized estimate at the chosen lambda, with its covariance."""
     layout, setup, split = outcome.layout, outcome.plan.setup, outcome.plan.choice.split
     path, at = outcome.fitted.path, outcome.fitted.chosen
     params = np.concatenate([[path.intercepts[at]], path.coefficients[at]])
@@ -229,7 +227,8 @@ def make_estimate(response: str, outcome: SelectionOutcome, refit: Estimate | No
         outcome,
         np.arange(layout.p),
         params=params,
-        # The bias of a lasso does not vanish, and the other half's covariance is that of other estimates.
+        # The bias of a lasso does not vanish, and the covariance of the other half belongs to other
+        # estimates.
         cov=None if convex or split else _selected_cov(outcome, refit),
         nobs=n,
         df_model=float(np.count_nonzero(path.coefficients[at])),
@@ -245,7 +244,7 @@ def make_estimate(response: str, outcome: SelectionOutcome, refit: Estimate | No
 
 
 def _selected_cov(outcome: SelectionOutcome, refit: Estimate | None) -> Floats | None:
-    """Covariance of SCAD and MCP: that of the columns which they select (Fan and Li 2001, theorem 2)."""
+    """Covariance of SCAD and MCP: that of the selected columns (Fan and Li 2001, theorem 2)."""
     fitted, p = outcome.fitted, outcome.layout.p
     if refit is None or refit.cov is None or fitted.refit is None:
         return None
@@ -256,7 +255,7 @@ def _selected_cov(outcome: SelectionOutcome, refit: Estimate | None) -> Floats |
 
 
 def mean_predictors(estimate: Estimate, outcome: SelectionOutcome) -> dict[str, float]:
-    """Mean linear predictor of each site's block, of a fit with missing blocks."""
+    """Mean linear predictor of each site's block, for a fit with missing blocks."""
     if outcome.observed is None:
         return {}
     parts = outcome.layout.split(estimate.params[1:] * outcome.observed.means)
@@ -264,7 +263,7 @@ def mean_predictors(estimate: Estimate, outcome: SelectionOutcome) -> dict[str, 
 
 
 def column_means(outcome: SelectionOutcome) -> dict[str, Floats]:
-    """Means of each site's columns, of a fit with missing blocks."""
+    """Means of each site's columns, for a fit with missing blocks."""
     return {} if outcome.observed is None else dict(outcome.layout.split(outcome.observed.means))
 
 

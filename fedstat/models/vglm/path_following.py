@@ -19,7 +19,7 @@ from fedstat.progress_line import counted, open_line
 from fedstat.typing import Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# Following a path where every point takes rounds, and choosing one of its fits.
+# Following a path if every point takes rounds, and choosing one of its fits.
 #
 # References
 # ----------
@@ -28,17 +28,17 @@ from fedstat.typing import Bools, Floats, Ints
 
 MOST_EXPANSIONS = 6
 NEARBY_TOLERANCE = 1e-3
-"""Distance in the metric of the Hessian within which a model of the loss lacks nothing that counts."""
+"""Distance in the metric of the Hessian within which the error of a model of the loss is negligible."""
 
 
 @dataclass(slots=True, eq=False)
 class PathFollower:
-    """How a path is followed, and one of its fits chosen: `select` takes the path to the place of the fit.
+    """Method to follow a path and to choose one of its fits: `select` maps the path to the index of the fit.
 
     With `steps`, local linear approximations of a nonconvex penalty start from the unpenalized fit; `seen`
-    has, by lambda, the points at which the loss is then known, the null model at infinity. `scale` is
-    lambda_max, and `gradient` (p,) that of the loss at the null model. `solved` are the fits of the path that
-    are solutions, by their places; all others are what a model proposes.
+    has, by lambda, the points at which the loss is known, the null model at infinity. `scale` is lambda_max,
+    and `gradient` (p,) that of the loss at the null model. `solved` are the solved fits of the path, by
+    index; a model proposes all others.
     """
 
     oracle: LossOracle
@@ -54,12 +54,12 @@ class PathFollower:
 
     @property
     def unit(self) -> float:
-        """Violation at which a fit has converged."""
+        """Violation below which a fit has converged."""
         return self.setup.tol * (self.scale if self.scale > 0.0 else 1.0)
 
     @property
     def linearise(self) -> bool:
-        """Whether the penalty is reached by local linear approximation."""
+        """Whether local linear approximation is used for the penalty."""
         return self.setup.algorithm == "lla" and not self.setup.penalty.convex
 
     def problem(self, place: int) -> Terms:
@@ -69,7 +69,8 @@ class PathFollower:
     def exact(self, point: LossPoint, H: Floats) -> FitProtocol[tuple[CoefficientPath, int, LossPoint]]:
         """Solve at every lambda, from the largest on, and choose one of the solutions.
 
-        All to one tolerance: solved once more, a fit of a concave penalty may go to another stationary point.
+        All to one tolerance, because a repeated solution with a concave penalty may end at another stationary
+        point.
         """
         problems = [self.problem(i) for i in range(len(self.lambdas))]
         found = yield from solve(
@@ -78,19 +79,18 @@ class PathFollower:
         return self._solved_path(dict(enumerate(found)))
 
     def quadratic(self, point: LossPoint, H: Floats) -> FitProtocol[tuple[CoefficientPath, int, LossPoint]]:
-        """Solve where the path of the quadratic model proposes, until it proposes what has been solved.
+        """Solve where the path of the quadratic model proposes, until it proposes a solved fit.
 
         The model is that of the loss at the best of them (a least-squares approximation as in Wang and Leng
-        2007, at the solution itself). Its other fits cost nothing, and far from there they may be wrong:
-        what has been solved stands in the place of what the model says of it.
-        With `steps` the first is that at the estimate without a penalty, and the loss at known points tells
-        what a model lacks in between.
+        2007, at the solution itself). Its other fits cost nothing, but may be wrong far from there: solved
+        fits replace the model's proposals. With `steps`, the first model is that at the unpenalized estimate,
+        and the loss at known points gives the error of the model in between.
         """
         ends = self._ends(self.seen.get(np.inf, point))
         known = ends if self.steps is None else {}
         with open_line("proposal", MOST_EXPANSIONS, at_most=True) as line:
             for _ in range(MOST_EXPANSIONS):
-                # At the largest lambda a solution may hold a coefficient that is next to nothing.
+                # At the largest lambda, a solution may have a coefficient that is almost zero.
                 all_known = known | ends if known else known
                 b, loss, kkt = self.model_path(point, H, all_known)
                 path = self.path(b, loss, kkt)
@@ -103,13 +103,13 @@ class PathFollower:
                 line.step()
                 if self.oracle.left > 0 and len(self.lambdas) > 1:
                     H = yield from self.oracle.hessian(point)
-        # It would go on: what has been solved is the path.
+        # It would continue: the solved fits are the path.
         return self._solved_path(known | ends)
 
     def follow_proposal(
         self, place: int, b: Floats, known: Mapping[int, CertifiedPoint], last: LossPoint, H: Floats
     ) -> FitProtocol[tuple[CertifiedPoint, Floats]]:
-        """Solve one of the problems from what a model proposes for it; return as well the latest Hessian."""
+        """Solve one of the problems from the proposal of a model; also return the latest Hessian."""
         start = yield from self._start(b, place, known, last)
         newton = self._newton(place, start, H)
         (found,) = yield from newton.run()
@@ -136,7 +136,7 @@ class PathFollower:
         return newton
 
     def _solved_path(self, known: Mapping[int, CertifiedPoint]) -> tuple[CoefficientPath, int, LossPoint]:
-        """Make a path of the lambdas at which a solution is known."""
+        """Return a path of the lambdas at which a solution is known."""
         solved = sorted(known)
         self.lambdas = self.lambdas[solved]
         found = [known[i] for i in solved]
@@ -145,7 +145,7 @@ class PathFollower:
         return path, place, found[place].point
 
     def _ends(self, null: LossPoint) -> dict[int, CertifiedPoint]:
-        """Return what is solved at the start: the largest lambda, where it selects nothing."""
+        """Return the solutions known at the start: the largest lambda, if it selects nothing."""
         terms = self.problem(0)
         if self.steps is not None:
             terms = terms.linearised(self.steps.start)
@@ -155,7 +155,7 @@ class PathFollower:
     def _start(
         self, b: Floats, place: int, known: Mapping[int, CertifiedPoint], last: LossPoint
     ) -> FitProtocol[LossPoint]:
-        """Go to the model's fit, or where it is worse than the nearest solution, stay at that."""
+        """Go to the model's fit or, if it is worse than the nearest solution, stay at that."""
         if not known:
             reached = yield from self.oracle.masked(self.oracle.evaluate(b))
             return last if reached is None else reached
@@ -166,7 +166,7 @@ class PathFollower:
         return best if reached is None else reached
 
     def over(self, point: LossPoint, H: Floats) -> PathFollower:
-        """Return the follower of other entities, whose unpenalized fit is that of their quadratic model."""
+        """Return the follower for other entities, whose unpenalized fit is that of their quadratic model."""
         if self.steps is None:
             return self
         whole = point.b + np.linalg.lstsq(H, point.score, rcond=1e-10)[0]
@@ -175,7 +175,7 @@ class PathFollower:
     def model_path(
         self, point: LossPoint, H: Floats, known: Mapping[int, CertifiedPoint]
     ) -> tuple[Floats, Floats, Floats]:
-        """Coefficients (L, p + 1), losses and violations (L,) of the quadratic model, save what is known."""
+        """Coefficients (L, p + 1), losses and violations (L,) of the quadratic model, or known ones."""
         found = gram_path(
             H,
             H @ point.b + point.score,
@@ -194,7 +194,7 @@ class PathFollower:
         return b, loss, kkt
 
     def _lacking(self, b: Floats, point: LossPoint, H: Floats) -> Floats:
-        """Estimate what the model's loss lacks at coefficients (L, p + 1).
+        """Estimate the error of the model's loss at coefficients (L, p + 1).
 
         Its error grows with the cube of the distance, and is known where the loss is, on either side.
         """
@@ -208,14 +208,14 @@ class PathFollower:
             return np.zeros(len(b))
         losses = np.array([at.loss for at in self.seen.values()])
         away, ratio = away[far], (losses - model_losses(point, H, points))[far] / away[far] ** 3
-        # Between points where the loss is known the coefficient of the cube is interpolated, beyond them it
-        # stays.
+        # Between points with known loss, the coefficient of the cube is interpolated; beyond them it is
+        # constant.
         order = np.argsort(away)
         mine = _signed_distances(b - point.b, H, self.lambdas - here)
         return np.asarray(mine**3 * np.interp(mine, away[order], ratio[order]))
 
     def path(self, b: Floats, loss: Floats, violation: Floats) -> CoefficientPath:
-        """Bring fits of the path to the units of the data; one without a known violation is a proposal."""
+        """Convert fits of the path to the units of the data; one without a known violation is a proposal."""
         kkt = violation / (self.scale if self.scale > 0.0 else 1.0)
         converged = kkt <= self.setup.tol
         iterations = np.zeros(len(b), dtype=np.int64)
@@ -231,7 +231,7 @@ def stacked(found: Sequence[CertifiedPoint]) -> tuple[Floats, Floats, Floats]:
 
 
 def with_intercept(groups: CoefficientGroups) -> CoefficientGroups:
-    """Put a group without a penalty before the others."""
+    """Place a group without a penalty before the others."""
     return CoefficientGroups(
         np.concatenate([[0], groups.starts + 1]),
         np.concatenate([[0.0], groups.weights]),
@@ -253,15 +253,15 @@ def _signed_distances(d: Floats, H: Floats, sign: Floats) -> Floats:
 # ----------------------------------------------------------------------------------------------------
 # Quadratic models of the loss by fold: cross-validation and stability selection beyond the normal family.
 #
-# Half the mean deviance of the entities of a fold is, near a point, its value there with gradient and
-# Hessian. The holder's answer at the point has the value, scores over the fold's residuals are the
-# gradient, and a weighted Gram with the weights of the fold alone is the Hessian: sums over the entities of
-# a fold, and no further linear predictor. A fit to some folds minimizes the sum of their models and the
-# penalty; its deviance on the others is that of their models. Both are approximations, close where a fold
+# Near a point, half the mean deviance of the entities of a fold is its value there with gradient and Hessian.
+# The holder's reply at the point has the value, scores over the fold's residuals are the gradient, and a
+# weighted Gram matrix with the weights of the fold alone is the Hessian: sums over the entities of a fold,
+# and no further linear predictor. A fit to some folds minimizes the sum of their models and the penalty; its
+# deviance on the others is that of their models. Both are approximations, which are accurate if a fold
 # changes the fit little.
 
 MOST_CENTRES = 3
-"""Points at which the loss is modeled by fold, until the choice of lambda is that of the point."""
+"""Largest number of points at which the loss is modeled by fold, until the choice of lambda is stable."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -278,7 +278,7 @@ class FoldModels:
     hessians: Floats
 
     def over(self, folds: Ints | Bools) -> tuple[LossPoint, Floats]:
-        """Return the model of some folds together: the point with their loss and score, and the Hessian."""
+        """Return the combined model of some folds: the point with their loss and score, and the Hessian."""
         share = self.shares[folds].sum()
         point = replace(
             self.point,
@@ -288,11 +288,11 @@ class FoldModels:
         return point, self.hessians[folds].sum(axis=0) / share
 
     def cross_validate(self, follower: PathFollower) -> tuple[Floats, Floats]:
-        """Return the mean deviance of folds left out, with its standard error: (L,) each."""
+        """Return the mean deviance of left-out folds, with its standard error: (L,) each."""
         errors = np.empty((len(self.shares), len(follower.lambdas)))
         for fold in counted(range(len(errors)), "fold"):
             here = np.arange(len(errors)) == fold
-            # The model of the others leads to their path, and the fold's own judges it.
+            # The model of the other folds gives their path, and the fold's own model evaluates it.
             others = self.over(~here)
             b = follower.over(*others).model_path(*others, {})[0]
             errors[fold] = 2.0 * model_losses(*self.over(here), b)
@@ -306,7 +306,7 @@ class FoldModels:
         def selected(half: Ints) -> Bools:
             here = self.over(half)
             b = follower.over(*here).model_path(*here, {})[0]
-            # In the columns' coordinates: what is selected are columns.
+            # In the columns' coordinates, because columns are selected.
             return np.asarray(b[:, 1:] @ follower.oracle.T.T != 0.0)
 
         return stability(selected, len(self.shares), draws, random)
@@ -340,9 +340,10 @@ def model_folds(oracle: LossOracle, point: LossPoint, code: Ints, parts: int) ->
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Folds:
-    """What the folds of a fit, (n,) from 0 to parts - 1, are for: choosing lambda, and halves.
+    """Purpose of the folds of a fit, (n,) from 0 to parts - 1: choosing lambda, and halves.
 
-    With `choose` they choose by cross-validation; `draws` are pairs of halves for selection frequencies.
+    With `choose`, lambda is chosen by cross-validation; `draws` are pairs of halves for selection
+    frequencies.
     """
 
     code: Ints
@@ -354,7 +355,7 @@ class Folds:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FoldFit:
-    """A path and the fit that was chosen, with the latest Hessian (p + 1, p + 1), and what the folds say.
+    """A path and the chosen fit, with the latest Hessian (p + 1, p + 1), and the results of the folds.
 
     `cv` and `halves`: see :class:`~fedstat.models.vglm.newton_fit.SelectedPath`.
     """
@@ -368,7 +369,7 @@ class FoldFit:
 
 
 def use_folds(follower: PathFollower, fit: FoldFit, folds: Folds) -> FitProtocol[FoldFit]:
-    """Model the loss by fold at the fit; choose by cross-validation until the choice stays; draw halves."""
+    """Model the loss by fold at the fit; cross-validate until the choice is stable; draw halves."""
     oracle, solved = follower.oracle, follower.solved
     for _ in range(MOST_CENTRES):
         models = yield from model_folds(oracle, fit.point, folds.code, folds.parts)
@@ -385,7 +386,7 @@ def use_folds(follower: PathFollower, fit: FoldFit, folds: Folds) -> FitProtocol
         point = solved[best].point
         path = follower.path(*follower.model_path(point, fit.H, solved))
         fit = replace(fit, path=path, chosen=best, point=point)
-        # Hessians by fold at another point would be more than the doors release.
+        # Hessians by fold at another point would be more than the disclosure checks allow.
         if oracle.left < folds.parts:
             break
     if not folds.draws:

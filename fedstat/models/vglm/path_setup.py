@@ -23,40 +23,40 @@ from fedstat.typing import Bools, Floats, Ints
 # The setup of a path: entities, folds, penalty, groups, adaptive weights, lambdas.
 
 # ----------------------------------------------------------------------------------------------------
-# Entities of a fit: those that all sites with columns have, or all; folds and halves of them.
+# Entities of a fit: those that all sites with columns have, or all; their folds and halves.
 
 
 def make_layout(design: Design, *, incomplete: bool = False) -> Layout:
     """Lay out a fit of complete cases, or with `incomplete` of all entities.
 
-    An EstimationError where too few are complete for sums of products to be released.
+    Raises EstimationError if too few are complete for sums of products to be released.
     """
     use = complete_at(design.blocks, design.n) | incomplete
     layout = lay_out(design, design.blocks, use)
     if layout.most_grams < 1 and not incomplete:
         least = MIN_ENTITIES_PER_EQUATION * (layout.p + 1)
         raise EstimationError(
-            f"{layout.n:,} of {design.n:,} entities are complete at {', '.join(layout.clients)}; sums of "
-            f"products of {layout.p} columns and the response are released over {least:,} or more: leave out "
-            "columns, or a site that lacks many entities"
+            f"{layout.n:,} of {design.n:,} entities are complete at {', '.join(layout.clients)}, but sums "
+            f"of products of {layout.p} columns and the response are released only over {least:,} or more: "
+            "leave out columns, or a site that lacks many entities"
         )
     return layout
 
 
 def warn_of_incomplete(layout: Layout) -> None:
-    """Warn of entities that are left out, because a site lacks them."""
+    """Warn of entities that are left out because a site lacks them."""
     if layout.left_out:
         warn(f"{describe_incomplete(layout)}.", DataWarning)
 
 
 def describe_incomplete(layout: Layout) -> str:
-    """Say which entities are left out, without a full stop."""
+    """State which entities are left out, without a full stop."""
     listed = ", ".join(f"{count:,} at {client}" for client, count in layout.absent.items())
     return (
         f"{layout.left_out:,} of {layout.n_design:,} entities with a response "
         f"({100.0 * layout.left_out / layout.n_design:.1f} %) lack a site's columns ({listed}) and "
-        "were left out: right, with larger standard errors, where who lacks columns depends on the columns "
-        "alone, and biased where it depends on the response given the columns; "
+        "were left out: valid, with larger standard errors, if missingness depends on the columns "
+        "alone, but biased if it depends on the response given the columns; "
         'from_formula(..., missing="em") uses all entities, with the normal family'
     )
 
@@ -65,8 +65,8 @@ def assign_folds(n: int, folds: int, least: int, random: np.random.Generator) ->
     """Assign entities to folds of nearly equal size at random, (n,), if each has `least` or more."""
     if n // folds < least:
         raise EstimationError(
-            f"{folds} folds of {n:,} entities have {n // folds:,} each, and sums of products are released "
-            f"over {least:,} or more; use {max(n // least, 1)} folds at most, or select='bic'"
+            f"{folds} folds of {n:,} entities have {n // folds:,} each, but sums of products are released "
+            f"only over {least:,} or more; use at most {max(n // least, 1)} folds, or select='bic'"
         )
     return np.asarray(random.permutation(np.arange(n) % folds), dtype=np.int64)
 
@@ -81,17 +81,17 @@ def halve_entities(layout: Layout, random: np.random.Generator) -> tuple[Layout,
 # Setup of a path: penalty, groups, adaptive weights, lambdas.
 
 SMALLEST_COEFFICIENT = 1e-8
-"""Of standardized columns: an adaptive weight is no larger than the power of its inverse."""
+"""Bound for standardized columns: an adaptive weight is at most the power of its inverse."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PathSetup:
-    """What is penalized, and how.
+    """What is penalized, and the method.
 
-    The groups are of the columns, without the intercept. `adaptive` is the power of the first estimates by
-    which penalties are divided, 0 for not at all. `lambdas` descend; None: a grid of `size` and `ratio`.
-    `tol` is the largest violation of the stationarity conditions, as a share of lambda_max. `steps` of "lla"
-    are local linear approximations from the unpenalized fit; None: all from the lasso.
+    The groups are those of the columns, without the intercept. `adaptive` is the power of the first estimates
+    by which penalties are divided, 0 for none. `lambdas` descend; None: a grid of `size` and `ratio`. `tol`
+    is the largest violation of the stationarity conditions, as a share of lambda_max. `steps` of "lla" are
+    local linear approximations from the unpenalized fit; None: all from the lasso.
     """
 
     penalty: Penalty
@@ -106,7 +106,7 @@ class PathSetup:
 
     @property
     def from_unpenalised(self) -> bool:
-        """Whether the unpenalized fit has to be known."""
+        """Whether the unpenalized fit must be known."""
         return self.adaptive > 0.0 or self.steps is not None
 
     @property
@@ -121,11 +121,11 @@ class PathSetup:
         return replace(self, groups=adapted(self.groups, b, self.adaptive))
 
     def linear_steps(self, b: Floats) -> LinearSteps | None:
-        """Return the local linear approximations from the unpenalized fit b (p,), if these are taken."""
+        """Return the local linear approximations from the unpenalized fit b (p,), if they are used."""
         return None if self.steps is None else LinearSteps(b, self.steps)
 
     def grid(self, gradient: Floats, steps: LinearSteps | None = None) -> Floats:
-        """Return the lambdas: those given, or a grid from the gradient (p,) where all penalized are zero."""
+        """Return the lambdas: those given, or a grid from the gradient (p,) where penalized ones are zero."""
         if self.lambdas is not None:
             return self.lambdas
         largest = lambda_max(gradient, self.penalty, self.groups, steps)
@@ -134,7 +134,7 @@ class PathSetup:
 
 def adapted(groups: CoefficientGroups, b: Floats, power: float) -> CoefficientGroups:
     """Divide the weights of groups by a power of the root mean square of first estimates b (p,)."""
-    # A group's norm grows with its size, and so does its multiplier: the root mean square does not.
+    # A group's norm increases with its size, as its multiplier does; the root mean square does not.
     sizes = np.maximum(groups.norms(b) / groups.multipliers, SMALLEST_COEFFICIENT)
     return replace(groups, weights=groups.weights * sizes**-power)
 
@@ -167,8 +167,8 @@ class CoefficientPath:
     """Fits along L values of lambda: intercepts (L,) and coefficients (L, p) in the units of the data.
 
     `standardised` (L, p) are coefficients of standardized columns, `loss` half the mean deviance; `kkt` the
-    largest violation of the stationarity conditions, as a share of `scale`, which is lambda_max; nan where a
-    fit is not solved but proposed by a quadratic model of the loss.
+    largest violation of the stationarity conditions, as a share of `scale`, which is lambda_max; nan if a
+    quadratic model of the loss proposed the fit.
     """
 
     lambdas: Floats
@@ -188,14 +188,14 @@ class CoefficientPath:
 
     @property
     def solved(self) -> Bools:
-        """Which fits are solutions with a certificate, and not proposals: (L,)."""
+        """Which fits are certified solutions, and not proposals: (L,)."""
         return np.asarray(np.isfinite(self.kkt))
 
     @classmethod
     def of(
         cls, found: PenalizedPath, b: Floats, a: Floats, units: ColumnScales, groups: CoefficientGroups
     ) -> CoefficientPath:
-        """Bring coefficients b (L, p) of standardized columns, and intercepts a (L,), to the data's units."""
+        """Convert coefficients b (L, p) and intercepts a (L,) of standardized columns to the data's units."""
         beta = b / units.scale
         return cls(
             lambdas=found.lambdas,
@@ -212,7 +212,7 @@ class CoefficientPath:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Refit:
-    """Maximum likelihood on the columns that were selected, the support (p,).
+    """Maximum likelihood on the selected columns, the support (p,).
 
     `params` (1 + k,) are intercept and coefficients of the support in the units of the data, `cov` is the
     inverse observed information, `scale` the dispersion, `loss` half the mean deviance.
@@ -227,7 +227,7 @@ class Refit:
 
 
 def to_units(support: Bools, units: ColumnScales) -> Floats:
-    """Matrix that takes (intercept, b) of the support's standardized columns to the units of the data."""
+    """Matrix that converts (intercept, b) of the support's standardized columns to the units of the data."""
     scale, shift = units.scale[support], units.shift[support]
     J = np.diag(np.concatenate([[1.0], 1.0 / scale]))
     J[0, 1:] = -shift / scale
@@ -239,14 +239,14 @@ def to_units(support: Bools, units: ColumnScales) -> Floats:
 
 Select: TypeAlias = Literal["bic", "ebic", "aic", "cv"]
 TIE_TOLERANCE = 1e-9
-"""Difference of equals, a deviance per entity or a share: more than tolerance and rounding leave."""
+"""Difference that counts as a tie, in deviance per entity or as a share; above tolerance and rounding."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PathCriteria:
-    """What speaks for each fit of a path over `n` entities, (L,) each: smaller is better.
+    """Criteria for each fit of a path over `n` entities, (L,) each: smaller is better.
 
-    `df` counts the coefficients that are not zero, the intercept included. `cv` is the cross-validated mean
+    `df` counts the nonzero coefficients, including the intercept. `cv` is the cross-validated mean
     deviance (of the normal family the mean squared error), with its standard error over folds.
     """
 
@@ -272,7 +272,7 @@ def score_path(path: CoefficientPath, n: int, distribution: str = "Gaussian") ->
     )
     df = chosen + 1.0
     free = int(path.groups.sizes[~path.groups.penalised].sum())
-    # Columns that must be in the model are no candidates of a search (Chen and Chen 2008).
+    # Columns that must be in the model are not candidates of a search (Chen and Chen 2008).
     extended = ebic(
         doubled,
         df,
@@ -284,9 +284,9 @@ def score_path(path: CoefficientPath, n: int, distribution: str = "Gaussian") ->
 
 
 def choose_fit(criteria: PathCriteria, select: Select) -> int:
-    """Return the place of the best fit; of equals the one with the largest lambda, which selects least.
+    """Return the index of the best fit; for ties the one with the largest lambda, which selects least.
 
-    Where a concave penalty is flat many lambdas have one fit, and rounding would choose among them.
+    If a concave penalty is flat, many lambdas have the same fit, and rounding would choose among them.
     """
     values = {"aic": criteria.aic, "bic": criteria.bic, "ebic": criteria.ebic, "cv": criteria.cv}[select]
     assert values is not None
@@ -294,9 +294,9 @@ def choose_fit(criteria: PathCriteria, select: Select) -> int:
 
 
 def first_smallest(values: Floats, unit: float | None = None) -> int:
-    """Return the place of the smallest value; of those equal to it but for rounding, (L,), the first.
+    """Return the index of the smallest value; for ties up to rounding, (L,), the first.
 
-    They differ by less than TIE units, the smallest value itself being one if None.
+    Ties differ by less than TIE units; if None, the unit is the smallest value itself.
     """
     best = float(values.min())
     return int(np.argmax(values <= best + TIE_TOLERANCE * (abs(best) if unit is None else unit)))

@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Pictures of a path: coefficients, criterion, stability.
+# Plots of a path: coefficients, criterion, stability.
 
 CRITERIA = {"bic": "BIC", "ebic": "extended BIC", "aic": "AIC", "cv": "deviance of left-out folds"}
 FAINT = 0.3
 """Opacity of columns that are not selected."""
 SEEN = 0.1
-"""Share of the largest end of a line from which a column that is not selected is named."""
+"""Share of the largest value at the end of a line above which an unselected column is named."""
 
 
 def plot_path(
@@ -48,16 +48,16 @@ def plot_path(
 ) -> Axes:
     """Draw coefficients (L, p) over lambda, per deviation of the columns or as shares of the largest.
 
-    Fits that are not solved are joined by dotted lines.
+    Dotted lines connect fits that are not solved.
     """
     ax = axes_for(ax, 7.0, 4.2)
     largest = params.abs().max().replace(0.0, 1.0)
     values = params / largest if scales is None else params * scales
     chosen = values.iloc[selection.chosen].abs()
-    # Those that are selected first, the largest first; then those that come in later.
+    # Selected ones first, the largest first; then those that are selected later.
     order = np.lexsort((-values.iloc[-1].abs().to_numpy(), -chosen.to_numpy()))
     ends = values.iloc[-1].abs()
-    # Of the others those that can be told apart from zero in the picture.
+    # Among the others, those that differ visibly from zero in the plot.
     named = [values.columns[j] for j in order if chosen.iloc[j] > 0.0 or ends.iloc[j] > SEEN * ends.max()]
     bold = chosen[chosen > 0.0].index
     _lines(estimate, selection.lambdas, values, ax, bold, selection.solved)
@@ -109,7 +109,7 @@ def plot_stability(
     """Draw selection frequencies over lambda; name columns that reach the threshold by the chosen one."""
     ax = axes_for(ax, 7.0, 4.2)
     lambdas, lam = selection.lambdas, selection.lam
-    # Those that are selected most often first; of equals those that reach it at a larger lambda.
+    # The most often selected first; for ties those that reach it at a larger lambda.
     highest, mean = frequencies[lambdas >= lam].max(), frequencies.mean()
     order = np.lexsort((-mean, -highest))
     stable = highest.index[order][highest.iloc[order] >= threshold]
@@ -162,7 +162,7 @@ def _lines(
     if some:
         ax.plot([], [], color="0.4", marker="o", markersize=3.0, linestyle="none", label="solved")
         ax.plot([], [], color="0.4", linestyle=":", label="proposed")
-    # Once more when names have taken their room; then it is known how wide it may be.
+    # Once more after names have been placed, because only then the width is known.
     legend_below(ax)
 
 
@@ -209,7 +209,7 @@ def _count_on_top(ax: Axes, lambdas: Floats, counts: Any, label: str) -> None:
 
 
 def _name_ends(estimate: Estimate, values: pd.DataFrame, named: list[Any], bold: pd.Index, ax: Axes) -> None:
-    """Write names at the right edge, as many as there is room for."""
+    """Write names at the right edge, as many as fit."""
     colours, most = _colours(estimate), name_width(ax, 0.3, 28)
     ends = values.iloc[-1][named].to_numpy(dtype=np.float64)
     tones = [colours[name] if name in bold else MUTED for name in named]

@@ -40,11 +40,11 @@ from fedstat.typing import Bools, Floats
 
 @dataclass(frozen=True, slots=True)
 class Predictor(VerticalPredictor):
-    """What prediction needs of a fit.
+    """The parts of a fit that prediction needs.
 
-    `specs` tell how each site's columns are coded, and are empty before the sites were asked; `holder`
-    is the site of the response. `means`, of a fit with missing blocks, are the mean linear predictors
-    of each site's block, for entities that lack it, and `column_means` those of its columns.
+    `specs` state how each site's columns are coded, and are empty until the sites have replied; `holder` is
+    the site of the response. For a fit with missing blocks, `means` are the mean linear predictors of each
+    site's block, for entities that lack it, and `column_means` those of its columns.
     """
 
     steps: ClassVar[str] = "vglm"
@@ -69,22 +69,22 @@ class Predictor(VerticalPredictor):
 
     @property
     def distribution(self) -> DistributionSpec:
-        """Of the response, with its link."""
+        """Return the distribution of the response, with its link."""
         return self.family
 
     @property
     def response_at(self) -> tuple[str, str]:
-        """The response as it is written, and the site that holds it."""
+        """Return the text of the response, and the site that holds it."""
         return self.estimate.response, self.holder
 
     @property
     def counted(self) -> Sequence[str]:
-        """Sites of which some coefficient is not zero."""
+        """Return the sites with a nonzero coefficient."""
         return [k for k in self.clients if self.beta(k).any()]
 
     def asked(self, partition: ClientPartition) -> tuple[str, ...]:
-        """Sites to ask; a ModelError where one that a prediction needs is not there."""
-        # A block without effect is not asked for: its site need not be there, and learns nothing.
+        """Return the sites that receive requests; a ModelError if one that is needed is absent."""
+        # A block without effect is not requested: its site may be absent, and learns nothing.
         needed = present_clients(self.counted, partition)
         lacking = [k for k in self.counted if k not in needed]
         if lacking and not self.means:
@@ -92,7 +92,7 @@ class Predictor(VerticalPredictor):
         return needed
 
     def predicted_means(self, partition: ClientPartition) -> Callable[[], FitProtocol[tuple[Floats, str]]]:
-        """Return the protocol of predicted means (n,), nan for none, and of the session that found them."""
+        """Return the protocol of predicted means (n,), nan for none, and of their session."""
         needed = self.asked(partition)
 
         def predicted() -> FitProtocol[tuple[Floats, str]]:
@@ -114,9 +114,9 @@ class SelectionLinearPrediction:
 def predict_linear(
     predictor: Predictor, partition: ClientPartition, cov: Floats | None = None
 ) -> SelectionLinearPrediction:
-    """Ask for linear predictors, and with a covariance (p + 1, p + 1) of the coefficients for projections.
+    """Request linear predictors, and with a covariance (p + 1, p + 1) of the coefficients projections.
 
-    Coefficients without a variance are taken as known. Errors are those of :func:`predict_means`.
+    Coefficients without a variance are treated as known. Errors are those of :func:`predict_means`.
     """
     needed = predictor.asked(partition)
     factor = None if cov is None else covariance_factor(cov)
@@ -127,7 +127,7 @@ def predict_linear(
             return found.linear, found.missing, None
         of = predictor.estimate.clients[1:]
         found, out = yield from project_blocks(predictor.blocks, needed, partition, "vglm", factor, of)
-        # The linear predictor moves by 1 with the intercept, by x with beta, and by the mean of x where x is
+        # The linear predictor changes by 1 with the intercept, by x with beta, and by the mean of x if x is
         # missing.
         for k in (k for k in predictor.clients if k in predictor.column_means):
             of_client = factor[1:][np.array(predictor.estimate.clients[1:]) == k]
@@ -140,7 +140,7 @@ def predict_linear(
 
 
 def _where_known(predictor: Predictor, linear: Floats, missing: Bools, needed: Sequence[str]) -> Floats:
-    """Put nan where a site lacks an entity, and no mean stands for it: (n,)."""
+    """Set nan where a site lacks an entity, and no mean replaces it: (n,)."""
     counts = (~missing).sum(axis=1)
     return np.where((counts == len(needed)) | bool(predictor.means), linear, np.nan)
 
@@ -148,9 +148,9 @@ def _where_known(predictor: Predictor, linear: Floats, missing: Bools, needed: S
 def predict_means(predictor: Predictor, partition: ClientPartition) -> pd.Series:
     """Predict for every entity of a partition; nan where a site lacks it, unless its mean is known.
 
-    A ModelError where the partition is horizontal, or lacks a site of the fit; a DesignError where an
-    site's columns cannot be coded as in the fit; a DataWarning of linear predictors that have no mean
-    under the link.
+    Raises ModelError if the partition is horizontal, or lacks a site of the fit, and DesignError if a site's
+    columns cannot be coded as in the fit. A DataWarning names linear predictors that have no mean under the
+    link.
     """
     eta = predict_linear(predictor, partition).eta
     mean = means_of(predictor.family, eta)
@@ -165,47 +165,47 @@ def predict_means(predictor: Predictor, partition: ClientPartition) -> pd.Series
 
 
 # ----------------------------------------------------------------------------------------------------
-# Predictions of a selecting fit, with errors, and how well they agree with the response.
+# Predictions of a selecting fit, with errors, and their agreement with the response.
 
 
 class SelectionPredictions(VerticalPredictions):
-    """What results of a vertical generalized linear model say of entities."""
+    """Predictions of a vertical generalized linear model for entities."""
 
     _centres: Floats | None = None
-    """Means of the columns; of a fit in this session."""
+    """Means of the columns, for a fit in this session."""
 
     def predict(self, partition: ClientPartition | None = None) -> pd.Series:
         """Predict the mean response at the penalized estimates.
 
-        Linear predictors of every site's columns go to the coordinator, one value per entity.
+        The coordinator receives linear predictors of every site's columns, one value per entity.
 
         Parameters
         ----------
         partition : ClientPartition, optional
-            New entities (see ``new_data=True`` of its constructors); by default that of the fit.
+            New entities (see ``new_data=True`` of its constructors); the default is that of the fit.
 
         Returns
         -------
         Series
-            By entity; nan where a site lacks it. With missing="em", its mean linear predictor stands
-            for a block that a site lacks: the expectation given what is there.
+            By entity; nan where a site lacks it. With missing="em", the mean linear predictor replaces a
+            block that a site lacks: the expectation given the observed blocks.
         """
         return predict_means(self._with_specs(), self._of_fit(partition, "predict"))
 
     def get_prediction(self, partition: ClientPartition | None = None) -> GLMPrediction:
         """Predict the mean response with standard errors and intervals, conditional on the selection.
 
-        They are of the estimates that the summary shows: with the lasso, the elastic net and
-        ``inference="split"`` of :attr:`refit`, so that the mean is not that of :meth:`predict`. Errors count
-        those of the selected columns' coefficients; which columns were selected, and the means of blocks that
-        an entity lacks, are taken as known. Beside linear predictors, projections of every site's
-        columns on the covariance of the estimates go to the coordinator, and disclose its selected columns of
-        these entities; :meth:`predict` does without.
+        They belong to the estimates that the summary shows: with the lasso, the elastic net and
+        ``inference="split"`` those of :attr:`refit`, so the mean is not that of :meth:`predict`. Errors
+        include those of the selected columns' coefficients; the selection, and the means of blocks that an
+        entity lacks, are treated as known. In addition to linear predictors, the coordinator receives
+        projections of every site's columns on the covariance of the estimates, which reveal its selected
+        columns of these entities; :meth:`predict` does not need them.
 
         Parameters
         ----------
         partition : ClientPartition, optional
-            As in :meth:`predict`; by default that of the fit.
+            As in :meth:`predict`; the default is that of the fit.
 
         Returns
         -------
@@ -247,7 +247,7 @@ class SelectionPredictions(VerticalPredictions):
 
     def _response_source(self) -> ResponseSource:
         if self._model is None:
-            raise NotAvailableError("evaluate: results from a file do not tell the response's columns")
+            raise NotAvailableError("evaluate: saved results do not contain the response's columns")
         formula = self._model.formula
         return ResponseSource(self._record.predictor.holder, formula.response, formula.response_columns)
 
@@ -266,7 +266,10 @@ class SelectionPredictions(VerticalPredictions):
         return predictor
 
     def _with_errors(self, ask: bool = True) -> tuple[Predictor, Floats]:
-        """Estimates of all columns that have a covariance (p + 1, p + 1), and this; nan where none."""
+        """Estimates of all columns that have a covariance (p + 1, p + 1), and the covariance.
+
+        Nan otherwise.
+        """
         predictor = self._with_specs() if ask else self._record.predictor
         estimate, refit = self.estimate, self._record.refit
         if estimate.cov is not None:

@@ -44,13 +44,13 @@ from fedstat.models.vglm.proximal_newton import LossOracle
 
 FitRun: TypeAlias = Callable[[FitProtocol[Any]], Any]
 FEWEST_GRAMS = 3
-"""At the intercept alone, at a fit, and for its standard errors."""
+"""Weighted Gram matrices at the intercept alone, at a fit, and for its standard errors."""
 
 
 def fit_normal(plan: FitPlan, run: FitRun) -> SelectionOutcome:
     """Fit the normal family, from sums of products that are exchanged once."""
     layout, setup, choice = plan.layout, plan.setup, plan.choice
-    # A split needs two parts even where nothing else asks for folds.
+    # A split needs two parts even if nothing else requires folds.
     parts = max(choice.parts, 2) if choice.split else choice.parts
     code = assign_folds(layout.n, parts, plan.least, plan.random)
 
@@ -91,7 +91,7 @@ def normal_null(n: int, variance: float) -> float:
 
 
 def fit_blocks(plan: FitPlan, run: FitRun) -> SelectionOutcome:
-    """Fit the normal family from sums by missing pattern, that are exchanged once."""
+    """Fit the normal family from sums by missing pattern, which are exchanged once."""
     layout, setup = plan.layout, plan.setup
     exchange = run(exchange_patterns(layout, plan.small, plan.conversation))
     standard = StandardizedMoments(exchange.moments)
@@ -120,7 +120,7 @@ def fit_other(plan: FitPlan, run: FitRun) -> SelectionOutcome:
     further = FitExtras(_deal(plan, layout), choice.inference == "debiased", apart)
     oracle = _oracle(plan, layout, further)
 
-    # Before folds choose, the criterion that is made for prediction does.
+    # Until folds choose, use the criterion for prediction.
     criterion: Select = "aic" if choice.select == "cv" else choice.select
 
     def select(path: CoefficientPath) -> int:
@@ -150,13 +150,13 @@ def _deal(plan: FitPlan, layout: Layout) -> Folds | None:
 
 
 def _oracle(plan: FitPlan, layout: Layout, further: FitExtras | None = None) -> LossOracle:
-    """Reserve the weighted Grams of folds and of debiased estimates; the others are left for the fit."""
+    """Reserve the weighted Gram matrices of folds and of debiased estimates; the rest is for the fit."""
     reserved = 0
     if further is not None:
         reserved = int(further.debiased) + (0 if further.folds is None else further.folds.parts)
     if plan.choice.inference != "conditional" or reserved:
         _check_grams(layout, FEWEST_GRAMS + reserved)
-    # One is kept for the standard errors of what is selected.
+    # One is kept for the standard errors of the selected columns.
     left = max(layout.most_grams - 1 - reserved, 1)
     code = None if further is None or further.folds is None else further.folds.code
     return LossOracle(layout, plan.conversation, plan.passing.hidden, np.eye(layout.p), left, code=code)
@@ -165,7 +165,7 @@ def _oracle(plan: FitPlan, layout: Layout, further: FitExtras | None = None) -> 
 def _check_grams(layout: Layout, needed: int) -> None:
     if layout.most_grams < needed:
         raise EstimationError(
-            f"{needed} weighted sums of products of {layout.p} columns are needed, and over {layout.n:,} "
-            f"entities {layout.most_grams} are released at most; use fewer columns or folds, select='bic' in "
-            "the place of 'cv', or inference='conditional'"
+            f"{needed} weighted sums of products of {layout.p} columns are needed, but over {layout.n:,} "
+            f"entities at most {layout.most_grams} are released; use fewer columns or folds, select='bic' "
+            "instead of 'cv', or inference='conditional'"
         )

@@ -35,20 +35,20 @@ from fedstat.progress_line import ProgressLine, open_line
 from fedstat.typing import Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# Sums of the response for Newton's method: told once, so that residuals stay with its holder.
+# Sums of the response for Newton's method: released once, so that residuals stay with its holder.
 #
-# With a canonical link the score at linear predictors eta is ``X'y - X'mu(eta)``. The response is in the
-# first part alone, which does not depend on eta and comes once, from secure products of every site's
-# columns with it; the second follows from what the coordinator knows, and says nothing of the response.
-# Beyond canonical links residuals are weighted by what changes from step to step, and every site is
-# sent them; and so where nobody can deal for a product with the holder.
+# With a canonical link the score at linear predictors eta is ``X'y - X'mu(eta)``. Only the first part
+# contains the response. It does not depend on eta and is computed once, from secure products of every site's
+# columns with the response. The second part follows from what the coordinator knows, and reveals nothing
+# about the response. For other links, the weights of residuals change from step to step, and every site
+# receives the residuals; this is also done if no third party can deal for a product with the holder.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ResponseSummary:
-    """What is known of the response without a value per entity.
+    """Information on the response without row-level values.
 
-    `sums` (F, p) are those of the standardized columns times the response less its mean, by fold; None where
+    `sums` (F, p) are those of the standardized columns times the response minus its mean, by fold; None if
     residuals are sent.
     """
 
@@ -58,22 +58,22 @@ class ResponseSummary:
 
     @property
     def step(self) -> str:
-        """What the holder is asked at linear predictors."""
+        """The request to the holder at linear predictors."""
         return "respond" if self.sums is not None else "respond_openly"
 
     def at(self, eta: Floats) -> tuple[Floats, Floats]:
-        """Residuals of the mean in the place of every response, and the weights: (n,) each."""
+        """Residuals as if every response were the mean, and the weights: (n,) each."""
         _, residual, weight = respond_at(self.distribution, eta, np.full(len(eta), self.mean))
         return residual, weight
 
     def score(self, fold: int | None = None) -> Floats:
-        """Add to sums of columns times these residuals what the responses add, of a fold or of all: (p,)."""
+        """Add the part of the responses to sums of columns times residuals, of a fold or of all."""
         if self.sums is None:
             return np.zeros(1)
         eta = np.asarray(self.distribution.make().link(np.array([self.mean])), dtype=np.float64)
         one = respond_at(self.distribution, eta, np.array([self.mean + 1.0]))[1]
         zero = respond_at(self.distribution, eta, np.array([self.mean]))[1]
-        # The derivative of the natural parameter by the linear predictor, which is one number here.
+        # The derivative of the natural parameter by the linear predictor, which is a single number here.
         return np.asarray((one - zero) * (self.sums.sum(axis=0) if fold is None else self.sums[fold]))
 
 
@@ -84,7 +84,10 @@ def request_response_sums(
     code: Ints,
     conversation: SecureProductSession,
 ) -> FitProtocol[tuple[ResponseSummary, dict[tuple[str, str], str]]]:
-    """Multiply the columns with the response by fold, (n,), where that spares residuals; say who dealt."""
+    """Multiply the columns with the response by fold, (n,), if residuals can then stay.
+
+    Return the dealers.
+    """
     sites, active = dealing_sites(layout), layout.active
     parts = int(code.max()) + 1
     every = np.ones((parts, len(layout.clients)), dtype=bool)
@@ -118,12 +121,12 @@ def request_response_sums(
 def request_weighted_gram(
     layout: Layout, weight: Floats, conversation: SecureProductSession
 ) -> FitProtocol[tuple[Floats, dict[tuple[str, str], str]]]:
-    """Obtain ``(1, X)' W (1, X) / n``, (p + 1, p + 1), with X standardized; returns as well who dealt."""
+    """Obtain ``(1, X)' W (1, X) / n``, (p + 1, p + 1), with X standardized; also return the dealers."""
     every = np.ones((1, len(layout.clients)), dtype=bool)
     sides = product_operands(layout, WEIGHTED, np.zeros(layout.n, dtype=np.int64), every)
     products = np.zeros((1, layout.p + 1, layout.p + 1))
     products[0, 0, 0] = weight.sum()
-    # Of a canonical link weights follow from linear predictors alone, and tell nothing of the response.
+    # For a canonical link, weights depend only on linear predictors, and reveal nothing about the response.
     replies = yield [conversation.ask(side.site, "weigh", weight=weight) for side in sides]
     for side, reply in zip(sides, replies, strict=True):
         products[0, 0, side.place] = reply.arrays["sums"]
@@ -133,25 +136,25 @@ def request_weighted_gram(
 
 
 # ----------------------------------------------------------------------------------------------------
-# Steps of proximal Newton over sites, from a point to a stationary point of some problems.
+# Steps of proximal Newton over sites, from a point to stationary points of some problems.
 
 MOST_STEPS = 100
-"""Newton steps for one lambda."""
+"""Largest number of Newton steps for one lambda."""
 MOST_LASSOS = 100
 MAXIMUM = 1e-10
-"""Score at which a likelihood is at its maximum, in units of a residual."""
+"""Score at which a likelihood counts as maximal, in units of a residual."""
 SLOW = 0.5
-"""Share of the violation that a step may leave before a Hessian is asked for."""
+"""Share of the violation that a step may leave before a new Hessian is requested."""
 SolvedT = TypeVar("SolvedT")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LossPoint:
-    """Coefficients b of (1, X T), (p + 1,), with what was learned there.
+    """Coefficients b of (1, X T), (p + 1,), with the values that were computed there.
 
     `loss` is half the mean deviance, `score` (p + 1,) its negative gradient; weight and linear predictor are
-    those of every entity, (n,), `squares` and `pearson` the sums of squared residuals, as they are and over
-    the weights.
+    those of every entity, (n,), `squares` and `pearson` the sums of squared residuals, without and with
+    division by the weights.
     """
 
     b: Floats
@@ -165,13 +168,13 @@ class LossPoint:
 
 @dataclass(slots=True, eq=False)
 class LossOracle:
-    """Who is asked, in which coordinates, and what has been released.
+    """The sites, the coordinates, and the number of releases.
 
     Linear predictors are masked if `hidden`. T (p, p) changes the coordinates of the standardized columns,
-    `unit` is that of the linear predictor, and so of the coefficients, `tol` the score at which a likelihood
-    is at its maximum. `code` (n,) are folds, and `response` is what is known of it. `left` weighted Gram
-    matrices may still be released, beside the one for standard errors; `points` linear predictors and `grams`
-    matrices were; `dealers` dealt for pairs of sites.
+    `unit` is that of the linear predictor, and therefore of the coefficients, `tol` the score at which a
+    likelihood counts as maximal. `code` (n,) are folds, and `response` is what is known of it. `left`
+    weighted Gram matrices may still be released, in addition to the one for standard errors; `points` linear
+    predictors and `grams` matrices were released; `dealers` dealt for pairs of sites.
     """
 
     layout: Layout
@@ -188,7 +191,7 @@ class LossOracle:
     response: ResponseSummary = field(init=False)
 
     def begin(self, distribution: DistributionSpec) -> FitProtocol[ColumnScales]:
-        """Standardize the columns, and learn of the response what is told once."""
+        """Standardize the columns, and obtain the sums of the response that are released once."""
         layout, code = self.layout, self.code
         units = yield from standardize_columns(layout, distribution, self.conversation)
         folds = np.zeros(layout.n, dtype=np.int64) if code is None else code
@@ -201,9 +204,9 @@ class LossOracle:
         return self.conversation.ask(site, step, text, **arrays)
 
     def evaluate(self, b: Floats, highest: float = np.inf) -> FitProtocol[LossPoint | None]:
-        """Go to a point; None where the loss and `b`'s penalty, which `highest` is less by, is too high.
+        """Go to a point; None if the loss is above `highest` minus the penalty of `b`.
 
-        None also where an entity has no mean.
+        Also None if an entity has no mean.
         """
         layout, self.points = self.layout, self.points + 1
         parts = layout.split(self.T @ b[1:])
@@ -215,7 +218,7 @@ class LossOracle:
         )
         (reply,) = yield [self.ask(layout.active, response.step, eta=eta, **bound)]
         loss, (total, squares, pearson) = float(reply.arrays["loss"]), reply.arrays["sums"].tolist()
-        # Before scores are asked for: of a point to which no step leads, no sum of columns is released.
+        # Before scores are requested: for a point that is not accepted, no sum of columns is released.
         if loss >= OUTSIDE or not loss <= highest:
             return None
         of_mean, weight = response.at(eta)
@@ -226,20 +229,20 @@ class LossOracle:
         return LossPoint(b, loss, score, weight, eta, squares, pearson)
 
     def hessian(self, point: LossPoint) -> FitProtocol[Floats]:
-        """Obtain the information over n at a point."""
+        """Obtain the information divided by n at a point."""
         self.left, self.grams = self.left - 1, self.grams + 1
         H, dealers = yield from request_weighted_gram(self.layout, point.weight, self.conversation)
         self.dealers = {**self.dealers, **dealers}
         return self.unit**2 * self.turned(H)
 
     def masked(self, protocol: FitProtocol[SolvedT]) -> FitProtocol[SolvedT]:
-        """Run a part of the protocol with masked linear predictors, if they are to be masked."""
+        """Run a part of the protocol with masked linear predictors, if they must be masked."""
         return (
             mask_sums(protocol, self.layout.clients, self.conversation.session) if self.hidden else protocol
         )
 
     def turned(self, H: Floats) -> Floats:
-        """Bring a matrix of (1, X) to the coordinates of the oracle."""
+        """Convert a matrix of (1, X) to the coordinates of the oracle."""
         return np.asarray(self.turn.T @ H @ self.turn)
 
     @property
@@ -260,12 +263,12 @@ class CertifiedPoint:
 
 @dataclass(slots=True, eq=False)
 class ProximalNewton:
-    """The way along some problems, each from the solution of the one before.
+    """Iteration over some problems, each from the solution of the one before.
 
     A problem is the penalty at one lambda, of the coefficients `at` of (1, X T); the others are zero. It ends
-    at a violation of `unit`. H (p + 1, p + 1) is the Hessian as far as it is known. With `linearise`,
-    nonconvex penalties are reached by local linear approximation: by those of `only`, the last of which is
-    certified, or by all to the fixed point.
+    at a violation of `unit`. H (p + 1, p + 1) is the Hessian as far as it is known. With `linearise`, local
+    linear approximation is used for nonconvex penalties: those of `only`, the last of which is certified, or
+    all to the fixed point.
     """
 
     oracle: LossOracle
@@ -286,7 +289,7 @@ class ProximalNewton:
     def run(self) -> FitProtocol[list[CertifiedPoint]]:
         """Solve all problems."""
         oracle, L = self.oracle, len(self.problems)
-        # A single problem is one of the proposals, which are counted already.
+        # A single problem is one of the proposals, which are already counted.
         with open_line("lambda", L) if L > 1 else nullcontext() as self.line:
             while True:
                 if (yield from oracle.masked(self._descend())):
@@ -295,7 +298,7 @@ class ProximalNewton:
                 self.fresh = True
 
     def _descend(self) -> FitProtocol[bool]:
-        """Go on with the Hessian at hand; False where another one is needed."""
+        """Continue with the present Hessian; False if another one is needed."""
         while len(self.found) < len(self.problems):
             model = self._model()
             before = self._violation(model)
@@ -303,10 +306,10 @@ class ProximalNewton:
                 self._settle(model)
                 continue
             moved = yield from self._step(model, before)
-            # A step that leaves most of the violation tells that the Hessian at hand is not of this place.
+            # If a step leaves most of the violation, the present Hessian does not belong to this point.
             stale = not moved or self._violation(model) > SLOW * before
-            # With the Hessian of this very point, the penalty's concave part has misled; its tangent lies
-            # above it.
+            # The Hessian belongs to this point, so the penalty's concave part caused the failure; its tangent
+            # is above it.
             if not moved and self.fresh:
                 moved = yield from self._step(model.linearised(self.point.b[self.at]), before)
                 if not moved:
@@ -330,7 +333,7 @@ class ProximalNewton:
         return terms.violation(self.point.b[self.at], -self.point.score[self.at])
 
     def _settle(self, model: Terms) -> None:
-        """Accept the point for the present problem, or linearize its penalty there and go on."""
+        """Accept the point for the present problem, or linearize its penalty there and continue."""
         terms = self.problems[len(self.found)]
         if self.only is None:
             violation, most = self._violation(terms), MOST_LASSOS
@@ -338,7 +341,7 @@ class ProximalNewton:
         else:
             violation, most = self._violation(model), self.only.number - 1
             again = violation <= self.unit
-        # Go on to the tangent at the lasso's solution; a fixed number of steps ends wherever it leads.
+        # Continue with the tangent at the lasso's solution; a fixed number of steps may end anywhere.
         if again and self.lassos < most:
             self.model, self.steps, self.lassos = terms.linearised(self.point.b[self.at]), 0, self.lassos + 1
             return
@@ -348,7 +351,7 @@ class ProximalNewton:
             self.line.step()
 
     def _step(self, model: Terms, violation: float) -> FitProtocol[bool]:
-        """Take one step of proximal Newton, as far as the objective falls; False where it does not."""
+        """Take one step of proximal Newton, until the objective decreases; False if it does not."""
         at, b, point = self.at, self.point.b[self.at], self.point
         H, score = self.H[np.ix_(at, at)], point.score[at]
         new, decrease = proximal_step(H, score, b, model, tol=max(0.01 * violation, 0.1 * self.unit))
@@ -358,7 +361,7 @@ class ProximalNewton:
             inner = new if halving == 0 else b + t * (new - b)
             full = np.zeros(len(point.b))
             full[at] = inner
-            # Armijo's rule, with room for the rounding of the loss.
+            # Armijo's rule, with an allowance for the rounding of the loss.
             bound = current - 1e-4 * t * decrease + 1e-13 * abs(current) - model.value(inner)
             reached = yield from self.oracle.evaluate(full, bound)
             if reached is not None:
@@ -367,10 +370,10 @@ class ProximalNewton:
         return False
 
     def _learn(self, reached: LossPoint) -> None:
-        """Go to a point, and learn the curvature on the way there (BFGS): a Hessian costs far more."""
+        """Go to a point, and update the curvature on the way (BFGS), because a Hessian costs far more."""
         s, y = reached.b - self.point.b, self.point.score - reached.score
         along = self.H @ s
-        # Only with positive curvature along the step does H stay positive definite.
+        # H stays positive definite only if the curvature along the step is positive.
         if s @ y > 1e-10 * (s @ along) > 0.0:
             self.H = self.H - np.outer(along, along) / (s @ along) + np.outer(y, y) / (s @ y)
         self.point = reached

@@ -41,10 +41,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # ----------------------------------------------------------------------------------------------------
-# Claims of standard errors after a selection, and results that make one claim.
+# Statements on standard errors after a selection, and results with one such statement.
 
 MISSED, CALLED, APART_MISSED, APART_CALLED = 0.12, 0.54, 0.06, 0.07
-"""Intervals that miss and null columns that are rejected, after BIC and by a split: vignette, simulation."""
+"""Share of intervals that miss, and of null columns that are rejected, after BIC and by a split:
+simulation."""
 SIMULATED_CLAIM = (
     " Simulated with 200 entities and 30 skewed columns, of which ten have effects of .05 to 1 residual "
     f"standard deviations: {MISSED:.2f} of the 95 % intervals after BIC missed (false coverage rate), and "
@@ -52,28 +53,28 @@ SIMULATED_CLAIM = (
     f"{APART_MISSED:.2f} and {APART_CALLED:.2f}."
 )
 CONDITIONAL_CLAIM = (
-    "Conditional on selection: standard errors, tests and intervals take the selected columns as given. They "
-    "ignore the search among columns, which is harmless only where no true coefficient is near zero. "
+    "Conditional on selection: standard errors, tests and intervals treat the selected columns as given. "
+    "They ignore the search among columns, which is harmless only if no true coefficient is near zero. "
     "fit(inference='debiased') and fit(lam=0) have intervals of all columns that do not depend on a "
     "selection, fit(inference='split') those of selected columns on other entities." + SIMULATED_CLAIM
 )
 DEBIASED_CLAIM = (
-    "Debiased: a lasso tuned for prediction (smallest AIC), and one step of Newton with the nodewise lasso's "
-    "inverse of the information. Intervals hold for every column by itself, selected or not, near zero or "
-    "not, as the number of entities grows, if the model with all columns and its variance are right. They "
+    "Debiased: a lasso tuned for prediction (smallest AIC), and one Newton step with the nodewise lasso's "
+    "inverse of the information. Intervals are valid for every single column, selected or not, near zero or "
+    "not, as the number of entities grows, if the model with all columns and its variance are correct. They "
     "are not adjusted for the number of columns, and ignore the tuning of the lasso."
 )
 SPLIT_CLAIM = (
     "Sample splitting: a random half of the entities selected the columns, the other half estimated. "
-    "Intervals are conditional on these columns: they are for the coefficients of the model with these "
-    "alone, which are those of the model with all columns only where none that matters was left out. Another "
-    "split would select otherwise; fit(inference='split', splits=50, folds=10) looks at many (normal family)."
-    + SIMULATED_CLAIM
+    "Intervals are conditional on these columns: they are for the coefficients of the model with only these "
+    "columns, which equal those of the model with all columns only if no relevant column was left out. "
+    "Another split may select other columns; fit(inference='split', splits=50, folds=10) uses many (normal "
+    "family)." + SIMULATED_CLAIM
 )
 COVARIANCES = {"debiased": "debiased", "split": "observed, other half"}
 TITLES = {
     "conditional": ", conditional on selection",
-    "debiased": ", debiased: all columns, whatever is selected",
+    "debiased": ", debiased: all columns, for any selection",
     "split": ", sample splitting: selected in one half, estimated in the other",
 }
 CLAIMS = {
@@ -81,7 +82,7 @@ CLAIMS = {
     "debiased": Note("debiased_claim", DEBIASED_CLAIM),
     "split": Note("split_claim", SPLIT_CLAIM),
 }
-"""What may be said of standard errors, by inference."""
+"""Statements on standard errors, by inference."""
 
 
 class RefitResults(CoefficientResults, saved_as="fedstat vglm refit 1", record=EstimateRecord):
@@ -111,7 +112,7 @@ class RefitResults(CoefficientResults, saved_as="fedstat vglm refit 1", record=E
 
 
 class DebiasedResults(RefitResults, saved_as="fedstat vglm debiased 1", record=EstimateRecord):
-    """Debiased (desparsified) estimates of all columns; no claim depends on what was selected.
+    """Debiased (desparsified) estimates of all columns; no statement depends on the selection.
 
     Examples
     --------
@@ -133,7 +134,7 @@ class DebiasedResults(RefitResults, saved_as="fedstat vglm debiased 1", record=E
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SelectionRecord:
-    """What a file of results holds; the estimate is the predictor's."""
+    """The contents of a saved file; the estimate is the predictor's."""
 
     notes: tuple[Note, ...]
     predictor: Predictor
@@ -155,19 +156,19 @@ class VerticalGLMResults(
 ):
     """Results of :meth:`fedstat.VerticalGLM.fit`, with statsmodels' names and meanings.
 
-    ``params`` are the penalized estimates, zero for columns that were not selected. With SCAD, MCP or
-    without a penalty, ``bse`` and what follows come from the observed information of the selected columns
-    at their maximum likelihood estimate; the lasso and the elastic net have these for :attr:`refit` only.
+    ``params`` are the penalized estimates, zero for columns that were not selected. With SCAD, MCP or without
+    a penalty, ``bse`` and what follows come from the observed information of the selected columns at their
+    maximum likelihood estimate; the lasso and the elastic net have these for :attr:`refit` only.
 
     With ``fit(inference="debiased")``, :attr:`debiased` has estimates and intervals of all columns, and the
-    summary shows these; with ``inference="split"``, :attr:`refit` is of the entities that did not select.
+    summary shows these; with ``inference="split"``, :attr:`refit` uses the entities that did not select.
 
     Attributes
     ----------
     observed : MissingBlocksFit or None
-        Missing blocks of a fit in this session with missing="em".
+        Missing blocks, for a fit in this session with missing="em".
     scales : array or None
-        Standard deviations of the columns, (p,), of a fit in this session.
+        Standard deviations of the columns, (p,), for a fit in this session.
 
     Examples
     --------
@@ -202,7 +203,7 @@ class VerticalGLMResults(
     _record: SelectionRecord
     observed: MissingBlocksFit | None = None
     scales: Floats | None = None
-    """Standard deviations of the columns, (p,); None of results that were read from a file."""
+    """Standard deviations of the columns, (p,); None for results that were read from a file."""
 
     def __init__(
         self, record: SelectionRecord, ledger: LedgerLike | None = None, model: VerticalModel | None = None
@@ -212,7 +213,7 @@ class VerticalGLMResults(
 
     @property
     def selection(self) -> Selection:
-        """The path of solutions, and what was selected on it."""
+        """The path of solutions, and the selection."""
         return self._record.selection
 
     @classmethod
@@ -245,7 +246,7 @@ class VerticalGLMResults(
 
     @property
     def lam(self) -> float:
-        """The lambda that was chosen."""
+        """The chosen lambda."""
         return self.selection.lam
 
     @property
@@ -253,13 +254,14 @@ class VerticalGLMResults(
         """One row per lambda: half the mean deviance, criteria, status, violation of stationarity.
 
         A fit of ``status`` "solved" has ``kkt``, the violation at its coefficients as a share of lambda_max.
-        One "proposed" by a quadratic model of the loss is approximate, has none and has not ``converged``.
+        A fit "proposed" by a quadratic model of the loss is approximate, has no ``kkt``, and has not
+        ``converged``.
         """
         return self.selection.table
 
     @property
     def path_params(self) -> pd.DataFrame:
-        """Coefficients at every lambda; :attr:`path` tells which are solutions."""
+        """Coefficients at every lambda; :attr:`path` states which are solutions."""
         s, index = self.selection, self.path.index
         values = np.column_stack([s.intercepts, s.coefficients])
         return pd.DataFrame(values, index=index, columns=list(self.estimate.names))
@@ -268,7 +270,7 @@ class VerticalGLMResults(
     def refit(self) -> RefitResults:
         """Maximum likelihood on the selected columns.
 
-        Conditional on their selection; with ``inference="split"`` on the entities that did not select.
+        Conditional on their selection; with ``inference="split"`` over the entities that did not select.
         """
         if self._record.refit is None:
             raise NotAvailableError(f"no fit on the selected columns: {SPENT}")
@@ -279,7 +281,7 @@ class VerticalGLMResults(
 
     @property
     def debiased(self) -> DebiasedResults:
-        """Debiased estimates of all columns, whatever was selected.
+        """Debiased estimates of all columns, for any selection.
 
         References
         ----------
@@ -295,22 +297,21 @@ class VerticalGLMResults(
         return found
 
     def selection_report(self) -> pd.DataFrame:
-        """One row per column: what was selected, when, and what it is worth.
+        """One row per column: whether and when it was selected, and its estimates.
 
         Returns
         -------
         DataFrame
             ``client``, ``name``, ``term``, ``selected``; ``coef``, the penalized estimate; ``refit``, the
             estimate on the selected columns, with ``std_err``, ``z`` and ``p`` conditional on the selection
-            (with ``inference="split"`` on the entities that did not select);
-            ``lambda_entry``, the largest lambda of the path at which it is selected, and ``order`` of entry
-            from 1; ``frequency``, the share of random halves in which it is selected at the chosen lambda
-            (nan without ``draws``). With ``inference="debiased"`` as well ``debiased``,
-            ``debiased_std_err`` and ``debiased_p``, which do not depend on the selection; with many splits
-            ``split_p``: rejecting those of at most alpha makes any false rejection with probability alpha at
-            most, where every half selects all columns that matter.
+            (with ``inference="split"`` over the entities that did not select); ``lambda_entry``, the largest
+            lambda of the path at which it is selected, and ``order`` of entry from 1; ``frequency``, the
+            share of random halves in which it is selected at the chosen lambda (nan without ``draws``). With
+            ``inference="debiased"`` also ``debiased``, ``debiased_std_err`` and ``debiased_p``, which do not
+            depend on the selection; with many splits ``split_p``: rejecting those of at most alpha makes any
+            false rejection with probability alpha at most, if every half selects all relevant columns.
         """
-        # What a selected column is worth comes from the refit, if there is one.
+        # The estimates of selected columns come from the refit, if there is one.
         est, s = self.estimate, self.selection
         frame = pd.DataFrame({"client": est.clients[1:], "name": est.names[1:], "term": est.terms[1:]})
         frame["selected"] = s.coefficients[s.chosen] != 0.0
@@ -345,15 +346,16 @@ class VerticalGLMResults(
         threshold : float
             The share, above one half.
         lam : float, optional
-            Where the path ends; by default the chosen lambda. The bound wants it chosen beforehand.
+            End of the path; the default is the chosen lambda. The bound requires that it is chosen
+            beforehand.
 
         Returns
         -------
         (DataFrame, float)
-            ``client``, ``name``, ``frequency``, the largest over these lambdas; and the bound
-            ``q^2 / ((2 threshold - 1) p)`` on the expected number of columns among them that have no effect,
-            q being the mean number that a half selects at any of these lambdas. It needs columns without
-            effect that are exchangeable.
+            ``client``, ``name``, ``frequency``, the largest over these lambdas; and the bound ``q^2 / ((2
+            threshold - 1) p)`` on the expected number of columns among them without an effect, where q is the
+            mean number that a half selects at any of these lambdas. It requires columns without effect that
+            are exchangeable.
 
         References
         ----------
@@ -384,10 +386,10 @@ class VerticalGLMResults(
     def plot_path(self, ax: Axes | None = None) -> Axes:
         """Draw the coefficients over lambda, colored by site; dotted where they are proposed.
 
-        They are in units of one standard deviation of each column; of results that were read from a file,
-        which has no deviations, as shares of their largest size. Names stand at the right edge, of the
-        columns that are selected at the chosen lambda first, numbers of columns on top; the chosen lambda is
-        marked, and what is not selected there is pale.
+        They are in units of one standard deviation of each column, or as shares of their largest size for
+        results that were read from a file, which has no deviations. Names at the right edge begin with the
+        columns that are selected at the chosen lambda; the numbers at the top count columns. The chosen
+        lambda is marked, and unselected columns are pale.
 
         Parameters
         ----------
@@ -400,7 +402,7 @@ class VerticalGLMResults(
         return plot_path(self.estimate, self.selection, self.path_params.iloc[:, 1:], self.scales, ax)
 
     def plot_criterion(self, criterion: str | None = None, ax: Axes | None = None) -> Axes:
-        """Draw a criterion over lambda, hollow where the fit is proposed; by default the one that chose.
+        """Draw a criterion over lambda, hollow where the fit is proposed; the default is the one that chose.
 
         Parameters
         ----------
@@ -410,7 +412,7 @@ class VerticalGLMResults(
         Returns
         -------
         matplotlib Axes
-            Numbers of selected columns stand on top; the chosen lambda is marked.
+            Numbers of selected columns are at the top; the chosen lambda is marked.
         """
         name = self.selection.select if criterion is None else criterion
         return plot_criterion(self.selection, name, ax)
@@ -442,7 +444,7 @@ class VerticalGLMResults(
 
         The coefficients are those of the selected columns with standard errors: the estimates themselves for
         SCAD, MCP and no penalty, those of :attr:`refit` for the lasso and the elastic net, and with
-        ``inference="split"``; with ``inference="debiased"`` those of all columns. The title says which.
+        ``inference="split"``; with ``inference="debiased"`` those of all columns. The title states which.
 
         Parameters
         ----------
@@ -490,7 +492,7 @@ class VerticalGLMResults(
         return list(rows.items())
 
     def _summary_notes(self) -> Iterator[Note]:
-        # Columns that were not selected have no standard error, and need no sentence each.
+        # Columns that were not selected have no standard error; one sentence for all of them suffices.
         without = {"undetermined_errors"}
         if self.selection.inference != "conditional":
             without.add("no_covariance")
@@ -500,9 +502,9 @@ class VerticalGLMResults(
         if self.observed is None:
             raise NotAvailableError(
                 "this needs the sums by missing pattern of a fit in this session with missing='em'; other "
-                "fits and files of results do not hold them"
+                "fits and saved results do not have them"
             )
-        # What was selected does not matter: the laws are those of all columns and the response.
+        # The selection does not matter: the models are those of all columns and the response.
         return self.observed.whole or fit_moments(self.observed.exchange.moments)
 
     def _link(self) -> DistributionSpec:
@@ -515,5 +517,5 @@ class VerticalGLMResults(
 
     def _frequencies(self) -> Floats:
         if self.selection.frequencies is None:
-            raise NotAvailableError("no selection frequencies: fit with draws=50 and folds=10, or the like")
+            raise NotAvailableError("no selection frequencies: fit for instance with draws=50 and folds=10")
         return self.selection.frequencies

@@ -63,7 +63,7 @@ FAMILY = "vglm"
     releases={"linear_predictor": PREDICTOR},
 )
 def linear_predictor(data: SiteData, state: State, beta: Floats) -> dict[str, Array]:
-    """Linear predictor of the block at coefficients of standardized columns, one value per entity."""
+    """Release the linear predictor of the block at some coefficients, one value per entity."""
     staged = staged_block(state)
     check_lengths(data.name, beta=(beta, staged.X.shape[1]))
     return {"linear_predictor": row_dots(staged.X, beta)}
@@ -95,13 +95,13 @@ def sum_scores(data: SiteData, state: State, residual: Floats) -> dict[str, Arra
     rows_behind=WEIGHTED_FACTS,
 )
 def weigh(data: SiteData, state: State, weight: Floats) -> dict[str, Array]:
-    """Take row weights; release the weighted sums of the columns (p,) and of their products (p, p)."""
+    """Receive row weights; release the weighted sums of the columns (p,) and of their products (p, p)."""
     staged = staged_block(state)
     check_lengths(data.name, weight=(weight, len(staged.X)))
     if not (np.isfinite(weight).all() and (weight >= 0.0).all()):
         raise MessageError(f"{data.name}: array 'weight' must be finite and not negative")
     every, p = np.zeros(len(weight), dtype=np.int64), staged.X.shape[1]
-    # A fold's Gram has weights of zero elsewhere, and rests on the fold.
+    # The Gram matrix of a fold has weights of zero elsewhere, and depends only on the fold.
     of_fold = np.where(weight > 0.0, 0, -1)
     require_groups(data.name, of_fold, 1, p * (p + 1), p)
     state.tell(ExternalWeights(weight), GroupSums(every, p, staged.grams + 1), GroupSums(of_fold, p))
@@ -114,20 +114,19 @@ def weighted_columns(data: SiteData, state: State, whom: str) -> Floats:
     """Columns times the root of the latest weights, which are multiplied with another site's."""
     staged = staged_block(state)
     if not len(staged.weight):
-        raise MessageError(f"{data.name}: has no columns '{WEIGHTED}' in this session")
+        raise MessageError(f"{data.name}: there are no columns '{WEIGHTED}' in this session")
     return np.asarray(np.sqrt(staged.weight)[:, None] * staged.X)
 
 
 def weights_released(data: SiteData, state: State) -> tuple[Floats, int]:
-    """Return the latest weights, and how many matrices of products with weights were released."""
+    """Return the latest weights, and how many weighted Gram matrices were released."""
     staged = staged_block(state)
     return staged.weight, max(staged.grams, 1)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Steps of the response holder: what it says of its response at linear predictors.
+# Steps of the response holder: its releases about the response at linear predictors.
 #
-# With a canonical link that are sums over entities; residuals leave where a fit cannot do without.
+# With a canonical link these are sums over entities; residuals are released only if a fit needs them.
 
 
 TOTAL_PREDICTOR = per_entity("sum of the sites' linear predictors", dtype="float64", weighs="")
@@ -150,17 +149,18 @@ FOLD_FACTS = (EntityCount, GroupSums, ExcludedEntities, RowGroups)
 def respond(data: SiteData, state: State, eta: Floats, highest: Array | None = None) -> dict[str, Array]:
     """Compare the response with linear predictors (n,), the sums over sites.
 
-    ``loss`` is half the mean deviance. Of the residuals and weights, first and minus expected second
-    derivative of every entity's log-likelihood by its linear predictor, ``sums`` (3,) has the sum of
-    residuals, of their squares, and of the squares over the weights; zeros where the loss is above `highest`.
+    ``loss`` is half the mean deviance. Residuals and weights are the first and minus the expected second
+    derivative of every entity's log-likelihood by its linear predictor. ``sums`` (3,) has the sum of
+    residuals, of their squares, and of the squares divided by the weights; zeros if the loss is above
+    `highest`.
     """
     loss, residual, weight = _compared(data, state, eta)
     if loss >= OUTSIDE or (highest is not None and not loss <= float(highest)):
-        # How far it is beyond would be told by the few rows that took it there.
+        # The excess of the loss would reveal the few rows that caused it.
         return {"loss": np.array(OUTSIDE), "sums": np.zeros(3)}
-    # Up to what does not depend on the response the loss is the sum of y eta: predictors weigh responses.
+    # Up to terms without the response, the loss is the sum of y eta: predictors are weights of responses.
     state.tell(ExternalWeights(eta - np.median(eta), PREDICTORS))
-    # Whoever has sums of columns times the fitted means has those times residuals: they are not to be few.
+    # A party with sums of columns times fitted means also has those times residuals: these must not be few.
     state.tell(ExternalWeights(residual, "residuals"))
     return {"loss": np.array(loss), "sums": _sums(staged_response(state).distribution, residual, weight)}
 
@@ -229,10 +229,10 @@ PREDICTORS = "deviations of linear predictors from their median"
 # ----------------------------------------------------------------------------------------------------
 # Steps of the sharing form of ADMM: penalized least squares at every site.
 #
-# With N blocks (the sites' and the intercept), z the mean of their linear predictors and u the
-# scaled dual (Boyd et al. 2011, section 7.3), a site moves its own part of the linear predictor by
-# ``z - mean - u`` (n,), as far as its penalty lets it; the holder of the response moves z and u.
-# Coefficients stay where they are until the end.
+# Let there be N blocks (those of the sites and the intercept), z the mean of their linear predictors and u
+# the scaled dual (Boyd et al. 2011, section 7.3). A site moves its own part of the linear predictor by ``z -
+# mean - u`` (n,), as far as its penalty allows; the holder of the response moves z and u. Coefficients stay
+# at their sites until the end.
 #
 # References
 # ----------
@@ -251,7 +251,7 @@ class SharingBlock:
 
     Z (n, p) are its columns, orthonormal within groups, G (p, p) is Z'Z / n; coefficients of standardized
     columns are ``T theta``, and eta (n,) is Z theta. `terms` are the penalty at the present lambda, `lasso`
-    what stands in its place.
+    its replacement.
     """
 
     Z: Floats
@@ -291,10 +291,10 @@ RHO = control("penalty parameter", 0)
     asks=control("the penalty"),
 )
 def admm_start(data: SiteData, state: State, text: str, labels: Ints, free: Bools) -> dict[str, Array]:
-    """Prepare the penalized least squares of the block; nothing leaves.
+    """Prepare the penalized least squares of the block; nothing is released.
 
     `text` is the penalty in JSON, `labels` (p,) the group of each column, `free` (p,) whether it has no
-    penalty: of a group, what its first column says.
+    penalty; the first column of a group decides for the group.
     """
     X = staged_block(state).X
     check_lengths(data.name, labels=(labels, X.shape[1]), free=(free, X.shape[1]))
@@ -303,8 +303,7 @@ def admm_start(data: SiteData, state: State, text: str, labels: Ints, free: Bool
         groups = replace(groups, weights=np.where(free[groups.starts[:-1]], 0.0, 1.0))
     except (FedstatError, TypeError, ValueError) as error:
         raise MessageError(f"{data.name}: expected a penalty, and groups side by side") from error
-    # In these coordinates a group's penalty is that of its part of the linear predictor, whatever its
-    # coding.
+    # In these coordinates, a group's penalty is that of its part of the linear predictor, for any coding.
     T, groups = orthonormaliser(gram(X, np.ones(len(X))) / len(X), groups)
     Z = np.ascontiguousarray(X @ T)
     G = gram(Z, np.ones(len(Z))) / len(Z)
@@ -319,10 +318,10 @@ def admm_start(data: SiteData, state: State, text: str, labels: Ints, free: Bool
     takes={"power": control("power of coefficients that divides penalties", 0)},
 )
 def admm_adapt(data: SiteData, state: State, power: Array) -> dict[str, Array]:
-    """Divide the penalties by a power of the present coefficients; nothing leaves."""
+    """Divide the penalties by a power of the present coefficients; nothing is released."""
     block, gamma = _block(state), float(power)
     if not 0.0 < gamma < np.inf:
-        raise MessageError(f"{data.name}: expected a power above zero")
+        raise MessageError(f"{data.name}: expected a positive power")
     block.groups = adapted(block.groups, block.theta, gamma)
     return {}
 
@@ -354,7 +353,7 @@ def admm_largest(data: SiteData, state: State, residual: Floats) -> dict[str, Ar
     },
 )
 def admm_set(data: SiteData, state: State, lam: Array, linearise: Array) -> dict[str, Array]:
-    """Set lambda; with `linearise` put the penalty's tangents at the present coefficients in its place."""
+    """Set lambda; with `linearise`, replace the penalty by its tangents at the present coefficients."""
     block = _block(state)
     if not 0.0 <= float(lam) < np.inf:
         raise MessageError(f"{data.name}: expected a lambda of zero or more")
@@ -373,15 +372,15 @@ def admm_set(data: SiteData, state: State, lam: Array, linearise: Array) -> dict
     releases={"linear_predictor": PREDICTOR},
 )
 def admm_move(data: SiteData, state: State, move: Floats, rho: Array) -> dict[str, Array]:
-    """Move the linear predictor as far as the penalty lets it; release it.
+    """Move the linear predictor as far as the penalty allows, and release it.
 
-    `move` (n,) is where all linear predictors together are to move, as a share of one; `rho` the penalty
+    `move` (n,) is the requested move of the sum of linear predictors, as a share of one; `rho` is the penalty
     parameter of the distance.
     """
     block, r = _block(state), float(rho)
     check_lengths(data.name, move=(move, len(block.Z)))
     if block.lasso is None or not (0.0 < r < np.inf and np.isfinite(move).all()):
-        raise MessageError(f"{data.name}: ask 'admm_set' first, and with finite numbers")
+        raise MessageError(f"{data.name}: request 'admm_set' first, with finite numbers")
     # Least squares towards Z theta + move, (1/2n) rho ||Z b - Z theta - move||^2, and the penalty.
     c = block.G @ block.theta + column_sums(block.Z, move) / len(block.Z)
     solver = GramSolver(r * block.G, r * c, block.groups)
@@ -442,8 +441,8 @@ def admm_respond(
 ) -> dict[str, Array]:
     """Move the mean linear predictor towards the response, and the dual.
 
-    `eta` (n,) is the sum of the linear predictors of `blocks` blocks N; `start` tells whether this is the
-    first ask of a fit. ``move`` (n,) is ``z - mean - u``, ``sizes`` (5,) are the norms of primal and dual
+    `eta` (n,) is the sum of the linear predictors of `blocks` blocks N; `start` states whether this is the
+    first request of a fit. ``move`` (n,) is ``z - mean - u``, ``sizes`` (5,) are the norms of primal and dual
     residual, mean, z, and dual.
     """
     response, N, r = staged_response(state), int(blocks), float(rho)
@@ -454,7 +453,7 @@ def admm_respond(
     if bool(start) or "vglm shared" not in state:
         state.keep("vglm shared", SharingResponse(mean.copy(), np.zeros(len(mean)), r), len(mean))
     shared = state.use("vglm shared", SharingResponse)
-    # The scaled dual is the dual over rho: it is scaled anew when rho changes (Boyd et al. 2011, 3.4.1).
+    # The scaled dual is the dual divided by rho: it is rescaled when rho changes (Boyd et al. 2011, 3.4.1).
     u = shared.u * (shared.rho / r)
     relaxed = OVER_RELAXATION * mean + (1.0 - OVER_RELAXATION) * shared.z
     z = nearest(response.distribution.name, relaxed + u, response.y, N, r)
@@ -467,7 +466,7 @@ def admm_respond(
 def nearest(distribution: str, a: Floats, y: Floats, N: int, rho: float) -> Floats:
     """Minimize ``loss(N z) + N rho (z - a)^2 / 2`` for every entity: (n,) -> (n,).
 
-    Newton's steps on the derivative, which increases, within a bracket of its root.
+    Newton steps on the derivative, which increases, within a bracket of its root.
     """
     point = POINTS[distribution]
     at = N * a
@@ -479,7 +478,7 @@ def nearest(distribution: str, a: Floats, y: Floats, N: int, rho: float) -> Floa
         slope = rho * (t / N - a) - residual
         low, high = np.where(slope <= 0.0, t, low), np.where(slope >= 0.0, t, high)
         new = t - slope / (weight + rho / N)
-        # Newton's steps may go to and fro: where they do not shrink, the bracket is halved.
+        # Newton steps may oscillate: if they do not shrink, the bracket is halved.
         wild = (new < low) | (new > high) | (np.abs(new - t) > last / 2.0)
         new = np.where(wild, (low + high) / 2.0, new)
         last, t = np.abs(new - t), new
@@ -489,7 +488,7 @@ def nearest(distribution: str, a: Floats, y: Floats, N: int, rho: float) -> Floa
 
 
 # ----------------------------------------------------------------------------------------------------
-# All that a site answers for a vertical generalized linear model.
+# All steps of a site for a vertical generalized linear model.
 
 RULES = ExchangeRules(
     remembers=True,

@@ -143,7 +143,7 @@ def test_weighted_grams_of_folds_count_as_those_of_all_entities():
     assert few.layout.most_grams == 120 // (MIN_ENTITIES_PER_EQUATION * 13)
     with pytest.raises(EstimationError, match="use fewer columns or folds"):
         few.fit(select="cv", folds=3)
-    with pytest.raises(EstimationError, match="use 4 folds at most"):
+    with pytest.raises(EstimationError, match="use at most 4 folds"):
         few.fit(select="cv", folds=5)
 
 

@@ -260,9 +260,9 @@ def test_what_is_not_of_the_family_is_refused():
         model_of("negative binomial", counts.assign(y=counts["y"] + 0.5)).fit()
     with pytest.raises(ModelError, match=r"Gamma \(InversePower or Log\).*received Gamma\(link=Identity\)"):
         make_model(gamma, family=sm.families.Gamma(links.Identity()))
-    with pytest.raises(ModelError, match="exchange='admm' is of the families Gaussian, Binomial, Poisson"):
+    with pytest.raises(ModelError, match="exchange='admm' supports the families Gaussian, Binomial, Poisson"):
         model_of("gamma").fit(exchange="admm")
-    with pytest.raises(ModelError, match="missing='em' is of the normal family"):
+    with pytest.raises(ModelError, match="missing='em' requires the normal family"):
         model_of("gamma", missing="em")
 
 

@@ -339,9 +339,9 @@ def test_entities_without_a_response_are_left_out():
 def test_what_it_does_not_do_is_refused_by_name():
     model = model_of()
     for arguments in ({"select": "cv"}, {"draws": 5, "folds": 8}, {"exchange": "admm"}):
-        with pytest.raises(ModelError, match=r"missing='em' has .*select='cv' and draws"):
+        with pytest.raises(ModelError, match=r"missing='em' requires .*select='cv' and draws"):
             model.fit(**arguments)
-    with pytest.raises(ModelError, match=r"missing='em' is of the normal family"):
+    with pytest.raises(ModelError, match=r"missing='em' requires the normal family"):
         model_of(make_table(response="binary"), family=sm.families.Binomial())
     with pytest.raises(ModelError, match='expected "raise" or "drop"'):
         make_model(MISSING, missing="impute")
@@ -436,10 +436,10 @@ def test_selection_errs_less_than_on_complete_cases():
 
 def test_what_is_assumed_of_blocks_is_tested_as_in_vfem(tmp_path):
     """Whatever was selected: the tests are of all columns, and ask for nothing further."""
-    with pytest.warns(AssumptionWarning, match="takes blocks for independent: the blocks of"):
+    with pytest.warns(AssumptionWarning, match="assumes independent blocks: the blocks of"):
         result = model_of().fit(n_lambdas=6)
     text = " ".join(str(result.summary()).split())
-    assert "Most correlated blocks" in text and "between='free') lets blocks depend on each other" in text
+    assert "Most correlated blocks" in text and "between='free') allows correlated blocks" in text
     linear = fs.VFEMRegression.from_formula("y ~ .", make_partition(MISSING), between="independent")
     with pytest.warns(AssumptionWarning, match="correlated"):
         vfem, rounds = linear.fit(cov_type="none"), result.ledger.rounds

@@ -119,7 +119,7 @@ def test_blocks_that_correlate_bias_the_independent_law_alone():
 
 
 def test_arguments_have_a_meaning_together():
-    with pytest.raises(ModelError, match="between='free' has missing='em'"):
+    with pytest.raises(ModelError, match="between='free' requires missing='em'"):
         fs.VerticalGLM.from_formula("y ~ .", draw(), missing="drop", between="free")
     with pytest.raises(ModelError, match="between: expected"):
         fs.VerticalGLM.from_formula("y ~ .", draw(), missing="em", between="none")

@@ -65,7 +65,7 @@ LEARNED = {
     "predictors in sums": ("binary", {}, "Masks hide a site's part of one round"),
     "predictors at known coefficients": ("binary", {}, "coefficients are known, as they are here."),
     "predictors of admm": ("normal", {"exchange": "admm", "lam": 0.5}, "at the end of each lambda only."),
-    "means": ("binary", {}, "less the mean response: of the response what the fit predicts"),
+    "means": ("binary", {}, "minus the mean response: for the response, the prediction of the fit"),
     "responses": ("binary", {"exchange": "admm", "lam": 0.5}, "learn the response of every entity from its"),
 }
 
@@ -104,7 +104,7 @@ def test_a_refusal_is_told_as_the_site_will_say_it(case):
 
 
 def test_a_wrong_argument_is_refused_as_by_the_fit():
-    with pytest.raises(fs.errors.ModelError, match="missing='em' has"):
+    with pytest.raises(fs.errors.ModelError, match="missing='em' requires"):
         model_of(table=MISSING, missing="em").explain(select="cv")
     with pytest.raises(TypeError):
         model_of().explain(method="cc")

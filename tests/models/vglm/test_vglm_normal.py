@@ -204,9 +204,9 @@ def test_the_order_of_institutions_and_who_deals_change_nothing():
 
 
 def test_too_few_entities_are_refused_by_the_coordinator_and_at_the_door():
-    with pytest.raises(EstimationError, match="released over 26 or more"):
+    with pytest.raises(EstimationError, match="released only over 26 or more"):
         make_model(make_table(n=25), penalty="lasso", partition={"min_count": 1})
-    with pytest.raises(EstimationError, match="use 11 folds at most"):
+    with pytest.raises(EstimationError, match="use at most 11 folds"):
         make_model(TABLE).fit(select="cv", folds=20)
     model = make_model(TABLE, partition={"policies": {"Registry": Policy(min_count=80)}})
     with pytest.raises(PolicyError, match="Registry: its policy"):
@@ -224,7 +224,7 @@ def test_arguments_without_a_meaning_are_refused():
     model = make_model(TABLE)
     with pytest.raises(ModelError, match="select"):
         model.fit(select="best")
-    with pytest.raises(ModelError, match="give one of them"):
+    with pytest.raises(ModelError, match="give only one of them"):
         model.fit(lam=0.1, lambdas=[0.1])
     with pytest.raises(ModelError, match="zero or more"):
         model.fit(lambdas=[0.1, -1.0])
