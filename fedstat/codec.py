@@ -101,8 +101,8 @@ def from_plain(
         raise
     except (ValueError, TypeError, ArithmeticError) as problem:
         # Only messages from this file contain no values.
-        told = str(problem) if isinstance(problem, _DecodeError) else "its parts do not belong together"
-        raise error(f"{where}: {told}") from problem
+        reported = str(problem) if isinstance(problem, _DecodeError) else "its parts do not belong together"
+        raise error(f"{where}: {reported}") from problem
     if unknown := reader.arrays.keys() - reader.used:
         raise error(f"{where}: unknown arrays: {_names(sorted(unknown))}")
     return record
@@ -373,8 +373,8 @@ def _require(kind: type, plain: Any, place: str) -> Any:
 
 def _decode_error(expected: str, plain: Any, place: str) -> _DecodeError:
     received = WORDS.get(type(plain), "something else")
-    told = f"received {received}" if received != expected else "received another one"
-    return _DecodeError(f"{_place(place)}expected {expected}, {told}")
+    reported = f"received {received}" if received != expected else "received another one"
+    return _DecodeError(f"{_place(place)}expected {expected}, {reported}")
 
 
 def _inside(place: str, name: str) -> str:

@@ -18,14 +18,14 @@ REFERENCE = re.compile(r"^(\w+(?:, \w+)*)\n    As in :meth:`[^`]+`\.$", re.M)
 
 def inherits_params(source: object) -> Callable[[DocumentedCallable], DocumentedCallable]:
     """Replace "As in" by the other function's description of the arguments, so that help() shows it."""
-    told = {
+    reported = {
         name: entry[0]
         for entry in ENTRY.finditer(inspect.getdoc(source) or "")
         for name in entry[1].split(", ")
     }
 
     def spell_out(names: re.Match[str]) -> str:
-        return "\n".join(dict.fromkeys(told[name] for name in names[1].split(", ")))
+        return "\n".join(dict.fromkeys(reported[name] for name in names[1].split(", ")))
 
     def decorate(function: DocumentedCallable) -> DocumentedCallable:
         # Without docstrings, under python -OO, nothing is filled in.

@@ -176,24 +176,24 @@ class ReceiptError(FedstatError):
     """
 
 
-class DoorError(FedstatError):
+class DisclosureError(FedstatError):
     """A message did not pass the checks of a site.
 
     Examples
     --------
     >>> import fedstat as fs
-    >>> issubclass(fs.errors.PolicyError, fs.errors.DoorError)
+    >>> issubclass(fs.errors.PolicyError, fs.errors.DisclosureError)
     True
     """
 
 
-class MessageError(DoorError):
+class MessageError(DisclosureError):
     """The message is malformed.
 
     Examples
     --------
     >>> import fedstat as fs
-    >>> issubclass(fs.errors.MessageError, fs.errors.DoorError)
+    >>> issubclass(fs.errors.MessageError, fs.errors.DisclosureError)
     True
     """
 
@@ -211,7 +211,7 @@ class SessionError(MessageError):
     sites: tuple[str, ...] = ()
 
 
-class PolicyError(DoorError):
+class PolicyError(DisclosureError):
     """The owner of the site does not allow this release.
 
     Parameters
@@ -307,13 +307,13 @@ class ConsentError(PolicyError):
     """
 
 
-class SecurityError(DoorError):
+class SecurityError(DisclosureError):
     """A key, a signature, an encrypted message or a mask is not valid.
 
     Examples
     --------
     >>> import fedstat as fs
-    >>> issubclass(fs.errors.SecurityError, fs.errors.DoorError)
+    >>> issubclass(fs.errors.SecurityError, fs.errors.DisclosureError)
     True
     """
 

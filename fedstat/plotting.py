@@ -48,7 +48,7 @@ def pyplot() -> Any:
 
 
 def axes_for(
-    ax: Axes | None, width: float, height: float, title: str = "", hidden: Sequence[str] = OPEN
+    ax: Axes | None, width: float, height: float, title: str = "", masked: Sequence[str] = OPEN
 ) -> Axes:
     """Return the given axes, or those of a new figure (in inches), with a title and without some spines.
 
@@ -58,7 +58,7 @@ def axes_for(
         _, ax = pyplot().subplots(figsize=(width, height), layout="constrained")
     if title:
         set_headline(ax, title)
-    for side in hidden:
+    for side in masked:
         ax.spines[side].set_visible(False)
     return ax
 
@@ -123,9 +123,9 @@ def _wrapped(text: str, size: float, width: float | None) -> str:
     if width is None:
         return text
     lines = []
-    for whole in text.split("\n"):
+    for complete in text.split("\n"):
         line = ""
-        for word in (_cut(word, size, width) for word in whole.split(" ")):
+        for word in (_cut(word, size, width) for word in complete.split(" ")):
             longer = f"{line} {word}" if line else word
             if line and text_width(longer, size) > width:
                 lines.append(line)

@@ -66,12 +66,12 @@ def shows_progress(call: Callable[P, T]) -> Callable[P, T]:
     """Apply the argument `progress` of a function to everything that it calls."""
 
     @wraps(call)
-    def told(*args: P.args, **kwargs: P.kwargs) -> T:
+    def reported(*args: P.args, **kwargs: P.kwargs) -> T:
         wanted = kwargs.get("progress")
         with progress(wanted if isinstance(wanted, bool) else None):
             return call(*args, **kwargs)
 
-    return told
+    return reported
 
 
 def in_notebook() -> bool:

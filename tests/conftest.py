@@ -29,10 +29,10 @@ def pytest_cmdline_main(config):
     A file or a folder runs in one process, which begins sooner, as does what is selected with ``-m``:
     simulations have processes of their own, and benchmarks measure seconds.
     """
-    whole = config.args == config.getini("testpaths") and config.option.markexpr == EVERY_DAY
+    complete = config.args == config.getini("testpaths") and config.option.markexpr == EVERY_DAY
     alone = config.option.usepdb or config.option.collectonly or hasattr(config, "workerinput")
     if (
-        whole
+        complete
         and not alone
         and config.pluginmanager.has_plugin("xdist")
         and config.option.numprocesses is None

@@ -9,7 +9,7 @@ import numpy as np
 from fedstat.models.vertical.moments import PatternMoments, number_patterns
 
 
-def moments_of_arrays(X, y, sizes, *, clients=None, names=None, partial=False):
+def moments_of_arrays(X, y, sizes, *, sites=None, names=None, partial=False):
     """Sum over pooled data; a client lacks an entity where any of its columns is nan, unless `partial`."""
     K, P = len(sizes), X.shape[1]
     edges = np.cumsum([0, *sizes])
@@ -23,7 +23,7 @@ def moments_of_arrays(X, y, sizes, *, clients=None, names=None, partial=False):
     first, code, _ = number_patterns(seen)
     members = [rows[code == g] for g in range(len(first))]
     return PatternMoments(
-        clients=tuple(clients or [f"client {k + 1}" for k in range(K)]),
+        sites=tuple(sites or [f"client {k + 1}" for k in range(K)]),
         sizes=tuple(int(p) for p in sizes),
         names=tuple(names or [f"x{j + 1}" for j in range(P)]),
         seen=seen[first],

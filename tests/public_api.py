@@ -17,12 +17,12 @@ SECTION = re.compile(r"^Examples\n-{8}\n(.*?)(?=^\w[\w ]*\n-{3,}\n|\Z)", re.M | 
 
 def entries():
     """Public classes and functions by the name under which a reader has them."""
-    told = [name for name in vars(fedstat.errors) if name.endswith(("Error", "Warning"))]
+    reported = [name for name in vars(fedstat.errors) if name.endswith(("Error", "Warning"))]
     spaces = {
         "": (fedstat, [name for name in fedstat.__all__ if callable(getattr(fedstat, name))]),
         "datasets.": (fedstat.datasets, fedstat.datasets.__all__),
         "curves.": (fedstat.curves, fedstat.curves.__all__),
-        "errors.": (fedstat.errors, told),
+        "errors.": (fedstat.errors, reported),
         "results.": (fedstat.results, fedstat.results.__all__),
     }
     return {
@@ -72,9 +72,9 @@ def is_called(name, cls):
 def undocumented(value):
     """Attributes of an object without an underscore of which its class says nothing."""
     cls = type(value)
-    told = "\n".join(text_of(base) for base in cls.__mro__[:-1])
+    reported = "\n".join(text_of(base) for base in cls.__mro__[:-1])
     known = {name for name, _, raw in members(cls) if raw.__doc__}
-    known |= set(re.findall(r"\w+", " ".join(map(" ".join, ATTRIBUTE.findall(told)))))
+    known |= set(re.findall(r"\w+", " ".join(map(" ".join, ATTRIBUTE.findall(reported)))))
     foreign = [base for base in cls.__mro__ if base.__module__.partition(".")[0] != "fedstat"]
     known |= {name for base in foreign for name in vars(base)}
     return sorted(name for name in dir(value) if not name.startswith("_") and name not in known)

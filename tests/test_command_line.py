@@ -167,8 +167,8 @@ def answer(folder, times=1):
     """Answer as a new process would; the ledger is free afterwards."""
     site = open_site(folder)
     for _ in range(times):
-        site.answer(SCHEMA.replace(b"s1", f"s{len(site.account.chains) + 1}".encode()))
-    site.account.store.close()
+        site.answer(SCHEMA.replace(b"s1", f"s{len(site.site_ledger.chains) + 1}".encode()))
+    site.site_ledger.store.close()
     return site
 
 
@@ -176,19 +176,19 @@ def test_the_account_goes_on_after_a_restart(home, capsys):
     folder = home / "A"
     first = answer(folder, 2)
     second = answer(folder)
-    assert [chain.head for chain in second.account.chains[:2]] == [
-        chain.head for chain in first.account.chains
+    assert [chain.head for chain in second.site_ledger.chains[:2]] == [
+        chain.head for chain in first.site_ledger.chains
     ]
-    third = second.account.chains[2]
-    assert third.ordinal == 3 and third.previous == first.account.chains[1].head
-    assert [chain.resumed for chain in second.account.chains] == [True, True, False]
+    third = second.site_ledger.chains[2]
+    assert third.ordinal == 3 and third.previous == first.site_ledger.chains[1].head
+    assert [chain.resumed for chain in second.site_ledger.chains] == [True, True, False]
     text = printed(capsys, "site", "ledger", folder)
     assert "6 entries in 3 sessions" in text and "describe_table" in text
     lines = printed(capsys, "site", "ledger", folder, "--session", "s2", "--json").splitlines()
     assert [json.loads(line)["sender"] for line in lines] == ["coordinator", "A"]
     assert "no session" in printed(capsys, "site", "ledger", folder, "--session", "x", code=1)
     # the keys of commitments are those of before: the site can still prove what it answered
-    assert second.account.chains[0].entry_key(0) == first.account.chains[0].entry_key(0)
+    assert second.site_ledger.chains[0].entry_key(0) == first.site_ledger.chains[0].entry_key(0)
 
 
 @pytest.mark.parametrize(
@@ -216,22 +216,22 @@ def test_an_altered_account_is_found(home, capsys, alter):
 @pytest.mark.parametrize("cut", [1, 5, 200])
 def test_a_line_that_a_crash_cut_is_dropped(home, cut):
     folder = home / "A"
-    heads = [chain.head for chain in answer(folder).account.chains]
+    heads = [chain.head for chain in answer(folder).site_ledger.chains]
     path, head = folder / "ledger.jsonl", (folder / "ledger.head").read_bytes()
     answer(folder)
     content = path.read_bytes()
     path.write_bytes(content[:-cut])
     (folder / "ledger.head").write_bytes(head)  # it is written when the ledger is whole again
     site = answer(folder)
-    assert site.account.chains[0].head == heads[0] and path.read_bytes().endswith(b"\n")
-    assert len(read_ledger(folder, "A", site.trust.identity.public).chains) == len(site.account.chains)
+    assert site.site_ledger.chains[0].head == heads[0] and path.read_bytes().endswith(b"\n")
+    assert len(read_ledger(folder, "A", site.trust.identity.public).chains) == len(site.site_ledger.chains)
 
 
 def test_two_processes_do_not_write_one_account(home):
     site = open_site(home / "A")
     with pytest.raises(EngineError, match="another process serves the site"):
         open_ledger(home / "A", "A", site.trust.identity, patience=0.1)
-    site.account.store.close()
+    site.site_ledger.store.close()
 
 
 def test_nothing_leaves_that_cannot_be_written_down(home, monkeypatch):
@@ -247,20 +247,20 @@ def test_nothing_leaves_that_cannot_be_written_down(home, monkeypatch):
     monkeypatch.undo()
     with pytest.raises(EngineError, match="No space left"):
         site.answer(SCHEMA)
-    site.account.store.close()
+    site.site_ledger.store.close()
 
 
 def test_rows_behind_earlier_answers_outlive_the_process(home):
     site = open_site(home / "A")
     released = ReleasedGroups.none(6).with_groups(np.array([0, 0, 0, 1, 1, -1]))
-    site.account.keep_answered(released.to_arrays(), site._data.table.n_rows)
-    site.account.store.close()
+    site.site_ledger.keep_answered(released.to_arrays(), site._data.table.n_rows)
+    site.site_ledger.store.close()
     site = open_site(home / "A")
     kept = site._data.memory.released
     np.testing.assert_array_equal(kept.cells, released.cells)
     np.testing.assert_array_equal(kept.basis, released.basis)
-    site.account.keep_answered(released.to_arrays(), 9)
-    site.account.store.close()
+    site.site_ledger.keep_answered(released.to_arrays(), 9)
+    site.site_ledger.store.close()
     with pytest.raises(SecurityError, match="earlier replies used 9"):
         open_site(home / "A")
 

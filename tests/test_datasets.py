@@ -34,8 +34,8 @@ def covariates(data):
     return data.complete[list(data.truth.index)]
 
 
-def seen(data, client):
-    return data.complete[data.key].isin(data.frames[client][data.key]).to_numpy()
+def seen(data, site):
+    return data.complete[data.key].isin(data.frames[site][data.key]).to_numpy()
 
 
 def logit(outcome, **columns):
@@ -59,9 +59,9 @@ def test_sme_has_the_published_layout(sme):
     assert list(sme.frames) == ["Platform", *PUBLISHED_RECORDS]
     assert list(sme.frames["Platform"]) == ["enterprise_id", "NPGR"]
     assert len(sme.frames["Platform"]) == 166_207
-    for client, (p, n_records) in PUBLISHED_RECORDS.items():
-        assert sme.frames[client].shape == (n_records, p + 1)
-        assert list(sme.truth.index[sme.truth["client"] == client]) == list(sme.frames[client])[1:]
+    for site, (p, n_records) in PUBLISHED_RECORDS.items():
+        assert sme.frames[site].shape == (n_records, p + 1)
+        assert list(sme.truth.index[sme.truth["client"] == site]) == list(sme.frames[site])[1:]
 
 
 def test_sme_frames_are_cut_from_the_complete_table(sme):
@@ -119,16 +119,16 @@ def test_sme_skew_is_winsorised_and_standardised():
 
 
 def test_sme_mcar_records_tell_nothing(sme):
-    for client in PUBLISHED_RECORDS:
-        fit = logit(seen(sme, client), y=sme.complete["NPGR"], capital=sme.complete["CAPITAL"])
+    for site in PUBLISHED_RECORDS:
+        fit = logit(seen(sme, site), y=sme.complete["NPGR"], capital=sme.complete["CAPITAL"])
         assert abs(fit.tvalues.drop("const")).max() < 4
 
 
 def test_sme_mar_small_enterprises_lack_records(sme_mar):
     bureau = seen(sme_mar, "Industry and Commerce Bureau")
     table = sme_mar.complete[bureau]
-    for client in set(PUBLISHED_RECORDS) - {"Industry and Commerce Bureau"}:
-        fit = logit(seen(sme_mar, client)[bureau], y=table["NPGR"], capital=table["CAPITAL"])
+    for site in set(PUBLISHED_RECORDS) - {"Industry and Commerce Bureau"}:
+        fit = logit(seen(sme_mar, site)[bureau], y=table["NPGR"], capital=table["CAPITAL"])
         assert fit.tvalues[["y", "capital"]].min() > 10
     assert logit(bureau, y=sme_mar.complete["NPGR"]).tvalues["y"] > 10
 
@@ -158,9 +158,9 @@ def test_sme_mar_biases_complete_data_estimates():
 
 def test_sme_is_reproducible_and_the_truth_is_not_random():
     first, again, other = (datasets.make_sme(500, seed=s, missing="mar") for s in (7, 7, 8))
-    for client, frame in first.frames.items():
-        pd.testing.assert_frame_equal(frame, again.frames[client])
-        assert not frame.equals(other.frames[client])
+    for site, frame in first.frames.items():
+        pd.testing.assert_frame_equal(frame, again.frames[site])
+        assert not frame.equals(other.frames[site])
     pd.testing.assert_frame_equal(first.truth, other.truth)
     assert first.sigma2 == other.sigma2
 
@@ -171,9 +171,9 @@ def test_sme_is_reproducible_and_the_truth_is_not_random():
 def test_packaged_sample_is_what_the_generator_writes(tmp_path):
     files = datasets.write_sme_sample(tmp_path / "sme")
     packaged = datasets.load_sme()
-    for file, (client, frame) in zip(files, packaged.items(), strict=True):
+    for file, (site, frame) in zip(files, packaged.items(), strict=True):
         pd.testing.assert_frame_equal(frame, pd.read_csv(file), check_exact=False, atol=2e-5, rtol=0)
-        assert file.stem == client.lower().replace(" ", "-")
+        assert file.stem == site.lower().replace(" ", "-")
     drawn = datasets.make_sme(5_000, seed=0)
     assert list(packaged) == list(drawn.frames)
     pd.testing.assert_frame_equal(
@@ -187,8 +187,8 @@ def test_every_data_folder_has_a_description_that_counts_right():
         pytest.skip("not a source tree")
     assert "`sme/`" in (folder / "README.md").read_text()
     description = (folder / "sme" / "README.md").read_text()
-    for client, frame in datasets.load_sme().items():
-        assert f"| {client} | {len(frame):,} |" in description
+    for site, frame in datasets.load_sme().items():
+        assert f"| {site} | {len(frame):,} |" in description
         assert all(f"`{column}`" in description for column in frame)
 
 
@@ -197,7 +197,7 @@ def test_published_estimates():
     assert published.shape == (35, 17)
     assert published.loc["ROA", "single_coef"] == -0.026
     assert published["single_coef"].notna().groupby(published["client"]).sum().to_dict() == {
-        client: 12 if client == "Credit Agency" else 0 for client in PUBLISHED_RECORDS
+        site: 12 if site == "Credit Agency" else 0 for site in PUBLISHED_RECORDS
     }
 
 
@@ -206,7 +206,7 @@ def test_published_estimates():
 
 def test_blocks_layout():
     data = datasets.make_blocks(100, p=(2, 1), missing=(0.25, 0.6))
-    assert {client: list(frame) for client, frame in data.frames.items()} == {
+    assert {site: list(frame) for site, frame in data.frames.items()} == {
         "Response": ["id", "y"],
         "A": ["id", "A1", "A2"],
         "B": ["id", "B1"],

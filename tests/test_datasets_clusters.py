@@ -55,8 +55,8 @@ def test_profiles_of_an_experiment_are_those_of_what_is_drawn(experiment):
     error = (drawn_profiles(data) - data.profiles).abs()
     assert error.to_numpy().max() < 0.06  # means have standard errors up to .02
     assert error.xs("mild", level="category").to_numpy().max() < 0.02
-    told = data.profiles.loc[data.columns.index[~data.columns["informative"]]]
-    assert (np.ptp(told.to_numpy(), axis=1) < 1e-12).all()
+    reported = data.profiles.loc[data.columns.index[~data.columns["informative"]]]
+    assert (np.ptp(reported.to_numpy(), axis=1) < 1e-12).all()
 
 
 def test_how_hard_the_noisy_experiment_is():
@@ -87,8 +87,8 @@ def test_clusters_lie_apart_as_said_and_profiles_are_true():
 def test_entities_that_clients_lack():
     kinds = ["continuous", "ordinal"]
     data = datasets.make_clusters(3_000, kinds, missing=0.3, seed=5, informative=[True, False])
-    told = [len(frame) / 3_000 for frame in data.frames.values()]
-    np.testing.assert_allclose(told, 0.7 + 0.09 / 2, atol=0.03)
+    reported = [len(frame) / 3_000 for frame in data.frames.values()]
+    np.testing.assert_allclose(reported, 0.7 + 0.09 / 2, atol=0.03)
     assert set().union(*(frame["id"] for frame in data.frames.values())) == set(data.labels.index)
     assert data.modalities["informative"].tolist() == [True, False]
     assert not data.columns.loc["c2_1", "informative"] and data.columns.loc["c2_1", "loaded"]

@@ -28,7 +28,7 @@ def columns(data):
 
 
 def test_layout_and_records_are_the_published_ones(drawn):
-    layout = {client: (frame.shape[1] - 1, len(frame)) for client, frame in drawn.frames.items()}
+    layout = {site: (frame.shape[1] - 1, len(frame)) for site, frame in drawn.frames.items()}
     assert layout == RECORDS and sum(size for size, _ in RECORDS.values()) == 55
     keys = (set(frame[drawn.key]) for frame in drawn.frames.values())
     assert len(reduce(set.intersection, keys)) == 184

@@ -24,8 +24,8 @@ def test_clients_columns_and_coefficients(drawn):
         np.testing.assert_allclose(coef[:12], np.tile([-1 / 3, 1 / 3], 6))
         assert (coef[12:] == 0.0).all()
     X = drawn.complete[truth.index]
-    for client, frame in drawn.frames.items():
-        names = truth.index[truth["client"] == client]
+    for site, frame in drawn.frames.items():
+        names = truth.index[truth["client"] == site]
         np.testing.assert_array_equal(frame[names], X[names])
 
 

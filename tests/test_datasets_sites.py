@@ -173,9 +173,9 @@ def test_hospitals_have_the_published_rows_and_missing_values(hospitals):
 
 def test_hospital_columns_are_numbers(hospitals):
     assert list(hospitals) == ["hospital", *COLUMNS]
-    whole = ["age", "sex", "cp", "num"]
-    assert all(hospitals[column].dtype == np.int64 for column in whole)
-    assert all(dtype == np.float64 for dtype in hospitals.drop(columns=["hospital", *whole]).dtypes)
+    complete = ["age", "sex", "cp", "num"]
+    assert all(hospitals[column].dtype == np.int64 for column in complete)
+    assert all(dtype == np.float64 for dtype in hospitals.drop(columns=["hospital", *complete]).dtypes)
     assert (hospitals["chol"].dropna() > 0).all()
 
 

@@ -93,8 +93,8 @@ def test_what_methods_return_can_be_imported():
     found = {}
     for cls in CLASSES.values():
         for name, _, raw in members(cls):
-            told = str(inspect.get_annotations(function_of(raw)).get("return", ""))
-            if strange := set(re.findall(r"\w+", told)) & ours - known:
+            reported = str(inspect.get_annotations(function_of(raw)).get("return", ""))
+            if strange := set(re.findall(r"\w+", reported)) & ours - known:
                 found[f"{cls.__name__}.{name}"] = strange
     assert not found
 

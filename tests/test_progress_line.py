@@ -49,8 +49,8 @@ def run(stream, seconds, steps=4, note=""):
 
 def test_a_file_has_a_line_a_step_with_the_time_left():
     with fs.progress():
-        told = run(io.StringIO(), 30.0, note="loss 0.1")
-    assert told.splitlines() == [
+        reported = run(io.StringIO(), 30.0, note="loss 0.1")
+    assert reported.splitlines() == [
         "fold 1 of 4  30 s  about 90 s left  loss 0.1",
         "fold 2 of 4  60 s  about 60 s left  loss 0.1",
         "fold 3 of 4  90 s  about 30 s left  loss 0.1",
@@ -75,8 +75,10 @@ def test_nothing_is_told_unless_it_was_asked_for(stream):
 def test_a_notebook_is_told_of_what_takes_five_seconds(monkeypatch):
     monkeypatch.setattr(progress_line, "in_notebook", lambda: True)
     assert run(io.StringIO(), 1.2) == ""
-    told = run(io.StringIO(), 2.0)
-    assert told.startswith("\rfold 1 of 4") and "about 6.0 s left" in told and told.count("\n") == 1
+    reported = run(io.StringIO(), 2.0)
+    assert (
+        reported.startswith("\rfold 1 of 4") and "about 6.0 s left" in reported and reported.count("\n") == 1
+    )
     # What is not known to be long is told of when it has been.
     clock, stream = Clock(), io.StringIO()
     line = ProgressLine("round", quiet=True, stream=stream, clock=clock)
@@ -226,8 +228,12 @@ def test_a_path_and_its_folds_are_counted(capsys):
     partition = fs.ClientPartition.from_frame(table, columns={"A": ["age", "ill"], "B": ["chol", "sex"]})
     model = fs.VerticalGLM.from_formula("ill ~ age + chol + sex", partition, family=Binomial())
     model.fit(select="cv", folds=4, n_lambdas=10, progress=True, random_state=1)
-    told = capsys.readouterr().err
-    assert "proposal 1 of at most 6" in told and "model of fold 4 of 4" in told and "fold 4 of 4  " in told
+    reported = capsys.readouterr().err
+    assert (
+        "proposal 1 of at most 6" in reported
+        and "model of fold 4 of 4" in reported
+        and "fold 4 of 4  " in reported
+    )
     model.fit(path="exact", n_lambdas=4, progress=True)
     assert "lambda 4 of 4" in capsys.readouterr().err
 

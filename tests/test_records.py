@@ -52,7 +52,7 @@ class Fit:
     by_site: Annotated[Floats, "K p"] | None
     used: Bools
     anything: Array
-    by_client: Mapping[str, Floats]
+    by_site: Mapping[str, Floats]
 
 
 STUDY = Study(
@@ -102,7 +102,7 @@ def test_arrays_come_back_to_the_bit(changes):
     after = from_plain(Fit, plain, "it", arrays=arrays)
     for name in ("beta", "used", "anything"):
         assert getattr(after, name).tobytes() == getattr(before, name).tobytes()
-    assert after.by_client.keys() == before.by_client.keys()
+    assert after.by_site.keys() == before.by_site.keys()
     assert (after.by_site is None) == (before.by_site is None)
     assert "beta" in arrays and "by_client.a.b" in arrays
 
@@ -110,9 +110,9 @@ def test_arrays_come_back_to_the_bit(changes):
 def test_names_that_make_the_same_place_stay_apart():
     arrays = {}
     names = {"x" * 70 + end: np.full(1, i) for i, end in enumerate("ab")}
-    plain = to_plain(fit(by_client={name: array.astype(float) for name, array in names.items()}), arrays)
+    plain = to_plain(fit(by_site={name: array.astype(float) for name, array in names.items()}), arrays)
     after = from_plain(Fit, plain, "it", arrays=arrays)
-    assert [array[0] for array in after.by_client.values()] == [0.0, 1.0]
+    assert [array[0] for array in after.by_site.values()] == [0.0, 1.0]
 
 
 @pytest.mark.parametrize("name", ["beta", "by_site", "used"])

@@ -97,12 +97,12 @@ def make_blocks(
 def _block_population(
     p: Sequence[int], rho: float, between: float, r2: float, mean: float, intercept: float
 ) -> Population:
-    clients = tuple(string.ascii_uppercase[: len(p)])
+    sites = tuple(string.ascii_uppercase[: len(p)])
     owner = np.repeat(np.arange(len(p)), p)
     loadings = np.concatenate([alternating_loadings(size, rho) for size in p])
     return Population(
-        clients=clients,
-        variables=tuple(f"{c}{j}" for c, size in zip(clients, p, strict=True) for j in range(1, size + 1)),
+        sites=sites,
+        variables=tuple(f"{c}{j}" for c, size in zip(sites, p, strict=True) for j in range(1, size + 1)),
         owner=owner,
         loadings=loadings,
         factor_correlation=factor_correlation(owner, loadings, between),

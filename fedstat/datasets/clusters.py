@@ -57,10 +57,10 @@ class SimulatedClusters:
     labels : Series
         Cluster of every entity, from 0; index: the key.
     modalities : DataFrame
-        Index ``client``; columns ``kind`` ("continuous" or "ordinal") and ``informative``, whether the means
+        Index ``site``; columns ``kind`` ("continuous" or "ordinal") and ``informative``, whether the means
         of its factors differ between clusters.
     columns : DataFrame
-        Index ``variable``; columns ``client``, ``kind``, ``loaded``, whether its loadings are other than
+        Index ``variable``; columns ``site``, ``kind``, ``loaded``, whether its loadings are other than
         zero, and ``informative``, whether that is so at an informative institution.
     profiles : DataFrame
         Index ``variable`` and ``category`` (empty for continuous columns); one column per cluster: the mean
@@ -189,20 +189,20 @@ def make_cluster_experiment(
     require_argument(n >= 2, f"{which}: expected n of at least 2 entities, received {n}.")
     require_argument(noise > 0, f"{which}: expected a positive noise, received {noise}.")
     rng = np.random.default_rng(seed)
-    clients, P = EXPERIMENTS[1 if experiment == "noisy" else int(experiment)]
+    sites, P = EXPERIMENTS[1 if experiment == "noisy" else int(experiment)]
     labels = rng.choice(len(SHARES), size=n, p=SHARES)
     null = np.zeros((len(SHARES), 2)), (np.eye(2),) * len(SHARES)
     modalities = []
-    for client in range(clients):
-        means, covariances = FACTORS.get(client, null)
+    for site in range(sites):
+        means, covariances = FACTORS.get(site, null)
         loadings = np.zeros((P, 2))
         size, sign = rng.uniform(0.5, 1.0, (P // 4, 2)), rng.choice([-1.0, 1.0], (P // 4, 2))
         loadings[: P // 4] = size * sign
-        continuous = client < 4 or (client >= 8 and client % 2 == 0)
+        continuous = site < 4 or (site >= 8 and site % 2 == 0)
         kind: Kind = "continuous" if continuous else "ordinal"
         sd = noise if continuous or experiment == "noisy" else None
         modalities.append(_Modality(kind, means, covariances, loadings, sd))
-    return _lay_out(modalities, labels, SHARES, np.zeros(clients), rng)
+    return _lay_out(modalities, labels, SHARES, np.zeros(sites), rng)
 
 
 def make_clusters(
@@ -260,7 +260,7 @@ def make_clusters(
     [['id', 'c1_1', 'c1_2', 'c1_3'], ['id', 'c2_1', 'c2_2', 'c2_3']]
     """
     weights = np.asarray(shares, dtype=np.float64)
-    tells = [True] * len(kinds) if informative is None else list(informative)
+    reports = [True] * len(kinds) if informative is None else list(informative)
     checks = {
         f"n of at least 2 entities, received {n}": n >= 2,
         f"kinds 'continuous' or 'ordinal', one an institution, received {list(kinds)}": (
@@ -270,7 +270,7 @@ def make_clusters(
             weights.ndim == 1 and bool((weights > 0).all()) and abs(weights.sum() - 1.0) < 1e-9
         ),
         f"p of at least 1 column, received {p}": p >= 1,
-        f"one value of informative per institution, received {len(tells)}": len(tells) == len(kinds),
+        f"one value of informative per institution, received {len(reports)}": len(reports) == len(kinds),
         f"a share of missing entities in [0, 1), received {missing}": 0 <= missing < 1,
     }
     for expected, holds in checks.items():
@@ -283,8 +283,8 @@ def make_clusters(
     orders = [np.arange(K) if K == 2 else rng.permutation(K) for _ in kinds]
     loadings: Floats = np.linspace(0.6, 1.2, p, dtype=np.float64)[:, None]
     modalities = [
-        _Modality(kind, (places[order] * told)[:, None], (np.eye(1),) * K, loadings, noise)
-        for kind, order, told in zip(kinds, orders, tells, strict=True)
+        _Modality(kind, (places[order] * reported)[:, None], (np.eye(1),) * K, loadings, noise)
+        for kind, order, reported in zip(kinds, orders, reports, strict=True)
         for noise in [1.0 if kind == "continuous" else None]
     ]
     return _lay_out(modalities, labels, tuple(weights.tolist()), np.full(len(kinds), missing), rng)
@@ -302,22 +302,22 @@ def _lay_out(
     has = rng.uniform(size=(labels.size, len(modalities))) >= missing
     nowhere = np.flatnonzero(~has.any(axis=1))
     has[nowhere, rng.integers(len(modalities), size=nowhere.size)] = True
-    clients = [f"Client {m}" for m in range(1, len(modalities) + 1)]
+    sites = [f"Client {m}" for m in range(1, len(modalities) + 1)]
     names = [
         [f"c{m}_{j}" for j in range(1, len(modality.loadings) + 1)]
         for m, modality in enumerate(modalities, 1)
     ]
     frames = {}
-    for client, held, modality, seen in zip(clients, names, modalities, has.T, strict=True):
+    for site, held, modality, seen in zip(sites, names, modalities, has.T, strict=True):
         drawn = modality.draw(labels, rng)
         frame = pd.DataFrame({name: _column(modality.kind, x) for name, x in zip(held, drawn.T, strict=True)})
         frame.insert(0, "id", ids)
-        frames[client] = frame[seen].reset_index(drop=True)
+        frames[site] = frame[seen].reset_index(drop=True)
     kinds = pd.DataFrame(
         {"kind": [m.kind for m in modalities], "informative": [m.informative for m in modalities]},
-        index=pd.Index(clients, name="client"),
+        index=pd.Index(sites, name="client"),
     )
-    columns = kinds.loc[np.repeat(clients, [len(held) for held in names])].reset_index()
+    columns = kinds.loc[np.repeat(sites, [len(held) for held in names])].reset_index()
     columns.index = pd.Index([name for held in names for name in held], name="variable")
     columns.insert(2, "loaded", np.concatenate([m.loadings.any(axis=1) for m in modalities]))
     columns["informative"] &= columns["loaded"]
@@ -338,7 +338,7 @@ def _profiles(names: Sequence[Sequence[str]], modalities: Sequence[_Modality]) -
             for j, name in enumerate(columns):
                 yield from ((name, *row) for row in zip(levels, modality.profile(j), strict=True))
 
-    told = list(rows())
-    index = pd.MultiIndex.from_tuples([row[:2] for row in told], names=["variable", "category"])
-    values = np.array([row[2] for row in told])
+    reported = list(rows())
+    index = pd.MultiIndex.from_tuples([row[:2] for row in reported], names=["variable", "category"])
+    values = np.array([row[2] for row in reported])
     return pd.DataFrame(values, index=index, columns=pd.RangeIndex(values.shape[1], name="cluster"))

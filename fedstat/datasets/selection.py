@@ -33,7 +33,7 @@ class SimulatedSelection:
     response : str
         Name of the response.
     truth : DataFrame
-        Index ``variable``; columns ``client``, ``type`` and ``coef``, the true coefficient.
+        Index ``variable``; columns ``site``, ``type`` and ``coef``, the true coefficient.
     intercept : float
         True intercept.
     complete : DataFrame
@@ -159,9 +159,9 @@ def load_selection_published() -> pd.DataFrame:
 def _latent_correlations() -> list[Floats]:
     """Correlations of the three parts of the mixture: (p, p) each."""
     p = CLIENTS * COLUMNS
-    client = np.repeat(np.arange(CLIENTS), COLUMNS)
+    site = np.repeat(np.arange(CLIENTS), COLUMNS)
     lag = np.abs(np.subtract.outer(np.arange(p), np.arange(p)))
-    blocks = np.where(np.equal.outer(client, client), 0.3, 0.1)
+    blocks = np.where(np.equal.outer(site, site), 0.3, 0.1)
     np.fill_diagonal(blocks, 1.0)
     return [blocks, 0.5**lag, np.where(lag <= 2, 0.5**lag, 0.0)]
 
@@ -196,11 +196,11 @@ def _draw_columns(U: Floats, types: Array, rng: np.random.Generator) -> Floats:
 def _lay_out(X: Floats, y: Floats, beta: Floats, types: Array) -> SimulatedSelection:
     """Cut the columns into tables of institutions."""
     names = pd.Index([f"X{j}" for j in range(1, len(beta) + 1)], name="variable")
-    clients = np.repeat([f"Client {k}" for k in range(1, CLIENTS + 1)], COLUMNS)
+    sites = np.repeat([f"Client {k}" for k in range(1, CLIENTS + 1)], COLUMNS)
     complete = numbered_entities(X, names, y, "id", "y")
     frames = {
-        client: complete[["id", *(["y"] if client == clients[0] else []), *names[clients == client]]].copy()
-        for client in dict.fromkeys(clients.tolist())
+        site: complete[["id", *(["y"] if site == sites[0] else []), *names[sites == site]]].copy()
+        for site in dict.fromkeys(sites.tolist())
     }
-    truth = pd.DataFrame({"client": clients, "type": types, "coef": beta}, index=names)
+    truth = pd.DataFrame({"client": sites, "type": types, "coef": beta}, index=names)
     return SimulatedSelection(frames, "id", "y", truth, 0.0, complete)

@@ -35,7 +35,7 @@ _SPREAD = 0.2
 class Population:
     """Law of covariates and response: owner (p,), loadings (p,), beta (p,)."""
 
-    clients: tuple[str, ...]
+    sites: tuple[str, ...]
     variables: tuple[str, ...]
     owner: Ints
     loadings: Floats
@@ -67,7 +67,7 @@ class Population:
         """Draw X, n x p."""
         # f_k = sqrt(r) shared + sqrt(1 - r) own_k has variance 1, and any two of them correlation r
         shared = math.sqrt(self.factor_correlation) * rng.standard_normal((n, 1))
-        own = math.sqrt(1 - self.factor_correlation) * rng.standard_normal((n, len(self.clients)))
+        own = math.sqrt(1 - self.factor_correlation) * rng.standard_normal((n, len(self.sites)))
         Z = rng.standard_normal((n, self.owner.size)) * np.sqrt(1 - self.loadings**2)
         Z += self.loadings * (shared + own)[:, self.owner]
         return self.mean + (_skewed(Z) if self.skew else Z)
@@ -220,7 +220,7 @@ class SimulatedData:
     response : str
         Name of the response, known for every entity.
     truth : DataFrame
-        True coefficients: index ``variable``, columns ``client`` and ``coef``.
+        True coefficients: index ``variable``, columns ``site`` and ``coef``.
     intercept : float
         True intercept beta0, at x = 0.
     sigma2 : float
@@ -266,15 +266,15 @@ def assemble(
     names = np.asarray(population.variables, dtype=object)
     complete = numbered_entities(X, variables, y, key, response)
     frames = {holder: complete[[key, response]].copy()}
-    for k, client in enumerate(population.clients):
+    for k, site in enumerate(population.sites):
         block = complete.loc[seen[:, k], [key, *names[population.owner == k]]].reset_index(drop=True)
-        frames[client] = frames[client].merge(block, on=key) if client == holder else block
+        frames[site] = frames[site].merge(block, on=key) if site == holder else block
     return SimulatedData(
         frames=frames,
         key=key,
         response=response,
         truth=pd.DataFrame(
-            {"client": np.asarray(population.clients)[population.owner], "coef": population.beta},
+            {"client": np.asarray(population.sites)[population.owner], "coef": population.beta},
             index=variables,
         ),
         intercept=population.intercept,

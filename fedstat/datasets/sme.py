@@ -142,8 +142,8 @@ def load_sme() -> dict[str, pd.DataFrame]:
     (['enterprise_id', 'NPGR'], 5000)
     """
     folder = _data_folder() / "sme"
-    clients = (SME_RESPONSE_HOLDER, *SME_MISSING)
-    return {client: _read_csv(folder / _file_name(client)) for client in clients}
+    sites = (SME_RESPONSE_HOLDER, *SME_MISSING)
+    return {site: _read_csv(folder / _file_name(site)) for site in sites}
 
 
 def load_sme_published() -> pd.DataFrame:
@@ -152,7 +152,7 @@ def load_sme_published() -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        35 rows, index ``variable``, with ``client``, ``client_missing_share`` as printed and, for each of
+        35 rows, index ``variable``, with ``site``, ``client_missing_share`` as printed and, for each of
         ``single``, ``cc``, ``impute``, ``cc_vfem`` and ``impute_vfem``, the columns ``_coef``, ``_se`` and
         ``_significant`` (1: starred). Single uses the covariates of the Credit Agency only and is NaN
         elsewhere.
@@ -191,18 +191,18 @@ def write_sme_sample(folder: str | Path) -> list[Path]:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     frames = make_sme(SME_SAMPLE, seed=0).frames
-    for client, frame in frames.items():
-        frame.round(5).to_csv(folder / _file_name(client), index=False, lineterminator="\n")
-    return [folder / _file_name(client) for client in frames]
+    for site, frame in frames.items():
+        frame.round(5).to_csv(folder / _file_name(site), index=False, lineterminator="\n")
+    return [folder / _file_name(site) for site in frames]
 
 
 def _sme_population(skew: bool, between: float) -> Population:
     published = load_sme_published()
-    clients = tuple(SME_MISSING)
-    owner = published["client"].map(clients.index).to_numpy(np.int64)
+    sites = tuple(SME_MISSING)
+    owner = published["client"].map(sites.index).to_numpy(np.int64)
     loadings = np.concatenate([alternating_loadings(int(size), SME_RHO) for size in np.bincount(owner)])
     return Population(
-        clients=clients,
+        sites=sites,
         variables=tuple(published.index),
         owner=owner,
         loadings=loadings,
@@ -220,8 +220,8 @@ def _sme_presence(n: int, slope: float) -> MissingnessModel:
     )
 
 
-def _file_name(client: str) -> str:
-    return client.lower().replace(" ", "-") + ".csv"
+def _file_name(site: str) -> str:
+    return site.lower().replace(" ", "-") + ".csv"
 
 
 def _read_csv(file: Path) -> pd.DataFrame:
@@ -350,7 +350,7 @@ def _population() -> Population:
     loadings = np.concatenate([alternating_loadings(size, WITHIN) for size in sizes])
     beta = [EFFECT * (-1.0) ** (j + 1) if j < size // 2 else 0.0 for size in sizes for j in range(size)]
     return Population(
-        clients=tuple(SME_RISK_COLUMNS),
+        sites=tuple(SME_RISK_COLUMNS),
         variables=tuple(f"{name}{j + 1}" for name, size in SME_RISK_COLUMNS.values() for j in range(size)),
         owner=owner,
         loadings=loadings,
@@ -373,13 +373,13 @@ def _intercept(variance: float) -> float:
 
 def _draw_presence(n: int, y: Floats, lead: Floats, slope: float, rng: np.random.Generator) -> Array:
     """Draw who has a record of whom, (n, 5): the first institution of everybody."""
-    others = {client: share for client, share in SME_RISK_MISSING.items() if share > 0.0}
-    law = MissingnessModel(
+    others = {site: share for site, share in SME_RISK_MISSING.items() if share > 0.0}
+    distribution = MissingnessModel(
         tuple(round(n * (1 - share)) for share in others.values()), list(others).index(LEADER), slope
     )
     complete = round(n * SME_RISK_COMPLETE / SME_RISK_ENTERPRISES)
     risk = (y - RISKY) / math.sqrt(RISKY * (1 - RISKY))
-    seen = law.draw_with_complete(complete, risk, lead, rng)
+    seen = distribution.draw_with_complete(complete, risk, lead, rng)
     return np.column_stack([np.ones(n, dtype=np.bool_), seen])
 
 
@@ -396,13 +396,13 @@ def _lay_out(
     names = pd.Index(population.variables, name="variable")
     complete = numbered_entities(X, names, y, "enterprise_id", "RISK")
     frames = {
-        client: complete.loc[
+        site: complete.loc[
             seen[:, k],
             ["enterprise_id", *(["RISK"] if k == 0 else []), *names[population.owner == k]],
         ].reset_index(drop=True)
-        for k, client in enumerate(population.clients)
+        for k, site in enumerate(population.sites)
     }
     truth = pd.DataFrame(
-        {"client": np.asarray(population.clients)[population.owner], "type": kinds, "coef": coef}, index=names
+        {"client": np.asarray(population.sites)[population.owner], "type": kinds, "coef": coef}, index=names
     )
     return SimulatedSelection(frames, "enterprise_id", "RISK", truth, intercept, complete)

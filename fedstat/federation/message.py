@@ -14,7 +14,7 @@ import safetensors
 
 from fedstat import errors
 from fedstat.codec import is_text
-from fedstat.errors import DoorError, FedstatError, MessageError, PolicyError
+from fedstat.errors import DisclosureError, FedstatError, MessageError, PolicyError
 from fedstat.typing import Array
 
 # ----------------------------------------------------------------------------------------------------
@@ -295,11 +295,16 @@ def _check_type(name: str, array: Array) -> None:
         )
 
 
-def pack_request(ask: Request) -> bytes:
+def pack_request(request: Request) -> bytes:
     """Return the bytes of a request."""
-    header = {"site": ask.site, "family": ask.family, "step": ask.step, "session": ask.session}
-    masked, turn = ("" if number is None else str(number) for number in (ask.masked, ask.turn))
-    return pack(header | {"text": ask.text, "masked": masked, "turn": turn}, ask.arrays)
+    header = {
+        "site": request.site,
+        "family": request.family,
+        "step": request.step,
+        "session": request.session,
+    }
+    masked, turn = ("" if number is None else str(number) for number in (request.masked, request.turn))
+    return pack(header | {"text": request.text, "masked": masked, "turn": turn}, request.arrays)
 
 
 def unpack_request(data: bytes) -> Request:
@@ -309,7 +314,7 @@ def unpack_request(data: bytes) -> Request:
     missing = [k for k in fields if k not in header]
     if missing:
         raise MessageError(f"a message that is not a request: it lacks {', '.join(missing)}")
-    masked, turn = _whole(header, "masked"), _whole(header, "turn")
+    masked, turn = _integer(header, "masked"), _integer(header, "turn")
     plain = {name: header[name] for name in ("site", "family", "step", "session", "text")}
     return Request(**plain, arrays=arrays, masked=masked, turn=turn)
 
@@ -326,7 +331,7 @@ class RequestMessage:
         return unpack_request(self.packed)
 
 
-def _whole(header: Mapping[str, str], name: str) -> int | None:
+def _integer(header: Mapping[str, str], name: str) -> int | None:
     """Return an integer of a header; None for none."""
     text = header[name]
     if text and not (text.isascii() and text.isdecimal() and len(text) < 20):
@@ -355,7 +360,7 @@ def unpack_reply(data: bytes) -> Reply:
     header, arrays = unpack(data)
     if "refusal" in header:
         kind, text = (
-            REFUSALS.get(header["refusal"], DoorError),
+            REFUSALS.get(header["refusal"], DisclosureError),
             header.get("text", "refused without a reason"),
         )
         if issubclass(kind, PolicyError):

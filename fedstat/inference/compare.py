@@ -86,7 +86,7 @@ class _Column:
     """
 
     cells: dict[str, str]
-    clients: dict[str, str]
+    sites: dict[str, str]
     bottom: tuple[str, ...]
     lacking: str
     converged: bool
@@ -174,10 +174,10 @@ def _column(result: object, stars: Sequence[float], digits: int) -> _Column:
         errors = (f" ({number(se, digits)})" for se in bse)
         marks = ("*" * sum(p < level for level in stars) for p in pvalues)
         cells = ["".join(parts) for parts in zip(cells, errors, marks, strict=True)]
-    clients = getattr(result, "clients", [""] * len(names))
+    sites = getattr(result, "sites", [""] * len(names))
     return _Column(
         cells=dict(zip(names, cells, strict=True)),
-        clients=dict(zip(names, clients, strict=True)),
+        sites=dict(zip(names, sites, strict=True)),
         bottom=_bottom(result),
         lacking=_lacking(result) if bse is None else "",
         converged=getattr(result, "converged", True),
@@ -219,9 +219,9 @@ def _row_order(columns: Sequence[_Column]) -> pd.MultiIndex:
     """
     owner: dict[str, str] = {}
     for column in columns:
-        for name, client in column.clients.items():
-            owner[name] = owner.get(name) or client
-    order = {client: i for i, client in enumerate(dict.fromkeys(["", *owner.values()]))}
+        for name, site in column.sites.items():
+            owner[name] = owner.get(name) or site
+    order = {site: i for i, site in enumerate(dict.fromkeys(["", *owner.values()]))}
     rows = sorted(owner, key=lambda name: order[owner[name]])
     return pd.MultiIndex.from_tuples([(owner[name], name) for name in rows], names=["client", "name"])
 

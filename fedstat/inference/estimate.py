@@ -45,7 +45,7 @@ class LedgerLike(Protocol):
     def bytes(self) -> int:
         """Bytes, both ways together."""
 
-    def kinds_by_client(self) -> Mapping[str, Sequence[str]]:
+    def kinds_by_site(self) -> Mapping[str, Sequence[str]]:
         """Kinds of values that left each site."""
 
     def to_frame(self) -> pd.DataFrame:
@@ -76,7 +76,7 @@ class Estimate:
     params: Floats
     cov: Floats | None
     names: tuple[str, ...]
-    clients: tuple[str, ...]
+    sites: tuple[str, ...]
     terms: tuple[str, ...]
     response: str
     nobs: int
@@ -96,7 +96,7 @@ class Estimate:
 
     def __post_init__(self) -> None:
         d = len(self.names)
-        lengths = {"params": len(self.params), "clients": len(self.clients), "terms": len(self.terms)}
+        lengths = {"params": len(self.params), "clients": len(self.sites), "terms": len(self.terms)}
         wrong = [f"{len_} {what}" for what, len_ in lengths.items() if len_ != d]
         if self.cov is not None and self.cov.shape != (d, d):
             wrong.append(f"a covariance of shape {self.cov.shape}")

@@ -155,9 +155,9 @@ class Explanation:
         return Sheet(headers, tuple(self._together(rows)), "lrr", (34, 37, 37), "Bytes", wrap=True)
 
     def _senders(self) -> Iterator[Sheet]:
-        told = self.table[~self.table["policed"]]
-        if len(told):
-            yield instructions(told)
+        reported = self.table[~self.table["policed"]]
+        if len(reported):
+            yield instructions(reported)
         headers = ("Step", "Array", "Kind", "Shape", "Entities", "Times", "Bytes", "Policy")
         for senders, rows in merge_sites(self.table[self.table["policed"]]):
             title = f"{', '.join(senders)} would send to the coordinator{EACH if len(senders) > 1 else ''}"
@@ -195,15 +195,15 @@ def merge_arrays(rows: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]
     )
 
 
-def instructions(told: pd.DataFrame) -> Sheet:
+def instructions(reported: pd.DataFrame) -> Sheet:
     """List what the coordinator sends, to all receivers together."""
     rows = []
-    for (step, array), group in told.groupby(["step", "array"], sort=False):
+    for (step, array), group in reported.groupby(["step", "array"], sort=False):
         receivers = group["receiver"].unique()
         to = str(receivers[0]) if len(receivers) == 1 else f"{len(receivers)} institutions"
         sizes = (f"{group['messages'].sum():,}", human_bytes(int(group["bytes"].sum())))
         rows.append((str(step), str(array), str(group["kind"].iloc[0]), to, str(max(group["shape"])), *sizes))
-    (sender,) = told["sender"].unique()
+    (sender,) = reported["sender"].unique()
     headers = ("Step", "Array", "Kind", "To", "Shape", "Times", "Bytes")
     title = f"The coordinator would send{'' if sender == COORDINATOR else f', from {sender}'}"
     return Sheet(headers, merge_arrays(rows), "llllrrr", (20, 18, 15, 24, 13, 6, 8), title, wrap=True)

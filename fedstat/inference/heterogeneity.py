@@ -109,10 +109,10 @@ def build_heterogeneity_summary(result: SiteComparison) -> SheetSummary:
 def _header_sheet(result: SiteComparison) -> Sheet:
     joint, sites = result.joint, result.sites
     own = int(result.estimates.notna().any(axis=1).sum())
-    law = "P > F (own dispersions):" if joint.own_dispersions else "P > chi2 (score test):"
+    distribution = "P > F (own dispersions):" if joint.own_dispersions else "P > chi2 (score test):"
     rows = (
         ("Institutions:", str(len(sites)), "Equal coefficients:", str(joint)),
-        ("With estimates of their own:", str(own), law, _probability(joint.pvalue)),
+        ("With estimates of their own:", str(own), distribution, _probability(joint.pvalue)),
         (
             "No. Observations:",
             f"{sites['nobs'].sum():,}",

@@ -45,8 +45,8 @@ class JointTest(NamedTuple):
         return max(0.0, 1.0 - expected / self.statistic) if self.statistic > 0.0 < expected else 0.0
 
     def __str__(self) -> str:
-        law = f"F({self.df}, {self.df_denom:.0f})" if self.own_dispersions else f"chi2({self.df})"
-        return f"{law} = {self.statistic:.2f}"
+        distribution = f"F({self.df}, {self.df_denom:.0f})" if self.own_dispersions else f"chi2({self.df})"
+        return f"{distribution} = {self.statistic:.2f}"
 
 
 def quadratic_form(score: Floats, information: Floats) -> tuple[float, float]:

@@ -438,8 +438,8 @@ class FactorCombination:
 
     def to_frame(self) -> pd.DataFrame:
         """Index coefficient; ``estimate``, ``std_error``, ``conf_low``, ``conf_high``, ``tau``."""
-        law = stats.norm if np.isinf(self.df_denom) else stats.t(self.df_denom)
-        half = float(law.isf(self.alpha / 2.0)) * self.std_error
+        distribution = stats.norm if np.isinf(self.df_denom) else stats.t(self.df_denom)
+        half = float(distribution.isf(self.alpha / 2.0)) * self.std_error
         columns = {
             "estimate": self.estimate,
             "std_error": self.std_error,
@@ -451,10 +451,15 @@ class FactorCombination:
 
     def summary(self) -> SheetSummary:
         """Joint test of the factor, joint heterogeneity, and the coefficients."""
-        law = f"chi2({self.df})" if np.isinf(self.df_denom) else f"F({self.df}, {self.df_denom:g})"
+        distribution = f"chi2({self.df})" if np.isinf(self.df_denom) else f"F({self.df}, {self.df_denom:g})"
         value = self.statistic * (self.df if np.isinf(self.df_denom) else 1)
         rows = (
-            ("Institutions:", str(self.sites), f"No effect, {law}:", f"{value:.2f}, P {self.pvalue:.3f}"),
+            (
+                "Institutions:",
+                str(self.sites),
+                f"No effect, {distribution}:",
+                f"{value:.2f}, P {self.pvalue:.3f}",
+            ),
             (
                 "Coefficients:",
                 str(len(self.names)),

@@ -166,7 +166,7 @@ class OutsideResults:
     def __init__(
         self,
         variable: str,
-        client: str,
+        site: str,
         levels: Sequence[str],
         errors: Floats,
         sums: ModalSums,
@@ -176,7 +176,7 @@ class OutsideResults:
             raise ModelError(f"outside: expected alpha between 0 and 1, received {alpha}")
         means, cov = weigh_by_cluster(errors, sums)
         K, C = means.shape
-        self.variable, self.client, self.levels, self.alpha = variable, client, tuple(levels), alpha
+        self.variable, self.site, self.levels, self.alpha = variable, site, tuple(levels), alpha
         self.nobs = round(float(sums.entities.sum()))
         clusters = range(1, K + 1)
         self.estimates = self._table(
@@ -219,7 +219,7 @@ class OutsideResults:
     def summary(self) -> SheetSummary:
         """Means or shares by cluster, their differences, and what they rest on."""
         what = "Shares of the levels" if self.categorical else "Mean"
-        held = f", held by {self.client}," if self.client else ""
+        held = f", held by {self.site}," if self.site else ""
         headline = (
             f"{what} of {self.variable}{held} by cluster: {self.nobs:,} entities, Wald chi2({self.df}) = "
             f"{self.statistic:.2f}, p = {self.pvalue:.3f}"

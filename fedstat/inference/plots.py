@@ -86,16 +86,16 @@ def plot_coefficients(
     Rows without an interval are drawn as a hollow point. `ratios` are drawn on a logarithmic scale around 1.
     A new figure is as tall as the rows need. Intervals much wider than the others end in arrows.
     """
-    groups = [(str(client), rows) for client, rows in frame.groupby("client", sort=False)]
+    groups = [(str(site), rows) for site, rows in frame.groupby("client", sort=False)]
     places = _places(groups)
     height = 1.2 + 0.22 * (len(frame) + HEADING * len(groups))
-    ax = axes_for(ax, 7.0, height, hidden=ROWS_ONLY)
+    ax = axes_for(ax, 7.0, height, masked=ROWS_ONLY)
     reference = 1.0 if ratios else 0.0
     ax.axvline(reference, color="0.6", linewidth=1.0, linestyle="--", zorder=0)
     most = name_width(ax, 0.42, 32)
     names = [shorten(name, most) for _, rows in groups for name in rows["name"]]
-    for i, (client, rows) in enumerate(groups):
-        _draw_group(ax, places[i], rows, COLORS[i % len(COLORS)], shorten(client, name_width(ax, 0.4, 40)))
+    for i, (site, rows) in enumerate(groups):
+        _draw_group(ax, places[i], rows, COLORS[i % len(COLORS)], shorten(site, name_width(ax, 0.4, 40)))
     y = np.concatenate(places) if places else np.empty(0)
     label_rows(ax, y, names)
     if len(frame):
@@ -111,8 +111,8 @@ def plot_coefficients(
 def _places(groups: list[tuple[str, pd.DataFrame]]) -> list[np.ndarray]:
     """Rows from the top down, a heading above each site."""
     places, top = [], 0.0
-    for client, rows in groups:
-        top += HEADING if client else 0.0
+    for site, rows in groups:
+        top += HEADING if site else 0.0
         places.append(top + np.arange(len(rows)))
         top += len(rows)
     return places
@@ -147,7 +147,7 @@ def _bound(ax: Axes, y: Floats, rows: pd.DataFrame, reference: float, ratios: bo
             ax.plot(at, y[outside], marker, color=INK, markersize=5.0, clip_on=False)
 
 
-def _draw_group(ax: Axes, y: np.ndarray, rows: pd.DataFrame, colour: str, client: str) -> None:
+def _draw_group(ax: Axes, y: np.ndarray, rows: pd.DataFrame, colour: str, site: str) -> None:
     low, high = rows["conf_low"].to_numpy(), rows["conf_high"].to_numpy()
     # A hollow point, where the covariance gives no interval.
     known = np.isfinite(low)
@@ -155,9 +155,9 @@ def _draw_group(ax: Axes, y: np.ndarray, rows: pd.DataFrame, colour: str, client
     estimate = rows["estimate"].to_numpy()
     ax.plot(estimate[known], y[known], "o", color=colour, markersize=4.5)
     ax.plot(estimate[~known], y[~known], "o", color=colour, markersize=4.5, markerfacecolor="white")
-    if client:
+    if site:
         ax.text(
-            *(0.01, y[0] - 1.0, client),
+            *(0.01, y[0] - 1.0, site),
             color=colour,
             weight="bold",
             fontsize=SMALL,
@@ -221,10 +221,10 @@ def plot_distributions(panels: Sequence[DistributionPanel], title: str) -> Figur
     """Draw distributions side by side, a panel a column."""
     across = min(len(panels), ACROSS)
     rows = -(-len(panels) // ACROSS)
-    whole = axes_for(None, max(3.5, 1.75 * across), 1.8 * rows, hidden=())
-    figure = whole.get_figure(root=True)
+    complete = axes_for(None, max(3.5, 1.75 * across), 1.8 * rows, masked=())
+    figure = complete.get_figure(root=True)
     assert figure is not None
-    whole.remove()
+    complete.remove()
     places = figure.subplots(rows, across, squeeze=False).ravel()
     for ax, panel in zip(places, panels, strict=False):
         if panel.levels:
@@ -259,7 +259,7 @@ def plot_distributions(panels: Sequence[DistributionPanel], title: str) -> Figur
 def plot_heat(correlation: pd.DataFrame, title: str, ax: Axes | None = None) -> Axes:
     """Draw a correlation matrix as a heat map."""
     size = 2.5 + 0.18 * len(correlation)
-    ax = axes_for(ax, size + 1.0, size, hidden=())
+    ax = axes_for(ax, size + 1.0, size, masked=())
     image = ax.imshow(correlation.to_numpy(), vmin=-1.0, vmax=1.0, cmap="RdBu_r")
     most = name_width(ax, 0.3, 28)
     places, names = range(len(correlation)), [shorten(str(name), most) for name in correlation]
@@ -412,7 +412,7 @@ def plot_forest(
     ends in arrows where it is wider than the picture. Exponentials stand on a logarithmic scale. `effect`
     names the axis. A new figure is as wide as a printed page.
     """
-    ax = axes_for(ax, 7.0, 1.4 + 0.27 * (len(rows) + 3), hidden=ROWS_ONLY)
+    ax = axes_for(ax, 7.0, 1.4 + 0.27 * (len(rows) + 3), masked=ROWS_ONLY)
     turn = np.exp if exponentiate else np.asarray
     if exponentiate:
         ax.set_xscale("log")

@@ -198,7 +198,7 @@ class RecalibrationState:
     def __init__(self, estimates: bool = False) -> None:
         self.parts = RecalibrationScoring(2, estimates), RecalibrationScoring(1, estimates)
 
-    def asked(self) -> list[Floats]:
+    def requested(self) -> list[Floats]:
         """Coefficients at which sums are wanted next; none when it has ended."""
         trials = [part.trial for part in self.parts if not part.done]
         same = len(trials) == 2 and np.array_equal(trials[0], trials[1])
@@ -237,8 +237,8 @@ def recalibrate(rows: Rows, distribution: DistributionSpec) -> Recalibration | N
     Their design (n, 2) is a constant and the linear predictor.
     """
     search = RecalibrationState(distribution.estimates_scale)
-    while asked := search.asked():
-        sums = [evaluate([rows], gamma, distribution) for gamma in asked]
+    while request := search.requested():
+        sums = [evaluate([rows], gamma, distribution) for gamma in request]
         search.take(
             [
                 {

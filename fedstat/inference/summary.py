@@ -34,7 +34,7 @@ class CoefficientBlock:
     fit's entities that it does not have, in [0, 1].
     """
 
-    client: str
+    site: str
     columns: int
     entities: int
     missing: float
@@ -101,7 +101,7 @@ def coefficient_sheet(
     """List coefficients below the name of their site."""
     given = coefficients["client"].tolist()
     # Stable: within a site the order of the design stays, and those of no site come first.
-    places = {client: place for place, client in enumerate(dict.fromkeys(["", *given]))}
+    places = {site: place for place, site in enumerate(dict.fromkeys(["", *given]))}
     order = sorted(range(len(given)), key=lambda row: places[given[row]])
     table = np.column_stack([coefficients[list(STATEMENTS)].to_numpy(), *parts.values()])[order].tolist()
     low, high = f"[{alpha / 2:.4g}", f"{1 - alpha / 2:.4g}]"
@@ -111,19 +111,19 @@ def coefficient_sheet(
     widths = (*all_widths[:2], *[PART] * len(parts), *all_widths[2:])[:count]
     rows: list[tuple[str, ...]] = []
     names = coefficients["name"].tolist()
-    clients, names = [given[row] for row in order], [names[row] for row in order]
-    stubs = zip(blank_repeats(clients), clients, names, table, strict=True)
-    for heading, client, name, values in stubs:
+    sites, names = [given[row] for row in order], [names[row] for row in order]
+    stubs = zip(blank_repeats(sites), sites, names, table, strict=True)
+    for heading, site, name, values in stubs:
         if heading:
             rows.append((heading, *[""] * count))
-        rows.append(((INDENT if client else "") + str(name), *_numbers(values)[:count]))
+        rows.append(((INDENT if site else "") + str(name), *_numbers(values)[:count]))
     stub = WIDTH - sum(widths) - count
     return Sheet(("", *labels[:count]), tuple(rows), "l" + "r" * count, (stub, *widths))
 
 
-def released_kinds(client: str, kinds: Mapping[str, Sequence[str]] | None) -> str:
+def released_kinds(site: str, kinds: Mapping[str, Sequence[str]] | None) -> str:
     """Kinds of values that left a site, in words; `kinds` is None where no ledger was kept."""
-    return "not recorded" if kinds is None else ", ".join(kinds.get(client, ())) or "nothing"
+    return "not recorded" if kinds is None else ", ".join(kinds.get(site, ())) or "nothing"
 
 
 def coefficient_block_sheet(
@@ -133,11 +133,11 @@ def coefficient_block_sheet(
     widths = (24, 8, 12, 10, WIDTH - 24 - 8 - 12 - 10 - 8)
     rows = tuple(
         (
-            block.client,
+            block.site,
             f"{block.columns:,}",
             f"{block.entities:,}",
             f"{100 * block.missing:.2f} %",
-            released_kinds(block.client, kinds),
+            released_kinds(block.site, kinds),
         )
         for block in blocks
     )

@@ -40,12 +40,12 @@ def expand_steps(thresholds: Floats, scores: Floats, order: int = ORDER) -> Floa
     """
     finite = np.isfinite(thresholds)
     rises = np.diff(scores, prepend=0.0, append=0.0)
-    told = finite & (rises != 0.0)
-    t = thresholds[told]
+    reported = finite & (rises != 0.0)
+    t = thresholds[reported]
     out = np.zeros(order)
     _expand(
         as_kernel_array(t),
-        as_kernel_array(rises[told] * np.exp(-0.5 * t * t) / math.sqrt(2.0 * math.pi)),
+        as_kernel_array(rises[reported] * np.exp(-0.5 * t * t) / math.sqrt(2.0 * math.pi)),
         out,
     )
     return out

@@ -57,15 +57,15 @@ def fair_update(
     return share * move, share * (q * float(move @ move) / loss + L)
 
 
-def sampled_site_count(n_clients: int, fraction: float) -> int:
+def sampled_site_count(n_sites: int, fraction: float) -> int:
     """Clients of a round, max(round(C K), 1)."""
-    return max(round(fraction * n_clients), 1)
+    return max(round(fraction * n_sites), 1)
 
 
-def sample_sites(n_clients: int, fraction: float, rng: np.random.Generator) -> Ints:
+def sample_sites(n_sites: int, fraction: float, rng: np.random.Generator) -> Ints:
     """Draw ``m = max(round(C K), 1)`` of K sites, equally likely, ascending (McMahan et al. 2017)."""
-    m = sampled_site_count(n_clients, fraction)
-    drawn: Ints = np.sort(rng.choice(n_clients, size=m, replace=False)).astype(np.int64)
+    m = sampled_site_count(n_sites, fraction)
+    drawn: Ints = np.sort(rng.choice(n_sites, size=m, replace=False)).astype(np.int64)
     return drawn
 
 

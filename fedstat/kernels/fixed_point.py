@@ -25,27 +25,27 @@ def encode_floats(values: Floats, first: float, words: Words) -> None:
     for i in range(len(values)):
         scaled = abs(values[i]) * first
         for limb in range(limbs - 1, 0, -1):
-            whole = np.floor(scaled)
-            words[limb, i] = np.uint64(whole)
-            scaled = (scaled - whole) * 18446744073709551616.0
+            complete = np.floor(scaled)
+            words[limb, i] = np.uint64(complete)
+            scaled = (scaled - complete) * 18446744073709551616.0
         words[0, i] = np.uint64(np.rint(scaled))
         if values[i] < 0.0:
-            carry = True
+            send = True
             for limb in range(limbs):
-                words[limb, i] = ~words[limb, i] + np.uint64(carry)
-                carry = carry and words[limb, i] == np.uint64(0)
+                words[limb, i] = ~words[limb, i] + np.uint64(send)
+                send = send and words[limb, i] == np.uint64(0)
 
 
 @njit(cache=True)
 def add_words(total: Words, other: Words) -> None:
     """Add in place, modulo 2^64 per word, and carry: (limbs, n)."""
     for i in range(total.shape[1]):
-        carry = np.uint64(0)
+        send = np.uint64(0)
         for limb in range(len(total)):
             word = total[limb, i] + other[limb, i]
             over = word < other[limb, i]
-            word += carry
-            carry = np.uint64(over or word < carry)
+            word += send
+            send = np.uint64(over or word < send)
             total[limb, i] = word
 
 

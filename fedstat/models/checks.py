@@ -160,7 +160,7 @@ def check_level(name: str, value: object) -> None:
         raise ModelError(f"{name}: expected a number between 0 and 1, received {value!r}")
 
 
-def check_whole(name: str, value: object, least: int) -> None:
+def check_integer(name: str, value: object, least: int) -> None:
     """Refuse what is not a whole number of at least `least`."""
     if not isinstance(value, Integral) or value < least:
         raise ModelError(f"{name}: expected a whole number, {least} or more, received {value!r}")

@@ -40,7 +40,7 @@ JUDGED = ("guessed", "policed", "passes", "refused_by", "refusal")
 COLUMNS = [*PLANNED, "rules", *COUNTED, *JUDGED]
 
 
-class ForecastPlan:
+class DryRunPlan:
     """What a family knows of its own fits before one runs; here, that nothing depends on the data."""
 
     guessed: ClassVar[frozenset[str]] = frozenset()
@@ -62,15 +62,15 @@ class ForecastPlan:
         """Arguments of the rehearsal that are not those of the fit."""
         return {}
 
-    def loops(self, course: DryRunRecord) -> Sequence[IterationLoop]:
+    def loops(self, dry_run: DryRunRecord) -> Sequence[IterationLoop]:
         """Name the loops of which the data decide how often they are repeated."""
         return ()
 
-    def learned(self, forecast: ExpectedReleases) -> Iterator[tuple[str, str]]:
+    def learned(self, expected: ExpectedReleases) -> Iterator[tuple[str, str]]:
         """Say what else who could learn."""
         yield from ()
 
-    def notes(self, forecast: ExpectedReleases) -> Iterator[str]:
+    def notes(self, expected: ExpectedReleases) -> Iterator[str]:
         """Say what a reader of the plan should know besides; iterations are explained for all families."""
         yield from ()
 
@@ -98,14 +98,14 @@ class Explainable:
     formula: Formula
     coordinator: str
     _session: str
-    _account: CoordinatorLog
+    _log: CoordinatorLog
     _agreement: Ledger
     """What making the model released; the ledger of every fit begins with it."""
     _rest: Self | None = None
     """The model among the sites that remained after a fit lost one."""
     fit: Callable[..., Any]
     distribution: DistributionSpec = DistributionSpec("Gaussian", "Identity")
-    _plan: ClassVar[type[ForecastPlan] | None] = None
+    _plan: ClassVar[type[DryRunPlan] | None] = None
 
     def __repr__(self) -> str:
         text = getattr(getattr(self, "formula", None), "text", "")
@@ -113,7 +113,7 @@ class Explainable:
         if "distribution" in vars(self):
             shown.append(str(self.distribution))
         what = "rows" if self.partition.layout == "horizontal" else "entities"
-        n, K = self.partition.n_entities, len(self.partition.clients)
+        n, K = self.partition.n_entities, len(self.partition.sites)
         return (
             f"<{type(self).__name__}: {', '.join([*shown, f'{n:,} {what}'])} of {K} institutions; see .fit()>"
         )
@@ -162,13 +162,13 @@ class Explainable:
         return self.formula.text
 
     @property
-    def _law(self) -> str:
+    def _distribution_text(self) -> str:
         """Of what distribution, in words that an owner consents to."""
         return str(self.distribution)
 
     def _new_ledger(self) -> Ledger:
         """Start the ledger of one run."""
-        return Ledger(None if self.coordinator == "apart" else self.coordinator, account=self._account)
+        return Ledger(None if self.coordinator == "apart" else self.coordinator, log=self._log)
 
     def _after_transforms(self, protocol: FitProtocol[Fit], ledger: Ledger) -> FitProtocol[Fit]:
         """Agree on transforms, where that is still to be done, before a protocol goes on."""
@@ -182,30 +182,30 @@ class Explainable:
         """Name the columns of a site that the model reads."""
         raise NotImplementedError
 
-    def _told_afterwards(self, site: str) -> Iterator[PlannedStep]:
+    def _reported_afterwards(self, site: str) -> Iterator[PlannedStep]:
         """Plan what results may ask of a site in the session of their fit."""
         yield from ()
 
-    def _invent_sites(self, plan: ForecastPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
+    def _invent_sites(self, plan: DryRunPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
         """Make sites with an invented design of this model."""
         raise NotImplementedError
 
 
-def explain_fit(model: Explainable, plan: ForecastPlan, arguments: Mapping[str, Any]) -> Explanation:
+def explain_fit(model: Explainable, plan: DryRunPlan, arguments: Mapping[str, Any]) -> Explanation:
     """Rehearse a fit with these arguments, and say what it would ask for."""
-    course = rehearse(model, plan, arguments)
-    forecast = ExpectedReleases(course, plan.loops(course))
-    planned = forecast.planned()
+    dry_run = rehearse(model, plan, arguments)
+    expected = ExpectedReleases(dry_run, plan.loops(dry_run))
+    planned = expected.planned()
     return Explanation(
         call=call_of(model, arguments),
-        table=as_table(planned, course.at, plan.guessed),
-        rounds=[(", ".join(steps), counts) for steps, counts in forecast.rounds()],
-        refused={site: by_rule(found) for site, found in forecast.refusals().items()},
-        learned=[*learned_from(plan, forecast), *learned_beyond(model.partition)],
+        table=as_table(planned, dry_run.at, plan.guessed),
+        rounds=[(", ".join(steps), counts) for steps, counts in expected.rounds()],
+        refused={site: by_rule(found) for site, found in expected.refusals().items()},
+        learned=[*learned_from(plan, expected), *learned_beyond(model.partition)],
         notes=[
-            *iteration_notes(forecast),
-            *plan.notes(forecast),
-            *course_notes(course),
+            *iteration_notes(expected),
+            *plan.notes(expected),
+            *dry_run_notes(dry_run),
             *consent_notes(model),
             *vector_notes(model, planned),
         ],
@@ -218,20 +218,20 @@ def call_of(model: Explainable, arguments: Mapping[str, Any], method: str = "fit
     return f"{type(model).__name__}.{method.lstrip('_')}({call})"
 
 
-def owners_asked(partition: ClientPartition) -> list[str]:
+def owners_consulted(partition: ClientPartition) -> list[str]:
     """List the sites whose owners consent to every analysis."""
     return [name for name, site in partition.sites.items() if site.policy.approval == "owner"]
 
 
-def learned_in(forecast: ExpectedReleases) -> list[tuple[str, str]]:
+def learned_in(expected: ExpectedReleases) -> list[tuple[str, str]]:
     """Say who could learn what from what passes: pairs of a party and a sentence."""
-    course = forecast.course
-    return [*who_learns(forecast.planned(), course.at, course.n_masked, course.dealers)]
+    dry_run = expected.dry_run
+    return [*who_learns(expected.planned(), dry_run.at, dry_run.n_masked, dry_run.dealers)]
 
 
-def learned_from(plan: ForecastPlan, forecast: ExpectedReleases) -> list[tuple[str, str]]:
+def learned_from(plan: DryRunPlan, expected: ExpectedReleases) -> list[tuple[str, str]]:
     """Say who could learn what: pairs of a party and a sentence."""
-    return [*learned_in(forecast), *plan.learned(forecast)]
+    return [*learned_in(expected), *plan.learned(expected)]
 
 
 def learned_beyond(partition: ClientPartition) -> Iterator[tuple[str, str]]:
@@ -248,27 +248,29 @@ def propose(model: Explainable, sites: Sequence[str], arguments: Mapping[str, An
     if model._plan is None:
         return
     plan = model._plan(model, settled(getattr(model, method), arguments))
-    course = rehearse(model, plan, arguments, method)
-    forecast = ExpectedReleases(course, plan.loops(course))
-    learned = tuple(f"{who}: {sentence}" for who, sentence in learned_from(plan, forecast))
-    words = AnalysisDescription(call_of(model, arguments, method), model._description, model._law, learned)
-    maker = PlanBuilder(forecast, words, plan.guessed)
+    dry_run = rehearse(model, plan, arguments, method)
+    expected = ExpectedReleases(dry_run, plan.loops(dry_run))
+    learned = tuple(f"{who}: {sentence}" for who, sentence in learned_from(plan, expected))
+    words = AnalysisDescription(
+        call_of(model, arguments, method), model._description, model._distribution_text, learned
+    )
+    maker = PlanBuilder(expected, words, plan.guessed)
     plans = {
-        site: maker.plan(site, model._columns_read(site), tuple(model._told_afterwards(site)))
+        site: maker.plan(site, model._columns_read(site), tuple(model._reported_afterwards(site)))
         for site in sites
     }
     model.engine.run(propose_plans(plans, model._session), model._new_ledger())
 
 
 def rehearse(
-    model: Explainable, plan: ForecastPlan, arguments: Mapping[str, Any], method: str = "fit"
+    model: Explainable, plan: DryRunPlan, arguments: Mapping[str, Any], method: str = "fit"
 ) -> DryRunRecord:
     """Carry a fit's own questions to sites with invented designs, as far as they are known in advance."""
     policies = {name: site.policy for name, site in model.partition.sites.items()}
-    rehearsal = DryRunEngine(model._invent_sites(plan, policies), plan.repeated)
+    dry_run = DryRunEngine(model._invent_sites(plan, policies), plan.repeated)
     # The model keeps its own engine: only the copy asks sites that are invented.
     double = copy.copy(model)
-    double.engine = rehearsal
+    double.engine = dry_run
     # What a fit of invented numbers warns of says nothing of the real one.
     with warnings.catch_warnings(), progress(False):
         warnings.simplefilter("ignore")
@@ -277,7 +279,7 @@ def rehearse(
             silent = {"progress": False} if "progress" in arguments else {}
             getattr(double, method)(**{**arguments, **plan.arguments(), **silent})
         except DryRunEnded:
-            return rehearsal.course()
+            return dry_run.dry_run()
     raise NotAvailableError("no forecast: this fit asks nothing of its engine")
 
 
@@ -331,10 +333,10 @@ def vector_notes(model: Explainable, planned: Sequence[ExpectedArray]) -> Iterat
         )
 
 
-def iteration_notes(forecast: ExpectedReleases) -> Iterator[str]:
+def iteration_notes(expected: ExpectedReleases) -> Iterator[str]:
     """Say which rounds are repeated until the fit has converged, and how many are counted."""
-    course = forecast.course
-    lengths = {loop.steps[0]: loop.lengths(course) for loop in forecast.loops if loop.done(course)}
+    dry_run = expected.dry_run
+    lengths = {loop.steps[0]: loop.lengths(dry_run) for loop in expected.loops if loop.done(dry_run)}
     open_ended = {step: each for step, each in lengths.items() if each[0] < each[2]}
     if open_ended:
         counts = "; ".join(
@@ -349,14 +351,14 @@ def iteration_notes(forecast: ExpectedReleases) -> Iterator[str]:
 
 def consent_notes(model: Explainable) -> Iterator[str]:
     """Say whose owners have to consent first."""
-    if owners := owners_asked(model.partition):
+    if owners := owners_consulted(model.partition):
         yield f"This waits for the consent of the owners of {join_names(owners)}: fit() proposes it to them."
 
 
-def course_notes(course: DryRunRecord) -> Iterator[str]:
+def dry_run_notes(dry_run: DryRunRecord) -> Iterator[str]:
     """Say what making the model has asked for already, and where the forecast ends."""
-    kinds = dict.fromkeys(kind for found in course.earlier.values() for kind in found)
+    kinds = dict.fromkeys(kind for found in dry_run.earlier.values() for kind in found)
     if kinds:
         yield f"Making the model has asked already, for values of these kinds: {', '.join(kinds)}."
-    if course.cut_short:
-        yield f"What would follow the refusal of step '{course.cut_short}' is not told."
+    if dry_run.cut_short:
+        yield f"What would follow the refusal of step '{dry_run.cut_short}' is not told."

@@ -100,7 +100,7 @@ class MarginalEffects:
         jacobian: Floats,
         cov: Floats,
         *,
-        law: Any,
+        test_distribution: Any,
         student: bool,
         options: Mapping[str, str],
         title: tuple[str, str],
@@ -110,7 +110,12 @@ class MarginalEffects:
         self.margeff = pd.Series(effects, index=index)
         self.margeff_cov = pd.DataFrame(delta_method(cov, jacobian), index=index, columns=index)
         self.margeff_options = dict(options)
-        self._law, self._student, self._title, self._note = law, student, title, note
+        self._test_distribution, self._student, self._title, self._note = (
+            test_distribution,
+            student,
+            title,
+            note,
+        )
 
     @property
     def margeff_se(self) -> pd.Series:
@@ -125,11 +130,13 @@ class MarginalEffects:
     @property
     def pvalues(self) -> pd.Series:
         """Two-sided p-values of each effect being zero, of the law of the fit's own tests."""
-        return pd.Series(2.0 * self._law.sf(np.abs(self.tvalues.to_numpy())), index=self.margeff.index)
+        return pd.Series(
+            2.0 * self._test_distribution.sf(np.abs(self.tvalues.to_numpy())), index=self.margeff.index
+        )
 
     def conf_int(self, alpha: float = 0.05) -> pd.DataFrame:
         """Intervals of level ``1 - alpha``: column 0 the lower, column 1 the upper limit."""
-        half = self._law.isf(alpha / 2.0) * self.margeff_se
+        half = self._test_distribution.isf(alpha / 2.0) * self.margeff_se
         return pd.DataFrame({0: self.margeff - half, 1: self.margeff + half})
 
     def summary_frame(self, alpha: float = 0.05) -> pd.DataFrame:

@@ -67,7 +67,7 @@ class Results(Generic[Record]):
     >>> import fedstat as fs
     >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
     >>> fit = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit()
-    >>> fit.ledger.rounds > 1, fit.receipt().sites().index.tolist() == list(partition.clients)
+    >>> fit.ledger.rounds > 1, fit.receipt().sites().index.tolist() == list(partition.sites)
     (True, True)
     >>> "Notes:" in fit.summary().as_text()
     True
@@ -119,12 +119,12 @@ class Results(Generic[Record]):
 
     def _kinds(self) -> Mapping[str, Sequence[str]] | None:
         """Kinds of values that each institution released; None without a ledger."""
-        return None if self._ledger is None else self._ledger.kinds_by_client()
+        return None if self._ledger is None else self._ledger.kinds_by_site()
 
-    def _account_lines(self) -> list[tuple[str, str]]:
+    def _ledger_lines(self) -> list[tuple[str, str]]:
         if self._ledger is None:
             return []
-        kinds = dict.fromkeys(kind for row in self._ledger.kinds_by_client().values() for kind in row)
+        kinds = dict.fromkeys(kind for row in self._ledger.kinds_by_site().values() for kind in row)
         return [
             ("Rounds", f"{self._ledger.rounds:,}"),
             ("Traffic", human_bytes(self._ledger.bytes)),
@@ -274,7 +274,7 @@ class CoefficientResults(Results[Any]):
     (True, True)
     >>> fit.pvalues.index.tolist(), fit.conf_int(0.1).shape, fit.cov_params().shape
     (['Intercept', 'age', 'sex'], (3, 2), (3, 3))
-    >>> fit.clients.tolist(), fit.model.endog_names
+    >>> fit.sites.tolist(), fit.model.endog_names
     (['', '', ''], 'num')
     >>> fit.nobs, fit.df_model, fit.df_resid, fit.use_t, fit.df_inference
     (920, 2.0, 917.0, True, 917.0)
@@ -308,9 +308,9 @@ class CoefficientResults(Results[Any]):
         return self._series(self.estimate.params)
 
     @property
-    def clients(self) -> pd.Series:
+    def sites(self) -> pd.Series:
         """Institution of each coefficient; empty for the intercept."""
-        return pd.Series(self.estimate.clients, index=list(self.estimate.names), dtype=object)
+        return pd.Series(self.estimate.sites, index=list(self.estimate.names), dtype=object)
 
     @property
     def bse(self) -> pd.Series:
@@ -331,7 +331,7 @@ class CoefficientResults(Results[Any]):
     @property
     def pvalues(self) -> pd.Series:
         """Two-sided p-values of each coefficient being zero."""
-        return self._series(2.0 * self._law.sf(np.abs(self.tvalues.to_numpy())))
+        return self._series(2.0 * self._test_distribution.sf(np.abs(self.tvalues.to_numpy())))
 
     def conf_int(self, alpha: float = 0.05) -> pd.DataFrame:
         """Intervals of level ``1 - alpha``.
@@ -343,7 +343,7 @@ class CoefficientResults(Results[Any]):
         """
         if not 0.0 < alpha < 1.0:
             raise ModelError(f"conf_int: expected alpha between 0 and 1, received {alpha}")
-        half = self._law.isf(alpha / 2.0) * self.bse
+        half = self._test_distribution.isf(alpha / 2.0) * self.bse
         return pd.DataFrame({0: self.params - half, 1: self.params + half})
 
     @property
@@ -357,7 +357,7 @@ class CoefficientResults(Results[Any]):
         return self.df_inference is not None
 
     @property
-    def _law(self) -> Any:
+    def _test_distribution(self) -> Any:
         return stats.norm if self.df_inference is None else stats.t(self.df_inference)
 
     def cov_params(self) -> pd.DataFrame:
@@ -570,7 +570,7 @@ class CoefficientResults(Results[Any]):
         Returns
         -------
         DataFrame
-            ``client``, ``name``, ``term``, ``estimate``, ``std_error``, ``statistic``, ``p_value``,
+            ``site``, ``name``, ``term``, ``estimate``, ``std_error``, ``statistic``, ``p_value``,
             ``conf_low``, ``conf_high``. Where the fit has no covariance the last five are nan and
             ``frame.attrs["note"]`` says why.
 
@@ -586,7 +586,7 @@ class CoefficientResults(Results[Any]):
         2        sex      4.41      3.06       6.38
         """
         est = self.estimate
-        names = {"client": est.clients, "name": est.names, "term": est.terms}
+        names = {"client": est.sites, "name": est.names, "term": est.terms}
         columns: dict[str, Any] = {name: pd.Series(list(one), dtype=object) for name, one in names.items()}
         columns["estimate"] = est.params
         if est.cov is None:
@@ -747,11 +747,11 @@ class CoefficientResults(Results[Any]):
     def _summary_right(self) -> list[tuple[str, str]]:
         """Labels and values of the federation."""
         blocks, rows = self.estimate.blocks, []
-        rows.append(("Institutions", str(len(self._institutions()))))
+        rows.append(("Institutions", str(len(self._sites()))))
         if blocks:
             seen = [block.entities for block in blocks]
             rows.append(("Entities seen", f"{min(seen):,} to {max(seen):,}"))
-        return [*rows, *self._account_lines(), ("Privacy spent", self.estimate.privacy)]
+        return [*rows, *self._ledger_lines(), ("Privacy spent", self.estimate.privacy)]
 
     def _error_parts(self) -> dict[str, Floats]:
         """Parts of the standard errors to print beside them, by heading: (d,) each."""
@@ -814,7 +814,7 @@ class CoefficientResults(Results[Any]):
         """Columns of :meth:`glance`."""
         return {
             "nobs": self.nobs,
-            "n_sites": len(self._institutions()),
+            "n_sites": len(self._sites()),
             "df_model": self.df_model,
             "df_resid": self.df_resid,
             "r_squared": self._or_nan(lambda: self.rsquared),
@@ -824,10 +824,10 @@ class CoefficientResults(Results[Any]):
             "deviance": float("nan"),
         }
 
-    def _institutions(self) -> list[str]:
+    def _sites(self) -> list[str]:
         """Names of the institutions behind the fit."""
         blocks = self.estimate.blocks
-        return [block.client for block in blocks] or list(dict.fromkeys(filter(None, self.estimate.clients)))
+        return [block.site for block in blocks] or list(dict.fromkeys(filter(None, self.estimate.sites)))
 
     def _or_nan(self, value: Callable[[], float]) -> float:
         try:

@@ -31,7 +31,7 @@ from fedstat.federation.protocols.engine import Fit, FitProtocol
 from fedstat.federation.protocols.masked_sums import masked_protocol
 from fedstat.federation.protocols.plan_approval import propose_plans
 from fedstat.federation.protocols.receipts import with_receipt
-from fedstat.models.explain import Explainable, learned_in, owners_asked, propose
+from fedstat.models.explain import Explainable, learned_in, owners_consulted, propose
 from fedstat.progress_line import progress
 
 P = ParamSpec("P")
@@ -127,7 +127,7 @@ def run_fit(
             attempt = FitAttempt(model, copy.deepcopy(model._agreement))
             try:
                 # First of all: nothing else may be requested before all owners have consented.
-                if not is_dry_run and (owners := owners_asked(model.partition)):
+                if not is_dry_run and (owners := owners_consulted(model.partition)):
                     propose(model, owners, call.arguments, call.method)
                 return estimate(model, attempt, *args, **options)
             except (EngineError, SessionError) as error:
@@ -206,16 +206,16 @@ class PostFitAnalysis:
     ) -> dict[str, AnalysisPlan]:
         """Plan a protocol for the owners of these sites, from a dry run of it."""
         policies = {name: site.policy for name, site in self.partition.sites.items()}
-        rehearsal = DryRunEngine(self.invent(policies))
+        dry_run = DryRunEngine(self.invent(policies))
         try:
-            rehearsal.run(protocol, Ledger(at=ledger.at))
+            dry_run.run(protocol, Ledger(at=ledger.at))
         except DryRunEnded:
-            forecast = ExpectedReleases(rehearsal.course(), self.loops)
-        learned = tuple(f"{who}: {sentence}" for who, sentence in learned_in(forecast))
+            expected = ExpectedReleases(dry_run.dry_run(), self.loops)
+        learned = tuple(f"{who}: {sentence}" for who, sentence in learned_in(expected))
         words = AnalysisDescription(self.call, self.formula, self.distribution, learned)
-        maker = PlanBuilder(forecast, words, self.guessed)
-        asked = {one.site for one in forecast.course.asked}
-        return {site: maker.plan(site, self.columns.get(site, ())) for site in owners if site in asked}
+        maker = PlanBuilder(expected, words, self.guessed)
+        request = {one.site for one in expected.dry_run.requested}
+        return {site: maker.plan(site, self.columns.get(site, ())) for site in owners if site in request}
 
 
 def run_analysis(
@@ -234,7 +234,7 @@ def run_analysis(
         Not all have consented; names sites, digests and commands.
     """
     running = protocol()
-    if owners := owners_asked(analysis.partition):
+    if owners := owners_consulted(analysis.partition):
         plans = analysis.plans(owners, (dry_run or protocol)(), ledger)
         running = proposing(plans, running)
     return analysis.partition.engine.run(running, ledger)
@@ -242,11 +242,11 @@ def run_analysis(
 
 def proposing(plans: Mapping[str, AnalysisPlan], protocol: FitProtocol[Fit]) -> FitProtocol[Fit]:
     """Propose plans in the session of a protocol, and go on with it where all owners have consented."""
-    asks = next(protocol)
-    yield from propose_plans(plans, asks[0].session)
+    requests = next(protocol)
+    yield from propose_plans(plans, requests[0].session)
     try:
         while True:
-            asks = protocol.send((yield asks))
+            requests = protocol.send((yield requests))
     except StopIteration as ended:
         fit: Fit = ended.value
         return fit

@@ -68,8 +68,8 @@ def load(path: str | Path) -> Any:
         return READERS[form](header, arrays)
     # Of a stranger's file anything may be wrong; the cause stays attached for whoever wrote it.
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError, FedstatError) as error:
-        told = f": {error}" if isinstance(error, FedstatError) else ""
-        raise ModelError(f"{path.name}: the file is not whole ({type(error).__name__}){told}") from error
+        reported = f": {error}" if isinstance(error, FedstatError) else ""
+        raise ModelError(f"{path.name}: the file is not whole ({type(error).__name__}){reported}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,14 +103,14 @@ def same_fingerprint(one: str, other: str) -> bool:
     return normalize_fingerprint(one) == normalize_fingerprint(other)
 
 
-def check_replaced_pin(who: str, known: str, told: str, replace: str) -> None:
+def check_replaced_pin(who: str, known: str, reported: str, replace: str) -> None:
     """Require the fingerprint that stands, where another takes its place: SecurityError with both.
 
     A card that was exchanged on its way would otherwise put its own key in the place of one that people have
     compared.
     """
-    if known and not same_fingerprint(known, told) and not same_fingerprint(known, replace):
-        both = f"  known     {known}\n  received  {told}"
+    if known and not same_fingerprint(known, reported) and not same_fingerprint(known, replace):
+        both = f"  known     {known}\n  received  {reported}"
         raise SecurityError(
             f"there is {who} with another key here; nothing was changed:\n\n{both}\n\nAsk them by telephone "
             f'whether they have a new key, and compare it. Only then repeat this with    --replace "{known}"'
@@ -119,18 +119,18 @@ def check_replaced_pin(who: str, known: str, told: str, replace: str) -> None:
 
 def pin_card(folder: Path, card: Path, replace: str = "") -> int:
     """Trust the coordinator or the site of a card."""
-    description, told = read_description(folder), read_card(card)
-    if told.role == SITE and told.name == description.name:
+    description, reported = read_description(folder), read_card(card)
+    if reported.role == SITE and reported.name == description.name:
         own = load_identity(folder).public.fingerprint
-        if not same_fingerprint(told.fingerprint, own):
-            raise PartitionError(f"the card has the name of this site, '{told.name}', and another key")
-        replace = replace or description.pinned.get(told.name, "")  # its own: nobody has to be asked
-    is_site = told.role == SITE
-    who = f"site {told.name}" if is_site else f"the coordinator of {told.name}"
-    known = description.pinned.get(told.name, "") if is_site else description.coordinator
-    check_replaced_pin(who, known, told.fingerprint, replace)
-    table, entry = ("pinned", told.name) if is_site else ("", COORDINATOR)
-    set_entry(folder / DESCRIPTION, table, entry, told.fingerprint)
-    print(f"{description.name} now trusts {who}:\n\n  {told.fingerprint}\n")
+        if not same_fingerprint(reported.fingerprint, own):
+            raise PartitionError(f"the card has the name of this site, '{reported.name}', and another key")
+        replace = replace or description.pinned.get(reported.name, "")  # its own: nobody has to be asked
+    is_site = reported.role == SITE
+    who = f"site {reported.name}" if is_site else f"the coordinator of {reported.name}"
+    known = description.pinned.get(reported.name, "") if is_site else description.coordinator
+    check_replaced_pin(who, known, reported.fingerprint, replace)
+    table, entry = ("pinned", reported.name) if is_site else ("", COORDINATOR)
+    set_entry(folder / DESCRIPTION, table, entry, reported.fingerprint)
+    print(f"{description.name} now trusts {who}:\n\n  {reported.fingerprint}\n")
     print(COMPARE)
     return 0

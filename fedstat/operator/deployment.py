@@ -106,7 +106,7 @@ class ServiceUnit:
         """Write the unit of systemd."""
         places = [_plain(path) for path in (*self.writes, *self.reads)]
         words = [_plain(Path(sys.executable)), "-m", "fedstat.operator", *self.words, _plain(self.folder)]
-        hidden = any(path.startswith(("/tmp/", "/var/tmp/")) for path in places)
+        masked = any(path.startswith(("/tmp/", "/var/tmp/")) for path in places)
         return UNIT.format(
             name=self.name,
             mounts=" ".join(dict.fromkeys(places)),
@@ -115,7 +115,7 @@ class ServiceUnit:
             folder=_plain(self.folder),
             command=" ".join(words),
             writes=" ".join(dict.fromkeys(_plain(path) for path in self.writes)),
-            private_tmp="false" if hidden else "true",
+            private_tmp="false" if masked else "true",
             families="AF_UNIX AF_INET AF_INET6" if self.by_network else "AF_UNIX",
         )
 

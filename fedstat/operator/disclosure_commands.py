@@ -86,12 +86,12 @@ def show_columns(published: Published, held: tuple[str, ...]) -> None:
 def reset_refusals(folder: Path) -> int:
     """Let those go on whose questions were refused too often, after the owner has read why."""
     description = read_description(folder)
-    account = open_ledger(folder, description.name, load_identity(folder))
-    refused = {asker: count for asker, count in account.refusals.items() if count}
-    for asker in refused:
-        account.set_refusals(asker, 0)
-    if account.store is not None:
-        account.store.close()
+    site_ledger = open_ledger(folder, description.name, load_identity(folder))
+    refused = {client: count for client, count in site_ledger.refusals.items() if count}
+    for client in refused:
+        site_ledger.set_refusals(client, 0)
+    if site_ledger.store is not None:
+        site_ledger.store.close()
     total = sum(refused.values())
     print(f"{description.name}: {total} refusal(s) that depended on rows are forgiven; '{folder / REFUSALS}'")
     print("says why each was. Whoever bisects a value asks the same thing again and again.")
@@ -117,11 +117,11 @@ def show_pending(folder: Path) -> int:
 def show_threats(folder: Path) -> int:
     """Say who can learn what under the policy of a site, party by party."""
     print(underlined(f"Who can learn what of {read_description(folder).name}"))
-    told = ""
+    reported = ""
     for threat in threats_under(read_site_policy(folder)):
-        if threat.party != told:
-            told = threat.party
-            print(f"  {told} ({PARTIES[told]})")
+        if threat.party != reported:
+            reported = threat.party
+            print(f"  {reported} ({PARTIES[reported]})")
         line = f"{threat.line}: {threat.learns}" if threat.line else threat.learns
         print(textwrap.fill(line, WIDTH, initial_indent="    ", subsequent_indent="    "))
     print("\nA line of policy.toml before a sentence is what lets it be learned.")
@@ -155,12 +155,12 @@ def plan_folder(folder: Path) -> PlanFolder:
 def show_ledger(folder: Path, session: str | None, as_json: bool) -> int:
     """Show what left a site, to whom and when, and whether the account is whole."""
     name = read_description(folder).name
-    account = read_ledger(folder, name, load_identity(folder).public)
-    for when, reason in account.losses if not as_json else ():
+    site_ledger = read_ledger(folder, name, load_identity(folder).public)
+    for when, reason in site_ledger.losses if not as_json else ():
         print(f"Its owner declared on {when} that the account before was lost: {reason}\n")
-    for decision in account.decisions.values() if not as_json else ():
+    for decision in site_ledger.decisions.values() if not as_json else ():
         print(f"{decision}\n")
-    chains = account.chains
+    chains = site_ledger.chains
     if not chains:
         print(f"{name} has not answered anything yet.")
         return 0
@@ -174,7 +174,7 @@ def show_ledger(folder: Path, session: str | None, as_json: bool) -> int:
                 print(json.dumps({"session": chain.session} | entry.named))
         return 0
     print(underlined(f"What left {name}"))
-    if (spent := read_budget_spent(read_site_policy(folder), account)) is not None:
+    if (spent := read_budget_spent(read_site_policy(folder), site_ledger)) is not None:
         print(f"Of its privacy budget {spent}.")
     for chain in chains:
         _show(chain)
@@ -189,8 +189,8 @@ def declare_ledger_loss(folder: Path, reason: str) -> int:
     identity = load_identity(folder)
     fits = partial(comparison_problem, open_records(folder, description), identity)
     budget = read_site_policy(folder).privacy
-    whole = Fraction(0) if budget is None else budget.rho
-    loss = record_declared_loss(folder, description.name, identity, reason, fits, whole)
+    integer = Fraction(0) if budget is None else budget.rho
+    loss = record_declared_loss(folder, description.name, identity, reason, fits, integer)
     print(underlined(f"Account of {description.name}"))
     print(f"  Found: {loss.found}\n")
     if loss.files:

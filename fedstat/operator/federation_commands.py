@@ -93,37 +93,37 @@ def pair_problems(carrier: Transport, sites: Sequence[str]) -> Iterator[str]:
     session = secrets.token_hex(8)
     engines = {site: RemoteEngine({site: RemoteSite(site, carrier)}) for site in sites}
 
-    def ask(site: str, questions: dict[str, str]) -> list[str] | FedstatError:
-        asks = [Request(site, FAMILY, step, {}, session, text) for step, text in questions.items()]
+    def request(site: str, questions: dict[str, str]) -> list[str] | FedstatError:
+        requests = [Request(site, FAMILY, step, {}, session, text) for step, text in questions.items()]
         try:
-            return engines[site].run(_one_round(asks), Ledger())
+            return engines[site].run(_one_round(requests), Ledger())
         except FedstatError as error:
             return error
 
-    def ask_all(questions: Callable[[str], dict[str, str]]) -> dict[str, list[str] | FedstatError]:
+    def request_all(questions: Callable[[str], dict[str, str]]) -> dict[str, list[str] | FedstatError]:
         with ThreadPoolExecutor(max_workers=len(sites)) as pool:
-            return dict(zip(sites, pool.map(lambda site: ask(site, questions(site)), sites), strict=True))
+            return dict(zip(sites, pool.map(lambda site: request(site, questions(site)), sites), strict=True))
 
     # Among those that show their key: an owner may want no masked sums.
-    shown = ask_all(lambda _: {"introduce": "{}"})
+    shown = request_all(lambda _: {"introduce": "{}"})
     public = {site: one[0] for site, one in shown.items() if isinstance(one, list)}
     if len(public) < 2:
         return
-    asked = to_json(KeysRequest(session, tuple(public)))
-    told = ask_all(lambda site: {"announce": asked} if site in public else {})
-    announced = {site: one[0] for site, one in told.items() if isinstance(one, list) and one}
+    requested = to_json(KeysRequest(session, tuple(public)))
+    reported = request_all(lambda site: {"announce": requested} if site in public else {})
+    announced = {site: one[0] for site, one in reported.items() if isinstance(one, list) and one}
     content = to_json(KeysAnnounced(public, announced))
-    ended = ask_all(lambda site: {"finish": content} if site in announced else {})
+    ended = request_all(lambda site: {"finish": content} if site in announced else {})
     errors = [
-        one[site] for site in sites for one in (shown, told, ended) if isinstance(one[site], FedstatError)
+        one[site] for site in sites for one in (shown, reported, ended) if isinstance(one[site], FedstatError)
     ]
     # others cannot finish either then, and say so in vain
     pins = [error for error in errors if isinstance(error, PinError)]
     yield from (str(error) for error in pins or errors if not isinstance(error, PolicyError))
 
 
-def _one_round(asks: list[Request]) -> FitProtocol[list[str]]:
-    replies = yield asks
+def _one_round(requests: list[Request]) -> FitProtocol[list[str]]:
+    replies = yield requests
     return [reply.text for reply in replies]
 
 
@@ -191,7 +191,7 @@ def _standing(federation: FederationDescription) -> FederationStatus:
     home = folder / FLARE
     has_kit = by_flare and (home / SERVER).exists()
     runs = has_kit and is_running(home)
-    told = query_server(folder) if runs else None
+    reported = query_server(folder) if runs else None
     roster = last_roster(federation)
     numbers = dict[str, int]()
     if roster is not None:
@@ -199,7 +199,7 @@ def _standing(federation: FederationDescription) -> FederationStatus:
         numbers = accepted_numbers(federation, roster)
     sites = {
         name: SiteReport(
-            connected=(told is not None and name in told.connected) if by_flare else None,
+            connected=(reported is not None and name in reported.connected) if by_flare else None,
             waiting=_waiting(federation, name) if federation.carrier == FOLDER_TRANSPORT else None,
             roster=numbers.get(name),
         )
@@ -215,7 +215,7 @@ def _standing(federation: FederationDescription) -> FederationStatus:
         roster=None if roster is None else roster.number,
         server=runs if by_flare else None,
         certificate_days=days_left(home / SERVER) if has_kit else None,
-        analyses=None if told is None else [str(job).lower() for job in told.jobs.values()],
+        analyses=None if reported is None else [str(job).lower() for job in reported.jobs.values()],
         problems=[*revoked_problems(federation), *_problems(federation, sites, has_kit, runs)],
     )
 
@@ -297,34 +297,36 @@ def _by_flare(host: str | None, port: int | None) -> str:
 
 def join_site(folder: Path, card: Path, replace: str = "", again: bool = False) -> int:
     """Add the site of a card."""
-    federation, told = read_federation(folder), read_card(card)
-    if told.role != SITE:
+    federation, reported = read_federation(folder), read_card(card)
+    if reported.role != SITE:
         raise PartitionError(f"'{card}' is the card of a coordinator; sites are added here")
     if federation.carrier == FLARE:
-        check_flare_name(told.name)
-    known = federation.sites.get(told.name, "")
-    if known and same_fingerprint(known, told.fingerprint):
-        print(f"{told.name} was added before.")
+        check_flare_name(reported.name)
+    known = federation.sites.get(reported.name, "")
+    if known and same_fingerprint(known, reported.fingerprint):
+        print(f"{reported.name} was added before.")
         return 0
-    other = [site for site, key in federation.sites.items() if same_fingerprint(key, told.fingerprint)]
+    other = [site for site, key in federation.sites.items() if same_fingerprint(key, reported.fingerprint)]
     if other:
         raise PartitionError(
             f"the key on this card is that of site {other[0]}; take that out before it joins under another "
             f"name: fedstat federation remove {shell_path(folder)} {shell_path(Path(other[0]))}, then "
             "join with --again"
         )
-    check_replaced_pin(f"site {told.name}", known, told.fingerprint, replace)
-    rosters.check_not_revoked(folder, federation, told, again)
-    set_entry(folder / FEDERATION_FILENAME, "sites", told.name, told.fingerprint)
+    check_replaced_pin(f"site {reported.name}", known, reported.fingerprint, replace)
+    rosters.check_not_revoked(folder, federation, reported, again)
+    set_entry(folder / FEDERATION_FILENAME, "sites", reported.name, reported.fingerprint)
     if again:
         enforce_revocations(folder)
     if federation.layout == "vertical" and load_alignment(federation.folder) is not None:
         print(f"Its entities have to be aligned:    fedstat federation align {shell_path(folder)}\n")
-    place = [*federation.sites, *([] if known else [told.name])].index(told.name) + 1
-    print(f"{told.name} is site {place} of {federation.name}:\n\n  {told.fingerprint}\n")
+    place = [*federation.sites, *([] if known else [reported.name])].index(reported.name) + 1
+    print(f"{reported.name} is site {place} of {federation.name}:\n\n  {reported.fingerprint}\n")
     print(COMPARE)
     if federation.carrier == FLARE:
-        print(f"Then certify it by    fedstat federation provision {shell_path(folder)} {told.name}.request")
+        print(
+            f"Then certify it by    fedstat federation provision {shell_path(folder)} {reported.name}.request"
+        )
     return 0
 
 
@@ -344,7 +346,7 @@ def test_federation(folder: Path, timeout: float) -> int:
     coordinator_identity(federation.folder)
     carrier = open_carrier(federation, timeout)
     print(underlined(f"Federation {federation.name}"))
-    schemas, problems = _ask_all(carrier, federation.sites)
+    schemas, problems = _request_all(carrier, federation.sites)
     problems += pair_problems(carrier, tuple(schemas))
     problems += rosters.revoked_problems(federation)
     if isinstance(carrier, ClosableTransport):
@@ -364,7 +366,7 @@ def test_federation(folder: Path, timeout: float) -> int:
     return print_problems(problems)
 
 
-def _ask_all(carrier: Transport, sites: Iterable[str]) -> tuple[dict[str, TableSchema], list[str]]:
+def _request_all(carrier: Transport, sites: Iterable[str]) -> tuple[dict[str, TableSchema], list[str]]:
     """Print who answers, and how fast; the schemas of those, and why the others do not."""
     rows, problems, schemas = (
         [("site", "answers", "seconds", "rows", "columns", "fedstat", "families")],

@@ -221,12 +221,15 @@ def show_flare_status(folder: Path) -> int:
     rows += [("address", f"{federation.host}:{federation.port}"), ("certificates", _lasts(home / SERVER))]
     rows += [(name, "taken out, its kit is refused") for name in _taken_out(federation)]
     if is_running(home):
-        told = query_server(folder)
+        reported = query_server(folder)
         rows += [
-            (name, "connected" if name in told.connected else "not connected") for name in federation.sites
+            (name, "connected" if name in reported.connected else "not connected")
+            for name in federation.sites
         ]
-        rows += [("analysis", ", ".join(told.jobs.values()).lower() or "none is open")]
-        problems += [f"{name} is not connected" for name in federation.sites if name not in told.connected]
+        rows += [("analysis", ", ".join(reported.jobs.values()).lower() or "none is open")]
+        problems += [
+            f"{name} is not connected" for name in federation.sites if name not in reported.connected
+        ]
     else:
         problems.append(f"start the server by    fedstat federation serve {shell_path(folder)}")
     print(format_columns(rows))
@@ -238,11 +241,11 @@ def show_flare_site_status(folder: Path) -> tuple[dict[str, Any], bool]:
     home = folder / FLARE
 
     def more(site: SiteDescription) -> dict[str, object]:
-        account = {}
+        site_ledger = {}
         if (folder / LEDGER_FILENAME).exists():
-            account = describe_counts(read_ledger(folder, site.name, load_identity(folder).public))
+            site_ledger = describe_counts(read_ledger(folder, site.name, load_identity(folder).public))
         return (
-            account
+            site_ledger
             | describe_budget(folder, site.name)
             | {"certificate": "; ".join(flare_site_problems(folder)) or _lasts(home / KIT)}
         )

@@ -56,7 +56,7 @@ class FlareProcess:
     remarks: Callable[[], list[str]] = list
     prepare: Callable[[], object] = tuple
     conclude: Callable[[], object] = tuple
-    asked_to_stop: bool = False
+    stop_requested: bool = False
     began: str = field(default_factory=utc_now)
 
     def run(self) -> int:
@@ -70,13 +70,13 @@ class FlareProcess:
             state = "failed"
             try:
                 self._watch(process)
-                if self.asked_to_stop:
+                if self.stop_requested:
                     state = "stopped"
                     with suppress(EngineError):  # not reached: it ends all the same
                         self.conclude()
             finally:
                 _end(process)
-                self._tell(state, "no", None if state == "stopped" else {"reason": self._why(process)})
+                self._report(state, "no", None if state == "stopped" else {"reason": self._why(process)})
         if state == "stopped":
             print(f"{utc_now()} {self.name} stopped", flush=True)
             return 0
@@ -85,7 +85,7 @@ class FlareProcess:
 
     def stop(self, number: int, frame: Any) -> None:
         """End soon."""
-        self.asked_to_stop = True
+        self.stop_requested = True
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
@@ -119,26 +119,30 @@ class FlareProcess:
 
     def _watch(self, process: subprocess.Popen[bytes]) -> None:
         """Say when it is connected and when no longer, until it ends or is to end."""
-        told, day = "", -1
-        while process.poll() is None and not self.asked_to_stop:
+        reported, day = "", -1
+        while process.poll() is None and not self.stop_requested:
             connected = "yes" if self._is_connected(process.pid) else "no"
-            if connected != told:
-                self._tell("running", connected)
-                print(f"{utc_now()} {self._sentence(connected, told)} (process {os.getpid()})", flush=True)
-                told = connected
+            if connected != reported:
+                self._report("running", connected)
+                print(
+                    f"{utc_now()} {self._sentence(connected, reported)} (process {os.getpid()})", flush=True
+                )
+                reported = connected
             write_heartbeat(self.home)
             if day != (day := int(time.time() // DAY)):
                 for remark in self.remarks():
                     print(f"{utc_now()} {self.name}: {remark}", file=sys.stderr, flush=True)
             time.sleep(POLL)
 
-    def _sentence(self, connected: str, told: str) -> str:
+    def _sentence(self, connected: str, reported: str) -> str:
         where = f"{self.address[0]}:{self.address[1]}"
         if self.kind == "server":
             return f"{self.name} takes sites at {where}" if connected == "yes" else f"{self.name} is starting"
         if connected == "yes":
             return f"{self.name} is connected to {where}"
-        return f"{self.name} has lost {where}, and tries again" if told else f"{self.name} looks for {where}"
+        return (
+            f"{self.name} has lost {where}, and tries again" if reported else f"{self.name} looks for {where}"
+        )
 
     def _is_connected(self, number: int) -> bool:
         """Whether a client has a connection to the server's port, and whether a server listens at it."""
@@ -154,9 +158,9 @@ class FlareProcess:
         other = f"FLARE ended by itself (exit code {process.returncode}); see '{self.home / LOG}'"
         return WHY.get(process.returncode, other)
 
-    def _tell(self, state: str, connected: str, more: Mapping[str, str] | None = None) -> None:
-        told = {"listens" if self.kind == "server" else "connected": connected}
-        write_status(self.home, state, self.name, self.began, told | dict(more or {}))
+    def _report(self, state: str, connected: str, more: Mapping[str, str] | None = None) -> None:
+        reported = {"listens" if self.kind == "server" else "connected": connected}
+        write_status(self.home, state, self.name, self.began, reported | dict(more or {}))
 
 
 def is_running(home: Path) -> bool:

@@ -51,8 +51,8 @@ def make_roster(folder: Path) -> int:
     if not federation.sites:
         raise PartitionError(f"no site has been added yet: fedstat federation join {shell_path(folder)} CARD")
     last, roster = last_roster(federation), sign_roster(federation)
-    told = "stands: nothing has changed" if roster == last else "was made"
-    print(f"Roster {roster.number} of {federation.name} {told}.\n")
+    reported = "stands: nothing has changed" if roster == last else "was made"
+    print(f"Roster {roster.number} of {federation.name} {reported}.\n")
     print(format_columns(list(roster.sites.items())))
     print(f"\nFingerprint of the roster  {roster.fingerprint}\n")
     where = f"    fedstat site accept FOLDER{'' if federation.carrier == FOLDER_TRANSPORT else f' {FILE}'}"
@@ -113,27 +113,27 @@ def accept_roster(folder: Path, roster: Path | None, fingerprint: str, replace: 
     path = Path(description.exchange_folder, FILE) if roster is None else roster
     if roster is None and not description.exchange_folder:
         raise PartitionError(f"name the file: fedstat site accept {shell_path(folder)} {FILE}")
-    told = Roster.read(_read(path), f"'{path}'")
-    _check_of_site(folder, description, told)
-    known = _history(description, told)
-    _check_replaced(description, told, replace)
-    print(underlined(f"Roster {told.number} of {told.name}"))
-    print(format_columns(_changes(description, told)))
-    print(f"\nFingerprint of the roster  {told.fingerprint}\n")
+    reported = Roster.read(_read(path), f"'{path}'")
+    _check_of_site(folder, description, reported)
+    known = _history(description, reported)
+    _check_replaced(description, reported, replace)
+    print(underlined(f"Roster {reported.number} of {reported.name}"))
+    print(format_columns(_changes(description, reported)))
+    print(f"\nFingerprint of the roster  {reported.fingerprint}\n")
     if not fingerprint:
         print(COMPARE + "\n")
         given = [word for one in replace for word in ("--replace", f'"{one}"')]
         words = ["fedstat site accept", shell_path(folder), *([] if roster is None else [shell_path(path)])]
-        print(f'Then:    {" ".join([*words, *given])} --fingerprint "{told.fingerprint}"')
+        print(f'Then:    {" ".join([*words, *given])} --fingerprint "{reported.fingerprint}"')
         return 1
-    if not same_fingerprint(fingerprint, told.fingerprint):
+    if not same_fingerprint(fingerprint, reported.fingerprint):
         raise SecurityError(
             f"not the roster that was compared, and nothing was changed:\n\n  compared  {fingerprint}\n  "
-            f"this one  {told.fingerprint}\n\nSomebody exchanged '{path}', or there is a newer one"
+            f"this one  {reported.fingerprint}\n\nSomebody exchanged '{path}', or there is a newer one"
         )
-    _enter(folder, description, told, known)
-    print(f"{description.name} trusts the coordinator and the institutions of roster {told.number} now.")
-    _countersign(folder, description, told)
+    _enter(folder, description, reported, known)
+    print(f"{description.name} trusts the coordinator and the institutions of roster {reported.number} now.")
+    _countersign(folder, description, reported)
     return 0
 
 
@@ -151,39 +151,42 @@ def _read(path: Path) -> bytes:
     return text
 
 
-def _check_of_site(folder: Path, description: SiteDescription, told: Roster) -> None:
+def _check_of_site(folder: Path, description: SiteDescription, reported: Roster) -> None:
     """Require that this site takes part, under its own key."""
     own, name = load_identity(folder).public.fingerprint, description.name
-    if name not in told.sites:
-        if normalize_fingerprint(own) in map(normalize_fingerprint, told.revoked):
-            raise PartitionError(f"roster {told.number} has {name} among those that were taken out")
+    if name not in reported.sites:
+        if normalize_fingerprint(own) in map(normalize_fingerprint, reported.revoked):
+            raise PartitionError(f"roster {reported.number} has {name} among those that were taken out")
         raise PartitionError(
-            f"roster {told.number} does not list {name}; send the coordinator its card again"
+            f"roster {reported.number} does not list {name}; send the coordinator its card again"
         )
-    if not same_fingerprint(told.sites[name], own):
+    if not same_fingerprint(reported.sites[name], own):
         raise SecurityError(
-            f"roster {told.number} lists {name} with another key than its own: its card was exchanged on the "
+            f"roster {reported.number} lists {name} with another key than its own: its card was "
+            f"exchanged on the "
             "way to the coordinator. Ask by telephone, and accept nothing before"
         )
-    for site in told.sites:
+    for site in reported.sites:
         check_name(site)
     layout = "horizontal" if description.site_column else "vertical"
-    if told.layout != layout:
-        raise PartitionError(f"the federation is of the {told.layout} layout, and {name} is of the {layout}")
+    if reported.layout != layout:
+        raise PartitionError(
+            f"the federation is of the {reported.layout} layout, and {name} is of the {layout}"
+        )
 
 
-def _history(description: SiteDescription, told: Roster) -> dict[str, str]:
+def _history(description: SiteDescription, reported: Roster) -> dict[str, str]:
     """Hold a roster against those that were accepted before; what is kept of these."""
-    if not same_fingerprint(description.coordinator, told.coordinator):
+    if not same_fingerprint(description.coordinator, reported.coordinator):
         return {}
     latest = max(map(int, description.roster), default=0)
-    if told.number < latest:
+    if reported.number < latest:
         raise SecurityError(
-            f"roster {told.number} is older than roster {latest}, which {description.name} has accepted; "
+            f"roster {reported.number} is older than roster {latest}, which {description.name} has accepted; "
             "somebody put it back, or ask the coordinator for the last one"
         )
     for number, digest in description.roster.items():
-        if told.digest_of(int(number)) != digest:
+        if reported.digest_of(int(number)) != digest:
             raise SecurityError(
                 f"roster {number} was another one when {description.name} accepted it: the coordinator has "
                 "made two under one number. Ask the other institutions by telephone which they have"
@@ -191,56 +194,56 @@ def _history(description: SiteDescription, told: Roster) -> dict[str, str]:
     return dict(description.roster)
 
 
-def _check_replaced(description: SiteDescription, told: Roster, replace: Sequence[str]) -> None:
-    pairs = [(f"the coordinator of {told.name}", description.coordinator, told.coordinator)]
-    pairs += [(f"site {site}", description.pinned.get(site, ""), key) for site, key in told.sites.items()]
+def _check_replaced(description: SiteDescription, reported: Roster, replace: Sequence[str]) -> None:
+    pairs = [(f"the coordinator of {reported.name}", description.coordinator, reported.coordinator)]
+    pairs += [(f"site {site}", description.pinned.get(site, ""), key) for site, key in reported.sites.items()]
     for who, known, key in pairs:
         check_replaced_pin(
             who, known, key, next((one for one in replace if same_fingerprint(one, known)), "")
         )
 
 
-def _leaving(description: SiteDescription, told: Roster) -> Iterator[str]:
+def _leaving(description: SiteDescription, reported: Roster) -> Iterator[str]:
     """Sites that are pinned here by keys that were taken out, and do not take part by another."""
-    out = set(map(normalize_fingerprint, told.revoked))
+    out = set(map(normalize_fingerprint, reported.revoked))
     for site, key in description.pinned.items():
-        if site not in told.sites and normalize_fingerprint(key) in out:
+        if site not in reported.sites and normalize_fingerprint(key) in out:
             yield site
 
 
-def _changes(description: SiteDescription, told: Roster) -> list[tuple[str, ...]]:
+def _changes(description: SiteDescription, reported: Roster) -> list[tuple[str, ...]]:
     """Rows of what is not as it is pinned here."""
-    parties = {COORDINATOR: (description.coordinator, told.coordinator)}
-    parties |= {site: (description.pinned.get(site, ""), key) for site, key in told.sites.items()}
+    parties = {COORDINATOR: (description.coordinator, reported.coordinator)}
+    parties |= {site: (description.pinned.get(site, ""), key) for site, key in reported.sites.items()}
     rows: list[tuple[str, ...]] = [
         (who, "new" if not known else "has a new key", key)
         for who, (known, key) in parties.items()
         if not same_fingerprint(known, key)
     ]
-    rows += [(site, "is taken out", description.pinned[site]) for site in _leaving(description, told)]
+    rows += [(site, "is taken out", description.pinned[site]) for site in _leaving(description, reported)]
     as_before = len(parties) - sum(row[1] != "is taken out" for row in rows)
     return [*rows, (f"{as_before} others" if rows else "all", "as before", "")] if as_before else rows
 
 
-def _enter(folder: Path, description: SiteDescription, told: Roster, known: dict[str, str]) -> None:
+def _enter(folder: Path, description: SiteDescription, reported: Roster, known: dict[str, str]) -> None:
     """Write whom the owner trusts by a roster, and its number last: a cut leaves it to be accepted again."""
     path = folder / DESCRIPTION
     make_table(path, "roster")
-    for site, key in told.sites.items():
+    for site, key in reported.sites.items():
         if not same_fingerprint(description.pinned.get(site, ""), key):
             set_entry(path, "pinned", site, key)
-    for site in _leaving(description, told):
+    for site in _leaving(description, reported):
         withdraw_entry(path, "pinned", site)
-    set_entry(path, "", COORDINATOR, told.coordinator)
+    set_entry(path, "", COORDINATOR, reported.coordinator)
     for old in set(description.roster) - set(known):  # of another coordinator
         withdraw_entry(path, "roster", old)
-    for number in range(1, told.number + 1):
-        set_entry(path, "roster", str(number), told.digest_of(number))
+    for number in range(1, reported.number + 1):
+        set_entry(path, "roster", str(number), reported.digest_of(number))
 
 
-def _countersign(folder: Path, description: SiteDescription, told: Roster) -> None:
+def _countersign(folder: Path, description: SiteDescription, reported: Roster) -> None:
     """Write for the coordinator that the roster was accepted here."""
-    acceptance = Acceptance(description.name, told.number, told.digest, _now())
+    acceptance = Acceptance(description.name, reported.number, reported.digest, _now())
     text = acceptance.sign(load_identity(folder)).encode()
     path = folder / f"{description.name}{ACCEPTED}"
     write_atomic(path, text)

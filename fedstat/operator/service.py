@@ -101,8 +101,8 @@ def health_problem(standing: SiteStatus, folder: Path, age: float | None, patien
         return f"its policy cannot be read: {error}"
     for problem in mode_problems(folder):
         return problem
-    if standing.account != "whole":
-        return standing.account
+    if standing.site_ledger != "whole":
+        return standing.site_ledger
     if standing.connected is False:
         return "it has no connection to the server"
     if standing.certificate_days is not None and standing.certificate_days < 0:
@@ -129,8 +129,8 @@ def exposition(standing: SiteStatus, busy: float | None, free: int | None) -> st
     label = f'site="{_escaped(standing.site)}"'
     for name, kind, what, value in _metrics(standing, busy, free):
         if value is not None:
-            told = f'{label},carrier="{standing.carrier}",version="{_escaped(standing.installed)}"'
-            labels = told if name == "fedstat_build_info" else label
+            reported = f'{label},carrier="{standing.carrier}",version="{_escaped(standing.installed)}"'
+            labels = reported if name == "fedstat_build_info" else label
             lines += [f"# HELP {name} {what}", f"# TYPE {name} {kind}", f"{name}{{{labels}}} {value!r}"]
     return "\n".join(lines) + "\n"
 
@@ -144,7 +144,7 @@ def write_metrics(path: Path, mode: int, standing: SiteStatus, folder: Path, bus
 
 def _metrics(standing: SiteStatus, busy: float | None, free: int | None) -> Iterator[Metric]:
     yield "fedstat_build_info", "gauge", "Version of the package and carrier of the site.", 1
-    answers = int(standing.is_served and not standing.problem and standing.account == "whole")
+    answers = int(standing.is_served and not standing.problem and standing.site_ledger == "whole")
     yield "fedstat_answers", "gauge", "Whether the service can answer.", answers
     yield "fedstat_questions_total", "counter", "Questions that were answered.", standing.questions
     yield "fedstat_refused_total", "counter", "Questions that were refused.", standing.refused
@@ -202,9 +202,9 @@ class Service:
     began: str = field(default_factory=utc_now)
     busy: float = 0.0
     passed_over: int = 0
-    asked_to_stop: bool = False
+    stop_requested: bool = False
     _looks: int = 0
-    _told: tuple[int, int] = (-1, -1)
+    _reported: tuple[int, int] = (-1, -1)
     _beaten: float = 0.0
     _measured: float = -EVERY
 
@@ -229,36 +229,36 @@ class Service:
 
     def stop(self, number: int, frame: Any) -> None:
         """Finish the present question, then end."""
-        self.asked_to_stop = True
+        self.stop_requested = True
 
     def _stop(self) -> bool:
         self._looks += 1
-        self._tell()
+        self._report()
         # the first look answers all that waits
         done = self.once and self._looks > 1
-        return self.asked_to_stop or done
+        return self.stop_requested or done
 
     def _refused(self, why: str) -> None:
         self.passed_over += 1
         self.log(f"passed over: {why}")
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         """Write how it is, where that changed."""
-        count = (sum(len(chain.entries) for chain in self.site.site.account.chains), self.passed_over)
-        if count != self._told:
-            self._told = count
-            self.tell("running")
+        count = (sum(len(chain.entries) for chain in self.site.site.site_ledger.chains), self.passed_over)
+        if count != self._reported:
+            self._reported = count
+            self.report("running")
         if time.monotonic() - self._beaten > BEAT:
             self._beaten = time.monotonic()
             write_heartbeat(self.folder)
         if time.monotonic() - self._measured > EVERY:
             self._measured = time.monotonic()
-            self.metrics(show_site_json(self.folder, self.site.site.account), self.busy)
+            self.metrics(show_site_json(self.folder, self.site.site.site_ledger), self.busy)
 
-    def tell(self, state: str) -> None:
+    def report(self, state: str) -> None:
         """Write the status file."""
-        told = {"passed over": self.passed_over} | describe_counts(self.site.site.account)
-        write_status(self.folder, state, self.site.site.name, self.began, told)
+        reported = {"passed over": self.passed_over} | describe_counts(self.site.site.site_ledger)
+        write_status(self.folder, state, self.site.site.name, self.began, reported)
 
 
 def _open_inbox(exchange: str, name: str, refused: Callable[[str], None]) -> Inbox | BucketInbox:
@@ -303,10 +303,10 @@ def serve_site_folder(
         )
     take = log_to(log, log_megabytes, log_count)
 
-    def tell(line: str) -> None:
+    def report(line: str) -> None:
         take(f"{utc_now()} {line}")
 
-    service = Service(folder, SignedSite(folder, tell=tell), once, tell, measure)
+    service = Service(folder, SignedSite(folder, report=report), once, report, measure)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, service.stop)
     said = f"{utc_now()} {description.name} answers in '{description.exchange}' (process {os.getpid()})"
@@ -316,8 +316,8 @@ def serve_site_folder(
         service.run(poll)
         state = ORDERLY
     finally:
-        service.tell(state)
-        measure(replace(show_site_json(folder, service.site.site.account), is_served=False), service.busy)
+        service.report(state)
+        measure(replace(show_site_json(folder, service.site.site.site_ledger), is_served=False), service.busy)
     said = f"{utc_now()} {description.name} {ORDERLY}; its ledger goes on when it is started again"
     print(said, flush=True) if log is None else take(said)
     return 0
@@ -356,7 +356,7 @@ def _status(folder: Path) -> tuple[dict[str, Any], bool]:
     return read_service_status(folder, folder, ledger_is_held, lambda site: _left_to_do(folder, site))
 
 
-def show_site_json(folder: Path, account: SiteLedger | None = None) -> SiteStatus:
+def show_site_json(folder: Path, site_ledger: SiteLedger | None = None) -> SiteStatus:
     """Read how a site stands, whatever carries its questions, for programs; its account unless given."""
     site, plans = read_description(folder), len(plan_folder(folder).waiting())
     if flare_commands.uses_flare(folder):
@@ -366,8 +366,8 @@ def show_site_json(folder: Path, account: SiteLedger | None = None) -> SiteStatu
     waiting = None if is_bucket(site.exchange) else _waiting(site.exchange, site.name)
     counted = (waiting if isinstance(waiting, int) else None), plans
     carrier = "bucket" if is_bucket(site.exchange) else "folder"
-    served = account is not None or ledger_is_held(folder)
-    return read_site_status(folder, folder, carrier, site.name, served, counted, None, account)
+    served = site_ledger is not None or ledger_is_held(folder)
+    return read_site_status(folder, folder, carrier, site.name, served, counted, None, site_ledger)
 
 
 def show_health(folder: Path, patience: float) -> int:

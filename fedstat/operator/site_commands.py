@@ -291,7 +291,7 @@ def _show_policy(site: str, policy: Policy) -> None:
 def _family_row(
     site: str, policy: Policy, family: str, steps: Mapping[str, Step], never: list[str]
 ) -> tuple[str, ...]:
-    told, rules = [], dict[str, None]()
+    reported, rules = [], dict[str, None]()
     # None asks in clear, 0 for a part of a masked sum
     for masked in (None, 0):
         outcome = [
@@ -299,11 +299,11 @@ def _family_row(
             for name, step in steps.items()
         ]
         may = sum(not reasons for reasons in outcome)
-        told.append("all" if may == len(steps) else f"{may} of {len(steps)}" if may else "none")
+        reported.append("all" if may == len(steps) else f"{may} of {len(steps)}" if may else "none")
         rules |= dict.fromkeys(one.rule for reasons in outcome for one in reasons)
     if may:  # of a family that may ask nothing the steps need not be listed
         never += [f"{family}.{name}" for name, reasons in zip(steps, outcome, strict=True) if reasons]
-    return family, str(len(steps)), *told, ", ".join(rules)
+    return family, str(len(steps)), *reported, ", ".join(rules)
 
 
 def _show_trust(description: SiteDescription, fingerprint: str, problems: list[str]) -> None:
@@ -323,12 +323,12 @@ def _show_trust(description: SiteDescription, fingerprint: str, problems: list[s
 def _show_budget(folder: Path, name: str, policy: Policy) -> Iterator[str]:
     """Show how the privacy budget stands by the site's account; what is wrong with the account."""
     try:
-        account = read_ledger(folder, name, load_identity(folder).public)
-        account.check_undisputed(name)
+        site_ledger = read_ledger(folder, name, load_identity(folder).public)
+        site_ledger.check_undisputed(name)
     except SecurityError as error:
         yield str(error)
         return
-    spent = read_budget_spent(policy, account)
+    spent = read_budget_spent(policy, site_ledger)
     if spent is not None:
         print(underlined("Its privacy budget"))
         print(f"  {str(spent).capitalize()}\n")

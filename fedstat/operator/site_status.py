@@ -78,7 +78,7 @@ class SiteStatus:
     installed: str
     problem: str
     records_as_of: str | None
-    account: str
+    site_ledger: str
     sessions: int | None
     questions: int | None
     refused: int | None
@@ -114,15 +114,16 @@ def read_site_status(
     served: bool,
     waiting: tuple[int | None, int | None],
     days: int | None,
-    account: SiteLedger | None = None,
+    site_ledger: SiteLedger | None = None,
 ) -> SiteStatus:
     """Read how a site stands.
 
-    `waiting` counts questions and plans, `days` those of its certificate; the `account` is read unless given.
+    `waiting` counts questions and plans, `days` those of its certificate; the `site_ledger` is read unless
+    given.
     """
     words = read_status_file(home)
     held = ActiveRules.load(folder) if served else None
-    account, problem = (account, "") if account is not None else _account(folder, site)
+    site_ledger, problem = (site_ledger, "") if site_ledger is not None else _site_ledger(folder, site)
     connected = words.get("connected")
     age = heartbeat_age(home)
     return SiteStatus(
@@ -139,13 +140,13 @@ def read_site_status(
         installed=VERSION,
         problem="" if held is None else held.problem,
         records_as_of=(held.as_of or None) if held is not None else None,
-        account=problem or "whole",
-        **(dict.fromkeys(LEDGER_COUNTS) if account is None else count_ledger(account)),
+        site_ledger=problem or "whole",
+        **(dict.fromkeys(LEDGER_COUNTS) if site_ledger is None else count_ledger(site_ledger)),
         passed_over=words.get("passed over"),
         waiting=waiting[0],
         plans_waiting=waiting[1],
         certificate_days=days,
-        budget=_budget(folder, account),
+        budget=_budget(folder, site_ledger),
     )
 
 
@@ -163,7 +164,7 @@ def _state(words: dict[str, Any], served: bool) -> str:
     return KILLED if state == "running" and not served else state
 
 
-def _account(folder: Path, site: str) -> tuple[SiteLedger | None, str]:
+def _site_ledger(folder: Path, site: str) -> tuple[SiteLedger | None, str]:
     if not (folder / LEDGER_FILENAME).exists():
         return None, f"'{folder / LEDGER_FILENAME}' is absent"
     try:
@@ -172,12 +173,12 @@ def _account(folder: Path, site: str) -> tuple[SiteLedger | None, str]:
         return None, str(error)
 
 
-def count_ledger(account: SiteLedger) -> dict[str, Any]:
+def count_ledger(site_ledger: SiteLedger) -> dict[str, Any]:
     """Count what is in a site's account, under :data:`COUNTED`."""
-    entries = [entry for chain in account.chains for entry in chain.entries]
+    entries = [entry for chain in site_ledger.chains for entry in chain.entries]
     found = (
-        len(account.chains),
-        sum(chain.round for chain in account.chains),
+        len(site_ledger.chains),
+        sum(chain.round for chain in site_ledger.chains),
         sum(entry.kind == REFUSAL for entry in entries),
         sum(entry.left for entry in entries),
         len(entries),
@@ -186,11 +187,11 @@ def count_ledger(account: SiteLedger) -> dict[str, Any]:
     return dict(zip(LEDGER_COUNTS, found, strict=True))
 
 
-def _budget(folder: Path, account: SiteLedger | None) -> BudgetStatus | None:
-    if account is None:
+def _budget(folder: Path, site_ledger: SiteLedger | None) -> BudgetStatus | None:
+    if site_ledger is None:
         return None
     try:
-        spent = read_budget_spent(read_site_policy(folder), account)
+        spent = read_budget_spent(read_site_policy(folder), site_ledger)
     except PartitionError:  # the policy cannot be read, which is told by who needs it
         return None
     if spent is None:
@@ -224,9 +225,9 @@ def write_status(home: Path, state: str, name: str, began: str, more: Mapping[st
         write_atomic(home / STATUS, json.dumps(content, indent=2).encode())
 
 
-def describe_counts(account: SiteLedger) -> dict[str, Any]:
+def describe_counts(site_ledger: SiteLedger) -> dict[str, Any]:
     """Count what is in a site's account, for people."""
-    found = count_ledger(account)
+    found = count_ledger(site_ledger)
     found["last_question"] = found["last_question"] or "none"
     return {name.replace("_", " "): found[name] for name in LEDGER_COUNTS if name != "entries"}
 
@@ -240,10 +241,10 @@ def describe_budget(folder: Path, site: str) -> dict[str, str]:
     if policy.privacy is None:
         return {}
     try:
-        account = read_ledger(folder, site, load_identity(folder).public)
+        site_ledger = read_ledger(folder, site, load_identity(folder).public)
     except SecurityError:
         return {"privacy budget": f"not known, see fedstat site check {shell_path(folder)}"}
-    return {"privacy budget": str(read_budget_spent(policy, account))}
+    return {"privacy budget": str(read_budget_spent(policy, site_ledger))}
 
 
 def read_service_status(

@@ -86,7 +86,7 @@ def _root(difference: Callable[[float], float]) -> float:
 
 
 @dataclass(slots=True)
-class GaussianAccount:
+class GaussianAccountant:
     """What Gaussian releases about the same record have cost so far.
 
     `squared` is the sum of (sensitivity / standard deviation)^2.

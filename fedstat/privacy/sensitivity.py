@@ -65,9 +65,9 @@ def bounded_sums(values: Floats, low: Floats, high: Floats, places: int = PLACES
     if len(values) * max(map(abs, (*low_.tolist(), *high_.tolist())), default=0) >= 2**63:
         raise ModelError("sums of so many values leave 64 bits; choose fewer binary places")
     # Cut as integers, too: the bound on what leaves is one of integers.
-    whole = np.clip(_towards_zero(np.clip(values, low, high), places), low_, high_)
+    complete = np.clip(_towards_zero(np.clip(values, low, high), places), low_, high_)
     spans = [int(b) - int(a) for a, b in zip(low_, high_, strict=True)]
-    return BoundedSums(whole.sum(axis=0), sum(span * span for span in spans))
+    return BoundedSums(complete.sum(axis=0), sum(span * span for span in spans))
 
 
 def clip_rows(scores: Floats, squared_radius: Fraction | int, places: int = PLACES) -> Ints:
@@ -89,11 +89,11 @@ def _cut(scores: Floats, radius: float, most: int, places: int) -> Ints:
     X = np.clip(np.nan_to_num(scores, nan=0.0), -HUGE, HUGE)
     lengths = np.sqrt(np.einsum("ij,ij->i", X, X))
     X *= np.minimum(1.0, radius / np.maximum(lengths, 1.0 / HUGE))[:, None]
-    whole = _towards_zero(X, places)
+    complete = _towards_zero(X, places)
     # The division above rounds: a row that is a unit too long is shortened until it is not.
-    while (long := np.flatnonzero(np.einsum("ij,ij->i", whole, whole) > most)).size:
-        whole[long] -= np.sign(whole[long])
-    return whole
+    while (long := np.flatnonzero(np.einsum("ij,ij->i", complete, complete) > most)).size:
+        complete[long] -= np.sign(complete[long])
+    return complete
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,19 +176,20 @@ def halved(packed: bytes) -> bytes:
     return len(header).to_bytes(8, "little") + header + packed[8 + length :]
 
 
-def mangled_ask(rng: Random, ask: Request) -> bytes:
+def mangled_ask(rng: Random, request: Request) -> bytes:
     """A question with a fault: in its address, its text, an array, or its bytes."""
     content = {
-        name: getattr(ask, name) for name in ("site", "family", "step", "session", "text", "masked", "turn")
+        name: getattr(request, name)
+        for name in ("site", "family", "step", "session", "text", "masked", "turn")
     }
-    arrays = dict(ask.arrays)
+    arrays = dict(request.arrays)
     match int(rng.integers(9)):
         case 0:
             content[pick(rng, ["site", "family", "step", "session"])] = pick(
                 rng, ["", "glm", "secure", "x" * 500, "\0"]
             )
-        case 1 | 2 if ask.text:
-            content["text"] = text_of(rng, ask.text.encode()).decode("utf-8", "replace")
+        case 1 | 2 if request.text:
+            content["text"] = text_of(rng, request.text.encode()).decode("utf-8", "replace")
         case 3:
             content[pick(rng, ["masked", "turn"])] = pick(rng, [0, 1, 2**31, 10**18])
         case 4 if arrays:
@@ -196,7 +197,7 @@ def mangled_ask(rng: Random, ask: Request) -> bytes:
         case 5:
             arrays[pick(rng, ["x", "beta", "text", ""])] = np.zeros(3)
         case 6:
-            return mangled(rng, pack_request(ask))
+            return mangled(rng, pack_request(request))
         case _ if arrays:
             name = pick(rng, list(arrays))
             arrays[name] = mangled_array(rng, arrays[name])
@@ -391,14 +392,14 @@ def folders(home: Path) -> tuple[Path, Path]:
         def __init__(self):
             self.sites = {name: open_site(home / name) for name in ("North", "West")}
 
-        def carry(self, site, request):
+        def send(self, site, request):
             return self.sites[site].answer(request)
 
     carrier = Here()
     partition = fs.ClientPartition.connect(study, journal=home / "journal", carrier=carrier)
     fs.GLORE.from_formula("x > 0 ~ z", partition).fit().receipt().save(home / "receipt.json")
     for site in carrier.sites.values():
-        site.account.store.close()
+        site.site_ledger.store.close()
     return study, north
 
 
@@ -450,9 +451,9 @@ def make_targets(home: Path) -> dict[str, Callable[[Random], object]]:
     """All readers, each with a valid file or message at hand."""
     study, north = folders(home)
     keys, coordinator = load_identity(north).public, load_identity(study)
-    told = Request("North", "schema", "describe_table", {}, "s", "{}")
+    reported = Request("North", "schema", "describe_table", {}, "s", "{}")
     site = fresh(open_and_close(north))
-    reply = site.answer(pack_request(told))
+    reply = site.answer(pack_request(reported))
     numbers, seen = np.arange(60), np.ones(60, dtype=bool)
     AlignedTable("North", pd.read_csv(home / "North.csv"), ["id"], home).keep("0" * 16, numbers)
     PersistentAlignment(
@@ -515,7 +516,7 @@ def make_targets(home: Path) -> dict[str, Callable[[Random], object]]:
 
 def open_and_close(folder: Path):
     site = open_site(folder)
-    site.account.store.close()
+    site.site_ledger.store.close()
     return site
 
 
@@ -590,30 +591,31 @@ def exchange(folder: Path, coordinator: Identity):
     The site's folder is its own: who finds its files altered answers nothing more.
     """
     served = open_site(folder)
-    asks = Path(read_description(folder).exchange, "North", "asks")
-    asks.mkdir(parents=True, exist_ok=True)
+    requests = Path(read_description(folder).exchange, "North", "asks")
+    requests.mkdir(parents=True, exist_ok=True)
 
     def target(rng: Random) -> None:
         number = rng.bytes(16).hex()
-        told = Request("North", "schema", "describe_table", {}, number, "{}")
-        question = mangled_ask(rng, told)
+        reported = Request("North", "schema", "describe_table", {}, number, "{}")
+        question = mangled_ask(rng, reported)
         if rng.random() < 0.5:
             data = sign_envelope(coordinator, Envelope("coordinator", "North", number, question))
         else:
             data = mangled(
-                rng, sign_envelope(coordinator, Envelope("coordinator", "North", number, pack_request(told)))
+                rng,
+                sign_envelope(coordinator, Envelope("coordinator", "North", number, pack_request(reported))),
             )
-        path = asks / f"{number}.ask"
+        path = requests / f"{number}.ask"
         path.write_bytes(data)
         looks = iter([False, True])
         try:
             serve_folder(
-                served, asks.parents[1], coordinator.public.fingerprint, poll=0, stop=lambda: next(looks)
+                served, requests.parents[1], coordinator.public.fingerprint, poll=0, stop=lambda: next(looks)
             )
         finally:
             path.unlink()
-            for answer in (asks.parent / "replies").glob("*.reply"):
+            for answer in (requests.parent / "replies").glob("*.reply"):
                 answer.unlink()
 
-    target.close = served.account.store.close
+    target.close = served.site_ledger.store.close
     return target

@@ -41,7 +41,7 @@ class ServedSites:
             for other in frames:
                 run("site", "pin", home / name, home / other)
 
-    def carry(self, site: str, request: bytes) -> bytes:
+    def send(self, site: str, request: bytes) -> bytes:
         if site not in self.servers:
             self.servers[site] = SiteServer(open_site(self.home / site))
         return self.servers[site].answer(request)
@@ -49,7 +49,7 @@ class ServedSites:
     def restart(self) -> None:
         """Close all sites; what they remember is in their folders."""
         for server in self.servers.values():
-            server.site.account.store.close()
+            server.site.site_ledger.store.close()
         self.servers.clear()
 
     def connect(self) -> fs.ClientPartition:

@@ -57,14 +57,14 @@ class Doors:
             for other in ("North", "South"):
                 assert main(["site", "pin", str(home / name), str(home / other)]) == 0
 
-    def carry(self, site, request):
+    def send(self, site, request):
         if site not in self.open:
             self.open[site] = SiteServer(open_site(self.home / site))
         return self.open[site].answer(request)
 
     def stop(self):
         for server in self.open.values():
-            server.site.account.store.close()
+            server.site.site_ledger.store.close()
         self.open.clear()
 
     def connect(self):
@@ -229,12 +229,12 @@ def put_back(doors):
 
 def test_an_earlier_state_is_found_by_what_the_coordinator_keeps(put_back, capsys):
     folder = put_back.home / "North"
-    open_site(folder).account.store.close()  # by itself the site cannot know
+    open_site(folder).site_ledger.store.close()  # by itself the site cannot know
     with pytest.raises(SecurityError, match="North: its ledger does not contain its signed state of 20"):
         put_back.connect()
     table = Request("North", "schema", "describe_table", {}, "other", "{}", turn=1)
     with pytest.raises(SecurityError, match="declared the loss"):
-        unpack_reply(put_back.carry("North", pack_request(table)))
+        unpack_reply(put_back.send("North", pack_request(table)))
     put_back.stop()
     with pytest.raises(SecurityError, match="earlier state"):  # nor after a restart
         open_site(folder)
@@ -268,22 +268,22 @@ def test_what_is_still_remembered_after_a_loss_is_held_against_new_answers(put_b
 
 def test_a_head_that_the_site_did_not_sign_disputes_nothing(doors):
     site = open_site(doors.home / "North")
-    head = site.account.store.head
+    head = site.site_ledger.store.head
     texts = [
         to_json(SignedCheckpoint(head.lines, "0" * 64, head.time + 1, (), head.signature)),
         to_json(SignedCheckpoint(head.lines, "0" * 64, head.time + 1).sign(Identity.generate())),
     ]
     for number, text in enumerate(texts):
-        ask = Request("North", "receipt", "recall_head", {}, f"session {number}", text)
+        request = Request("North", "receipt", "recall_head", {}, f"session {number}", text)
         with pytest.raises(SecurityError, match="does not have its signature"):
-            site.answer(pack_request(ask))
+            site.answer(pack_request(request))
     with pytest.raises(MessageError):
         site.answer(pack_request(Request("North", "receipt", "recall_head", {}, "session 2", "[" * 9000)))
-    told = unpack_reply(
+    reported = unpack_reply(
         site.answer(pack_request(Request("North", "receipt", "recall_head", {}, "session 3", to_json(head))))
     )
-    assert from_json(SignedCheckpoint, told.text, "head").lines > head.lines
-    site.account.store.close()
+    assert from_json(SignedCheckpoint, reported.text, "head").lines > head.lines
+    site.site_ledger.store.close()
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_a_ledger_that_is_altered_while_it_is_served_is_found(doors, alter):
     alter(doors.home / "North")
     with pytest.raises(SecurityError, match="was changed while the site was served"):
         site.answer(pack_request(Request("North", "schema", "describe_table", {}, "s", "{}")))
-    site.account.store.close()
+    site.site_ledger.store.close()
 
 
 def grown(more, positive=True):
@@ -328,8 +328,8 @@ def test_answers_over_records_that_are_gone_are_not_forgotten_in_silence(doors, 
     assert main(["site", "declare-loss", str(doors.home / "North"), "--reason", "records of November"]) == 0
     assert "over 60" in capsys.readouterr().out
     site = open_site(doors.home / "North")
-    assert site._data.memory.released is None and site.account.store.head.lost
-    site.account.store.close()
+    assert site._data.memory.released is None and site.site_ledger.store.head.lost
+    site.site_ledger.store.close()
 
 
 def test_what_a_crash_can_do_is_mended(doors):
@@ -338,18 +338,18 @@ def test_what_a_crash_can_do_is_mended(doors):
     head, size = (folder / "ledger.head").read_bytes(), (folder / "ledger.jsonl").stat().st_size
     site = open_site(folder)
     site.answer(pack_request(Request("North", "schema", "describe_table", {}, "s", "{}")))
-    n_sessions = len(site.account.chains)
-    site.account.keep_answered(ReleasedGroups.none(N).to_arrays(), N)
-    site.account.store.close()
+    n_sessions = len(site.site_ledger.chains)
+    site.site_ledger.keep_answered(ReleasedGroups.none(N).to_arrays(), N)
+    site.site_ledger.store.close()
     (folder / "ledger.head").write_bytes(head)
     (folder / "answered.npz").rename(folder / "answered.next")
-    whole = (folder / "ledger.jsonl").read_bytes()
+    complete = (folder / "ledger.jsonl").read_bytes()
     with (folder / "ledger.jsonl").open("ab") as file:
-        file.write(whole[size : size + 90])
+        file.write(complete[size : size + 90])
     site = open_site(folder)
-    assert (folder / "ledger.jsonl").read_bytes() == whole and len(site.account.chains) == n_sessions
+    assert (folder / "ledger.jsonl").read_bytes() == complete and len(site.site_ledger.chains) == n_sessions
     np.testing.assert_array_equal(site._data.memory.released.cells, np.zeros(N))
-    site.account.store.close()
+    site.site_ledger.store.close()
     keys = load_identity(folder).public
     assert len(read_ledger(folder, "North", keys).chains) == n_sessions
 
@@ -364,4 +364,4 @@ def test_a_folder_without_an_account_is_not_served(tmp_path):
     with pytest.raises(SecurityError, match="absent"):
         open_site(folder)
     assert main(["site", "declare-loss", str(folder), "--reason", "made by an earlier version"]) == 0
-    open_site(folder).account.store.close()
+    open_site(folder).site_ledger.store.close()

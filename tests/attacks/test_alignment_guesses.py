@@ -53,7 +53,7 @@ def test_a_strict_site_aligns_with_nobody_without_its_owners_consent(consents):
     made, _ = sites(Policy.strict(), consents)
     with pytest.raises(ConsentError, match=r"Victim: its policy \(alignment\).*fedstat site consent .*Evil'"):
         found(made)
-    assert not made["Victim"].account.refusals  # it depends on no row, and is no bit about one
+    assert not made["Victim"].site_ledger.refusals  # it depends on no row, and is no bit about one
 
 
 def test_a_list_of_guesses_is_not_raised():
@@ -111,14 +111,14 @@ def served(tmp_path):
         servers[name] = SiteServer(open_site(tmp_path / name))
 
     class Here:
-        def carry(self, site, request):
+        def send(self, site, request):
             apply_trust(servers[site].site, read_description(tmp_path / site))
             return servers[site].answer(request)
 
     engine = RemoteEngine({name: RemoteSite(name, Here()) for name in servers})
     yield tmp_path, lambda: align_connected_sites(engine, tuple(servers), study)
     for server in servers.values():
-        server.site.account.store.close()
+        server.site.site_ledger.store.close()
 
 
 def test_owners_consent_by_the_command_while_their_sites_are_served(served, capsys):

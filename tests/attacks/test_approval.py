@@ -60,8 +60,8 @@ class Departing:
         def answer(request):
             first, *more = self.change(unpack_request(request))
             reply = self.doors[name](pack_request(first))
-            for ask in more:
-                self.doors[name](pack_request(ask))
+            for requested in more:
+                self.doors[name](pack_request(requested))
             return reply
 
         return type("Door", (), {"answer": staticmethod(answer)})()
@@ -90,15 +90,15 @@ def departs(policy, change):
 def test_a_plan_waits_and_the_approved_analysis_gives_the_same_numbers():
     partition = rows()
     fitted = model(partition)
-    entered = {name: site.account.entities for name, site in partition.sites.items()}
+    entered = {name: site.site_ledger.entities for name, site in partition.sites.items()}
     with pytest.raises(ConsentError) as caught:
         fitted.fit()
     text = str(caught.value)
     for name, site in partition.sites.items():
         (digest,) = site.pending
         assert f"{name}: its policy (approval)" in text and digest in text and "fedstat site approve" in text
-        assert site.account.entities == entered[name]
-        assert site.account.refusals.total() == 0
+        assert site.site_ledger.entities == entered[name]
+        assert site.site_ledger.refusals.total() == 0
     approve_all(partition)
     found = fitted.fit().params
     assert not any(site.pending for site in partition.sites.values())
@@ -131,7 +131,7 @@ def test_a_denied_plan_is_refused_until_the_owner_decides_anew():
         model(partition).fit()
     with pytest.raises(PartitionError, match="no plan has"):
         partition.sites["S0"].approve("12")
-    assert partition.sites["S0"].account.decisions[digest].verdict == "denied"
+    assert partition.sites["S0"].site_ledger.decisions[digest].verdict == "denied"
     approve_all(partition)
     partition.sites["S0"].approve(digest)
     assert model(partition).fit().converged
@@ -148,32 +148,39 @@ def test_the_owner_reads_what_would_be_answered():
     assert "only in a masked sum" in text and "sum_scores (glm), at most" in text
 
 
-def other_formula(ask):
+def other_formula(request):
     """Ask for another column than was proposed."""
-    text = ask.text.replace("age", "income") if ask.step == "open_rows" else ask.text
-    return [replace(ask, text=text)]
+    text = request.text.replace("age", "income") if request.step == "open_rows" else request.text
+    return [replace(request, text=text)]
 
 
-def other_family(ask):
-    return [replace(ask, text=ask.text.replace("Binomial", "Gaussian"))] if ask.step == "start" else [ask]
+def other_family(request):
+    return (
+        [replace(request, text=request.text.replace("Binomial", "Gaussian"))]
+        if request.step == "start"
+        else [request]
+    )
 
 
-def more_rounds(ask):
+def more_rounds(request):
     """Ask for the sums at further points: each is as many equations in the rows."""
-    if ask.step != "sum_scores" or "beta" not in ask.arrays:
-        return [ask]
-    beta = ask.arrays["beta"]
-    return [ask, *(replace(ask, arrays={**ask.arrays, "beta": beta + 0.01 * k}) for k in range(40))]
+    if request.step != "sum_scores" or "beta" not in request.arrays:
+        return [request]
+    beta = request.arrays["beta"]
+    return [
+        request,
+        *(replace(request, arrays={**request.arrays, "beta": beta + 0.01 * k}) for k in range(40)),
+    ]
 
 
-def in_clear(ask):
-    return [replace(ask, masked=None)]
+def in_clear(request):
+    return [replace(request, masked=None)]
 
 
-def other_step(ask):
-    if ask.step != "judge":
-        return [ask]
-    return [ask, replace(ask, step="fit_alone", arrays={}, text="")]
+def other_step(request):
+    if request.step != "judge":
+        return [request]
+    return [request, replace(request, step="fit_alone", arrays={}, text="")]
 
 
 @pytest.mark.parametrize(
@@ -205,13 +212,13 @@ def test_sums_that_were_to_be_masked_are_not_asked_in_clear():
 
 def test_a_step_that_no_plan_has_is_refused_before_and_after():
     partition = rows()
-    ask = Request("S0", "glm", "fit_alone", {}, "s")
+    request = Request("S0", "glm", "fit_alone", {}, "s")
     with pytest.raises(FedstatError, match=r"its policy \(approval\).*none that was proposed"):
-        partition.sites["S0"].answer(pack_request(ask))
+        partition.sites["S0"].answer(pack_request(request))
     fitted = model(partition)
     approved(lambda: fitted.fit(local=False), partition)
     with pytest.raises(ConsentError, match="not in the plan"):
-        partition.sites["S0"].answer(pack_request(replace(ask, session=fitted._session)))
+        partition.sites["S0"].answer(pack_request(replace(request, session=fitted._session)))
 
 
 def test_a_plan_says_of_its_arrays_what_the_site_declares():
@@ -222,10 +229,10 @@ def test_a_plan_says_of_its_arrays_what_the_site_declares():
     (plan,) = partition.sites["S0"].pending.values()
     plan = replace(read_plan(to_json(plan), ""), prepared=())
     harmless = replace(plan.steps[-1].gives[0], what="nothing to worry about")
-    told = replace(plan, steps=(*plan.steps[:-1], replace(plan.steps[-1], gives=(harmless,))))
-    ask = Request("S0", "approval", "propose_plan", {}, fitted._session, to_json(told))
+    reported = replace(plan, steps=(*plan.steps[:-1], replace(plan.steps[-1], gives=(harmless,))))
+    request = Request("S0", "approval", "propose_plan", {}, fitted._session, to_json(reported))
     with pytest.raises(MessageError, match="not declared so"):
-        partition.sites["S0"].answer(pack_request(ask))
+        partition.sites["S0"].answer(pack_request(request))
 
 
 def proposed(change):
@@ -245,8 +252,8 @@ def proposed(change):
     approve_all(partition)
     opening = Request("S0", "design", "open_rows", {}, fitted._session, plan.steps[0].texts[0])
     summing = Request("S0", "design", "sum_columns", {}, fitted._session)
-    for ask in (opening, summing):
-        site.answer(pack_request(ask))
+    for request in (opening, summing):
+        site.answer(pack_request(request))
 
 
 def fewer_numbers(plan):
@@ -274,9 +281,9 @@ def test_words_from_elsewhere_do_not_move_the_owners_cursor():
         model(partition).fit()
     (plan,) = partition.sites["S0"].pending.values()
     lines = [*describe_plan(replace(plan, call="fit()\x1b[2J\n", learned=("nothing\r",)))]
-    told = "".join(lines)
-    assert told.isprintable() and "survey_rows" in told
-    assert "judge (glm), once: " in told and " 1 number over 200 records" in told
+    reported = "".join(lines)
+    assert reported.isprintable() and "survey_rows" in reported
+    assert "judge (glm), once: " in reported and " 1 number over 200 records" in reported
     assert len(set(lines)) == len(lines)
 
 
@@ -287,11 +294,11 @@ def test_what_was_asked_before_the_plan_stands_in_it_whatever_the_coordinator_sa
         fitted.fit()
     (honest,) = partition.sites["S0"].pending.values()
     plan = replace(honest, prepared=())
-    ask = Request("S0", "approval", "propose_plan", {}, other._session, to_json(plan))
-    unpack_reply(partition.sites["S0"].answer(pack_request(ask)))
-    (_, told) = partition.sites["S0"].pending.values()
-    assert told.digest != honest.digest
-    assert "terms income" in "\n".join(describe_plan(told))
+    request = Request("S0", "approval", "propose_plan", {}, other._session, to_json(plan))
+    unpack_reply(partition.sites["S0"].answer(pack_request(request)))
+    (_, reported) = partition.sites["S0"].pending.values()
+    assert reported.digest != honest.digest
+    assert "terms income" in "\n".join(describe_plan(reported))
 
 
 TRANSFORMED = "y ~ scale(age) + poly(z, 2) + bs(income, knots=(2e4,), lower_bound=0, upper_bound=1e6)"
@@ -323,21 +330,29 @@ def test_sums_for_transforms_wait_in_the_plan_of_the_fit():
         assert "transform_sums" in set(result.ledger.to_frame()["step"])
 
 
-def other_knots(ask):
+def other_knots(request):
     """Ask for another spline than stands in the formula that was approved."""
-    text = ask.text.replace("20000.0", "90000.0") if ask.step == "open_rows" else ask.text
-    return [replace(ask, text=text)]
+    text = request.text.replace("20000.0", "90000.0") if request.step == "open_rows" else request.text
+    return [replace(request, text=text)]
 
 
-def other_state(ask):
+def other_state(request):
     """Centre at another number than the sums tell: which one is not known before."""
-    text = re.sub(r"(center\W+)[0-9.]+", r"\g<1>1.0", ask.text) if ask.step == "open_rows" else ask.text
-    return [replace(ask, text=text)]
+    text = (
+        re.sub(r"(center\W+)[0-9.]+", r"\g<1>1.0", request.text)
+        if request.step == "open_rows"
+        else request.text
+    )
+    return [replace(request, text=text)]
 
 
-def other_transform(ask):
-    text = ask.text.replace("scale(age)", "scale(income)") if ask.step == "transform_sums" else ask.text
-    return [replace(ask, text=text)]
+def other_transform(request):
+    text = (
+        request.text.replace("scale(age)", "scale(income)")
+        if request.step == "transform_sums"
+        else request.text
+    )
+    return [replace(request, text=text)]
 
 
 @pytest.mark.parametrize(
@@ -352,9 +367,9 @@ def test_other_transforms_than_the_ones_approved_are_refused(change, said):
     approve_all(partition)
     seen = []
 
-    def watched(ask):
-        seen.extend(one.text != ask.text for one in change(ask))
-        return change(ask)
+    def watched(request):
+        seen.extend(one.text != request.text for one in change(request))
+        return change(request)
 
     fitted.engine = Departing(partition, watched).engine
     if said is None:
@@ -438,8 +453,8 @@ def test_of_an_evaluation_the_counts_are_told_that_were_approved(monkeypatch):
     assert all(array.numbers for step in plan.steps for array in step.gives if array.array != "text")
     approve_all(partition)
 
-    def twice(ask):
-        return [ask, ask] if ask.step == "bin_counts" else [ask]
+    def twice(request):
+        return [request, request] if request.step == "bin_counts" else [request]
 
     engine = Departing(partition, twice).engine
     monkeypatch.setattr(fs.ClientPartition, "engine", property(lambda self: engine))
@@ -520,11 +535,11 @@ def test_what_is_told_of_a_fit_afterwards_asks_nobody():
     result = approved(fs.VFEMRegression.from_formula("y ~ a + b + c + e", partition).fit, partition)
     glore = rows()
     pooled = approved(model(glore).fit, glore)
-    asked = [partition.sites["A"].account.entities, glore.sites["S0"].account.entities]
+    request = [partition.sites["A"].site_ledger.entities, glore.sites["S0"].site_ledger.entities]
     result.leave_one_out(), result.mcar_test(), result.independence_tests()
     result.refit("y ~ a + c"), result.summary(), result.receipt()
     pooled.heterogeneity.summary(), pooled.site_estimates, pooled.vif(), pooled.summary(), pooled.receipt()
-    assert [partition.sites["A"].account.entities, glore.sites["S0"].account.entities] == asked
+    assert [partition.sites["A"].site_ledger.entities, glore.sites["S0"].site_ledger.entities] == request
     assert not any(site.pending for site in (*partition.sites.values(), *glore.sites.values()))
 
 

@@ -56,16 +56,16 @@ def table() -> pd.DataFrame:
 
 
 def make_model(gaps: bool, coordinator: str | None = None) -> fs.VFEMRegression:
-    frames = {client: table()[names].assign(key=np.arange(N)) for client, names in COLUMNS.items()}
+    frames = {site: table()[names].assign(key=np.arange(N)) for site, names in COLUMNS.items()}
     if gaps:
         frames["Court"] = frames["Court"][np.random.default_rng(3).random(N) < 0.7]
     partition = fs.ClientPartition.from_frames(frames, on="key")
     return fs.VFEMRegression.from_formula("y ~ .", partition, coordinator=coordinator, between="independent")
 
 
-def truth(model: fs.VFEMRegression, client: str) -> np.ndarray:
+def truth(model: fs.VFEMRegression, site: str) -> np.ndarray:
     """Standardised columns of a client."""
-    X = model.partition.sites[client]._data.frame.loc[:, COLUMNS[client]].dropna().to_numpy(float)
+    X = model.partition.sites[site]._data.frame.loc[:, COLUMNS[site]].dropna().to_numpy(float)
     return (X - X.mean(axis=0)) / X.std(axis=0)
 
 
@@ -92,10 +92,10 @@ def by_default(coordinator: str | None = None) -> tuple[fs.VFEMRegression, Wire]
     return model, wire
 
 
-def history(wire: Wire, client: str) -> tuple[np.ndarray, np.ndarray]:
+def history(wire: Wire, site: str) -> tuple[np.ndarray, np.ndarray]:
     """Linear predictors (n, T + 1) that a client sent and residuals (n, T) that it was handed."""
-    h = wire.sent_by(client, "start", "linear_predictor") + wire.sent_by(client, "step", "linear_predictor")
-    s2, z = wire.handed_to(client, "step", "s2"), wire.handed_to(client, "step", "z")
+    h = wire.sent_by(site, "start", "linear_predictor") + wire.sent_by(site, "step", "linear_predictor")
+    s2, z = wire.handed_to(site, "step", "s2"), wire.handed_to(site, "step", "z")
     return np.array(h).T, np.array([v * e for v, e in zip(s2, z, strict=True)]).T
 
 
@@ -159,22 +159,22 @@ class TestMaskedIterativeExchange:
 
     def test_no_client_of_its_own(self):
         model, wire = iterated(gaps=False, masked=True)
-        for client in ("Registry", "Court"):
-            X = truth(model, client)
-            seen = wire.per_entity(N, client)
+        for site in ("Registry", "Court"):
+            X = truth(model, site)
+            seen = wire.per_entity(N, site)
             assert relative_error(rows_by_regression(seen, KNOWN, X[KNOWN]), X) > FAILED
 
 
-def best_from_moments(model: fs.VFEMRegression, client: str, by: str) -> np.ndarray:
+def best_from_moments(model: fs.VFEMRegression, site: str, by: str) -> np.ndarray:
     """Best linear prediction of a client's rows from another institution's, by the pooled moments."""
-    X, Z = truth(model, client), table()[COLUMNS[by]].to_numpy(float)
-    rows = np.isin(np.arange(N), entities(model, client))
+    X, Z = truth(model, site), table()[COLUMNS[by]].to_numpy(float)
+    rows = np.isin(np.arange(N), entities(model, site))
     Z = np.column_stack([np.ones(rows.sum()), Z[rows]])
     return Z @ np.linalg.lstsq(Z, X, rcond=None)[0]
 
 
-def entities(model: fs.VFEMRegression, client: str) -> np.ndarray:
-    return model.partition.rows[client]
+def entities(model: fs.VFEMRegression, site: str) -> np.ndarray:
+    return model.partition.rows[site]
 
 
 class TestDefaultExchange:
@@ -185,8 +185,8 @@ class TestDefaultExchange:
         model, wire = by_default(coordinator)
         kinds = set(model.fit().ledger.releases()["kind"])
         assert not kinds & {"per entity", "raw columns", "sketch"}
-        for client in ("Registry", "Court"):
-            assert not wire.sent_by(client, "step", "linear_predictor")
+        for site in ("Registry", "Court"):
+            assert not wire.sent_by(site, "step", "linear_predictor")
 
     @pytest.mark.parametrize("coordinator", [None, "apart"])
     @pytest.mark.parametrize("client", ["Registry", "Court"])

@@ -83,17 +83,17 @@ class Unread(FrameTable):
 
 def test_what_passes_says_nothing_of_rows():
     """The description of a table is the same whatever its rows say, but for how many there are."""
-    told = []
+    reported = []
     for frame in (FRAME, FRAME.assign(y=0.0, x=-1.0, g="a")):
         site = Site("Bank", Unread(frame[["y", "x", "g"]]), BUDGET)
-        asked = pack_request(Request("Bank", "schema", "describe_table", text="{}"))
-        told.append(unpack_reply(site.answer(asked)).text)
-    assert told[0] == told[1] and json.loads(told[0])["n_rows"] == N
+        request = pack_request(Request("Bank", "schema", "describe_table", text="{}"))
+        reported.append(unpack_reply(site.answer(request)).text)
+    assert reported[0] == reported[1] and json.loads(reported[0])["n_rows"] == N
 
 
 def texts(policy, formula, by):
     """What an analyst is told of a formula, by tables that differ in one row."""
-    told = []
+    reported = []
     for value, level in ((1.0, "a"), (-1.0, "z")):
         frame = FRAME.copy()
         frame.loc[7, ["x", "g"]] = value, level
@@ -106,10 +106,10 @@ def texts(policy, formula, by):
         kind = fs.FederatedGLM if by == "rows" else fs.VFEMRegression
         try:
             kind.from_formula(formula, partition)
-            told.append("made")
+            reported.append("made")
         except fs.errors.FedstatError as error:
-            told.append(f"{type(error).__name__}: {error}")
-    return told
+            reported.append(f"{type(error).__name__}: {error}")
+    return reported
 
 
 @pytest.mark.parametrize("by", ["rows", "columns"])

@@ -1,6 +1,7 @@
 """A column of one site times a column of another, of which one entity alone has both: its value.
 
-The court has indicator a, the bank b and incomes; entity 17 alone has a and b. The sum of products of a and of
+The court has indicator a, the bank b and incomes; entity 17 alone has a and b. The sum of products of a and
+of
 b times income is its income. Columns move by up to half a hundredth of their standard deviation (dither), so
 values are read with an error of about one percent; a hundredth part of a standard deviation counts as read.
 """

@@ -44,13 +44,13 @@ def sites(policy):
 def ask_bank(part, family, step, column, text="", **arrays):
     """Open a response at the bank, and ask a step about it, as a coordinator may that predicts nothing."""
 
-    def asking():
+    def requester():
         to = SecureProductSession(family, part._new_session(), None)
         yield [design_request("bank", "open_response", to.session, {"response": column, "columns": [column]})]
-        (reply,) = yield [to.ask("bank", step, text, **arrays)]
+        (reply,) = yield [to.request("bank", step, text, **arrays)]
         return reply.arrays
 
-    return part.engine.run(asking(), Ledger())
+    return part.engine.run(requester(), Ledger())
 
 
 def scored(part, p):
@@ -81,28 +81,28 @@ def labels_from_losses(part):
 
 def labels_from_expected(part):
     """The sum of probabilities of those that have the event."""
-    told = scored(part, 0.5 + 1e-7 * POWERS)
-    events = told["bins"][1].sum()
-    return bits((told["expected"][1].sum() - 0.5 * events) / 1e-7)
+    reported = scored(part, 0.5 + 1e-7 * POWERS)
+    events = reported["bins"][1].sum()
+    return bits((reported["expected"][1].sum() - 0.5 * events) / 1e-7)
 
 
 def labels_from_classes(part):
     """One entity alone is on the other side of one half, and nearly as probable as all."""
     found = []
     for i in range(TOLD):
-        told = scored(part, np.where(np.arange(N) == i, 0.501, 0.499))
-        found.append(told["confusion"][1, 1])
+        reported = scored(part, np.where(np.arange(N) == i, 0.501, 0.499))
+        found.append(reported["confusion"][1, 1])
     return np.array(found)
 
 
-def judged(part, p, column="y", law=("Binomial", "Logit")):
+def judged(part, p, column="y", joint=("Binomial", "Logit")):
     """The same of a regression over columns."""
     return ask_bank(
         part,
         "vfem",
         "judge_predictions",
         column,
-        DistributionSpec(*law).to_json(),
+        DistributionSpec(*joint).to_json(),
         predicted=p,
         use=np.ones(N, dtype=bool),
         code=np.zeros(N, dtype=np.int64),
@@ -153,7 +153,7 @@ def test_classes_that_the_asker_leaves_out_make_no_cells():
     """Entities of one class alone would be told apart by those that are left."""
     part = sites(Policy(evaluation="once"))
     p = expit(1e-6 * POWERS)
-    told = ask_bank(
+    reported = ask_bank(
         part,
         "laser",
         "score",
@@ -165,7 +165,7 @@ def test_classes_that_the_asker_leaves_out_make_no_cells():
         units=np.array([0.0, 1.0, 1.0]),
     )
     cell_means = average_in_groups(part.sites["bank"]._data, p, np.zeros(N, dtype=np.int64))
-    assert told["expected"].sum() == pytest.approx((1.0 - cell_means)[LABELS == 1.0].sum(), rel=1e-9)
+    assert reported["expected"].sum() == pytest.approx((1.0 - cell_means)[LABELS == 1.0].sum(), rel=1e-9)
 
 
 def errors_of(part, predicted):
@@ -188,15 +188,15 @@ def test_a_response_follows_from_squared_errors_of_chosen_predictions():
 
 def income_from_an_evaluation(part, i):
     """The same from the squared errors of an evaluation."""
-    told = judged(part, np.full(N, 15.0) + (np.arange(N) == i), "income", ("Gaussian", "Identity"))
-    at_one_level = told["spread"][0] + N * (told["bins"][1].sum() / N - 15.0) ** 2
-    return 15.0 + (at_one_level - told["squares"][0] + 1.0) / 2.0
+    reported = judged(part, np.full(N, 15.0) + (np.arange(N) == i), "income", ("Gaussian", "Identity"))
+    at_one_level = reported["spread"][0] + N * (reported["bins"][1].sum() / N - 15.0) ** 2
+    return 15.0 + (at_one_level - reported["squares"][0] + 1.0) / 2.0
 
 
 def income_from_a_deviance(part, i):
     """That of a count is linear in the logarithm of its mean; that of a constant tells the rest."""
-    told = judged(part, np.where(np.arange(N) == i, 3.0 * np.e, 3.0), "income", ("Poisson", "Log"))
-    (model, null), total = told["deviance"], told["bins"][1].sum()
+    reported = judged(part, np.where(np.arange(N) == i, 3.0 * np.e, 3.0), "income", ("Poisson", "Log"))
+    (model, null), total = reported["deviance"], reported["bins"][1].sum()
     logs = null / 2.0 + total * np.log(total / N)  # sum of y log y
     return logs - total * (np.log(3.0) + 1.0) + 3.0 * (N - 1.0 + np.e) - model / 2.0
 

@@ -103,10 +103,10 @@ def test_own_fits_and_bins_are_of_as_many_rows_as_is_claimed(few):
 
 
 def test_the_whole_table_begins_with_one_process():
-    whole = fs.threats()
-    assert tuple(whole.tidy().iloc[0]) == ("Everybody", "one process", ALL_ROWS_THREAT)
+    complete = fs.threats()
+    assert tuple(complete.tidy().iloc[0]) == ("Everybody", "one process", ALL_ROWS_THREAT)
     lines = len(fs.threats("open").tidy()) + 1
-    assert len(whole.tidy()) == lines and "two_sites" in str(whole) and "<table" in whole.as_html()
+    assert len(complete.tidy()) == lines and "two_sites" in str(complete) and "<table" in complete.as_html()
     with pytest.raises(PartitionError):
         fs.threats(7)
 
@@ -122,10 +122,10 @@ def test_readme_prints_the_table_and_no_former_claim():
 def test_an_explanation_says_what_is_learned_by_other_means():
     patients = fs.datasets.make_hospitals()
 
-    def told(policy):
+    def reported(policy):
         partition = fs.ClientPartition.from_frame(patients, by="hospital", policy=policy)
         return fs.GLORE.from_formula("sex ~ age + C(cp)", partition).explain().learned
 
-    assert ("Everybody here", ALL_ROWS_THREAT) in told("open")
-    strict = dict(told("strict"))
+    assert ("Everybody here", ALL_ROWS_THREAT) in reported("open")
+    strict = dict(reported("strict"))
     assert set(ACTIVE_PARTIES) <= set(strict) and strict["Everybody here"] == ALL_ROWS_THREAT

@@ -61,9 +61,9 @@ def test_exact_sums_tell_who_was_among_the_rows_as_well_as_the_forecast_says(n):
     score = {name: np.einsum("ij,jk,ik->i", u, M, u) for name, u in U.items()}
     ranks, k = rankdata(np.concatenate([score["in"], score["out"]]))[:n], len(outside)
     auc = (ranks.sum() - n * (n + 1) / 2) / (n * k)
-    told = tracing_auc(model.source._n_columns, n)
-    assert told - 0.08 < auc < told + 0.03
-    assert f"AUC about {told:.2f}" in str(result.summary())
+    reported = tracing_auc(model.source._n_columns, n)
+    assert reported - 0.08 < auc < reported + 0.03
+    assert f"AUC about {reported:.2f}" in str(result.summary())
 
 
 def known(frame):

@@ -48,17 +48,17 @@ def groups_released(policy, departs=False):
                 model.fit(method=method, cov_type="none")
             except PolicyError:
                 refused += 1
-        blocks = {block.client: block for block in model.design.blocks}
-        for client in released:
-            staged = wire.handed_to(client, "stage_block", "keep")
-            for code in wire.handed_to(client, "sum_products", "code"):
-                if not wire.sent_by(client, "sum_products", "sums"):
+        blocks = {block.site: block for block in model.design.blocks}
+        for site in released:
+            staged = wire.handed_to(site, "stage_block", "keep")
+            for code in wire.handed_to(site, "sum_products", "code"):
+                if not wire.sent_by(site, "sum_products", "sums"):
                     continue
-                rows = model.design.entities[blocks[client].rows[staged[-1]]]
+                rows = model.design.entities[blocks[site].rows[staged[-1]]]
                 group = np.full(400, -1)
-                filled = wire.handed_to(client, "stage_block", "rows")
+                filled = wire.handed_to(site, "stage_block", "rows")
                 group[rows] = code[filled[-1]] if filled else code
-                released[client].append(group)
+                released[site].append(group)
     return released, refused
 
 

@@ -32,7 +32,7 @@ LOOSE = fs.Policy(min_count=1, max_share=1.0)
 """Of an owner who lets sums rest on single rows; the usual open policy already refuses."""
 
 
-def told(policy, points, log=False, together=True):
+def reported(policy, points, log=False, together=True):
     """Sums of the mean at points, asked for in one question or in one each."""
     strict = fs.Policy.strict() if policy == "strict" else LOOSE
     published = dict.fromkeys("ABC", PUBLISHED) if strict.masked_only else None
@@ -46,9 +46,9 @@ def told(policy, points, log=False, together=True):
     def protocol():
         found = []
         for some in [points] if together else [points[k : k + 1] for k in range(len(points))]:
-            yield session.opening() + session.ask_all("start", {}, model.distribution.to_json())
-            asked = {"changed": np.array(some), "ends": np.array(ends[: len(some)])}
-            replies = yield session.ask_all("sum_effects", fixed | asked)
+            yield session.opening() + session.request_all("start", {}, model.distribution.to_json())
+            request = {"changed": np.array(some), "ends": np.array(ends[: len(some)])}
+            replies = yield session.request_all("sum_effects", fixed | request)
             found += add(replies, "changes").tolist()
         return np.array(found)
 
@@ -65,10 +65,10 @@ def cuts(steep):
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("steep", [1e6, 50.0])
 def test_rows_between_two_cuts_are_not_counted(together, steep):
-    below, above = told("loose", cuts(1e6))
+    below, above = reported("loose", cuts(1e6))
     assert round(below - above) == 1  # the row between the two
     with pytest.raises(PolicyError):
-        told("strict", cuts(steep), together=together)
+        reported("strict", cuts(steep), together=together)
 
 
 def test_logarithms_of_means_sum_values_beyond_a_cut():
@@ -76,7 +76,7 @@ def test_logarithms_of_means_sum_values_beyond_a_cut():
     z = np.sort(FRAME["z"].to_numpy())
     cut = (z[0] + z[1]) / 2.0
     point = [(-1e3 * cut, 1e3, 0.0)]
-    (level,) = told("loose", point, log=True)
+    (level,) = reported("loose", point, log=True)
     np.testing.assert_allclose(cut - level / 1e3, z[0], atol=1e-3)
     with pytest.raises(PolicyError):
-        told("strict", point, log=True)
+        reported("strict", point, log=True)

@@ -54,9 +54,9 @@ def rows_found(sites, responses):
     for place, result in zip(np.linspace(0.0, 1.0, len(results)), results, strict=True):
         design = result._fit.design
         moved = replace(design, mean=design.mean + np.array([place / beta[0], 0.0, 0.0]))
-        told, _ = evaluate_rows(result.basis.agreement, moved, result.distribution, beta, sites)
-        for k, site in enumerate(told.sites):
-            sums = np.cumsum([told.n[k], told.expected[k], told.observed[k]], axis=1).T
+        reported, _ = evaluate_rows(result.basis.agreement, moved, result.distribution, beta, sites)
+        for k, site in enumerate(reported.sites):
+            sums = np.cumsum([reported.n[k], reported.expected[k], reported.observed[k]], axis=1).T
             below[site] |= {round(c): (eta, y) for c, eta, y in sums}
     for site, sums in below.items():
         own = FRAME[FRAME["site"] == site]
@@ -89,17 +89,19 @@ def label_of_the_largest(policy, site="S0"):
     cut, slope = eta.iloc[-2:].mean(), 200.0 / (eta.iloc[-1] - eta.iloc[-2])
     beta, place = result.params.to_numpy(), place_of_bins(result._fit.design, result.params.to_numpy())
 
-    def asking():
-        asks = next(
+    def requester():
+        requests = next(
             _evaluation_protocol(result.basis.agreement, result.distribution, beta, place, False, False)
         )
-        yield asks
+        yield requests
         gamma = {"gamma": slope * np.array([-cut, 1.0])}
-        (reply,) = yield [Request(site, "evaluation", "recalibrate", gamma, asks[0].session)]
+        (reply,) = yield [Request(site, "evaluation", "recalibrate", gamma, requests[0].session)]
         return reply.arrays
 
-    told = sites.engine.run(asking(), Ledger())
-    return bool(told["spread"]) and told["squares"] == own["y"].sum() + 1 - 2 * own["y"][eta.index[-1]]
+    reported = sites.engine.run(requester(), Ledger())
+    return (
+        bool(reported["spread"]) and reported["squares"] == own["y"].sum() + 1 - 2 * own["y"][eta.index[-1]]
+    )
 
 
 def test_the_largest_prediction_tells_no_label():
@@ -112,13 +114,13 @@ def test_the_largest_prediction_tells_no_label():
 
 def test_sums_are_taken_of_the_model_that_was_evaluated_alone():
     sites = partition("strict", masked_only=False)
-    asks = [Request("S0", "evaluation", "recalibrate", {"gamma": np.array([0.0, 1.0])}, "another")]
+    requests = [Request("S0", "evaluation", "recalibrate", {"gamma": np.array([0.0, 1.0])}, "another")]
     with pytest.raises(DescriptionError, match="order"):
-        sites.engine.run(iter_once(asks), Ledger())
+        sites.engine.run(iter_once(requests), Ledger())
 
 
-def iter_once(asks):
-    return (yield asks)
+def iter_once(requests):
+    return (yield requests)
 
 
 def test_the_same_evaluation_is_answered_again():

@@ -70,22 +70,27 @@ class Service:
 
     def __init__(self, exchange):
         self.site = Site("North", pd.DataFrame({"x": np.arange(50.0)}))
-        self.exchange, self.told, self.ended = exchange, [], threading.Event()
+        self.exchange, self.reported, self.ended = exchange, [], threading.Event()
         self.thread = threading.Thread(target=self.serve, daemon=True)
 
     def serve(self):
         print_of = COORDINATOR.public.fingerprint
         serve_folder(
-            self.site, self.exchange, print_of, poll=0.01, stop=self.ended.is_set, refused=self.told.append
+            self.site,
+            self.exchange,
+            print_of,
+            poll=0.01,
+            stop=self.ended.is_set,
+            refused=self.reported.append,
         )
 
     def carrier(self, timeout=60.0):
         return FolderTransport(self.exchange, COORDINATOR, {"North": self.site.fingerprint}, timeout, 0.01)
 
-    def ask(self, timeout=60.0):
+    def request(self, timeout=60.0):
         carrier = self.carrier(timeout)
         request = pack_request(Request("North", "schema", "describe_table", {}, os.urandom(4).hex(), "{}"))
-        return unpack_reply(carrier.carry("North", request))
+        return unpack_reply(carrier.send("North", request))
 
 
 def wait_until(what, seconds=60):
@@ -111,11 +116,11 @@ def test_a_strangers_file_neither_ends_nor_holds_a_service(service, put):
     put(service.exchange / "North" / "asks" / STRANGERS)
     service.thread.start()
     tracemalloc.start()
-    assert service.ask().site == "North"
+    assert service.request().site == "North"
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 20 * 2**20
-    assert len(service.told) == 1 and "hunter2" not in service.told[0]
+    assert len(service.reported) == 1 and "hunter2" not in service.reported[0]
 
 
 def test_a_file_that_changes_all_the_time_is_told_of_once(service):
@@ -123,8 +128,8 @@ def test_a_file_that_changes_all_the_time_is_told_of_once(service):
     stranger = service.exchange / "North" / "asks" / STRANGERS
     for i in range(20):
         stranger.write_bytes(bytes(i))
-        service.ask()
-    assert len(service.told) <= 1
+        service.request()
+    assert len(service.reported) <= 1
 
 
 @pytest.mark.parametrize("put", [pipe, folder, link, large_envelope, brackets, signed_by_nobody])
@@ -135,7 +140,7 @@ def test_a_strangers_answer_is_put_aside_and_the_site_gives_its_own(service, put
     put(place)
     service.thread.start()
     with pytest.warns(FedstatWarning, match="the place of its reply was invalid"):
-        answer = service.carrier().carry("North", request)
+        answer = service.carrier().send("North", request)
     assert unpack_reply(answer).site == "North"
     assert len(list((service.exchange / "North" / "odd").iterdir())) == 1
 
@@ -151,11 +156,11 @@ def test_an_answer_under_another_key_ends_the_wait_by_name(service):
     place.parent.mkdir(parents=True)
     place.write_bytes(sign_envelope(other, Envelope("North", "coordinator", number, b"")))
     service.thread.start()
-    with pytest.raises(SecurityError) as told:
-        service.carrier().carry("North", request)
+    with pytest.raises(SecurityError) as reported:
+        service.carrier().send("North", request)
     for key in (other.public.fingerprint, service.site.fingerprint):
-        assert key in str(told.value)
-    assert unpack_reply(service.carrier().carry("North", request)).site == "North"
+        assert key in str(reported.value)
+    assert unpack_reply(service.carrier().send("North", request)).site == "North"
 
 
 def test_an_answer_that_was_altered_is_given_again_and_the_analysis_goes_on(service):
@@ -163,7 +168,7 @@ def test_an_answer_that_was_altered_is_given_again_and_the_analysis_goes_on(serv
     carrier = service.carrier(timeout=0.3)
     request = pack_request(Request("North", "schema", "describe_table", {}, "s", "{}", None, 1))
     with pytest.raises(EngineError, match="did not answer"):
-        carrier.carry("North", request)
+        carrier.send("North", request)
     service.thread.start()
     place = service.exchange / "North" / "replies" / f"{request_number(request)}.reply"
     wait_until(place.exists)
@@ -171,20 +176,20 @@ def test_an_answer_that_was_altered_is_given_again_and_the_analysis_goes_on(serv
     place.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     carrier.timeout = 60.0
     with pytest.warns(FedstatWarning, match="altered on its way"):
-        answer = carrier.carry("North", request)
+        answer = carrier.send("North", request)
     assert open_reply(content, service.site.fingerprint, "North", request_number(request), "") == answer
-    assert [chain.round for chain in service.site.account.chains] == [1]
+    assert [chain.round for chain in service.site.site_ledger.chains] == [1]
 
 
 def test_a_pair_that_was_read_is_found_by_whoever_asks_again(service):
     service.thread.start()
     request = pack_request(Request("North", "schema", "describe_table", {}, "s", "{}", None, 1))
-    first = service.carrier().carry("North", request)
+    first = service.carrier().send("North", request)
     service.ended.set()
     service.thread.join(60)
     part = SiteMailbox(service.exchange / "North")
     assert part.open_numbers() == ([], []) and part.done(request_number(request)).exists()
-    assert service.carrier(timeout=0.0).carry("North", request) == first
+    assert service.carrier(timeout=0.0).send("North", request) == first
 
 
 def test_a_question_that_is_put_back_is_not_answered_anew(service):
@@ -194,10 +199,10 @@ def test_a_question_that_is_put_back_is_not_answered_anew(service):
         for turn in (1, 2)
     ]
     for request in requests:
-        service.carrier().carry("North", request)
+        service.carrier().send("North", request)
     part, number = SiteMailbox(service.exchange / "North"), request_number(requests[0])
     kept = part.done(number).read_bytes()
-    shutil.copy(part.done(number).with_suffix(".ask"), part.ask(number))
+    shutil.copy(part.done(number).with_suffix(".ask"), part.request(number))
     wait_until(part.reply(number).exists)
     with part.reply(number).open("rb") as file:
         refusal = open_reply(file, service.site.fingerprint, "North", number, "")
@@ -224,11 +229,11 @@ def test_a_coordinator_that_is_not_trusted_is_told_so_at_once(service):
     service.thread.start()
     stranger = Stranger(service)
     begun = time.monotonic()
-    with pytest.raises(EngineError, match="fedstat site pin") as told:
-        stranger.carrier.carry("North", stranger.request)
+    with pytest.raises(EngineError, match="fedstat site pin") as reported:
+        stranger.carrier.send("North", stranger.request)
     assert time.monotonic() - begun < 50
     for key in (stranger.identity.public.fingerprint, service.site.fingerprint):
-        assert key in str(told.value)
+        assert key in str(reported.value)
     # The note is no answer, and tells nothing but the key that asked.
     content = stranger.note.read_bytes()
     assert COORDINATOR.public.fingerprint.encode() not in content
@@ -240,7 +245,7 @@ def test_a_note_that_the_site_did_not_sign_or_signed_once_is_not_believed(servic
     service.thread.start()
     stranger = Stranger(service)
     with pytest.raises(EngineError, match="fedstat site pin"):
-        stranger.carrier.carry("North", stranger.request)
+        stranger.carrier.send("North", stranger.request)
     old = stranger.note.read_bytes()
     service.ended.set()
     service.thread.join(60)
@@ -249,14 +254,14 @@ def test_a_note_that_the_site_did_not_sign_or_signed_once_is_not_believed(servic
     time.sleep(1.1)  # an envelope bears its time to the second
     stranger.carrier.timeout = 0.2
     with pytest.raises(EngineError, match="did not answer"):
-        stranger.carrier.carry("North", stranger.request)
+        stranger.carrier.send("North", stranger.request)
     altered = old.replace(b"untrusted", b"closedbut")
     stranger.note.write_bytes(altered)
     with (
         pytest.warns(FedstatWarning, match="was invalid"),
         pytest.raises(EngineError, match="did not answer"),
     ):
-        stranger.carrier.carry("North", stranger.request)
+        stranger.carrier.send("North", stranger.request)
 
 
 def test_a_note_on_what_another_key_signed_is_not_taken_for_one_on_the_own_question(service):
@@ -271,14 +276,14 @@ def test_a_note_on_what_another_key_signed_is_not_taken_for_one_on_the_own_quest
 
 
 def test_strangers_do_not_fill_the_folder_with_notes(service):
-    asks = service.exchange / "North" / "asks"
+    requests = service.exchange / "North" / "asks"
     for i in range(150):
         number = f"{i:032x}"
         question = sign_envelope(Identity.generate(), Envelope("coordinator", "North", number, b"?"))
-        (asks / f"{number}.ask").write_bytes(question)
+        (requests / f"{number}.ask").write_bytes(question)
     service.thread.start()
     for _ in range(45):
-        service.ask()
+        service.request()
     assert 0 < len(list((service.exchange / "North" / "replies").glob("*.note"))) <= 100
 
 
@@ -288,8 +293,8 @@ def test_nothing_is_written_through_a_link(service, tmp_path):
     (service.exchange / "North" / "replies").symlink_to(elsewhere)
     service.thread.start()
     with pytest.raises((EngineError, SecurityError)):
-        service.ask(timeout=1.0)
-    wait_until(lambda: any("link" in line for line in service.told))
+        service.request(timeout=1.0)
+    wait_until(lambda: any("link" in line for line in service.reported))
     assert not list(elsewhere.iterdir())
 
 

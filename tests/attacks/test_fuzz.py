@@ -28,8 +28,8 @@ def targets(tmp_path_factory):
 
 def links(home):
     """Entries of the account of the site that was served, read anew and so found to be whole."""
-    account = read_ledger(home / "served", "North", load_identity(home / "served").public)
-    return sum(len(chain.entries) for chain in account.chains)
+    site_ledger = read_ledger(home / "served", "North", load_identity(home / "served").public)
+    return sum(len(chain.entries) for chain in site_ledger.chains)
 
 
 def check(targets, inputs, seed):
@@ -57,10 +57,10 @@ def test_a_small_file_does_not_fill_the_memory(tmp_path, content):
 
 @pytest.mark.parametrize("name", ["site", "family", "step", "session", "text"])
 def test_half_a_character_is_no_text(name):
-    asked = dict.fromkeys(["site", "family", "step", "session", "text"], "A") | {name: HALF}
+    request = dict.fromkeys(["site", "family", "step", "session", "text"], "A") | {name: HALF}
     site = Site("A", pd.DataFrame({"x": [1.0, 2.0]}))
     with pytest.raises(MessageError, match="not a fedstat message"):
-        site.answer(halved(pack_request(Request(**asked))))
+        site.answer(halved(pack_request(Request(**request))))
 
 
 def test_the_fits_in_whose_midst_questions_are_asked_are_fits():

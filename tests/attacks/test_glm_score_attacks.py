@@ -49,7 +49,7 @@ PERSON = FRAME[FRAME["a"] * FRAME["b"] == 1.0].iloc[0]
 POLICIES = {"open": fs.Policy.open(), "strict": fs.Policy.strict(products="any")}
 
 
-def asked(policy, betas, family="glm"):
+def request(policy, betas, family="glm"):
     """Sums over sites that a coordinator is told that departs: at coefficients (R, 4) of its own, in turn."""
     strict = policy if isinstance(policy, fs.Policy) else POLICIES[policy]
     masked = strict.masked_only
@@ -62,12 +62,12 @@ def asked(policy, betas, family="glm"):
     first, each = (units, {}) if family == "fedavg" else ({}, units | {"observed": np.array(False)})
 
     def protocol():
-        yield session.opening() + session.ask_all("start", first, model.distribution.to_json())
-        told = []
+        yield session.opening() + session.request_all("start", first, model.distribution.to_json())
+        reported = []
         for beta in betas:
-            replies = yield session.ask_all("sum_scores", each | {"beta": np.asarray(beta, dtype=float)})
-            told.append({name: add(replies, name) for name in replies[0].arrays})
-        return told
+            replies = yield session.request_all("sum_scores", each | {"beta": np.asarray(beta, dtype=float)})
+            reported.append({name: add(replies, name) for name in replies[0].arrays})
+        return reported
 
     return FitAttempt(model, model._new_ledger()).run(protocol(), session.masked_sites)
 
@@ -82,23 +82,23 @@ def cuts():
 def between_cuts(policy, sessions):
     """Value of z, and what the difference of two scores says of it."""
     z, betas = cuts()
-    told = asked(policy, betas) if sessions == 1 else [asked(policy, [beta])[0] for beta in betas]
-    change = told[1]["score"] - told[0]["score"]
+    reported = request(policy, betas) if sessions == 1 else [request(policy, [beta])[0] for beta in betas]
+    change = reported[1]["score"] - reported[0]["score"]
     return z, change[3] / change[0] if change[0] else 0.0
 
 
 @pytest.mark.parametrize("sessions", [1, 2])
 def test_the_row_between_two_cuts_is_told_by_no_site(sessions):
     loose = fs.Policy(min_count=1, min_level_count=1)  # of owners with no least number of rows
-    z, told = between_cuts(loose, sessions)
-    assert told == pytest.approx(z, rel=1e-6)
+    z, reported = between_cuts(loose, sessions)
+    assert reported == pytest.approx(z, rel=1e-6)
     for policy in ("open", "strict"):
         assert between_cuts(policy, sessions)[1] == 0.0
 
 
 def test_a_rare_outcome_is_no_cut():
-    (told,) = asked("strict", [(-13.0, 0.0, 0.0, 0.01)])
-    assert told["spread"] == 3 and told["score"].any()
+    (reported,) = request("strict", [(-13.0, 0.0, 0.0, 0.01)])
+    assert reported["spread"] == 3 and reported["score"].any()
 
 
 CELLS = np.array([(0, 0), (1, 0), (0, 1), (1, 1)], dtype=float)
@@ -109,15 +109,21 @@ def told_of_cell(policy, scale=1.0, slope=0.0, family="glm", sessions=1):
     """Number of rows, z and y of those with both a and b, from sums at coefficients of nearly zero for z."""
     betas = scale * np.array(SHAPES)
     points = [(a - 50.0 * slope, b, c, slope) for a, b, c in betas]
-    told = asked(policy, points, family) if sessions == 1 else [asked(policy, [p], family)[0] for p in points]
+    reported = (
+        request(policy, points, family)
+        if sessions == 1
+        else [request(policy, [p], family)[0] for p in points]
+    )
     eta = betas[:, :1] + betas[:, 1:] @ CELLS.T
     mu = 1.0 / (1.0 + np.exp(-eta))
     V = mu * (1.0 - mu)
     rows = np.vstack([np.column_stack([np.ones(len(mu)), -mu]), np.column_stack([np.zeros(len(mu)), V])])
-    sums = [[one["score"][j] for one in told] + [one["information"][0, j] for one in told] for j in (0, 3)]
+    sums = [
+        [one["score"][j] for one in reported] + [one["information"][0, j] for one in reported] for j in (0, 3)
+    ]
     (_, *n), (_, *z) = (np.linalg.lstsq(rows, np.array(one), rcond=None)[0] for one in sums)
     # Pearson's statistic of outcomes of zero and one is linear in them.
-    pearson = np.array([one["totals"][2] for one in told]) - (mu**2 / V) @ n
+    pearson = np.array([one["totals"][2] for one in reported]) - (mu**2 / V) @ n
     y = np.linalg.lstsq((1.0 - 2.0 * mu) / V, pearson, rcond=None)[0]
     return n[3], z[3], y[3]
 
@@ -164,7 +170,7 @@ def judged(betas, distribution, rows, monkeypatch):
     """Whether all of a session's points pass, and how many of them took a look at all rows."""
     looks = []
     look = leverage._isolates_few_rows
-    monkeypatch.setattr(leverage, "_isolates_few_rows", lambda *asked: looks.append(1) or look(*asked))
+    monkeypatch.setattr(leverage, "_isolates_few_rows", lambda *request: looks.append(1) or look(*request))
     opened = SimpleNamespace(question=SimpleNamespace(intercept=True, weights={}))
     site, state = SiteData("A", None, None, fs.Policy.strict()), State("A")
     try:

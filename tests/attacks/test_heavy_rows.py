@@ -128,7 +128,7 @@ def in_a_pattern(policy):
     model = fs.VFEMRegression.from_formula("y ~ often + z + z2 + w", partition, between="independent")
     moments = model.fit().exchange.moments
     names = ["1", *moments.names, "y"]
-    has_court, has_other = (moments.patterns[:, moments.clients.index(c)] for c in ("Court", "Other"))
+    has_court, has_other = (moments.patterns[:, moments.sites.index(c)] for c in ("Court", "Other"))
     (g,) = np.flatnonzero(~has_court & has_other)
     G, at = moments.grams[g], [names.index("often"), names.index("z2")]
     b, z = at
@@ -178,16 +178,18 @@ def test_a_group_that_was_refused_is_not_taken_for_one_that_was_judged():
     judged = leverage.largest_shares
     with tapped(fit) as wire:
         fit.fit()
-    asks = [ask for ask, _ in wire.passed if ask.site == "Registry" and ask.family == "vfem"]
-    at = next(j for j, ask in enumerate(asks) if ask.step == "sum_products")
-    for ask in asks[:at]:
-        site.answer(pack_request(replace(ask, turn=None)))
+    requests = [
+        request for request, _ in wire.passed if request.site == "Registry" and request.family == "vfem"
+    ]
+    at = next(j for j, request in enumerate(requests) if request.step == "sum_products")
+    for request in requests[:at]:
+        site.answer(pack_request(replace(request, turn=None)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(leverage, "largest_shares", lambda X: (1.0, *judged(X)[1:]))
         for _ in range(2):
             with refused_for("largest share"):
-                site.answer(pack_request(replace(asks[at], turn=None)))
-    site.answer(pack_request(replace(asks[at], turn=None)))
+                site.answer(pack_request(replace(requests[at], turn=None)))
+    site.answer(pack_request(replace(requests[at], turn=None)))
 
 
 def test_a_combination_of_columns_is_not_that_of_one_row():

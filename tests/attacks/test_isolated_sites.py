@@ -41,14 +41,14 @@ class Isolating(LocalEngine):
         self.sites, self.parts, self.truth = sites, [], None
         self.step, self.change, self.released = step, change, released
 
-    def _carry(self, ask, ledger):
-        if ask.step == self.step and ask.site != TARGET:
-            ask = self.change(ask)
-        wanted = ask.step in ("sum_scores", "run_epochs") and len(self.parts) < len(self.sites)
-        if wanted and ask.site == TARGET:
-            request = pack_request(replace(ask, masked=None))
+    def _send(self, requested, ledger):
+        if requested.step == self.step and requested.site != TARGET:
+            requested = self.change(requested)
+        wanted = requested.step in ("sum_scores", "run_epochs") and len(self.parts) < len(self.sites)
+        if wanted and requested.site == TARGET:
+            request = pack_request(replace(requested, masked=None))
             self.truth = unpack_reply(self.sites[TARGET].answer(request)).arrays[self.released]
-        reply = super()._carry(ask, ledger)
+        reply = super()._send(requested, ledger)
         if wanted:
             self.parts.append(reply.arrays[self.released])
         return reply
@@ -68,23 +68,24 @@ def attack(kind, step, change, released):
     return model.engine.isolated()
 
 
-def huge(ask):
-    return replace(ask, arrays=ask.arrays | {"scale": np.full_like(ask.arrays["scale"], 1e150)})
+def huge(request):
+    return replace(request, arrays=request.arrays | {"scale": np.full_like(request.arrays["scale"], 1e150)})
 
 
-def others(ask):
+def others(request):
     """Three sites are drawn, and whoever is asked is not among them."""
-    return replace(ask, text=json.dumps([site for site in SITES if site != ask.site]))
+    return replace(request, text=json.dumps([site for site in SITES if site != request.site]))
 
 
-def nobody(ask):
-    return replace(ask, text=json.dumps([TARGET]))
+def nobody(request):
+    return replace(request, text=json.dumps([TARGET]))
 
 
-def still(ask):
+def still(request):
     """No step is taken: the parts of the others are their rows times what they were told."""
     return replace(
-        ask, arrays=ask.arrays | {"learning_rate": np.array(0.0), "beta": 0.0 * ask.arrays["beta"]}
+        request,
+        arrays=request.arrays | {"learning_rate": np.array(0.0), "beta": 0.0 * request.arrays["beta"]},
     )
 
 
@@ -101,7 +102,7 @@ def test_a_site_is_not_isolated_by_what_the_others_are_told(name, monkeypatch):
     with pytest.raises(SecurityError, match="its masks did not cancel"):
         attack(*CASES[name])
     if name != "scale at the start":  # without the binding its part is read from the masked sum
-        monkeypatch.setattr(door, "bind_common", lambda *told: "")
+        monkeypatch.setattr(door, "bind_common", lambda *reported: "")
         assert attack(*CASES[name]) < 1e-6
 
 
@@ -109,6 +110,6 @@ def test_a_part_is_not_hidden_by_fewer_than_three_sites(monkeypatch):
     case = (fs.FedAvg, "run_epochs", nobody, "beta")
     with pytest.raises(DescriptionError, match=r"S1: a masked sum over 4 sites .* 1 of them would add"):
         attack(*case)
-    monkeypatch.setattr(door, "bind_common", lambda *told: "")
-    monkeypatch.setitem(checks.FACT_CHECKS, SampledSites, lambda *told: None)
+    monkeypatch.setattr(door, "bind_common", lambda *reported: "")
+    monkeypatch.setitem(checks.FACT_CHECKS, SampledSites, lambda *reported: None)
     assert attack(*case) < 1e-6

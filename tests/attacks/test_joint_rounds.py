@@ -27,14 +27,14 @@ def model_of(frames, policy="open", **options):
     return fs.VFEMGLM.from_formula("y ~ .", partition, family=sm.families.Binomial(), **options)
 
 
-def rows_and_guess(wire, frames, clients):
+def rows_and_guess(wire, frames, sites):
     """Standardised columns of entities that exactly these clients have, and what the coordinator solves."""
     has = np.column_stack([np.isin(np.arange(600), frames[c].k) for c in NAMES])
-    here = np.flatnonzero((has == np.isin(NAMES, clients)).all(axis=1))
+    here = np.flatnonzero((has == np.isin(NAMES, sites)).all(axis=1))
     H = np.array(wire.handed_to("Holder", "glm_evaluate", "predictor"))
     H = (H - H[:, ~has.any(axis=1)][:, :1])[:, here]
     D, X = [], []
-    for c in clients:
+    for c in sites:
         pattern = wire.handed_to(c, "joint_predict", "code")[0][frames[c].k.isin(here).argmax()]
         D.append(np.array(wire.handed_to(c, "joint_predict", "slopes"))[:, pattern])
         columns = frames[c].set_index("k")
@@ -66,7 +66,7 @@ def test_fewer_rounds_than_columns_leave_a_row_open(tmp_path):
 
 def with_one_entity_moved(monkeypatch, entity, heard):
     """Have the holder evaluate once more, with another predictor at one entity, and ask for the sums."""
-    sums, ask = JointIteration._sums, JointIteration.ask
+    sums, request = JointIteration._sums, JointIteration.request
 
     def twice(self):
         first = yield from sums(self)
@@ -78,16 +78,16 @@ def with_one_entity_moved(monkeypatch, entity, heard):
                 predictor = arrays["predictor"].copy()
                 predictor[entity] += 2.0
                 arrays["predictor"] = predictor
-            return ask(self, site, step, text, **arrays)
+            return request(self, site, step, text, **arrays)
 
-        monkeypatch.setattr(JointIteration, "ask", telling)
-        other = yield from self._at(self.joint.law, 0.0, -np.inf)
-        monkeypatch.setattr(JointIteration, "ask", ask)
+        monkeypatch.setattr(JointIteration, "request", telling)
+        other = yield from self._at(self.joint.joint, 0.0, -np.inf)
+        monkeypatch.setattr(JointIteration, "request", request)
         at, self.joint = self.joint, replace(self.joint, sums=other.sums, boxes=other.boxes)
         second = yield from sums(self)
         self.joint = at
         heard.append((first, second))
-        yield from self._at(self.joint.law, 0.0, -np.inf)
+        yield from self._at(self.joint.joint, 0.0, -np.inf)
         return first
 
     monkeypatch.setattr(JointIteration, "_sums", twice)
@@ -108,12 +108,12 @@ def test_two_sums_at_predictors_that_differ_at_one_entity_are_its_row(monkeypatc
 def responses_of_pattern(wire, pattern, code):
     """Solve for the responses of a pattern: every number that is told of it is linear in each of them."""
     here = np.flatnonzero(code == pattern)
-    asks = [(a, r) for a, r in wire.passed if (a.site, a.step) == ("Holder", "glm_evaluate")]
-    rows, told = [], []
-    for ask, reply in asks:
+    requests = [(a, r) for a, r in wire.passed if (a.site, a.step) == ("Holder", "glm_evaluate")]
+    rows, reported = [], []
+    for request, reply in requests:
         if "sums" not in reply.arrays:
             continue
-        given = ask.arrays
+        given = request.arrays
         m = np.ascontiguousarray(given["predictor"][here] + given["centre"][pattern])
         v = np.full(len(here), given["spread"][pattern])
         by_response = []
@@ -122,8 +122,8 @@ def responses_of_pattern(wire, pattern, code):
             by_response.append(np.array([t[BY_M], t[BY_V], -t[BY_MM], t[BY_V] ** 2]))
         zero, one = by_response
         rows.append(one - zero)
-        told.append(reply.arrays["sums"][pattern] - zero.sum(axis=1))
-    A, b = np.vstack(rows), np.concatenate(told)
+        reported.append(reply.arrays["sums"][pattern] - zero.sum(axis=1))
+    A, b = np.vstack(rows), np.concatenate(reported)
     use = np.linalg.norm(A, axis=1) > 1e-12
     A, b = A[use] / np.linalg.norm(A[use], axis=1)[:, None], b[use] / np.linalg.norm(A[use], axis=1)
     return here, np.linalg.lstsq(A, b, rcond=1e-12)[0] > 0.5
@@ -153,7 +153,7 @@ def test_a_strict_site_answers_none_of_it(masked):
         model.fit(masked=masked)
     assert not any(a.size >= 600 and a.dtype != np.uint8 for _, r in wire.passed for a in r.arrays.values())
     assert not any(
-        ask.step in ("joint_score", "joint_weights", "joint_information") for ask, _ in wire.passed
+        request.step in ("joint_score", "joint_weights", "joint_information") for request, _ in wire.passed
     )
 
 

@@ -118,8 +118,8 @@ def test_a_cell_of_few_rows_is_refused_however_it_is_coded(term):
     assert few == 2
     family = sm.families.Gaussian()
     loose = rows(Policy(min_level_count=1), RARE)
-    told = fs.FederatedGLM.from_formula(f"income ~ {term}", loose, family=family).fit()
-    of_cell = told.predict(RARE[(RARE.g == "b") & (RARE.h == "q")]).iloc[0]
+    reported = fs.FederatedGLM.from_formula(f"income ~ {term}", loose, family=family).fit()
+    of_cell = reported.predict(RARE[(RARE.g == "b") & (RARE.h == "q")]).iloc[0]
     expected = RARE[(RARE.g == "b") & (RARE.h == "q")].income.mean()
     assert of_cell == pytest.approx(expected, rel=1e-6)
     with pytest.raises(PolicyError, match=r"minimum rows per level.* levels of column 'C"):
@@ -130,7 +130,7 @@ def test_a_cell_of_few_rows_is_refused_however_it_is_coded(term):
 def test_a_coding_with_knots_beside_a_person_is_none_of_its_formula(spline):
     """Who coordinates sends states of transforms; the owner was asked about the knots of the formula."""
     right = "0 + " + spline.format("lower_bound=19, upper_bound=90")
-    (terms,) = parse_pooled_formula(f"income ~ {right}", list(TABLE)).clients
+    (terms,) = parse_pooled_formula(f"income ~ {right}", list(TABLE)).sites
     spec = build_block(TABLE, terms, intercept=False).spec
     assert BlockSpec.from_json(spec.to_json()) == spec
     (text,) = spec.state

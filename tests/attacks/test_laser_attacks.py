@@ -53,8 +53,8 @@ def area(score, y):
 
 def labels_of_a_batch(wire, frames, site="shop", batch=3):
     """Area under the curve of labels told from the gradients of one batch: their first direction."""
-    asks = [(a, r) for a, r in wire.passed if (a.site, a.step) == (site, "train")]
-    rows, gradient = asks[batch][0].arrays["rows"], asks[batch + 1][0].arrays["gradient"]
+    requests = [(a, r) for a, r in wire.passed if (a.site, a.step) == (site, "train")]
+    rows, gradient = requests[batch][0].arrays["rows"], requests[batch + 1][0].arrays["gradient"]
     # Gradients of different sets differ in length and not in sign.
     direction = np.linalg.svd(gradient, full_matrices=False)[2][0]
     return area(gradient @ direction, frames["bank"]["y"].to_numpy()[rows])
@@ -86,32 +86,32 @@ def columns_told(view, known, of):
 
 def test_the_holder_learns_columns_from_outputs_and_masks_only_slow_it_down():
     """From two hundred known entities it predicts those of a client's columns in the same look."""
-    frames, told = study(), {}
+    frames, reported = study(), {}
     X = frames["shop"][["shop0", "shop1", "shop2"]].to_numpy()
     for exchange in ("clear", "masked"):
         wire = listened(frames, exchange=exchange, validation=0.5, calibration=0.0)
         looks = [(a, r) for a, r in wire.passed if a.step == "judge"]
-        ask = looks[-1][0].arrays
-        outputs = ask["outputs"]
+        request = looks[-1][0].arrays
+        outputs = request["outputs"]
         view = outputs[1] if exchange == "clear" else outputs[0]
         known = np.arange(len(view)) < 200
-        told[exchange] = columns_told(view, known, X[ask["rows"]])
+        reported[exchange] = columns_told(view, known, X[request["rows"]])
         assert outputs.shape[0] == (3 if exchange == "clear" else 1)
-    assert told["clear"] > 0.85
-    assert 0.3 < told["masked"] < told["clear"]
+    assert reported["clear"] > 0.85
+    assert 0.3 < reported["masked"] < reported["clear"]
 
 
 def sums_of_outputs(fitted, frames, monkeypatch):
     """Masked sum of the clients' outputs for every entity, as the coordinator adds it up."""
-    passed, plain = [], LocalEngine._carry
+    passed, plain = [], LocalEngine._send
 
-    def kept(self, ask, ledger):
-        reply = plain(self, ask, ledger)
-        passed.append((ask, reply))
+    def kept(self, request, ledger):
+        reply = plain(self, request, ledger)
+        passed.append((request, reply))
         return reply
 
     with monkeypatch.context() as patched:
-        patched.setattr(LocalEngine, "_carry", kept)
+        patched.setattr(LocalEngine, "_send", kept)
         fitted.predict_proba(fs.ClientPartition.from_frames(frames, on="id"))
     words = [r.arrays["outputs"] for a, r in passed if a.step == "represent" and a.masked is not None]
     assert len(words) == len(frames)
@@ -139,16 +139,16 @@ def test_what_masks_change_of_columns_and_what_a_difference_of_two_sums_undoes(m
     hidden = np.maximum(own @ theta[:24].reshape(8, 3).T + theta[24:32], 0.0)
     outputs = hidden @ theta[32:96].reshape(8, 8).T + theta[96:]
     known = np.arange(len(X)) < 200
-    told = {
+    reported = {
         name: columns_told(view, known, X)
         for name, view in (("own", outputs), ("of three", three), ("of four", every), ("others", others))
     }
     # 0.95 of its own outputs, 0.63 and 0.56 of sums of three and four, 0.03 by what others' outputs tell.
-    assert told["own"] > 0.9 and told["of four"] > 0.4 and told["others"] < 0.1
-    assert told["others"] < told["of four"] < told["of three"] < 0.8 * told["own"]
+    assert reported["own"] > 0.9 and reported["of four"] > 0.4 and reported["others"] < 0.1
+    assert reported["others"] < reported["of four"] < reported["of three"] < 0.8 * reported["own"]
     # Of sums with it and without it nothing is hidden: to the resolution of masked numbers.
     np.testing.assert_allclose(every - others, outputs, atol=1e-9)
-    assert columns_told(every - others, known, X) == pytest.approx(told["own"], abs=1e-6)
+    assert columns_told(every - others, known, X) == pytest.approx(reported["own"], abs=1e-6)
 
 
 def test_a_strict_policy_refuses_numbers_for_each_entity():

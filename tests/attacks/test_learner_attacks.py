@@ -39,7 +39,7 @@ VICTIM = FRAME.filter(regex="^y_").to_numpy()[0]
 CURVE = FRAME.filter(regex="^x_").to_numpy()[0]
 
 
-def told(text, policy=OPEN, frame=FRAME, **settings):
+def reported(text, policy=OPEN, frame=FRAME, **settings):
     """Record of a fit, whose sums the coordinator has seen."""
     curve = {"kind": "curve", "domain": [0, 1]}
     known = {
@@ -61,54 +61,54 @@ def told(text, policy=OPEN, frame=FRAME, **settings):
 
 def test_a_level_of_a_random_effect_that_one_person_has_is_refused_whatever_the_policy():
     with pytest.raises(DesignError, match="fewer than 5 rows over all sites"):
-        told("y(t) ~ brandom(ward)")
+        reported("y(t) ~ brandom(ward)")
     with refused_for("minimum rows per level"):
-        told("y(t) ~ brandom(ward)", "strict")
+        reported("y(t) ~ brandom(ward)", "strict")
 
 
 def test_few_rows_of_a_level_at_a_site_are_summed_by_random_effects_and_refused_by_a_strict_one():
     frame = FRAME.assign(
         ward=np.where(np.isin(np.arange(600), [0, 250, 300, 450, 500, 550]), "isolation", "north")
     )
-    boosting = told("y(t) ~ brandom(ward)", frame=frame, folds="site")
+    boosting = reported("y(t) ~ brandom(ward)", frame=frame, folds="site")
     own = boosting.moments.over(np.array([True, False, False]))
     (rare,) = np.flatnonzero(np.abs(np.diag(own.S)[1:] - 1.0) < 1e-6)
     np.testing.assert_allclose(own.T[1 + rare], VICTIM @ BASIS, atol=1e-6)
     with refused_for("minimum rows per level"):
-        told("y(t) ~ brandom(ward)", "strict", frame, folds="site")
+        reported("y(t) ~ brandom(ward)", "strict", frame, folds="site")
 
 
 def test_an_effect_multiplied_by_a_mark_of_one_person_is_that_person():
     text = "y(t) ~ bsignal(x, knots=0, by=flag)"
-    own = told(text).moments.total.T[1:]
+    own = reported(text).moments.total.T[1:]
     mine = CURVE @ spline_basis(T, 0, 1, 0) * T[1]
     np.testing.assert_allclose(own, np.outer(mine, VICTIM @ BASIS), atol=1e-6)
     with pytest.raises(PolicyError):
-        told(text, "strict")
+        reported(text, "strict")
     with pytest.raises(EstimationError, match="do not vary but as the intercept"):
-        told("y(t) ~ bols(age, by=flag)")
+        reported("y(t) ~ bols(age, by=flag)")
 
 
 def test_a_stretch_of_a_curve_that_one_person_has_tells_the_response_there():
-    boosting = told("y(t) ~ bconcurrent(x, knots=12, degree=1)")
+    boosting = reported("y(t) ~ bconcurrent(x, knots=12, degree=1)")
     mine = (CURVE * VICTIM) @ spline_basis(T, 0, 1, 12, 1)
     stolen = boosting.varying.over(np.ones(1, bool)).score
     np.testing.assert_allclose(stolen[:4], mine[:4], atol=1e-6)  # who knows the curve x divides by it
     for learner in ("bconcurrent(x, knots=12, degree=1)", "bhist(x, knots=3, degree=1)"):
         with pytest.raises(PolicyError):
-            told(f"y(t) ~ {learner}", "strict")
+            reported(f"y(t) ~ {learner}", "strict")
 
 
 def test_products_with_the_past_of_a_curve_want_rows_for_all_their_coefficients():
     text = "y(t) ~ bhist(x, knots=3, degree=1)"  # 25 coefficients
     even = FRAME.assign(**{f"x_{j}": np.random.default_rng(j).normal(size=600) for j in range(20)})
-    strict = told(text, "strict", even)
+    strict = reported(text, "strict", even)
     assert strict.varying.gram.shape == (1, 25, 25)
     with pytest.raises(DesignError, match="27 columns"):
-        told(text, "strict", even[::8], masked=False)
+        reported(text, "strict", even[::8], masked=False)
     with pytest.raises(PolicyError):  # sums of ten folds, each over sixty rows
         RowSource._check_size, kept = lambda *_: None, RowSource._check_size
         try:
-            told(text, "strict", even, folds=10, masked=False)
+            reported(text, "strict", even, folds=10, masked=False)
         finally:
             RowSource._check_size = kept

@@ -41,15 +41,17 @@ def survey(site, *columns, response=("y",), **roles):
     names = ("g", *columns)
     question = RowsRequest(left, response, ("C(g)", *columns), names, weights=roles)
     reply = site.answer(pack_request(Request("A", "design", "survey_rows", {}, "s", question.to_json())))
-    told = json.loads(unpack_reply(reply).text)
-    return told["n"], dict(zip(told["levels"]["g"]["levels"], told["levels"]["g"]["counts"], strict=True))
+    reported = json.loads(unpack_reply(reply).text)
+    return reported["n"], dict(
+        zip(reported["levels"]["g"]["levels"], reported["levels"]["g"]["counts"], strict=True)
+    )
 
 
 def level_of_one(policy):
     """The levels of those who lack a column, from two counts."""
     here = site(policy)
-    (_, whole), (_, fewer) = survey(here), survey(here, "lab")
-    return {level: whole[level] - fewer[level] for level in whole}
+    (_, complete), (_, fewer) = survey(here), survey(here, "lab")
+    return {level: complete[level] - fewer[level] for level in complete}
 
 
 def test_two_fits_do_not_tell_the_level_of_one_row():

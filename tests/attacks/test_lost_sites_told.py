@@ -74,19 +74,19 @@ def test_one_site_with_the_rule_is_enough():
 
 
 def test_a_fit_does_not_go_on_where_an_owner_has_the_rule():
-    whole = hospitals(apart=2)
+    complete = hospitals(apart=2)
 
     class Dying:
-        policy = whole.sites["E"].policy
-        asked = 0
+        policy = complete.sites["E"].policy
+        requested = 0
 
         def answer(self, request):
-            self.asked += 1
-            if self.asked > 7:
+            self.requested += 1
+            if self.requested > 7:
                 raise EngineError("'E' did not answer within 1 s")
-            return whole.sites["E"].answer(request)
+            return complete.sites["E"].answer(request)
 
-    partition = replace(whole, _engine=LocalEngine({**whole.sites, "E": Dying()}), quorum=3)
+    partition = replace(complete, _engine=LocalEngine({**complete.sites, "E": Dying()}), quorum=3)
     with pytest.warns(fs.errors.DataWarning), pytest.raises(DescriptionError, match="apart"):
         fs.GLORE.from_formula("y ~ x", partition).fit()
 
@@ -104,7 +104,7 @@ def test_lists_are_remembered_beyond_the_process():
     model = fs.GLORE.from_formula("y ~ x", hospitals(apart=2))
     moments(model, NAMES)
     for site in model.partition.sites.values():
-        assert site.account.spent == {"masked sums over " + json.dumps(list(NAMES))}
+        assert site.site_ledger.spent == {"masked sums over " + json.dumps(list(NAMES))}
 
 
 @pytest.mark.parametrize("quorum, least", [(5, 5), (0.9, 5), (1.0, 5), (4, 4), (0.61, 4)])

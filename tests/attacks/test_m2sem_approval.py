@@ -16,35 +16,35 @@ QUICK = {"n_init": 1, "starts": "sum"}
 N = 120
 
 
-def partition_of(policy=OWNER, clients="ABC", n=N):
+def partition_of(policy=OWNER, sites="ABC", n=N):
     rng = np.random.default_rng(0)
     k = rng.integers(2, size=n)
     frames = {}
-    for client in clients:
+    for site in sites:
         X = 2.5 * k[:, None] + rng.standard_normal((n, 1)) + 0.7 * rng.standard_normal((n, 3))
-        frame = pd.DataFrame(X, columns=[f"{client.lower()}{p}" for p in range(3)])
-        frames[client] = frame.assign(id=range(n))
+        frame = pd.DataFrame(X, columns=[f"{site.lower()}{p}" for p in range(3)])
+        frames[site] = frame.assign(id=range(n))
     ward = np.where(rng.random(n) < 0.5, "north", "south")
     frames["A"] = frames["A"].assign(age=rng.normal(50.0, 9.0, n), ward=ward)
     return fs.ClientPartition.from_frames(frames, on="id", policy=policy)
 
 
-COLUMNS = [f"{client}{p}" for client in "abc" for p in range(3)]
+COLUMNS = [f"{site}{p}" for site in "abc" for p in range(3)]
 
 
-def approved(ask, partition, wanted):
+def approved(request, partition, wanted):
     """Ask what waits, read it at one site, consent at all, and ask again."""
     with pytest.raises(ConsentError, match="pending"):
-        ask()
+        request()
     (plan,) = partition.sites["A"].pending.values()
     text = " ".join(describe_plan(plan))
     assert all(word in text for word in wanted), text
     for site in partition.sites.values():
         for digest in list(site.pending):
             site.approve(digest)
-    found = ask()
+    found = request()
     with pytest.raises(ConsentError, match="pending"):
-        ask()  # a consent serves once
+        request()  # a consent serves once
     for site in partition.sites.values():
         for digest in list(site.pending):
             site.deny(digest)

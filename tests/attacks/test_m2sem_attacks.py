@@ -21,39 +21,39 @@ N = 120
 QUICK = {"n_init": 1, "starts": "sum", "select": None}
 
 
-def make_frames(clients="ABC", seed=0):
+def make_frames(sites="ABC", seed=0):
     """Two clusters; the last client's columns have nothing to do with them."""
     rng = np.random.default_rng(seed)
     k = rng.integers(2, size=N)
     frames = {}
-    for client in clients:
-        mean = 0.0 if client == clients[-1] else 3.0 * k[:, None]
+    for site in sites:
+        mean = 0.0 if site == sites[-1] else 3.0 * k[:, None]
         X = mean + rng.standard_normal((N, 1)) + 0.5 * rng.standard_normal((N, 3))
-        frame = pd.DataFrame(X, columns=[f"{client.lower()}{p}" for p in range(3)])
-        frames[client] = frame.assign(id=range(N))
+        frame = pd.DataFrame(X, columns=[f"{site.lower()}{p}" for p in range(3)])
+        frames[site] = frame.assign(id=range(N))
     return frames, k
 
 
-def model_of(clients="ABC", **options):
-    frames, k = make_frames(clients)
+def model_of(sites="ABC", **options):
+    frames, k = make_frames(sites)
     return fs.M2SEM(fs.ClientPartition.from_frames(frames, on="id", **options), 2, 1), k
 
 
-def asked(model, course, steps=3, change=lambda asks: asks):
+def requested(model, dry_run, steps=3, change=lambda requests: requests):
     """Begin a fit, and ask one round of the asker's making; replies as they come."""
     exchange = model._exchange(0, 99)
 
     def protocol():
         yield from exchange.begin([1])
-        course.w, course.slot = course.r.mean(axis=0), 0
-        return (yield change(exchange._asks([course], steps, [], False)))
+        dry_run.w, dry_run.slot = dry_run.r.mean(axis=0), 0
+        return (yield change(exchange._requests([dry_run], steps, [], False)))
 
     return protocol()
 
 
 def run(model, protocol, masks=True):
     if masks:
-        protocol = masked_protocol(protocol, model._subjects.clients, model._session)
+        protocol = masked_protocol(protocol, model._subjects.sites, model._session)
     return model.engine.run(protocol, model._new_ledger())
 
 
@@ -79,18 +79,18 @@ def test_a_cluster_of_one_entity_is_refused(policy, weight):
     rules = fs.Policy.strict(per_entity="any") if policy == "allowing" else "open"
     model, _ = model_of(policy=rules)
     with pytest.raises(PolicyError):
-        run(model, asked(model, MixtureState(2, 1, single_out(weight))))
+        run(model, requested(model, MixtureState(2, 1, single_out(weight))))
 
 
 def test_what_a_cluster_of_one_entity_would_tell():
     """Where the owner wants no count, its profile is where the entity is, along the factor."""
     model, _ = model_of(policy=fs.Policy(min_count=0))
-    exchange, course = model._exchange(0, 99), MixtureState(2, 1, single_out(0.0))
+    exchange, dry_run = model._exchange(0, 99), MixtureState(2, 1, single_out(0.0))
 
     def protocol():
         yield from exchange.begin([1])
-        yield from exchange.improve([course], 50)
-        return (yield from exchange.release(course, np.arange(2)))
+        yield from exchange.improve([dry_run], 50)
+        return (yield from exchange.release(dry_run, np.arange(2)))
 
     replies = run(model, protocol())
     (own,) = (reply.arrays["profiles"][0] for reply in replies if reply.site == "A")
@@ -103,43 +103,46 @@ def test_posteriors_that_only_one_client_is_told_are_refused():
     model, _ = model_of()
     flat = np.full((N, 2), 0.5)
 
-    def only_a(asks):
-        return [ask if ask.site == "A" else replace(ask, arrays={**ask.arrays, "r": flat}) for ask in asks]
+    def only_a(requests):
+        return [
+            request if request.site == "A" else replace(request, arrays={**request.arrays, "r": flat})
+            for request in requests
+        ]
 
     with pytest.raises(DescriptionError, match="all sites receive"):
-        run(model, asked(model, MixtureState(2, 1, halves()), change=only_a))
+        run(model, requested(model, MixtureState(2, 1, halves()), change=only_a))
 
 
 def test_penalties_that_only_others_are_told_leave_masks_in():
     """A penalty that removes the others' means: digests fit, and masks do not cancel."""
     model, _ = model_of()
 
-    def others_silent(asks):
-        def silent(ask):
-            told = from_json(RoundRequest, ask.text, "test")
-            slots = tuple(replace(one, lam2=1e9) for one in told.slots)
-            return replace(ask, text=to_json(replace(told, slots=slots)))
+    def others_silent(requests):
+        def silent(request):
+            reported = from_json(RoundRequest, request.text, "test")
+            slots = tuple(replace(one, lam2=1e9) for one in reported.slots)
+            return replace(request, text=to_json(replace(reported, slots=slots)))
 
-        return [ask if ask.site == "A" else silent(ask) for ask in asks]
+        return [request if request.site == "A" else silent(request) for request in requests]
 
     with pytest.raises(SecurityError, match="did not cancel"):
-        run(model, asked(model, MixtureState(2, 1, halves()), change=others_silent))
+        run(model, requested(model, MixtureState(2, 1, halves()), change=others_silent))
 
 
 def test_a_round_that_others_were_told_otherwise_is_not_gone_on_from():
     """Whoever ignores that masks did not cancel finds that clients remember what they were told."""
     model, _ = model_of()
-    exchange, course = model._exchange(0, 99), MixtureState(2, 1, halves())
+    exchange, dry_run = model._exchange(0, 99), MixtureState(2, 1, halves())
 
     def protocol():
         yield from exchange.begin([1])
-        course.w, course.slot = course.r.mean(axis=0), 0
-        asks = exchange._asks([course], 3, [], False)
-        told = json.loads(asks[1].text)
-        told["slots"][0]["lam2"] = 1e9
-        yield [asks[0], *(replace(ask, text=json.dumps(told)) for ask in asks[1:])]
-        course.source = 0
-        yield exchange._asks([course], 3, [], False)
+        dry_run.w, dry_run.slot = dry_run.r.mean(axis=0), 0
+        requests = exchange._requests([dry_run], 3, [], False)
+        reported = json.loads(requests[1].text)
+        reported["slots"][0]["lam2"] = 1e9
+        yield [requests[0], *(replace(request, text=json.dumps(reported)) for request in requests[1:])]
+        dry_run.source = 0
+        yield exchange._requests([dry_run], 3, [], False)
 
     with pytest.raises(DescriptionError, match="earlier ones"):
         run(model, protocol(), masks=False)
@@ -148,10 +151,10 @@ def test_a_round_that_others_were_told_otherwise_is_not_gone_on_from():
 # ---- what sums tell -------------------------------------------------------------------------------
 
 
-def own_part(model, client):
+def own_part(model, site):
     """The part of one client, as that client computes it."""
-    replies = run(model, asked(model, MixtureState(2, 1, halves())), masks=False)
-    return next(reply.arrays["differences"] for reply in replies if reply.site == client)
+    replies = run(model, requested(model, MixtureState(2, 1, halves())), masks=False)
+    return next(reply.arrays["differences"] for reply in replies if reply.site == site)
 
 
 def test_a_part_in_clear_is_the_factor_score_of_each_entity():
@@ -166,19 +169,20 @@ def test_a_part_in_clear_is_the_factor_score_of_each_entity():
 
 def test_under_masks_the_coordinator_has_the_sum_of_three_and_no_part():
     model, _ = model_of()
-    parts = {client: own_part(model, client) for client in "ABC"}
+    parts = {site: own_part(model, site) for site in "ABC"}
     seen = []
 
     def tapped():
-        protocol = masked_protocol(asked(model, MixtureState(2, 1, halves())), "ABC", model._session)
-        asks = next(protocol)
+        protocol = masked_protocol(requested(model, MixtureState(2, 1, halves())), "ABC", model._session)
+        requests = next(protocol)
         while True:
             replies = [
-                unpack_reply(model.partition.sites[ask.site].answer(pack_request(ask))) for ask in asks
+                unpack_reply(model.partition.sites[request.site].answer(pack_request(request)))
+                for request in requests
             ]
             seen.extend(reply.arrays["differences"] for reply in replies if "differences" in reply.arrays)
             try:
-                asks = protocol.send(replies)
+                requests = protocol.send(replies)
             except StopIteration as stop:
                 return stop.value
 
@@ -192,10 +196,10 @@ def test_under_masks_the_coordinator_has_the_sum_of_three_and_no_part():
 
 def test_with_two_clients_each_part_follows_from_the_other():
     model, _ = model_of("AB")
-    parts = {client: own_part(model, client) for client in "AB"}
+    parts = {site: own_part(model, site) for site in "AB"}
     with pytest.warns(fs.errors.DisclosureWarning, match="hides neither"):
         model.fit(masked=True, **QUICK)
-    replies = run(model, asked(model, MixtureState(2, 1, halves())))
+    replies = run(model, requested(model, MixtureState(2, 1, halves())))
     total = sum(reply.arrays["differences"] for reply in replies)
     np.testing.assert_allclose(total - parts["B"], parts["A"], atol=1e-12)
     assert "masks do not help" in str(model.explain(**QUICK))
@@ -204,7 +208,7 @@ def test_with_two_clients_each_part_follows_from_the_other():
 def test_a_client_learns_the_clusters_that_others_make():
     """The last one's columns say nothing of them, and its posteriors say nearly all."""
     model, k = model_of()
-    told = []
+    reported = []
 
     class Tap:
         def __init__(self, engine):
@@ -214,17 +218,17 @@ def test_a_client_learns_the_clusters_that_others_make():
             return self.engine.run(self.watch(protocol), ledger)
 
         def watch(self, protocol):
-            asks = next(protocol)
+            requests = next(protocol)
             while True:
-                told.extend(a.arrays["r"] for a in asks if a.site == "C" and "r" in a.arrays)
+                reported.extend(a.arrays["r"] for a in requests if a.site == "C" and "r" in a.arrays)
                 try:
-                    asks = protocol.send((yield asks))
+                    requests = protocol.send((yield requests))
                 except StopIteration as stop:
                     return stop.value
 
     model.engine = Tap(model.engine)
     model.fit(**QUICK)
-    right = float(np.mean(told[-1].argmax(axis=1) == k))
+    right = float(np.mean(reported[-1].argmax(axis=1) == k))
     assert max(right, 1.0 - right) > 0.95
     assert "what the others hold" in str(model.explain(**QUICK))
 

@@ -16,10 +16,10 @@ QUICK = {"n_init": 1, "starts": "sum", "select": None, "cov_type": None}
 def make_frames():
     rng = np.random.default_rng(2)
     frames = {}
-    for client in "ABC":
+    for site in "ABC":
         X = rng.standard_normal((N, 1)) + rng.standard_normal((N, 3))
-        frame = pd.DataFrame(X, columns=[f"{client.lower()}{p}" for p in range(3)])
-        frames[client] = frame.assign(id=range(N))
+        frame = pd.DataFrame(X, columns=[f"{site.lower()}{p}" for p in range(3)])
+        frames[site] = frame.assign(id=range(N))
     one = (np.arange(N) == VICTIM) * 1.0
     frames["A"] = frames["A"].assign(
         age=rng.normal(50.0, 9.0, N), one=one, rare=np.where(one, "seldom", "often")
@@ -28,7 +28,7 @@ def make_frames():
     return frames
 
 
-COLUMNS = [f"{client}{p}" for client in "abc" for p in range(3)]
+COLUMNS = [f"{site}{p}" for site in "abc" for p in range(3)]
 
 
 def model_of(adjust, policy):

@@ -29,10 +29,10 @@ def make_frames(seed=0, apart=2.5):
     rng = np.random.default_rng(seed)
     k = rng.integers(2, size=N)
     frames = {}
-    for client in "ABC":
+    for site in "ABC":
         X = apart * k[:, None] + rng.standard_normal((N, 1)) + 0.6 * rng.standard_normal((N, 2))
-        frame = pd.DataFrame(X, columns=[f"{client.lower()}{p}" for p in range(2)])
-        frames[client] = frame.assign(id=range(N))
+        frame = pd.DataFrame(X, columns=[f"{site.lower()}{p}" for p in range(2)])
+        frames[site] = frame.assign(id=range(N))
     return frames
 
 
@@ -40,7 +40,7 @@ def partition_of(policy):
     return fs.ClientPartition.from_frames(make_frames(), on="id", policy=policy)
 
 
-def told(victim=(1.0, 0.0)):
+def reported(victim=(1.0, 0.0)):
     """Certain posteriors of two halves, but for one entity."""
     r = np.repeat(np.eye(2), N // 2, axis=0)
     r[VICTIM] = r[VICTIM] if victim is None else victim
@@ -64,7 +64,7 @@ def released(model, *several, rounds=3, steps=100, last=None):
             out.append((yield from exchange.release(one, np.arange(2))))
         return out
 
-    protocol = masked_protocol(protocol(), model._subjects.clients, model._session)
+    protocol = masked_protocol(protocol(), model._subjects.sites, model._session)
     return [
         {reply.site: reply.arrays for reply in replies}
         for replies in model.engine.run(protocol, model._new_ledger())
@@ -77,8 +77,8 @@ def read_off(first, second, weight):
     return ((n + weight) * second["profiles"][0] - n * first["profiles"][0]) / weight
 
 
-def values_of(partition, client):
-    return partition.sites[client]._data.frame[[f"{client.lower()}{p}" for p in range(2)]].to_numpy()
+def values_of(partition, site):
+    return partition.sites[site]._data.frame[[f"{site.lower()}{p}" for p in range(2)]].to_numpy()
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_what_posteriors_that_differ_in_one_entity_read(policy, unguarded):
     """In two sessions, its values along the factor; its likeliest cluster stays the same."""
     partition = partition_of(policy)
     (first,), (second,) = (
-        released(fs.M2SEM(partition, 2, 1), told(victim)) for victim in (None, (0.49, 0.51))
+        released(fs.M2SEM(partition, 2, 1), reported(victim)) for victim in (None, (0.49, 0.51))
     )
     values = values_of(partition, "A").mean(axis=1)
     assert abs(read_off(first["A"], second["A"], 0.49).mean() - values[VICTIM]) < 0.25 * values.std()
@@ -100,7 +100,7 @@ def test_what_posteriors_that_differ_in_one_entity_read(policy, unguarded):
 
 def test_and_in_one_session(unguarded):
     model = fs.M2SEM(partition_of("open"), 2, 1)
-    (first,), (second,) = released(model, told(None)), released(model, told((0.49, 0.51)))
+    (first,), (second,) = released(model, reported(None)), released(model, reported((0.49, 0.51)))
     values = values_of(model.partition, "A").mean(axis=1)
     assert abs(read_off(first["A"], second["A"], 0.49).mean() - values[VICTIM]) < 0.25 * values.std()
 
@@ -109,40 +109,40 @@ def test_and_in_one_session(unguarded):
 @pytest.mark.parametrize("policy", ["open", ALLOWING])
 def test_estimates_of_a_second_mixture_do_not_leave_in_a_fit(policy, victim):
     with pytest.raises(DescriptionError, match=r"those of another were released|order"):
-        released(fs.M2SEM(partition_of(policy), 2, 1), told(None), told(victim))
+        released(fs.M2SEM(partition_of(policy), 2, 1), reported(None), reported(victim))
 
 
 @pytest.mark.parametrize("victim", [(1.0, 0.0), (0.49, 0.51)])
 @pytest.mark.parametrize("policy", ["open", ALLOWING])
 def test_nor_in_a_second_fit_of_a_session(policy, victim):
     model = fs.M2SEM(partition_of(policy), 2, 1)
-    released(model, told(None))
+    released(model, reported(None))
     with refused_for("differencing"):
-        released(model, told(victim))
+        released(model, reported(victim))
 
 
 def second(policy, r, **options):
     """Estimates in a session of their own, after those of two halves."""
     partition = partition_of(policy)
-    released(fs.M2SEM(partition, 2, 1), told(None))
+    released(fs.M2SEM(partition, 2, 1), reported(None))
     return released(fs.M2SEM(partition, 2, 1), r, **options)
 
 
 @pytest.mark.parametrize("victim", [(1.0, 0.0), (0.49, 0.51), (1e-6, 1.0 - 1e-6)])
 def test_nor_in_another_session(victim):
     with refused_for("differencing"):
-        second(ALLOWING, told(victim))
+        second(ALLOWING, reported(victim))
 
 
 def test_nor_with_other_posteriors_after_the_last_steps():
     """The posteriors behind estimates are those of the steps, and not those that were told last."""
     with refused_for("differencing"):
-        second(ALLOWING, told((0.49, 0.51)), last=told(None))
+        second(ALLOWING, reported((0.49, 0.51)), last=reported(None))
 
 
 def test_nor_with_clusters_in_another_order():
     with refused_for("differencing"):
-        second(ALLOWING, told((0.49, 0.51))[:, ::-1])
+        second(ALLOWING, reported((0.49, 0.51))[:, ::-1])
 
 
 def test_nor_as_a_sum_of_several():
@@ -192,7 +192,7 @@ def test_clusters_that_are_far_apart_are_fitted_once():
 
 
 def run(model, protocol, masks=True):
-    protocol = masked_protocol(protocol, model._subjects.clients, model._session) if masks else protocol
+    protocol = masked_protocol(protocol, model._subjects.sites, model._session) if masks else protocol
     return model.engine.run(protocol, model._new_ledger())
 
 
@@ -213,7 +213,7 @@ def test_masked_sums_under_many_posteriors_span_all_columns():
     rng, model = np.random.default_rng(3), fs.M2SEM(partition_of(ALLOWING), 2, 1)
     a = rng.uniform(0.1, 0.9, size=(12, N))
     D, _ = sums_under(model, *(np.column_stack([one, 1.0 - one]) for one in a))
-    X = np.hstack([values_of(model.partition, client) for client in "ABC"])
+    X = np.hstack([values_of(model.partition, site) for site in "ABC"])
     known, other = np.arange(30), np.arange(30, N)
     design = np.column_stack([np.ones(N), D])
     found = design[other] @ np.linalg.lstsq(design[known], X[known], rcond=None)[0]
@@ -223,7 +223,7 @@ def test_masked_sums_under_many_posteriors_span_all_columns():
 
 def test_totals_tell_what_an_entity_adds():
     model = fs.M2SEM(partition_of(ALLOWING), 2, 1)
-    _, (first, second) = sums_under(model, told(None), told((0.49, 0.51)))
+    _, (first, second) = sums_under(model, reported(None), reported((0.49, 0.51)))
     assert abs(first.loglik - second.loglik) > 1e-6
     assert "reveal its contribution" in " ".join(str(model.explain(**QUICK)).split())
 
@@ -234,9 +234,9 @@ def test_earlier_steps_leave_their_traces():
 
     def after(victim):
         def protocol():
-            exchange, one = model._exchange(0, 99), MixtureState(2, 1, told(victim))
+            exchange, one = model._exchange(0, 99), MixtureState(2, 1, reported(victim))
             yield from exchange.begin([1])
-            for r in (told(victim), told(None)):
+            for r in (reported(victim), reported(None)):
                 one.r = r
                 yield from exchange.improve([one], 1)
             return (yield from exchange.release(one, np.arange(2)))
@@ -253,8 +253,8 @@ def begun(model, **arrays):
     """Begin a fit with arrays of the asker's making."""
 
     def protocol():
-        asks = next(model._exchange(0, 99).begin([1]))
-        yield [replace(ask, arrays={**ask.arrays, **arrays}) for ask in asks]
+        requests = next(model._exchange(0, 99).begin([1]))
+        yield [replace(request, arrays={**request.arrays, **arrays}) for request in requests]
 
     return run(model, protocol(), masks=False)
 
@@ -278,9 +278,9 @@ def test_own_clusters_are_few():
         own_clusters(model, clusters=np.array(N // 2), factors=np.array(1))
 
 
-def own_clusters(model, **asked):
+def own_clusters(model, **request):
     def protocol():
-        (reply,) = yield [model._asking.ask("A", "own_clusters", **asked)]
+        (reply,) = yield [model._requester.request("A", "own_clusters", **request)]
         return reply.arrays["labels"]
 
     return run(model, protocol(), masks=False)
@@ -288,20 +288,20 @@ def own_clusters(model, **asked):
 
 def test_own_clusters_are_the_same_however_often_they_are_asked():
     """With seeds of the asker's choosing, how often two are together would tell how near they are."""
-    asked, found = {"clusters": np.array(4), "factors": np.array(1)}, []
+    request, found = {"clusters": np.array(4), "factors": np.array(1)}, []
     for _ in range(2):
         model = fs.M2SEM(partition_of("open"), 2, 1)
         begun(model)
-        found += [own_clusters(model, **asked), own_clusters(model, **asked)]
+        found += [own_clusters(model, **request), own_clusters(model, **request)]
         with pytest.raises(MessageError, match="seed"):
-            own_clusters(model, **asked, seed=np.array(7))
+            own_clusters(model, **request, seed=np.array(7))
     assert all(np.array_equal(one, found[0]) for one in found)
 
 
 def test_what_is_remembered_of_posteriors_outlives_a_process(tmp_path):
     """The site is stopped after estimates have left, and its records come in another order."""
     partition, again = partition_of(ALLOWING), partition_of(ALLOWING)
-    released(fs.M2SEM(partition, 2, 1), told(None))
+    released(fs.M2SEM(partition, 2, 1), reported(None))
     for name, site in partition.sites.items():
         np.savez(tmp_path / f"{name}.npz", **site._data.memory.to_arrays(site._data.table, SECRET))
         data = again.sites[name]._data
@@ -309,6 +309,6 @@ def test_what_is_remembered_of_posteriors_outlives_a_process(tmp_path):
             assert arrays["weights"].shape[1] > 0
             again.sites[name].remember(ReleaseHistory.from_arrays(dict(arrays), data.table, SECRET))
     with refused_for("differencing"):
-        released(fs.M2SEM(again, 2, 1), told((0.49, 0.51)))
+        released(fs.M2SEM(again, 2, 1), reported((0.49, 0.51)))
     # What was told before is told again.
-    released(fs.M2SEM(again, 2, 1), told(None))
+    released(fs.M2SEM(again, 2, 1), reported(None))

@@ -50,18 +50,18 @@ def take_sums(model, sites, session):
         return np.sum([reply.arrays[SUMS] for reply in replies[len(sites) :]], axis=0)
 
     engine = TappedEngine(model.partition.sites, wire)
-    asked = masked_protocol(protocol(), sites, session, sums_only=True)
-    return wire, engine.run(asked, Ledger())
+    request = masked_protocol(protocol(), sites, session, sums_only=True)
+    return wire, engine.run(request, Ledger())
 
 
 def part_of(wire, site):
     """Integer behind the masked sum of x at a site, mod 2^384."""
     (words,) = wire.sent_by(site, "sum_columns", SUMS)
     assert len(words) == LIMBS
-    return whole(words[:, 1, -1])
+    return complete(words[:, 1, -1])
 
 
-def whole(words):
+def complete(words):
     return sum(int(np.uint64(word)) << (64 * place) for place, word in enumerate(words.view(np.uint64)))
 
 
@@ -107,7 +107,7 @@ def masks_of_ally(monkeypatch):
         if masker.site == ALLY and name.endswith(SUMS):
             for peer, stream in masker._streams.items():
                 drawn = np.asarray(stream.words(nonces[masker], words.size)).reshape(words.shape)
-                masks[id(masker)][peer] = whole(drawn[:, 1, -1])
+                masks[id(masker)][peer] = complete(drawn[:, 1, -1])
         return words
 
     monkeypatch.setattr(Masker, "_claim", remember)

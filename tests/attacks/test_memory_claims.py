@@ -125,15 +125,15 @@ def sites():
 
 
 def answer(partition, session, step, site="A", family="vfem", text="", **arrays):
-    asked = pack_request(Request(site, family, step, arrays, session, text))
-    return unpack_reply(partition.sites[site].answer(asked))
+    request = pack_request(Request(site, family, step, arrays, session, text))
+    return unpack_reply(partition.sites[site].answer(request))
 
 
-def peak(ask):
+def peak(request):
     """Error of a question, and the most bytes that it took."""
     tracemalloc.start()
     try:
-        ask()
+        request()
     except FedstatError as error:
         return error, tracemalloc.get_traced_memory()[1]
     finally:
@@ -143,8 +143,8 @@ def peak(ask):
 
 @pytest.mark.parametrize("claim", CLAIMS)
 def test_what_a_question_claims_is_not_given(claim, sites):
-    step, asked = CLAIMS[claim]
-    error, most = peak(lambda: answer(*sites, step, **asked))
+    step, request = CLAIMS[claim]
+    error, most = peak(lambda: answer(*sites, step, **request))
     assert isinstance(error, MessageError | DesignError), str(error)
     assert "failed (" not in str(error) and "trailing" not in str(error), str(error)
     assert most < MOST, f"{most / 2**20:,.0f} MB"

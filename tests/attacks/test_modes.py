@@ -38,8 +38,8 @@ def test_what_the_commands_write_is_private(folder):
     assert main(["site", "seed", str(folder)]) == 0
     site = open_site(folder)
     site.answer(pack_request(Request("North", "schema", "describe_table", {}, "s", "{}")))
-    site._data.account.keep_answered({}, 20)
-    site.account.store.close()
+    site._data.site_ledger.keep_answered({}, 20)
+    site.site_ledger.store.close()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     found = modes(folder)
     assert {"site.toml", "policy.toml", "identity.json", "ledger.head", "answered.npz"} <= found.keys()
@@ -55,7 +55,7 @@ def test_a_file_that_others_may_use_is_a_refusal_with_its_remedy(folder, name, m
     assert main(["site", "check", str(folder)]) == 1
     assert "chmod 600" in "".join(capsys.readouterr())
     (folder / name).chmod(0o600)
-    open_site(folder).account.store.close()
+    open_site(folder).site_ledger.store.close()
 
 
 def test_so_is_an_open_folder(folder):
@@ -73,7 +73,7 @@ def test_all_at_once_are_mended_by_what_the_error_says(folder):
         open_site(folder)
     commands = str(problem.value).split(" stand: ")[1]
     assert os.system(commands.replace("; ", " && ")) == 0
-    open_site(folder).account.store.close()
+    open_site(folder).site_ledger.store.close()
 
 
 def test_fingerprints_that_others_may_exchange_are_not_believed(tmp_path):

@@ -43,13 +43,13 @@ def site_of(frame=FRAME, epsilon=1.0, identity=None):
     return Site("Bank", frame, policy, trust=trust, published=PUBLISHED)
 
 
-def ask(rho=ALL, edges=EDGES, session="s", **more):
+def request(rho=ALL, edges=EDGES, session="s", **more):
     content = json.dumps({"column": "x", "rho": str(rho), "edges": list(edges)} | more)
     return pack_request(Request("Bank", "margins", "count_bins", {}, session, content))
 
 
-def counts(site, *args, asker="", **kwargs):
-    return unpack_reply(site.answer(ask(*args, **kwargs), asker)).arrays["counts"]
+def counts(site, *args, client="", **kwargs):
+    return unpack_reply(site.answer(request(*args, **kwargs), client)).arrays["counts"]
 
 
 def average(site, times=400):
@@ -59,7 +59,7 @@ def average(site, times=400):
     for i in range(times):
         spelled = f"{rho.numerator * (i % 7 + 1)}/{rho.denominator * (i % 7 + 1)}"
         edges = EDGES if i % 2 else [-1, -0.0, 1]
-        found.append(counts(site, spelled, edges, session=f"s{i % 20}", asker=f"coordinator {i % 3}"))
+        found.append(counts(site, spelled, edges, session=f"s{i % 20}", client=f"coordinator {i % 3}"))
     return np.mean(found, axis=0)
 
 
@@ -71,7 +71,7 @@ def test_averaging_repeats(monkeypatch):
     site = site_of()
     first = counts(site)
     np.testing.assert_array_equal(average(site), first)
-    assert site.account.charges.spent == Fraction(ALL)
+    assert site.site_ledger.charges.spent == Fraction(ALL)
     fresh(monkeypatch)
     deviation = float(Fraction(ALL)) ** -0.5 / 20.0
     assert np.abs(average(site_of()) - TRUTH).max() < 5.0 * deviation
@@ -109,7 +109,7 @@ def test_figures_of_the_asker_are_none(more):
     site = site_of()
     with pytest.raises(FedstatError):
         counts(site, **more)
-    assert not site.account.charges.made
+    assert not site.site_ledger.charges.made
 
 
 def test_asking_for_little_noise_is_asking_for_much_budget():
@@ -117,7 +117,7 @@ def test_asking_for_little_noise_is_asking_for_much_budget():
     for rho in ("100", "1/40", str(round_to_grid(WHOLE) + Fraction(1, 2**64))):
         with pytest.raises(FedstatError, match="privacy budget"):
             counts(site, rho)
-    assert not site.account.charges.made
+    assert not site.site_ledger.charges.made
     counts(site)
 
 
@@ -129,7 +129,7 @@ def test_many_small_questions_are_one_large_one():
         for i in range(1000):
             found.append(counts(site, share, [*EDGES, 100.0 + i])[:4])
     assert len(found) == 50
-    assert site.account.charges.spent <= WHOLE
+    assert site.site_ledger.charges.spent <= WHOLE
     # No better than one question for all: of each of 4 counts a deviation of rho^-1/2.
     error = np.mean(found, axis=0) - TRUTH
     assert np.square(error).sum() * float(WHOLE) > 0.02
@@ -138,23 +138,23 @@ def test_many_small_questions_are_one_large_one():
 def test_sessions_at_once_spend_once():
     """Of forty questions in as many threads, each a sixteenth of the budget, sixteen are answered."""
     server, share = SiteServer(site_of()), round_to_grid(WHOLE / 16)
-    told = []
+    reported = []
 
     def one(i):
-        reply = server.answer(ask(share, [*EDGES, 100.0 + i], session=f"s{i}"))
+        reply = server.answer(request(share, [*EDGES, 100.0 + i], session=f"s{i}"))
         try:
-            told.append(unpack_reply(reply).arrays["counts"])
+            reported.append(unpack_reply(reply).arrays["counts"])
         except FedstatError as error:
-            told.append(str(error))
+            reported.append(str(error))
 
     threads = [threading.Thread(target=one, args=(i,)) for i in range(40)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sum(not isinstance(one, str) for one in told) == 16
-    assert all("privacy budget" in one for one in told if isinstance(one, str))
-    assert server.site.account.charges.spent == 16 * share
+    assert sum(not isinstance(one, str) for one in reported) == 16
+    assert all("privacy budget" in one for one in reported if isinstance(one, str))
+    assert server.site.site_ledger.charges.spent == 16 * share
 
 
 def test_charges_of_many_threads_are_one_after_the_other(monkeypatch):
@@ -162,7 +162,7 @@ def test_charges_of_many_threads_are_one_after_the_other(monkeypatch):
     site = site_of()
     share = round_to_grid(WHOLE / 4)
     slow = threading.Event()
-    site.account.store = SimpleNamespace(append=lambda _: slow.wait(0.01))
+    site.site_ledger.store = SimpleNamespace(append=lambda _: slow.wait(0.01))
     failed = []
 
     def one(i):
@@ -179,7 +179,7 @@ def test_charges_of_many_threads_are_one_after_the_other(monkeypatch):
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(failed) == 8 and site.account.charges.spent == 4 * share
+    assert len(failed) == 8 and site.site_ledger.charges.spent == 4 * share
 
 
 def audit(rho, times):
@@ -220,7 +220,7 @@ def shares(monkeypatch, bound):
             first = int(rng.integers(-(2**62), 2**62))
             drawn.update(A=first, B=product - first)
         of = np.array([1]) if bound else None
-        state.tell(EntityCount(N), NoiseRequired("share", "product", 1, Fraction(10**10), of=of))
+        state.report(EntityCount(N), NoiseRequired("share", "product", 1, Fraction(10**10), of=of))
         value = (drawn.pop(data.name) + 2**63) % 2**64 - 2**63
         return {"share": np.array([value], dtype=np.int64)}
 
@@ -251,4 +251,4 @@ def test_no_share_of_a_product_leaves_without_noise(monkeypatch, bound):
         found.append(int((parts[0] + parts[1]).view(np.int64)[0]) - product)
     # A share is drawn anew in every session, and so is its noise, unless it is bound to what is behind it.
     assert all(0 < abs(error) < 10**6 for error in found) and (found[0] == found[1]) == bound
-    assert len(sites["A"].account.charges.made) == (1 if bound else 2)
+    assert len(sites["A"].site_ledger.charges.made) == (1 if bound else 2)

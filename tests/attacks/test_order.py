@@ -32,24 +32,24 @@ class Opened:
         self.site = fs.ClientPartition.from_frames(FRAMES, on="k", policy=policy).sites["A"]
         self.session, self.family, every = secrets.token_hex(8), family, np.ones(N, dtype=bool)
         text = {"terms": ["A0", "A1"], "columns": ["A0", "A1"], "partial": "drop", "min_count": 5}
-        self._ask("design", "open_block", json.dumps(text | {"intercept": True}), use=every)
-        self.shift, self.scale = self.ask("stage_block", keep=every)["units"][:2]
+        self._request("design", "open_block", json.dumps(text | {"intercept": True}), use=every)
+        self.shift, self.scale = self.request("stage_block", keep=every)["units"][:2]
 
-    def ask(self, step, **arrays):
-        return self._ask(self.family, step, "", **arrays)
+    def request(self, step, **arrays):
+        return self._request(self.family, step, "", **arrays)
 
-    def _ask(self, family, step, text, **arrays):
+    def _request(self, family, step, text, **arrays):
         request = pack_request(Request("A", family, step, arrays, self.session, text))
         return unpack_reply(self.site.answer(request)).arrays
 
 
 def row_from_two_divisions(policy):
     """The row of one entity, from sums over two divisions in which it stands in another group."""
-    client = Opened(policy, "vfem")
+    site = Opened(policy, "vfem")
     code = np.arange(N) % 2
     other = np.where(np.arange(N) == TARGET, 0, code)
-    one, two = (client.ask("sum_products", code=x, groups=np.array(2))["sums"] for x in (code, other))
-    return (two - one)[0] * client.scale + client.shift
+    one, two = (site.request("sum_products", code=x, groups=np.array(2))["sums"] for x in (code, other))
+    return (two - one)[0] * site.scale + site.shift
 
 
 def test_sums_over_a_second_division_are_out_of_order():
@@ -70,11 +70,11 @@ def test_every_step_that_tells_of_rows_has_a_place_in_the_order():
 
 def row_from_residuals(policy):
     """The row of one entity, from sums of scores at residuals that differ there alone."""
-    client = Opened(policy, "vglm")
+    site = Opened(policy, "vglm")
     residuals = np.ones((2, N))
     residuals[1, TARGET] = 2.0
-    one, two = (client.ask("sum_scores", residual=r)["scores"] for r in residuals)
-    return (two - one) * client.scale + client.shift
+    one, two = (site.request("sum_scores", residual=r)["scores"] for r in residuals)
+    return (two - one) * site.scale + site.shift
 
 
 def test_residuals_of_the_askers_making_are_not_taken():

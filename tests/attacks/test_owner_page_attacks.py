@@ -31,7 +31,7 @@ def owner(folder):
 
 
 def nothing_decided(folder):
-    return not list(owner_view(folder).plans.decided()) and not owner_view(folder).account.decisions
+    return not list(owner_view(folder).plans.decided()) and not owner_view(folder).site_ledger.decisions
 
 
 def test_without_the_token_nothing_is_shown(folder):
@@ -39,7 +39,7 @@ def test_without_the_token_nothing_is_shown(folder):
     with page_of(folder) as server:
         other = Visitor(server)
         for path in ("/", "/plans", "/enter", "/enter?token=", "/enter?token=" + "0" * 64, server.root):
-            found = other.ask("GET", path)
+            found = other.request("GET", path)
             assert found.status == 403 and digest[:12] not in found.text and "Set-Cookie" not in found.headers
         # who knows the path, and not the cookie
         assert other.post(f"plans/{digest}/approve", server.form_token(digest, "approve")).status == 403
@@ -63,7 +63,7 @@ def test_the_cookie_alone_is_not_enough_and_is_not_sent_to_other_ports(owner):
     """Cookies know no ports: a server of another account on this machine must not be handed this one."""
     assert owner.get("plans").status == 200
     for path in ("/", "/plans", "/" + "0" * 32 + "/plans", owner.server.root[:-1]):
-        assert owner.ask("GET", path).status == 403
+        assert owner.request("GET", path).status == 403
     # a cookie of the same name that another server has set does not lock the owner out
     mine = owner.cookies["Cookie"]
     assert owner.get("plans", Cookie=f"fedstat=planted; {mine}").status == 200
@@ -85,7 +85,7 @@ def test_another_name_that_leads_here_is_refused(folder, owner, host):
 def test_a_rebound_name_does_not_use_up_the_token(folder):
     with page_of(folder) as server:
         address = server.address.removeprefix(f"http://{server.host}")
-        assert Visitor(server).ask("GET", address, headers={"Host": "evil.example"}).status == 403
+        assert Visitor(server).request("GET", address, headers={"Host": "evil.example"}).status == 403
         assert Visitor(server).enter(server.address).status == 200
 
 
@@ -96,7 +96,7 @@ def test_looking_decides_nothing(folder, owner):
     for path in (page, f"{page}?{urlencode({'token': token})}"):
         owner.get(path)
     for method in ("PUT", "DELETE", "HEAD", "OPTIONS", "get"):
-        assert owner.ask(method, owner.server.root + page).status in (403, 404, 405, 501)
+        assert owner.request(method, owner.server.root + page).status in (403, 404, 405, 501)
     assert nothing_decided(folder)
 
 
@@ -137,7 +137,7 @@ def test_no_path_leads_out(folder, owner):
         "identity.json",
         "plans/" + "0" * 64,
     ):
-        found = owner.ask("GET", owner.server.root + path)
+        found = owner.request("GET", owner.server.root + path)
         assert found.status in (200, 403, 404), path
         assert "signing" not in found.text and "root:" not in found.text
 
@@ -151,8 +151,8 @@ def test_a_large_or_endless_body_is_not_read(folder, owner):
         ({"Content-Length": "x"}, 411),
         ({"Transfer-Encoding": "chunked"}, 411),
     ):
-        assert owner.ask("POST", page, "", headers).status == status
-    owner.ask("POST", page, "token=%ff%00&token=&" + "a=1&" * 300)
+        assert owner.request("POST", page, "", headers).status == status
+    owner.request("POST", page, "token=%ff%00&token=&" + "a=1&" * 300)
     assert owner.get("").status == 200
 
 

@@ -32,16 +32,16 @@ def institutions(n=400, few=1):
     return frames, a
 
 
-def asked(partition, formula, step):
+def requested(partition, formula, step):
     """The ask of a step to the Court, as a coordinator could send it again."""
     model = fs.VFEMRegression.from_formula(formula, partition)
     found = []
 
     class Engine(type(model.engine)):
-        def _carry(self, ask, ledger):
-            if (ask.site, ask.step) == ("Court", step):
-                found.append(ask)
-            return super()._carry(ask, ledger)
+        def _send(self, request, ledger):
+            if (request.site, request.step) == ("Court", step):
+                found.append(request)
+            return super()._send(request, ledger)
 
     model.engine = Engine(partition.sites)
     model.fit()
@@ -62,11 +62,11 @@ def test_a_value_is_not_the_difference_of_a_finer_pattern_and_a_coarser_one():
     for policy in ("open", "strict"):
         partition = fs.ClientPartition.from_frames(frames, on="k", policy=policy)
         try:
-            whole, part = (
+            complete, part = (
                 total(fs.VFEMRegression.from_formula(f, partition), "a")
                 for f in ("y ~ a + c", "y ~ a + b + c")
             )
-            found[policy] = whole - part
+            found[policy] = complete - part
         except PolicyError:
             found[policy] = None
     assert found["open"] == pytest.approx(a[TARGET], abs=1e-8)
@@ -78,18 +78,18 @@ def test_a_value_is_not_the_difference_of_two_means(policy, told):
     """The coordinator says of one entity alone that its column does not count as seen."""
     frames, a = institutions(few=60)
     partition = fs.ClientPartition.from_frames(frames, on="k", policy=policy)
-    ask = asked(partition, "y ~ a + b + c", "stage_block")
-    seen, site = ask.arrays["seen"].copy(), partition.sites["Court"]
+    request = requested(partition, "y ~ a + b + c", "stage_block")
+    seen, site = request.arrays["seen"].copy(), partition.sites["Court"]
     assert seen.shape == (400, 2) and seen[0].all()
     seen[0, 0] = False
-    fewer = replace(ask, arrays=ask.arrays | {"seen": seen})
+    fewer = replace(request, arrays=request.arrays | {"seen": seen})
     if not told:
         with pytest.raises(PolicyError):
             site.answer(pack_request(fewer))
         return
     sums = [
         unpack_reply(site.answer(pack_request(one))).arrays["units"][0, 0] * one.arrays["seen"][:, 0].sum()
-        for one in (ask, fewer)
+        for one in (request, fewer)
     ]
     assert sums[0] - sums[1] == pytest.approx(a[0], abs=1e-8)
 
@@ -99,8 +99,8 @@ def test_a_group_has_one_set_of_columns(policy):
     """Else the sum of a column over a large group would be over the few that have it."""
     frames, _ = institutions(few=60)
     partition = fs.ClientPartition.from_frames(frames, on="k", policy=policy)
-    ask = asked(partition, "y ~ a + b + c", "sum_products")
-    mixed = replace(ask, arrays=ask.arrays | {"code": np.zeros_like(ask.arrays["code"])})
+    request = requested(partition, "y ~ a + b + c", "sum_products")
+    mixed = replace(request, arrays=request.arrays | {"code": np.zeros_like(request.arrays["code"])})
     with pytest.raises((MessageError, PolicyError)) as refused:
         partition.sites["Court"].answer(pack_request(mixed))
     assert policy == "strict" or "have different columns" in str(refused.value)
@@ -109,8 +109,8 @@ def test_a_group_has_one_set_of_columns(policy):
 def test_no_column_counts_as_seen_that_an_entity_lacks():
     frames, _ = institutions(few=60)
     partition = fs.ClientPartition.from_frames(frames, on="k", policy="open")
-    ask = asked(partition, "y ~ a + b + c", "stage_block")
-    every = replace(ask, arrays=ask.arrays | {"seen": np.ones_like(ask.arrays["seen"])})
+    request = requested(partition, "y ~ a + b + c", "stage_block")
+    every = replace(request, arrays=request.arrays | {"seen": np.ones_like(request.arrays["seen"])})
     with pytest.raises(MessageError, match="do not have"):
         partition.sites["Court"].answer(pack_request(every))
 

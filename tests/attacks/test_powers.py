@@ -92,7 +92,7 @@ def test_sums_of_a_site_are_its_values_and_masked_ones_are_not():
     loose = Policy.strict(max_parameters=5.0, formulas="any", max_column_sums="any")
     assert error(loose) > 0.5
     _, wire = model(loose)
-    heard = [reply.arrays["sums"] for ask, reply in wire.passed if ask.step == "transform_sums"]
+    heard = [reply.arrays["sums"] for request, reply in wire.passed if request.step == "transform_sums"]
     assert heard and all(array.dtype != np.float64 for array in heard)
 
 

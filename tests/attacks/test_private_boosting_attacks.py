@@ -66,14 +66,14 @@ def test_exact_sums_over_institutions_trace_as_the_forecast_says_and_no_better(n
     model = fs.FedFunctionBoost.from_formula(
         f"y(t) ~ {text}", partition(inside), time="bbs(t, knots=2, df=4)"
     )
-    told = tracing_auc(model.source._n_columns, n)
-    assert f"AUC about {told:.2f}" in " ".join(str(model.explain()).split())
+    reported = tracing_auc(model.source._n_columns, n)
+    assert f"AUC about {reported:.2f}" in " ".join(str(model.explain()).split())
     result = model.fit(steps=1)
     total = result._record.boosting.moments.total
     gram = np.block([[total.S, total.T], [total.T.T, total.Q]])
     found, se = traced(gram, n, *(spline_columns(frame, result) for frame in (inside, outside, reference)))
-    assert found <= told + 3 * se
-    assert found > told - 0.1 and found > 0.5 + 5 * se
+    assert found <= reported + 3 * se
+    assert found > reported - 0.1 and found > 0.5 + 5 * se
 
 
 def private_model(frame, epsilon):
@@ -91,10 +91,10 @@ def cut_columns(model, frame):
     """What who knows curves makes of them for a private fit: scores as institutions cut them."""
     plan, own = model.source._planned, partition(frame)
     parts = []
-    for client, held in plan.parts.items():
-        columns = own.sites[client]._data.frame
+    for site, held in plan.parts.items():
+        columns = own.sites[site]._data.frame
         scores = np.hstack([part.scores(columns[part.name]) for part in held])
-        parts.append(np.ldexp(cut_scores(plan.gram_asked(client, 1), scores).astype(float), -PLACES))
+        parts.append(np.ldexp(cut_scores(plan.gram_requested(site, 1), scores).astype(float), -PLACES))
     u = np.hstack(parts) * np.where(plan.is_response(), 1.0 / plan.weight, 1.0)
     return np.column_stack([np.ones(len(u)), u])
 
@@ -130,8 +130,8 @@ def test_the_published_mechanism_tells_canaries_apart_better_than_its_claim_allo
     areas = {}
     for steps in (1, 10):
         found = published_boosting(X, Y, epsilon=epsilon, delta=delta, steps=steps, seed=random)
-        told = found.seen.sum(axis=1)
-        areas[steps], _ = auc(told[signs > 0], told[signs < 0])
+        reported = found.seen.sum(axis=1)
+        areas[steps], _ = auc(reported[signs > 0], reported[signs < 0])
         assert found.true_epsilon > epsilon and found.worst_epsilon > found.true_epsilon
         assert f"{found.true_epsilon:,.0f}" in found.summary()
     assert areas[10] > claimed and areas[10] > 0.999
@@ -153,17 +153,17 @@ def test_the_same_canaries_are_not_told_apart_by_the_noisy_products():
         u.T @ u for u in (cut_columns(model, frame) for model, frame in zip(models, frames, strict=True))
     ]
     weight = np.append(1.0, np.where(plan.is_response(), plan.weight, 1.0))
-    widths = [plan.width(client) for client in plan.parts]
+    widths = [plan.width(site) for site in plan.parts]
     owner = np.append(-1, np.repeat(np.arange(len(widths)), widths))
     alone = (owner[:, None] == owner) | (owner < 0)[:, None] | (owner < 0)
     deviation = plan.deviation * np.where(alone, 1.0, np.sqrt(2.0)) / np.outer(weight, weight)
     direction = np.triu((exact[0] - exact[1]) / deviation**2)
-    told = []
+    reported = []
     for k, model in enumerate(models):
         for _ in range(25):
             model.source._released = None
-            told.append((k, float((model_products(model) * direction).sum())))
-    scores = [np.array([value for k, value in told if k == which]) for which in (0, 1)]
+            reported.append((k, float((model_products(model) * direction).sum())))
+    scores = [np.array([value for k, value in reported if k == which]) for which in (0, 1)]
     found, se = auc(*scores)
     assert found <= largest_auc(float(plan.coordinator_cost())) + 3 * se
     # As many standard deviations apart as the two tables are, no more.

@@ -46,18 +46,18 @@ class Departing:
         self.sites = dict(self.partition.sites)
         LocalEngine(self.sites).run(agree_keys(tuple(self.sites), "s"), Ledger())
 
-    def ask(self, site, step, text="", family="copula", **arrays):
+    def request(self, site, step, text="", family="copula", **arrays):
         question = Request(site, family, step, arrays, "s", text)
         return unpack_reply(self.sites[site].answer(pack_request(question))).arrays
 
     def margins(self, site, bins, keep=ALL, family="copula", variance=FREE):
-        self.ask(site, "find_complete", to_json([one.name for one in bins]), family)
-        asked = to_json(MarginsRequest(tuple(bins), variance, variance))
-        return self.ask(site, "release_margins", asked, family, keep=keep)
+        self.request(site, "find_complete", to_json([one.name for one in bins]), family)
+        request = to_json(MarginsRequest(tuple(bins), variance, variance))
+        return self.request(site, "release_margins", request, family, keep=keep)
 
-    def gram(self, site, asked, levels, family="copula", group=NONE):
+    def gram(self, site, request, levels, family="copula", group=NONE):
         even = np.concatenate([np.full(k, 1.0 / k) for k in levels])
-        return self.ask(site, "release_gram", to_json(asked), family, probabilities=even, group=group)
+        return self.request(site, "release_gram", to_json(request), family, probabilities=even, group=group)
 
     def open(
         self, number, pair, columns=("scaled scores", "scores"), widths=(1, 1), family="copula", bits=PLACES
@@ -70,7 +70,7 @@ class Departing:
         opened = []
         for k, dealt in enumerate((seeds[0], seeds[1] + Z_b)):
             part = ProductPart(number, product, bits, columns[k], k == 0, pair[1 - k], "")
-            found = self.ask(
+            found = self.request(
                 pair[k], "open_product", to_json(part), family,
                 rows=np.arange(N), group=NONE, dealt=as_bytes(dealt),
             )  # fmt: skip
@@ -80,7 +80,7 @@ class Departing:
     def share(self, number, pair, opened, family="copula"):
         text = json.dumps(number)
         both = [
-            self.ask(site, "share_product", text, family, opened=one)["share"]
+            self.request(site, "share_product", text, family, opened=one)["share"]
             for site, one in zip(pair, opened[::-1], strict=True)
         ]
         return sum(part.view(np.uint64) for part in both).view(np.int64)
@@ -113,9 +113,9 @@ def test_a_product_of_two_institutions_who_were_told_different_scores():
     to.margins("A", [bins("a", 2)])
     to.gram("A", sums("B"), [2])
     to.margins("B", [bins("b", 2)], family="copula_glm")
-    asked = MomentsRequest({"A": 1}, 1, FAIR, "B", "B", "Binomial", ())
-    to.gram("B", asked, [2], "copula_glm")
-    for number in (asked.agreed, sums("B").agreed):
+    request = MomentsRequest({"A": 1}, 1, FAIR, "B", "B", "Binomial", ())
+    to.gram("B", request, [2], "copula_glm")
+    for number in (request.agreed, sums("B").agreed):
         with pytest.raises(FedstatError, match=r"planned|other keys|foreign"):
             to.share(number, "AB", to.open(number, "AB"))
 
@@ -140,22 +140,22 @@ def test_a_product_that_was_opened_under_an_earlier_release():
         to.gram(site, sums("AB".replace(site, ""), 1, FAIR), [3])
     with pytest.raises(PolicyError, match="refused"):
         to.share(agreed, "AB", opened)
-    assert [charge.what.split()[2] for charge in to.sites["B"].account.charges.made[-1:]] == ["grams:"]
+    assert [charge.what.split()[2] for charge in to.sites["B"].site_ledger.charges.made[-1:]] == ["grams:"]
 
 
 @pytest.mark.parametrize("levels", [3, 5])
 def test_a_refusal_that_rows_decide(levels):
     """A binary response of three levels: whether some row has the third was told by an error, for nothing."""
-    told = []
+    reported = []
     for last in (1, 2):
         to = Departing(FRAME.assign(b=[*[0, 1] * (N // 2 - 1), 0, last]), min_count=1)
         keep = np.arange(N) == N - 1
         to.margins("B", [bins("b", levels)], keep, "copula_glm")
         with pytest.raises(FedstatError) as refused:
-            asked = MomentsRequest({"A": 1}, 1, FREE, "B", "B", "Binomial", ())
-            to.gram("B", asked, [levels], "copula_glm", np.where(keep, 0, -1))
-        told.append((type(refused.value), str(refused.value), dict(to.sites["B"].account.refusals)))
-    assert told[0] == told[1] and told[0][0] is DescriptionError
+            request = MomentsRequest({"A": 1}, 1, FREE, "B", "B", "Binomial", ())
+            to.gram("B", request, [levels], "copula_glm", np.where(keep, 0, -1))
+        reported.append((type(refused.value), str(refused.value), dict(to.sites["B"].site_ledger.refusals)))
+    assert reported[0] == reported[1] and reported[0][0] is DescriptionError
 
 
 @pytest.mark.parametrize("bits", [PLACES - 1, 31, 40, 60])
@@ -164,10 +164,10 @@ def test_more_places_than_squares_have_room_for(bits):
     to = Departing()
     to.margins("A", [bins("a", 2)])
     to.gram("A", sums("B", variance=FREE), [2])
-    before = dict(to.sites["A"].account.refusals)
+    before = dict(to.sites["A"].site_ledger.refusals)
     with pytest.raises(DescriptionError, match="planned"):
         to.open(sums("B").agreed, "AB", bits=bits)
-    assert before == to.sites["A"].account.refusals
+    assert before == to.sites["A"].site_ledger.refusals
 
 
 def test_large_sums_of_squares_are_no_reason_to_refuse(monkeypatch):
@@ -254,21 +254,25 @@ def test_text_in_one_cell_moves_no_count_of_numbers():
     for last in ("2", "many"):
         frame = pd.DataFrame({"x": [*map(str, [0.5, 1.5] * 30), last]})
         policy = fs.Policy(privacy=fs.Budget(1e9, 1e-6))
-        asked = to_json(BinsRequest("x", "50", (1.0,)))
+        request = to_json(BinsRequest("x", "50", (1.0,)))
         site = Site("A", frame[["x"]], policy, published={"x": PublishedColumn("number", (0.0, 9.0))})
-        reply = unpack_reply(site.answer(pack_request(Request("A", "margins", "count_bins", {}, "s", asked))))
+        reply = unpack_reply(
+            site.answer(pack_request(Request("A", "margins", "count_bins", {}, "s", request)))
+        )
         answers.append(reply.arrays["counts"].tolist())
     assert answers == [[30, 31], [30, 30]]
 
 
 def test_what_is_charged_is_of_the_scores_that_leave(monkeypatch):
     """Every share has noise, of the variance of the release under which it was opened."""
-    told = []
+    reported = []
     add = NoiseMechanism.add
 
-    def watch(self, ask, step, owed, arrays):
-        told.extend((self.site, ask.step, name, one.variance) for name, one in owed.items() if name in arrays)
-        return add(self, ask, step, owed, arrays)
+    def watch(self, request, step, owed, arrays):
+        reported.extend(
+            (self.site, request.step, name, one.variance) for name, one in owed.items() if name in arrays
+        )
+        return add(self, request, step, owed, arrays)
 
     monkeypatch.setattr(NoiseMechanism, "add", watch)
     to = Departing()
@@ -277,7 +281,7 @@ def test_what_is_charged_is_of_the_scores_that_leave(monkeypatch):
         to.gram(site, sums("AB".replace(site, ""), variance=2 * FAIR), [3])
     agreed = sums("B").agreed
     to.share(agreed, "AB", to.open(agreed, "AB"))
-    shares = [one for one in told if one[1] == "share_product"]
+    shares = [one for one in reported if one[1] == "share_product"]
     assert shares == [(site, "share_product", "share", Fraction(2 * FAIR)) for site in "AB"]
 
 
@@ -288,4 +292,4 @@ def test_a_dealer_that_is_a_party_is_refused():
     product = secure.MatrixProduct("A", "B", N, 1, 1, 1)
     part = ProductPart(sums("B").agreed, product, PLACES, "scaled scores", True, "B", "B")
     with pytest.raises(SecurityError, match="deal"):
-        to.ask("A", "open_product", to_json(part), rows=np.arange(N), group=NONE, dealt=as_bytes(b""))
+        to.request("A", "open_product", to_json(part), rows=np.arange(N), group=NONE, dealt=as_bytes(b""))

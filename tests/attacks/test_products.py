@@ -64,13 +64,13 @@ class Coordinator:
         use = np.ones(N, dtype=bool)
         for c in sites:
             text = {"terms": COLUMNS[c], "columns": COLUMNS[c], "partial": "drop"}
-            self.ask(
+            self.request(
                 c, "open_block", json.dumps(text | {"min_count": 5, "intercept": True}), "design", use=use
             )
-            self.ask(c, "stage_block", keep=use, rows=np.arange(N), n=np.array(N))
+            self.request(c, "stage_block", keep=use, rows=np.arange(N), n=np.array(N))
         LocalEngine(self.partition.sites).run(agree_keys(sites, self.session), Ledger())
 
-    def ask(self, site, step, text="", family="vfem", **arrays):
+    def request(self, site, step, text="", family="vfem", **arrays):
         request = pack_request(Request(site, family, step, arrays, self.session, text))
         return unpack_reply(self.partition.sites[site].answer(request)).arrays
 
@@ -94,14 +94,14 @@ class Coordinator:
         Z_b = deal_shares(product, seed_a, seed_b, group_a)
         more = {} if both is None else {"both": both}
         dealt = as_array(drawn[0]), as_array(drawn[1] + Z_b)
-        a = self.ask("A", "open_product", told_a, rows=rows[0], group=group_a, dealt=dealt[0], **more)[
+        a = self.request("A", "open_product", told_a, rows=rows[0], group=group_a, dealt=dealt[0], **more)[
             "opened"
         ]
-        b = self.ask("B", "open_product", told_b, rows=rows[1], group=group_b, dealt=dealt[1], **more)[
+        b = self.request("B", "open_product", told_b, rows=rows[1], group=group_b, dealt=dealt[1], **more)[
             "opened"
         ]
-        share_a = self.ask("A", "share_product", json.dumps(number), opened=b)["share"]
-        share_b = self.ask("B", "share_product", json.dumps(number), opened=a)["share"]
+        share_a = self.request("A", "share_product", json.dumps(number), opened=b)["share"]
+        share_b = self.request("B", "share_product", json.dumps(number), opened=a)["share"]
         return share_a + share_b, secure.stream_u(product, seed_a)[:N], secure._stream_v(product, seed_b)[:N]
 
 
@@ -110,11 +110,11 @@ def rows_from_groups_that_differ():
 
     The rest of group g is then -(x_i - u_i) v_i' modulo 2^64, and an odd v can be divided by.
     """
-    asking = Coordinator(["A", "B"])
+    requester = Coordinator(["A", "B"])
     moved, targets = GROUP.copy(), np.arange(0, N, N // G)[1::2]
     moved[targets] -= 1
-    honest, _, _ = asking.multiply("1", GROUP, GROUP)
-    got, U, V = asking.multiply("2", GROUP, moved)
+    honest, _, _ = requester.multiply("1", GROUP, GROUP)
+    got, U, V = requester.multiply("2", GROUP, moved)
     found = {}
     for i in targets:
         rest, v = (got - honest)[GROUP[i]], [int(w) for w in V[i]]
@@ -129,7 +129,7 @@ def test_groups_that_two_clients_are_not_told_alike(monkeypatch):
     with pytest.raises(SecurityError, match="A: was told of another product than 'B'"):
         rows_from_groups_that_differ()
     # Without the comparison rows follow.
-    monkeypatch.setattr(secure.MatrixProduct, "digest", lambda *told: bytes(32))
+    monkeypatch.setattr(secure.MatrixProduct, "digest", lambda *reported: bytes(32))
     found = rows_from_groups_that_differ()
     assert found
     assert all(np.abs(x - TRUTH[i]).max() < 1e-4 for i, x in found.items())
@@ -149,15 +149,15 @@ def test_rows_of_different_entities_are_not_multiplied(monkeypatch):
     with pytest.raises(SecurityError, match="A: the rows of this product are not of the same entities"):
         shift_of_entities()
     # Without the comparison a product mixes the rows that the coordinator chooses.
-    monkeypatch.setattr(RowFingerprints, "of_same_entities", lambda *told: True)
+    monkeypatch.setattr(RowFingerprints, "of_same_entities", lambda *reported: True)
     assert shift_of_entities() < 1e-4
 
 
 def row_from_products_that_differ(policy):
     """The product of one row of A with one of B, from two products: in one it is in another group."""
-    asking, moved = Coordinator(["A", "B"], policy), GROUP.copy()
+    requester, moved = Coordinator(["A", "B"], policy), GROUP.copy()
     moved[N // G] -= 1
-    first, again = (asking.multiply(str(k), group, group)[0] for k, group in enumerate((GROUP, moved)))
+    first, again = (requester.multiply(str(k), group, group)[0] for k, group in enumerate((GROUP, moved)))
     return np.ldexp((again - first)[0].astype(float), -2 * BITS)
 
 
@@ -174,39 +174,39 @@ def test_groups_of_two_products_do_not_differ_by_a_row():
 
 def filled_in_for(hidden):
     """A product in which A is told that B lacks some entities, and B that A does."""
-    asking = Coordinator(["A", "B"])
-    return asking.multiply("1", GROUP, GROUP, both=~np.isin(EVERY, hidden))[0]
+    requester = Coordinator(["A", "B"])
+    return requester.multiply("1", GROUP, GROUP, both=~np.isin(EVERY, hidden))[0]
 
 
 def test_no_entity_that_both_have_is_called_filled_in(monkeypatch):
     """Of an entity that is filled in, nobody compares whose it is."""
     with pytest.raises(SecurityError, match="not of the same entities"):
         filled_in_for([3])
-    monkeypatch.setattr(RowFingerprints, "of_same_entities", lambda *told: True)
+    monkeypatch.setattr(RowFingerprints, "of_same_entities", lambda *reported: True)
     assert filled_in_for([3]).shape == (G, 2, 2)
 
 
 def test_a_dealers_seed_serves_once():
-    asking, rows, seed = Coordinator(["A", "B"]), np.arange(N), as_array(secure.new_seed())
+    requester, rows, seed = Coordinator(["A", "B"]), np.arange(N), as_array(secure.new_seed())
     for number in ("1", "2"):
-        text, _ = asking.describe("A", "B", number=number, groups=G)
+        text, _ = requester.describe("A", "B", number=number, groups=G)
         given = {"rows": rows, "group": GROUP, "dealt": seed}
         if number == "1":
-            asking.ask("A", "open_product", text, **given)
+            requester.request("A", "open_product", text, **given)
             continue
         with pytest.raises(SecurityError, match="a dealer's seed came a second time"):
-            asking.ask("A", "open_product", text, **given)
+            requester.request("A", "open_product", text, **given)
 
 
 def test_the_same_seed_in_another_session_gives_another_random_table():
     product, seed = secure.MatrixProduct("A", "B", N, 2, 2, G), secure.new_seed()
-    told = [
+    reported = [
         ("s", "1", BITS, GROUP),
         ("t", "1", BITS, GROUP),
         ("s", "2", BITS, GROUP),
         ("s", "1", BITS, GROUP % 7),
     ]
-    tables = [secure.stream_u(product, secure.bind_seed(seed, product.digest(*one)))[:N] for one in told]
+    tables = [secure.stream_u(product, secure.bind_seed(seed, product.digest(*one)))[:N] for one in reported]
     assert not any((one == tables[0]).any() for one in tables[1:])
 
 
@@ -217,7 +217,7 @@ def test_the_same_seed_in_another_session_gives_another_random_table():
 def test_a_wrong_triple_is_found(error, monkeypatch):
     """A shift of every element stays within the range of products, and moves the estimate."""
     deal = secure.deal_triple
-    monkeypatch.setattr(secure, "deal_triple", lambda *told: deal(*told) + np.int64(error))
+    monkeypatch.setattr(secure, "deal_triple", lambda *reported: deal(*reported) + np.int64(error))
     model = fs.VFEMRegression.from_formula("y ~ .", fs.ClientPartition.from_frames(FRAMES, on="k"))
     with pytest.raises(SecurityError, match=r"the shares of|its checksum says"):
         model.fit()
@@ -226,8 +226,8 @@ def test_a_wrong_triple_is_found(error, monkeypatch):
 def test_without_a_checksum_a_wrong_triple_moves_the_estimate(monkeypatch):
     model = fs.VFEMRegression.from_formula("y ~ .", fs.ClientPartition.from_frames(FRAMES, on="k"))
     right, deal = model.fit(), secure.deal_triple
-    monkeypatch.setattr(secure_products, "check_product", lambda *told: None)
-    monkeypatch.setattr(secure, "deal_triple", lambda *told: deal(*told) + np.int64(40 * 4**BITS))
+    monkeypatch.setattr(secure_products, "check_product", lambda *reported: None)
+    monkeypatch.setattr(secure, "deal_triple", lambda *reported: deal(*reported) + np.int64(40 * 4**BITS))
     assert ((model.fit().params - right.params) / right.bse).abs().max() > 1
 
 
@@ -236,17 +236,19 @@ def test_without_a_checksum_a_wrong_triple_moves_the_estimate(monkeypatch):
 
 def columns_from_a_dealer(dealer, policy="open", first="A"):
     """A's columns, where the coordinator sits at P and says who deals for A and P; `first` is told as A."""
-    asking, seed = Coordinator(["A", "B", "P"], policy), secure.new_seed()
-    keys = asking.partition.sites["P"].states[asking.session].look_at("keys")
-    text, product = asking.describe("A", "P", dealer)
+    requester, seed = Coordinator(["A", "B", "P"], policy), secure.new_seed()
+    keys = requester.partition.sites["P"].states[requester.session].look_at("keys")
+    text, product = requester.describe("A", "P", dealer)
     text = text.replace('"client_a": "A"', f'"client_a": "{first}"')
     group, rows = np.zeros(N, dtype=np.int64), np.arange(N)
     dealt = SealedChannel(keys, "A", "deal 1").seal(seed) if dealer else seed
-    box = asking.ask("A", "open_product", text, rows=rows, group=group, dealt=as_array(dealt))["opened"]
+    box = requester.request("A", "open_product", text, rows=rows, group=group, dealt=as_array(dealt))[
+        "opened"
+    ]
     E = np.frombuffer(
         SealedChannel(keys, "A", "open 1").open(box.tobytes())[32 + opened_bytes(N) :], np.int64
     ).reshape(N, 2)
-    seed = secure.bind_seed(seed, product.digest(asking.session if dealer else "", "1", BITS, group))
+    seed = secure.bind_seed(seed, product.digest(requester.session if dealer else "", "1", BITS, group))
     return np.ldexp((E + secure.stream_u(product, seed)[:N]).astype(float), -BITS)
 
 
@@ -264,7 +266,7 @@ def test_neither_client_of_a_product_deals(monkeypatch):
                 columns_from_a_dealer(dealer, policy)
     with pytest.raises(fs.errors.MessageError, match="'X' and 'P' is not one with 'P'"):
         columns_from_a_dealer("P", first="X")
-    monkeypatch.setitem(checks.FACT_CHECKS, ProductDealer, lambda *told: None)
+    monkeypatch.setitem(checks.FACT_CHECKS, ProductDealer, lambda *reported: None)
     assert np.abs(columns_from_a_dealer("P") - TRUTH).max() < 1e-4
 
 

@@ -128,7 +128,7 @@ def test_a_refusal_names_the_term_to_the_owner_and_counts():
     model = fs.VFEMRegression.from_formula("y ~ a + b + t", partition)
     with pytest.raises(PolicyError, match=r"min_level_count.*'Bank'; 'a' has fewer.*Merge levels"):
         model.fit(cov_type="none")
-    assert max(partition.sites["Court"].account.refusals.values()) == 1
+    assert max(partition.sites["Court"].site_ledger.refusals.values()) == 1
 
 
 def test_what_the_coordinator_carries():

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 COUNT = re.compile(r"not finite for ([\d,]+) of")
 
 
-def told(partition, formula):
+def reported(partition, formula):
     """Rows at which the transform fails, as a refusal says."""
     try:
         fs.GLORE.from_formula(formula, partition).fit()
@@ -38,7 +38,7 @@ def smallest_income(partition):
     low, high = 0.0, 1e6
     while high - low > 0.01:
         t = 0.5 * (low + high)
-        answer = told(partition, f"y ~ log(income - {t!r})")
+        answer = reported(partition, f"y ~ log(income - {t!r})")
         if isinstance(answer, str):
             return answer
         low, high = (low, t) if answer else (t, high)
@@ -51,7 +51,7 @@ def test_a_refusal_does_not_tell_a_value():
     partition = rows("strict")
     answer = smallest_income(partition)
     assert "simple formulas" in answer and 'formulas = "any"' in answer
-    assert sum(site.account.refusals.total() for site in partition.sites.values()) == 0
+    assert sum(site.site_ledger.refusals.total() for site in partition.sites.values()) == 0
 
 
 def test_one_transform_of_what_is_published_is_judged_from_the_range_alone():
@@ -115,9 +115,9 @@ def test_a_chosen_entity_is_not_asked_by_itself():
         use[17] = True
         content = {"terms": ["diagnosis"], "columns": ["diagnosis"], "partial": "drop"}
         text = json.dumps(content | {"min_count": 1, "intercept": False})
-        ask = Request("Q", "design", "open_block", {"use": use}, "s", text)
+        request = Request("Q", "design", "open_block", {"use": use}, "s", text)
         with pytest.raises(FedstatError) as caught:
-            partition.sites["Q"].answer(pack_request(ask))
+            partition.sites["Q"].answer(pack_request(request))
         texts[policy] = str(caught.value)
     assert "constant" in texts["open"]
     assert texts["strict"].startswith("Q: refused for a reason that depends on rows;")
@@ -138,9 +138,9 @@ def test_refusals_that_depend_on_rows_are_counted_and_end():
     assert refused.startswith("S0: refused for a reason that depends on rows;")
     assert "(maximum refusals)" in silent and "answer-again" in silent
     site = partition.sites["S0"]
-    assert site.account.refusals[""] == 10 and len(site.refusals.reasons) == 10
+    assert site.site_ledger.refusals[""] == 10 and len(site.refusals.reasons) == 10
     assert "wants none or at least 3 rows" in site.refusals.reasons[0]
-    site.account.set_refusals("", 0)
+    site.site_ledger.set_refusals("", 0)
     with refused_for("minimum events"):
         fs.GLORE.from_formula("y ~ age", partition).fit()
 

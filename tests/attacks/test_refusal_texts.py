@@ -79,7 +79,7 @@ def refused(change):
     with pytest.raises(PolicyError) as caught:
         fs.GLORE.from_formula("y ~ x + C(g) + C(h)", partition).fit()
     site = partition.sites["A"]
-    (entry,) = [entry for entry in site.account.present.entries if entry.kind == "refusal"]
+    (entry,) = [entry for entry in site.site_ledger.present.entries if entry.kind == "refusal"]
     return caught.value, pack_refusal("A", caught.value), entry.rule, site.refusals.reasons[-1]
 
 
@@ -109,7 +109,7 @@ def test_a_refusal_names_terms_keys_and_remedies_of_the_request(replies):
 
 
 def test_a_rule_that_the_owner_switched_off_is_not_named():
-    requested = RowsRequest("y", ("y",), ("C(g)", "x"), ("g", "x")).asked()
+    requested = RowsRequest("y", ("y",), ("C(g)", "x"), ("g", "x")).requested()
     keys = ("min_level_count", "products", "max_share", "min_events", "min_count", "remember")
     strict, open_ = (refusal_text("A", one, requested, {}) for one in (fs.Policy.strict(), fs.Policy.open()))
     off = {"min_level_count": 0, "min_events": 0, "min_count": 0, "remember": "nothing"}
@@ -131,7 +131,7 @@ def test_an_own_fit_that_fails_counts_as_one_refusal_for_each_model():
     for right, counted in (("x", 1), ("x", 1), ("x + I(x**2)", 2)):
         fit = fs.GLORE.from_formula(f"y ~ {right}", partition).fit()
         assert fit.heterogeneity.sites.loc["A", "problem"] == "not shown"
-        assert site.account.refusals[""] == counted
+        assert site.site_ledger.refusals[""] == counted
     assert "separated" in site.refusals.reasons[0] and "separated" not in str(fit.summary())
 
 

@@ -49,8 +49,8 @@ def synthesis():
         {"epsilon": EACH * (1.0 + 1e-9)},
     )
 
-    def fit(asked):
-        return fs.CopulaSynthesizer(partition, **{"epsilon": EACH, "bounds": LEVELS} | asked).fit()
+    def fit(request):
+        return fs.CopulaSynthesizer(partition, **{"epsilon": EACH, "bounds": LEVELS} | request).fit()
 
     return partition, words, fit, lambda result: result.correlation.loc[list("abc"), list("abc")].to_numpy()
 
@@ -70,17 +70,17 @@ def boosting():
     public = dict.fromkeys(CURVES, fs.PublicCurve(POINTS, np.zeros(12), WAVES, np.ones(2)))
     words = ({}, {"formula": "y(t) ~ v + u"}, {"public": dict(reversed(public.items()))}, {"epsilon": 0.4})
 
-    def fit(asked):
-        asked = {"formula": "y(t) ~ u + v", "epsilon": EACH, "public": public} | asked
-        formula = asked.pop("formula")
-        model = fs.FedFunctionBoost.from_formula(formula, partition, **asked)
+    def fit(request):
+        request = {"formula": "y(t) ~ u + v", "epsilon": EACH, "public": public} | request
+        formula = request.pop("formula")
+        model = fs.FedFunctionBoost.from_formula(formula, partition, **request)
         return model.source, model.fit(steps=1)
 
     return partition, words, fit, lambda found: found[0]._released[0].products.astype(float)
 
 
 def spent(partition):
-    return {name: site.account.charges.spent for name, site in partition.sites.items()}
+    return {name: site.site_ledger.charges.spent for name, site in partition.sites.items()}
 
 
 @pytest.mark.parametrize("make", [synthesis, boosting])
@@ -88,9 +88,9 @@ def test_equivalent_requests_are_charged_until_the_budget_is_spent(make):
     partition, words, fit, released = make()
     answers = []
     with pytest.raises(PolicyError, match="privacy budget"):
-        for asked in cycle(words):
+        for request in cycle(words):
             before = spent(partition)
-            answers.append(released(fit(asked)))
+            answers.append(released(fit(request)))
             costs = [spent(partition)[name] - before[name] for name in before]
             noise_is_new = not any(np.allclose(answers[-1], one) for one in answers[:-1])
             assert all(costs) or not noise_is_new

@@ -30,8 +30,8 @@ def fit(monkeypatch, heard, partition=None, **options):
     """Fit, and hear which numbers institutions open."""
     opened = score_steps.open_shares
 
-    def hear(data, state, client, holder, shown):
-        unit, numbers = opened(data, state, client, holder, shown)
+    def hear(data, state, site, holder, shown):
+        unit, numbers = opened(data, state, site, holder, shown)
         heard.setdefault(data.name, []).append(unit * numbers)
         return unit, numbers
 
@@ -91,9 +91,7 @@ def test_two_institutions_that_collude_have_the_residuals(monkeypatch):
 def test_numbers_of_other_entities_are_not_used(monkeypatch):
     """A coordinator that has the response holder seal in another order gets sums of other rows."""
     seal = score_steps.ResponseScores.rows
-    monkeypatch.setattr(
-        score_steps.ResponseScores, "rows", lambda self, client: np.roll(seal(self, client), 1)
-    )
+    monkeypatch.setattr(score_steps.ResponseScores, "rows", lambda self, site: np.roll(seal(self, site), 1))
     with pytest.raises(SecurityError, match="not the same, in the same order"):
         fit(monkeypatch, {})
 

@@ -33,8 +33,8 @@ def first_sums(monkeypatch):
     """Sums that Court learns of its ones and columns, (3,), with derivatives at coefficients of zero."""
     heard = []
 
-    def hear(*told):
-        heard.append(running_sums.open_sums(*told))
+    def hear(*reported):
+        heard.append(running_sums.open_sums(*reported))
         raise EstimationError("heard")
 
     monkeypatch.setattr(glm_steps, "open_sums", hear)
@@ -63,14 +63,14 @@ def tell_other_positions(monkeypatch):
 
 def choose_other_entities(monkeypatch):
     """Have the response holder choose as many other entities than Court's, in their places."""
-    ask = QuasiNewtonIteration.ask
+    request = QuasiNewtonIteration.request
 
     def telling(self, site, step, text="", **arrays):
         if step == "glm_start_response":
             arrays["keep"] = np.roll(arrays["keep"], -1)
-        return ask(self, site, step, text, **arrays)
+        return request(self, site, step, text, **arrays)
 
-    monkeypatch.setattr(QuasiNewtonIteration, "ask", telling)
+    monkeypatch.setattr(QuasiNewtonIteration, "request", telling)
     return sums_of(COMPLETE, COMPLETE - 1, Y[COMPLETE - 1].mean())
 
 
@@ -82,7 +82,7 @@ def begin_anew(monkeypatch):
         yield from opened(self)
         lay, text = self.layout, self.distribution.to_json()
         other = {"keep": np.roll(lay.response_keep, -1), "code": lay.code}
-        yield [self.ask(lay.active, "glm_start_response", text, **other)]
+        yield [self.request(lay.active, "glm_start_response", text, **other)]
 
     monkeypatch.setattr(QuasiNewtonIteration, "_open", then_others)
     return sums_of(COMPLETE, COMPLETE - 1, Y[COMPLETE].mean())
@@ -90,7 +90,7 @@ def begin_anew(monkeypatch):
 
 def compare_nothing(monkeypatch):
     """Put both sites back to where they took what they were told."""
-    monkeypatch.setattr(RowFingerprints, "of_same_entities", lambda *told: True)
+    monkeypatch.setattr(RowFingerprints, "of_same_entities", lambda *reported: True)
     monkeypatch.setattr(
         glm_response_steps, "taken_of", lambda state, columns, site, _: state.look_at(taken(columns, site))
     )

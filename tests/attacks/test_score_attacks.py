@@ -61,15 +61,15 @@ class Asker:
         self.site = made.partition.sites["A"]
         session = made.source._open_session("boost", masked=False)
         self.session, self.width = session.session, made.source._n_columns - 1
-        asks = open_requests(session.agreement, session.session)
-        asked = CurveSumsRequest(
+        requests = open_requests(session.agreement, session.session)
+        requested = CurveSumsRequest(
             made.learners, None, 1, 1, loss=LossSpec(kind, 0.5 if kind == "quantile" else 0.0)
         )
-        for ask in [one for one in asks if one.site == "A"]:
-            self.site.answer(pack_request(ask))
-        self.ask("start_scores", codec.to_json(asked))
+        for request in [one for one in requests if one.site == "A"]:
+            self.site.answer(pack_request(request))
+        self.request("start_scores", codec.to_json(requested))
 
-    def ask(self, step, text="", **arrays):
+    def request(self, step, text="", **arrays):
         return unpack_reply(
             self.site.answer(pack_request(Request("A", "boost", step, arrays, self.session, text)))
         ).arrays
@@ -78,8 +78,8 @@ class Asker:
         """Scores at a predictor that is far below zero up to an age, and far above from there on."""
         coef = np.zeros((1, self.width, 1))
         coef[0, 1:3, 0] = -steep * cut, steep  # constant and age
-        told = self.ask("score_curves", coef=coef, offset=np.zeros((1, 1)), left_out=np.array([-1]))
-        return bool(told["spread"]), told["score"][0, :, 0]
+        reported = self.request("score_curves", coef=coef, offset=np.zeros((1, 1)), left_out=np.array([-1]))
+        return bool(reported["spread"]), reported["score"][0, :, 0]
 
 
 def victim():
@@ -93,9 +93,9 @@ def victim():
 
 def told_row(kind, policy, steep):
     """What the difference of two scores says of the person in between: the columns, but for a factor."""
-    asker = Asker(kind, policy)
+    client = Asker(kind, policy)
     person, below, above = victim()
-    (first, one), (second, other) = (asker.scores(cut, steep) for cut in (below, above))
+    (first, one), (second, other) = (client.scores(cut, steep) for cut in (below, above))
     change = other - one
     return person, (first, second), change / change[0] if change[0] else change
 
@@ -103,13 +103,13 @@ def told_row(kind, policy, steep):
 @pytest.mark.parametrize(("kind", "steep"), [("binomial", 1e6), ("quantile", 1e6)])
 def test_rows_between_two_cuts_are_told_by_no_site(kind, steep, monkeypatch):
     loose = fs.Policy(min_count=1, min_level_count=1)  # of owners with no least number of rows
-    person, told, row = told_row(kind, loose, steep)
-    assert told == (True, True)
+    person, reported, row = told_row(kind, loose, steep)
+    assert reported == (True, True)
     assert row[2] == pytest.approx(person["age"], rel=1e-6)  # to all digits, with the integrals of the curve
     # By default a site gives its last answer again where fewer than five rows have changed sides; a flat
     # logistic loss, whose slopes are sides of a cut as well, is answered nowhere.
-    _, told, row = told_row(kind, "open", steep)
-    assert told == ((True, False) if kind == "quantile" else (False, False)) and not row.any()
+    _, reported, row = told_row(kind, "open", steep)
+    assert reported == ((True, False) if kind == "quantile" else (False, False)) and not row.any()
 
 
 def test_cuts_of_a_quantile_are_not_asked_of_a_strict_site():
@@ -125,10 +125,10 @@ def test_strict_sites_answer_a_fit_of_a_family():
 
 def combined(policy):
     """Three cuts, no two of which have few rows between them but the first and the third."""
-    asker = Asker("quantile", policy)
+    client = Asker("quantile", policy)
     person, below, above = victim()
-    told = [asker.scores(cut, 1e6) for cut in (below, 75.0, above)]
-    change = told[2][1] - told[0][1]
+    reported = [client.scores(cut, 1e6) for cut in (below, 75.0, above)]
+    change = reported[2][1] - reported[0][1]
     return person, change / change[0]
 
 
@@ -140,7 +140,7 @@ def test_nor_are_rows_told_by_a_way_round():
 
 
 def test_scores_come_after_their_start_alone():
-    asker = Asker("binomial", fs.Policy(order="declared"))
-    asker.session += "0"
+    client = Asker("binomial", fs.Policy(order="declared"))
+    client.session += "0"
     with pytest.raises(DescriptionError, match="order"):
-        asker.scores(50.0, 1.0)
+        client.scores(50.0, 1.0)

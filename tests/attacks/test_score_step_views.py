@@ -42,19 +42,19 @@ def model(epsilon=6.0, budget=50.0, policy=None):
 @pytest.fixture
 def carried(monkeypatch):
     """All that the coordinator carries, one answer after the other."""
-    seen, carry = [], LocalEngine._carry
+    seen, send = [], LocalEngine._send
 
-    def watch(self, ask, ledger):
-        reply = carry(self, ask, ledger)
-        seen.append((ask, reply))
+    def watch(self, request, ledger):
+        reply = send(self, request, ledger)
+        seen.append((request, reply))
         return reply
 
-    monkeypatch.setattr(LocalEngine, "_carry", watch)
+    monkeypatch.setattr(LocalEngine, "_send", watch)
     return seen
 
 
 def shares_of(carried):
-    return np.array([r.arrays["share"] for ask, r in carried if ask.step == "release_score"])
+    return np.array([r.arrays["share"] for request, r in carried if request.step == "release_score"])
 
 
 def test_the_coordinator_sees_random_words_and_one_noisy_sum(carried, monkeypatch):
@@ -81,7 +81,7 @@ def test_the_coordinator_sees_random_words_and_one_noisy_sum(carried, monkeypatc
     exact = (total - noise.sum(axis=0)).astype(float)
     assert np.abs(exact - total).min() > 0
     # All else that left in the step is sealed, or says that it was taken.
-    begun = next(i for i, (ask, _) in enumerate(carried) if ask.step == "begin_score")
+    begun = next(i for i, (request, _) in enumerate(carried) if request.step == "begin_score")
     later = {name for _, reply in carried[begun:] for name in reply.arrays}
     assert later == {"taken", "for_a", "for_b", "opened", "share"}
 
@@ -129,29 +129,29 @@ def test_the_shares_that_stay_are_uniform_too(monkeypatch):
 # ---- one that asks otherwise -----------------------------------------------------------------------
 
 
-def ask_again(made, ask):
-    return unpack_reply(made.partition.sites[ask.site].answer(pack_request(ask)))
+def request_again(made, request):
+    return unpack_reply(made.partition.sites[request.site].answer(pack_request(request)))
 
 
 def last(carried, step, site):
-    return next(ask for ask, _ in reversed(carried) if (ask.step, ask.site) == (step, site))
+    return next(request for request, _ in reversed(carried) if (request.step, request.site) == (step, site))
 
 
 def test_the_same_sums_have_the_same_noise_and_cost_nothing(carried):
     made = model(policy=fs.Policy(privacy=fs.Budget(50.0, 1e-6), order="any"))
     made.fit(polish=1, draws=10)
-    before = [site.account.charges.spent for site in made.partition.sites.values()]
-    again = [ask_again(made, last(carried, "release_score", site)) for site in HELD]
+    before = [site.site_ledger.charges.spent for site in made.partition.sites.values()]
+    again = [request_again(made, last(carried, "release_score", site)) for site in HELD]
     assert np.array_equal([reply.arrays["share"] for reply in again], shares_of(carried))
-    assert [site.account.charges.spent for site in made.partition.sites.values()] == before
+    assert [site.site_ledger.charges.spent for site in made.partition.sites.values()] == before
 
 
 def test_a_step_anew_is_charged_anew_and_has_no_shares_of_the_one_before(carried):
     made = model(policy=fs.Policy(privacy=fs.Budget(50.0, 1e-6), order="any"))
     made.fit(polish=1, draws=10)
-    ask_again(made, last(carried, "begin_score", "A"))
+    request_again(made, last(carried, "begin_score", "A"))
     with pytest.raises(DescriptionError, match="come first"):
-        ask_again(made, last(carried, "release_score", "A"))
+        request_again(made, last(carried, "release_score", "A"))
 
 
 def test_no_product_is_made_twice_under_one_noise(carried):
@@ -159,9 +159,9 @@ def test_no_product_is_made_twice_under_one_noise(carried):
     made = model(policy=fs.Policy(privacy=fs.Budget(50.0, 1e-6), order="any"))
     made.fit(polish=1, draws=10)
     for step in ("take_product", "open_product"):
-        asked = last(carried, step, "A")
+        request = last(carried, step, "A")
         with pytest.raises((PolicyError, SecurityError)):
-            ask_again(made, asked)
+            request_again(made, request)
 
 
 def test_little_noise_is_asked_for_at_the_price_of_a_budget(monkeypatch):
@@ -177,16 +177,16 @@ def test_who_is_told_otherwise_shares_nothing(monkeypatch, what):
 
     def lie(self, site, step, text="", **arrays):
         if step == "begin_score" and site == "A":
-            told = json.loads(text)
+            reported = json.loads(text)
             if what == "halves":
-                told["terms"]["mean"]["halves"]["B"] = 1
+                reported["terms"]["mean"]["halves"]["B"] = 1
             else:
-                told["terms"]["widths"][2] = 2
-            text = json.dumps(told)
+                reported["terms"]["widths"][2] = 2
+            text = json.dumps(reported)
         given = {name: np.asarray(array) for name, array in arrays.items()}
         return Request(site, self.family, step, given, self.session, text)
 
-    monkeypatch.setattr(SecureProductSession, "ask", lie)
+    monkeypatch.setattr(SecureProductSession, "request", lie)
     made = model()
     with pytest.raises((PolicyError, SecurityError)):
         made.fit(polish=1, draws=10)
@@ -196,20 +196,22 @@ def test_steps_come_in_the_order_of_a_fit_under_a_strict_policy(carried):
     made = model(policy=fs.Policy.strict(privacy=fs.Budget(50.0, 1e-6)))
     made.fit(polish=1, draws=10)
     with pytest.raises(DescriptionError, match="order"):
-        ask_again(made, last(carried, "begin_score", "A"))
+        request_again(made, last(carried, "begin_score", "A"))
 
 
 def test_residuals_are_in_their_range_whatever_coefficients_are_told(carried):
     """Coefficients and middles of the coordinator's making cannot make an entity weigh more."""
     made = model(policy=fs.Policy(privacy=fs.Budget(50.0, 1e-6), order="any"))
     made.fit(polish=1, draws=10)
-    asked = from_json(steps.ScoreStepRequest, last(carried, "begin_score", "A").text, "")
-    mean = asked.terms.mean
+    requested = from_json(steps.ScoreStepRequest, last(carried, "begin_score", "A").text, "")
+    mean = requested.terms.mean
     for middle, slopes in [(0.0, (1e12, -1e12)), (1e300, (1e300, 1e300))]:
-        wrong = steps.ScoreStepRequest(asked.terms, "A", asked.columns, slopes, middle, asked.variance)
-        ask = last(carried, "begin_score", "A")
-        ask_again(made, Request("A", ask.family, "begin_score", {}, ask.session, to_json(wrong)))
-        kept = made.partition.sites["A"].states[ask.session].look_at(steps.KEPT_ROWS)
+        wrong = steps.ScoreStepRequest(
+            requested.terms, "A", requested.columns, slopes, middle, requested.variance
+        )
+        request = last(carried, "begin_score", "A")
+        request_again(made, Request("A", request.family, "begin_score", {}, request.session, to_json(wrong)))
+        kept = made.partition.sites["A"].states[request.session].look_at(steps.KEPT_ROWS)
         assert np.abs(kept.part).max() <= mean.halves["A"]
         lengths = (kept.scores.astype(float) ** 2).sum(axis=1)
-        assert lengths.max() <= asked.terms.radii["A"] * 4.0**10
+        assert lengths.max() <= requested.terms.radii["A"] * 4.0**10

@@ -55,7 +55,7 @@ def test_the_command_draws_one_and_the_site_holds_all_of_it(folder, capsys):
     assert f'seed = "{seed}"' in printed and (folder / "site.toml").stat().st_mode & 0o777 == 0o600
     site = open_site(folder)
     assert site._data.common_seed == int(seed, 16)
-    site.account.store.close()
+    site.site_ledger.store.close()
     assert main(["site", "seed", str(folder)]) == 1
     assert "has a seed already" in capsys.readouterr().err
     assert read_description(folder).seed == seed

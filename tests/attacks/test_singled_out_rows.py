@@ -48,8 +48,8 @@ FAMILY_OF = {"z": BINOMIAL, "k": sm.families.NegativeBinomial(alpha=1.0)}
 
 
 def partition(complete=False):
-    whole = IDS[25 : N - 30]
-    tables = {k: t[t["id"].isin(whole)] if complete else t for k, t in TABLES.items()}
+    all_complete = IDS[25 : N - 30]
+    tables = {k: t[t["id"].isin(all_complete)] if complete else t for k, t in TABLES.items()}
     return fs.ClientPartition.from_frames(tables, on="id")
 
 
@@ -227,28 +227,28 @@ class Prober:
     def __init__(self, answer):
         self.answer = answer
         self.fit = ""
-        self.asked, self.leaks = Counter(), []
+        self.requested, self.leaks = Counter(), []
         self.malformed = set()
         self.answers = {}
 
     def __call__(self, site, context):
-        ask, before = context.request, context.state.copy()
+        request, before = context.request, context.state.copy()
         answer = self.answer(site, context)
         remembered = site._data.memory.released
-        for name in ask.arrays:
-            place = (self.fit, ask.family, ask.step, name)
-            if not self.asked[place]:
+        for name in request.arrays:
+            place = (self.fit, request.family, request.step, name)
+            if not self.requested[place]:
                 for picked in ([7], [3, 7, 11]):
                     self._probe(site, context, before, name, picked)
         site._data.memory.released = remembered
         return answer
 
     def _probe(self, site, context, before, name, picked):
-        ask, step = context.request, context.step
-        arrays = single_out(dict(ask.arrays), name, picked)
+        request, step = context.request, context.step
+        arrays = single_out(dict(request.arrays), name, picked)
         if arrays is None:
             return
-        where, place = f"{site.name}, step '{ask.step}'", (self.fit, ask.family, ask.step, name)
+        where, place = f"{site.name}, step '{request.step}'", (self.fit, request.family, request.step, name)
         check_arrays(where, step.takes, arrays)
         shape = arrays[name].shape
         length = shape[-1] if by_column(arrays[name]) else shape[len(shape) == 3]
@@ -263,27 +263,32 @@ class Prober:
             state = before.copy()
             site._data.memory.released = None
             with Changed(state, length, changed):
-                probe = replace(context, request=replace(ask, arrays=arrays, masked=None), state=state)
+                probe = replace(context, request=replace(request, arrays=arrays, masked=None), state=state)
                 self.answer(site, probe)
                 return probe.reply.arrays
 
         try:
-            told, own, other = (release(changed) for changed in ([], rows, rest))
+            reported, own, other = (release(changed) for changed in ([], rows, rest))
         except MessageError:
-            self.malformed.add((ask.step, name))
+            self.malformed.add((request.step, name))
             return  # malformed for this step: it is not counted
         except FedstatError as error:
-            self.asked[place] += 1
+            self.requested[place] += 1
             self.answers.setdefault((*place, len(picked)), type(error).__name__)
             return
-        self.asked[place] += 1
+        self.requested[place] += 1
         self.answers.setdefault((*place, len(picked)), "released")
-        if any(step.gives[array].kind == "per entity" and differ(told[array], own[array]) for array in told):
+        if any(
+            step.gives[array].kind == "per entity" and differ(reported[array], own[array])
+            for array in reported
+        ):
             return  # the answer tells a value of each entity, and says so
-        for array in told:
-            own_only = differ(told[array], own[array]) and not differ(told[array], other[array])
+        for array in reported:
+            own_only = differ(reported[array], own[array]) and not differ(reported[array], other[array])
             if step.gives[array].kind not in SAID and own_only:
-                self.leaks.append(f"{ask.family} {ask.step}({name}): '{array}' is that of {len(picked)} rows")
+                self.leaks.append(
+                    f"{request.family} {request.step}({name}): '{array}' is that of {len(picked)} rows"
+                )
 
 
 def differ(one, other):
@@ -322,13 +327,13 @@ def test_no_release_is_that_of_few_rows(prober):
 def test_every_step_that_takes_rows_was_asked(prober):
     """A step that no fit above asks is asked by a fit that has to be added."""
     # Families that share a step have it under one name.
-    asked = {(name, array) for _, _, name, array in prober.asked}
+    request = {(name, array) for _, _, name, array in prober.requested}
     assert prober.malformed >= NO_FEW_ROWS
-    asked |= NO_FEW_ROWS
+    request |= NO_FEW_ROWS
     assert [
         (family, name, array)
         for family, steps in FAMILIES.items()
         for name, step in steps.items()
         for array, declared in step.takes.items()
-        if takes_rows(array, declared) and (name, array) not in asked and not paid(step)
+        if takes_rows(array, declared) and (name, array) not in request and not paid(step)
     ] == []

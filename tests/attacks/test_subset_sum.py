@@ -68,7 +68,7 @@ def attack(frames, policy):
         .fit(cov_type="none", max_moved=1.0)
         .exchange.moments
     )
-    at = {c: j for j, c in enumerate(moments.clients)}
+    at = {c: j for j, c in enumerate(moments.sites)}
     has = np.column_stack([np.isin(bank.k, f.k) for f in (bank, court, registry)])
     names = ["1", *moments.names, "y"]
     b, known = names.index("convicted"), [names.index("y"), names.index("a")]
@@ -238,7 +238,7 @@ def equations(partition, frames, ally):
     moments = model.fit(cov_type="none", max_moved=1.0).exchange.moments
     names = ["1", *moments.names, "y"]
     b, known = names.index("convicted"), [names.index("y"), names.index(ally)]
-    g = np.flatnonzero(moments.patterns[:, list(moments.clients).index("Court")])[0]
+    g = np.flatnonzero(moments.patterns[:, list(moments.sites).index("Court")])[0]
     G, c, s, m = moments.grams[g], moments.centre, moments.scale, int(moments.n[g])
     columns = frames["Bank"][["y", ally]].to_numpy()[:m]
     Z = (columns - c[[i - 1 for i in known]]) / s[[i - 1 for i in known]]
@@ -250,17 +250,17 @@ def over_several_fits(policy, seed):
     """Answers that fit all equations, of which the last is the truth or none; and the policy's words."""
     frames = study_with_an_ally(seed)
     partition = fs.ClientPartition.from_frames(frames, on="k", policy=policy)
-    told, refused = [], ""
+    reported, refused = [], ""
     for j in range(ALLIES):
         try:
-            told.append(equations(partition, frames, f"a{j}"))
+            reported.append(equations(partition, frames, f"a{j}"))
         except DescriptionError as error:
             refused = str(error)
     # y is in all fits, and moves alike; so do the columns of the bank, which knows them as they are.
-    Z = np.column_stack([told[0][0], *(one[0][:, 1] for one in told[1:])])
-    sums = np.concatenate([told[0][1], *(one[1][1:] for one in told[1:])])
-    noise = np.concatenate([told[0][3], *(one[3][1:] for one in told[1:])]) * WIDTH / np.sqrt(12.0)
-    fits = assignments(Z, round(told[0][2]), sums, 1e-6 + 6.0 * noise)
+    Z = np.column_stack([reported[0][0], *(one[0][:, 1] for one in reported[1:])])
+    sums = np.concatenate([reported[0][1], *(one[1][1:] for one in reported[1:])])
+    noise = np.concatenate([reported[0][3], *(one[3][1:] for one in reported[1:])]) * WIDTH / np.sqrt(12.0)
+    fits = assignments(Z, round(reported[0][2]), sums, 1e-6 + 6.0 * noise)
     truth = frames["Court"].convicted.to_numpy()
     return [int(np.abs(one - truth).sum()) for one in fits], refused, (partition, frames)
 
@@ -273,6 +273,6 @@ def test_fits_with_ever_other_columns_of_an_ally_do_not_add_up(monkeypatch):
     # The same fit again tells nothing new, and passes.
     equations(partition, frames, "a0")
     # Without the memory of products all sums leave, and there is one answer.
-    monkeypatch.setattr(standardized_columns, "marks_by_group", lambda account: {})
+    monkeypatch.setattr(standardized_columns, "marks_by_group", lambda site_ledger: {})
     wrong, refused, _ = over_several_fits("strict", 1)
     assert wrong == [0] and not refused

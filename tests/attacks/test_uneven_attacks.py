@@ -93,8 +93,8 @@ def test_few_people_with_missing_points_are_what_two_weights_differ_by(lost):
     np.testing.assert_allclose(stolen, products(frame)[lost].sum(axis=0), atol=1e-6)
     with pytest.raises(PolicyError, match=r"there are [13]. Leave them out by Curve\(..., max_gap=0\)"):
         summed(gappy, knots=4, curves=curves)
-    whole = {**curves, "y": fs.Curve("y_*", domain=(0, 1), max_gap=0)}
-    assert summed(gappy, knots=4, curves=whole).n == 120 - len(lost)
+    complete = {**curves, "y": fs.Curve("y_*", domain=(0, 1), max_gap=0)}
+    assert summed(gappy, knots=4, curves=complete).n == 120 - len(lost)
 
 
 def test_masks_hide_no_site_where_grids_differ_and_every_site_is_held_to_its_own_rows():
@@ -142,10 +142,10 @@ def test_weighted_sums_tell_who_was_among_the_rows_as_well_as_the_forecast_says(
     R = statistics(reference, t_ref)
     mean = R.mean(axis=0)
     W = np.linalg.pinv(np.cov(R.T), rcond=1e-8)
-    told = np.concatenate([total.S[upper], total.grams[:, upper[0], upper[1]].ravel()])
-    direction = W @ (told / n - mean)
+    reported = np.concatenate([total.S[upper], total.grams[:, upper[0], upper[1]].ravel()])
+    direction = W @ (reported / n - mean)
     found = [(statistics(*who) - mean) @ direction for who in ((inside, t_in), (outside, t_out))]
     ranks = rankdata(np.concatenate(found))[:n]
     auc = (ranks.sum() - n * (n + 1) / 2) / (n * len(outside))
-    forecast = tracing_auc(traced_columns(5, 6, len(pairs[0])), n)
-    assert forecast - 0.12 < auc < forecast + 0.03
+    expected = tracing_auc(traced_columns(5, 6, len(pairs[0])), n)
+    assert expected - 0.12 < auc < expected + 0.03

@@ -28,14 +28,12 @@ def study(missing=0.0, n=600, count=False):
     """A holder of the response, and institutions that lack entities; their last columns are binary."""
     rng = np.random.default_rng(5)
     eta, frames = np.full(n, -0.3), {}
-    for client, p in WIDTHS.items():
+    for site, p in WIDTHS.items():
         X = np.round(50 + 10 * rng.normal(size=(n, p)) @ np.linalg.cholesky(0.3 + 0.7 * np.eye(p)).T, 1)
         X[:, -1] = rng.random(n) < 0.4
         eta = eta + ((X - X.mean(0)) / X.std(0)) @ rng.choice([-1.0, 0.7, 1.2], size=p) * 0.4
         here = rng.random(n) >= missing
-        frames[client] = pd.DataFrame(X, columns=[f"{client}{i}" for i in range(p)]).assign(k=np.arange(n))[
-            here
-        ]
+        frames[site] = pd.DataFrame(X, columns=[f"{site}{i}" for i in range(p)]).assign(k=np.arange(n))[here]
     y = rng.poisson(np.exp(0.3 * eta)) if count else rng.random(n) < 1 / (1 + np.exp(-eta))
     return {"Holder": pd.DataFrame({"k": np.arange(n), "y": y.astype(float)}), **frames}
 
@@ -115,10 +113,10 @@ def test_rows_follow_from_linear_predictors_at_known_coefficients():
 # ---- responses ---------------------------------------------------------------------------------------
 
 
-def correlations(wire, client, step, name, y):
+def correlations(wire, site, step, name, y):
     """Of every message with a number per entity to an institution, with the response; 0 of a constant."""
-    told = [z for z in wire.handed_to(client, step, name) if z.shape == y.shape]
-    return np.array([abs(np.corrcoef(z, y)[0, 1]) if np.ptp(z) > 1e-9 else 0.0 for z in told])
+    reported = [z for z in wire.handed_to(site, step, name) if z.shape == y.shape]
+    return np.array([abs(np.corrcoef(z, y)[0, 1]) if np.ptp(z) > 1e-9 else 0.0 for z in reported])
 
 
 @pytest.mark.parametrize("family", [BINARY, COUNT], ids=["binary", "count"])
@@ -128,8 +126,8 @@ def test_residuals_of_a_selecting_fit_stay_with_the_holder(family, fit):
     wire, result = listened("VerticalGLM", frames, family, **fit)
     y = frames["Holder"].y.to_numpy()
     best = np.corrcoef(result.predict().to_numpy(), y)[0, 1]
-    for client in WIDTHS:
-        found = correlations(wire, client, "sum_scores", "residual", y)
+    for site in WIDTHS:
+        found = correlations(wire, site, "sum_scores", "residual", y)
         assert found[0] == 0.0  # before, 1.0: the first message was the response less its mean
         assert found.max() < best + 0.1  # what the fit predicts, and no more
     said = [r for a, r in wire.passed if a.site == "Holder"]
@@ -139,9 +137,9 @@ def test_residuals_of_a_selecting_fit_stay_with_the_holder(family, fit):
     assert "residuals stayed with the response holder" in notes
 
 
-def messages_of(wire, client, y):
+def messages_of(wire, site, y):
     """Numbers per entity that an institution was handed, or has opened: (rows, columns)."""
-    seen = wire.opened_by(client, len(y))
+    seen = wire.opened_by(site, len(y))
     return seen[:, np.ptp(seen, axis=0) > 1e-9]
 
 
@@ -151,15 +149,15 @@ def test_no_message_of_iterations_tells_an_institution_the_response(family):
     wire, result = listened("VFEMGLM", frames, family, cov_type="none")
     y = frames["Holder"].set_index("k").y
     fitted = result.predict()
-    for client in WIDTHS:
-        at = np.sort(frames[client].k)
+    for site in WIDTHS:
+        at = np.sort(frames[site].k)
         own = y.reindex(at).to_numpy()
-        seen = messages_of(wire, client, own)
+        seen = messages_of(wire, site, own)
         assert seen.shape[1] >= len(result._fit.trace)  # residuals less random numbers
         # Before, 1.0: the first message was the response less its mean.
         best = max(abs(np.corrcoef(column, own)[0, 1]) for column in seen.T)
         assert best < 0.25 < abs(np.corrcoef(fitted.reindex(at), own)[0, 1]) + 0.25
-        assert not wire.handed_to(client, "glm_score", "z")
+        assert not wire.handed_to(site, "glm_score", "z")
     released = {(a.step, name) for a, r in wire.passed for name, v in r.arrays.items() if v.shape == (600,)}
     # To the coordinator, which sits there, and to nobody else.
     assert {step for step, _ in released if step != "glm_move"} == {"glm_fitted"}
@@ -172,11 +170,11 @@ def test_curvatures_of_entities_that_an_institution_alone_has_stay_with_the_hold
     frames = study(missing=0.5)
     wire, result = listened("VFEMGLM", frames)
     has = np.column_stack([np.isin(np.arange(600), frames[c].k) for c in WIDTHS])
-    for j, client in enumerate(WIDTHS):
-        (h,) = wire.handed_to(client, "glm_information", "h")
+    for j, site in enumerate(WIDTHS):
+        (h,) = wire.handed_to(site, "glm_information", "h")
         alone = has[has[:, j]].sum(axis=1) == 1
         assert alone.sum() > 50 and not h[alone].any()  # before: h and the mixed derivative of every entity
-        assert not wire.handed_to(client, "glm_information", "cross")
+        assert not wire.handed_to(site, "glm_information", "cross")
     assert "cov_type='none' sends no curvature" in " ".join(result.summary().notes)
 
 
@@ -197,12 +195,12 @@ def test_the_strict_policy_refuses_with_the_reason_and_the_line_that_would_allow
     model = model_of(kind, study(missing=0.0), "strict")
     with (
         tapped(model) as wire,
-        pytest.raises(PolicyError, match="rows of all institutions follow") as told,
+        pytest.raises(PolicyError, match="rows of all institutions follow") as reported,
     ):
         model.fit(masked=masked)
-    assert LINE in str(told.value) and "policy.toml" in str(told.value)
+    assert LINE in str(reported.value) and "policy.toml" in str(reported.value)
     assert not any(a.size >= 600 and a.dtype != np.uint8 for _, r in wire.passed for a in r.arrays.values())
-    assert not any(site.account.refusals.total() for site in model.partition.sites.values())
+    assert not any(site.site_ledger.refusals.total() for site in model.partition.sites.values())
 
 
 @pytest.mark.parametrize("kind", ["VFEMGLM", "VerticalGLM"])
@@ -226,19 +224,19 @@ def test_numbers_for_each_entity_are_capped_over_sessions(kind, tmp_path):
     few = {"path": "exact"} if kind == "VerticalGLM" else {"cov_type": "none"}
     with (
         tapped(model) as wire,
-        pytest.raises(PolicyError, match="numbers for each entity leave over") as told,
+        pytest.raises(PolicyError, match="numbers for each entity leave over") as reported,
     ):
         model.fit(**few)
-    assert "per_entity = " in str(told.value) and "371 bits" in str(told.value)
+    assert "per_entity = " in str(reported.value) and "371 bits" in str(reported.value)
     site = model.partition.sites["A"]
-    assert site.account.vectors == columns - 1 and not site.account.refusals.total()
+    assert site.site_ledger.vectors == columns - 1 and not site.site_ledger.refusals.total()
     name, step = ("predictor", "glm_evaluate") if kind == "VFEMGLM" else ("eta", None)
-    told_of = [
+    reported_of = [
         a.arrays[name]
         for a, _ in wire.passed
         if a.site == "Holder" and name in a.arrays and step in (None, a.step)
     ]
-    H = np.array(told_of).T
+    H = np.array(reported_of).T
     X = np.column_stack([study()[c].drop(columns="k") for c in WIDTHS])
     Z = (X - X.mean(axis=0)) / X.std(axis=0)
     best = H @ np.linalg.lstsq(H, Z, rcond=1e-10)[0]  # whatever the coefficients are
@@ -249,7 +247,7 @@ def test_numbers_for_each_entity_are_capped_over_sessions(kind, tmp_path):
     again = getattr(fs, other).from_formula("y ~ .", model.partition, family=BINARY)
     with pytest.raises(PolicyError, match="have left"):
         again.fit()
-    assert site.account.vectors == columns - 1
+    assert site.site_ledger.vectors == columns - 1
 
 
 def test_the_summary_counts_what_left_in_all_analyses():
@@ -266,14 +264,14 @@ def test_a_restart_does_not_forget_what_left(tmp_path):
     site = partition.sites["A"]
     identity = site.trust.identity
     begin_ledger(tmp_path, identity)
-    account = open_ledger(tmp_path, "A", identity)
-    site._data = replace(site._data, account=account)
-    site.refusals.account = account
+    site_ledger = open_ledger(tmp_path, "A", identity)
+    site._data = replace(site._data, site_ledger=site_ledger)
+    site.refusals.site_ledger = site_ledger
     model = fs.VFEMGLM.from_formula("y ~ .", partition, family=BINARY, between="independent")
     model.fit(cov_type="none", masked=False)
-    account.store.close()
-    assert account.vectors > 5
-    assert open_ledger(tmp_path, "A", identity).vectors == account.vectors
+    site_ledger.store.close()
+    assert site_ledger.vectors > 5
+    assert open_ledger(tmp_path, "A", identity).vectors == site_ledger.vectors
 
 
 @pytest.mark.parametrize("columns", [False, True], ids=["holder alone", "holder with columns"])

@@ -49,8 +49,8 @@ class Wire:
             Whose replies; everybody's by default.
         """
         columns = [np.empty((rows, 0))]
-        for ask, reply in self.passed:
-            if site is not None and ask.site != site:
+        for request, reply in self.passed:
+            if site is not None and request.site != site:
                 continue
             columns += [as_columns(array, rows) for array in reply.arrays.values()]
         return np.column_stack(columns)
@@ -58,10 +58,10 @@ class Wire:
     def opened_by(self, site: str, rows: int) -> Array:
         """The same, of what a client received from others: asked with, or sealed for it."""
         columns = [np.empty((rows, 0))]
-        for ask, _ in self.passed:
-            if ask.site == site:
+        for request, _ in self.passed:
+            if request.site == site:
                 # Bytes are sealed: what is in them counts once they are opened.
-                plain = (array for array in ask.arrays.values() if array.dtype != np.uint8)
+                plain = (array for array in request.arrays.values() if array.dtype != np.uint8)
                 columns += [as_columns(array, rows) for array in plain]
         for receiver, _, message in self.opened:
             if receiver == site:
@@ -95,9 +95,9 @@ class TappedEngine(LocalEngine):
         super().__init__(sites)
         self.wire = wire
 
-    def _carry(self, ask: Request, ledger: Ledger) -> Reply:
-        reply = super()._carry(ask, ledger)
-        self.wire.passed.append((ask, reply))
+    def _send(self, request: Request, ledger: Ledger) -> Reply:
+        reply = super()._send(request, ledger)
+        self.wire.passed.append((request, reply))
         return reply
 
 

@@ -39,19 +39,19 @@ CASES = {"one party": 1, "five institutions, secure products": 5}
 OURS = ("ours", "ours, hardly any noise")
 
 
-def synthesizer(table, bounds, clients, epsilon):
+def synthesizer(table, bounds, sites, epsilon):
     """Put columns at clients whose budgets are this epsilon."""
     policy = fs.Policy(privacy=fs.Budget(epsilon, 1e-6))
-    partition = fs.ClientPartition.from_frame(table, columns=clients, policy=policy)
+    partition = fs.ClientPartition.from_frame(table, columns=sites, policy=policy)
     return fs.CopulaSynthesizer(partition, epsilon, bounds)
 
 
 # ---- seconds -------------------------------------------------------------------------------------
 
 
-def speed(clients):
+def speed(sites):
     """Fit and sample 70,000 rows of 55 columns, after a first time that compiles."""
-    table, bounds, held = mixed(clients=int(clients))
+    table, bounds, held = mixed(sites=int(sites))
     clock = Clock()
     for _ in range(REPEATS + 1):
         fit = clock.time("fit", synthesizer(table, bounds, held, 1.0).fit)
@@ -65,7 +65,7 @@ def speed(clients):
 
 def run_speed():
     os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    rows = {case: in_a_process(__file__, "speed", clients) for case, clients in CASES.items()}
+    rows = {case: in_a_process(__file__, "speed", sites) for case, sites in CASES.items()}
     pd.DataFrame(rows).T.round(3).to_csv(SPEED, index_label="case", lineterminator="\n")
 
 
@@ -88,7 +88,7 @@ def make(method, python, coded, seed):
         return coded.table.sample(len(coded.table), replace=True, random_state=seed), np.nan
     if method in OURS:
         clock, bounds = Clock(), {name: range(k) for name, k in coded.levels.items()}
-        model = synthesizer(coded.table, bounds, coded.clients, 1.0 if method == "ours" else 10_000.0)
+        model = synthesizer(coded.table, bounds, coded.sites, 1.0 if method == "ours" else 10_000.0)
         made = clock.time("all", lambda: model.fit().sample(len(coded.table), seed=seed))
         return made, clock.stages["all"][0]["cpu"]
     with tempfile.TemporaryDirectory() as folder:

@@ -240,9 +240,9 @@ def enterprises_in_full():
 
 def main():
     parts = {"small": small, "sme": sme}
-    asked = sys.argv[1:] or list(parts)
+    request = sys.argv[1:] or list(parts)
     with tempfile.TemporaryDirectory() as home:
-        lines = [line for name in asked for line in parts[name](Path(home))]
+        lines = [line for name in request for line in parts[name](Path(home))]
     header = [
         "# Engines: time, rounds and bytes",
         "",
@@ -252,7 +252,7 @@ def main():
         "",
     ]
     print("\n".join([*header, *lines]))
-    if asked == list(parts):
+    if request == list(parts):
         RESULTS.write_text("\n".join([*header, *lines]).rstrip() + "\n")
 
 

@@ -57,12 +57,12 @@ def measure(pairs: int) -> dict[str, float]:
         put_old_pairs(study / "exchange" / "A", pairs)
         with served_sites(home, frames) as running:
             site = running["A"].pid
-            told = {"pairs": float(pairs)}
+            reported = {"pairs": float(pairs)}
 
             def idle(name: str, wait: float) -> None:
                 used = processor_seconds(site)
                 time.sleep(wait)
-                told[f"idle {name}, share of a core"] = (processor_seconds(site) - used) / wait
+                reported[f"idle {name}, share of a core"] = (processor_seconds(site) - used) / wait
 
             idle("when it has started", STARTED)
             seconds, taken = [], []
@@ -72,11 +72,11 @@ def measure(pairs: int) -> dict[str, float]:
                 if i:
                     seconds.append(time.perf_counter() - begun)
                     taken.append(processor_seconds(site) - used)
-            told["a warm fit, s"] = median(seconds)
-            told["the site in it, processor s"] = median(taken)
+            reported["a warm fit, s"] = median(seconds)
+            reported["the site in it, processor s"] = median(taken)
             idle("after it", IDLE)
-            told["left where sites look"] = float(len(os.listdir(study / "exchange" / "A" / "asks")))
-    return told
+            reported["left where sites look"] = float(len(os.listdir(study / "exchange" / "A" / "asks")))
+    return reported
 
 
 if __name__ == "__main__":

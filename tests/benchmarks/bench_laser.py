@@ -204,13 +204,13 @@ def main():
         print(json.dumps({"step": step, "fit": fit}[sys.argv[2]](*sys.argv[3:])))
         return
     parts = {"step": run_step, "fit": run_fit}
-    asked = sys.argv[1:]
+    request = sys.argv[1:]
     page = "\n\n".join(
         ["# Split networks", "`python tests/benchmarks/bench_laser.py`"]
-        + [line for part in asked or parts for line in parts[part]()]
+        + [line for part in request or parts for line in parts[part]()]
     )
     print(page)
-    if not asked and importlib.util.find_spec("torch"):
+    if not request and importlib.util.find_spec("torch"):
         RESULTS.write_text(page + "\n", encoding="utf-8")
 
 

@@ -68,17 +68,17 @@ def step():
             m.begin(3)
             m.begin_means(r)
 
-        def climb(some=some):
+        def ascend(some=some):
             for m in some:
                 m.improve(r, 1.0, 1.0, 12)
                 m.log_densities()
 
         state = [m.state() for m in some]
 
-        def again(some=some, state=state, climb=climb):
+        def again(some=some, state=state, ascend=ascend):
             for m, one in zip(some, state, strict=True):
                 m.restore(one)
-            climb()
+            ascend()
 
         out[name] = least(again, 15) / 12
     return out

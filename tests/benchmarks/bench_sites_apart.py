@@ -62,7 +62,7 @@ def timed(what: str, K: int, partition: fs.ClientPartition, pids: tuple[int, ...
     wall, cpu, own = time.perf_counter(), spent(pids), spent()
     result = fit(partition)
     wall, cpu, own = time.perf_counter() - wall, spent(pids) - cpu, spent() - own
-    a_site = sum(entry.bytes for entry in result.ledger.account.passed) / K
+    a_site = sum(entry.bytes for entry in result.ledger.log.passed) / K
     print(f"| {what} | {K} | {wall:.2f} | {cpu:.2f} | {own:.2f} | {a_site / 1000:.1f} |", flush=True)
     return result
 

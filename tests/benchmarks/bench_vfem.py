@@ -74,8 +74,8 @@ def write(folder, n, seed=1):
 
     folder = Path(folder)
     data = fs.datasets.make_sme(n, seed=seed)
-    for client, frame in data.frames.items():
-        frame.to_parquet(folder / f"{client}.parquet", index=False)
+    for site, frame in data.frames.items():
+        frame.to_parquet(folder / f"{site}.parquet", index=False)
     data.truth.to_parquet(folder / "truth.parquet")
     (folder / "study.json").write_text(
         json.dumps({"clients": list(data.frames), "key": data.key, "response": data.response})
@@ -87,7 +87,7 @@ def read(folder):
     import pandas as pd
 
     study = json.loads((Path(folder) / "study.json").read_text())
-    frames = {client: pd.read_parquet(Path(folder) / f"{client}.parquet") for client in study["clients"]}
+    frames = {site: pd.read_parquet(Path(folder) / f"{site}.parquet") for site in study["clients"]}
     return frames, study
 
 
@@ -122,8 +122,8 @@ def fit(folder, repeats=REPEATS):
     for _ in range(repeats):
         partition = clock.time("partition", fs.ClientPartition.from_frames, frames, on=study["key"])
         clock.time("design", fs.VFEMRegression.from_formula, f"{study['response']} ~ .", partition)
-    for name, (law, arguments) in FITS.items():
-        model = fs.VFEMRegression.from_formula(f"{study['response']} ~ .", partition, between=law)
+    for name, (joint, arguments) in FITS.items():
+        model = fs.VFEMRegression.from_formula(f"{study['response']} ~ .", partition, between=joint)
         if name == "iterative, in clear":
             arguments = arguments | {"iteration": fs.Iteration(masked=False)}
         warnings.simplefilter("ignore", fs.errors.DisclosureWarning)
@@ -139,10 +139,10 @@ def fit(folder, repeats=REPEATS):
             "se": float((result.bse.drop("Intercept") ** 2).mean() ** 0.5),
         }
         if name == "moments":
-            for asked in (MomentsOptions("observed", each, 5000) for each in FROM_MOMENTS):
+            for request in (MomentsOptions("observed", each, 5000) for each in FROM_MOMENTS):
                 for _ in range(repeats + 1):
-                    stage = f"from moments, {asked.between}"
-                    clock.time(stage, estimate_from_moments, result.exchange.moments, asked)
+                    stage = f"from moments, {request.between}"
+                    clock.time(stage, estimate_from_moments, result.exchange.moments, request)
     return out | {"stages": clock.stages}
 
 
@@ -281,17 +281,17 @@ def nhanes(path, repeats=REPEATS):
     clock, out = Clock(), {}
     table = pd.read_csv(path, na_values=["", "NA"], keep_default_na=False, low_memory=False)
     adults = table[table["Age"] >= 20]
-    frames = {client: adults[["ID", *columns]] for client, columns in NHANES.items()}
+    frames = {site: adults[["ID", *columns]] for site, columns in NHANES.items()}
     warnings.simplefilter("ignore", fs.errors.DataWarning)
 
-    def whole(formula):
+    def complete(formula):
         partition = fs.ClientPartition.from_frames(frames, on="ID")
         return fs.VFEMRegression.from_formula(formula, partition, missing="drop").fit()
 
     for formula in NHANES_FORMULAS:
-        clock.time(f"first {formula}", whole, formula)
+        clock.time(f"first {formula}", complete, formula)
         for _ in range(repeats):
-            result = clock.time(formula, whole, formula)
+            result = clock.time(formula, complete, formula)
         out[formula] = {
             "rounds": result.ledger.rounds,
             "nobs": result.nobs,
@@ -372,7 +372,7 @@ class Bench:
     def fit(self):
         answer = run("fit", self.data(SME), cache=self.cache)
         stages = answer["stages"]
-        whole = sum(median(stages[stage]) for stage in ("partition", "design", "moments"))
+        complete = sum(median(stages[stage]) for stage in ("partition", "design", "moments"))
         self.report.heading(
             f"n = {SME:,}, 35 covariates, published missing rates",
             f"Medians of {REPEATS} in one process; load before it {answer['load']:.1f}. From moments: "
@@ -380,11 +380,13 @@ class Bench:
             "between institutions that are free or zero.",
         )
         rows = []
-        targets = {f"from moments, {law}": limit for law, limit in FROM_MOMENTS.items()}
+        targets = {f"from moments, {joint}": limit for joint, limit in FROM_MOMENTS.items()}
         for stage in ("partition", "design", *targets, *FITS):
             target = verdict(median(stages[stage]), targets[stage], " s") if stage in targets else ""
             rows.append([stage, *seconds(stages[stage]), f"{stages[stage][-1]['peak']:.0f}", target])
-        rows.append(["in all: partition, design, moments", f"{whole:.2f}", "", "", verdict(whole, 4.0, " s")])
+        rows.append(
+            ["in all: partition, design, moments", f"{complete:.2f}", "", "", verdict(complete, 4.0, " s")]
+        )
         self.report.table(["stage", "wall s", "CPU s", "peak MB so far", "target"], rows)
         self.report.lines += [""]
         self.report.table(
@@ -449,7 +451,7 @@ class Bench:
         self.report.table(GROWTH_COLUMNS, rows)
         return answers
 
-    def law(self):
+    def joint(self):
         """The free law from moments beside lavaan and Amelia on the pooled table, where these are there."""
         folder = self.data(SME)
         vfem = run("fit", folder, 1, cache=self.cache)
@@ -461,9 +463,9 @@ class Bench:
             "standard errors need several imputations.",
         )
         rows = []
-        for law, limit in FROM_MOMENTS.items():
-            stage = vfem["stages"][f"from moments, {law}"]
-            rows.append([f"VFEM, {law}, observed", *seconds(stage), verdict(median(stage), limit, " s")])
+        for joint, limit in FROM_MOMENTS.items():
+            stage = vfem["stages"][f"from moments, {joint}"]
+            rows.append([f"VFEM, {joint}, observed", *seconds(stage), verdict(median(stage), limit, " s")])
         if has_r("lavaan"):
             answers = [run("lavaan", folder) for _ in range(REPEATS)]
             errors = ", ".join(f"{answer['rmse']:.4f}" for answer in (vfem["moments"], answers[0]))
@@ -526,15 +528,15 @@ PARTS = ("fit", "start", "growth", "law", "peers", "nhanes")
 
 def main(parts):
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(folder)
+        workspace = Bench(folder)
         for part in parts or PARTS:
             began = time.perf_counter()
-            getattr(bench, part)()
+            getattr(workspace, part)()
             print(f"{part}: {time.perf_counter() - began:.0f} s", file=sys.stderr)
-    print(bench.report)
+    print(workspace.report)
     if not parts:
         RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(preface() + str(bench.report))
+        RESULTS.write_text(preface() + str(workspace.report))
 
 
 def preface():

@@ -27,10 +27,10 @@ class Coded:
 
     table: pd.DataFrame
     levels: dict[str, int]
-    clients: dict[str, list[str]]
+    sites: dict[str, list[str]]
 
 
-def mixed(n=70_000, p=55, clients=5):
+def mixed(n=70_000, p=55, sites=5):
     """Five factors behind 20 continuous columns and others of 10, 2 and 5 levels; bounds, and the holders."""
     rng = np.random.default_rng(5)
     loadings = rng.normal(0, 0.6, (p, 5))
@@ -44,7 +44,7 @@ def mixed(n=70_000, p=55, clients=5):
         if j >= 20:
             columns[name] = np.searchsorted(np.sort(rng.normal(size=cuts)), Z[:, j])
             bounds[name] = range(cuts + 1)
-    parts = np.array_split(np.array(list(columns)), clients)
+    parts = np.array_split(np.array(list(columns)), sites)
     return pd.DataFrame(columns), bounds, {f"C{k}": part.tolist() for k, part in enumerate(parts)}
 
 
@@ -62,14 +62,14 @@ def credit():
         "marriage": (marriage - 1, 3),
         "age": on_grid(raw["AGE"], np.linspace(20, 76, 29)),
     }
-    clients = {"Bank": list(coded)}
+    sites = {"Bank": list(coded)}
     coded |= {f"status{m}": ((raw[f"PAY_{m}"] + 2).clip(0, 10), 11) for m in MONTHS}
     bill = np.linspace(-2, 6, 33)
     coded |= {f"bill{m}": on_grid(np.arcsinh(raw[f"BILL_AMT{m}"] / 5e3), bill) for m in MONTHS}
     coded |= {f"paid{m}": on_grid(np.arcsinh(raw[f"PAY_AMT{m}"] / 1e3), paid) for m in MONTHS}
-    for client, name in {"Repayment": "status", "Billing": "bill", "Payments": "paid"}.items():
-        clients[client] = [f"{name}{m}" for m in MONTHS]
-    return of_codes(coded, clients)
+    for site, name in {"Repayment": "status", "Billing": "bill", "Payments": "paid"}.items():
+        sites[site] = [f"{name}{m}" for m in MONTHS]
+    return of_codes(coded, sites)
 
 
 def nhanes():
@@ -86,7 +86,7 @@ def nhanes():
     def grid(name, low, high, edges, unit=1.0):
         return on_grid(raw[name] / unit, np.linspace(low, high, edges))
 
-    clients = {
+    sites = {
         "Interview": {
             "diabetes": yes("Diabetes"),
             "age": grid("Age", 20, 80.01, 31),
@@ -115,8 +115,8 @@ def nhanes():
             "bad days": on_grid(raw["DaysPhysHlthBad"], np.r_[-0.5, 0.5, np.linspace(3, 30.5, 12)]),
         },
     }
-    coded = {name: one for own in clients.values() for name, one in own.items()}
-    return of_codes(coded, {client: list(own) for client, own in clients.items()})
+    coded = {name: one for own in sites.values() for name, one in own.items()}
+    return of_codes(coded, {site: list(own) for site, own in sites.items()})
 
 
 REAL = {"credit default": credit, "NHANES": nhanes}
@@ -128,7 +128,7 @@ def on_grid(values, edges):
     return pd.Series(np.where(np.isnan(values), np.nan, found), index=values.index), len(edges) - 1
 
 
-def of_codes(coded, clients):
+def of_codes(coded, sites):
     """Put columns of codes together."""
     table = pd.DataFrame({name: codes for name, (codes, _) in coded.items()}).dropna().astype(int)
-    return Coded(table.reset_index(drop=True), {name: k for name, (_, k) in coded.items()}, clients)
+    return Coded(table.reset_index(drop=True), {name: k for name, (_, k) in coded.items()}, sites)

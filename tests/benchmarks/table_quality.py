@@ -94,7 +94,7 @@ def propensity_ratio(R, S, seed=0):
     i, j = np.triu_indices(X.shape[1])
     more = X[:, i] * X[:, j]
     # The square of a column with two levels is a line of it.
-    told = [a != b or len(np.unique(X[:, a])) > 2 for a, b in zip(i, j, strict=True)]
-    design = np.hstack([X, more[:, told]])
+    reported = [a != b or len(np.unique(X[:, a])) > 2 for a, b in zip(i, j, strict=True)]
+    design = np.hstack([X, more[:, reported]])
     p = logistic(design, np.repeat([0.0, 1.0], n))[1]
     return np.mean((p - 0.5) ** 2) / (design.shape[1] / (8.0 * n))

@@ -19,8 +19,8 @@ def fit(bench):
 def test_seconds_of_a_fit(fit):
     stages = fit["stages"]
     assert all(fit[name]["converged"] for name in bench_vfem.FITS)
-    for law, limit in bench_vfem.FROM_MOMENTS.items():
-        assert bench_vfem.median(stages[f"from moments, {law}"]) < limit
+    for joint, limit in bench_vfem.FROM_MOMENTS.items():
+        assert bench_vfem.median(stages[f"from moments, {joint}"]) < limit
     assert sum(bench_vfem.median(stages[name]) for name in ("partition", "design", "moments")) < 4.0
 
 

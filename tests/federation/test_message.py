@@ -46,13 +46,13 @@ def test_the_bytes_are_those_of_safetensors(names):
     arrays = {f'{name}"\\\n\x01\x7fü→': ARRAYS[name] for name in names} | {"box": np.zeros(3, dtype=np.uint8)}
     header = {"text": '{"x": "→\u2028\t"}', "a": ""}
     metadata = {"fedstat": json.dumps(header, ensure_ascii=False, sort_keys=True)}
-    whole = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()}
-    assert pack(header, arrays) == safetensors.numpy.save(whole, metadata=metadata)
+    complete = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()}
+    assert pack(header, arrays) == safetensors.numpy.save(complete, metadata=metadata)
 
 
 def test_ask_and_reply_come_back_as_they_were():
-    ask = Request("Bank", "vfem", "step", {"z": np.ones(3)}, "abc", '{"a": 1}')
-    back = unpack_request(pack_request(ask))
+    request = Request("Bank", "vfem", "step", {"z": np.ones(3)}, "abc", '{"a": 1}')
+    back = unpack_request(pack_request(request))
     assert (back.site, back.family, back.step, back.session, back.text) == (
         "Bank",
         "vfem",
@@ -80,10 +80,10 @@ def test_an_ask_is_not_a_reply():
 
 
 def test_every_truncation_is_refused():
-    whole = pack_request(Request("Bank", "vfem", "step", ARRAYS))
-    for length in range(len(whole)):
+    complete = pack_request(Request("Bank", "vfem", "step", ARRAYS))
+    for length in range(len(complete)):
         with pytest.raises(MessageError, match="bytes that are not a fedstat message"):
-            unpack_request(whole[:length])
+            unpack_request(complete[:length])
 
 
 def test_random_bytes_are_refused():
@@ -95,10 +95,10 @@ def test_random_bytes_are_refused():
 
 
 def test_flipped_bytes_never_raise_anything_else():
-    whole = bytearray(pack_request(Request("Bank", "vfem", "step", {"z": np.ones(3)})))
+    complete = bytearray(pack_request(Request("Bank", "vfem", "step", {"z": np.ones(3)})))
     generator = np.random.default_rng(1)
     for _ in range(2_000):
-        data = bytearray(whole)
+        data = bytearray(complete)
         data[int(generator.integers(len(data)))] = int(generator.integers(256))
         try:
             read = unpack_request(bytes(data))

@@ -24,7 +24,7 @@ class FakeLedger:
     rounds: int = 65
     bytes: int = 1_234_567
 
-    def kinds_by_client(self) -> dict[str, tuple[str, ...]]:
+    def kinds_by_site(self) -> dict[str, tuple[str, ...]]:
         return {"Credit Agency": ("schema", "aggregate"), "Judicial_Organ": ("schema", "per entity")}
 
     def to_frame(self) -> pd.DataFrame:

@@ -23,8 +23,8 @@ def test_cells_hold_coefficient_error_and_star(result, reference):
 
 def test_rows_are_grouped_by_client_and_blank_where_missing(result, restricted):
     frame = compare({"small": restricted, "VFEM": result}).to_frame()
-    clients = list(frame.index.get_level_values("client")[:7])
-    assert clients == ["", *["Register"] * 2, *["Credit Agency"] * 2, *["Judicial_Organ"] * 2]
+    sites = list(frame.index.get_level_values("client")[:7])
+    assert sites == ["", *["Register"] * 2, *["Credit Agency"] * 2, *["Judicial_Organ"] * 2]
     assert frame.loc[("Judicial_Organ", "C(race)[T.x-1]"), "small"] == ""
     assert frame.loc[("", "Rounds")].tolist() == ["", "65"]
     assert frame.loc[("", "No. Observations")].tolist() == ["400", "400"]

@@ -32,10 +32,10 @@ def row(sender, receiver="coordinator", entities=8, **changes):
 
 
 def explanation(*rows, refused=None):
-    told = row("coordinator", "A", 0, policed=False, rules="", array="beta")
+    reported = row("coordinator", "A", 0, policed=False, rules="", array="beta")
     return Explanation(
         "Model.fit(masked=False)",
-        pd.DataFrame([told, *rows]),
+        pd.DataFrame([reported, *rows]),
         [("open", (1, 1, 1)), ("sum", (2, 5, 9))],
         refused or {},
         [("Coordinator", "learns <sums>.")],

@@ -172,9 +172,9 @@ def test_what_masked_sums_do_not_say_is_named():
     one = SimpleNamespace(site="S", n=9, beta=np.zeros(1), cov=np.eye(1), problem="", own=None)
     masked = MaskedSiteSums(np.zeros(1), np.eye(1), np.zeros(2))
     found = heterogeneity(("x",), np.zeros(1), 1.0, [one, one], masked=masked)
-    for ask in (lambda: found.left_out, lambda: found.change):
+    for request in (lambda: found.left_out, lambda: found.change):
         with pytest.raises(NotAvailableError, match="no fit without each site"):
-            ask()
+            request()
     assert compared(2).change.shape == compared(2).left_out.shape == (2, 1)
 
 

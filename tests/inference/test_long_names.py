@@ -129,11 +129,11 @@ def path(n_lambdas=25, chosen=12):
     entry, size = np.linspace(0.9, 0.02, 60), np.linspace(2.0, 0.05, 60) * (-1.0) ** np.arange(60)
     b = size * np.clip(1.0 - lambdas[:, None] / entry, 0.0, None)
     frequencies = pd.DataFrame(np.clip(0.7 * entry / lambdas[:, None], 0.0, 1.0), columns=NAMES)
-    clients = ("", *np.repeat([f"{k}{NAMES[k]}" for k in range(4)], 15))
+    sites = ("", *np.repeat([f"{k}{NAMES[k]}" for k in range(4)], 15))
     found = SimpleNamespace(
         lambdas=lambdas, chosen=chosen, solved=np.ones(n_lambdas, bool), lam=lambdas[chosen], coefficients=b
     )
-    return SimpleNamespace(names=("Intercept", *NAMES), clients=clients), found, b, frequencies
+    return SimpleNamespace(names=("Intercept", *NAMES), sites=sites), found, b, frequencies
 
 
 def written(ax):

@@ -30,13 +30,13 @@ def test_intervals_are_those_of_the_fit(result, reference, plt):
 
 def test_rows_are_grouped_under_their_client(result, plt):
     ax = result.plot_coefficients(intercept=True)
-    clients = ax.texts[:3]
-    assert [text.get_text() for text in clients] == ["Judicial_Organ", "Register", "Credit Agency"]
+    sites = ax.texts[:3]
+    assert [text.get_text() for text in sites] == ["Judicial_Organ", "Register", "Credit Agency"]
     assert ax.texts[3].get_text() == "with 95 % intervals"
     labels = [label.get_text() for label in ax.get_yticklabels()]
     assert labels[0] == "Intercept"
     assert len(labels) == 7
-    headings = [text.get_position()[1] for text in clients]
+    headings = [text.get_position()[1] for text in sites]
     assert min(abs(y - row) for y in headings for row in ax.get_yticks()) > 0.9
 
 

@@ -33,17 +33,17 @@ COLUMNS = {
 
 def analyses(case):
     """What the analyses of mice's imputations found, as any package might return it."""
-    told = MICE[case]
-    p = len(told["estimate"])
-    params = np.array(told["params"]).reshape(p, -1).T
-    covs = np.array(told["covs"]).reshape(len(params), p, p)
+    reported = MICE[case]
+    p = len(reported["estimate"])
+    params = np.array(reported["params"]).reshape(p, -1).T
+    covs = np.array(reported["covs"]).reshape(len(params), p, p)
     names = [f"b{j}" for j in range(p)]
     return [
         SimpleNamespace(
             params=pd.Series(b, names),
             bse=pd.Series(np.sqrt(np.diag(V)), names),
             cov_params=lambda V=V: pd.DataFrame(V, names, names),
-            df_resid=told["df_resid"][0],
+            df_resid=reported["df_resid"][0],
         )
         for b, V in zip(params, covs, strict=True)
     ]

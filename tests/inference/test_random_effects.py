@@ -88,7 +88,7 @@ def test_restricted_likelihood_is_at_its_maximum(m):
     contrasts = np.linalg.svd(np.ones((1, m)))[2][1:]
     grid = np.linspace(0, 10, 1001)
     laws = [stats.multivariate_normal(cov=contrasts @ np.diag(v + t) @ contrasts.T) for t in grid]
-    best = grid[np.argmax([law.logpdf(contrasts @ b) for law in laws])]
+    best = grid[np.argmax([joint.logpdf(contrasts @ b) for joint in laws])]
     assert restricted_likelihood(b, v) == pytest.approx(best, abs=0.006)
 
 

@@ -83,7 +83,7 @@ def test_undetermined_standard_errors_are_noted(make, reference):
 
 
 def test_no_client_no_heading(make):
-    summary = make(clients=("",) * 7).summary()
+    summary = make(sites=("",) * 7).summary()
     assert all(any(row[1:]) for row in summary.sheets[1].rows)
     assert {len(line) for line in summary.as_text().split("Notes:")[0].splitlines()} == {WIDTH}
 
@@ -96,7 +96,7 @@ def test_without_a_ledger_nothing_is_claimed(restricted):
 
 def test_long_names_lose_their_middle_in_text_only(make, reference):
     names = ("A" * 60, *list(reference.params.index)[1:])
-    summary = make(names=names, clients=("Market Supervision and Administration Bureau",) * 7).summary()
+    summary = make(names=names, sites=("Market Supervision and Administration Bureau",) * 7).summary()
     assert {len(line) for line in summary.as_text().split("Notes:")[0].splitlines()} == {WIDTH}
     assert "A" * 60 in summary.as_html()
 

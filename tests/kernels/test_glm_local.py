@@ -97,10 +97,10 @@ def test_many_rows_need_few_passes(generator, monkeypatch):
     chunks = [Rows(X[:20_001], y[:20_001]), Rows(X[20_001:], y[20_001:])]
     fit = fit_local(lambda: iter(chunks), LOGISTIC)
     monkeypatch.setattr(glm_local, "SUBSAMPLE", 10**9)
-    whole = fit_local(lambda: iter(chunks), LOGISTIC)
-    np.testing.assert_allclose(fit.beta, whole.beta, rtol=1e-10)
-    assert fit.passes <= 4 < whole.passes
-    np.testing.assert_allclose(fit.information, whole.information, rtol=1e-7)
+    complete = fit_local(lambda: iter(chunks), LOGISTIC)
+    np.testing.assert_allclose(fit.beta, complete.beta, rtol=1e-10)
+    assert fit.passes <= 4 < complete.passes
+    np.testing.assert_allclose(fit.information, complete.information, rtol=1e-7)
 
 
 @pytest.mark.parametrize("most, step", [(25, 1), (12, 4), (5, 8)])

@@ -71,15 +71,15 @@ def test_losses_and_gradients(classes, epsilon, hidden):
 
 def test_many_rows_are_the_sum_of_few():
     given = batch(2, (5,), rows=2 * BLOCK + 7)
-    whole = heads_loss(*given.values())
-    total, of_heads, back = 0.0, np.zeros_like(whole[1]), []
+    complete = heads_loss(*given.values())
+    total, of_heads, back = 0.0, np.zeros_like(complete[1]), []
     for part in np.array_split(np.arange(2 * BLOCK + 7), 13):
         some = {name: given[name][part] for name in ("code", "own", "y")}
         few = heads_loss(*(given | some | {"R": np.ascontiguousarray(given["R"][:, :, part])}).values())
         total, of_heads, back = total + few[0], of_heads + few[1], [*back, few[2]]
-    assert whole[0] == pytest.approx(total, rel=1e-12)
-    np.testing.assert_allclose(whole[1], of_heads, atol=1e-11)
-    np.testing.assert_allclose(whole[2], np.concatenate(back, axis=2), atol=1e-14)
+    assert complete[0] == pytest.approx(total, rel=1e-12)
+    np.testing.assert_allclose(complete[1], of_heads, atol=1e-11)
+    np.testing.assert_allclose(complete[2], np.concatenate(back, axis=2), atol=1e-14)
 
 
 def test_what_is_no_number_stays_none():

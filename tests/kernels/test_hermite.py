@@ -18,8 +18,8 @@ def integral(a, b, r):
     """E[s(Z) t(W)] from the probabilities of all rectangles."""
     (ta, sa), (tb, sb) = a, b
     x, y = np.clip(ta, -9, 9), np.clip(tb, -9, 9)
-    law = multivariate_normal(cov=[[1.0, r], [r, 1.0]], abseps=1e-12, releps=1e-12)
-    F = np.array([[law.cdf([u, v]) for v in y] for u in x])
+    joint = multivariate_normal(cov=[[1.0, r], [r, 1.0]], abseps=1e-12, releps=1e-12)
+    F = np.array([[joint.cdf([u, v]) for v in y] for u in x])
     return sa @ (F[1:, 1:] - F[:-1, 1:] - F[1:, :-1] + F[:-1, :-1]) @ sb
 
 

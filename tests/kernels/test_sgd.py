@@ -136,10 +136,10 @@ def test_a_weight_counts_a_row_so_many_times(name):
     family = FAMILIES[name]
     X, y, offset, weights = draw(family)
     at = np.repeat(np.arange(len(y)), weights.astype(int))
-    whole = {"batch_size": None}
+    complete = {"batch_size": None}
     np.testing.assert_allclose(
-        run(X, y, family, offset=offset, weights=weights, **whole),
-        run(X[at], y[at], family, offset=offset[at], **whole),
+        run(X, y, family, offset=offset, weights=weights, **complete),
+        run(X[at], y[at], family, offset=offset[at], **complete),
         rtol=1e-12,
     )
     np.testing.assert_allclose(
@@ -226,9 +226,9 @@ def test_the_whole_site_needs_no_randomness_and_nothing_is_changed(name):
     family = FAMILIES[name]
     X, y, *_ = draw(family)
     arrays = [X.copy(), y.copy(), BETA.copy()]
-    whole = run(X, y, family, seed=1, batch_size=None)
-    np.testing.assert_array_equal(whole, run(X, y, family, seed=2, batch_size=None))
-    np.testing.assert_allclose(whole, run(X, y, family, batch_size=10_000), rtol=1e-12)
+    complete = run(X, y, family, seed=1, batch_size=None)
+    np.testing.assert_array_equal(complete, run(X, y, family, seed=2, batch_size=None))
+    np.testing.assert_allclose(complete, run(X, y, family, batch_size=10_000), rtol=1e-12)
     for array, before in zip((X, y, BETA), arrays, strict=True):
         np.testing.assert_array_equal(array, before)
 

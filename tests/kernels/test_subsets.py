@@ -18,17 +18,17 @@ def every_draw(choose):
     waiting = [((), 1.0)]
     while waiting:
         answers, probability = waiting.pop()
-        left, asked = list(answers), []
+        left, request = list(answers), []
 
-        def draw(n, left=left, asked=asked):
-            asked.append(n)
+        def draw(n, left=left, request=request):
+            request.append(n)
             return left.pop(0) if left else 0
 
         found = choose(draw)
-        if len(asked) == len(answers):
+        if len(request) == len(answers):
             yield found, probability
             continue
-        n = asked[len(answers)]
+        n = request[len(answers)]
         waiting += [((*answers, i), probability / n) for i in range(n)]
 
 

@@ -273,7 +273,7 @@ def ordered():
     """Sites answer steps in the order that families declare, whatever else they allow."""
     declared = fs.Policy(order="declared")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checks, "check_order", lambda site, _, *asked: check_order(site, declared, *asked))
+        patch.setattr(checks, "check_order", lambda site, _, *request: check_order(site, declared, *request))
         yield
 
 
@@ -286,17 +286,17 @@ def test_what_a_fit_releases_was_told(name):
     table = explanation.tidy()
     with ordered():
         released, rounds = passed(model, model.fit(**arguments))
-    told, real = keyed(table), keyed(released[~released["step"].isin(SOMETIMES)])
-    assert set(told) == set(real)
+    reported, real = keyed(table), keyed(released[~released["step"].isin(SOMETIMES)])
+    assert set(reported) == set(real)
     open_ended = set(table.loc[table["messages_low"] < table["messages_high"], "step"])
     guessed = set(table.loc[table["guessed"], "step"])
     for key, shape in real.items():
         if key[2] in guessed:
-            assert len(told[key]) == len(shape), key
+            assert len(reported[key]) == len(shape), key
         elif key[2] in open_ended:  # early iterations mix fewer points
-            assert all(most >= n for most, n in zip(told[key], shape, strict=True)), key
+            assert all(most >= n for most, n in zip(reported[key], shape, strict=True)), key
         else:
-            assert told[key] == shape, key
+            assert reported[key] == shape, key
     low, _, most = np.sum([counts for _, counts in explanation.rounds], axis=0)
     assert low <= rounds <= most
     if low == most and not guessed:

@@ -104,14 +104,14 @@ def test_partitions_are_copied_whole(make, policy, copied):
     # keys and accounts are their own: no site stands at two doors
     assert not set(again.fingerprints.values()) & set(partition.fingerprints.values())
     with pytest.raises(ValueError, match="read-only"):
-        again.rows[again.clients[0]][0] = 7
+        again.rows[again.sites[0]][0] = 7
 
 
 def test_a_copied_partition_gives_the_same_fit():
     partition = by_rows(shared_seed=2**100 + 1)
-    asked = {"cov_type": "cluster", "cov_kwds": {"groups": "g"}, "masked": False}
+    request = {"cov_type": "cluster", "cov_kwds": {"groups": "g"}, "masked": False}
     ours, theirs = (
-        fs.GLORE.from_formula("y ~ x", one, labels=["g"]).fit(**asked)
+        fs.GLORE.from_formula("y ~ x", one, labels=["g"]).fit(**request)
         for one in (partition, COPIES["pickle"](partition))
     )
     pd.testing.assert_series_equal(ours.bse, theirs.bse, check_exact=True)
@@ -216,9 +216,9 @@ def test_sites_and_labels_are_clusters_still():
 @pytest.mark.parametrize("family", ALL)
 @pytest.mark.parametrize("weights", ["g", draw()["g"]])
 def test_weights_that_a_model_has_not_are_refused_with_those_that_it_has(family, weights):
-    told = {"VerticalGLM": "VerticalGLM has no weights"}
-    told |= {"FedAvg": r'name of a column .*: freq_weights="column" where a row stands for several$'}
-    expected = told.get(family, r'name of a column .*: freq_weights="column" .*, or var_weights="column"')
+    reported = {"VerticalGLM": "VerticalGLM has no weights"}
+    reported |= {"FedAvg": r'name of a column .*: freq_weights="column" where a row stands for several$'}
+    expected = reported.get(family, r'name of a column .*: freq_weights="column" .*, or var_weights="column"')
     with pytest.raises(ModelError, match=f"^weights: .*{expected}"):
         model_of(family, weights=weights)
     with pytest.raises(ModelError, match=f"^weights: .*{expected}"):

@@ -118,7 +118,7 @@ def test_columns_at_several_institutions(right):
 @pytest.mark.parametrize("right", [*AT_ONE, *OF_DATA])
 def test_coded_columns_of_an_institution_are_those_of_patsy(right):
     parsed = parse_formula(f"y ~ {right}", {"A": ["y"], "B": ["x", "z", "g", "h"]})
-    block = build_block(FRAME, parsed.clients[0])
+    block = build_block(FRAME, parsed.sites[0])
     theirs = patsy.dmatrix(right, FRAME, return_type="dataframe").drop(columns="Intercept")
     theirs.columns = theirs.columns.str.replace(", )", ",)")
     assert set(block.spec.names) == set(theirs)
@@ -153,9 +153,9 @@ def test_compare_lines_up_whichever_quotes_were_written():
 @pytest.mark.parametrize("coding", ["Sum", "Helmert", "Diff", "Poly"])
 def test_matrices_are_those_of_patsy(coding, n):
     levels = list("abcdef"[:n])
-    for whole, name in ((True, "code_with_intercept"), (False, "code_without_intercept")):
+    for complete, name in ((True, "code_with_intercept"), (False, "code_without_intercept")):
         theirs = getattr(getattr(patsy, coding)(), name)(levels)
-        matrix, names = contrast_matrix(coding, levels, None, whole=whole)
+        matrix, names = contrast_matrix(coding, levels, None, complete=complete)
         np.testing.assert_allclose(matrix, theirs.matrix, atol=1e-12)
         assert names == theirs.column_suffixes
 

@@ -32,19 +32,19 @@ def ascent(noise, size=-2e5):
 
 
 def test_a_score_without_noise_reaches_the_tolerance():
-    found = ascent(0.0).climb(np.ones(3), 1e-9, 50)
+    found = ascent(0.0).ascend(np.ones(3), 1e-9, 50)
     assert found.converged and found.trace[-1].score * np.sqrt(6000) <= 1e-9
     assert found.reason.endswith("its tolerance")
 
 
 def test_a_decrement_at_rest_below_rounding_is_the_end():
-    found = ascent(1e-6).climb(np.ones(3), 1e-9, 5000)
+    found = ascent(1e-6).ascend(np.ones(3), 1e-9, 5000)
     assert found.converged and len(found.trace) < 10
     assert found.reason.endswith("the limit of rounding")
 
 
 def test_a_decrement_at_rest_above_rounding_is_not_the_end():
-    found = ascent(1e-2).climb(np.ones(3), 1e-9, 60)
+    found = ascent(1e-2).ascend(np.ones(3), 1e-9, 60)
     assert not found.converged and len(found.trace) == 60
 
 

@@ -22,7 +22,7 @@ def sites(levels, policy="open", n=60):
     return fs.ClientPartition.from_frames(frames, layout="horizontal", policy=policy)
 
 
-def told(partition, formula="y ~ x + sex"):
+def reported(partition, formula="y ~ x + sex"):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         fs.FederatedGLM.from_formula(formula, partition)
@@ -31,7 +31,7 @@ def told(partition, formula="y ~ x + sex"):
 
 @pytest.mark.parametrize("policy", ["open", "strict"])
 def test_levels_of_one_site_alone_are_named_with_the_site(policy):
-    (message,) = told(sites({"A": "MF", "B": "MF", "C": "mf"}, policy))
+    (message,) = reported(sites({"A": "MF", "B": "MF", "C": "mf"}, policy))
     assert message.startswith(
         "column 'sex' has the levels 'F', 'f'; 'M', 'm', which differ by blanks or case"
     )
@@ -40,7 +40,7 @@ def test_levels_of_one_site_alone_are_named_with_the_site(policy):
 
 
 def test_so_are_those_of_another_coding():
-    (message,) = told(sites({"A": "MF", "B": "MF", "C": "12"}))
+    (message,) = reported(sites({"A": "MF", "B": "MF", "C": "12"}))
     assert message.startswith("column 'sex' has no level at 'C' that is at another site.")
     assert "levels '1', '2' at 'C'." in message and "'M'" not in message
 
@@ -54,7 +54,7 @@ def test_so_are_those_of_another_coding():
     ],
 )
 def test_levels_that_may_be_as_they_are_raise_no_doubt(levels):
-    assert not told(sites(levels))
+    assert not reported(sites(levels))
 
 
 def test_keys_that_do_not_meet_are_told_before_what_lacks_a_response():

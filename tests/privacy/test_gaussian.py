@@ -8,7 +8,7 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from fedstat.errors import ModelError
-from fedstat.privacy.gaussian_dp import GaussianAccount, delta_of, epsilon_of, mu_of
+from fedstat.privacy.gaussian_dp import GaussianAccountant, delta_of, epsilon_of, mu_of
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.3, 2.0, 9.0])
@@ -41,25 +41,25 @@ def test_the_classical_noise_does_not_keep_its_promise_at_large_epsilon():
 
 def test_releases_add_up():
     """A hundred releases need ten times the noise; 226 is the cost of a hundred that claim (5, .05) each."""
-    account = GaussianAccount()
-    account.add(1.0, 9.8005, times=100)
-    assert account.releases == 100
-    assert account.epsilon(1e-6) == pytest.approx(5.0, rel=1e-4)
-    claimed = GaussianAccount()
+    site_ledger = GaussianAccountant()
+    site_ledger.add(1.0, 9.8005, times=100)
+    assert site_ledger.releases == 100
+    assert site_ledger.epsilon(1e-6) == pytest.approx(5.0, rel=1e-4)
+    claimed = GaussianAccountant()
     claimed.add(1.0, np.sqrt(2.0 * np.log(1.25 / 0.05)) / 5.0, times=60)
     claimed.add(2.0, 2.0 * np.sqrt(2.0 * np.log(1.25 / 0.05)) / 5.0, times=40)
     assert claimed.epsilon(0.05) == pytest.approx(226.0, abs=0.5)
 
 
 def test_nothing_costs_nothing_and_no_noise_costs_everything():
-    account = GaussianAccount()
-    assert account.epsilon() == 0.0
-    account.add(0.0, 0.0)
-    assert account.epsilon() == 0.0 and account.releases == 1
-    account.add(1.0, 0.0)
-    assert account.epsilon() == np.inf
+    site_ledger = GaussianAccountant()
+    assert site_ledger.epsilon() == 0.0
+    site_ledger.add(0.0, 0.0)
+    assert site_ledger.epsilon() == 0.0 and site_ledger.releases == 1
+    site_ledger.add(1.0, 0.0)
+    assert site_ledger.epsilon() == np.inf
     assert epsilon_of(1e9, 1e-6) == np.inf
     with pytest.raises(ModelError, match="zero or more"):
-        account.add(-1.0, 1.0)
+        site_ledger.add(-1.0, 1.0)
     with pytest.raises(ModelError, match="between 0 and 1"):
         epsilon_of(1.0, 0.0)

@@ -12,7 +12,7 @@ from scipy.stats import binom, norm
 from fedstat.errors import ModelError
 from fedstat.privacy.discrete_gaussian import discrete_gaussian
 from fedstat.privacy.gaussian_dp import (
-    GaussianAccount,
+    GaussianAccountant,
     delta_of,
     epsilon_of,
     largest_auc,
@@ -39,7 +39,7 @@ ALLOWED = {
     "a delta just below 1": lambda: epsilon_of(1.0, 1.0 - 1e-9),
     "no release": lambda: epsilon_of(0.0, 1e-6),
     "a budget of epsilon 0": lambda: mu_of(0.0, 1e-6),
-    "a release of no sensitivity": lambda: GaussianAccount().add(0.0, 0.0, 0),
+    "a release of no sensitivity": lambda: GaussianAccountant().add(0.0, 0.0, 0),
     "one answer": lambda: record_epsilon(1, 1e-9),
     "no hits": lambda: mu_interval(0, 1, 0.05),
     "all hits": lambda: mu_interval(1, 1, 0.05),
@@ -66,9 +66,9 @@ REFUSED = {
     "an infinite mu": lambda: epsilon_of(np.inf, 1e-6),
     "an epsilon below 0": lambda: mu_of(-1e-9, 1e-6),
     "an infinite epsilon": lambda: mu_of(np.inf, 1e-6),
-    "a sensitivity below 0": lambda: GaussianAccount().add(-1e-9, 1.0),
-    "a deviation below 0": lambda: GaussianAccount().add(1.0, -1e-9),
-    "fewer than no releases": lambda: GaussianAccount().add(1.0, 1.0, -1),
+    "a sensitivity below 0": lambda: GaussianAccountant().add(-1e-9, 1.0),
+    "a deviation below 0": lambda: GaussianAccountant().add(1.0, -1e-9),
+    "fewer than no releases": lambda: GaussianAccountant().add(1.0, 1.0, -1),
     "no answers": lambda: record_epsilon(0, 1.0),
     "answers of epsilon 0": lambda: record_epsilon(1, 0.0),
     "answers at a delta of 0": lambda: record_epsilon(1, 1.0, 0.0),

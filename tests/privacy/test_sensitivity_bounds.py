@@ -62,8 +62,8 @@ def test_counts_are_counts():
 @settings(max_examples=150, deadline=None)
 @given(st.lists(ANY, min_size=4, max_size=4), st.fractions(Fraction(1, 50), 60), st.integers(0, 14))
 def test_cut_rows_are_no_longer_than_their_radius(row, radius, places):
-    whole = clip_rows(np.array([row, [3.0, -4.0, 0.0, 1.0]]), radius, places)
-    for one in whole:
+    complete = clip_rows(np.array([row, [3.0, -4.0, 0.0, 1.0]]), radius, places)
+    for one in complete:
         assert sum(int(x) ** 2 for x in one) <= radius * 4**places
 
 

@@ -198,73 +198,75 @@ RecordedContent: TypeAlias = Iterator[tuple[dict[str, Any], Content]]
 """Fields of entries, each with the content that the entry describes."""
 
 
-def request_contents(ask: Request, step: Step, number: int) -> RecordedContent:
+def request_contents(request: Request, step: Step, number: int) -> RecordedContent:
     """Fields of the entries of a request's arrays and text, in the order of their declaration."""
-    way = {"round": number, "sender": COORDINATOR, "receiver": ask.site, "family": ask.family}
+    way = {"round": number, "sender": COORDINATOR, "receiver": request.site, "family": request.family}
     for name, line in step.takes.items():
         # A site records a request before it refuses one with arrays that the step does not take.
-        if name in ask.arrays:
-            yield _described(way, ask, name, line, ask.arrays[name])
-    if ask.text and step.text_in is not None:
-        yield _described(way, ask, TEXT, step.text_in, ask.text)
+        if name in request.arrays:
+            yield _described(way, request, name, line, request.arrays[name])
+    if request.text and step.text_in is not None:
+        yield _described(way, request, TEXT, step.text_in, request.text)
 
 
-def reply_contents(ask: Request, step: Step, reply: Reply, number: int) -> RecordedContent:
+def reply_contents(request: Request, step: Step, reply: Reply, number: int) -> RecordedContent:
     """Fields of the entries of a reply's arrays, in the order of sending, and of its text.
 
     An array that is not declared is a KeyError.
     """
-    way = {"round": number, "sender": ask.site, "receiver": COORDINATOR, "family": ask.family}
+    way = {"round": number, "sender": request.site, "receiver": COORDINATOR, "family": request.family}
     places = {name: place for place, name in enumerate(step.gives)}
     for name in sorted(reply.arrays, key=places.__getitem__):
         line = step.gives[name]
-        hidden = line.maskable and ask.masked is not None
-        yield _described(way, ask, name, line, reply.arrays[name], reply.entities, hidden)
+        masked = line.maskable and request.masked is not None
+        yield _described(way, request, name, line, reply.arrays[name], reply.entities, masked)
     if reply.text and step.text_out is not None:
-        yield _described(way, ask, TEXT, step.text_out, reply.text)
+        yield _described(way, request, TEXT, step.text_out, reply.text)
 
 
 def _described(
     way: dict[str, Any],
-    ask: Request,
+    request: Request,
     name: str,
     line: ArrayDeclaration,
     content: Content,
     entities: int = 0,
-    hidden: bool = False,
+    masked: bool = False,
 ) -> tuple[dict[str, Any], Content]:
     if isinstance(content, str):
         shape, size = (), len(content.encode())
     else:
         # A masked number is sent as several words: the first axis is no part of its shape.
-        shape, size = content.shape[1:] if hidden else content.shape, content.nbytes
+        shape, size = content.shape[1:] if masked else content.shape, content.nbytes
     about = {
-        "step": ask.step,
+        "step": request.step,
         "array": name,
         "kind": line.kind,
         "what": line.what,
         "shape": shape,
         "bytes": size,
         "entities": entities,
-        "masked": hidden,
+        "masked": masked,
     }
     return way | about, content
 
 
-def request_entries(ask: Request, step: Step, number: int) -> list[Entry]:
+def request_entries(request: Request, step: Step, number: int) -> list[Entry]:
     """Entries of a request, as its sender records them."""
-    return [Entry(**about) for about, _ in request_contents(ask, step, number)]
+    return [Entry(**about) for about, _ in request_contents(request, step, number)]
 
 
-def reply_entries(ask: Request, step: Step, reply: Reply, number: int) -> list[Entry]:
+def reply_entries(request: Request, step: Step, reply: Reply, number: int) -> list[Entry]:
     """Entries of a reply, as its receiver records them."""
-    return [Entry(**about) for about, _ in reply_contents(ask, step, reply, number)]
+    return [Entry(**about) for about, _ in reply_contents(request, step, reply, number)]
 
 
-def refusal_entry(ask: Request, error: Exception, number: int) -> Entry:
+def refusal_entry(request: Request, error: Exception, number: int) -> Entry:
     """Return the entry of a refusal: the request and the rule."""
-    family, step = ask.family[:MAX_NAME_LENGTH], ask.step[:MAX_NAME_LENGTH]
-    return Entry(number, ask.site, COORDINATOR, step, "", REFUSAL, family=family, rule=refusal_reason(error))
+    family, step = request.family[:MAX_NAME_LENGTH], request.step[:MAX_NAME_LENGTH]
+    return Entry(
+        number, request.site, COORDINATOR, step, "", REFUSAL, family=family, rule=refusal_reason(error)
+    )
 
 
 def refusal_reason(error: Exception) -> str:
@@ -432,17 +434,19 @@ class SessionChain:
         session: str,
         ordinal: int,
         previous: str,
-        account: SiteLedger,
+        site_ledger: SiteLedger,
     ) -> None:
         self.site, self.session, self.ordinal, self.previous = site, session, ordinal, previous
-        self.as_of = account.as_of if session else ""
+        self.as_of = site_ledger.as_of if session else ""
         self.entries: list[SiteEntry] = []
         self.round = 0
         self.numbers = NumbersReleased()
         self.resumed = False
-        self._account = account
+        self._site_ledger = site_ledger
         self._waiting: list[tuple[SiteEntry, str]] = []
-        self._secret = hmac.digest(account.secret, encode_parts("session", str(ordinal), session), "sha256")
+        self._secret = hmac.digest(
+            site_ledger.secret, encode_parts("session", str(ordinal), session), "sha256"
+        )
         self._digest = self._digest_before = genesis_digest(site, keys, session, ordinal, previous)
         # A statement is about messages before its request: its own request is not in it yet.
         self._before = 0
@@ -453,7 +457,7 @@ class SessionChain:
         """Digest of the newest entry."""
         return self._digest.hex()
 
-    def before_this_ask(self) -> tuple[list[SiteEntry], str]:
+    def before_this_request(self) -> tuple[list[SiteEntry], str]:
         """Entries and head as they were before the present request."""
         return self.entries[: self._before], self._digest_before.hex()
 
@@ -469,16 +473,16 @@ class SessionChain:
         # A clock that was set back must not reverse the times in the ledger.
         self._time = max(now, self.entries[-1].time) if self.entries else now
 
-    def ask(self, ask: Request, step: Step) -> None:
+    def request(self, request: Request, step: Step) -> None:
         """Record a request; it is written together with its outcome.
 
         A site that is killed in between has answered nothing, and can be asked the same again.
         """
-        self._record(request_contents(ask, step, self.round), {}, 1, {})
+        self._record(request_contents(request, step, self.round), {}, 1, {})
 
     def reply(
         self,
-        ask: Request,
+        request: Request,
         step: Step,
         reply: Reply,
         clear: Mapping[str, Array],
@@ -489,12 +493,12 @@ class SessionChain:
 
         `clear` are the arrays before they were masked, for a sum over `n_sites`.
         """
-        self._record(reply_contents(ask, step, reply, self.round), clear, n_sites, costs)
+        self._record(reply_contents(request, step, reply, self.round), clear, n_sites, costs)
         self._keep()
 
-    def refusal(self, ask: Request, error: Exception) -> None:
+    def refusal(self, request: Request, error: Exception) -> None:
         """Record that nothing left, and the rule."""
-        refused = refusal_entry(ask, error, self.round)
+        refused = refusal_entry(request, error, self.round)
         self._add(SiteEntry(*(self.round, *_fields_after_round(refused), self._time)), "")
         self._keep()
 
@@ -513,8 +517,8 @@ class SessionChain:
             # The mark is of what is sent, so that a repetition under new masks counts again; the numbers are
             # those before masks, which take several words for each.
             if not isinstance(plain, str) and counts_as_equation(about["kind"], outward):
-                mark = hmac.digest(self._account.secret, encode_parts("seen", digest), "sha256").hex()
-                numbers = 0 if mark in self._account.seen else distinct_numbers(plain)
+                mark = hmac.digest(self._site_ledger.secret, encode_parts("seen", digest), "sha256").hex()
+                numbers = 0 if mark in self._site_ledger.seen else distinct_numbers(plain)
             entry = SiteEntry(
                 **about,
                 time=self._time,
@@ -532,23 +536,23 @@ class SessionChain:
 
     def _append(self, entry: SiteEntry, mark: str) -> None:
         if mark:
-            self._account.seen.add(mark)
+            self._site_ledger.seen.add(mark)
         self.numbers.add(entry)
-        self._account.numbers.add(entry)
+        self._site_ledger.numbers.add(entry)
         # What was released before reveals nothing new.
         if entry.numbers and entry.receiver == COORDINATOR and entry.kind == "per entity":
-            self._account.vectors += numbers_per_entity(entry.shape)
+            self._site_ledger.vectors += numbers_per_entity(entry.shape)
         self.entries.append(entry)
-        self._account.events.append((self, entry))
+        self._site_ledger.events.append((self, entry))
         self._digest = extended_digest(self._digest, entry)
 
     def _keep(self) -> None:
         """Keep the entries since the last answer, with the head of the chain after the last of them."""
         new, self._waiting = self._waiting, []
-        if self._account.store is not None and new:
+        if self._site_ledger.store is not None and new:
             lines = [{"ordinal": self.ordinal, "entry": entry.signed, "mark": mark} for entry, mark in new]
             lines[-1]["head"] = self.head
-            self._account.keep(*lines)
+            self._site_ledger.keep(*lines)
 
 
 class SiteLedger:
@@ -653,14 +657,14 @@ class SiteLedger:
         """Keep charges to the privacy budget, before anything of them leaves."""
         self.keep(*map(to_plain, charges))
 
-    def count_refusal(self, asker: str) -> None:
+    def count_refusal(self, client: str) -> None:
         """Count a refusal that depended on rows."""
-        self.set_refusals(asker, self.refusals[asker] + 1)
+        self.set_refusals(client, self.refusals[client] + 1)
 
-    def set_refusals(self, asker: str, count: int) -> None:
+    def set_refusals(self, client: str, count: int) -> None:
         """Keep how many refusals an analyst has had; none if the owner lets it go on."""
-        self.refusals[asker] = count
-        self.keep({"asker": asker, "refused": count})
+        self.refusals[client] = count
+        self.keep({"asker": client, "refused": count})
 
     def keep_answered(self, arrays: Mapping[str, Array], n_rows: int) -> None:
         """Store the groups of rows behind earlier replies, with the number of rows, beyond this process."""

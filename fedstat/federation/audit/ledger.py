@@ -39,7 +39,7 @@ class CoordinatorLog:
 
     def __init__(self) -> None:
         self._passed: list[Entry] = []
-        self._asks: Counter[str] = Counter()
+        self._requests: Counter[str] = Counter()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
@@ -49,15 +49,15 @@ class CoordinatorLog:
         """All entries so far."""
         return tuple(self._passed)
 
-    def enter(self, ask: Request, step: Step | None, outcome: Reply | Exception) -> list[Entry]:
+    def enter(self, request: Request, step: Step | None, outcome: Reply | Exception) -> list[Entry]:
         """Add a request, and its reply or refusal; a step that is not installed has no entry."""
-        self._asks[ask.site] += 1
-        number = self._asks[ask.site]
-        entries = [] if step is None else request_entries(ask, step, number)
+        self._requests[request.site] += 1
+        number = self._requests[request.site]
+        entries = [] if step is None else request_entries(request, step, number)
         if isinstance(outcome, Exception):
-            entries.append(refusal_entry(ask, outcome, number))
+            entries.append(refusal_entry(request, outcome, number))
         elif step is not None:
-            entries += reply_entries(ask, step, outcome, number)
+            entries += reply_entries(request, step, outcome, number)
         self._passed += entries
         return entries
 
@@ -76,7 +76,7 @@ class Ledger:
         the coordinator to other sites are releases of that site.
     events : list of (int, Entry)
         Messages, each with its round of this ledger.
-    account : CoordinatorLog
+    log : CoordinatorLog
         The same and more, entry by entry as the sites' own chains have it; the ledgers of one model share it.
     receipt : Receipt or None
         The sites' signed statements on a run, once it has ended.
@@ -90,7 +90,7 @@ class Ledger:
     >>> import fedstat as fs
     >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
     >>> ledger = fs.GLORE.from_formula("num > 0 ~ age", partition).fit().ledger
-    >>> ledger.bytes > 0, ledger.rounds > 0, list(ledger.kinds_by_client())
+    >>> ledger.bytes > 0, ledger.rounds > 0, list(ledger.kinds_by_site())
     (True, True, ['coordinator', 'Cleveland', 'Hungary', 'Long Beach', 'Switzerland'])
     >>> ledger.to_frame().columns[:3].tolist(), len(ledger.releases()) > 0
     (['round', 'sender', 'receiver'], True)
@@ -104,7 +104,7 @@ class Ledger:
     at: str | None = None
     events: list[tuple[int, Entry]] = field(default_factory=list)
     rounds: int = 0
-    account: CoordinatorLog = field(default_factory=CoordinatorLog, repr=False, compare=False)
+    log: CoordinatorLog = field(default_factory=CoordinatorLog, repr=False, compare=False)
     receipt: Receipt | None = field(default=None, repr=False, compare=False)
     setting: str = field(default="", repr=False, compare=False)
     absent: tuple[AbsentSite, ...] = field(default=(), repr=False, compare=False)
@@ -177,7 +177,7 @@ class Ledger:
         )
         return table.reset_index()
 
-    def kinds_by_client(self) -> dict[str, tuple[str, ...]]:
+    def kinds_by_site(self) -> dict[str, tuple[str, ...]]:
         """Kinds of values that each site released, most disclosing last."""
         order = get_args(ArrayKind)
         seen: dict[str, set[str]] = {}
@@ -187,10 +187,10 @@ class Ledger:
         return {site: tuple(k for k in order if k in kinds) for site, kinds in seen.items()}
 
 
-def released_by(account: SiteLedger, leaving_out: str) -> Ledger:
+def released_by(log: SiteLedger, leaving_out: str) -> Ledger:
     """Ledger of all that left a site, one round per answer, without what one family released."""
     ledger, last = Ledger(), None
-    for chain, entry in account.events:
+    for chain, entry in log.events:
         if entry.left and entry.family != leaving_out:
             if (chain, entry.round) != last:
                 ledger.begin_round()

@@ -98,7 +98,7 @@ class LedgerReading:
     site: str
     keys: PublicIdentity
     secret: bytes
-    account: SiteLedger = field(init=False)
+    site_ledger: SiteLedger = field(init=False)
     digest: bytes = field(init=False)
     lines: int = 0
     lost: tuple[int, ...] = ()
@@ -108,7 +108,7 @@ class LedgerReading:
     _chains: dict[int, SessionChain] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.account, self.digest = SiteLedger(self.secret), first_ledger_digest(self.keys)
+        self.site_ledger, self.digest = SiteLedger(self.secret), first_ledger_digest(self.keys)
 
     @property
     def head(self) -> SignedCheckpoint:
@@ -135,7 +135,7 @@ class LedgerReading:
 
     def _apply(self, kind: str, line: dict[str, Any], head: str | None) -> None:
         """Repeat what was recorded by a line."""
-        account = self.account
+        site_ledger = self.site_ledger
         match kind:
             case "entry":
                 chain = self._chains[line["ordinal"]]
@@ -143,35 +143,37 @@ class LedgerReading:
                 if head not in (None, chain.head):
                     raise ValueError("head")
             case "session":
-                chain = self._chains[line["ordinal"]] = account.open(self.site, self.keys, line["session"])
+                chain = self._chains[line["ordinal"]] = site_ledger.open(
+                    self.site, self.keys, line["session"]
+                )
                 if (chain.ordinal, chain.previous) != (line["ordinal"], line["previous"]):
                     raise ValueError("session")
                 chain.as_of = line["as_of"]
             case "columns":
                 if not all(type(name) is str for name in line["columns"]):
                     raise TypeError("columns")
-                account.note(set(line["columns"]), line["entities"])
+                site_ledger.note(set(line["columns"]), line["entities"])
             case "spent":
-                account.spent.add(line["spent"])
+                site_ledger.spent.add(line["spent"])
             case "refused":
-                account.refusals[line["asker"]] = line["refused"]
+                site_ledger.refusals[line["asker"]] = line["refused"]
             case "verdict":
-                account.decide(from_plain(PlanDecision, line, LEDGER_FILENAME, SecurityError))
+                site_ledger.decide(from_plain(PlanDecision, line, LEDGER_FILENAME, SecurityError))
             case "charged":
                 if not RHO_PATTERN.fullmatch(line["rho"]):
                     raise ValueError("charged")
-                account.charges.take(Charge(**line))
+                site_ledger.charges.take(Charge(**line))
             case "answered":
                 self.answered, self.rows = line["answered"], line["rows"]
             case "begun":
                 if self.lines != 1 or line["secret"] != hashlib.sha256(self.secret).hexdigest():
                     raise ValueError("begun")
             case "disputed":
-                account.disputed = line["disputed"]
+                site_ledger.disputed = line["disputed"]
             case "lost":
                 self.lost = (*self.lost, line["lost"])
-                account.disputed = ""
-                account.losses.append((utc_text(line["lost"]), line["reason"]))
+                site_ledger.disputed = ""
+                site_ledger.losses.append((utc_text(line["lost"]), line["reason"]))
 
     def first_unsigned(self) -> int:
         """Return the line of the first invalid signature; 0 if the newest is valid, since it covers all."""
@@ -411,17 +413,17 @@ def open_ledger(
     other keys, or has replies over rows that cannot be recognized among the present ones (`fits`).
     """
     store, reading = open_ledger_file(folder, site, identity, patience)
-    account = reading.account
+    site_ledger = reading.site_ledger
     try:
-        account.check_undisputed(site)
-        account.recalled = read_answered_rows(store.folder, reading.answered)
-        if account.recalled and fits is not None and (why := fits(account.recalled, reading.rows)):
+        site_ledger.check_undisputed(site)
+        site_ledger.recalled = read_answered_rows(store.folder, reading.answered)
+        if site_ledger.recalled and fits is not None and (why := fits(site_ledger.recalled, reading.rows)):
             raise SecurityError(f"{site}: {why}")
     except SecurityError as error:
         store.close()
         raise SecurityError(f"{error}. {recovery_hint(store.folder)}") from error
-    account.store = store
-    return account
+    site_ledger.store = store
+    return site_ledger
 
 
 def open_ledger_file(
@@ -444,7 +446,7 @@ def read_ledger(folder: str | Path, site: str, keys: PublicIdentity) -> SiteLedg
 
     SecurityError where it is absent or cut, or a line is not what was written under these keys.
     """
-    return _read_checked(Path(folder), site, keys).account
+    return _read_checked(Path(folder), site, keys).site_ledger
 
 
 def _read_checked(folder: Path, site: str, keys: PublicIdentity) -> LedgerReading:
@@ -485,9 +487,9 @@ def missing_file_error(path: Path) -> SecurityError:
 def _drop_unsigned_lines(path: Path) -> None:
     """Drop lines whose signature was not written: their answer has not left."""
     content = path.read_bytes()
-    whole = sum(len(line) + 1 for line in complete_lines(content))
-    if 0 < whole < len(content):
-        os.truncate(path, whole)
+    complete = sum(len(line) + 1 for line in complete_lines(content))
+    if 0 < complete < len(content):
+        os.truncate(path, complete)
 
 
 def read_answered_rows(folder: Path, named: str) -> dict[str, Array]:
@@ -562,13 +564,13 @@ def record_declared_loss(
     identity: Identity,
     reason: str,
     fits: HistoryCheck,
-    whole: Fraction = NO_BUDGET,
+    complete: Fraction = NO_BUDGET,
 ) -> DeclaredLoss:
     """Declare that what a site has answered is not all known any more.
 
     A ledger with complete lines is continued; any other is set aside and started again. Earlier replies are
     kept if their file is the one named in the ledger, and its rows `fits` the present ones. If charges to a
-    privacy budget may be lost, the `whole` of it is charged. EngineError if a process runs the site.
+    privacy budget may be lost, the `complete` of it is charged. EngineError if a process runs the site.
     """
     folder, forgotten, files, charged = Path(folder), True, list[str](), False
     aside = _new_folder(folder)
@@ -584,15 +586,15 @@ def record_declared_loss(
                 (LEDGER_FILENAME, CHECKPOINT_FILENAME, ANSWERED_FILENAME, ANSWERED_NEXT, SECRET_FILENAME),
             ),
         )
-        store, charged = begin_ledger_file(folder, identity), whole > 0
+        store, charged = begin_ledger_file(folder, identity), complete > 0
     else:
         problem = _history_problem(folder, reading, fits)
-        found, forgotten = reading.account.disputed or problem, bool(problem)
+        found, forgotten = reading.site_ledger.disputed or problem, bool(problem)
         if forgotten:
             files = _set_aside(folder, aside, (ANSWERED_FILENAME, ANSWERED_NEXT))
             store.append([{"answered": "", "rows": 0}])
     if charged:
-        charge = Charge(time.time_ns(), str(whole), LOST_CHARGES, "", secrets.token_hex(32))
+        charge = Charge(time.time_ns(), str(complete), LOST_CHARGES, "", secrets.token_hex(32))
         store.append([to_plain(charge)])
     _append_declaration(store, reason, aside.name if files else "")
     return DeclaredLoss(

@@ -54,7 +54,7 @@ LOSS_CAVEAT = (
     "there, and are not compared with new ones."
 )
 STATEMENT_DEFAULTS: Mapping[str, Any] = {
-    "account": None,
+    "site_ledger": None,
     "privacy": None,
     "version": "",
     "families": [],
@@ -73,7 +73,8 @@ class SiteStatement:
     before, at that time (empty for the first); `head` is the digest of the last entry. `coordinator` is the
     digest of the coordinator's ledger as the site received it: later changes of it are detected. `vectors`
     are the released numbers per entity, of all sessions. `earlier` to `entities` are those of
-    :class:`~fedstat.federation.audit.release_counts.SiteReleaseCounts`. `account` is the head of the site's
+    :class:`~fedstat.federation.audit.release_counts.SiteReleaseCounts`. `site_ledger` is the head of the
+    site's
     complete stored ledger, if it has one; `privacy` the state of its privacy budget, if it has one, over all
     sessions; `version` is that of fedstat there, and `families` the installed ones, both empty in old
     receipts; `as_of` is the time at which its rows were read, empty if every reply reads them. The signature
@@ -94,7 +95,7 @@ class SiteStatement:
     other_sessions: Natural
     entries: tuple[SiteEntry, ...]
     signature: str = ""
-    account: SignedCheckpoint | None = None
+    site_ledger: SignedCheckpoint | None = None
     vectors: Natural = 0
     privacy: BudgetSpent | None = None
     version: str = ""
@@ -168,7 +169,7 @@ class Receipt:
     >>> import fedstat as fs
     >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
     >>> receipt = fs.GLORE.from_formula("num > 0 ~ age", partition).fit().receipt()
-    >>> receipt.sites().index.tolist() == list(partition.clients), len(receipt.to_frame()) > 0
+    >>> receipt.sites().index.tolist() == list(partition.sites), len(receipt.to_frame()) > 0
     (True, True)
     >>> receipt.alarm, receipt.budgets, receipt.losses
     ('', [], [])
@@ -216,8 +217,8 @@ class Receipt:
         return [
             LOSS_CAVEAT.format(site=site, time=utc_text(time))
             for site, one in self.statements.items()
-            if one.account is not None
-            for time in one.account.lost
+            if one.site_ledger is not None
+            for time in one.site_ledger.lost
         ]
 
     @property
@@ -280,7 +281,11 @@ class Receipt:
 
     def to_frame(self) -> pd.DataFrame:
         """One row per entry of the sites' own chains, in their order."""
-        rows = [{"site": site, **one.named} for site, told in self.statements.items() for one in told.entries]
+        rows = [
+            {"site": site, **one.named}
+            for site, reported in self.statements.items()
+            for one in reported.entries
+        ]
         return pd.DataFrame(rows, columns=["site", *LINK_FIELDS, CHARGED_FIELD])
 
     def sites(self) -> pd.DataFrame:
@@ -308,8 +313,8 @@ class Receipt:
         n_sites = len(self.statements)
         head = f"Receipt of session {self.session}: {n_sites} sites, {len(self.passed):,} entries"
         tables = [self.sites().to_string(), self.released.to_string(index=False)]
-        told = [*filter(None, [self.alarm]), *self.budgets, *self.losses, *map(str, self.absent)]
-        return "\n\n".join([head, *tables, RECEIPT_CAVEAT, *told])
+        reported = [*filter(None, [self.alarm]), *self.budgets, *self.losses, *map(str, self.absent)]
+        return "\n\n".join([head, *tables, RECEIPT_CAVEAT, *reported])
 
     def __repr__(self) -> str:
         return f"<Receipt of session {self.session}: {', '.join(self.statements)}>"
@@ -317,8 +322,8 @@ class Receipt:
     def _repr_html_(self) -> str:
         head = f"<p>Receipt of session {escape(self.session)}</p>"
         tables = self.sites().to_html() + self.released.to_html(index=False)
-        told = [RECEIPT_CAVEAT, self.alarm, *self.budgets, *self.losses, *map(str, self.absent)]
-        return f"{head}{tables}<p>{escape(' '.join(told))}</p>"
+        reported = [RECEIPT_CAVEAT, self.alarm, *self.budgets, *self.losses, *map(str, self.absent)]
+        return f"{head}{tables}<p>{escape(' '.join(reported))}</p>"
 
 
 def _rows(entries: Sequence[Entry]) -> str:

@@ -67,10 +67,10 @@ class Verification:
                 f"Receipt of session {self.session} verified: {len(self.sites)} sites signed "
                 f"{self.entries:,} entries, and the coordinator's ledger is the same"
             )
-        told = list(self.problems[:MAX_PROBLEMS_SHOWN])
+        reported = list(self.problems[:MAX_PROBLEMS_SHOWN])
         if len(self.problems) > MAX_PROBLEMS_SHOWN:
-            told.append(f"and {len(self.problems) - MAX_PROBLEMS_SHOWN} more")
-        return "\n".join(["The receipt does NOT verify:", *(f"  * {problem}" for problem in told)])
+            reported.append(f"and {len(self.problems) - MAX_PROBLEMS_SHOWN} more")
+        return "\n".join(["The receipt does NOT verify:", *(f"  * {problem}" for problem in reported)])
 
     __repr__ = __str__
 
@@ -162,7 +162,7 @@ def _statement_problems(
         problems.append("the statement is by another key than the one whose fingerprint was given")
     if not _is_signed(statement):
         problems.append("the signature is wrong: the statement was changed after the site signed it")
-    if statement.account is not None and not statement.account.is_of(statement.keys):
+    if statement.site_ledger is not None and not statement.site_ledger.is_of(statement.keys):
         problems.append("the head of the site's ledger does not have its signature")
     if statement.coordinator != digest:
         problems.append("the site signed another ledger of the coordinator than the one in the receipt")

@@ -256,7 +256,7 @@ class Encoding:
     scale_bits: int = 64
 
     @property
-    def whole(self) -> bool:
+    def integer(self) -> bool:
         """Whether it carries integers."""
         return self.limbs == 1 and self.scale_bits == 0
 
@@ -282,8 +282,10 @@ def encode_values(name: str, values: Array, terms: int, encoding: Encoding) -> W
     EstimationError where a value is not finite, or larger in magnitude than the encoding holds for K terms;
     MessageError for floats in an encoding of integers, or the reverse.
     """
-    if values.dtype not in (np.float64, np.int64, np.bool_) or encoding.whole == (values.dtype == np.float64):
-        kind = "integers or booleans" if encoding.whole else "float64"
+    if values.dtype not in (np.float64, np.int64, np.bool_) or encoding.integer == (
+        values.dtype == np.float64
+    ):
+        kind = "integers or booleans" if encoding.integer else "float64"
         raise MessageError(f"array '{name}' is of type {values.dtype}; its masked sum carries {kind}")
     flat = values.reshape(-1)
     # The bits above the limit stay free: no sum of K terms reaches them, and masks that do not cancel do.
@@ -295,7 +297,7 @@ def encode_values(name: str, values: Array, terms: int, encoding: Encoding) -> W
             f"in a masked sum over {terms} sites. Rescale the columns behind it (larger units, centring), or "
             "agree on an encoding for a larger bound"
         )
-    if encoding.whole:
+    if encoding.integer:
         return flat.astype(np.int64).view(np.uint64).reshape(1, -1)
     words: Words = np.empty((encoding.limbs, flat.size), np.uint64)
     encode_floats(np.ascontiguousarray(flat), 2.0 ** (encoding.scale_bits - 64 * (encoding.limbs - 1)), words)
@@ -317,9 +319,9 @@ def decode_sum(name: str, words: Words, encoding: Encoding) -> Array:
             "not share the same session, round, array and encoding, or received different values of common "
             "arrays. Send the request again in a new session"
         )
-    if encoding.whole:
-        whole: Ints = top.copy()
-        return whole
+    if encoding.integer:
+        integer: Ints = top.copy()
+        return integer
     magnitude = words.copy()
     negative = top < 0
     _negate(magnitude, negative)
@@ -422,8 +424,8 @@ def unmask_sum(name: str, masked: Sequence[Ints], encoding: Encoding | None = No
 
 def _negate(words: Words, where: Bools) -> None:
     """Apply two's complement in place, if requested: invert all bits and add one."""
-    carry = where.astype(np.uint64)
-    words ^= np.uint64(0) - carry
+    send = where.astype(np.uint64)
+    words ^= np.uint64(0) - send
     for word in words:
-        word += carry
-        carry = (word < carry).astype(np.uint64)
+        word += send
+        send = (word < send).astype(np.uint64)

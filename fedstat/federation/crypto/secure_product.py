@@ -89,15 +89,15 @@ class MatrixProduct:
     the rows are too many for one stream.
     """
 
-    client_a: str
-    client_b: str
+    site_a: str
+    site_b: str
     rows: int
     columns_a: int
     columns_b: int
     groups: int = 1
 
     def __post_init__(self) -> None:
-        where = f"product of {self.client_a} and {self.client_b}"
+        where = f"product of {self.site_a} and {self.site_b}"
         if self.rows < 0 or min(self.columns_a, self.columns_b, self.groups) < 1:
             raise ModelError(f"{where}: expected rows, and at least one column of each and one group")
         if WORD_BYTES * self.rows * max(self.columns_a, self.columns_b) > LARGEST_STREAM:
@@ -121,8 +121,8 @@ class MatrixProduct:
     def digest(self, session: str, number: str, bits: int, group: Ints) -> bytes:
         """SHA-256 of all terms that the sites and the dealer must share, including groups (n,)."""
         shape = (self.rows, self.columns_a, self.columns_b, self.groups, bits)
-        told = (session, number, self.client_a, self.client_b, *map(str, shape))
-        return hashlib.sha256(join("fedstat product 1", *told, group.astype("<i8").tobytes())).digest()
+        reported = (session, number, self.site_a, self.site_b, *map(str, shape))
+        return hashlib.sha256(join("fedstat product 1", *reported, group.astype("<i8").tobytes())).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ def bind_seed(seed: bytes, digest: bytes) -> bytes:
     return hashlib.sha256(join("fedstat triple 1", digest, seed)).digest()
 
 
-def encode_columns(X: Floats, f: int, client: str, columns: Sequence[str] | None = None) -> Ints:
+def encode_columns(X: Floats, f: int, site: str, columns: Sequence[str] | None = None) -> Ints:
     """Return a site's columns in fixed point, rounded to the nearest: (n, p) -> (n, p).
 
     The site does this once, for its products with all other sites. It should compute its own block
@@ -170,10 +170,10 @@ def encode_columns(X: Floats, f: int, client: str, columns: Sequence[str] | None
     missing, large = ~np.isfinite(squares), squares > ring.LARGEST_SQUARES
     if missing.any():
         what = "values that are missing or infinite; leave out these entities or the column"
-        raise EstimationError(f"{client}: {_column(missing, columns)} has {what}")
+        raise EstimationError(f"{site}: {_column(missing, columns)} has {what}")
     if large.any():
         what = f"values too large for {f} fractional bits; standardise it, or agree on a larger spread"
-        raise EstimationError(f"{client}: {_column(large, columns)} has {what}")
+        raise EstimationError(f"{site}: {_column(large, columns)} has {what}")
     return encoded
 
 
@@ -196,14 +196,14 @@ def deal_triple(product: MatrixProduct, seed_a: bytes, seed_b: bytes, group: Int
 def open_a(product: MatrixProduct, seed_a: bytes, X_a: Ints) -> Ints:
     """Return what A sends to B: ``E = X_a - U``, (n, p) int64 from encoded columns of the same shape."""
     return _difference(
-        check_agreed(X_a, product.shape_a, product.client_a, "columns"), stream_u(product, seed_a)
+        check_agreed(X_a, product.shape_a, product.site_a, "columns"), stream_u(product, seed_a)
     )
 
 
 def open_b(product: MatrixProduct, seed_b: bytes, X_b: Ints) -> Ints:
     """Return what B sends to A: ``F = X_b - V``, (n, q) int64 from encoded columns of the same shape."""
     return _difference(
-        check_agreed(X_b, product.shape_b, product.client_b, "columns"), _stream_v(product, seed_b)
+        check_agreed(X_b, product.shape_b, product.site_b, "columns"), _stream_v(product, seed_b)
     )
 
 
@@ -214,9 +214,9 @@ def share_a(product: MatrixProduct, seed_a: bytes, X_a: Ints, F: Ints, group: In
     (n,), and a fresh seed of the mask that only A and B share. MessageError if one of them does not have the
     agreed form.
     """
-    X_a = check_agreed(X_a, product.shape_a, product.client_a, "columns")
-    F = check_agreed(F, product.shape_b, product.client_b, "opened columns")
-    gram = ring.grouped_gram(X_a, F, _groups(product, group, product.client_a), product.groups)
+    X_a = check_agreed(X_a, product.shape_a, product.site_a, "columns")
+    F = check_agreed(F, product.shape_b, product.site_b, "opened columns")
+    gram = ring.grouped_gram(X_a, F, _groups(product, group, product.site_a), product.groups)
     return gram + share_of_triple(product, seed_a) + _mask(product, mask_seed)
 
 
@@ -225,10 +225,10 @@ def share_b(product: MatrixProduct, seed_b: bytes, E: Ints, Z_b: Ints, group: In
 
     As :func:`share_a`, from B's seed, what A opened (n, p) and B's share of the triple (groups, p, q).
     """
-    E = check_agreed(E, product.shape_a, product.client_a, "opened columns")
+    E = check_agreed(E, product.shape_a, product.site_a, "opened columns")
     Z_b = check_agreed(Z_b, product.shape, "dealer", "share of the triple")
     V = _stream_v(product, seed_b)
-    gram = ring.grouped_gram(E, V, _groups(product, group, product.client_b), product.groups)
+    gram = ring.grouped_gram(E, V, _groups(product, group, product.site_b), product.groups)
     return gram + Z_b - _mask(product, mask_seed)
 
 
@@ -240,12 +240,12 @@ def combine(product: MatrixProduct, a: Ints, b: Ints, f: int) -> Floats:
     a mistake passes in one element with probability 3/4; a checksum covers all elements
     (:mod:`fedstat.federation.crypto.secure_product`).
     """
-    a = check_agreed(a, product.shape, product.client_a, "share of the product")
-    b = check_agreed(b, product.shape, product.client_b, "share of the product")
+    a = check_agreed(a, product.shape, product.site_a, "share of the product")
+    b = check_agreed(b, product.shape, product.site_b, "share of the product")
     total = a + b  # modulo 2^64: the masks R and the shares of the triple wrap around and are gone
     if (np.abs(total.astype(np.float64)) > ring.LARGEST_SQUARES).any():
         raise SecurityError(
-            f"the shares of {product.client_a} and {product.client_b} do not match: the sites and the "
+            f"the shares of {product.site_a} and {product.site_b} do not match: the sites and the "
             "dealer must use the same rows, groups and seeds"
         )
     return ring.decode(total, 2 * f)
@@ -253,22 +253,22 @@ def combine(product: MatrixProduct, a: Ints, b: Ints, f: int) -> Floats:
 
 def stream_u(product: MatrixProduct, seed_a: bytes) -> Stream:
     """Return U: (n, p)."""
-    return Stream(_seed(seed_a, product.client_a), b"U", product.shape_a)
+    return Stream(_seed(seed_a, product.site_a), b"U", product.shape_a)
 
 
 def _stream_v(product: MatrixProduct, seed_b: bytes) -> Stream:
-    return Stream(_seed(seed_b, product.client_b), b"V", product.shape_b)
+    return Stream(_seed(seed_b, product.site_b), b"V", product.shape_b)
 
 
 def share_of_triple(product: MatrixProduct, seed_a: bytes) -> Ints:
     """Return Z_a: (groups, p, q)."""
-    return _words(product, Stream(_seed(seed_a, product.client_a), b"Z", _flat(product)))
+    return _words(product, Stream(_seed(seed_a, product.site_a), b"Z", _flat(product)))
 
 
 def _mask(product: MatrixProduct, mask_seed: bytes) -> Ints:
     """Return R: (groups, p, q)."""
-    clients = f"{product.client_a} and {product.client_b}"
-    return _words(product, Stream(_seed(mask_seed, clients), b"R", _flat(product)))
+    sites = f"{product.site_a} and {product.site_b}"
+    return _words(product, Stream(_seed(mask_seed, sites), b"R", _flat(product)))
 
 
 def _flat(product: MatrixProduct) -> tuple[int, int]:
@@ -288,9 +288,9 @@ def _difference(X: Ints, stream: Stream) -> Ints:
     return out
 
 
-def _seed(seed: bytes, client: str) -> bytes:
+def _seed(seed: bytes, site: str) -> bytes:
     if not isinstance(seed, bytes) or len(seed) != SEED_BYTES:
-        raise MessageError(f"{client}: expected a seed of {SEED_BYTES} bytes from new_seed()")
+        raise MessageError(f"{site}: expected a seed of {SEED_BYTES} bytes from new_seed()")
     return seed
 
 
@@ -382,7 +382,7 @@ def mask_round_values(
     product: MatrixProduct, seed_b: bytes, E: Ints, Z_b: Ints, z: Ints, t: int
 ) -> tuple[Ints, Ints]:
     """Return what B shows A of encoded numbers z (n,) in round t: f (n,) and s (p + 1,)."""
-    E, name = check_agreed(E, product.shape_a, product.client_a, "opened columns"), product.client_b
+    E, name = check_agreed(E, product.shape_a, product.site_a, "opened columns"), product.site_b
     Z_b = check_agreed(Z_b, product.shape[1:], "dealer", "share of the triples")
     v = RoundColumns(seed_b, product.shape_b).column(t)
     s = ring.grouped_gram(E, v[:, None], np.zeros(len(v), dtype=np.int64), 1)[0, :, 0]
@@ -397,14 +397,14 @@ def unmask_round_sums(
     SecurityError where they do not fit their check: what was dealt, or shown, is wrong.
     """
     f, s = shown
-    f = check_agreed(f, (product.rows,), product.client_b, "shown numbers")
+    f = check_agreed(f, (product.rows,), product.site_b, "shown numbers")
     total = ring.grouped_gram(X, f[:, None], np.zeros(len(f), dtype=np.int64), 1)[0, :, 0]
     total = total + share_of_triple(product, seed_a)[0, :, t] + s
     sums = total[:-CHECK]
     wrong = (sums * weights).sum() != total[-1]
     if wrong or (np.abs(sums.astype(np.float64)) > ring.LARGEST_SQUARES).any():
         raise SecurityError(
-            f"{product.client_a}: sums of its columns with numbers of {product.client_b} do not fit their "
+            f"{product.site_a}: sums of its columns with numbers of {product.site_b} do not fit their "
             "check: what was dealt, or shown, is wrong; nothing of it is used"
         )
     return np.asarray(sums)
@@ -500,11 +500,11 @@ def check_product(product: MatrixProduct, total: Ints, checks: Ints, weights: tu
         or t.shape != (product.columns_b,)
         or checks.shape != (product.groups,)
     ):
-        raise MessageError(f"checksum of {product.client_a} and {product.client_b}: received another shape")
+        raise MessageError(f"checksum of {product.site_a} and {product.site_b}: received another shape")
     left = (total % PRIME * (r % PRIME)[:, None] % PRIME).sum(axis=1)
     if ((left % PRIME * (t % PRIME) % PRIME).sum(axis=1) % PRIME != checks % PRIME).any():
         raise SecurityError(
-            f"the product of the columns of {product.client_a} and {product.client_b} is not what its "
+            f"the product of the columns of {product.site_a} and {product.site_b} is not what its "
             "checksum says: what was dealt, or a share, is wrong; nothing of it is used"
         )
 
@@ -552,11 +552,11 @@ MARK = 16
 class RowFingerprints:
     """The terms of a product at one of two sites, and its rows' entities, under a key of these two alone.
 
-    `told` and `entities` are marks; those of the other site must be the same. Both sites have records of
+    `reported` and `entities` are marks; those of the other site must be the same. Both sites have records of
     `both` (n,) of the rows; `own` (n,) are this one's records, empty where that is the same.
     """
 
-    told: bytes
+    reported: bytes
     entities: bytes
     both: Bools
     own: Bools
@@ -564,13 +564,13 @@ class RowFingerprints:
     @classmethod
     def of(cls, key: bytes, digest: bytes, entities: Array, both: Bools, own: Bools) -> RowFingerprints:
         """Mark a product by its digest, and the entities of all rows, (n,) or (n, w), that both have."""
-        told = keyed_digest(key, "product", digest, both.tobytes())
-        return cls(told, keyed_digest(key, "entities", entities[both].tobytes()), both, own)
+        reported = keyed_digest(key, "product", digest, both.tobytes())
+        return cls(reported, keyed_digest(key, "entities", entities[both].tobytes()), both, own)
 
     @property
     def content(self) -> bytes:
         """What the other site is shown, under seal."""
-        return self.told + self.entities + np.packbits(self.own).tobytes()
+        return self.reported + self.entities + np.packbits(self.own).tobytes()
 
     def compare(self, content: bytes, site: str, peer: str) -> bytes:
         """Hold the other site's marks against these, and return what came after them.
@@ -579,7 +579,7 @@ class RowFingerprints:
         entities.
         """
         # Sums over groups that differ at a few rows would tell of these rows.
-        if not hmac.compare_digest(content[:MARK], self.told):
+        if not hmac.compare_digest(content[:MARK], self.reported):
             raise SecurityError(
                 f"{site}: was told of another product than '{peer}', or of other groups of the rows; nothing "
                 "of it was released"
@@ -607,5 +607,5 @@ def keyed_digest(key: bytes, *parts: str | bytes) -> bytes:
 
 def read_own_rows(content: bytes, n: int) -> Bools:
     """Read which of n rows the other site has records of."""
-    told = np.frombuffer(content[2 * MARK : 2 * MARK + (n + 7) // 8], dtype=np.uint8)
-    return np.unpackbits(told, count=n).astype(np.bool_)
+    reported = np.frombuffer(content[2 * MARK : 2 * MARK + (n + 7) // 8], dtype=np.uint8)
+    return np.unpackbits(reported, count=n).astype(np.bool_)

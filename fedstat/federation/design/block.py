@@ -62,7 +62,7 @@ def find_rows(
     series: Mapping[str, pd.Series],
     terms: Sequence[Term],
     partial: Partial,
-    client: str,
+    site: str,
     use: Bools | None,
     n_rows: int,
 ) -> ObservedRows:
@@ -85,7 +85,7 @@ def find_rows(
         counts = zip(series, missing[some].sum(axis=0).tolist(), strict=True)
         listed = ", ".join(f"{name!r} ({count:,})" for name, count in counts if count)
         raise DesignError(
-            f"institution {client!r} has {n_partial:,} entities with some but not all of its columns; "
+            f"institution {site!r} has {n_partial:,} entities with some but not all of its columns; "
             f"missing: {listed}. Fill them in, or use partial='condition', partial='drop' or partial='mean'."
         )
     seen: Bools = used & ~missing.any(axis=1)
@@ -101,14 +101,14 @@ def find_rows(
 
 
 def column_means(
-    series: Mapping[str, pd.Series], kinds: Mapping[str, ColumnKind], client: str
+    series: Mapping[str, pd.Series], kinds: Mapping[str, ColumnKind], site: str
 ) -> dict[str, float]:
     """Means of the numeric columns over the entities that have them."""
     numeric = {name: one for name, one in series.items() if kinds[name] == "number"}
-    return {name: float(np.nanmean(as_numbers(one, client, name))) for name, one in numeric.items()}
+    return {name: float(np.nanmean(as_numbers(one, site, name))) for name, one in numeric.items()}
 
 
-def require_categories(series: Mapping[str, pd.Series], client: str) -> None:
+def require_categories(series: Mapping[str, pd.Series], site: str) -> None:
     """Require that no category is missing, for a mean cannot stand in for one.
 
     A DesignError counts those that are.
@@ -117,7 +117,7 @@ def require_categories(series: Mapping[str, pd.Series], client: str) -> None:
         count = int(one.isna().sum())
         if count:
             raise DesignError(
-                f"{at_column(client, name)} lacks the category of {count:,} entities that have other "
+                f"{at_column(site, name)} lacks the category of {count:,} entities that have other "
                 "columns; partial='mean' fills numbers only. Use partial='drop', or give missing a level "
                 "of its own."
             )
@@ -187,46 +187,50 @@ def build_block(
     beside those that formula or description declare, of a level with fewer than `min_count` entities, of a
     transform that is not finite, of exactly collinear columns, and where no row is left.
     """
-    client = terms.client
+    site = terms.site
     parsed = read_terms(terms.terms, terms.columns)
     rows, considered = _seen_columns(frame, terms, parsed, partial, use)
-    kinds = {name: column_kind(one, client, name) for name, one in considered.items()}
+    kinds = {name: column_kind(one, site, name) for name, one in considered.items()}
     # Kinds and levels of the rows that enter alone: others may hold levels that no entity in use has.
     coded_names = coded_columns(parsed, kinds)
     if partial != "condition":
-        require_categories({name: considered[name] for name in coded_names}, client)
+        require_categories({name: considered[name] for name in coded_names}, site)
     levels = {name: find_levels(considered[name].dropna()) for name in coded_names}
     listed = declared_levels(parsed, published or {})
     for name in listed.keys() & levels.keys():
-        order = check_declared(client, name, levels[name], listed[name])
+        order = check_declared(site, name, levels[name], listed[name])
         levels[name] = tuple(level for level in order if level in levels[name])
     there = {name: one.notna().to_numpy(dtype=bool) for name, one in considered.items()}
-    _check_values(there, client)
-    means = column_means(considered, kinds, client) if partial in ("condition", "mean") else {}
+    _check_values(there, site)
+    means = column_means(considered, kinds, site) if partial in ("condition", "mean") else {}
     considered |= known_levels(considered, levels)
-    columns = _prepare(considered, kinds, levels, means, client)
-    _check_columns(columns, there, client, min_count, intercept)
+    columns = _prepare(considered, kinds, levels, means, site)
+    _check_columns(columns, there, site, min_count, intercept)
     # Before coding, where formulaic would raise without naming the institution.
-    check_references(parsed, levels, client)
+    check_references(parsed, levels, site)
     state: TransformStates = {}
     if rows.lacking.any():
-        fix_states(parsed, columns, there, state, client)
-    coded = code_design(parsed, columns, state, intercept=intercept, n=int(rows.seen.sum()), client=client)
+        fix_states(parsed, columns, there, state, site)
+    coded = code_design(parsed, columns, state, intercept=intercept, n=int(rows.seen.sum()), site=site)
     # Before the fit, where collinear columns would show as a singular matrix without names.
-    check_design(coded.X, coded.names, client, intercept=intercept)
+    check_design(coded.X, coded.names, site, intercept=intercept)
     X = blank(coded, parsed, rows.lacking)
     cells = _cells(coded, parsed, rows.lacking)
     for term, counts in cells.items():
         if min(counts) < min_count:
             raise DesignError(
-                f"institution {client!r}: the term {term!r} makes a cell with fewer than {min_count} "
+                f"institution {site!r}: the term {term!r} makes a cell with fewer than {min_count} "
                 "entities. Merge levels, compare with another number, or leave the term out."
             )
-    whole = X[~np.isnan(X).any(axis=1)]
-    if len(whole) < len(X) and len(whole) > ENOUGH * X.shape[1] and (np.ptp(whole, axis=0) > 0.0).all():
-        check_design(whole, coded.names, client, intercept=intercept)
+    complete = X[~np.isnan(X).any(axis=1)]
+    if (
+        len(complete) < len(X)
+        and len(complete) > ENOUGH * X.shape[1]
+        and (np.ptp(complete, axis=0) > 0.0).all()
+    ):
+        check_design(complete, coded.names, site, intercept=intercept)
     spec = BlockSpec(
-        client=client,
+        site=site,
         terms=terms.terms,
         columns=terms.columns,
         names=coded.names,
@@ -266,78 +270,78 @@ def _seen_columns(
     frame: pd.DataFrame, terms: SiteTerms, parsed: Sequence[Term], partial: Partial, use: Bools | None
 ) -> tuple[ObservedRows, dict[str, pd.Series]]:
     """Find the rows that enter, one at least, and their columns."""
-    client = terms.client
-    series = pick_columns(frame, terms.columns, client)
-    rows = find_rows(series, parsed, partial, client, use, len(frame))
+    site = terms.site
+    series = pick_columns(frame, terms.columns, site)
+    rows = find_rows(series, parsed, partial, site, use, len(frame))
     if not rows.seen.any():
         raise DesignError(
-            f"institution {client!r} has no entity with all of {', '.join(map(repr, terms.columns))} "
+            f"institution {site!r} has no entity with all of {', '.join(map(repr, terms.columns))} "
             f"({rows.n_partial:,} with some of them). Use fewer of its columns, or leave the institution out."
         )
     return rows, {name: one[rows.seen] for name, one in series.items()}
 
 
-def _check_values(there: Mapping[str, Bools], client: str) -> None:
+def _check_values(there: Mapping[str, Bools], site: str) -> None:
     for name, here in there.items():
         if not here.any():
             raise DesignError(
-                f"{at_column(client, name)} has no value among {len(here):,} entities in use. Leave it out."
+                f"{at_column(site, name)} has no value among {len(here):,} entities in use. Leave it out."
             )
 
 
 def _check_columns(
-    columns: Columns, there: Mapping[str, Bools], client: str, min_count: int, intercept: bool
+    columns: Columns, there: Mapping[str, Bools], site: str, min_count: int, intercept: bool
 ) -> None:
     for name, category in columns.categories.items():
-        check_levels(category[there[name]], client, name, min_count)
+        check_levels(category[there[name]], site, name, min_count)
     for name, values in columns.numbers.items():
-        check_varies(values, client, name, intercept=intercept)
+        check_varies(values, site, name, intercept=intercept)
 
 
 def apply_block(
-    frame: pd.DataFrame, spec: BlockSpec, *, partial: Partial = "drop", client: str = ""
+    frame: pd.DataFrame, spec: BlockSpec, *, partial: Partial = "drop", site: str = ""
 ) -> CodedBlock:
     """Code new rows with the levels and transform state of a specification; none of them need be seen.
 
-    `client` is named in messages, if not that of the specification, whose means stand in where `partial` is
+    `site` is named in messages, if not that of the specification, whose means stand in where `partial` is
     "mean"; without means "condition" is "drop".
 
     A DesignError tells of a column that is absent or of another type, of an unknown level (and counts its
     rows), of values that are not finite or outside a spline, and of a specification without means.
     """
     spec.check()
-    client = client or spec.client
+    site = site or spec.site
     parsed = read_terms(spec.terms, spec.columns)
-    series = pick_columns(frame, spec.columns, client)
+    series = pick_columns(frame, spec.columns, site)
     if partial == "condition" and not _has_means(spec):
         partial = "drop"
-    rows = find_rows(series, parsed, partial, client, None, len(frame))
+    rows = find_rows(series, parsed, partial, site, None, len(frame))
     n = int(rows.seen.sum())
     # The kind of a column without rows is not known, and nothing is left to be coded.
     if n == 0:
         return CodedBlock(spec, rows.seen, np.empty((0, len(spec.names))), rows.n_partial)
     considered = {name: one[rows.seen] for name, one in series.items()}
     if partial == "mean" and rows.n_partial:
-        _require_means(spec, client)
+        _require_means(spec, site)
     considered |= known_levels(considered, spec.levels) if partial == "condition" else {}
-    coded = code_rows(considered, parsed, spec, n, client)
-    _require_names(coded, spec, client)
+    coded = code_rows(considered, parsed, spec, n, site)
+    _require_names(coded, spec, site)
     return CodedBlock(spec, rows.seen, blank(coded, parsed, rows.lacking), rows.n_partial)
 
 
 def code_rows(
-    series: Mapping[str, pd.Series], terms: Sequence[Term], spec: BlockSpec, n: int, client: str
+    series: Mapping[str, pd.Series], terms: Sequence[Term], spec: BlockSpec, n: int, site: str
 ) -> CodedColumns:
     """Code n rows that are all there; errors are those of :func:`apply_block`.
 
     A missing number is replaced by the mean of the specification where it has one; its names are not looked
     at.
     """
-    _require_kinds(series, spec, client)
-    require_categories({name: series[name] for name in spec.levels}, client)
-    columns = _prepare(series, spec.kinds, spec.levels, spec.means, client)
+    _require_kinds(series, spec, site)
+    require_categories({name: series[name] for name in spec.levels}, site)
+    columns = _prepare(series, spec.kinds, spec.levels, spec.means, site)
     state: TransformStates = restore_state(spec.state)
-    return code_design(terms, columns, state, intercept=spec.intercept, n=n, client=client)
+    return code_design(terms, columns, state, intercept=spec.intercept, n=n, site=site)
 
 
 def _prepare(
@@ -345,22 +349,22 @@ def _prepare(
     kinds: Mapping[str, ColumnKind],
     levels: Mapping[str, tuple[LevelValue, ...]],
     means: Mapping[str, float],
-    client: str,
+    site: str,
 ) -> Columns:
     numeric = [name for name, kind in kinds.items() if kind == "number"]
-    numbers = {name: as_numbers(series[name], client, name) for name in numeric}
+    numbers = {name: as_numbers(series[name], site, name) for name in numeric}
     for name, mean in means.items():
         numbers[name] = np.where(np.isnan(numbers[name]), mean, numbers[name])
-    categories = {name: as_categories(series[name], held, client, name) for name, held in levels.items()}
+    categories = {name: as_categories(series[name], held, site, name) for name, held in levels.items()}
     return Columns(numbers, categories)
 
 
-def _require_kinds(series: Mapping[str, pd.Series], spec: BlockSpec, client: str) -> None:
+def _require_kinds(series: Mapping[str, pd.Series], spec: BlockSpec, site: str) -> None:
     for name, one in series.items():
         # The other way round is sound: numbers whose levels are known are coded as categories.
-        if column_kind(one, client, name) == "category" and spec.kinds[name] == "number":
+        if column_kind(one, site, name) == "category" and spec.kinds[name] == "number":
             raise DesignError(
-                f"{at_column(client, name)}: expected numbers as when the model was fitted, found "
+                f"{at_column(site, name)}: expected numbers as when the model was fitted, found "
                 "categories; convert the column."
             )
 
@@ -369,17 +373,17 @@ def _has_means(spec: BlockSpec) -> bool:
     return bool(spec.means) or "number" not in spec.kinds.values()
 
 
-def _require_means(spec: BlockSpec, client: str) -> None:
+def _require_means(spec: BlockSpec, site: str) -> None:
     if not _has_means(spec):
         raise DesignError(
-            f"institution {client!r}: partial='mean' needs the means of the data that the model was fitted "
+            f"institution {site!r}: partial='mean' needs the means of the data that the model was fitted "
             "on, and it was fitted without them. Use partial='drop', or fit with partial='mean'."
         )
 
 
-def _require_names(coded: CodedColumns, spec: BlockSpec, client: str) -> None:
+def _require_names(coded: CodedColumns, spec: BlockSpec, site: str) -> None:
     if (coded.names, coded.term_names) != (spec.names, spec.term_names):
         raise DesignError(
-            f"institution {client!r}: the new rows code to {len(coded.names)} design columns that are not "
+            f"institution {site!r}: the new rows code to {len(coded.names)} design columns that are not "
             f"the {len(spec.names)} of the fitted model; build the specification again."
         )

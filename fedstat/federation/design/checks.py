@@ -20,15 +20,15 @@ CONSTANT_TOLERANCE = 1e-12
 SHARE_TOLERANCE = 1e-6
 
 
-def check_levels(category: pd.Categorical, client: str, name: str, min_count: int) -> None:
+def check_levels(category: pd.Categorical, site: str, name: str, min_count: int) -> None:
     """Require two levels or more, each with enough entities; a DesignError lists those that have too few."""
     levels = category.categories.tolist()
     if len(levels) < 2:
         raise DesignError(
-            f"{at_column(client, name)} is constant: every entity has the same level. Leave it out."
+            f"{at_column(site, name)} is constant: every entity has the same level. Leave it out."
         )
     counts = np.bincount(category.codes, minlength=len(levels)).tolist()
-    check_counts(at_column(client, name), dict(zip(levels, counts, strict=True)), min_count, "entities")
+    check_counts(at_column(site, name), dict(zip(levels, counts, strict=True)), min_count, "entities")
 
 
 def check_counts(
@@ -50,7 +50,7 @@ def check_counts(
     )
 
 
-def check_varies(values: Floats, client: str, name: str, *, intercept: bool) -> None:
+def check_varies(values: Floats, site: str, name: str, *, intercept: bool) -> None:
     """Require that a numeric column (n_seen,) is not constant; DesignError.
 
     Without an intercept a constant other than zero is allowed.
@@ -58,12 +58,12 @@ def check_varies(values: Floats, client: str, name: str, *, intercept: bool) -> 
     low, high = float(values.min()), float(values.max())
     if high - low <= CONSTANT_TOLERANCE * max(abs(low), abs(high)) and (intercept or not high):
         raise DesignError(
-            f"{at_column(client, name)} is constant over its {len(values):,} entities; expected a column "
+            f"{at_column(site, name)} is constant over its {len(values):,} entities; expected a column "
             "that varies. Leave it out."
         )
 
 
-def check_references(terms: Sequence[Term], levels: Mapping[str, Sequence[LevelValue]], client: str) -> None:
+def check_references(terms: Sequence[Term], levels: Mapping[str, Sequence[LevelValue]], site: str) -> None:
     """Require that a reference written in the formula is a level; a DesignError lists the levels."""
     trees = [factor.tree for term in terms for factor in term]
     for tree in trees:
@@ -71,18 +71,18 @@ def check_references(terms: Sequence[Term], levels: Mapping[str, Sequence[LevelV
             continue
         if tree.reference not in levels[tree.column]:
             raise DesignError(
-                f"{at_column(client, tree.column)}: the reference {tree.reference!r} is not a level; "
+                f"{at_column(site, tree.column)}: the reference {tree.reference!r} is not a level; "
                 f"expected one of {list_levels(levels[tree.column])}."
             )
 
 
-def check_design(X: Floats, names: Sequence[str], client: str, *, intercept: bool) -> None:
+def check_design(X: Floats, names: Sequence[str], site: str, *, intercept: bool) -> None:
     """Require columns, (n_seen, p) without the intercept, that vary and are linearly independent.
 
     With an intercept no column may be a multiple of it. A DesignError names the columns that are constant or
     exactly collinear, or says that there are fewer entities than columns.
     """
-    where = f" at institution {client!r}" if client else ""
+    where = f" at institution {site!r}" if site else ""
     n, p = X.shape
     if n < p + intercept:
         raise DesignError(

@@ -135,15 +135,15 @@ def evaluate(tree: Tree, numbers: Mapping[str, Floats], state: TransformStates, 
 
 
 def code_design(
-    terms: Sequence[Term], columns: Columns, state: TransformStates, *, intercept: bool, n: int, client: str
+    terms: Sequence[Term], columns: Columns, state: TransformStates, *, intercept: bool, n: int, site: str
 ) -> CodedColumns:
     """Code checked terms from columns of n entities as formulaic does; errors are those of :func:`evaluate`.
 
     Beside an intercept every factor loses a level to it. State that is not there yet is added to `state`.
     """
-    _check_width(terms, columns, n, client)
+    _check_width(terms, columns, n, site)
     factors = {factor.label: factor for term in terms for factor in term}
-    values = {label: _factor_values(factor, columns, state, client) for label, factor in factors.items()}
+    values = {label: _factor_values(factor, columns, state, site) for label, factor in factors.items()}
     # formulaic is handed labels and values only: it looks factors up, and evaluates no text.
     own = {_formulaic_term(term): term_text(term) for term in terms}
     # With the constant among the terms, formulaic spans every factor beside it; its column is dropped after.
@@ -167,17 +167,17 @@ def _cells(term: Term, values: Mapping[str, Any]) -> Ints | None:
 
 
 def fix_states(
-    terms: Sequence[Term], columns: Columns, there: Mapping[str, Bools], state: TransformStates, client: str
+    terms: Sequence[Term], columns: Columns, there: Mapping[str, Bools], state: TransformStates, site: str
 ) -> None:
     """Fix the state of every transform from the rows that have its columns, (n,) of each column."""
     for factor in {factor.label: factor for term in terms for factor in term}.values():
         if any(True for _ in iter_transforms(factor.tree)):
             rows = np.logical_and.reduce([there[name] for name in factor.columns])
             numbers = {name: values[rows] for name, values in columns.numbers.items()}
-            _factor_values(factor, Columns(numbers, columns.categories), state, client)
+            _factor_values(factor, Columns(numbers, columns.categories), state, site)
 
 
-def _check_width(terms: Sequence[Term], columns: Columns, n: int, client: str) -> None:
+def _check_width(terms: Sequence[Term], columns: Columns, n: int, site: str) -> None:
     """Require a design that is not far larger than the columns that it is made of, before it is coded.
 
     A DesignError: an interaction of splines or of many levels names any number of columns.
@@ -187,7 +187,7 @@ def _check_width(terms: Sequence[Term], columns: Columns, n: int, client: str) -
     rows = n + ROWS_A_NAME  # a column has a name as well
     square = min(2 * n * rows, MOST_NUMBERS)  # as many columns as entities, and some to spare
     if rows * width > max(FEW_NUMBERS, NUMBERS_A_VALUE * n * len(read), square):
-        where = f" at institution {client!r}" if client else ""
+        where = f" at institution {site!r}" if site else ""
         raise DesignError(
             f"{width:,} design columns{where}, made of {len(read)} for {n:,} entities; expected more "
             "entities than columns. Use fewer terms, levels or degrees of freedom."
@@ -316,8 +316,8 @@ def _require_finite(value: Any, what: str, where: str) -> Any:
     return value
 
 
-def _factor_values(factor: Expression, columns: Columns, state: TransformStates, client: str) -> Any:
-    where = f"{factor.text!r}" + (f" at institution {client!r}" if client else "")
+def _factor_values(factor: Expression, columns: Columns, state: TransformStates, site: str) -> Any:
+    where = f"{factor.text!r}" + (f" at institution {site!r}" if site else "")
     match factor.tree:
         case Column(name=name) if name in columns.numbers:
             return columns.numbers[name]
@@ -355,7 +355,7 @@ def _contrasts(category: pd.Categorical, coding: str, reference: object) -> Any:
     levels = category.categories.tolist()
 
     def encode(values: Any, *, reduced_rank: bool, **others: Any) -> Any:
-        matrix, names = contrast_matrix(coding, levels, reference, whole=not reduced_rank)
+        matrix, names = contrast_matrix(coding, levels, reference, complete=not reduced_rank)
         return FactorValues(
             matrix[category.codes],
             kind="categorical",
@@ -386,7 +386,7 @@ def _without_intercept(
 # Response and offset at the institution that holds them.
 
 
-def build_response(frame: pd.DataFrame, text: str, columns: Sequence[str], client: str) -> Floats:
+def build_response(frame: pd.DataFrame, text: str, columns: Sequence[str], site: str) -> Floats:
     """Compute the left side of a formula, for instance ``"log(y)"``, ``"visits > 0"`` or ``"cbind(a, b)"``.
 
     (n_rows,), or (n_rows, 2) for ``cbind``: successes, failures. NaN, in the whole row, where a column is
@@ -396,17 +396,17 @@ def build_response(frame: pd.DataFrame, text: str, columns: Sequence[str], clien
     a DesignError of a column that is absent or holds categories, of infinite values, and of a negative count.
     """
     expression = parse_expression(text, response=True)
-    series = _declared(frame, expression.columns, columns, "response", client)
-    whole = _whole(frame, series)
+    series = _declared(frame, expression.columns, columns, "response", site)
+    complete = _complete(frame, series)
     shape = (len(frame), 2) if isinstance(expression.tree, Counts) else (len(frame),)
     # Transforms see whole rows only, so that what is not finite afterwards comes from the formula and is an
     # error.
     response = np.full(shape, np.nan)
-    response[whole] = _values({name: one[whole] for name, one in series.items()}, expression, client)
+    response[complete] = _values({name: one[complete] for name, one in series.items()}, expression, site)
     return response
 
 
-def build_offset(frame: pd.DataFrame, texts: Sequence[str], columns: Sequence[str], client: str) -> Floats:
+def build_offset(frame: pd.DataFrame, texts: Sequence[str], columns: Sequence[str], site: str) -> Floats:
     """Compute the sum of a formula's offsets from what stands inside each, for instance ``("log(days)",)``.
 
     (n_rows,), on the scale of the linear predictor; NaN where a column is missing. Errors are those of
@@ -414,42 +414,42 @@ def build_offset(frame: pd.DataFrame, texts: Sequence[str], columns: Sequence[st
     """
     expressions = [parse_numeric(text) for text in texts]
     read = dict.fromkeys(name for expression in expressions for name in expression.columns)
-    series = _declared(frame, read, columns, "offset", client)
-    whole = _whole(frame, series)
-    numbers = {name: _numbers(one[whole], client, name, "an offset") for name, one in series.items()}
+    series = _declared(frame, read, columns, "offset", site)
+    complete = _complete(frame, series)
+    numbers = {name: _numbers(one[complete], site, name, "an offset") for name, one in series.items()}
     offset = np.full(len(frame), np.nan)
-    offset[whole] = 0.0
+    offset[complete] = 0.0
     for expression in expressions:
-        offset[whole] += evaluate(expression.tree, numbers, {}, _where("offset", expression, client))
+        offset[complete] += evaluate(expression.tree, numbers, {}, _where("offset", expression, site))
     return offset
 
 
 def _declared(
-    frame: pd.DataFrame, read: Iterable[str], columns: Sequence[str], what: str, client: str
+    frame: pd.DataFrame, read: Iterable[str], columns: Sequence[str], what: str, site: str
 ) -> dict[str, pd.Series]:
     if set(read) != set(columns):
         raise FormulaError(f"formula: the {what} reads other columns than those declared for it.")
-    return pick_columns(frame, read, client)
+    return pick_columns(frame, read, site)
 
 
-def _whole(frame: pd.DataFrame, series: dict[str, pd.Series]) -> Bools:
-    whole: Bools = np.logical_not(missing_cells(series.values(), len(frame)).any(axis=1))
-    return whole
+def _complete(frame: pd.DataFrame, series: dict[str, pd.Series]) -> Bools:
+    complete: Bools = np.logical_not(missing_cells(series.values(), len(frame)).any(axis=1))
+    return complete
 
 
-def _where(what: str, expression: Expression, client: str) -> str:
+def _where(what: str, expression: Expression, site: str) -> str:
     names = ", ".join(map(repr, expression.columns))
-    return f"the {what} {expression.text!r} (of {names}) at institution {client!r}"
+    return f"the {what} {expression.text!r} (of {names}) at institution {site!r}"
 
 
-def _values(series: dict[str, pd.Series], expression: Expression, client: str) -> Floats | Bools:
+def _values(series: dict[str, pd.Series], expression: Expression, site: str) -> Floats | Bools:
     match expression.tree:
         case Relation(symbol=symbol, left=Column(name=name), right=Level(value=level)):
             # Before anything is turned into numbers: the column holds texts.
-            equal = _equals(series[name], level, client, name)
+            equal = _equals(series[name], level, site, name)
             return equal if symbol == "==" else ~equal
-    numbers = {name: _numbers(one, client, name, "a response") for name, one in series.items()}
-    where = _where("response", expression, client)
+    numbers = {name: _numbers(one, site, name, "a response") for name, one in series.items()}
+    where = _where("response", expression, site)
     match expression.tree:
         case Counts(successes=successes, failures=failures):
             return _counts((successes, failures), numbers, where)
@@ -471,25 +471,25 @@ def _counts(trees: tuple[Tree, Tree], numbers: dict[str, Floats], where: str) ->
     return counts
 
 
-def _equals(series: pd.Series, level: str, client: str, name: str) -> Bools:
-    if column_kind(series, client, name) == "number":
+def _equals(series: pd.Series, level: str, site: str, name: str) -> Bools:
+    if column_kind(series, site, name) == "number":
         raise DesignError(
-            f"{at_column(client, name)} holds numbers and the response compares it with the text {level!r}; "
+            f"{at_column(site, name)} holds numbers and the response compares it with the text {level!r}; "
             "compare it with a number."
         )
     return np.asarray(series.to_numpy(dtype=object) == level, dtype=bool)
 
 
-def _numbers(series: pd.Series, client: str, name: str, what: str) -> Floats:
+def _numbers(series: pd.Series, site: str, name: str, what: str) -> Floats:
     if pd.api.types.is_bool_dtype(series.dtype) or pd.api.types.infer_dtype(series) == "boolean":
         return np.asarray(series.to_numpy(dtype=object), dtype=np.float64)
-    if column_kind(series, client, name) == "category":
+    if column_kind(series, site, name) == "category":
         remedy = f"For one level against the others write {name} == 'level' on the left side."
         raise DesignError(
-            f"{at_column(client, name)} holds categories, and {what} must be numbers or true/false. "
+            f"{at_column(site, name)} holds categories, and {what} must be numbers or true/false. "
             + (remedy if what == "a response" else "Use a column of numbers.")
         )
-    return as_numbers(series, client, name)
+    return as_numbers(series, site, name)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -511,7 +511,7 @@ class BlockSpec:
     with ``partial="mean"``.
     """
 
-    client: str = ""
+    site: str = ""
     terms: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
@@ -545,15 +545,15 @@ class BlockSpec:
             if t.function in STATE_KEYS
         }
         found = {text: frozenset(state) for text, state in self.state.items()}
-        whole = set(self.kinds) == set(self.columns) and set(self.levels) == set(
+        complete = set(self.kinds) == set(self.columns) and set(self.levels) == set(
             coded_columns(terms, self.kinds)
         )
         if found == expected:
             # By other knots than the formula's somebody could cut beside a row that no owner was asked about.
-            whole &= all(_has_knots(transforms[text], state) for text, state in self.state.items())
-        if found != expected or not whole or len(self.names) != len(self.term_names):
+            complete &= all(_has_knots(transforms[text], state) for text, state in self.state.items())
+        if found != expected or not complete or len(self.names) != len(self.term_names):
             raise DesignError(
-                f"block specification of institution {self.client!r}: terms, levels and transform state do "
+                f"block specification of institution {self.site!r}: terms, levels and transform state do "
                 "not belong together; build it again."
             )
 

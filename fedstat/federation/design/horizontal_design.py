@@ -71,11 +71,11 @@ class RowsDesign:
 def rows_request(session: str) -> Callable[[str, str, Any], Request]:
     """Address the steps of this design in one session."""
 
-    def ask(site: str, step: str, content: Any) -> Request:
+    def request(site: str, step: str, content: Any) -> Request:
         text = content if isinstance(content, str) else json.dumps(content)
         return Request(site, FAMILY, step, {}, session, text)
 
-    return ask
+    return request
 
 
 def agree_rows(
@@ -85,21 +85,21 @@ def agree_rows(
     *,
     site_column: str = "",
     min_count: int = 5,
-    hidden: bool = False,
+    masked: bool = False,
 ) -> FitProtocol[RowsAgreement]:
     """Agree on levels, see :func:`agree_coding`, and on the state of transforms."""
     found = yield from agree_coding(question, sites, session, site_column=site_column, min_count=min_count)
     # After kinds and levels, so that what is wrong with a column is told before its rows are read again.
-    return (yield from agree_transforms(found, session, hidden=hidden))
+    return (yield from agree_transforms(found, session, masked=masked))
 
 
 def agree_transforms(
-    agreement: RowsAgreement, session: str, *, hidden: bool = False
+    agreement: RowsAgreement, session: str, *, masked: bool = False
 ) -> FitProtocol[RowsAgreement]:
-    """Agree on the state of transforms; `hidden`: from masked sums."""
+    """Agree on the state of transforms; `masked`: from masked sums."""
     sites = [row.site for row in agreement.sites]
-    states = agree_states(agreement.question, sites, rows_request(session), added=hidden)
-    state = yield from masked_protocol(states, sites, session, sums_only=True) if hidden else states
+    states = agree_states(agreement.question, sites, rows_request(session), added=masked)
+    state = yield from masked_protocol(states, sites, session, sums_only=True) if masked else states
     return replace(agreement, spec=replace(agreement.spec, state=plain_state(state)))
 
 
@@ -112,13 +112,13 @@ def agree_coding(
     all. A DesignError tells of a column that holds numbers at one site and categories at another, of a rare
     level, of a site without a whole row, and of a reference that is no level.
     """
-    ask = rows_request(session)
-    replies = yield [ask(site, "survey_rows", question.to_json()) for site in sites]
+    request = rows_request(session)
+    replies = yield [request(site, "survey_rows", question.to_json()) for site in sites]
     columns = {
         site: codec.from_json(SiteColumns, reply.text, f"{site}: what it tells of its rows")
         for site, reply in zip(sites, replies, strict=True)
     }
-    counted = tuple(SiteRowCounts(site, told.n_rows, told.n) for site, told in columns.items())
+    counted = tuple(SiteRowCounts(site, reported.n_rows, reported.n) for site, reported in columns.items())
     gaps = f" {GAPS}" if question.read_curves else ""
     for row in counted:
         if not row.n:
@@ -162,20 +162,20 @@ def assemble_design(
 
     A DesignError tells of sites that code the columns differently, and of a column that is constant over all.
     """
-    told = [
+    reported = [
         codec.from_json(NamedColumns, reply.text, f"{reply.site}: what it tells of its columns")
         for reply in replies
     ]
-    for row, columns in zip(agreement.sites, told, strict=True):
+    for row, columns in zip(agreement.sites, reported, strict=True):
         # Levels were agreed, so that this is a site that codes by another version, or against the agreement.
-        if columns != told[0]:
+        if columns != reported[0]:
             raise DesignError(
                 f"sites {agreement.sites[0].site!r} and {row.site!r} code the formula to different columns"
             )
     mean, spread = pool_moments(np.sum([reply.arrays["moments"] for reply in summed], axis=0))
     intercept = agreement.question.intercept
     head = (INTERCEPT,) if intercept else ()
-    names = (*head, *told[0].names)
+    names = (*head, *reported[0].names)
     varies = varying(mean, spread, intercept)
     if not varies.all():
         raise DesignError(
@@ -183,7 +183,7 @@ def assemble_design(
             "Leave the term out, or merge the levels that it separates."
         )
     n = np.array([row.n for row in agreement.sites], dtype=np.int64)
-    return RowsDesign(names, (*head, *told[0].term_names), intercept, n, mean, spread)
+    return RowsDesign(names, (*head, *reported[0].term_names), intercept, n, mean, spread)
 
 
 def pool_moments(sums: Floats) -> tuple[Floats, Floats]:

@@ -75,8 +75,8 @@ class RowCounts:
 
     def look(self, rows: CompleteRows) -> None:
         """Enter which rows of a chunk are used, before they are coded."""
-        self._used.append(rows.whole)
-        self._events.append(rows.whole.copy())
+        self._used.append(rows.complete)
+        self._events.append(rows.complete.copy())
         self.n += len(rows.frame)
 
     def add(self, rows: CompleteRows, coded: CodedColumns) -> None:
@@ -106,14 +106,14 @@ class RowCounts:
         else:
             self._binary = self._binary and bool(((y == 0.0) | (y == 1.0)).all())
             self._outcomes += (y == 0.0).sum(), (y == 1.0).sum()
-            self._events[-1][rows.whole] = y == 1.0
+            self._events[-1][rows.complete] = y == 1.0
         columns = {f"the response '{self.question.response}'": y} if y.ndim == 1 else {}
         if rows.offset is not None:
             columns["the offset"] = rows.offset
         for what, values in columns.items():
             self._extremes.setdefault(what, ColumnExtremes(few)).add(values)
 
-    def tell_counts(self, state: State) -> Floats:
+    def report_counts(self, state: State) -> Floats:
         """Tell what was counted; return rows, mean and standard deviation of every column, (3, p).
 
         A PolicyError where the owner's rules refuse, a DesignError where no row is whole.
@@ -121,7 +121,7 @@ class RowCounts:
         name, question = self.data.name, self.question
         if self._moments is None or self._ones is None:
             raise DesignError(f"site {name!r} has no row with all of {', '.join(question.needed)}")
-        state.tell(RowCount(int(self.used.sum()), len(self.names) + question.intercept))
+        state.report(RowCount(int(self.used.sum()), len(self.names) + question.intercept))
         # Squares overflow above 1e154; the fit would fail later, and in words that name no column.
         large = ~np.isfinite(self._moments[:, int(question.intercept) :]).all(axis=0)
         if large.any():
@@ -132,14 +132,14 @@ class RowCounts:
         # Whatever the distribution: sums over few events would tell of these entities.
         if self._binary and not self.question.curve_response:
             without, events = self._outcomes.tolist()
-            state.tell(OutcomeCounts((without, events), question.response))
-        state.tell(IndicatorCounts(self._ones[int(question.intercept) :], self.n, self.names))
+            state.report(OutcomeCounts((without, events), question.response))
+        state.report(IndicatorCounts(self._ones[int(question.intercept) :], self.n, self.names))
         # Sums over a rare cell follow from those of all codings, and some have no column of zeros and ones.
-        state.tell(*(LevelRowCounts(term, list(cells.values())) for term, cells in self._cells.items()))
-        state.tell(*(column.variation(what) for what, column in self._extremes.items()))
+        state.report(*(LevelRowCounts(term, list(cells.values())) for term, cells in self._cells.items()))
+        state.report(*(column.variation(what) for what, column in self._extremes.items()))
         if self._weighted:
             total, squares = self._weights.tolist()
-            state.tell(CaseWeights(total, squares, self._weighted))
+            state.report(CaseWeights(total, squares, self._weighted))
         n_rows, mean, squared = self._moments
         return np.array([n_rows, mean, np.sqrt(squared / self.n)])
 
@@ -375,13 +375,13 @@ def _declared(series: pd.Series) -> tuple[LevelValue, ...] | None:
 
 @step(
     FAMILY,
-    asks=schema("columns, terms and weights of the model"),
+    requests=schema("columns, terms and weights of the model"),
     replies=schema("column kinds, levels and counts of rows"),
 )
 def survey_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Count whole rows, and tell the kind of every column and the levels of categories."""
     question = RowsRequest.from_json(text)
-    state.tell(*question.asked())
+    state.report(*question.requested())
     terms = question.read_terms()
     listed = declared_levels(terms, data.published)
     found, n, n_rows, used = keep_result(data.table, text, partial(_survey, data, question, terms))
@@ -389,12 +389,14 @@ def survey_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Arra
     state.rest_on(n)
     behind = RowsUsed(used)
     if n:  # too few rows are called so, and no difference
-        state.tell(RowCount(n))
-    state.tell(*(LevelRowCounts(name, list(total.values())) for name, total in survey.counts.items()))
+        state.report(RowCount(n))
+    state.report(*(LevelRowCounts(name, list(total.values())) for name, total in survey.counts.items()))
     levels = survey.levels()
     if n:
-        state.tell(question.column_sums(used))
-        state.tell(behind, LevelsRequested(behind.used, {name: told.levels for name, told in levels.items()}))
+        state.report(question.column_sums(used))
+        state.report(
+            behind, LevelsRequested(behind.used, {name: reported.levels for name, reported in levels.items()})
+        )
     return {}, codec.to_json(SiteColumns(n_rows, n, survey.kinds, levels))
 
 
@@ -406,7 +408,7 @@ def _survey(
     used = [np.zeros(0, dtype=bool)]
     for rows in find_complete_rows(data, question):
         n, n_rows = n + len(rows.frame), n_rows - rows.weightless
-        used.append(rows.whole)
+        used.append(rows.complete)
         if len(rows.frame):
             survey.add(rows.frame, question.columns, terms)
     return survey, n, n_rows, np.concatenate(used)
@@ -482,45 +484,45 @@ step(
     request=TransformRequest,
     releases={"sums": aggregate("sums for the transforms of the formula", 2, maskable=True, wide=True)},
     rows_behind=(EntityCount, RowCount, ColumnVariation, RowsUsed),
-    asks=aggregate("transforms, with their state so far", common=True),
+    requests=aggregate("transforms, with their state so far", common=True),
 )(transform_sums)
 
 
 @step(
     FAMILY,
-    asks=aggregate("coding of the columns, with the state of transforms", common=True),
+    requests=aggregate("coding of the columns, with the state of transforms", common=True),
     replies=schema("names of the design columns", behind=OPEN_ROWS),
     begins=True,
 )
 def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Code the rows, tell the door what was counted, and name the columns."""
-    asked = codec.from_json(RowsCoding, text, f"{data.name}: the question about its rows")
-    question, spec = RowsRequest.from_json(asked.question), BlockSpec.from_json(asked.spec)
-    state.tell(*question.asked())
+    request = codec.from_json(RowsCoding, text, f"{data.name}: the question about its rows")
+    question, spec = RowsRequest.from_json(request.question), BlockSpec.from_json(request.spec)
+    state.report(*question.requested())
     opened = OpenRows(data, question, spec, question.read_terms())
     # Before it is coded: with far more columns than rows it may be very large.
-    state.tell(RowCount(data.table.n_rows, most_columns(question, opened.terms, spec)))
+    state.report(RowCount(data.table.n_rows, most_columns(question, opened.terms, spec)))
     tally = RowCounts(data, question)
     for chunk, rows in enumerate(find_complete_rows(data, question)):
         tally.look(rows)
         if len(rows.frame):
             levels = keep_result(data.table, (text, chunk, "levels"), partial(unknown_levels, rows, spec))
-            state.tell(*levels)
+            state.report(*levels)
             code = partial(design_matrix, rows, question, opened.terms, spec, data.name)
             coded = keep_result(data.table, (text, chunk), code)
             coded = replace(coded, X=coded.X.copy())  # it is standardized in place
             tally.add(rows, coded)
             # A table of one chunk is kept as coded; with a second one, every pass reads and codes again.
             opened.held = (rows, coded.X) if chunk == 0 else None
-    n, mean, spread = tally.tell_counts(state)
+    n, mean, spread = tally.report_counts(state)
     opened.settle(mean, spread)
     opened.names, opened.term_names, opened.used = tally.names, tally.term_names, tally.used
     head = (INTERCEPT,) if question.intercept else ()
     # Judged on standardised columns, where a direction that few rows have does not hide behind units.
     design = DesignDirections(lambda: (X for _, X in opened.chunks()), tally.n, (*head, *tally.names))
-    state.tell(design, *opened.products())
-    state.tell(tally.rows_used, LevelsRequested(tally.used, spec.levels))
-    state.tell(question.column_sums(tally.used))
+    state.report(design, *opened.products())
+    state.report(tally.rows_used, LevelsRequested(tally.used, spec.levels))
+    state.report(question.column_sums(tally.used))
     state.play(question.needed)
     state.keep("rows", opened, int(n[0]), columns=len(tally.names))
     return {}, codec.to_json(NamedColumns(tally.names, tally.term_names))

@@ -95,7 +95,7 @@ def spelling_doubts(sites: Mapping[str, SiteColumns], site_column: str) -> Itera
             for site, own in ((site, held[site] - others[site]) for site in sites)
         }
         found = "; ".join(f"{list_levels(own)} at {site!r}" for site, own in lone.items() if own)
-        told = f" Found at one site only: {found}." if found and len(sites) > 1 else ""
+        reported = f" Found at one site only: {found}." if found and len(sites) > 1 else ""
         shown = "; ".join(", ".join(map(repr, levels)) for levels in alike)
         what = (
             f"has the levels {shown}, which differ by blanks or case alone"
@@ -103,7 +103,7 @@ def spelling_doubts(sites: Mapping[str, SiteColumns], site_column: str) -> Itera
             else f"has no level at {', '.join(map(repr, sorted(strangers)))} that is at another site"
         )
         yield (
-            f"column {name!r} {what}.{told} If one is written in two ways, correct it at its source; "
+            f"column {name!r} {what}.{reported} If one is written in two ways, correct it at its source; "
             f"declared levels, as in C({name}, levels=[...]) or in columns.toml, let no other in"
         )
 
@@ -111,8 +111,8 @@ def spelling_doubts(sites: Mapping[str, SiteColumns], site_column: str) -> Itera
 def check_units(published: Mapping[str, Published], names: Iterable[str]) -> None:
     """Require columns in the same published unit at all sites that publish one; else a DesignError."""
     for name in names:
-        told = {site: columns[name].unit for site, columns in published.items() if name in columns}
-        units = {site: unit for site, unit in told.items() if unit}
+        reported = {site: columns[name].unit for site, columns in published.items() if name in columns}
+        units = {site: unit for site, unit in reported.items() if unit}
         first = next(iter(units), "")
         for site, unit in units.items():
             if unit != units[first]:
@@ -152,17 +152,17 @@ def agree_levels(
 
 
 def _agree(name: str, sites: Mapping[str, SiteColumns], min_count: int) -> tuple[LevelValue, ...]:
-    told = {site: columns.levels[name] for site, columns in sites.items()}
+    reported = {site: columns.levels[name] for site, columns in sites.items()}
     counts: dict[LevelValue, int] = {}
-    for row in told.values():
+    for row in reported.values():
         for level, count in zip(row.levels, row.counts, strict=True):
             counts[level] = counts.get(level, 0) + count
-    declared = [row.declared for row in told.values()]
+    declared = [row.declared for row in reported.values()]
     # The order of one site alone would make the reference level depend on who is asked first.
     if declared[0] is not None and all(order == declared[0] for order in declared):
         levels = list(as_written((level for level in declared[0] if level in counts), counts))
     else:
-        levels = _sorted(name, counts, told)
+        levels = _sorted(name, counts, reported)
     if len(levels) < 2:
         raise DesignError(f"column {name!r} has the same level at every site. Leave it out.")
     check_counts(
@@ -171,8 +171,10 @@ def _agree(name: str, sites: Mapping[str, SiteColumns], min_count: int) -> tuple
     return tuple(levels)
 
 
-def _sorted(name: str, counts: Mapping[LevelValue, int], told: Mapping[str, LevelCounts]) -> list[LevelValue]:
-    text = {site: any(isinstance(level, str) for level in row.levels) for site, row in told.items()}
+def _sorted(
+    name: str, counts: Mapping[LevelValue, int], reported: Mapping[str, LevelCounts]
+) -> list[LevelValue]:
+    text = {site: any(isinstance(level, str) for level in row.levels) for site, row in reported.items()}
     if len(set(text.values())) > 1:
         a = next(site for site, flag in text.items() if flag)
         b = next(site for site, flag in text.items() if not flag)

@@ -95,7 +95,7 @@ class RowsRequest:
                     "before, or leave the response in its own units"
                 )
 
-    def asked(self) -> tuple[FactorsRequested, ...]:
+    def requested(self) -> tuple[FactorsRequested, ...]:
         """Tell what is to be computed, for the door to judge before a row is read."""
         return (
             term_facts(self.read_terms()),
@@ -106,7 +106,7 @@ class RowsRequest:
 
     def column_sums(self, used: Bools, products: bool = False, weights: str = "") -> ColumnSums:
         """Report which functions of columns are summed over rows, with their `products` if these are."""
-        *computed, _ = self.asked()
+        *computed, _ = self.requested()
         factors = [factor for fact in computed for factor in fact.factors]
         return ColumnSums(factors, used, products, weights)
 
@@ -130,7 +130,7 @@ class CompleteRows:
     """
 
     frame: pd.DataFrame
-    whole: Bools
+    complete: Bools
     y: Floats
     offset: Floats | None
     weights: Mapping[str, Floats]
@@ -146,11 +146,11 @@ class CompleteRows:
         """Leave out rows without a weight: they are behind no sum, and may be behind no count."""
         if self.weight is None or (self.weight > 0.0).all():
             return self
-        has, whole = self.weight > 0.0, self.whole.copy()
-        whole[self.whole] = has
+        has, complete = self.weight > 0.0, self.complete.copy()
+        complete[self.complete] = has
         return CompleteRows(
             self.frame[has],
-            whole,
+            complete,
             self.y[has],
             None if self.offset is None else self.offset[has],
             {role: values[has] for role, values in self.weights.items()},
@@ -173,24 +173,24 @@ def find_complete_rows(data: SiteData, question: RowsRequest) -> Iterator[Comple
 def _complete_rows(data: SiteData, question: RowsRequest) -> Iterator[CompleteRows]:
     for chunk in data.table.chunks(question.needed):
         series = pick_columns(chunk, question.needed, data.name)
-        whole: Bools = np.logical_not(missing_cells(series.values(), len(chunk)).any(axis=1))
+        complete: Bools = np.logical_not(missing_cells(series.values(), len(chunk)).any(axis=1))
         for name in question.read_curves:
             # A response is not integrated: its points may be unknown, unless its owner says otherwise.
             largest = LARGEST_GAP if name in question.curves else 1.0
-            whole &= ~curves_of(series[name]).gappy(largest)
+            complete &= ~curves_of(series[name]).gappy(largest)
         weightless = 0
         # Rows of weight zero stand for no entity; they would count towards the owner's least number of rows.
-        if "freq_weights" in question.weights and whole.any():
+        if "freq_weights" in question.weights and complete.any():
             name = question.weights["freq_weights"]
             none = _numbers(chunk, name, data.name) == 0.0
-            whole, weightless = whole & ~none, int(none.sum())
-        if not whole.any():  # the type of an empty column tells nothing
-            yield CompleteRows(chunk[whole], whole, np.zeros(0), None, {}, weightless)
+            complete, weightless = complete & ~none, int(none.sum())
+        if not complete.any():  # the type of an empty column tells nothing
+            yield CompleteRows(chunk[complete], complete, np.zeros(0), None, {}, weightless)
             continue
-        frame = chunk if whole.all() else chunk[whole]
+        frame = chunk if complete.all() else chunk[complete]
         y = _response(frame, question, data.name)
         offset, weights = _offset(frame, question, data.name), _weights(frame, question, data.name)
-        yield CompleteRows(frame, whole, y, offset, weights, weightless).with_weight()
+        yield CompleteRows(frame, complete, y, offset, weights, weightless).with_weight()
 
 
 def _response(frame: pd.DataFrame, question: RowsRequest, site: str) -> Floats:

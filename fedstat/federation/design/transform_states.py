@@ -76,8 +76,8 @@ class Recurrence:
 
     def check(self) -> None:
         """Require what belongs to the first polynomials; a MessageError where it is no such recurrence."""
-        whole = len(self.alpha) == len(self.norms) <= self.degree
-        if not whole or not all(x > 0.0 for x in self.norms):
+        complete = len(self.alpha) == len(self.norms) <= self.degree
+        if not complete or not all(x > 0.0 for x in self.norms):
             raise MessageError("the recurrence of a polynomial is not whole")
 
     def is_spent(self, squares: float) -> bool:
@@ -135,7 +135,7 @@ def assumed_states(question: RowsRequest) -> TransformStates:
 
 
 def agree_states(
-    question: RowsRequest, sites: Sequence[str], ask: Any, *, added: bool = False
+    question: RowsRequest, sites: Sequence[str], request: Any, *, added: bool = False
 ) -> FitProtocol[TransformStates]:
     """Agree on the state of every transform: by its text, as formulaic keeps it.
 
@@ -156,8 +156,8 @@ def agree_states(
         ready = [t for t in pending if _inner(t) <= state.keys()]
         targets = {t.text: growing.get(t.text) for t in ready}
         content = codec.to_plain(TransformRequest(question.to_json(), plain_state(state), targets))
-        asks: list[Request] = [ask(site, "transform_sums", content) for site in sites]
-        replies = yield asks
+        requests: list[Request] = [request(site, "transform_sums", content) for site in sites]
+        replies = yield requests
         for j, transform in enumerate(ready):
             sums = np.array([reply.arrays["sums"][j] for reply in replies])
             done = _settle(transform, sums, growing.get(transform.text))
@@ -173,18 +173,18 @@ def assumed_sums(transforms: Sequence[Transform]) -> Floats:
     return np.full((len(transforms), _width(transforms)), ASSUMED)
 
 
-def targeted(asked: TransformRequest) -> list[Transform]:
+def targeted(request: TransformRequest) -> list[Transform]:
     """List the transforms that are due, in the order of their sums."""
-    transforms = {t.text: t for t in stateful(RowsRequest.from_json(asked.question).read_terms())}
-    return [transforms[text] for text in asked.targets]
+    transforms = {t.text: t for t in stateful(RowsRequest.from_json(request.question).read_terms())}
+    return [transforms[text] for text in request.targets]
 
 
-def count_power_sums(asked: TransformRequest) -> int:
+def count_power_sums(request: TransformRequest) -> int:
     """Count the sums that a polynomial or a spline gives, from which few rows would follow."""
     # Mean and variance are what every column of a design tells.
-    degrees = [r.degree for r in asked.targets.values() if r is not None and r.degree > 1]
+    degrees = [r.degree for r in request.targets.values() if r is not None and r.degree > 1]
     # The columns of a spline add up to one in every row, so that one of their sums is no news.
-    splines = [_width([t]) - 1 for t in targeted(asked) if t.function in SPLINES]
+    splines = [_width([t]) - 1 for t in targeted(request) if t.function in SPLINES]
     return max([0, *splines, *(2 * degree + 1 for degree in degrees)])
 
 
@@ -194,23 +194,23 @@ def _width(transforms: Sequence[Transform]) -> int:
     return max(3, 1 + max(splines, default=0))
 
 
-def transform_sums(data: SiteData, state: State, asked: TransformRequest) -> dict[str, Array]:
+def transform_sums(data: SiteData, state: State, request: TransformRequest) -> dict[str, Array]:
     """Sum what the next transforms need over this site's whole rows.
 
     Released are `sums` (T, 3): for center and scale rows, mean and squared deviations; for a polynomial 0,
     sum of P_k^2 and, but for the last, of x P_k^2. With splines they are as wide as these need, and hold rows
     and the sum of every column.
     """
-    question, growing = RowsRequest.from_json(asked.question), asked.targets
-    state.tell(*question.asked())
+    question, growing = RowsRequest.from_json(request.question), request.targets
+    state.report(*question.requested())
     transforms = {t.text: t for t in stateful(question.read_terms())}
-    _check_request(asked, transforms, data.name)
-    known: TransformStates = restore_state(asked.state)
-    total = np.zeros((len(growing), _width(targeted(asked))))
+    _check_request(request, transforms, data.name)
+    known: TransformStates = restore_state(request.state)
+    total = np.zeros((len(growing), _width(targeted(request))))
     few, extremes = data.policy.min_level_count - 1, dict[tuple[str, int], ColumnExtremes]()
     used = []
     for rows in find_complete_rows(data, question):
-        used.append(rows.whole)
+        used.append(rows.complete)
         if not len(rows.frame):
             continue
         for j, (key, recurrence) in enumerate(growing.items()):
@@ -222,9 +222,9 @@ def transform_sums(data: SiteData, state: State, asked: TransformRequest) -> dic
             for place, x in enumerate(columns.T):
                 extremes.setdefault((key, place), ColumnExtremes(few)).add(x)
     behind: Bools = np.concatenate(used)
-    state.tell(RowCount(int(behind.sum()), count_power_sums(asked)))
-    state.tell(*(column.variation(f"'{key}'") for (key, _), column in extremes.items()))
-    state.tell(RowsUsed(behind))
+    state.report(RowCount(int(behind.sum()), count_power_sums(request)))
+    state.report(*(column.variation(f"'{key}'") for (key, _), column in extremes.items()))
+    state.report(RowsUsed(behind))
     state.rest_on(int(behind.sum()))
     return {"sums": total}
 
@@ -242,18 +242,18 @@ def _operand(transform: Transform, frame: pd.DataFrame, state: TransformStates, 
     return np.column_stack(list(evaluate(plain, {"x": x}, {"": free}, where).values()))
 
 
-def _check_request(asked: TransformRequest, transforms: Mapping[str, Transform], site: str) -> None:
+def _check_request(request: TransformRequest, transforms: Mapping[str, Transform], site: str) -> None:
     """Require that states and targets are those of the formula's own transforms."""
-    for text, state in asked.state.items():
+    for text, state in request.state.items():
         if text in transforms and not set(state) <= STATE_KEYS[transforms[text].function]:
             raise MessageError(f"{site}: the question does not hold the state of its transforms")
-    for text, recurrence in asked.targets.items():
+    for text, recurrence in request.targets.items():
         if text not in transforms or (transforms[text].function == "poly" and recurrence is None):
             raise MessageError(f"{site}: the question names transforms that its formula does not have")
         spline = transforms[text].function in SPLINES
         if recurrence is not None and (spline or recurrence.degree != _degree(transforms[text])):
             raise MessageError(f"{site}: the question does not hold the recurrence of a polynomial")
-    if not {text for key in asked.targets for text in _inner(transforms[key])} <= asked.state.keys():
+    if not {text for key in request.targets for text in _inner(transforms[key])} <= request.state.keys():
         raise MessageError(f"{site}: the question lacks the state of a transform inside another")
 
 
@@ -310,9 +310,9 @@ def _settle(transform: Transform, sums: Floats, recurrence: Recurrence | None) -
     A DesignError tells of too few distinct values.
     """
     if transform.function in SPLINES:
-        told = _written(transform)
-        rows, *totals = sums.sum(axis=0)[: 1 + len(told["means"])].tolist()
-        return told | {"means": [total / rows for total in totals]}
+        reported = _written(transform)
+        rows, *totals = sums.sum(axis=0)[: 1 + len(reported["means"])].tolist()
+        return reported | {"means": [total / rows for total in totals]}
     if recurrence is None:
         return _standard(transform, *combine_moments(sums[:, :3]).tolist())
     _, squares, moment = np.ldexp(sums[:, :3].sum(axis=0), recurrence.unit).tolist()

@@ -99,7 +99,7 @@ class BlockDesign:
     (n_k, p) says with which.
     """
 
-    client: str
+    site: str
     names: tuple[str, ...]
     term_names: tuple[str, ...]
     rows: Ints
@@ -108,7 +108,7 @@ class BlockDesign:
     has: Bools | None = None
 
     @property
-    def whole(self) -> Bools:
+    def complete(self) -> Bools:
         """Which of the entities have all columns, (n_k,)."""
         return np.ones(len(self.rows), dtype=bool) if self.has is None else np.asarray(self.has.all(axis=1))
 
@@ -162,7 +162,7 @@ class ResponseRequest:
 class BlockRequest:
     """Terms of the right side, and how an institution is to code them; see :func:`build_block`."""
 
-    client: str = ""
+    site: str = ""
     terms: tuple[str, ...]
     columns: tuple[str, ...]
     partial: Partial
@@ -212,38 +212,38 @@ CODING = "coding of the columns, with the state of transforms"
 @step(
     FAMILY,
     releases={"has": presence("which entities have a response", sensitivity=1.0)},
-    asks=schema("the response"),
+    requests=schema("the response"),
     replies=schema("published levels of the response", behind=(EntityCount,)),
 )
 def open_response(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Compute the response and say which rows have one."""
     where = f"{data.name}: the question about the response"
-    asked = from_json(ResponseRequest, text, where, defaults=True)
+    request = from_json(ResponseRequest, text, where, defaults=True)
     # Before a row is read: what is computed of it may be what the owner refuses.
-    state.tell(response_facts(asked.response), column_facts(asked.beside))
-    response = build_response(data.frame, asked.response, asked.columns, data.name)
+    state.report(response_facts(request.response), column_facts(request.beside))
+    response = build_response(data.frame, request.response, request.columns, data.name)
     if response.ndim != 1:
         raise DesignError(f"response at institution {data.name!r}: expected one column; counts are for a GLM")
     has = np.isfinite(response)
     beside = {
         name: build_offset(data.frame, (name_expression(name).text,), (name,), data.name)
-        for name in asked.beside
+        for name in request.beside
     }
     for values in beside.values():
         has &= np.isfinite(values)
     state.keep("response weights", None)
-    if asked.weights:
-        weights = beside[asked.weights]
+    if request.weights:
+        weights = beside[request.weights]
         if (weights < 0.0).any():
-            raise DesignError(f"weights '{asked.weights}' at institution {data.name!r}: some are negative")
+            raise DesignError(f"weights '{request.weights}' at institution {data.name!r}: some are negative")
         # An entity of weight zero counts for none, and not towards the least number of them either.
         has &= weights > 0.0
         state.keep("response weights", np.where(has, weights, 0.0), int(has.sum()))
     response = np.where(has, response, np.nan)
-    state.play((*asked.columns, *asked.beside))
+    state.play((*request.columns, *request.beside))
     state.keep("response", response, int(has.sum()))
-    state.keep("response offset", beside.get(asked.offset))
-    detail = response_cardinality(data, asked.response)
+    state.keep("response offset", beside.get(request.offset))
+    detail = response_cardinality(data, request.response)
     state.keep("response detail", detail)
     return {"has": has}, "" if detail is None else to_json(detail)
 
@@ -268,29 +268,29 @@ def offset_of(state: State) -> Floats | float:
     FAMILY,
     takes={"use": presence("which entities have a response", dtype="bool")},
     releases={"seen": PRESENT, "columns": COLUMNS},
-    asks=schema("terms of the formula"),
+    requests=schema("terms of the formula"),
     replies=SCHEMA,
 )
 def open_block(data: SiteData, state: State, text: str, use: Bools) -> tuple[dict[str, Array], str]:
     """Code this institution's columns on the rows in `use`, and say which rows it has."""
-    asked = from_json(BlockRequest, text, f"{data.name}: the question about its columns", defaults=True)
-    terms = SiteTerms(data.name, asked.terms, asked.columns)
-    state.tell(term_facts(read_terms(terms.terms, terms.columns)))
+    request = from_json(BlockRequest, text, f"{data.name}: the question about its columns", defaults=True)
+    terms = SiteTerms(data.name, request.terms, request.columns)
+    state.report(term_facts(read_terms(terms.terms, terms.columns)))
     block = build_block(
         data.frame,
         terms,
-        partial=asked.partial,
-        min_count=asked.min_count,
+        partial=request.partial,
+        min_count=request.min_count,
         use=use,
-        intercept=asked.intercept,
+        intercept=request.intercept,
         published=data.published,
     )
     # Levels leave with their names; one that few entities have may tell who they are.
     for name in block.spec.levels:
-        state.tell(LevelRowCounts(name, data.frame[name][block.seen].value_counts().tolist()))
-    state.tell(*(LevelRowCounts(term, counts) for term, counts in block.cells.items()))
+        state.report(LevelRowCounts(name, data.frame[name][block.seen].value_counts().tolist()))
+    state.report(*(LevelRowCounts(term, counts) for term, counts in block.cells.items()))
     # Means and deviations of columns, and states of transforms, leave of a block that is open.
-    state.tell(SummedColumns(block.filled))
+    state.report(SummedColumns(block.filled))
     return _opened(data, state, block)
 
 
@@ -298,14 +298,14 @@ def open_block(data: SiteData, state: State, text: str, use: Bools) -> tuple[dic
     FAMILY,
     releases={"seen": PRESENT, "columns": COLUMNS},
     request=CodingRequest,
-    asks=aggregate(CODING),
+    requests=aggregate(CODING),
     replies=SCHEMA,
 )
-def open_new_block(data: SiteData, state: State, asked: CodingRequest) -> tuple[dict[str, Array], str]:
+def open_new_block(data: SiteData, state: State, request: CodingRequest) -> tuple[dict[str, Array], str]:
     """Code new rows by an agreed specification, and say which rows there are."""
-    coding = BlockSpec.from_json(asked.spec)
-    state.tell(term_facts(read_terms(coding.terms, coding.columns)))
-    block = apply_block(data.frame, coding, partial=asked.partial, client=data.name)
+    coding = BlockSpec.from_json(request.spec)
+    state.report(term_facts(read_terms(coding.terms, coding.columns)))
+    block = apply_block(data.frame, coding, partial=request.partial, site=data.name)
     return _opened(data, state, block)
 
 
@@ -316,15 +316,15 @@ def _opened(data: SiteData, state: State, block: CodedBlock) -> tuple[dict[str, 
     spec = block.spec
     detail = block_cardinality(data, spec)
     state.keep("block detail", detail)
-    told = (spec.names, spec.term_names, spec.levels, block.n_partial)
+    reported = (spec.names, spec.term_names, spec.levels, block.n_partial)
     has = block.has
     if not has.all():
         unit = number_units(has, np.zeros(has.shape[1], dtype=np.int64))
         _, first = np.unique(unit, return_index=True)
-        partly = BlockWithPatterns(*told, detail, tuple(unit.tolist()))
+        partly = BlockWithPatterns(*reported, detail, tuple(unit.tolist()))
         return {"seen": block.seen, "columns": has[:, first]}, to_json(partly)
     return {"seen": block.seen}, to_json(
-        BlockWithCardinality(*told, detail) if detail else OpenedBlock(*told)
+        BlockWithCardinality(*reported, detail) if detail else OpenedBlock(*reported)
     )
 
 
@@ -373,7 +373,7 @@ def agree_design(
     A DesignError is that of :func:`~fedstat.federation.design.block.build_block`, or tells of entities
     without a response, and of an institution that shares none with the response holder.
     """
-    active = formula.response_client
+    active = formula.response_site
     if active is None:
         raise DesignError("the response is held by every institution: this model needs it at one only")
     question = ResponseRequest(formula.response, formula.response_columns, offset, weights)
@@ -382,35 +382,35 @@ def agree_design(
     entities = rows[active][has]
     # Before what lacks a response is counted: with keys in two spellings nearly all entities do.
     shared = {
-        terms.client: _shared(rows[terms.client], entities, active, terms.client)
-        for terms in (formula.clients if len(entities) else ())
+        terms.site: _shared(rows[terms.site], entities, active, terms.site)
+        for terms in (formula.sites if len(entities) else ())
     }
     _check_response(active, formula, n_entities, len(entities), missing)
-    told = None
+    reported = None
     if weights:
         (reply,) = yield [design_request(active, "open_weights", session)]
-        told = reply.arrays["weights"][has]
-    asks = []
-    for terms in formula.clients:
-        asked = BlockRequest(
+        reported = reply.arrays["weights"][has]
+    requests = []
+    for terms in formula.sites:
+        request = BlockRequest(
             **asdict(terms), partial=partial, min_count=min_count, intercept=formula.intercept
         )
-        asks.append(design_request(terms.client, "open_block", session, asked, use=shared[terms.client]))
-    replies = yield asks
+        requests.append(design_request(terms.site, "open_block", session, request, use=shared[terms.site]))
+    replies = yield requests
     blocks = tuple(_released(reply, rows[reply.site], entities) for reply in replies)
     detail = None
     if reply_of_response.text:
         where = f"{active}: what it tells of its response"
         detail = from_json(ColumnCardinality, reply_of_response.text, where)
-    return Design(formula, active, entities, has, blocks, n_entities - len(entities), detail, told)
+    return Design(formula, active, entities, has, blocks, n_entities - len(entities), detail, reported)
 
 
-def _shared(rows: Ints, entities: Ints, active: str, client: str) -> Bools:
+def _shared(rows: Ints, entities: Ints, active: str, site: str) -> Bools:
     """Rows of a site whose entities have a response; others enter no fit, and their levels are not told."""
     use: Bools = np.isin(rows, entities)
     if not use.any():
         raise DesignError(
-            f"institutions '{active}' (the response) and '{client}' have no entity in common; "
+            f"institutions '{active}' (the response) and '{site}' have no entity in common; "
             "check that both write the key alike, or leave that institution out"
         )
     return use
@@ -418,20 +418,22 @@ def _shared(rows: Ints, entities: Ints, active: str, client: str) -> Bools:
 
 def _released(reply: Reply, rows: Ints, entities: Ints) -> BlockDesign:
     where = f"{reply.site}: what it tells of its columns"
-    told = from_json(BlockWithPatterns, reply.text, where, defaults=True)
+    reported = from_json(BlockWithPatterns, reply.text, where, defaults=True)
     # `seen` is by rows of the institution's own table; the fit counts entities with a response, ascending.
     at = np.searchsorted(entities, rows[reply.arrays["seen"]]).astype(np.int64)
-    has = observed_columns(reply, told)
-    return BlockDesign(reply.site, told.names, told.term_names, at, told.n_partial, told.detail, has)
+    has = observed_columns(reply, reported)
+    return BlockDesign(
+        reply.site, reported.names, reported.term_names, at, reported.n_partial, reported.detail, has
+    )
 
 
-def observed_columns(reply: Reply, told: BlockWithPatterns | None = None) -> Bools | None:
+def observed_columns(reply: Reply, reported: BlockWithPatterns | None = None) -> Bools | None:
     """Which columns each entity has of those that enter, (n_seen, p); None where all have all."""
     if "columns" not in reply.arrays:
         return None
-    told = told or from_json(BlockWithPatterns, reply.text, reply.site, defaults=True)
-    unit, columns = np.array(told.unit, dtype=np.int64), reply.arrays["columns"]
-    fits = len(unit) == len(told.names) and set(told.unit) == set(range(columns.shape[1]))
+    reported = reported or from_json(BlockWithPatterns, reply.text, reply.site, defaults=True)
+    unit, columns = np.array(reported.unit, dtype=np.int64), reply.arrays["columns"]
+    fits = len(unit) == len(reported.names) and set(reported.unit) == set(range(columns.shape[1]))
     if not fits or len(columns) != int(reply.arrays["seen"].sum()):
         raise MessageError(f"{reply.site}: what it tells of its columns does not fit their number")
     return np.asarray(columns[:, unit])

@@ -88,12 +88,12 @@ class PreparedStep:
     digest: str
 
     @classmethod
-    def of(cls, ask: Request) -> PreparedStep:
+    def of(cls, request: Request) -> PreparedStep:
         """Take down a question."""
         digest = hashlib.sha256()
-        for name in sorted(ask.arrays):
-            digest.update(repr((name, ask.arrays[name].shape)).encode() + ask.arrays[name].tobytes())
-        return cls(ask.step, ask.text, digest.hexdigest() if ask.arrays else "")
+        for name in sorted(request.arrays):
+            digest.update(repr((name, request.arrays[name].shape)).encode() + request.arrays[name].tobytes())
+        return cls(request.step, request.text, digest.hexdigest() if request.arrays else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +119,9 @@ class AnalysisPlan:
         """SHA-256 of the whole plan, by which its owner decides about it."""
         return hashlib.sha256(canonical_json(to_plain(self)).encode()).hexdigest()
 
-    def find(self, ask: Request) -> PlannedStep | None:
+    def find(self, request: Request) -> PlannedStep | None:
         """Return the step that is asked; None where it is not in the plan."""
-        address = (ask.family, ask.step)
+        address = (request.family, request.step)
         return next((step for step in self.steps if (step.family, step.step) == address), None)
 
     def numbers(self) -> dict[str, int]:
@@ -139,17 +139,17 @@ def read_plan(text: str | bytes, where: str) -> AnalysisPlan:
     return from_json(AnalysisPlan, text, where)
 
 
-def bound_text(ask: Request) -> str:
+def bound_text(request: Request) -> str:
     """Return what of a question's text an owner consents to: all that is said of the design, else its words.
 
     Estimates that come back in a text, such as a parameter of the distribution, are not known in advance.
     """
     try:
-        content = json.loads(ask.text)
+        content = json.loads(request.text)
     except (ValueError, RecursionError):
-        return ask.text
-    if ask.family == DESIGN_FAMILY:
-        return _bound_design(content) or ask.text
+        return request.text
+    if request.family == DESIGN_FAMILY:
+        return _bound_design(content) or request.text
     if not isinstance(content, dict | list):
         return ""
     if isinstance(content, dict):
@@ -213,9 +213,9 @@ def _step_lines(plan: AnalysisPlan) -> Iterator[str]:
     yield f"Columns of {plan.site} that it reads: {', '.join(plan.columns) or 'none'}"
     for text in dict.fromkeys(_design_texts(plan)):
         yield from _read_design_text(text)
-    asked = Counter(one.step for one in plan.prepared)
-    told = ", ".join(f"{step} ({times} times)" if times > 1 else step for step, times in asked.items())
-    yield f"Told before it, of names, kinds, levels, counts and who has which entity: {told or 'nothing'}"
+    request = Counter(one.step for one in plan.prepared)
+    reported = ", ".join(f"{step} ({times} times)" if times > 1 else step for step, times in request.items())
+    yield f"Told before it, of names, kinds, levels, counts and who has which entity: {reported or 'nothing'}"
     yield f"Rounds, at the most: {plan.rounds:,}"
     yield "Steps, in their order, and what each gives:"
     for step in plan.steps:
@@ -229,13 +229,13 @@ def _step_lines(plan: AnalysisPlan) -> Iterator[str]:
 
 
 def _array_text(array: ReleasedArray) -> str:
-    hidden = ", only in a masked sum" if array.masked else ""
+    masked = ", only in a masked sum" if array.masked else ""
     if array.numbers:
         size = "1 number" if array.numbers == 1 else f"{array.numbers:,} numbers"
     else:
         size = "a text" if array.array == "text" else "any size"
     behind = f" over {array.entities:,} records" if array.entities else ""
-    return f"{array.what} ({array.kind}{hidden}; {size}{behind})"
+    return f"{array.what} ({array.kind}{masked}; {size}{behind})"
 
 
 def _design_texts(plan: AnalysisPlan) -> Iterator[str]:
@@ -311,7 +311,7 @@ class Approvals:
     """Plans that were proposed to a site, and what its owner has decided."""
 
     site: str
-    account: SiteLedger
+    site_ledger: SiteLedger
     store: PlanStore | None = None
     _waiting: dict[str, AnalysisPlan] = field(default_factory=dict)
 
@@ -322,14 +322,14 @@ class Approvals:
 
     def decide(self, digest: str, verdict: Literal["approved", "denied"], who: str) -> None:
         """Decide about a plan, also anew, given by its digest or the beginning of it."""
-        whole = complete_digest(self.site, digest, self.pending.keys() | self.account.decisions.keys())
-        self._settle(PlanDecision(whole, verdict, who, time.time_ns()))
+        complete = complete_digest(self.site, digest, self.pending.keys() | self.site_ledger.decisions.keys())
+        self._settle(PlanDecision(complete, verdict, who, time.time_ns()))
 
     def status(self, digest: str) -> ApprovalStatus:
         """Tell how it stands with a plan; a consent that has served is none."""
         self.take_up()
-        decision = self.account.decisions.get(digest)
-        if decision is None or decision.name in self.account.spent:
+        decision = self.site_ledger.decisions.get(digest)
+        if decision is None or decision.name in self.site_ledger.spent:
             return "pending"
         return decision.verdict
 
@@ -365,7 +365,7 @@ class Approvals:
                 "approval", self.site, f"{STATUS_MESSAGES[status].format(digest=digest)}"
             )
         # Before anything leaves: an attempt that fails later has shown something, and asks again.
-        self.account.spend(self.account.decisions[digest].name)
+        self.site_ledger.spend(self.site_ledger.decisions[digest].name)
 
     def take_up(self) -> None:
         """Enter into the account what the owner has decided elsewhere."""
@@ -373,10 +373,10 @@ class Approvals:
             self._settle(decision)
 
     def _settle(self, decision: PlanDecision) -> None:
-        known = self.account.decisions.get(decision.plan)
+        known = self.site_ledger.decisions.get(decision.plan)
         # A decision that is put back to be taken up again is older than the newest, or the same.
         if known is None or known.when < decision.when:
-            self.account.decide(decision)
+            self.site_ledger.decide(decision)
         self._waiting.pop(decision.plan, None)
         if self.store is not None:
             self.store.settle(decision)
@@ -409,14 +409,14 @@ class FollowedPlan:
     plan: AnalysisPlan | None = None
     digest: str = ""
     begun: bool = False
-    asked: Counter[tuple[str, str]] = field(default_factory=Counter)
+    requested: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def follow(self, plan: AnalysisPlan, digest: str) -> None:
         """Keep to another plan from now on."""
         self.plan, self.digest, self.begun = plan, digest, False
-        self.asked.clear()
+        self.requested.clear()
 
-    def admit(self, approvals: Approvals, ask: Request, step: Step) -> None:
+    def admit(self, approvals: Approvals, request: Request, step: Step) -> None:
         """Hold a question against the plan that was consented to, before anything is computed.
 
         Raises
@@ -425,30 +425,33 @@ class FollowedPlan:
             It is not in the plan, or there is none, or no consent.
         """
         if self.plan is None:
-            if _is_preparing(ask, step) and len(self.prepared) < MAX_PREPARED_STEPS:
+            if _is_preparing(request, step) and len(self.prepared) < MAX_PREPARED_STEPS:
                 return
             raise self._refusal(
                 approvals,
-                f"asks its owner about every analysis, and step '{ask.step}' is of none that was proposed. "
+                f"asks its owner about every analysis, and step '{request.step}' is of none that "
+                f"was proposed. "
                 "fit(), search(), evaluate(), score_test() and predict() propose what they ask; no more is "
                 "answered",
             )
-        planned, address = self.plan.find(ask), (ask.family, ask.step)
+        planned, address = self.plan.find(request), (request.family, request.step)
         if planned is None:
-            raise self._departs(approvals, f"step '{ask.step}' is not in")
-        if self.asked[address] >= planned.most:
-            raise self._departs(approvals, f"step '{ask.step}' more than {planned.most:,} times is not in")
-        if planned.masked and ask.masked is None:
-            raise self._departs(approvals, f"step '{ask.step}' without masks is not in")
-        if bound_text(ask) not in planned.texts:
-            raise self._departs(approvals, f"step '{ask.step}' is asked for something else than in")
+            raise self._departs(approvals, f"step '{request.step}' is not in")
+        if self.requested[address] >= planned.most:
+            raise self._departs(
+                approvals, f"step '{request.step}' more than {planned.most:,} times is not in"
+            )
+        if planned.masked and request.masked is None:
+            raise self._departs(approvals, f"step '{request.step}' without masks is not in")
+        if bound_text(request) not in planned.texts:
+            raise self._departs(approvals, f"step '{request.step}' is asked for something else than in")
         if not self.begun:
             approvals.begin(self.digest)
             self.begun = True
-        self.asked[address] += 1
+        self.requested[address] += 1
 
     def hold(
-        self, approvals: Approvals, ask: Request, arrays: Mapping[str, Array], columns: Iterable[str]
+        self, approvals: Approvals, request: Request, arrays: Mapping[str, Array], columns: Iterable[str]
     ) -> None:
         """Hold an answer against the plan before it leaves, and take down a question that came before it.
 
@@ -458,17 +461,19 @@ class FollowedPlan:
             Other columns stand behind it, or more numbers leave, than the owner has consented to.
         """
         if self.plan is None:
-            asked = PreparedStep.of(ask)
-            self.prepared += [] if asked in self.prepared else [asked]
+            requested = PreparedStep.of(request)
+            self.prepared += [] if requested in self.prepared else [requested]
             return
         further = sorted(set(columns) - set(self.plan.columns))
         if further:
             raise self._departs(approvals, f"columns {', '.join(further)} are not in")
-        planned = self.plan.find(ask)
+        planned = self.plan.find(request)
         assert planned is not None
         for name, array in arrays.items():
             if not _matches_plan(planned, name, array):
-                raise self._departs(approvals, f"array '{name}' of step '{ask.step}' is not, or smaller, in")
+                raise self._departs(
+                    approvals, f"array '{name}' of step '{request.step}' is not, or smaller, in"
+                )
 
     def _departs(self, approvals: Approvals, what: str) -> ConsentError:
         return self._refusal(
@@ -479,9 +484,9 @@ class FollowedPlan:
         return ConsentError.of_rule("approval", approvals.site, f"{why}")
 
 
-def _is_preparing(ask: Request, step: Step) -> bool:
+def _is_preparing(request: Request, step: Step) -> bool:
     """Whether a question agrees on a design, and gives nothing that is a sum or a value."""
-    agrees = ask.family == DESIGN_FAMILY or step.prepares
+    agrees = request.family == DESIGN_FAMILY or step.prepares
     return agrees and all(declared.kind in PREPARING_KINDS for declared in step.given.values())
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from fedstat.errors import DoorError, PolicyError, SessionError
+from fedstat.errors import DisclosureError, PolicyError, SessionError
 from fedstat.federation.audit.event_log import SessionChain
 from fedstat.federation.disclosure import differencing, facts, row_checks
 from fedstat.federation.disclosure.leverage import check_fitted_means, check_group_shares, check_leverage
@@ -113,7 +113,7 @@ def check_request_arrays(context: RequestContext) -> None:
 
 def check_refusals_left(context: RequestContext) -> None:
     """Answer no client whose requests were refused too often."""
-    most, refused = context.policy.max_refusals, context.data.account.refusals
+    most, refused = context.policy.max_refusals, context.data.site_ledger.refusals
     if most and not context.receipt and refused.get(context.client, 0) >= most:
         raise PolicyError.of_rule(
             "maximum refusals",
@@ -222,8 +222,8 @@ def check_own_fit_problem(data: SiteData, state: State, fact: facts.OwnFitProble
     if data.policy.reasons == "told" and data.policy.privacy is None:
         return
     once = OWN_FIT_PROBLEM_KEY + fact.model
-    reason = "" if once in data.account.spent else f"own fit not shown: {fact.problem}"
-    data.account.spend(once)
+    reason = "" if once in data.site_ledger.spent else f"own fit not shown: {fact.problem}"
+    data.site_ledger.spend(once)
     raise AlternativeReply(*fact.instead(UNNAMED_PROBLEM), reason)
 
 
@@ -277,19 +277,20 @@ def check_weights_received(context: RequestContext) -> None:
     """Examine all arrays of the request that are declared as weights of rows."""
     for name, declared in context.step.takes.items():
         if declared.weighs and name in context.request.arrays:
-            context.state.tell(facts.ExternalWeights(context.request.arrays[name], declared.weighs))
+            context.state.report(facts.ExternalWeights(context.request.arrays[name], declared.weighs))
 
 
-def check_facts_told(context: RequestContext) -> None:
+def check_facts_reported(context: RequestContext) -> None:
     """Require all facts that are declared behind what leaves; a DoorError if the step forgot one."""
     given = context.step.given
     for name in context.reply.released:
         # The state counts entities by itself: none counted are none there are.
-        missing = set(given[name].behind) - context.state.told - {facts.EntityCount}
+        missing = set(given[name].behind) - context.state.reported - {facts.EntityCount}
         if missing:
-            told = ", ".join(sorted(fact.__name__ for fact in missing))
-            raise DoorError(
-                f"{context.where}: array '{name}' does not leave: {told} is declared to stand behind it, and "
+            reported = ", ".join(sorted(fact.__name__ for fact in missing))
+            raise DisclosureError(
+                f"{context.where}: array '{name}' does not leave: {reported} is declared to stand "
+                f"behind it, and "
                 "the step did not tell it. Nothing was released; this is for the author of the family to mend"
             )
 
@@ -323,7 +324,7 @@ def check_released_alone(context: RequestContext) -> None:
 
 def check_row_level_values(context: RequestContext) -> None:
     """Require that the numbers per entity, with those of earlier releases, are not more than allowed."""
-    arrays, before = context.reply.arrays, context.data.account.vectors
+    arrays, before = context.reply.arrays, context.data.site_ledger.vectors
     check_per_entity_numbers(context.data.name, context.policy, context.step, arrays, before)
 
 
@@ -347,7 +348,7 @@ AFTER: tuple[Check, ...] = (
     # After the step, which knows how many weights there must be: a malformed request is named as such.
     check_weights_received,
     # After the weights, which are facts too: an array whose facts are incomplete was not examined.
-    check_facts_told,
+    check_facts_reported,
     # What the step has opened counts even where this reply holds none of it.
     check_column_limit,
     # Every array by its kind, whatever facts the step told.

@@ -64,7 +64,7 @@ def check_level_difference(data: SiteData, state: State, fact: facts.LevelsReque
     n_gone = len(released.cells) - len(fact.used)
     for name, values in fact.levels.items():
         once = f"levels of {name} "
-        before = {text for text in data.account.spent if text.startswith(once)}
+        before = {text for text in data.site_ledger.spent if text.startswith(once)}
         if once + _row_digest(fact.used) in before:
             continue
         if before and n_gone:
@@ -88,14 +88,14 @@ def check_level_difference(data: SiteData, state: State, fact: facts.LevelsReque
                 f"column '{name}' from those of earlier answers; the difference would disclose them. "
                 f"{SAME_ROWS_REMEDY}",
             )
-        data.account.spend(once + _row_digest(fact.used))
+        data.site_ledger.spend(once + _row_digest(fact.used))
 
 
 def _rows_with_levels(released: ReleasedGroups, once: str, before: set[str]) -> list[Bools]:
     """Rows over which levels were told; where some are combinations of others, all that can be."""
     groups = list(released.groups) if before else []
-    told = [rows for rows in groups if once + _row_digest(rows) in before]
-    return told if len(told) == len(before) else groups
+    reported = [rows for rows in groups if once + _row_digest(rows) in before]
+    return reported if len(reported) == len(before) else groups
 
 
 def _row_digest(rows: Bools) -> str:
@@ -259,7 +259,7 @@ def check_masked_sites(data: SiteData, policy: Policy, sites: Sequence[str]) -> 
         From the lists alone, which whoever asks has made; names the line of the policy.
     """
     check_mask(data.name, policy, len(sites), len(data.trust.pinned))
-    this, spent, least = MASKED_SUMS_KEY + json.dumps(sorted(sites)), data.account.spent, policy.apart
+    this, spent, least = MASKED_SUMS_KEY + json.dumps(sorted(sites)), data.site_ledger.spent, policy.apart
     if least <= 1 or this in spent:
         return
     lists = [
@@ -273,7 +273,7 @@ def check_masked_sites(data: SiteData, policy: Policy, sites: Sequence[str]) -> 
             f"tells of fewer than {least}. Ask when all institutions of the earlier sums are there again, or "
             "have the owner allow it by the line  apart = 1  in policy.toml",
         )
-    data.account.spend(this)
+    data.site_ledger.spend(this)
 
 
 def isolates_sites(lists: Sequence[Collection[str]], least: int) -> bool:

@@ -1,6 +1,6 @@
 """Facts that a step reports about a release, which the disclosure checks examine.
 
-A step tells them (:meth:`fedstat.federation.disclosure.state.State.tell`) as soon as it knows them, and its
+A step tells them (:meth:`fedstat.federation.disclosure.state.State.report`) as soon as it knows them, and its
 releases declare which of them stand behind each array (``behind=(Entities, RowsUsed)``). What the owner's
 policy says of them is for the door to judge (:mod:`fedstat.federation.disclosure.checks`). Facts are kept
 with what a step keeps: who uses the rows that an earlier step opened has told what was told of these.
@@ -70,7 +70,7 @@ class ProductDealer:
     """Who deals the random numbers of a product, "" for the coordinator, and whose columns are multiplied."""
 
     dealer: str
-    clients: tuple[str, str]
+    sites: tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)

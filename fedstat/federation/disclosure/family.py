@@ -23,7 +23,7 @@ def step(
     releases: Declarations | None = None,
     rows_behind: tuple[type, ...] = (),
     request: Any = None,
-    asks: ArrayDeclaration | None = None,
+    requests: ArrayDeclaration | None = None,
     replies: ArrayDeclaration | None = None,
     name: str = "",
     begins: bool = False,
@@ -32,7 +32,7 @@ def step(
 ) -> Callable[[StepFunction], StepFunction]:
     """Enter a function into a family as a step; the function itself stays as it is.
 
-    A step is called as ``function(data, state, **arrays)``. One that `asks` is called as
+    A step is called as ``function(data, state, **arrays)``. One that `requests` is called as
     ``function(data, state, request, **arrays)``. It returns its arrays by name, and with `replies` a pair
     of these and a text.
 
@@ -64,10 +64,10 @@ def step(
 
     def enter(function: StepFunction) -> StepFunction:
         entry = Step(
-            function if asks is None else _reading(function, request, asks.what, replies is not None),
+            function if requests is None else _reading(function, request, requests.what, replies is not None),
             dict(takes or {}),
             {name: _with_facts(declared, rows_behind) for name, declared in (releases or {}).items()},
-            asks,
+            requests,
             None if replies is None else _with_facts(replies, rows_behind),
             None if after is None else frozenset(after.split()),
             begins=begins,
@@ -101,12 +101,12 @@ def _reading(function: Callable[..., Any], request: Any, what: str, replies: boo
 
     @wraps(function)
     def run(data: Any, state: Any, text: str, **arrays: Any) -> Any:
-        asked: Any = text
+        requested: Any = text
         if own is not None:
-            asked = own(text)
+            requested = own(text)
         elif request is not None:
-            asked = codec.from_json(request, text, f"{data.name}: {what}")
-        reply = function(data, state, asked, **arrays)
+            requested = codec.from_json(request, text, f"{data.name}: {what}")
+        reply = function(data, state, requested, **arrays)
         return reply if replies or isinstance(reply, tuple) else (reply, "")
 
     return run

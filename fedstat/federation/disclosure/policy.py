@@ -19,16 +19,16 @@ from fedstat.federation.disclosure.rules import (
     check_names,
     check_policy_values,
     choice,
+    integer,
+    is_integer,
     is_name_set,
     is_number,
-    is_whole,
     limit,
     looser_rules,
     parse_policy,
     read_policy,
     rule,
     rules_of,
-    whole,
     write_policy,
 )
 from fedstat.federation.message import ArrayKind
@@ -246,7 +246,7 @@ class Policy:
         "per entity",
         (
             'a whole number of at least 0, or "any"',
-            lambda value: value == "any" or is_whole(value, 0),
+            lambda value: value == "any" or is_integer(value, 0),
             limit("any"),
         ),
         "Most numbers for each entity that ever leave, over all analyses, sessions and restarts, masked or "
@@ -287,7 +287,7 @@ class Policy:
         "quorum",
         (
             "a whole number of at least 0, or a share above 0 and at most 1 with a decimal point",
-            lambda value: is_whole(value, 0) or (isinstance(value, float) and 0.0 < value <= 1.0),
+            lambda value: is_integer(value, 0) or (isinstance(value, float) and 0.0 < value <= 1.0),
             lambda a, b: b == 0 or (type(a) is type(b) and a >= b),
         ),
         "Fewest institutions in a masked sum: a number, or a share of those that are pinned here (1.0: all). "
@@ -296,7 +296,7 @@ class Policy:
     apart: int = rule(
         1,
         "apart",
-        whole(1, operator.ge),
+        integer(1, operator.ge),
         "Fewest institutions that a masked sum, or a difference of masked sums of all sessions from now on, "
         "may be over. 1: where one institution is lost in a fit that goes on without it, its part of earlier "
         "sums follows by subtraction, as it does where an analysis leaves it out. 2 or more: this one takes "
@@ -305,21 +305,21 @@ class Policy:
     min_count: int = rule(
         5,
         "minimum count",
-        whole(0, operator.ge),
+        integer(0, operator.ge),
         "Fewest entities (rows) behind a sum, a sketch or a share of a product.",
         without={ANALYST: "Sums over fewer entities; with a count of one, single values."},
     )
     min_events: int = rule(
         3,
         "minimum events",
-        whole(0, operator.ge),
+        integer(0, operator.ge),
         "Models over rows: fewest rows of either outcome of a binary response, unless there are none.",
         without={ANALYST: "Sums over the few rows of a rare outcome."},
     )
     min_level_count: int = rule(
         3,
         "minimum rows per level",
-        whole(0, operator.ge),
+        integer(0, operator.ge),
         "Fewest rows of a category level, unless there are none.",
         without={ANALYST: "Sums over the few rows of a rare level."},
     )
@@ -339,7 +339,7 @@ class Policy:
     min_own_rows: int = rule(
         0,
         "minimum rows of an own fit",
-        whole(0, operator.ge),
+        integer(0, operator.ge),
         "Fewest rows for which numbers that rest on this site's rows alone are released: its own fit, and "
         "sums without a mask. An own fit also needs five rows for each number that it releases. A site with "
         'fewer rows takes part in masked sums. Comparisons of sites then call it "not shown". 0: no minimum.',
@@ -371,7 +371,7 @@ class Policy:
     max_columns: int | None = rule(
         None,
         "maximum columns",
-        whole(1, limit(None), none=True),
+        integer(1, limit(None), none=True),
         "Most columns of this institution in one model, as coded: a category of three levels has two. By "
         "default there is no limit.",
         example="max_columns = 20",
@@ -447,7 +447,7 @@ class Policy:
     max_refusals: int = rule(
         0,
         "maximum refusals",
-        whole(0, limit(0)),
+        integer(0, limit(0)),
         "Refusals that depend on rows, each a bit about them, after which whoever asked gets no more answers "
         "until 'fedstat site answer-again'. 0: no limit.",
         strict=10,
@@ -466,7 +466,7 @@ class Policy:
     max_keys: int | None = rule(
         None,
         "maximum keys",
-        whole(1, operator.eq, none=True),
+        integer(1, operator.eq, none=True),
         "Most keys that another institution may enter into an alignment. By default twice as many as there "
         "are here, or any number where alignment is allowed without consent.",
         example="max_keys = 100_000",

@@ -23,10 +23,11 @@ coordinator's is a sensitivity. Then the door, and no step,
   noise, and what a site was charged holds against all others together; a sum over K sites has K times the
   variance. A ``masked share`` of a secure product is treated alike, before it leaves.
 
-The noise is a function of the site's key, of the question (family, step, array, `asked`, `squared`,
+The noise is a function of the site's key, of the question (family, step, array, `request`, `squared`,
 `variance`), of the content of the whole table and of the array without noise. The same question, in another
 session, by another coordinator, or after a restart, has the same noise, costs nothing, and cannot be
-averaged; any other has noise of its own, and is charged. `asked` is the question in canonical form, one text
+averaged; any other has noise of its own, and is charged. `request` is the question in canonical form, one
+text
 for all its spellings: rounded where the step rounds, in the order in which it computes, as JSON of what was
 parsed and not as it came. Two spellings that are missed cost twice, and disclose nothing. A table that was
 changed is another table: its questions are charged anew. A share of a product is drawn at random, so that it
@@ -53,7 +54,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from fedstat.errors import DescriptionError, DoorError
+from fedstat.errors import DescriptionError, DisclosureError
 from fedstat.federation.audit.budget_charges import BudgetSpent, Charge
 from fedstat.federation.audit.event_log import SiteLedger, content_digest
 from fedstat.federation.crypto.keys import Identity, encode_parts, random_bytes
@@ -78,7 +79,7 @@ class NoiseRequired:
     ----------
     array : str
         Its name among what the step gives.
-    asked : str
+    request : str
     squared : int or Fraction
         Square of the sensitivity, in the integers that the array holds.
     variance : Fraction
@@ -88,7 +89,7 @@ class NoiseRequired:
     """
 
     array: str
-    asked: str
+    requested: str
     squared: int | Fraction
     variance: Fraction
     of: Array | None = None
@@ -105,7 +106,7 @@ class NoiseMechanism:
 
     site: str
     policy: Policy
-    account: SiteLedger
+    site_ledger: SiteLedger
     table: Table
     keys: Callable[[], Identity]
     _content: bytes = b""
@@ -114,7 +115,7 @@ class NoiseMechanism:
         """Answer for other records from now on, whose questions are charged anew."""
         self.table, self._content = table, b""
 
-    def check(self, ask: Request, owed: Iterable[NoiseRequired]) -> None:
+    def check(self, request: Request, owed: Iterable[NoiseRequired]) -> None:
         """Refuse an answer that would exceed the budget, by what its arrays owe that were not charged before.
 
         Raises
@@ -122,15 +123,15 @@ class NoiseMechanism:
         DescriptionError
             From question, policy and earlier charges alone; names what is left, and the line of the policy.
         """
-        told, known = tuple(owed), self.account.charges.questions
-        if not all(0 < one.variance <= LARGEST for one in told):
+        reported, known = tuple(owed), self.site_ledger.charges.questions
+        if not all(0 < one.variance <= LARGEST for one in reported):
             raise DescriptionError(f"{self.site}: expected a variance of noise above 0 and at most 2^100")
-        new = [one.rho for one in told if self._question(ask, one) not in known]
+        new = [one.rho for one in reported if self._question(request, one) not in known]
         if any(new):
             self._admit(sum(new, Fraction(0)))
 
     def add(
-        self, ask: Request, step: Step, owed: Mapping[str, NoiseRequired], arrays: Mapping[str, Array]
+        self, request: Request, step: Step, owed: Mapping[str, NoiseRequired], arrays: Mapping[str, Array]
     ) -> tuple[dict[str, Array], dict[str, str]]:
         """Charge the noisy arrays of an answer, all or none, and add noise: the arrays, and what each cost.
 
@@ -145,13 +146,16 @@ class NoiseMechanism:
         # Nothing is bounded by 0 that is there.
         wrong = [name for name in noisy if name not in owed or owed[name].squared <= 0]
         if wrong:
-            raise DoorError(
-                f"{self.site}, step '{ask.step}': array '{wrong[0]}' does not leave: it is declared noisy, "
+            raise DisclosureError(
+                f"{self.site}, step '{request.step}': array '{wrong[0]}' does not leave: it is "
+                f"declared noisy, "
                 "and the step did not tell its sensitivity (NoiseOwed). Nothing was released; this is for "
                 "the author of the family to mend"
             )
-        charges = {name: self._charge(ask, owed[name], array) for name, array in noisy.items()}
-        costs = self.account.charges.make(tuple(charges.values()), self._admit, self.account.keep_charges)
+        charges = {name: self._charge(request, owed[name], array) for name, array in noisy.items()}
+        costs = self.site_ledger.charges.make(
+            tuple(charges.values()), self._admit, self.site_ledger.keep_charges
+        )
         out = dict(arrays)
         for name, array in noisy.items():
             source = random_bytes(self._keyed("noise", charges[name].answer))
@@ -160,14 +164,14 @@ class NoiseMechanism:
             out[name] = (array.astype(np.int64).view(np.uint64) + noise.view(np.uint64)).view(np.int64)
         return out, dict(zip(charges, map(str, costs), strict=True))
 
-    def _charge(self, ask: Request, owed: NoiseRequired, values: Array) -> Charge:
+    def _charge(self, request: Request, owed: NoiseRequired, values: Array) -> Charge:
         """Make out the charge for an array, by which it is known whether it was charged before."""
-        question = self._question(ask, owed)
+        question = self._question(request, owed)
         behind = content_digest(values if owed.of is None else owed.of)
         return Charge(
             charged=time.time_ns(),
             rho=str(owed.rho),
-            what=f"{ask.family} {ask.step} {owed.array}: {owed.asked}"[:MAX_QUOTED_CHARACTERS],
+            what=f"{request.family} {request.step} {owed.array}: {owed.requested}"[:MAX_QUOTED_CHARACTERS],
             question=question,
             answer=self._keyed("answer", question, behind).hex(),
         )
@@ -180,7 +184,7 @@ class NoiseMechanism:
                 "is none, and answers with noise are charged to one. The owner may set it by the lines  "
                 f"{BUDGET_EXAMPLE}  in policy.toml",
             )
-        stands = BudgetSpent.of(budget.epsilon, budget.delta, self.account.charges)
+        stands = BudgetSpent.of(budget.epsilon, budget.delta, self.site_ledger.charges)
         if cost <= stands.left:
             return
         if budget.delta == 0.0:
@@ -189,7 +193,7 @@ class NoiseMechanism:
                 "has a delta of 0, which no Gaussian noise keeps to. The owner may allow it by the line  "
                 "delta = 1e-06  in section [privacy] of policy.toml",
             )
-        needed = epsilon_of_zcdp(self.account.charges.spent + cost, budget.delta)
+        needed = epsilon_of_zcdp(self.site_ledger.charges.spent + cost, budget.delta)
         raise DescriptionError.of_rule(
             *rule,
             f"has rho {float(stands.left):.3g} left, of {float(Fraction(stands.total)):.3g} (epsilon "
@@ -198,11 +202,11 @@ class NoiseMechanism:
             f"by the line  epsilon = {round_up(needed):g}  in section [privacy] of policy.toml",
         )
 
-    def _question(self, ask: Request, owed: NoiseRequired) -> str:
+    def _question(self, request: Request, owed: NoiseRequired) -> str:
         # Another way to draw would give the same question other noise: it counts as another question.
         numbers = str(Fraction(owed.squared)), str(owed.variance), VERSION
-        asked = ask.family, ask.step, owed.array, owed.asked
-        return self._keyed("question", *asked, *numbers, self._records()).hex()
+        requested = request.family, request.step, owed.array, owed.requested
+        return self._keyed("question", *requested, *numbers, self._records()).hex()
 
     def _records(self) -> bytes:
         """Digest of all records, by which it is known whether they are the same as before."""
@@ -216,10 +220,10 @@ class NoiseMechanism:
         return hmac.digest(self.keys().secret("noise"), encode_parts(*parts), "sha256")
 
 
-def read_budget_spent(policy: Policy, account: SiteLedger) -> BudgetSpent | None:
+def read_budget_spent(policy: Policy, site_ledger: SiteLedger) -> BudgetSpent | None:
     """Say how a site's privacy budget stands; None where it has none."""
     budget = policy.privacy
-    return None if budget is None else BudgetSpent.of(budget.epsilon, budget.delta, account.charges)
+    return None if budget is None else BudgetSpent.of(budget.epsilon, budget.delta, site_ledger.charges)
 
 
 def round_up(value: float) -> float:

@@ -29,7 +29,7 @@ from fedstat.federation.message import Request, Step
 from fedstat.typing import Array
 
 
-def check_order(site: str, policy: Policy, ask: Request, step: Step, last: Mapping[str, str]) -> None:
+def check_order(site: str, policy: Policy, request: Request, step: Step, last: Mapping[str, str]) -> None:
     """Refuse a step that no protocol of its family asks at this point.
 
     Parameters
@@ -42,14 +42,14 @@ def check_order(site: str, policy: Policy, ask: Request, step: Step, last: Mappi
     DescriptionError
         Names the line of the policy that would allow it.
     """
-    if policy.order == "any" or step.after is None or last.get(ask.family) in step.after:
+    if policy.order == "any" or step.after is None or last.get(request.family) in step.after:
         return
     raise DescriptionError.of_rule(
         "order",
         site,
-        f"answers steps in the order of a fit: '{ask.step}' of family '{ask.family}' comes after "
+        f"answers steps in the order of a fit: '{request.step}' of family '{request.family}' comes after "
         f"{', '.join(map(repr, sorted(step.after)))}, and not after "
-        f'{last.get(ask.family, "no other")!r}. The owner may allow any by the line  order = "any"  in '
+        f'{last.get(request.family, "no other")!r}. The owner may allow any by the line  order = "any"  in '
         "policy.toml",
     )
 
@@ -64,8 +64,8 @@ def check_dealer(data: SiteData, state: State, fact: facts.ProductDealer) -> Non
     DescriptionError
         The coordinator deals; names the line of the policy that would allow it.
     """
-    first, second = fact.clients
-    if fact.dealer in fact.clients:
+    first, second = fact.sites
+    if fact.dealer in fact.sites:
         raise SecurityError(
             f"{data.name}: '{fact.dealer}' would deal the random numbers for the product of its own columns "
             f"and those of another ('{first}' and '{second}'); with these numbers it could read them"
@@ -88,7 +88,7 @@ def check_sampled_sites(data: SiteData, state: State, fact: facts.SampledSites) 
     DescriptionError
         They are fewer, or others; nothing is to be hidden where nobody masks.
     """
-    drawn, masked = fact.names, state.hidden_among
+    drawn, masked = fact.names, state.masked_among
     adding = set(drawn) & set(masked)
     few = adding != set(masked) and not hides(len(adding))
     if masked and (few or adding != set(drawn)):
@@ -98,50 +98,50 @@ def check_sampled_sites(data: SiteData, state: State, fact: facts.SampledSites) 
         )
 
 
-def record_step(state: State, ask: Request, step: Step) -> None:
+def record_step(state: State, request: Request, step: Step) -> None:
     """Keep which step came last, and what all sites were told alike with one that begins something."""
     if step.begins:
         # Of a fit that was broken off some sites were told more than others. Its order is forgotten as well:
         # else a sum could follow a scale that only one site was told, when that is no longer bound.
         state.begun.clear()
         state.last.clear()
-    state.last[ask.family] = ask.step
+    state.last[request.family] = request.step
     if step.after is None:
-        state.begun[f"{ask.family} {ask.step}"] = digest_common(ask, step)
+        state.begun[f"{request.family} {request.step}"] = digest_common(request, step)
 
 
-def bind_common(state: State, ask: Request, step: Step) -> str:
+def bind_common(state: State, request: Request, step: Step) -> str:
     """Digest of what a session's sites are to have been told alike, up to this question; '' for nothing."""
-    begun = {**state.begun, f"{ask.family} {ask.step}": digest_common(ask, step)}
-    told = [part for name, digest in sorted(begun.items()) if digest for part in (name, digest)]
-    return hashlib.sha256(encode_parts("fedstat common 1", *told)).hexdigest() if told else ""
+    begun = {**state.begun, f"{request.family} {request.step}": digest_common(request, step)}
+    reported = [part for name, digest in sorted(begun.items()) if digest for part in (name, digest)]
+    return hashlib.sha256(encode_parts("fedstat common 1", *reported)).hexdigest() if reported else ""
 
 
-def digest_common(ask: Request, step: Step) -> bytes:
+def digest_common(request: Request, step: Step) -> bytes:
     """SHA-256 of what comes with a question and is declared the same at every site; empty for nothing."""
     parts: list[str | bytes] = []
     if step.text_in is not None and step.text_in.common:
-        parts.append(ask.text)
+        parts.append(request.text)
     for name in sorted(
-        name for name, declared in step.takes.items() if declared.common and name in ask.arrays
+        name for name, declared in step.takes.items() if declared.common and name in request.arrays
     ):
-        array = ask.arrays[name]
+        array = request.arrays[name]
         parts += [name, str(array.dtype), str(array.shape), array.tobytes()]
-    return hashlib.sha256(encode_parts(ask.family, ask.step, *parts)).digest() if parts else b""
+    return hashlib.sha256(encode_parts(request.family, request.step, *parts)).digest() if parts else b""
 
 
 def mask_reply(
-    masker: Masker, ask: Request, step: Step, arrays: Mapping[str, Array], bound: str
+    masker: Masker, request: Request, step: Step, arrays: Mapping[str, Array], bound: str
 ) -> dict[str, Array]:
     """Hide the arrays of which the coordinator needs the sum over sites only.
 
     Masks cancel where sites were told alike what is `bound`.
     """
-    assert ask.masked is not None
-    hidden = dict(arrays)
+    assert request.masked is not None
+    masked = dict(arrays)
     for name in (name for name in arrays if step.gives[name].maskable):
         encoding = WIDE if step.gives[name].wide else None
-        hidden[name] = masker.mask(
-            f"{ask.family} {ask.step} {name}", arrays[name], ask.masked, encoding, bound
+        masked[name] = masker.mask(
+            f"{request.family} {request.step} {name}", arrays[name], request.masked, encoding, bound
         )
-    return hidden
+    return masked

@@ -42,14 +42,14 @@ class RefusalLog:
     Parameters
     ----------
     site : str
-    account : SiteLedger
+    site_ledger : SiteLedger
         Counts refusals beyond the life of the process.
     log : callable, optional
         Takes one line for the owner; by default the latest are kept in :attr:`reasons`.
     """
 
     site: str
-    account: SiteLedger
+    site_ledger: SiteLedger
     log: Callable[[str], None] | None = None
     reasons: list[str] = field(default_factory=list)
 
@@ -63,7 +63,7 @@ class RefusalLog:
         # Under a budget nothing pays for a reason.
         if policy.reasons == "told" and policy.privacy is None:
             if policy.max_refusals:
-                self.account.count_refusal(client)
+                self.site_ledger.count_refusal(client)
             return error
         self.count(policy, str(error), client)
         return PolicyError(
@@ -73,7 +73,7 @@ class RefusalLog:
     def count(self, policy: Policy, reason: str, client: str) -> None:
         """Count a bit about rows that a client learns, and log its reason."""
         if policy.max_refusals:
-            self.account.count_refusal(client)
+            self.site_ledger.count_refusal(client)
         self.note(reason)
 
     def note(self, reason: str) -> None:

@@ -73,8 +73,8 @@ class ReleasedGroups:
         new_cell = np.full(len(counts), -1, dtype=np.int64)
         new_cell[there] = np.arange(len(there))
         old, group = there // (G + 1), there % (G + 1) - 1
-        asked = group == np.arange(G)[:, None]
-        basis = independent_groups(self.basis[:, old], asked[asked.any(axis=1)])
+        request = group == np.arange(G)[:, None]
+        basis = independent_groups(self.basis[:, old], request[request.any(axis=1)])
         return replace(self, cells=new_cell[pair], basis=basis)
 
     def with_weights(self, weights: Floats) -> ReleasedGroups:
@@ -130,15 +130,15 @@ class ReleasedGroups:
     def to_arrays(self) -> dict[str, Array]:
         """Arrays by name, for a file."""
         packed = np.packbits(self.basis, axis=1)
-        told: dict[str, Array] = {
+        reported: dict[str, Array] = {
             "cells": self.cells.astype(np.int32),
             "basis": packed,
             "c": np.array(self.basis.shape),
         }
         for name, held in (("weights", self.weights), ("columns", self.columns)):
             if held.size:
-                told[name] = held
-        return told
+                reported[name] = held
+        return reported
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array]) -> ReleasedGroups:

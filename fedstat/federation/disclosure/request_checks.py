@@ -51,15 +51,15 @@ NO_BUDGET_MESSAGE = (
 )
 
 
-def _is_masked(ask: Request, declared: ArrayDeclaration) -> bool:
-    return declared.maskable and ask.masked is not None
+def _is_masked(request: Request, declared: ArrayDeclaration) -> bool:
+    return declared.maskable and request.masked is not None
 
 
 def _check_kind(question: ArrayRequest) -> str:
-    policy, ask, _, declared, where = question
+    policy, request, _, declared, where = question
     kind = declared.kind
     unhidden = kind in UNMASKABLE_KINDS
-    if kind not in policy.refused_kinds or (_is_masked(ask, declared) and not unhidden):
+    if kind not in policy.refused_kinds or (_is_masked(request, declared) and not unhidden):
         return ""
     remedy = "Fit with masked=True, or ask" if declared.maskable and not unhidden else "Ask"
     line = toml_line("refused_kinds", policy.refused_kinds - {kind})
@@ -81,9 +81,9 @@ def _check_per_entity(question: ArrayRequest) -> str:
 
 
 def _check_masked(question: ArrayRequest) -> str:
-    policy, ask, _, declared, where = question
+    policy, request, _, declared, where = question
     # Noise protects each site's part by itself.
-    if not policy.masked_only or not declared.maskable or declared.noisy or _is_masked(ask, declared):
+    if not policy.masked_only or not declared.maskable or declared.noisy or _is_masked(request, declared):
         return ""
     return (
         f"lets {where} leave in a masked sum only; fit with masked=True, which hides a site's part where "
@@ -93,10 +93,10 @@ def _check_masked(question: ArrayRequest) -> str:
 
 
 def _check_accounted(question: ArrayRequest) -> str:
-    policy, ask, step, declared, where = question
+    policy, request, step, declared, where = question
     if policy.privacy is None or step.public or declared.noisy or declared.unpaid:
         return ""
-    why = MASKED_NOTE if _is_masked(ask, declared) else PROTECTION_BY_KIND.get(declared.kind, "")
+    why = MASKED_NOTE if _is_masked(request, declared) else PROTECTION_BY_KIND.get(declared.kind, "")
     return (
         f"lets nothing that depends on rows leave but with noise, charged to the budget: not {where}. "
         f"{why}{NO_BUDGET_MESSAGE}"
@@ -112,20 +112,21 @@ REQUEST_RULES: Mapping[str, Callable[[ArrayRequest], str]] = {
 """Rules that hold for one array of an answer, before it is computed."""
 
 
-def refusals(site: str, policy: Policy, ask: Request, step: Step) -> Iterator[PolicyError]:
+def refusals(site: str, policy: Policy, request: Request, step: Step) -> Iterator[PolicyError]:
     """List what in an answer the policy does not let leave, before anything is computed."""
-    if policy.families is not None and ask.family not in policy.families:
+    if policy.families is not None and request.family not in policy.families:
         yield PolicyError.of_rule(
             "families",
             site,
-            f"allows {sorted(policy.families)}, not '{ask.family}', which asks for step '{ask.step}'. The "
+            f"allows {sorted(policy.families)}, not '{request.family}', which asks for step "
+            f"'{request.step}'. The "
             "owner may add it to the list",
         )
     for name, declared in step.takes.items():
-        if not declared.weighs or name not in ask.arrays:
+        if not declared.weighs or name not in request.arrays:
             continue
         # With weights of its own making, whoever asks singles out rows in any sum.
-        comes = f"step '{ask.step}' comes with {declared.weighs} of each row. The owner may allow"
+        comes = f"step '{request.step}' comes with {declared.weighs} of each row. The owner may allow"
         if declared.kind in policy.refused_kinds:
             line = toml_line("refused_kinds", policy.refused_kinds - {declared.kind})
             why = f"takes no '{declared.kind}' either: {comes} the kind by the line  {line}  in policy.toml"
@@ -134,16 +135,17 @@ def refusals(site: str, policy: Policy, ask: Request, step: Step) -> Iterator[Po
             why = f"{comes} them by the line  {PER_ENTITY_EXAMPLE}  in policy.toml"
             yield PolicyError.of_rule("per entity", site, f"takes no numbers for each entity either: {why}")
     for name, declared in step.given.items():
-        where = f"array '{name}' of step '{ask.step}' ({declared.what})"
+        where = f"array '{name}' of step '{request.step}' ({declared.what})"
         for rule, check in REQUEST_RULES.items():
-            if problem := check((policy, ask, step, declared, where)):
+            if problem := check((policy, request, step, declared, where)):
                 yield PolicyError.of_rule(rule, site, problem, name)
     if policy.privacy is not None and not step.public and not step.given:
         # Whether it is answered at all may depend on rows.
         yield PolicyError.of_rule(
             "privacy budget",
             site,
-            f"lets no step read rows whose answer is not charged to the budget, as that of step '{ask.step}' "
+            f"lets no step read rows whose answer is not charged to the budget, as that of step "
+            f"'{request.step}' "
             f"is not. {NO_BUDGET_MESSAGE}",
         )
 
@@ -176,7 +178,7 @@ def rules_in_force(policy: Policy, declared: ArrayDeclaration, n_masked: int = 0
         yield "privacy budget"
 
 
-def check_request(site: str, policy: Policy, ask: Request, step: Step) -> None:
+def check_request(site: str, policy: Policy, request: Request, step: Step) -> None:
     """Hold a question against the policy, before anything is computed.
 
     Raises
@@ -184,7 +186,7 @@ def check_request(site: str, policy: Policy, ask: Request, step: Step) -> None:
     PolicyError
         Names site, rule, array and remedy.
     """
-    for refusal in refusals(site, policy, ask, step):
+    for refusal in refusals(site, policy, request, step):
         raise refusal
 
 
@@ -215,7 +217,7 @@ def check_mask(site: str, policy: Policy, n_sites: int, n_pinned: int = 0) -> No
         )
 
 
-def check_columns(site: str, policy: Policy, ask: Request, columns: int) -> None:
+def check_columns(site: str, policy: Policy, request: Request, columns: int) -> None:
     """Require that no more of the site's columns are in one model than its owner allows.
 
     Raises
@@ -227,13 +229,13 @@ def check_columns(site: str, policy: Policy, ask: Request, columns: int) -> None
         raise PolicyError.of_rule(
             "maximum columns",
             site,
-            f"allows {policy.max_columns} design columns of it in one model; step '{ask.step}' opens "
+            f"allows {policy.max_columns} design columns of it in one model; step '{request.step}' opens "
             f"{columns}. Use fewer of its terms, or have the owner raise max_columns",
         )
 
 
 def check_counts(
-    site: str, policy: Policy, ask: Request, step: Step, names: Iterable[str], entities: int
+    site: str, policy: Policy, request: Request, step: Step, names: Iterable[str], entities: int
 ) -> None:
     """Require enough entities behind an answer.
 
@@ -253,7 +255,7 @@ def check_counts(
             raise PolicyError.of_rule(
                 "minimum count",
                 site,
-                f"wants at least {policy.min_count} entities behind array '{name}' of step '{ask.step}'; "
+                f"wants at least {policy.min_count} entities behind array '{name}' of step '{request.step}'; "
                 f"there are {entities}. Leave the site out, or use columns that more of its entities have",
             )
 
@@ -349,16 +351,16 @@ def check_evaluation(data: SiteData, state: State, fact: facts.ModelEvaluation) 
     if data.policy.evaluation == "any":
         return
     this = EVALUATION_KEY + hashlib.sha256(np.ascontiguousarray(fact.sums).tobytes()).hexdigest()
-    if this in data.account.spent:
+    if this in data.site_ledger.spent:
         return
-    if any(once.startswith(EVALUATION_KEY) for once in data.account.spent):
+    if any(once.startswith(EVALUATION_KEY) for once in data.site_ledger.spent):
         raise DescriptionError.of_rule(
             "evaluation once",
             data.name,
             "has answered the evaluation of one model, and answers no other: cuts at other places leave "
             'single rows between. The owner may allow more by the line  evaluation = "any"  in policy.toml',
         )
-    data.account.spend(this)
+    data.site_ledger.spend(this)
 
 
 def _factor_problem(data: SiteData, factor: facts.FormulaFactor) -> str:

@@ -446,7 +446,7 @@ def check_cluster_products(data: SiteData, state: State, fact: facts.ClusterProd
     if policy.products == "any":
         return
     this = CLUSTERS_KEY + json.dumps(fact.columns)
-    others = {once for once in data.account.spent if once.startswith(CLUSTERS_KEY)} - {this}
+    others = {once for once in data.site_ledger.spent if once.startswith(CLUSTERS_KEY)} - {this}
     if others and policy.remember == "all":
         raise DescriptionError.of_rule(
             "differencing",
@@ -461,8 +461,8 @@ def check_cluster_products(data: SiteData, state: State, fact: facts.ClusterProd
             f"wants none or at least {policy.min_level_count} clusters of two rows or more in which a column "
             "is not zero; there are fewer. Use other clusters, or cov_type='HC1'",
         )
-    if this not in data.account.spent:
-        data.account.spend(this)
+    if this not in data.site_ledger.spent:
+        data.site_ledger.spend(this)
 
 
 def remaining_variation(extremes: Floats, n: float, squares: float, few: int) -> float:
@@ -534,7 +534,9 @@ def check_alignment(data: SiteData, state: State, fact: facts.KeyAlignmentReques
     if data.policy.alignment == "allow":
         return
     given = {site: f"alignment with {site}, {data.trust.consents.get(site)}" for site in fact.others}
-    lacking = [site for site in given if site not in data.trust.consents or given[site] in data.account.spent]
+    lacking = [
+        site for site in given if site not in data.trust.consents or given[site] in data.site_ledger.spent
+    ]
     if lacking:
         raise ConsentError.of_rule(
             "alignment",
@@ -544,7 +546,7 @@ def check_alignment(data: SiteData, state: State, fact: facts.KeyAlignmentReques
         )
     # Before the keys leave: an attempt that fails has shown lengths of lists at least, and asks again.
     for consent in given.values():
-        data.account.spend(consent)
+        data.site_ledger.spend(consent)
 
 
 def check_key_list(data: SiteData, state: State, fact: facts.ExternalKeyList) -> None:

@@ -137,10 +137,10 @@ def choice(*words: str, strictest: str) -> Domain:
     return expected, lambda value: value in words, lambda a, b: order.index(a) <= order.index(b)
 
 
-def whole(least: int, within: Compare, none: bool = False) -> Domain:
+def integer(least: int, within: Compare, none: bool = False) -> Domain:
     """Expect a whole number of at least `least`, or None."""
     expected = f"a whole number of at least {least}"
-    return expected, lambda value: (none and value is None) or is_whole(value, least), within
+    return expected, lambda value: (none and value is None) or is_integer(value, least), within
 
 
 def limit(off: Any) -> Compare:
@@ -148,7 +148,7 @@ def limit(off: Any) -> Compare:
     return lambda a, b: b == off or (a != off and a <= b)
 
 
-def is_whole(value: object, least: int) -> bool:
+def is_integer(value: object, least: int) -> bool:
     """Whether a value is a whole number of at least `least`, and no truth value."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 

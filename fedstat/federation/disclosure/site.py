@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from fedstat.errors import (
-    DoorError,
+    DisclosureError,
     FedstatError,
     MessageError,
     NotAvailableError,
@@ -110,27 +110,29 @@ def check_declarations(where: str, step: Step) -> None:
     """
     for name, declared in step.given.items():
         if declared.kind in COUNTED and not declared.behind:
-            raise DoorError(
+            raise DisclosureError(
                 f"{where}: array '{name}' is declared '{declared.kind}', and nothing to stand behind it. Say "
                 "by behind=(...) which facts of fedstat.federation.disclosure.facts do: Entities at least"
             )
         unknown = [fact for fact in declared.behind if fact not in FACT_CHECKS]
         if unknown:
-            raise DoorError(f"{where}: array '{name}' rests on {unknown[0].__name__}, which no rule judges")
+            raise DisclosureError(
+                f"{where}: array '{name}' rests on {unknown[0].__name__}, which no rule judges"
+            )
         if declared.unpaid and declared.kind not in UNCHARGED_KINDS:
-            raise DoorError(
+            raise DisclosureError(
                 f"{where}: array '{name}' is of kind '{declared.kind}', which leaves under a budget with "
                 f"noise or not at all; unpaid are {' and '.join(UNCHARGED_KINDS)}"
             )
         noise = NoiseRequired in declared.behind, declared.dtype == "int64"
         if (declared.noisy and not all(noise)) or (declared.kind == NOISY_KIND and not declared.noisy):
-            raise DoorError(
+            raise DisclosureError(
                 f"{where}: array '{name}' of kind '{declared.kind}' lacks what noise needs: noisy=True, "
                 "integers by dtype='int64', and NoiseOwed among what stands behind it"
             )
     for name, declared in step.takes.items():
         if declared.kind == "per entity" and declared.weighs is None:
-            raise DoorError(
+            raise DisclosureError(
                 f"{where}: array '{name}' comes with a value per entity, and it is not declared whether "
                 "these weigh rows. Say weighs=... in words, empty where they enter no sum over rows"
             )
@@ -165,7 +167,7 @@ class Site:
         Column under which steps find the site's own name, the same in every row; none by default.
     trust : Trust, optional
         New keys by default.
-    account : SiteLedger, optional
+    site_ledger : SiteLedger, optional
         The account of an earlier process, to be continued.
     published : mapping of str to PublishedColumn, optional
         What the owner has published of the columns.
@@ -183,7 +185,7 @@ class Site:
         shared_seed: int | None = None,
         site_column: str = "",
         trust: SiteTrust | None = None,
-        account: SiteLedger | None = None,
+        site_ledger: SiteLedger | None = None,
         published: Published | None = None,
         log: Callable[[str], None] | None = None,
         plans: PlanStore | None = None,
@@ -193,22 +195,22 @@ class Site:
         held = FrameTable(table) if isinstance(table, pd.DataFrame) else table
         if site_column:
             held = LabelledTable(held, site_column, name)
-        account = SiteLedger() if account is None else account
+        site_ledger = SiteLedger() if site_ledger is None else site_ledger
         # every site has a level of its own, which is its name
         self._label = {site_column: PublishedColumn("category", levels=(name,))} if site_column else {}
-        self.approvals = Approvals(name, account, plans)
+        self.approvals = Approvals(name, site_ledger, plans)
         self._data = SiteData(
             name,
             held,
             shared_seed,
             policy,
             trust=trust or SiteTrust(),
-            account=account,
+            site_ledger=site_ledger,
             published={**(published or {}), **self._label},
             approvals=self.approvals,
         )
-        self._noise = NoiseMechanism(name, policy, account, held, lambda: self.trust.identity)
-        self.refusals = RefusalLog(name, account, log)
+        self._noise = NoiseMechanism(name, policy, site_ledger, held, lambda: self.trust.identity)
+        self.refusals = RefusalLog(name, site_ledger, log)
         self.states: dict[str, State] = {}
         self._put_out: dict[str, str] = {}
 
@@ -234,12 +236,12 @@ class Site:
     @property
     def ledger(self) -> Ledger:
         """Ledger of all arrays that left the site, without statements on what has left."""
-        return released_by(self.account, RECEIPT_FAMILY)
+        return released_by(self.site_ledger, RECEIPT_FAMILY)
 
     @property
-    def account(self) -> SiteLedger:
+    def site_ledger(self) -> SiteLedger:
         """The site's own account of all that passed its door."""
-        return self._data.account
+        return self._data.site_ledger
 
     @property
     def pending(self) -> Mapping[str, AnalysisPlan]:
@@ -292,7 +294,7 @@ class Site:
     @property
     def privacy(self) -> BudgetSpent | None:
         """How its privacy budget stands; None where it has none."""
-        return read_budget_spent(self.policy, self.account)
+        return read_budget_spent(self.policy, self.site_ledger)
 
     @property
     def fingerprint(self) -> str:
@@ -306,10 +308,10 @@ class Site:
     def __reduce__(self) -> tuple[Any, ...]:
         raise NotAvailableError(f"{self.name}: {NOT_COPIED_MESSAGE}")
 
-    def answer(self, request: bytes | RequestMessage, asker: str = "") -> bytes:
+    def answer(self, request: bytes | RequestMessage, client: str = "") -> bytes:
         """Answer a packed :class:`~fedstat.federation.message.Request` by a packed Reply.
 
-        `asker` is the fingerprint of who asks, as far as whoever carried the question knows it.
+        `client` is the fingerprint of who asks, as far as whoever carried the question knows it.
 
         Raises
         ------
@@ -318,50 +320,52 @@ class Site:
         PolicyError
             The site's owner does not allow it; nothing was computed or released.
         """
-        ask = Request(self.name, "", "")
+        requested = Request(self.name, "", "")
         try:
-            ask = unpack_request(request) if isinstance(request, bytes) else request.request
-            self._check_address(ask)
-            self._check_turn(ask)
+            requested = unpack_request(request) if isinstance(request, bytes) else request.request
+            self._check_address(requested)
+            self._check_turn(requested)
         except FedstatError as error:
-            self._begin_entries("").refusal(replace(ask, site=self.name), error)
+            self._begin_entries("").refusal(replace(requested, site=self.name), error)
             raise
-        chain = self._begin_entries(ask.session)
+        chain = self._begin_entries(requested.session)
         try:
-            context = self._open(ask, chain, asker)
+            context = self._open(requested, chain, client)
             for check in BEFORE:
                 check(context)
             packed = self._answer_or_undo(context)
             self._record(context)
         except FedstatError as error:
-            chain.refusal(ask, error)
+            chain.refusal(requested, error)
             raise
         return packed
 
     def _begin_entries(self, session: str) -> SessionChain:
         """Chain of a session, ready for one more ask; "" for what belongs to none."""
-        chain = self.account.chain(self.name, self.trust.identity.public, session)
+        chain = self.site_ledger.chain(self.name, self.trust.identity.public, session)
         chain.begin()
         return chain
 
-    def _open(self, ask: Request, chain: SessionChain, client: str) -> RequestContext:
+    def _open(self, request: Request, chain: SessionChain, client: str) -> RequestContext:
         """Find the step of a request that is addressed to this site, and record what came with it."""
-        step = self._find_step(ask)
-        self.account.check_undisputed(self.name)
-        chain.ask(ask, step)
+        step = self._find_step(request)
+        self.site_ledger.check_undisputed(self.name)
+        chain.request(request, step)
         ended = ""
-        if ask.session and ask.session not in self.states:
-            ended = SESSION_END_REASONS["restart"] if chain.resumed else self._put_out.get(ask.session, "")
+        if request.session and request.session not in self.states:
+            ended = (
+                SESSION_END_REASONS["restart"] if chain.resumed else self._put_out.get(request.session, "")
+            )
         return RequestContext(
             self._data,
-            ask,
+            request,
             step,
-            self.states.get(ask.session, State(self.name)),
+            self.states.get(request.session, State(self.name)),
             client,
             chain,
             ended,
-            receipt=ask.family == RECEIPT_FAMILY,
-            analysis=ask.family not in (RECEIPT_FAMILY, *UNALIGNED_FAMILIES),
+            receipt=request.family == RECEIPT_FAMILY,
+            analysis=request.family not in (RECEIPT_FAMILY, *UNALIGNED_FAMILIES),
             noise=self._noise,
         )
 
@@ -389,71 +393,78 @@ class Site:
 
     def _prepare(self, context: RequestContext) -> bytes:
         """Run a step, check its reply, mask it, and return it packed."""
-        ask, step, state, data = context.request, context.step, context.state, context.data
-        masker = None if ask.masked is None else self._masker(ask, state)
+        request, step, state, data = context.request, context.step, context.state, context.data
+        masker = None if request.masked is None else self._masker(request, state)
         context.sites = () if masker is None else masker.sites
         state.begin(
             lambda fact: FACT_CHECKS[type(fact)](data, state, fact),
             context.sites,
-            lambda: self._noise.check(ask, state.owed.values()),
+            lambda: self._noise.check(request, state.owed.values()),
         )
         context.reply = self._run(context)
         for check in AFTER:
             check(context)
         context.sent = context.reply
         if masker is not None:
-            hidden = mask_reply(masker, ask, step, context.reply.arrays, bind_common(state, ask, step))
-            context.sent = replace(context.reply, arrays=hidden)
+            masked = mask_reply(
+                masker, request, step, context.reply.arrays, bind_common(state, request, step)
+            )
+            context.sent = replace(context.reply, arrays=masked)
         return pack_reply(context.sent)
 
     def _record(self, context: RequestContext) -> None:
         """Record what leaves in the ledger, and keep the state of the session."""
-        ask, step, state, data = context.request, context.step, context.state, context.data
-        self.account.note(state.in_play, state.entities)
-        if data.memory.released is not context.released and self.account.store is not None:
-            self.account.keep_answered(data.memory.to_arrays(data.table, data.mark_key), data.table.n_rows)
+        request, step, state, data = context.request, context.step, context.state, context.data
+        self.site_ledger.note(state.in_play, state.entities)
+        if data.memory.released is not context.released and self.site_ledger.store is not None:
+            self.site_ledger.keep_answered(
+                data.memory.to_arrays(data.table, data.mark_key), data.table.n_rows
+            )
         n_sites = len(context.sites) or 1
-        context.chain.reply(ask, step, context.sent, context.reply.arrays, n_sites, context.costs)
+        context.chain.reply(request, step, context.sent, context.reply.arrays, n_sites, context.costs)
         if not context.receipt:
-            record_step(state, ask, step)
-            self._keep_state(ask.session, state)
+            record_step(state, request, step)
+            self._keep_state(request.session, state)
 
-    def _check_address(self, ask: Request) -> None:
-        if ask.site != self.name:
-            raise MessageError(f"{self.name}: received a message that is addressed to '{ask.site}'")
+    def _check_address(self, request: Request) -> None:
+        if request.site != self.name:
+            raise MessageError(f"{self.name}: received a message that is addressed to '{request.site}'")
 
-    def _check_turn(self, ask: Request) -> None:
+    def _check_turn(self, request: Request) -> None:
         """Answer no question twice, and none of a session of which some questions are not known here."""
-        if ask.turn is None:
+        if request.turn is None:
             return
-        seen, resumed = self.account.rounds(ask.session), self.account.resumed(ask.session)
-        if ask.turn > seen + 1 or (resumed and ask.turn == seen):
+        seen, resumed = self.site_ledger.rounds(request.session), self.site_ledger.resumed(request.session)
+        if request.turn > seen + 1 or (resumed and request.turn == seen):
             raise SessionError(f"{self.name}: {SESSION_END_REASONS['restart']}")
-        if ask.turn <= seen:
+        if request.turn <= seen:
             raise SecurityError(
-                f"{self.name}: question {ask.turn} of a session in which it has answered {seen} is not "
+                f"{self.name}: question {request.turn} of a session in which it has answered {seen} is not "
                 "answered anew: somebody repeated an old question, or a copy of the analysis runs"
             )
 
-    def _find_step(self, ask: Request) -> Step:
-        steps = FAMILIES.get(ask.family)
+    def _find_step(self, request: Request) -> Step:
+        steps = FAMILIES.get(request.family)
         if steps is None:
             raise MessageError(
-                f"{self.name}: unknown family '{ask.family}'; installed are {sorted(FAMILIES)} ({RUNS})"
+                f"{self.name}: unknown family '{request.family}'; installed are {sorted(FAMILIES)} ({RUNS})"
             )
-        if ask.step not in steps:
+        if request.step not in steps:
             raise MessageError(
-                f"{self.name}: family '{ask.family}' has no step '{ask.step}'; it has {sorted(steps)} "
+                f"{self.name}: family '{request.family}' has no step '{request.step}'; it has "
+                f"{sorted(steps)} "
                 f"({RUNS})"
             )
-        step = steps[ask.step]
-        if ask.text and step.text_in is None:
-            raise MessageError(f"{self.name}, step '{ask.step}': received a text, expected arrays only")
+        step = steps[request.step]
+        if request.text and step.text_in is None:
+            raise MessageError(f"{self.name}, step '{request.step}': received a text, expected arrays only")
         return step
 
-    def _masker(self, ask: Request, state: State) -> Masker:
+    def _masker(self, request: Request, state: State) -> Masker:
         """Return the masker of this session, where the policy allows a sum over so many sites."""
-        absent = f"step '{ask.step}': asked for masked, and the sites have not agreed on keys in this session"
+        absent = (
+            f"step '{request.step}': asked for masked, and the sites have not agreed on keys in this session"
+        )
         masker = state.use("masker", Masker, absent)
         check_masked_sites(self._data, self.policy, masker.sites)
         return masker
@@ -467,11 +478,11 @@ class Site:
             self.states[session] = state
 
     def _run(self, context: RequestContext) -> Reply:
-        ask, step, state = context.request, context.step, context.state
+        request, step, state = context.request, context.step, context.state
         try:
             if step.text_in is None and step.text_out is None:
-                return Reply(self.name, step.run(self._data, state, **ask.arrays), "", state.entities)
-            arrays, text = step.run(self._data, state, ask.text, **ask.arrays)
+                return Reply(self.name, step.run(self._data, state, **request.arrays), "", state.entities)
+            arrays, text = step.run(self._data, state, request.text, **request.arrays)
             return Reply(self.name, arrays, text, state.entities)
         except AlternativeReply as instead:
             if instead.reason:

@@ -169,7 +169,7 @@ def _exceeds(data: SiteData, used: Bools, column: str, new: frozenset[str]) -> b
 def _released_sums(data: SiteData, columns: Iterable[str]) -> dict[str, set[str]]:
     """Name the sums of columns that the site has released, in all sessions."""
     found: dict[str, set[str]] = {name: set() for name in columns}
-    for entry in data.account.spent:
+    for entry in data.site_ledger.spent:
         if entry.startswith(COLUMN_SUMS_KEY):
             name, *keys = entry.removeprefix(COLUMN_SUMS_KEY).split("\n")
             if name in found:
@@ -179,7 +179,7 @@ def _released_sums(data: SiteData, columns: Iterable[str]) -> dict[str, set[str]
 
 def _remember(data: SiteData, used: Bools, new: Mapping[str, frozenset[str]]) -> None:
     for column, keys in new.items():
-        data.account.spend(COLUMN_SUMS_KEY + "\n".join([column, *sorted(keys)]))
+        data.site_ledger.spend(COLUMN_SUMS_KEY + "\n".join([column, *sorted(keys)]))
 
 
 def _row_digest(used: Bools) -> str:

@@ -75,7 +75,7 @@ class SiteData:
     memory : ReleaseHistory
         The groups of rows behind earlier answers; see :mod:`fedstat.federation.disclosure.release_history`.
     trust : Trust
-    account : SiteLedger
+    site_ledger : SiteLedger
         The site's own account of all that passed its door.
     published : mapping of str to PublishedColumn
         What the owner has published of the columns, from which formulas are judged.
@@ -89,7 +89,7 @@ class SiteData:
     policy: Policy
     memory: ReleaseHistory = field(default_factory=ReleaseHistory)
     trust: SiteTrust = field(default_factory=lambda: SiteTrust())
-    account: SiteLedger = field(default_factory=SiteLedger)
+    site_ledger: SiteLedger = field(default_factory=SiteLedger)
     published: Published = field(default_factory=dict)
     approvals: Approvals = field(default_factory=lambda: Approvals("", SiteLedger()))
 
@@ -165,8 +165,8 @@ class State:
         self._behind: int | None = None
         self._judge: Callable[[Any], None] | None = None
         self.check_noise: Callable[[], None]  # of the present request, set when it begins
-        self.told: set[type] = set()
-        self.hidden_among: tuple[str, ...] = ()  # sites that mask the present answer
+        self.reported: set[type] = set()
+        self.masked_among: tuple[str, ...] = ()  # sites that mask the present answer
         self.owed: dict[str, NoiseRequired] = {}  # by array of the present answer
         self.in_play: set[str] = set()
         self.last: dict[str, str] = {}  # the latest step of each family
@@ -190,15 +190,15 @@ class State:
         return max(self._columns.values(), default=0)
 
     def begin(
-        self, judge: Callable[[Any], None], hidden_among: tuple[str, ...], check_noise: Callable[[], None]
+        self, judge: Callable[[Any], None], masked_among: tuple[str, ...], check_noise: Callable[[], None]
     ) -> None:
         """Start counting for a new request, whose facts the site examines."""
-        self._behind, self._judge, self.told, self.hidden_among = None, judge, set(), hidden_among
+        self._behind, self._judge, self.reported, self.masked_among = None, judge, set(), masked_among
         self._formula_begins = True
         self.check_noise = check_noise
         self.owed.clear()
 
-    def tell(self, *facts: Any) -> None:
+    def report(self, *facts: Any) -> None:
         """Say what stands behind the answer: see :mod:`fedstat.federation.disclosure.facts`.
 
         The door judges at once, since what goes wrong later in a step may say something about few rows.
@@ -209,7 +209,7 @@ class State:
             The site's owner does not allow it.
         """
         for fact in facts:
-            self.told.add(type(fact))
+            self.reported.add(type(fact))
             if isinstance(fact, EntityCount):
                 self.rest_on(fact.n)
             if isinstance(fact, NoiseRequired):
@@ -231,7 +231,7 @@ class State:
         """Go back to what was kept earlier."""
         self._items, self._counts = dict(earlier._items), dict(earlier._counts)
         self._columns, self._behind = dict(earlier._columns), earlier._behind
-        self._facts, self.told = dict(earlier._facts), set(earlier.told)
+        self._facts, self.reported = dict(earlier._facts), set(earlier.reported)
         self.in_play = set(earlier.in_play)
 
     def rest_on(self, entities: int) -> None:
@@ -250,7 +250,7 @@ class State:
         self._items[name] = item
         self._counts[name] = entities
         self._columns[name] = columns
-        self._facts[name] = frozenset(self.told)
+        self._facts[name] = frozenset(self.reported)
         if entities is not None:
             self.rest_on(entities)
 
@@ -282,7 +282,7 @@ class State:
             raise MessageError(f"{self.site}: {absent or default}")
         item: KeptT = self._items[name]
         entities = self._counts[name]
-        self.told |= self._facts[name]
+        self.reported |= self._facts[name]
         if entities is not None:
             self.rest_on(entities)
         return item

@@ -136,5 +136,5 @@ def threats_beyond_one_fit(policies: Iterable[Policy], here: bool) -> Iterator[t
     if here:
         yield "Everybody here", ALL_ROWS_THREAT
     if not here or one_process_note(rules) == STRICT_TRIAL_NOTE:
-        told = (one for policy in rules for one in threats_under(policy) if one.party in ACTIVE_PARTIES)
-        yield from dict.fromkeys((one.party, one.learns) for one in told)
+        reported = (one for policy in rules for one in threats_under(policy) if one.party in ACTIVE_PARTIES)
+        yield from dict.fromkeys((one.party, one.learns) for one in reported)

@@ -64,7 +64,7 @@ class DrySite(Site):
         super().__init__(name, table, policy, COMMON_SEED)
         self.owners = policy  # :attr:`policy` is the one in force at the moment
         self._instead = instead or {}
-        self._told_of_columns = False
+        self._reported_columns = False
         self.refused: list[PolicyError] = []
 
     def open(self, session: str, state: State) -> None:
@@ -77,34 +77,34 @@ class DrySite(Site):
         maskers = [state.use("masker", Masker) for state in self.states.values() if "masker" in state]
         return max((len(masker.sites) for masker in maskers), default=0)
 
-    def hear(self, ask: Request) -> Reply:
+    def hear(self, request: Request) -> Reply:
         """Answer a question, and note in :attr:`refused` which of the owner's rules refuse the answer.
 
         A PolicyError where not even a policy that allows all lets the answer pass.
         """
-        self.refused = list(refusals(self.name, self.owners, ask, FAMILIES[ask.family][ask.step]))
-        if ask.masked is not None:
+        self.refused = list(refusals(self.name, self.owners, request, FAMILIES[request.family][request.step]))
+        if request.masked is not None:
             self._hold("", "", partial(check_mask, self.name, self.owners, self.n_masked))
         # The rules above are off here: else the first of them would hide what the steps have to say.
         counts = replace(ALLOW_ALL, **{name: getattr(self.owners, name) for name in REPLY_RULES})
         try:
-            reply = self._ask(ask, counts)
+            reply = self._request(request, counts)
         except PolicyError as error:
             self._note(error, "")
-            reply = self._ask(ask, ALLOW_ALL)
-        self._hold_reply(ask, reply)
+            reply = self._request(request, ALLOW_ALL)
+        self._hold_reply(request, reply)
         return reply
 
-    def _hold_reply(self, ask: Request, reply: Reply) -> None:
+    def _hold_reply(self, request: Request, reply: Reply) -> None:
         # Columns are open for the whole session; refused once, they would be refused again at every answer.
-        columns = 0 if self._told_of_columns else self.states.get(ask.session, State(self.name)).columns
+        columns = 0 if self._reported_columns else self.states.get(request.session, State(self.name)).columns
         if not self._hold(
-            "maximum columns", "", partial(check_columns, self.name, self.owners, ask, columns)
+            "maximum columns", "", partial(check_columns, self.name, self.owners, request, columns)
         ):
-            self._told_of_columns = True  # refused, they are not open
-        step, there = FAMILIES[ask.family][ask.step], set(reply.released)
+            self._reported_columns = True  # refused, they are not open
+        step, there = FAMILIES[request.family][request.step], set(reply.released)
         for name in (name for name in step.given if name in there):
-            check = partial(check_counts, self.name, self.owners, ask, step, [name], reply.entities)
+            check = partial(check_counts, self.name, self.owners, request, step, [name], reply.entities)
             self._hold("minimum count", name, check)
 
     def _hold(self, rule: str, array: str, check: Callable[[], object]) -> bool:
@@ -122,15 +122,15 @@ class DrySite(Site):
         refused = PolicyError(message, rule=rule or error.rule, site=self.name, array=array)
         self.refused = [*earlier, refused]
 
-    def _ask(self, ask: Request, policy: Policy) -> Reply:
+    def _request(self, request: Request, policy: Policy) -> Reply:
         """Answer under some policy, which steps are handed with the data."""
         # Steps read the policy too, for instance how many rows stand behind a level.
         self.policy, self._data = policy, replace(self._data, policy=policy)
-        return unpack_reply(self.answer(pack_request(ask)))
+        return unpack_reply(self.answer(pack_request(request)))
 
-    def _find_step(self, ask: Request) -> Step:
-        step = super()._find_step(ask)
-        return self._instead.get((ask.family, ask.step), step)
+    def _find_step(self, request: Request) -> Step:
+        step = super()._find_step(request)
+        return self._instead.get((request.family, request.step), step)
 
 
 REPLY_RULES = (
@@ -186,7 +186,7 @@ class DryRunRecord:
     array is and the policy that it meets; `refused` what policies would refuse, by site and step. `n_masked`
     counts the sites of the masked sums, 0 where there are none; `dealers` name who deals for the secure
     product of each two institutions, empty for the coordinator. `earlier` are kinds of what has left each
-    institution already, when the model was made. `asked` are all questions, also those in place at the
+    institution already, when the model was made. `request` are all questions, also those in place at the
     coordinator's own institution. `cut_short` is the step at which a refusal ended it, because
     no policy could let it pass.
     """
@@ -200,7 +200,7 @@ class DryRunRecord:
     dealers: Mapping[tuple[str, str], str]
     earlier: Mapping[str, tuple[str, ...]]
     cut_short: str
-    asked: tuple[DryRunRequest, ...] = ()
+    requested: tuple[DryRunRequest, ...] = ()
 
     def rules(self, entry: Entry) -> tuple[str, ...]:
         """Rules of the sender's policy that an array meets; none for what the coordinator sends."""
@@ -239,9 +239,9 @@ class DryRunEngine:
         self._dealers: dict[tuple[str, str], str] = {}
         self._earlier: Mapping[str, tuple[str, ...]] = {}
         self._cut_short = ""
-        self._asked: list[DryRunRequest] = []
+        self._request: list[DryRunRequest] = []
 
-    def course(self) -> DryRunRecord:
+    def dry_run(self) -> DryRunRecord:
         """Return what the rehearsal went through."""
         # Sites that agreed on keys may have used them for sealed messages alone.
         any_masked = any(entry.masked for entry in self._ledger.entries)
@@ -255,7 +255,7 @@ class DryRunEngine:
             dealers=self._dealers,
             earlier=self._earlier,
             cut_short=self._cut_short,
-            asked=tuple(self._asked),
+            requested=tuple(self._request),
         )
 
     def run(self, protocol: FitProtocol[Fit], ledger: Ledger) -> NoReturn:
@@ -263,17 +263,17 @@ class DryRunEngine:
 
         What the protocol returns rests on made up numbers, and is not handed on.
         """
-        self._ledger, self._earlier = Ledger(at=ledger.at), ledger.kinds_by_client()
+        self._ledger, self._earlier = Ledger(at=ledger.at), ledger.kinds_by_site()
         try:
-            asks = next(protocol)
+            requests = next(protocol)
             while True:
-                if asks and all(ask.family == RECEIPT_FAMILY for ask in asks):
+                if requests and all(request.family == RECEIPT_FAMILY for request in requests):
                     raise DryRunEnded  # what follows is the sites' statements on what has passed
-                crossing = [ask for ask in asks if leaves(ask, self._ledger)]
+                crossing = [request for request in requests if leaves(request, self._ledger)]
                 if crossing:
                     self._ledger.begin_round()
-                    self._rounds.append(tuple(dict.fromkeys(ask.step for ask in crossing)))
-                asks = protocol.send([self._carry(ask) for ask in asks])
+                    self._rounds.append(tuple(dict.fromkeys(request.step for request in crossing)))
+                requests = protocol.send([self._send(request) for request in requests])
         except StopIteration:
             raise DryRunEnded from None
         except EstimationError:
@@ -282,45 +282,55 @@ class DryRunEngine:
                 raise
             raise DryRunEnded from None
 
-    def _carry(self, ask: Request) -> Reply:
-        same = request_signature(ask) if ask.step in self._repeated else None
+    def _send(self, request: Request) -> Reply:
+        same = request_signature(request) if request.step in self._repeated else None
         if same is not None and same in self._answers:
             self._reused, reply = True, self._answers[same]
         else:
-            reply = self._hear(ask)
+            reply = self._hear(request)
         if same is not None:
             self._answers[same] = reply
-        enter(ask, reply, self._ledger)
+        enter(request, reply, self._ledger)
         # What is hidden travels as several words a number: its first axis is none of its own.
-        gives = FAMILIES[ask.family][ask.step].gives
-        hidden = {name for name in reply.arrays if ask.masked is not None and gives[name].maskable}
+        gives = FAMILIES[request.family][request.step].gives
+        hidden = {name for name in reply.arrays if request.masked is not None and gives[name].maskable}
         gave = {name: prod(array.shape[name in hidden :]) for name, array in reply.arrays.items()}
         gave |= {TEXT: 0} if reply.text else {}
-        masked, text = ask.masked is not None, bound_text(ask)
-        self._asked.append(DryRunRequest(ask.site, ask.family, ask.step, masked, text, gave, reply.entities))
+        masked, text = request.masked is not None, bound_text(request)
+        self._request.append(
+            DryRunRequest(request.site, request.family, request.step, masked, text, gave, reply.entities)
+        )
         return reply
 
-    def _hear(self, ask: Request) -> Reply:
-        site = self._sites[ask.site]
+    def _hear(self, request: Request) -> Reply:
+        site = self._sites[request.site]
         try:
-            reply = site.hear(ask)
+            reply = site.hear(request)
         except PolicyError:
-            self._cut_short = ask.step
+            self._cut_short = request.step
             raise DryRunEnded from None
         finally:
-            found = self._refused.setdefault((ask.site, ask.step), {})
+            found = self._refused.setdefault((request.site, request.step), {})
             for one in site.refused:
                 found.setdefault((one.rule, one.array, str(one)), one)
-        for name, declared in FAMILIES[ask.family][ask.step].given.items():
-            self._declared[ask.site, ask.step, name] = (declared, site.owners)
+        for name, declared in FAMILIES[request.family][request.step].given.items():
+            self._declared[request.site, request.step, name] = (declared, site.owners)
         # The coordinator's own dealing is no message; who deals stands in the questions to both institutions.
-        if ask.step == OPEN_PRODUCT_STEP:
-            part = read_part(ask.text)
-            self._dealers[part.product.client_a, part.product.client_b] = part.dealer
+        if request.step == OPEN_PRODUCT_STEP:
+            part = read_part(request.text)
+            self._dealers[part.product.site_a, part.product.site_b] = part.dealer
         return reply
 
 
-def request_signature(ask: Request) -> RequestSignature:
+def request_signature(request: Request) -> RequestSignature:
     """All of a question but the numbers in its arrays, and the round whose masks hide its answer."""
-    shapes = tuple((name, array.dtype.str, array.shape) for name, array in ask.arrays.items())
-    return ask.site, ask.family, ask.step, ask.session, ask.text, ask.masked is None, shapes
+    shapes = tuple((name, array.dtype.str, array.shape) for name, array in request.arrays.items())
+    return (
+        request.site,
+        request.family,
+        request.step,
+        request.session,
+        request.text,
+        request.masked is None,
+        shapes,
+    )

@@ -55,23 +55,23 @@ class IterationLoop:
         """Whether a round of these steps is one of an iteration."""
         return set(steps) <= set(self.steps)
 
-    def done(self, course: DryRunRecord) -> int:
+    def done(self, dry_run: DryRunRecord) -> int:
         """Count the iterations of the dry run."""
-        return sum(self.steps[0] in steps for steps in course.rounds)
+        return sum(self.steps[0] in steps for steps in dry_run.rounds)
 
-    def lengths(self, course: DryRunRecord) -> FitLengths:
+    def lengths(self, dry_run: DryRunRecord) -> FitLengths:
         """Count iterations: one of every loop, as in the dry run, and at the limit."""
-        usual = round(self.done(course) / self.share)
+        usual = round(self.done(dry_run) / self.share)
         return min(self.fewest, usual), usual, max(self.limit, usual)
 
-    def counts(self, count: int, course: DryRunRecord) -> FitLengths:
+    def counts(self, count: int, dry_run: DryRunRecord) -> FitLengths:
         """Turn what was counted in the dry run into the three counts."""
-        done = self.done(course)
+        done = self.done(dry_run)
         if not done:
             return count, count, count
         # Messages an iteration; a step that was left out once, as in the last iteration, still counts as one.
         each = max(1, round(count / done))
-        low, usual, most = (max(count + each * (length - done), 0) for length in self.lengths(course))
+        low, usual, most = (max(count + each * (length - done), 0) for length in self.lengths(dry_run))
         return low, usual, most
 
 
@@ -103,26 +103,26 @@ class ExpectedArray:
 class ExpectedReleases:
     """What a fit would request: with one iteration, as in the dry run, and at the limit."""
 
-    course: DryRunRecord
+    dry_run: DryRunRecord
     loops: Sequence[IterationLoop] = ()
 
     def rounds(self) -> list[tuple[tuple[str, ...], FitLengths]]:
         """Kinds of rounds in the order in which they first come, with how many there are of each."""
         return [
-            (steps, self._counts(steps, self.course.rounds.count(steps)))
-            for steps in dict.fromkeys(self.course.rounds)
+            (steps, self._counts(steps, self.dry_run.rounds.count(steps)))
+            for steps in dict.fromkeys(self.dry_run.rounds)
         ]
 
     def most(self, site: str, family: str, step: str) -> int:
         """Count how often a step is asked of a site at the most."""
         address = (site, family, step)
-        count = sum((one.site, one.family, one.step) == address for one in self.course.asked)
+        count = sum((one.site, one.family, one.step) == address for one in self.dry_run.requested)
         return max(self._counts((step,), count))
 
     def planned(self) -> list[ExpectedArray]:
         """List what would leave each institution, array by array, as the ledger's releases do."""
         found: dict[ArrayKey, list[Entry]] = {}
-        for e in self.course.entries:
+        for e in self.dry_run.entries:
             key = (e.sender, e.receiver, e.step, e.array, e.kind, e.what, e.masked)
             found.setdefault(key, []).append(e)
         return [self._planned(key, entries) for key, entries in found.items()]
@@ -141,8 +141,8 @@ class ExpectedReleases:
             entities=max(entry.entities for entry in entries),
             messages=messages,
             bytes=(low, usual, most),
-            rules=self.course.rules(one),
-            refusals=self.course.refusals(one),
+            rules=self.dry_run.rules(one),
+            refusals=self.dry_run.refusals(one),
         )
 
     def _counts(self, steps: tuple[str, ...], count: int) -> FitLengths:
@@ -150,7 +150,7 @@ class ExpectedReleases:
         for loop in self.loops:
             # The first that fits: a loop that holds another one is listed after it.
             if loop.has(steps):
-                return loop.counts(count, self.course)
+                return loop.counts(count, self.dry_run)
         return count, count, count
 
     def _further(self, entries: Sequence[Entry], more: int) -> list[tuple[tuple[int, ...], int]]:
@@ -172,7 +172,7 @@ class ExpectedReleases:
     def refusals(self) -> dict[str, list[PolicyError]]:
         """List what policies would refuse, by site, also in place at the coordinator's own institution."""
         out: dict[str, list[PolicyError]] = {}
-        for (site, _), found in self.course.refused.items():
+        for (site, _), found in self.dry_run.refused.items():
             if found:
                 out.setdefault(site, []).extend(found)
         return out
@@ -204,8 +204,8 @@ class AnalysisDescription:
 
 def plan_text_release(family: str, step: str) -> PlannedStep:
     """Plan one question of a step that takes nothing, and tells a text."""
-    told = FAMILIES[family][step].given[TEXT]
-    gives = ReleasedArray(TEXT, told.kind, told.what, False, 0, 0)
+    reported = FAMILIES[family][step].given[TEXT]
+    gives = ReleasedArray(TEXT, reported.kind, reported.what, False, 0, 0)
     return PlannedStep(family, step, 1, False, ("",), (gives,))
 
 
@@ -213,23 +213,23 @@ def plan_text_release(family: str, step: str) -> PlannedStep:
 class PlanBuilder:
     """Makes the plan of every site from one forecast; `guessed` are steps whose sizes are not known."""
 
-    forecast: ExpectedReleases
+    expected: ExpectedReleases
     words: AnalysisDescription
     guessed: frozenset[str]
 
     def plan(self, site: str, columns: Sequence[str], afterwards: Sequence[PlannedStep] = ()) -> AnalysisPlan:
         """Plan for one site, of which these columns are read; also steps that may be asked afterwards."""
-        rounds = sum(self._with_room(kinds, max(counts)) for kinds, counts in self.forecast.rounds())
+        rounds = sum(self._with_room(kinds, max(counts)) for kinds, counts in self.expected.rounds())
         return self.words.plan(site, columns, (*self._steps(site), *afterwards), rounds)
 
     def _steps(self, site: str) -> Iterator[PlannedStep]:
-        asked: dict[tuple[str, str], list[DryRunRequest]] = {}
-        for one in self.forecast.course.asked:
+        request: dict[tuple[str, str], list[DryRunRequest]] = {}
+        for one in self.expected.dry_run.requested:
             if one.site == site and one.family not in UNALIGNED_FAMILIES:
-                asked.setdefault((one.family, one.step), []).append(one)
-        planned = self.forecast.planned()
-        for (family, step), found in asked.items():
-            most = self._with_room((step,), self.forecast.most(site, family, step))
+                request.setdefault((one.family, one.step), []).append(one)
+        planned = self.expected.planned()
+        for (family, step), found in request.items():
+            most = self._with_room((step,), self.expected.most(site, family, step))
             masked = all(one.masked for one in found)
             texts = tuple(sorted({one.text for one in found}))
             rows = [row for row in planned if row.step == step]
@@ -253,7 +253,7 @@ class PlanBuilder:
             later = [
                 prod(row.shape)
                 for row in planned
-                if row.array == name and self._rehearsed(row.sender, step, name) == gave
+                if row.array == name and self._dry_run(row.sender, step, name) == gave
             ]
             unknown = step in self.guessed or name == TEXT
             numbers = 0 if unknown else max([gave, *later])
@@ -261,13 +261,13 @@ class PlanBuilder:
             entities = max(one.entities for one in found)
             yield ReleasedArray(name, declared.kind, declared.what, hidden, numbers, entities)
 
-    def _rehearsed(self, site: str, step: str, array: str) -> int:
+    def _dry_run(self, site: str, step: str, array: str) -> int:
         """Most numbers of an array that one answer had."""
-        asked = self.forecast.course.asked
+        request = self.expected.dry_run.requested
         return max(
-            (one.gave.get(array, 0) for one in asked if (one.site, one.step) == (site, step)), default=0
+            (one.gave.get(array, 0) for one in request if (one.site, one.step) == (site, step)), default=0
         )
 
     def _with_room(self, steps: tuple[str, ...], most: int) -> int:
-        decided = any(loop.has(steps) for loop in self.forecast.loops)
+        decided = any(loop.has(steps) for loop in self.expected.loops)
         return max(most, MIN_ROUNDS) if decided else most

@@ -55,9 +55,9 @@ def synthetic_column_sites(
         X = X if block.has is None else np.where(block.has, X, np.nan)
         predictor[block.rows] += np.nan_to_num(X) @ effects[first : first + p]
         first += p
-        seen = np.isin(rows[block.client], design.entities[block.rows])
+        seen = np.isin(rows[block.site], design.entities[block.rows])
         opened = synthetic_block(block, X, seen)
-        states[block.client].keep("block", opened, opened.fewest, columns=p)
+        states[block.site].keep("block", opened, opened.fewest, columns=p)
     response = np.full(len(design.response_keep), np.nan)
     response[design.response_keep] = draw_response(distribution, predictor, rng)
     states[design.active].keep("response", response, design.n)
@@ -74,7 +74,7 @@ def synthetic_column_sites(
 
 def synthetic_block(block: BlockDesign, X: Floats, seen: Bools) -> CodedBlock:
     """Make a block of (n_seen, p) drawn columns; of their coding the names are known."""
-    spec = BlockSpec(block.client, names=block.names, term_names=block.term_names)
+    spec = BlockSpec(block.site, names=block.names, term_names=block.term_names)
     return CodedBlock(spec, seen, X, block.n_partial)
 
 
@@ -96,7 +96,7 @@ def _open_synthetic_block(data: SiteData, state: State, text: str) -> tuple[dict
     n, p = data.table.n_rows, len(spec.names)
     # As many as there can be: who has every column is not known before.
     seen = np.ones(n, dtype=np.bool_)
-    state.tell(EntityCount(n))
+    state.report(EntityCount(n))
     state.keep("block", CodedBlock(spec, seen, np.zeros((n, p)), 0), n, columns=p)
     return {"seen": seen}, to_json(OpenedBlock(spec.names, spec.term_names, spec.levels, 0))
 

@@ -126,11 +126,11 @@ class SyntheticRows:
 
     def _sum(self, data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
         """Sum for transforms; of what stands behind it the number of rows alone is judged."""
-        asked = from_json(TransformRequest, text, "")
-        state.tell(RowCount(self._n_rows(data.name), count_power_sums(asked)))
-        state.told.update(FAMILIES[FAMILY][SUM_STEP].gives["sums"].behind)
+        request = from_json(TransformRequest, text, "")
+        state.report(RowCount(self._n_rows(data.name), count_power_sums(request)))
+        state.reported.update(FAMILIES[FAMILY][SUM_STEP].gives["sums"].behind)
         state.rest_on(self._n_rows(data.name))
-        return {"sums": assumed_sums(targeted(asked))}, ""
+        return {"sums": assumed_sums(targeted(request))}, ""
 
     def _n_rows(self, site: str) -> int:
         return next(row.n for row in self.agreement.sites if row.site == site)
@@ -142,8 +142,8 @@ class SyntheticRows:
 
         def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
             n = self._n_rows(data.name)
-            state.tell(RowCount(n, len(names) + self.agreement.question.intercept))
-            state.told.update(OPEN_ROWS)  # the other facts are about rows that are not there
+            state.report(RowCount(n, len(names) + self.agreement.question.intercept))
+            state.reported.update(OPEN_ROWS)  # the other facts are about rows that are not there
             state.keep("rows", self._draw(data, n, len(names)), n, columns=len(names))
             return {}, answer
 

@@ -56,11 +56,11 @@ def load_linked_tables(
     Entities are numbers. PartitionError lists every site that is in the order of another alignment or of
     none, and tables that do not fit together, with what to do.
     """
-    whole = load_alignment(folder)
+    complete = load_alignment(folder)
     raise_problems(list(vertical_problems(schemas)))
-    raise_problems(list(alignment_problems(folder, whole, schemas)))
-    assert whole is not None
-    found = whole.among(tuple(schemas))
+    raise_problems(list(alignment_problems(folder, complete, schemas)))
+    assert complete is not None
+    found = complete.among(tuple(schemas))
     rows = {site: found.rows(site) for site in schemas}
     for numbers in rows.values():
         numbers.flags.writeable = False
@@ -177,11 +177,11 @@ def connect(
     heads = LedgerCheckpoints(federation.folder, fingerprints)
     engine = RemoteEngine(remote, None if journal is None else Journal(Path(journal)), heads)
     # Heads last: which of them are known changes, and a journal knows the other questions by their places.
-    asked = side_by_side(
+    request = side_by_side(
         request_schemas(tuple(fingerprints), secrets.token_hex(8)),
         request_ledger_heads(heads.known(), secrets.token_hex(8)),
     )
-    schemas, now = engine.run(asked, Ledger())
+    schemas, now = engine.run(request, Ledger())
     heads.keep(now)
     engine.installed = {name: schema.release for name, schema in schemas.items()}
     for remark in version_remarks(schemas):
@@ -221,14 +221,14 @@ def _selected_sites(federation: FederationDescription, without: Sequence[str]) -
     if unknown:
         there = ", ".join(federation.sites) or "none"
         raise PartitionError(f"without: there is no site {', '.join(unknown)}; there are {there}")
-    asked = {name: key for name, key in federation.sites.items() if name not in without}
-    if not asked:
+    request = {name: key for name, key in federation.sites.items() if name not in without}
+    if not request:
         raise PartitionError(
             f"'{federation.folder / FEDERATION_FILENAME}' lists no site to ask; add one with 'fedstat "
             "federation join "
             f"{federation.folder} CARD'"
         )
-    return asked
+    return request
 
 
 def _check_quorum(federation: FederationDescription, quorum: object, n_sites: int) -> None:
@@ -256,8 +256,8 @@ def schema_problems(schemas: Mapping[str, TableSchema], layout: Layout = "horizo
             )
     named = {schema.site_column for schema in schemas.values()}
     if len(named) > 1:
-        told = ", ".join(f"{site!r}: {schema.site_column!r}" for site, schema in schemas.items())
-        yield f"the sites have different names for the site itself ({told}); agree on one site_column"
+        reported = ", ".join(f"{site!r}: {schema.site_column!r}" for site, schema in schemas.items())
+        yield f"the sites have different names for the site itself ({reported}); agree on one site_column"
     common = common_columns([tuple(schema.columns) for schema in schemas.values()])
     if not common:
         yield "no column is at every site. Check that all sites spell their columns in the same way."
@@ -269,5 +269,5 @@ def schema_problems(schemas: Mapping[str, TableSchema], layout: Layout = "horizo
         # one kind: beside missing cells whole numbers are read as decimal ones
         plain = {site: "numbers" if kind == "whole numbers" else kind for site, kind in kinds.items()}
         if len(set(plain.values())) > 1:
-            told = ", ".join(f"{kind} at {site!r}" for site, kind in kinds.items())
-            yield f"column {name!r} holds {told}. One of the sites converts it, or leaves it out."
+            reported = ", ".join(f"{kind} at {site!r}" for site, kind in kinds.items())
+            yield f"column {name!r} holds {reported}. One of the sites converts it, or leaves it out."

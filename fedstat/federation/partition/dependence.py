@@ -35,7 +35,7 @@ class BlockCorrelation:
     ----------
     matrix : DataFrame, (p, p)
         Each entry over all entities that have both columns; NaN where fewer than three do.
-    client_of : mapping of str to str
+    site_of : mapping of str to str
         The institution of each column.
     n : DataFrame of int, (p, p)
         Entities behind each entry.
@@ -58,7 +58,7 @@ class BlockCorrelation:
     """
 
     matrix: pd.DataFrame
-    client_of: Mapping[str, str]
+    site_of: Mapping[str, str]
     n: pd.DataFrame
     pairs: pd.DataFrame
     alpha: float
@@ -67,23 +67,23 @@ class BlockCorrelation:
     @property
     def mean_within(self) -> float:
         """Mean absolute correlation of two columns of the same institution."""
-        return _mean_abs(self.matrix.to_numpy(), self._same_client())
+        return _mean_abs(self.matrix.to_numpy(), self._same_site())
 
     @property
     def mean_between(self) -> float:
         """Mean absolute correlation of two columns of different institutions."""
-        return _mean_abs(self.matrix.to_numpy(), ~self._same_client())
+        return _mean_abs(self.matrix.to_numpy(), ~self._same_site())
 
     def in_doubt(self) -> pd.DataFrame:
         """Entries between flagged institutions that exceed the threshold, as a bool DataFrame (p, p)."""
         flagged = self.pairs[self.pairs["flagged"]]
         pairs = {frozenset(pair) for pair in zip(flagged["client_1"], flagged["client_2"], strict=True)}
-        owners = list(self.client_of.values())
+        owners = list(self.site_of.values())
         between = [[frozenset((a, b)) in pairs for b in owners] for a in owners]
         return (self.matrix.abs() > self.threshold) & np.array(between, dtype=bool)
 
-    def _same_client(self) -> Bools:
-        owners = np.array(list(self.client_of.values()), dtype=object)
+    def _same_site(self) -> Bools:
+        owners = np.array(list(self.site_of.values()), dtype=object)
         return np.asarray(owners[:, None] == owners[None, :], dtype=bool)
 
 
@@ -110,18 +110,18 @@ def rank_correlation(
     smallest absolute correlation worth a flag. PartitionError if no institution has a numeric column.
     """
     blocks = {c: _numeric_block(frame, rows[c], n_entities) for c, frame in frames.items()}
-    client_of = {name: c for c, block in blocks.items() for name in block.columns}
-    if not client_of:
+    site_of = {name: c for c, block in blocks.items() for name in block.columns}
+    if not site_of:
         raise PartitionError("no institution has a numeric column: there is no rank correlation to compute.")
     pooled = pd.concat(blocks.values(), axis=1)
     R, N = spearman(pooled.to_numpy())
-    names = list(client_of)
+    names = list(site_of)
     matrix = pd.DataFrame(R, index=names, columns=names)
     pairs = _test_pairs({c: block for c, block in blocks.items() if block.shape[1]}, matrix)
     pairs["p_adjusted"] = holm(pairs["p_value"].to_numpy(dtype=np.float64))
     pairs["flagged"] = (pairs["p_adjusted"] < alpha) & (pairs["max_abs"] > threshold)
     counts = pd.DataFrame(N, index=names, columns=names)
-    return BlockCorrelation(matrix, client_of, counts, pairs, alpha, threshold)
+    return BlockCorrelation(matrix, site_of, counts, pairs, alpha, threshold)
 
 
 def spearman(X: Floats) -> tuple[Floats, Ints]:

@@ -31,7 +31,7 @@ class PartitionDescription:
     layout : {"vertical", "horizontal"}
     key : tuple of str
     n_entities : int
-    clients : DataFrame
+    sites : DataFrame
         Indexed by institution: ``columns``; ``entities`` with a record; of these ``complete`` and
         ``partly filled``; ``missing share`` of all entities without a record (vertical) or of
         cells without a value (horizontal). Vertical also ``empty rows``, which held a key and
@@ -63,7 +63,7 @@ class PartitionDescription:
     layout: Layout
     key: tuple[str, ...]
     n_entities: int
-    clients: pd.DataFrame
+    sites: pd.DataFrame
     patterns: pd.DataFrame
     not_pooled: tuple[str, ...] = ()
     use: pd.DataFrame | None = None
@@ -72,18 +72,18 @@ class PartitionDescription:
     @property
     def n_complete(self) -> int:
         """Entities that have a record at every institution."""
-        marks = self.patterns.iloc[:, : len(self.clients)].to_numpy(dtype=bool)
+        marks = self.patterns.iloc[:, : len(self.sites)].to_numpy(dtype=bool)
         return int(self.patterns["count"].to_numpy()[marks.all(axis=1)].sum())
 
     @property
     def title(self) -> str:
         """One line that says what this is."""
         key = f", key {', '.join(map(repr, self.key))}" if self.key else ""
-        counts = f"{self.n_entities:,} entities, {len(self.clients)} institutions"
+        counts = f"{self.n_entities:,} entities, {len(self.sites)} institutions"
         return f"{self.layout.capitalize()} partition: {counts}{key}"
 
     def __str__(self) -> str:
-        parts = [self.title, "", self._clients_shown().to_string()]
+        parts = [self.title, "", self._sites_shown().to_string()]
         if self.layout == "vertical":
             shown = self._patterns_shown().to_string(index=False)
             parts += ["", self._complete_line(), "", self._patterns_line(), shown]
@@ -94,7 +94,7 @@ class PartitionDescription:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        parts = [f"<p><b>{escape(self.title)}</b></p>", self._clients_shown().to_html()]
+        parts = [f"<p><b>{escape(self.title)}</b></p>", self._sites_shown().to_html()]
         if self.layout == "vertical":
             parts += [f"<p>{self._complete_line()}</p>", f"<p>{self._patterns_line()}</p>"]
             parts.append(self._patterns_shown().to_html(index=False))
@@ -119,8 +119,8 @@ class PartitionDescription:
             shown = ", ".join(map(repr, self.not_pooled[:COLUMNS_SHOWN]))
             more = len(self.not_pooled) - COLUMNS_SHOWN
             lines.append(f"Some institutions lack {shown}{f' and {more} more columns' if more > 0 else ''}.")
-        lines += [f"Privacy budget of {client}: {spent}." for client, spent in self.budgets.items()]
-        n_streamed = int(self.clients["complete"].isna().sum())
+        lines += [f"Privacy budget of {site}: {spent}." for site, spent in self.budgets.items()]
+        n_streamed = int(self.sites["complete"].isna().sum())
         if n_streamed:
             lines.append(
                 f"The tables of {n_streamed} institutions are streamed, or elsewhere; missing values are "
@@ -128,17 +128,17 @@ class PartitionDescription:
             )
         return lines
 
-    def _clients_shown(self) -> pd.DataFrame:
-        shown = self.clients.rename_axis(None).apply(_as_text)
-        shown.index = pd.Index([f"{k}  {client}" for k, client in enumerate(shown.index, 1)])
+    def _sites_shown(self) -> pd.DataFrame:
+        shown = self.sites.rename_axis(None).apply(_as_text)
+        shown.index = pd.Index([f"{k}  {site}" for k, site in enumerate(shown.index, 1)])
         return shown
 
     def _patterns_shown(self) -> pd.DataFrame:
         shown = (self.patterns if self.use is None else self.use).head(PATTERNS_SHOWN)
-        marks = shown.iloc[:, : len(self.clients)].map(
+        marks = shown.iloc[:, : len(self.sites)].map(
             {True: "x", False: "."}.get if self.use is None else PATTERN_MARKS.get
         )
-        marks.columns = pd.Index([str(k) for k in range(1, len(self.clients) + 1)])
+        marks.columns = pd.Index([str(k) for k in range(1, len(self.sites) + 1)])
         return pd.concat([marks, shown[["count", "share"]].apply(_as_text)], axis=1)
 
 
@@ -157,32 +157,34 @@ def describe_blocks(
     left out; cells of tables that are elsewhere are not counted. `partial` is the rule for entities with some
     of an institution's columns.
     """
-    counts = {client: _count_records(table) for client, table in tables.items()}
-    clients = pd.DataFrame.from_dict(counts, orient="index").rename_axis("client")
-    if clients["complete"].isna().any():
-        clients = clients.astype("Int64")
-    clients["missing share"] = 1 - clients["entities"] / max(n_entities, 1)
-    clients["empty rows"] = pd.Series(empty_rows)
+    counts = {site: _count_records(table) for site, table in tables.items()}
+    sites = pd.DataFrame.from_dict(counts, orient="index").rename_axis("client")
+    if sites["complete"].isna().any():
+        sites = sites.astype("Int64")
+    sites["missing share"] = 1 - sites["entities"] / max(n_entities, 1)
+    sites["empty rows"] = pd.Series(empty_rows)
     presence = presence_matrix(rows, n_entities)
     patterns, use = count_patterns(presence, list(tables)), None
-    frames = {client: table.frame for client, table in tables.items() if isinstance(table, FrameTable)}
-    if len(frames) == len(tables) and clients["partly filled"].any():
-        whole = presence_matrix(
-            {client: rows[client][_complete(frames[client], tables[client].columns)] for client in tables},
+    frames = {site: table.frame for site, table in tables.items() if isinstance(table, FrameTable)}
+    if len(frames) == len(tables) and sites["partly filled"].any():
+        complete = presence_matrix(
+            {site: rows[site][_complete(frames[site], tables[site].columns)] for site in tables},
             n_entities,
         )
         # What becomes of the entities with some of an institution's columns.
-        taken = {"drop": (whole, whole), "mean": (presence, presence)}.get(partial, (presence, whole))
+        taken = {"drop": (complete, complete), "mean": (presence, presence)}.get(
+            partial, (presence, complete)
+        )
         use = count_patterns(np.concatenate(taken, axis=1), [*tables, *[f"all {k}" for k in tables]])
         use = _pattern_texts(use, list(tables))
-    return PartitionDescription("vertical", key, n_entities, clients, patterns, use=use)
+    return PartitionDescription("vertical", key, n_entities, sites, patterns, use=use)
 
 
-def _pattern_texts(patterns: pd.DataFrame, clients: list[str]) -> pd.DataFrame:
+def _pattern_texts(patterns: pd.DataFrame, sites: list[str]) -> pd.DataFrame:
     """Say in words how much of every institution's columns a pattern has."""
-    K = len(clients)
+    K = len(sites)
     some, every = patterns.iloc[:, :K].to_numpy(bool), patterns.iloc[:, K : 2 * K].to_numpy(bool)
-    words = pd.DataFrame(np.select([every, some], ["all", "some"], "none"), columns=clients)
+    words = pd.DataFrame(np.select([every, some], ["all", "some"], "none"), columns=sites)
     return pd.concat([words, patterns[["count", "share"]]], axis=1)
 
 
@@ -190,10 +192,10 @@ def describe_rows(
     tables: Mapping[str, Table], pooled: Sequence[str], *, key: tuple[str, ...]
 ) -> PartitionDescription:
     """Horizontal layout: count every institution's rows and missing cells; all have the `pooled` columns."""
-    clients = pd.DataFrame({client: _count_rows(table) for client, table in tables.items()}).T
+    sites = pd.DataFrame({site: _count_rows(table) for site, table in tables.items()}).T
     # Int64 knows missing counts, which streamed tables have
-    dtypes = {"missing share": "float64"} | dict.fromkeys(clients.columns.drop("missing share"), "Int64")
-    if clients["complete"].notna().all():
+    dtypes = {"missing share": "float64"} | dict.fromkeys(sites.columns.drop("missing share"), "Int64")
+    if sites["complete"].notna().all():
         dtypes = {name: dtype.lower() for name, dtype in dtypes.items()}
     sizes = np.array([table.n_rows for table in tables.values()])
     order = [k for k in np.argsort(-sizes, kind="stable") if sizes[k]]
@@ -205,7 +207,7 @@ def describe_rows(
         "horizontal",
         key,
         int(sizes.sum()),
-        clients.astype(dtypes).rename_axis("client"),
+        sites.astype(dtypes).rename_axis("client"),
         patterns,
         tuple(name for name in named if name not in pooled),
     )
@@ -219,11 +221,11 @@ def presence_matrix(rows: Mapping[str, Ints], n_entities: int) -> Bools:
     return presence
 
 
-def count_patterns(presence: Bools, clients: list[str]) -> pd.DataFrame:
+def count_patterns(presence: Bools, sites: list[str]) -> pd.DataFrame:
     """Distinct rows of the presence matrix, most frequent first."""
     unique, counts = _unique_rows(presence)
     order = np.argsort(-counts, kind="stable")
-    patterns = pd.DataFrame(unique[order], columns=clients)
+    patterns = pd.DataFrame(unique[order], columns=sites)
     sizes = pd.DataFrame({"count": counts[order], "share": counts[order] / max(len(presence), 1)})
     return pd.concat([patterns, sizes], axis=1)
 
@@ -234,7 +236,7 @@ def missing_shares(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     NaN where the institution lacks the column.
     """
     columns = dict.fromkeys(name for frame in frames.values() for name in frame.columns)
-    shares = {client: frame.isna().mean().reindex(list(columns)) for client, frame in frames.items()}
+    shares = {site: frame.isna().mean().reindex(list(columns)) for site, frame in frames.items()}
     return pd.DataFrame(shares).T
 
 

@@ -55,29 +55,29 @@ class ExcludedRecords:
 
     def set_aside(self, without: Mapping[str, Ints], left_out: Ints) -> None:
         """Set further records aside."""
-        for client, entities in without.items():
+        for site, entities in without.items():
             if len(entities):
-                self.without[client] = np.union1d(self.without.get(client, NO_ENTITIES), entities)
+                self.without[site] = np.union1d(self.without.get(site, NO_ENTITIES), entities)
         self.left_out = np.union1d(self.left_out, left_out)
 
-    def set_values_aside(self, client: str, columns: Sequence[str], entities: Ints) -> None:
+    def set_values_aside(self, site: str, columns: Sequence[str], entities: Ints) -> None:
         """Set aside the values of some columns for further entities."""
         for column in columns if len(entities) else ():
-            self.values[client, column] = np.union1d(self.values.get((client, column), NO_ENTITIES), entities)
+            self.values[site, column] = np.union1d(self.values.get((site, column), NO_ENTITIES), entities)
 
-    def without_values(self, client: str, read: Sequence[Sequence[str]], entities: Ints) -> Bools:
+    def without_values(self, site: str, read: Sequence[Sequence[str]], entities: Ints) -> Bools:
         """Whether a value that is read was set aside, of entities (n,) by what each of p columns reads."""
         gone = [
             np.concatenate(
-                [NO_ENTITIES, *(self.values.get((client, column), NO_ENTITIES) for column in columns)]
+                [NO_ENTITIES, *(self.values.get((site, column), NO_ENTITIES) for column in columns)]
             )
             for columns in read
         ]
         return np.column_stack([np.isin(entities, of) for of in gone])
 
-    def seen(self, client: str, entities: Ints) -> Bools:
+    def seen(self, site: str, entities: Ints) -> Bools:
         """Whether records of these entities count as seen at an institution: (n,)."""
-        aside = np.union1d(self.without.get(client, NO_ENTITIES), self.left_out)
+        aside = np.union1d(self.without.get(site, NO_ENTITIES), self.left_out)
         return np.asarray(~np.isin(entities, aside))
 
 
@@ -102,16 +102,16 @@ class PartitionOptions:
     def __post_init__(self) -> None:
         check.raise_problems(check.option_problems(self.partial, self.min_count))
 
-    def settled(self, clients: Sequence[str]) -> PartitionOptions:
+    def settled(self, sites: Sequence[str]) -> PartitionOptions:
         """Read what files say, and draw the shared secret, so that sites can be opened alike again."""
         given = dict(self.published or {})
         check.raise_problems(
-            f"published names '{name}', which is no institution" for name in given if name not in clients
+            f"published names '{name}', which is no institution" for name in given if name not in sites
         )
         return replace(
             self,
             policy=None,
-            policies=site_policies(clients, self.policy, self.policies),
+            policies=site_policies(sites, self.policy, self.policies),
             shared_seed=secrets.randbits(SEED_BITS) if self.shared_seed is None else self.shared_seed,
             published={name: as_published(one, f"published[{name!r}]") for name, one in given.items()},
         )
@@ -175,15 +175,15 @@ class PartitionParts:
 
 
 def published_description(
-    client: str, table: Table, policy: Policy, given: IntoPublished | None
+    site: str, table: Table, policy: Policy, given: IntoPublished | None
 ) -> Published | None:
     """Take a description, or propose what an owner would publish, where the policy asks for it.
 
     A PartitionError where the table is not as described: whoever gives both is its owner here.
     """
     if given is not None:
-        published = as_published(given, f"published[{client!r}]")
-        check.raise_problems(description_problems(client, published, table))
+        published = as_published(given, f"published[{site!r}]")
+        check.raise_problems(description_problems(site, published, table))
         return published
     if policy.formulas == policy.discrete == "any":
         return None

@@ -79,11 +79,11 @@ class PartitionViews:
     --------
     >>> import fedstat as fs
     >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
-    >>> partition.clients[:2], partition.n_entities, len(partition.pooled_columns)
+    >>> partition.sites[:2], partition.n_entities, len(partition.pooled_columns)
     (('Cleveland', 'Hungary'), 920, 14)
     >>> partition.curves["Hungary"], partition.frames["Hungary"].shape
     ({}, (294, 14))
-    >>> list(partition.fingerprints) == list(partition.clients), type(partition.engine).__name__
+    >>> list(partition.fingerprints) == list(partition.sites), type(partition.engine).__name__
     (True, 'LocalEngine')
     >>> partition.presence().sum().tolist()
     [303, 294, 200, 123]
@@ -142,7 +142,7 @@ class PartitionViews:
         )
 
     @property
-    def clients(self) -> tuple[str, ...]:
+    def sites(self) -> tuple[str, ...]:
         """Names of the institutions, in the order in which they were given."""
         return tuple(self.sites)
 
@@ -164,7 +164,7 @@ class PartitionViews:
     @property
     def curves(self) -> dict[str, dict[str, CurveArray]]:
         """Curves by institution and name; see :class:`fedstat.Curve`."""
-        return {client: table_curves(table) for client, table in self._tables.items()}
+        return {site: table_curves(table) for site, table in self._tables.items()}
 
     @property
     def frames(self) -> dict[str, pd.DataFrame]:
@@ -180,7 +180,7 @@ class PartitionViews:
             True where the institution's record has at least one value.
         """
         return pd.DataFrame(
-            presence_matrix(self.rows, self.n_entities), index=self.entities, columns=list(self.clients)
+            presence_matrix(self.rows, self.n_entities), index=self.entities, columns=list(self.sites)
         )
 
     def describe(self) -> PartitionDescription:
@@ -197,7 +197,7 @@ class PartitionViews:
         >>> import fedstat as fs
         >>> partition = fs.ClientPartition.from_frames(fs.datasets.load_sme(), on="enterprise_id")
         >>> described = partition.describe()
-        >>> described.n_complete, described.clients.index.tolist()[:2], len(described.patterns)
+        >>> described.n_complete, described.sites.index.tolist()[:2], len(described.patterns)
         (3, ['Platform', 'Credit Agency'], 23)
         """
         if self.layout == "horizontal":
@@ -301,7 +301,7 @@ class PartitionViews:
             If all tables are streamed: missing cells are not counted without reading them.
         """
         if self.layout == "horizontal":
-            n_streamed = len(self.clients) - len(self.frames)
+            n_streamed = len(self.sites) - len(self.frames)
             if not self.frames and self._engine is not None:
                 raise NotAvailableError(
                     "missing cells are not counted at sites in other processes; a fit counts the rows that "
@@ -367,11 +367,11 @@ class PartitionViews:
 
     def __repr__(self) -> str:
         key = f", key {', '.join(map(repr, self.key))}" if self.key else ""
-        counts = f"{self.n_entities:,} entities, {len(self.clients)} institutions"
+        counts = f"{self.n_entities:,} entities, {len(self.sites)} institutions"
         lines = [f"ClientPartition ({self.layout}): {counts}{key}"]
-        width, elsewhere = max(map(len, self.clients)), "streamed" if self._engine is None else "connected"
-        for client, table in self._tables.items():
-            line = f"  {client:<{width}}  {len(table.columns):>4} columns  {table.n_rows:>11,} entities"
+        width, elsewhere = max(map(len, self.sites)), "streamed" if self._engine is None else "connected"
+        for site, table in self._tables.items():
+            line = f"  {site:<{width}}  {len(table.columns):>4} columns  {table.n_rows:>11,} entities"
             lines.append(line if isinstance(table, FrameTable) else f"{line}, {elsewhere}")
         if self.layout == "horizontal":
             lines.append(f"  {len(self.pooled_columns)} columns are at every institution")
@@ -379,7 +379,7 @@ class PartitionViews:
             if curves:
                 lines.append(f"  curves at every institution: {', '.join(curves)}")
         else:
-            held = [f"{', '.join(own)} at {client}" for client, own in self.curves.items() if own]
+            held = [f"{', '.join(own)} at {site}" for site, own in self.curves.items() if own]
             lines += [f"  curves: {'; '.join(held)}"] if held else []
         return "\n".join([*lines, *self._setting()])
 
@@ -414,7 +414,7 @@ def copied_parts(partition: PartitionViews) -> PartitionParts:
     """Take a partition apart whose rows are in this process or in files; NotAvailableError for others."""
     if partition._engine is not None:
         raise NotAvailableError(CONNECTED_MESSAGE + RESULTS_MESSAGE)
-    if streamed := [client for client, table in partition._tables.items() if streams_query(table)]:
+    if streamed := [site for site, table in partition._tables.items() if streams_query(table)]:
         raise NotAvailableError(QUERIED_MESSAGE.format(", ".join(map(repr, streamed))) + RESULTS_MESSAGE)
     rows, empty, tables = dict(partition.rows), dict(partition.empty_rows), dict(partition._tables)
     return PartitionParts(
@@ -484,7 +484,7 @@ class ClientPartition(PartitionViews):
     >>> fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital").layout
     'horizontal'
     >>> sme = fs.ClientPartition.from_frames(fs.datasets.load_sme(), on="enterprise_id")
-    >>> sme.layout, sme.n_entities, len(sme.clients)
+    >>> sme.layout, sme.n_entities, len(sme.sites)
     ('vertical', 5000, 6)
     >>> fs.ClientPartition.connect("federation.toml")  # which is not here
     Traceback (most recent call last):
@@ -690,10 +690,10 @@ class ClientPartition(PartitionViews):
         >>> fs.ClientPartition.from_files(tables, on="enterprise_id").n_entities
         5000
         """
-        check.raise_problems(check.client_problems(paths))
+        check.raise_problems(check.site_problems(paths))
         read = open_table if layout == "horizontal" else read_table
         return cls.from_frames(
-            {client: read(client, path, na_values, dtype) for client, path in paths.items()},
+            {site: read(site, path, na_values, dtype) for site, path in paths.items()},
             on,
             layout=layout,
             site_column=site_column,

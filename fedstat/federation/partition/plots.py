@@ -47,18 +47,18 @@ MAX_DOTTED = 60
 
 def draw_patterns(description: PartitionDescription, ax: Axes | None, max_patterns: int) -> Axes:
     """Tile map of the patterns in which institutions' records are missing."""
-    clients = list(description.clients.index)
+    sites = list(description.sites.index)
     patterns = description.patterns if description.use is None else description.use
     shown = patterns.head(max_patterns)
-    tiles = shown.iloc[:, : len(clients)].to_numpy()
-    ax = ax if ax is not None else _map_axes(clients, len(tiles))
+    tiles = shown.iloc[:, : len(sites)].to_numpy()
+    ax = ax if ax is not None else _map_axes(sites, len(tiles))
     _draw_tiles(ax, tiles)
-    _label_clients(ax, clients)
+    _label_sites(ax, sites)
     _draw_counts(ax, shown["count"].to_numpy(), shown["share"].to_numpy())
-    top = _draw_shares(ax, description.clients["missing share"].to_numpy())
-    lines = [line for label in _client_labels(clients)[0] for line in label.split("\n")]
-    if max(text_width(line, SMALL) for line in lines) > _tile_width(ax, len(clients)):
-        _label_clients(ax, clients, turned=True)
+    top = _draw_shares(ax, description.sites["missing share"].to_numpy())
+    lines = [line for label in _site_labels(sites)[0] for line in label.split("\n")]
+    if max(text_width(line, SMALL) for line in lines) > _tile_width(ax, len(sites)):
+        _label_sites(ax, sites, turned=True)
     head, rest = _patterns_title(description, len(shown)).split("\n", 1)
     set_headline(ax, head, rest, top)
     return ax
@@ -139,7 +139,7 @@ def draw_correlation(correlation: BlockCorrelation, ax: Axes | None) -> Axes:
     ax.set_facecolor("#F4F4F4")
     image = ax.imshow(R.to_numpy(), cmap="RdBu_r", vmin=-1, vmax=1)
     _label_columns(ax, list(R.columns), both=True)
-    blocks = _draw_blocks(ax, list(correlation.client_of.values()))
+    blocks = _draw_blocks(ax, list(correlation.site_of.values()))
     _draw_doubts(ax, correlation.in_doubt().to_numpy())
     options: Any = {"location": "bottom"} if axes_width_inches(ax) < NARROW else {"shrink": 0.7, "pad": 0.02}
     ax.figure.colorbar(image, ax=ax, label="Spearman rank correlation", **options)
@@ -161,13 +161,13 @@ def _new_axes(width: float, height: float, **figure: Any) -> Axes:
     return ax
 
 
-def _map_axes(clients: Sequence[str], n_patterns: int) -> Axes:
+def _map_axes(sites: Sequence[str], n_patterns: int) -> Axes:
     """Axes for the tile map, with room in inches for what stands around it."""
-    labels, angle = _client_labels(clients)
+    labels, angle = _site_labels(sites)
     longest = max(len(line) for label in labels for line in label.split("\n"))
     left = 0.45 if angle == 0 else max(0.45, 0.06 * longest - 0.3)
     bottom = 0.3 + (0.16 * max(label.count("\n") + 1 for label in labels) if angle == 0 else 0.06 * longest)
-    width, height = max(0.95 * len(clients), 2.0), max(0.27 * n_patterns, 0.8)
+    width, height = max(0.95 * len(sites), 2.0), max(0.27 * n_patterns, 0.8)
     W, H = left + width + COUNTS_WIDTH + 0.2, bottom + height + SHARES_HEIGHT + 1.25
     ax = _new_axes(W, H, layout="none")
     ax.set_position((left / W, bottom / H, width / W, height / H))
@@ -192,17 +192,17 @@ def _part_tiles(ax: Axes, shape: tuple[int, ...], width: float) -> None:
     _remove_frame_and_ticks(ax)
 
 
-def _client_labels(clients: Sequence[str], *, turned: bool = False) -> tuple[list[str], float]:
+def _site_labels(sites: Sequence[str], *, turned: bool = False) -> tuple[list[str], float]:
     """Names as tick labels and their angle: upright while institutions are few."""
-    if len(clients) <= MOST_UPRIGHT and not turned:
-        return [fill(client, LABEL_WIDTH, break_long_words=False) for client in clients], 0.0
-    return [shorten(client, 2 * LABEL_WIDTH) for client in clients], 40.0
+    if len(sites) <= MOST_UPRIGHT and not turned:
+        return [fill(site, LABEL_WIDTH, break_long_words=False) for site in sites], 0.0
+    return [shorten(site, 2 * LABEL_WIDTH) for site in sites], 40.0
 
 
-def _label_clients(ax: Axes, clients: Sequence[str], *, turned: bool = False) -> None:
-    labels, angle = _client_labels(clients, turned=turned)
+def _label_sites(ax: Axes, sites: Sequence[str], *, turned: bool = False) -> None:
+    labels, angle = _site_labels(sites, turned=turned)
     style: dict[str, Any] = {"rotation": angle, "ha": "right", "rotation_mode": "anchor"} if angle else {}
-    ax.set_xticks(range(len(clients)), labels, fontsize=SMALL, parse_math=False, **style)
+    ax.set_xticks(range(len(sites)), labels, fontsize=SMALL, parse_math=False, **style)
 
 
 def _draw_counts(ax: Axes, counts: Array, shares: Array) -> None:
@@ -255,7 +255,7 @@ def _label_columns(ax: Axes, names: Sequence[str], *, both: bool = False) -> Non
 
 def _draw_blocks(ax: Axes, owners: Sequence[str]) -> list[tuple[str, int]]:
     """Lines between institutions, and room at the right for their names; returns these with their columns."""
-    sizes = [(client, len(list(block))) for client, block in groupby(owners)]
+    sizes = [(site, len(list(block))) for site, block in groupby(owners)]
     ends = np.cumsum([size for _, size in sizes])
     for end in ends[:-1] - 0.5:
         ax.axhline(end, color=INK, linewidth=1.2)
@@ -268,10 +268,10 @@ def _name_blocks(ax: Axes, right: SecondaryAxis, sizes: Sequence[tuple[str, int]
     n = np.array([size for _, size in sizes])
     tall = axes_height_points(ax) / max(int(n.sum()), 1)
     centres, names, free = np.cumsum(n) - n / 2 - 0.5, [], -np.inf
-    for (client, size), centre in zip(sizes, centres.tolist(), strict=True):
-        name = fill(shorten(client, 40), LABEL_WIDTH, break_long_words=False)
+    for (site, size), centre in zip(sizes, centres.tolist(), strict=True):
+        name = fill(shorten(site, 40), LABEL_WIDTH, break_long_words=False)
         if (name.count("\n") + 1) * LINE * SMALL > size * tall:
-            name = shorten(client, 2 * LABEL_WIDTH)
+            name = shorten(site, 2 * LABEL_WIDTH)
         half = LINE * SMALL / 2.0 * (name.count("\n") + 1) / tall
         # Of blocks that are lower than a line some have no name.
         names.append(name if centre - half >= free - 0.01 else "")
@@ -292,7 +292,7 @@ def _patterns_title(description: PartitionDescription, n_shown: int) -> str:
     patterns = description.patterns if description.use is None else description.use
     n_patterns, covered = len(patterns), patterns["count"].iloc[:n_shown].sum()
     lines = [
-        f"Records of {description.n_entities:,} entities at {len(description.clients)} institutions",
+        f"Records of {description.n_entities:,} entities at {len(description.sites)} institutions",
         f"{description.n_complete:,} entities have a record at every institution",
         "blue: has a record; grey: has none"
         if description.use is None

@@ -47,13 +47,13 @@ class RoundEngine:
         self._begin_run()
         line = ProgressLine("round", quiet=True)
         try:
-            asks = next(protocol)
+            requests = next(protocol)
             while True:
-                if any(leaves(ask, ledger) for ask in asks):
+                if any(leaves(request, ledger) for request in requests):
                     ledger.begin_round()
-                replies = self._round(asks, ledger)
+                replies = self._round(requests, ledger)
                 line.step()
-                asks = protocol.send(replies)
+                requests = protocol.send(replies)
         except StopIteration as stop:
             fit: Fit = stop.value
             return fit
@@ -63,26 +63,26 @@ class RoundEngine:
     def _begin_run(self) -> None:
         """Prepare for a run."""
 
-    def _round(self, asks: Sequence[Request], ledger: Ledger) -> list[Reply]:
+    def _round(self, requests: Sequence[Request], ledger: Ledger) -> list[Reply]:
         """Have the questions of one round answered, in their order, and enter what passed."""
         raise NotImplementedError
 
 
 def side_by_side(first: FitProtocol[Fit], second: FitProtocol[Other]) -> FitProtocol[tuple[Fit, Other]]:
     """Run two protocols at once, of which neither needs an answer to the other; what both return."""
-    asks, ended = [list[Request](), list[Request]()], [list[Any](), list[Any]()]
+    requests, ended = [list[Request](), list[Request]()], [list[Any](), list[Any]()]
 
     def go_on(which: int, protocol: FitProtocol[Any], replies: list[Reply] | None) -> None:
         try:
-            asks[which] = next(protocol) if replies is None else protocol.send(replies)
+            requests[which] = next(protocol) if replies is None else protocol.send(replies)
         except StopIteration as stop:
-            asks[which], ended[which] = [], [stop.value]
+            requests[which], ended[which] = [], [stop.value]
 
     go_on(0, first, None)
     go_on(1, second, None)
     while not (ended[0] and ended[1]):
-        replies = yield asks[0] + asks[1]
-        parts = replies[: len(asks[0])], replies[len(asks[0]) :]
+        replies = yield requests[0] + requests[1]
+        parts = replies[: len(requests[0])], replies[len(requests[0]) :]
         for which, protocol in enumerate((first, second)):
             if not ended[which]:
                 go_on(which, protocol, parts[which])
@@ -105,38 +105,38 @@ class LocalEngine(RoundEngine):
         policies = [getattr(site, "policy", None) for site in sites.values()]
         self.setting = one_process_note(policy for policy in policies if isinstance(policy, Policy))
 
-    def _round(self, asks: Sequence[Request], ledger: Ledger) -> list[Reply]:
-        return [self._carry(ask, ledger) for ask in asks]
+    def _round(self, requests: Sequence[Request], ledger: Ledger) -> list[Reply]:
+        return [self._send(request, ledger) for request in requests]
 
-    def _carry(self, ask: Request, ledger: Ledger) -> Reply:
-        if ask.site not in self._doors:
-            raise MessageError(f"no site '{ask.site}'; there are {sorted(self._doors)}")
+    def _send(self, request: Request, ledger: Ledger) -> Reply:
+        if request.site not in self._doors:
+            raise MessageError(f"no site '{request.site}'; there are {sorted(self._doors)}")
         try:
-            reply = unpack_reply(self._doors[ask.site](pack_request(ask)))
+            reply = unpack_reply(self._doors[request.site](pack_request(request)))
         except FedstatError as error:
             # The account has refused questions as well: the site's own chain counts them, and both are
             # compared.
-            enter(ask, error, ledger)
+            enter(request, error, ledger)
             if isinstance(error, EngineError | SessionError):
-                error.sites = (ask.site,)
+                error.sites = (request.site,)
             raise
-        enter(ask, reply, ledger)
+        enter(request, reply, ledger)
         return reply
 
 
-def leaves(ask: Request, ledger: Ledger) -> bool:
+def leaves(request: Request, ledger: Ledger) -> bool:
     """Whether a ledger is about an ask: not within the coordinator's institution, nor about the ledger."""
-    return ask.site != ledger.at and ask.family != RECEIPT_FAMILY
+    return request.site != ledger.at and request.family != RECEIPT_FAMILY
 
 
-def enter(ask: Request, outcome: Reply | FedstatError, ledger: Ledger) -> None:
+def enter(request: Request, outcome: Reply | FedstatError, ledger: Ledger) -> None:
     """Write an ask and its outcome into the coordinator's account, and into the ledger what it is about.
 
     A question that was refused is in the account alone: nothing came of it. A MessageError where another site
     answered.
     """
-    if isinstance(outcome, Reply) and outcome.site != ask.site:
-        raise MessageError(f"'{outcome.site}' answered in the place of '{ask.site}'")
-    entries = ledger.account.enter(ask, FAMILIES.get(ask.family, {}).get(ask.step), outcome)
-    if isinstance(outcome, Reply) and leaves(ask, ledger):
+    if isinstance(outcome, Reply) and outcome.site != request.site:
+        raise MessageError(f"'{outcome.site}' answered in the place of '{request.site}'")
+    entries = ledger.log.enter(request, FAMILIES.get(request.family, {}).get(request.step), outcome)
+    if isinstance(outcome, Reply) and leaves(request, ledger):
         ledger.enter(entries)

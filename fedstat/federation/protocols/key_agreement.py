@@ -82,21 +82,23 @@ class KeysForwarded:
     announced: Mapping[str, str]
 
 
-@step(FAMILY, asks=control("nothing"), replies=PUBLIC, public=True)
+@step(FAMILY, requests=control("nothing"), replies=PUBLIC, public=True)
 def introduce(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Show the site's public identity."""
     return {}, data.trust.identity.public.to_json()
 
 
-@step(FAMILY, "introduce", request=KeysRequest, asks=PUBLIC, replies=PUBLIC, public=True)
-def announce(data: SiteData, state: State, asked: KeysRequest) -> tuple[dict[str, Array], str]:
-    """Sign a fresh key for this session, of which `asked` has the name and the sites.
+@step(FAMILY, "introduce", request=KeysRequest, requests=PUBLIC, replies=PUBLIC, public=True)
+def announce(data: SiteData, state: State, request: KeysRequest) -> tuple[dict[str, Array], str]:
+    """Sign a fresh key for this session, of which `request` has the name and the sites.
 
     A SecurityError where this site's owner has pinned no key of one of them.
     """
-    agreement = KeyAgreement(data.trust.identity, asked.session, data.name, None, _pinned(data, asked.sites))
+    agreement = KeyAgreement(
+        data.trust.identity, request.session, data.name, None, _pinned(data, request.sites)
+    )
     state.keep("agreement", agreement)
-    return {}, _with_roster(data, asked.session, agreement.announce())
+    return {}, _with_roster(data, request.session, agreement.announce())
 
 
 def _with_roster(data: SiteData, session: str, announced: str) -> str:
@@ -113,7 +115,7 @@ def _pinned(data: SiteData, names: Iterable[str]) -> dict[str, str]:
     return pinned
 
 
-@step(FAMILY, "announce", request=KeysAnnounced, asks=PUBLIC, public=True)
+@step(FAMILY, "announce", request=KeysAnnounced, requests=PUBLIC, public=True)
 def finish(data: SiteData, state: State, found: KeysAnnounced) -> tuple[dict[str, Array], str]:
     """Check who the others are and what they announced, and keep the keys shared with each, and a masker.
 
@@ -123,8 +125,8 @@ def finish(data: SiteData, state: State, found: KeysAnnounced) -> tuple[dict[str
     agreement = state.use("agreement", KeyAgreement, absent)
     # The coordinator carries the identities, and could put its own in their place: only pinned ones count.
     public = {name: PublicIdentity.from_json(key) for name, key in found.public.items()}
-    told = check_rosters(data.name, agreement.session, data.trust.rosters, public, found.announced)
-    return _keep_keys(state, agreement.finish(told, public))
+    reported = check_rosters(data.name, agreement.session, data.trust.rosters, public, found.announced)
+    return _keep_keys(state, agreement.finish(reported, public))
 
 
 def _keep_keys(state: State, keys: PairKeys) -> tuple[dict[str, Array], str]:
@@ -133,7 +135,7 @@ def _keep_keys(state: State, keys: PairKeys) -> tuple[dict[str, Array], str]:
     return {}, ""
 
 
-@step(FAMILY, asks=control("name of the session"), replies=PUBLIC, public=True)
+@step(FAMILY, requests=control("name of the session"), replies=PUBLIC, public=True)
 def commit(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Show the site's public identity, and bind it to a fresh key for the session that the text names."""
     agreement = NeighborAgreement(data.trust.identity, text, data.name)
@@ -142,22 +144,22 @@ def commit(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], s
     return {}, to_json(CommittedSite(public, join_commitments({data.name: agreement.commitment})))
 
 
-@step(FAMILY, "commit", request=CommittedSites, asks=PUBLIC, replies=PUBLIC, public=True)
-def sign(data: SiteData, state: State, asked: CommittedSites) -> tuple[dict[str, Array], str]:
+@step(FAMILY, "commit", request=CommittedSites, requests=PUBLIC, replies=PUBLIC, public=True)
+def sign(data: SiteData, state: State, request: CommittedSites) -> tuple[dict[str, Array], str]:
     """Show the fresh key, signed with what all sites are bound to; once, and to pinned sites."""
     agreement = state.use(RING, NeighborAgreement, "this site is bound to no key; ask 'commit' first")
-    committed = split_commitments(asked.sites, asked.committed)
+    committed = split_commitments(request.sites, request.committed)
     return {}, _with_roster(data, agreement.session, agreement.sign(committed, _pinned(data, committed)))
 
 
-@step(FAMILY, "sign", request=KeysForwarded, asks=PUBLIC, name="meet", public=True)
-def accept_neighbors(data: SiteData, state: State, asked: KeysForwarded) -> tuple[dict[str, Array], str]:
+@step(FAMILY, "sign", request=KeysForwarded, requests=PUBLIC, name="meet", public=True)
+def accept_neighbors(data: SiteData, state: State, request: KeysForwarded) -> tuple[dict[str, Array], str]:
     """Check the keys of all sites and what the neighbours announced; keep keys with these, and a masker."""
     agreement = state.use(RING, NeighborAgreement, "this site is bound to no key; ask 'commit' first")
-    public = {name: PublicIdentity.from_json(key) for name, key in asked.public.items()}
-    keys = split_commitments(agreement.sites, asked.keys)
-    told = check_rosters(data.name, agreement.session, data.trust.rosters, public, asked.announced)
-    return _keep_keys(state, agreement.meet(keys, public, told))
+    public = {name: PublicIdentity.from_json(key) for name, key in request.public.items()}
+    keys = split_commitments(agreement.sites, request.keys)
+    reported = check_rosters(data.name, agreement.session, data.trust.rosters, public, request.announced)
+    return _keep_keys(state, agreement.meet(keys, public, reported))
 
 
 def keys_of(state: State) -> PairKeys:
@@ -175,15 +177,15 @@ def agree_keys(sites: Sequence[str], session: str, sums_only: bool = False) -> F
     Of many sites whose keys serve masked sums only, each agrees with its neighbours.
     """
 
-    def ask(site: str, step: str, content: str) -> Request:
+    def request(site: str, step: str, content: str) -> Request:
         return Request(site, FAMILY, step, {}, session, content)
 
     if sums_only and is_sparse(len(sites)):
-        yield from agree_with_neighbors(sites, session, ask)
+        yield from agree_with_neighbors(sites, session, request)
         return
     content = to_json(KeysRequest(session, tuple(sites)))
-    introducing = [ask(site, "introduce", "{}") for site in sites]
-    replies = yield introducing + [ask(site, "announce", content) for site in sites]
+    introducing = [request(site, "introduce", "{}") for site in sites]
+    replies = yield introducing + [request(site, "announce", content) for site in sites]
     K = len(sites)
     public, announced = (
         {site: reply.text for site, reply in zip(sites, half, strict=True)}
@@ -191,21 +193,21 @@ def agree_keys(sites: Sequence[str], session: str, sums_only: bool = False) -> F
     )
     # Packed once for all sites: it grows with their number.
     content = to_json(KeysAnnounced(public, announced))
-    yield [ask(site, "finish", content) for site in sites]
+    yield [request(site, "finish", content) for site in sites]
 
 
 def agree_with_neighbors(
-    sites: Sequence[str], session: str, ask: Callable[[str, str, str], Request]
+    sites: Sequence[str], session: str, request: Callable[[str, str, str], Request]
 ) -> FitProtocol[None]:
     """Let each of many sites agree on keys with its neighbours."""
-    replies = yield [ask(site, "commit", session) for site in sites]
-    told = {
+    replies = yield [request(site, "commit", session) for site in sites]
+    reported = {
         site: from_json(CommittedSite, reply.text, f"{site}: what binds it to its key")
         for site, reply in zip(sites, replies, strict=True)
     }
-    words = {site: split_commitments([site], one.committed)[site] for site, one in told.items()}
+    words = {site: split_commitments([site], one.committed)[site] for site, one in reported.items()}
     content = to_json(CommittedSites(session, tuple(sorted(sites)), join_commitments(words)))
-    replies = yield [ask(site, "sign", content) for site in sites]
+    replies = yield [request(site, "sign", content) for site in sites]
     announced = {site: reply.text for site, reply in zip(sites, replies, strict=True)}
     keys = {
         site: parse_key_text(
@@ -214,15 +216,17 @@ def agree_with_neighbors(
         for site, text in announced.items()
     }
     near = all_neighbors(keys, session)
-    yield [ask(site, "meet", to_json(_forwarded(keys, near[site], told, announced))) for site in sites]
+    yield [
+        request(site, "meet", to_json(_forwarded(keys, near[site], reported, announced))) for site in sites
+    ]
 
 
 def _forwarded(
     keys: Mapping[str, bytes],
     near: Sequence[str],
-    told: Mapping[str, CommittedSite],
+    reported: Mapping[str, CommittedSite],
     announced: Mapping[str, str],
 ) -> KeysForwarded:
     """Put together what one site is shown of the others."""
-    public = {name: told[name].public for name in near}
+    public = {name: reported[name].public for name in near}
     return KeysForwarded(join_commitments(keys), public, {name: announced[name] for name in near})

@@ -75,7 +75,7 @@ class LinkageSecret:
 
 @step(
     FAMILY,
-    asks=control("nothing"),
+    requests=control("nothing"),
     replies=schema("names and types of the key, number of records"),
     public=True,
 )
@@ -92,7 +92,7 @@ def describe_keys(data: SiteData, state: State, text: str) -> tuple[dict[str, Ar
             "sealed", "salt of the hashes, for the other sites", 2, dtype="uint8", unpaid=WHO
         )
     },
-    asks=RING,
+    requests=RING,
 )
 def draw_salt(data: SiteData, state: State, text: str) -> dict[str, Array]:
     """Draw the salt, and seal it for every other site, in the order of the ring in `text`.
@@ -110,7 +110,7 @@ def draw_salt(data: SiteData, state: State, text: str) -> dict[str, Array]:
     FAMILY,
     takes={"salt": ArrayDeclaration("sealed", "salt of the hashes", 1, optional=True, dtype="uint8")},
     releases={"points": POINTS},
-    asks=RING,
+    requests=RING,
 )
 def enter_keys(data: SiteData, state: State, text: str, salt: Array | None = None) -> dict[str, Array]:
     """Hash, raise and sort the site's own keys, and seal them for the next site of the ring in `text`.
@@ -125,7 +125,7 @@ def enter_keys(data: SiteData, state: State, text: str, salt: Array | None = Non
     # Once a session: under another scalar, lists that are on their way would not match any longer.
     if "lists" in state or "order" in state:
         raise MessageError(f"{data.name}: its keys were entered already in this session")
-    state.tell(KeyAlignmentRequest(tuple(site for site in ring if site != data.name)))
+    state.report(KeyAlignmentRequest(tuple(site for site in ring if site != data.name)))
     scalar = X25519PrivateKey.generate()
     raised = raise_points(data.name, keys.points(state.use("salt", bytes)), scalar)
     # Sorted, the list tells nothing of the order of the records.
@@ -135,7 +135,7 @@ def enter_keys(data: SiteData, state: State, text: str, salt: Array | None = Non
     return {"points": _sealed_for_next(data, state, ring, raised[order])}
 
 
-@step(FAMILY, takes={"points": POINTS}, releases={"points": POINTS}, asks=RING)
+@step(FAMILY, takes={"points": POINTS}, releases={"points": POINTS}, requests=RING)
 def pass_list(data: SiteData, state: State, text: str, points: Array) -> dict[str, Array]:
     """Raise another site's list, and seal it for the next site."""
     ring = _ring(data, state, text)
@@ -148,7 +148,7 @@ def pass_list(data: SiteData, state: State, text: str, points: Array) -> dict[st
     FAMILY,
     takes={"points": POINTS},
     releases={"tokens": presence("keys raised by every site's scalar", 2, dtype="uint8", unpaid=WHO)},
-    asks=RING,
+    requests=RING,
     name="show_tokens",
 )
 def release_tokens(data: SiteData, state: State, text: str, points: Array) -> dict[str, Array]:
@@ -180,7 +180,7 @@ def take_places(data: SiteData, state: State, places: Array) -> dict[str, Array]
     FAMILY,
     takes={"places": PLACES},
     releases={"seen": presence("which entities have a record", dtype="bool", unpaid=WHO)},
-    asks=control("name of the alignment"),
+    requests=control("name of the alignment"),
 )
 def keep_places(data: SiteData, state: State, text: str, places: Array) -> dict[str, Array]:
     """Take the numbers of the site's own entities for all sessions to come, and keep them in its folder.
@@ -251,7 +251,7 @@ def _raised(data: SiteData, state: State, ring: list[str], points: Array) -> Arr
     if len(opened) % POINT_BYTES:
         raise SecurityError(f"{data.name}: the list from '{before}' is not one of points")
     # Whoever ends up with the tokens can compare only lists that this site has raised.
-    state.tell(ExternalKeyList(len(opened) // POINT_BYTES, _keys(data).n_rows))
+    state.report(ExternalKeyList(len(opened) // POINT_BYTES, _keys(data).n_rows))
     lists = _lists(state)
     state.keep("lists", LinkageSecret(lists.scalar, lists.left - 1))
     return raise_points(f"{data.name}: the list from '{before}'", as_points(opened), lists.scalar)
@@ -336,30 +336,32 @@ def number_entities(sites: Sequence[str], session: str) -> FitProtocol[EntityNum
     """Give the entities of all sites numbers, before sites are told; see :func:`align_entities`."""
     ring = json.dumps(list(sites))
 
-    def ask(site: str, step: str, text: str = ring, **arrays: Array) -> Request:
+    def request(site: str, step: str, text: str = ring, **arrays: Array) -> Request:
         return Request(site, FAMILY, step, arrays, session, text)
 
-    replies = yield [ask(site, "describe_keys", "{}") for site in sites]
+    replies = yield [request(site, "describe_keys", "{}") for site in sites]
     n_rows = _agreed(replies)
     if len(sites) < 2:
         raise PartitionError(f"{', '.join(sites)}: there is no other site to align with")
     yield from agree_keys(sites, session)
-    (reply,) = yield [ask(sites[0], "draw_salt")]
+    (reply,) = yield [request(sites[0], "draw_salt")]
     boxes = reply.arrays["boxes"]
     if len(boxes) != len(sites) - 1:
         raise MessageError(f"{sites[0]}: expected a salt for each of {len(sites) - 1} sites")
-    first = ask(sites[0], "enter_keys")
+    first = request(sites[0], "enter_keys")
     # Each time every site multiplies one list, which takes about as long as any other.
     with open_line("list", len(sites)) as line:
         replies = yield [
             first,
-            *(ask(site, "enter_keys", salt=box) for site, box in zip(sites[1:], boxes, strict=True)),
+            *(request(site, "enter_keys", salt=box) for site, box in zip(sites[1:], boxes, strict=True)),
         ]
         line.step()
         for turn in range(1, len(sites)):
             step = "show_tokens" if turn == len(sites) - 1 else "pass_list"
             lists = [reply.arrays["points"] for reply in replies]
-            replies = yield [ask(site, step, points=lists[number - 1]) for number, site in enumerate(sites)]
+            replies = yield [
+                request(site, step, points=lists[number - 1]) for number, site in enumerate(sites)
+            ]
             line.step()
     # site number i ended the list of the site after it
     owners = [*sites[1:], sites[0]]
@@ -374,7 +376,7 @@ def _agreed(replies: Sequence[Reply]) -> dict[str, int]:
         for reply in replies
     }
     # An empty column has no type to speak of; a site without records agrees with every other.
-    filled = {site: told for site, told in described.items() if told.rows} or described
+    filled = {site: reported for site, reported in described.items() if reported.rows} or described
     first, *others = filled
     for site in others:
         a, b = ([*zip(filled[s].key, filled[s].kinds, strict=True)] for s in (first, site))
@@ -384,7 +386,7 @@ def _agreed(replies: Sequence[Reply]) -> dict[str, int]:
                 f"institution {site!r}: its key is not made as that of institution {first!r}: expected "
                 f"{next(texts)}, found {next(texts)}. Convert or rename the columns of one of them."
             )
-    return {site: told.rows for site, told in described.items()}
+    return {site: reported.rows for site, reported in described.items()}
 
 
 def _number(tokens: Mapping[str, Array], n_rows: Mapping[str, int]) -> EntityNumbers:

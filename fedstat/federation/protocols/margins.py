@@ -74,7 +74,7 @@ class BinsRequest:
             noisy=True,
         )
     },
-    asks=control("column, edges of its bins, and what the answer may cost"),
+    requests=control("column, edges of its bins, and what the answer may cost"),
 )
 def count_bins(data: SiteData, state: State, text: str) -> dict[str, Array]:
     """Count a column's values by bin or level: (cells,), without noise, which the door adds.
@@ -82,42 +82,43 @@ def count_bins(data: SiteData, state: State, text: str) -> dict[str, Array]:
     Released as a noisy aggregate of which one record changes two counts by one.
     """
     where = f"{data.name}: the question about a margin"
-    asked = from_json(BinsRequest, text, where, DescriptionError, defaults=True).canonical(where)
-    column = _published(data, asked)
-    levels = () if asked.edges else column.levels
-    variance = Fraction(SQUARED_OF_COUNTS) / (2 * Fraction(asked.rho))
-    state.play([asked.column])
-    state.tell(EntityCount(data.table.n_rows))
+    request = from_json(BinsRequest, text, where, DescriptionError, defaults=True).canonical(where)
+    column = _published(data, request)
+    levels = () if request.edges else column.levels
+    variance = Fraction(SQUARED_OF_COUNTS) / (2 * Fraction(request.rho))
+    state.play([request.column])
+    state.report(EntityCount(data.table.n_rows))
     # What is published is a part of the question: with other levels it is another one.
-    canonical = to_json({"asked": asked.column, "edges": asked.edges, "levels": levels})
-    state.tell(NoiseRequired("counts", canonical, SQUARED_OF_COUNTS, variance))
-    cells = len(levels) or len(asked.edges) + 1
+    canonical = to_json({"asked": request.column, "edges": request.edges, "levels": levels})
+    state.report(NoiseRequired("counts", canonical, SQUARED_OF_COUNTS, variance))
+    cells = len(levels) or len(request.edges) + 1
     counts = np.zeros(cells, dtype=np.int64)
-    for chunk in data.table.chunks((asked.column,)):
-        series = chunk[asked.column]
-        code = read_codes(series, levels) if levels else _bins_of(series, asked.edges)
+    for chunk in data.table.chunks((request.column,)):
+        series = chunk[request.column]
+        code = read_codes(series, levels) if levels else _bins_of(series, request.edges)
         counts += cell_counts(code, cells).values
     return {"counts": counts}
 
 
-def _published(data: SiteData, asked: BinsRequest) -> PublishedColumn:
+def _published(data: SiteData, request: BinsRequest) -> PublishedColumn:
     """Find the description of a column, by which alone a question is refused."""
-    column = data.published.get(asked.column)
-    if column is None or asked.column not in data.table.columns:
+    column = data.published.get(request.column)
+    if column is None or request.column not in data.table.columns:
         raise DescriptionError.of_rule(
             "privacy budget",
             data.name,
-            f"counts published columns only, and the site publishes no column '{asked.column}'. Its owner "
+            f"counts published columns only, and the site publishes no column '{request.column}'. Its owner "
             "may describe it in columns.toml",
         )
-    if column.kind == "category" and asked.edges:
+    if column.kind == "category" and request.edges:
         raise DescriptionError(
-            f"{data.name}: column '{asked.column}' is published as a category, and is counted by its levels: "
+            f"{data.name}: column '{request.column}' is published as a category, and is counted by "
+            f"its levels: "
             "ask without edges"
         )
-    if not column.levels and not asked.edges:
+    if not column.levels and not request.edges:
         raise DescriptionError(
-            f"{data.name}: column '{asked.column}' is published without levels: say the edges of its bins"
+            f"{data.name}: column '{request.column}' is published without levels: say the edges of its bins"
         )
     return column
 
@@ -128,10 +129,10 @@ def _bins_of(series: pd.Series, edges: Sequence[float]) -> Ints:
 
 
 def request_margins(
-    asked: Sequence[tuple[str, BinsRequest]], session: str
+    request: Sequence[tuple[str, BinsRequest]], session: str
 ) -> FitProtocol[list[tuple[str, BinsRequest, Ints]]]:
     """Ask sites for counts of their columns, all in one round; errors are those of the door."""
     replies = yield [
-        Request(site, FAMILY, "count_bins", {}, session, to_json(question)) for site, question in asked
+        Request(site, FAMILY, "count_bins", {}, session, to_json(question)) for site, question in request
     ]
-    return [(*one, reply.arrays["counts"]) for one, reply in zip(asked, replies, strict=True)]
+    return [(*one, reply.arrays["counts"]) for one, reply in zip(request, replies, strict=True)]

@@ -37,27 +37,27 @@ def masked_protocol(
     keys, or of masks that do not cancel.
     """
     try:
-        asks = next(protocol)
+        requests = next(protocol)
         agreement = agree_keys(sites, session, sums_only)
         about_keys = next(agreement)
         number = 0
         while True:
-            groups = masked_groups(asks, sites)
+            groups = masked_groups(requests, sites)
             # Sums need keys: the agreement is brought to its last round, which goes along with the sums.
             while groups and about_keys and about_keys[0].step not in LAST:
                 about_keys = go_on(agreement, (yield about_keys))
             rounds = {i: number + g for g, places in enumerate(groups) for i in places}
             # Masks of a round are used once: the same stream under two sums would give away their difference.
             number += len(groups)
-            numbered = [replace(ask, masked=rounds.get(i)) for i, ask in enumerate(asks)]
+            numbered = [replace(request, masked=rounds.get(i)) for i, request in enumerate(requests)]
             replies = yield [*about_keys, *numbered]
-            told, replies = replies[: len(about_keys)], replies[len(about_keys) :]
-            about_keys = go_on(agreement, told) if about_keys else []
+            reported, replies = replies[: len(about_keys)], replies[len(about_keys) :]
+            about_keys = go_on(agreement, reported) if about_keys else []
             for places in groups:
-                hidden = add_up(asks[places[0]], [replies[i] for i in places])
-                for i, reply in zip(places, hidden, strict=True):
+                masked = add_up(requests[places[0]], [replies[i] for i in places])
+                for i, reply in zip(places, masked, strict=True):
                     replies[i] = reply
-            asks = protocol.send(replies)
+            requests = protocol.send(replies)
     except StopIteration as stop:
         fit: Fit = stop.value
         return fit
@@ -71,38 +71,39 @@ def go_on(agreement: FitProtocol[None], replies: list[Reply]) -> list[Request]:
         return []
 
 
-def masked_groups(asks: Sequence[Request], sites: Sequence[str]) -> list[list[int]]:
+def masked_groups(requests: Sequence[Request], sites: Sequence[str]) -> list[list[int]]:
     """Places of the asks that belong to one sum, in the order in which they stand."""
     groups: list[list[int]] = []
     by_step: dict[tuple[str, str], list[list[int]]] = {}
-    for i, ask in enumerate(asks):
-        step = FAMILIES[ask.family][ask.step]
+    for i, request in enumerate(requests):
+        step = FAMILIES[request.family][request.step]
         if not any(declared.maskable for declared in step.gives.values()):
             continue
-        started = by_step.setdefault((ask.family, ask.step), [])
+        started = by_step.setdefault((request.family, request.step), [])
         # A protocol may ask a step of every site several times in one round: each time is a sum of its own.
-        open_one = next((g for g in started if ask.site not in {asks[j].site for j in g}), None)
+        open_one = next((g for g in started if request.site not in {requests[j].site for j in g}), None)
         if open_one is None:
             open_one = []
             started.append(open_one)
             groups.append(open_one)
         open_one.append(i)
     for group in groups:
-        if sorted(asks[i].site for i in group) != sorted(sites):
-            ask = asks[group[0]]
+        if sorted(requests[i].site for i in group) != sorted(sites):
+            request = requests[group[0]]
             raise MessageError(
-                f"step '{ask.step}' of family '{ask.family}' is asked of {[asks[i].site for i in group]}; a "
+                f"step '{request.step}' of family '{request.family}' is asked of "
+                f"{[requests[i].site for i in group]}; a "
                 f"masked sum needs all of {list(sites)}"
             )
     return groups
 
 
-def add_up(ask: Request, replies: Sequence[Reply]) -> list[Reply]:
+def add_up(request: Request, replies: Sequence[Reply]) -> list[Reply]:
     """Put the sums into the first reply, and zeros into the others.
 
     An array that some site left out has no sum, and is left out of all.
     """
-    gives = FAMILIES[ask.family][ask.step].gives
+    gives = FAMILIES[request.family][request.step].gives
     sums: dict[str, Array] = {}
     for name, declared in gives.items():
         if declared.maskable and all(name in reply.arrays for reply in replies):

@@ -36,7 +36,7 @@ class PlanStatus:
 
 @step(
     APPROVAL_FAMILY,
-    asks=control("the plan of the analysis"),
+    requests=control("the plan of the analysis"),
     replies=control("whether its owner has consented"),
     public=True,
 )

@@ -95,7 +95,7 @@ class ProductPart:
 
     def dealt_by(self, dealer: str) -> ProductDealer:
         """Tell who deals for whom."""
-        return ProductDealer(dealer, (self.product.client_a, self.product.client_b))
+        return ProductDealer(dealer, (self.product.site_a, self.product.site_b))
 
     def digest(self, keys: PairKeys, group: Ints) -> bytes:
         """Digest of what was told here of the product and its groups, under the session of the keys."""
@@ -174,7 +174,7 @@ class OpenProduct:
 
     def _unmarked(self, count: int) -> bytes:
         """Make marks for this product alone: columns that nobody marks count anew each time."""
-        keyed = (hmac.digest(self.own.told, k.to_bytes(8, "little"), "sha256") for k in range(count))
+        keyed = (hmac.digest(self.own.reported, k.to_bytes(8, "little"), "sha256") for k in range(count))
         return b"".join(one[:COLUMN_MARK] for one in keyed)
 
     def share(self, shown: MaskedOperand) -> tuple[Ints, Ints]:
@@ -253,14 +253,12 @@ def check_positions(name: str, rows: Ints, n: int) -> None:
 def deal_product(data: SiteData, state: State, text: str, group: Ints) -> tuple[dict[str, Array], str]:
     """Deal a multiplication triple to two other institutions, sealed."""
     part = read_part(text)
-    state.tell(part.dealt_by(data.name))
+    state.report(part.dealt_by(data.name))
     _check_size(data.name, part, group)
     keys = keys_of(state)
     seed_a, seed_b = secure.new_seed(), secure.new_seed()
     Z_b = deal_part(part, part.digest(keys, group), (seed_a, seed_b), group)
-    a, b = (
-        SealedChannel(keys, c, f"deal {part.number}") for c in (part.product.client_a, part.product.client_b)
-    )
+    a, b = (SealedChannel(keys, c, f"deal {part.number}") for c in (part.product.site_a, part.product.site_b))
     return {"for_a": as_bytes(a.seal(seed_a)), "for_b": as_bytes(b.seal(seed_b + Z_b))}, ""
 
 
@@ -329,10 +327,10 @@ def open_product(
     and they show each other which they have. For `dealt` see :func:`read_deal`.
     """
     part = read_part(text)
-    own, peer = (part.product.client_a, part.product.client_b)[:: 1 if part.first else -1]
+    own, peer = (part.product.site_a, part.product.site_b)[:: 1 if part.first else -1]
     if (own, peer) != (data.name, part.peer):
         raise MessageError(f"{data.name}: a product of '{own}' and '{peer}' is not one with '{part.peer}'")
-    state.tell(part.dealt_by(part.dealer))
+    state.report(part.dealt_by(part.dealer))
     keys = keys_of(state)
     places = rows_of(state, part.columns)
     check_positions(data.name, rows, len(places))
@@ -501,7 +499,7 @@ def share_product(
     state.rest_on(held.entities)
     shown = held.read(opened) if noisy else counted(data, state, held, opened)
     facts, enter = behind(data, state, held.part, held.rows, held.group, held.own.both, shown.marks)
-    state.tell(*facts)
+    state.report(*facts)
     share, check = held.share(shown)
     enter()
     # A triple serves once: two openings under one random table differ by the difference of the columns.
@@ -518,12 +516,12 @@ def counted(data: SiteData, state: State, held: OpenProduct, opened: Array) -> M
     """Tell what the count of a product has shown, and return what the other site opened of its columns."""
     part, count = held.part, held.count
     if count is None:
-        state.tell(CountedProduct(part.peer, None))
+        state.report(CountedProduct(part.peer, None))
         return held.read(opened)
     if count.shown is None or not count.share:
         raise MessageError(f"{data.name}: rows of this product are counted first; ask 'share_comparison'")
     # Before any other fact: a product of few rows is refused as such.
-    state.tell(count.outcome(part, held.unseal(opened)))
+    state.report(count.outcome(part, held.unseal(opened)))
     return count.shown
 
 

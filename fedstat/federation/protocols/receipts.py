@@ -32,7 +32,7 @@ DIGEST_LENGTH = 64
     RECEIPT_FAMILY,
     name=RECALL,
     request=SignedCheckpoint,
-    asks=control("an earlier head of the site's account"),
+    requests=control("an earlier head of the site's account"),
     replies=control("its head now"),
     public=True,
 )
@@ -44,14 +44,14 @@ def check_ledger_head(
     `earlier` is the site's own signed head, which nobody else can make; the answer is empty where the site
     keeps no account at rest.
     """
-    data.account.hold_against(data.name, data.trust.identity.public, earlier)
-    return {}, "" if data.account.store is None else to_json(data.account.store.head)
+    data.site_ledger.hold_against(data.name, data.trust.identity.public, earlier)
+    return {}, "" if data.site_ledger.store is None else to_json(data.site_ledger.store.head)
 
 
 @step(
     RECEIPT_FAMILY,
     name="state_ledger",
-    asks=control("digest of the coordinator's ledger"),
+    requests=control("digest of the coordinator's ledger"),
     replies=control("the site's signed account of what passed"),
     public=True,
 )
@@ -64,11 +64,11 @@ def sign_ledger(data: SiteData, state: State, text: str) -> tuple[dict[str, Arra
     digest = json.loads(text)
     if not isinstance(digest, str) or len(digest) != DIGEST_LENGTH:
         raise MessageError(f"{data.name}: expected the digest of a ledger, {DIGEST_LENGTH} digits")
-    account, keys = data.account, data.trust.identity
-    chain = account.present
-    others = account.numbers.without(chain.numbers)
+    site_ledger, keys = data.site_ledger, data.trust.identity
+    chain = site_ledger.present
+    others = site_ledger.numbers.without(chain.numbers)
     # Without the present ask, which the coordinator's ledger cannot have in it when it is digested.
-    entries, head = chain.before_this_ask()
+    entries, head = chain.before_this_request()
     statement = SiteStatement(
         site=data.name,
         session=chain.session,
@@ -79,13 +79,13 @@ def sign_ledger(data: SiteData, state: State, text: str) -> tuple[dict[str, Arra
         coordinator=digest,
         earlier=others.released,
         earlier_received=others.received,
-        columns=_width(data, account.columns),
-        entities=account.entities,
-        other_sessions=len(account.chains) - 1,
+        columns=_width(data, site_ledger.columns),
+        entities=site_ledger.entities,
+        other_sessions=len(site_ledger.chains) - 1,
         entries=tuple(entries),
-        vectors=account.vectors,
-        account=None if account.store is None else account.store.head,
-        privacy=read_budget_spent(data.policy, account),
+        vectors=site_ledger.vectors,
+        site_ledger=None if site_ledger.store is None else site_ledger.store.head,
+        privacy=read_budget_spent(data.policy, site_ledger),
         version=VERSION,
         families=tuple(sorted(FAMILIES)),
         as_of=chain.as_of,
@@ -132,7 +132,7 @@ def with_receipt(
     many numbers left a site as it has values in play. Returned is what the protocol returns.
     """
     fit = yield from protocol
-    passed = ledger.account.passed
+    passed = ledger.log.passed
     digest = json.dumps(coordinator_digest(ledger.at, passed, ledger.absent))
     replies = yield [Request(site, RECEIPT_FAMILY, "state_ledger", {}, session, digest) for site in sites]
     try:

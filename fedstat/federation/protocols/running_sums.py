@@ -78,7 +78,7 @@ class OpenedColumns:
 class TakenColumns:
     """What another institution opened, E (n, p + 1), with this one's share Z (p + 1, T) of the triples.
 
-    `rows` (n,) are the positions of its entities here, `of_table` (n,) those in the site's table; `told`
+    `rows` (n,) are the positions of its entities here, `of_table` (n,) those in the site's table; `reported`
     rounds have gone.
     """
 
@@ -89,13 +89,13 @@ class TakenColumns:
     rows: Ints
     of_table: Ints
     keys: PairKeys
-    told: int = 0
+    reported: int = 0
 
 
 def deal_sums(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Deal the triples of all rounds to two other institutions, sealed."""
     part, keys = read_part(text), keys_of(state)
-    state.tell(part.dealt_by(data.name))
+    state.report(part.dealt_by(data.name))
     columns = part.product.columns_a + part.product.columns_b
     if columns > max(FEW_COLUMNS, part.product.rows):
         raise MessageError(f"{data.name}: {columns:,} columns and rounds of {part.product.rows:,} rows")
@@ -103,10 +103,10 @@ def deal_sums(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
     check_allocation(data.name, BLOCK * columns, part.product.rows)
     bound, boxes, seeds = part.digest(keys, NO_GROUPS), [], [secure.new_seed(), secure.new_seed()]
     share = running.deal_round_triples(part.product, *(secure.bind_seed(seed, bound) for seed in seeds))
-    for client, message in zip(
-        (part.product.client_a, part.product.client_b), (seeds[0], seeds[1] + share.tobytes()), strict=True
+    for site, message in zip(
+        (part.product.site_a, part.product.site_b), (seeds[0], seeds[1] + share.tobytes()), strict=True
     ):
-        boxes.append(as_bytes(SealedChannel(keys, client, f"deal sums {part.number}").seal(message)))
+        boxes.append(as_bytes(SealedChannel(keys, site, f"deal sums {part.number}").seal(message)))
     return dict(zip(("for_a", "for_b"), boxes, strict=True)), ""
 
 
@@ -120,10 +120,10 @@ def open_dealt(
 ) -> tuple[ProductPart, bytes, bytes, PairKeys]:
     """Take a dealer's message: the description, the bound seed, what came with it; and the keys."""
     part, keys = read_part(text), keys_of(state)
-    own, peer = (part.product.client_a, part.product.client_b)[:: 1 if part.first else -1]
+    own, peer = (part.product.site_a, part.product.site_b)[:: 1 if part.first else -1]
     if (own, peer) != (data.name, part.peer):
         raise MessageError(f"{data.name}: sums of '{own}' with '{peer}' are not with '{part.peer}'")
-    state.tell(part.dealt_by(part.dealer))
+    state.report(part.dealt_by(part.dealer))
     material = dealt.tobytes()
     if part.dealer:
         material = SealedChannel(keys, part.dealer, f"deal sums {part.number}").open(material)
@@ -201,17 +201,17 @@ def taken_of(state: State, columns: str, site: str, of_table: Ints) -> TakenColu
 
 def seal_sums(data: SiteData, state: State, taken: TakenColumns, values: Floats) -> Array:
     """Seal what shows an institution the sums of its columns with some numbers, (n,) of its entities."""
-    t, product = taken.told, taken.part.product
+    t, product = taken.reported, taken.part.product
     check_lengths(data.name, values=(values, product.rows))
     if t >= product.columns_b:
         raise MessageError(f"{data.name}: more rounds of sums than random numbers were dealt for")
-    state.tell(EntityCount(len(values)), ExternalWeights(values, "residuals"))
+    state.report(EntityCount(len(values)), ExternalWeights(values, "residuals"))
     size = max(float(np.sqrt(np.mean(values**2))), LEAST_UNIT)
     unit = 2.0 ** np.ceil(np.log2(size))
     encoded = secure.encode_columns(values[:, None] / unit, taken.part.bits, data.name)[:, 0]
     f, s = running.mask_round_values(product, taken.seed, taken.E, taken.Z, encoded, t)
     # Counted before it leaves: no random column serves twice.
-    taken.told += 1
+    taken.reported += 1
     content = np.array([unit]).tobytes() + s.tobytes() + f.tobytes()
     return as_bytes(t.to_bytes(ROUND_BYTES, "little") + channel_of(taken.part, taken.keys, t).seal(content))
 
@@ -293,7 +293,7 @@ class ColumnOpening:
 class RunningSums:
     """What is opened for sums with numbers of `holder`, of `n` entities."""
 
-    conversation: SecureProductSession
+    product_session: SecureProductSession
     holder: str
     openings: Sequence[ColumnOpening]
     n: int
@@ -301,22 +301,22 @@ class RunningSums:
     def dealers(self, sites: Sequence[str]) -> dict[str, str]:
         """Who deals for each institution and the holder; a ModelError where nobody can."""
         owners = dict.fromkeys(one.site for one in self.openings)
-        return {k: self.conversation.dealer(k, self.holder, sites) for k in owners}
+        return {k: self.product_session.dealer(k, self.holder, sites) for k in owners}
 
     def begin(self, dealers: Mapping[str, str]) -> FitProtocol[None]:
         """Deal, and open the columns; keys are agreed, and columns are ready."""
         parts = [self._part(one, dealers[one.site]) for one in self.openings]
-        replies = iter((yield list(self._deal_asks(parts))))
+        replies = iter((yield list(self._deal_requests(parts))))
         dealt = [
             self._dealt(next(replies).arrays) if part.dealer else deal_at_coordinator(part) for part in parts
         ]
-        ask, together = self.conversation.ask, list(zip(self.openings, parts, dealt, strict=True))
+        request, together = self.product_session.request, list(zip(self.openings, parts, dealt, strict=True))
         opened = yield [
-            ask(one.site, "open_columns", to_json(part), only=one.only, dealt=for_a)
+            request(one.site, "open_columns", to_json(part), only=one.only, dealt=for_a)
             for one, part, (for_a, _) in together
         ]
         yield [
-            ask(
+            request(
                 self.holder,
                 "take_columns",
                 to_json(self._part(one, part.dealer, first=False)),
@@ -339,10 +339,10 @@ class RunningSums:
             dealer=dealer,
         )
 
-    def _deal_asks(self, parts: Sequence[ProductPart]) -> Iterator[Request]:
+    def _deal_requests(self, parts: Sequence[ProductPart]) -> Iterator[Request]:
         for part in parts:
             if part.dealer:
-                yield self.conversation.ask(part.dealer, "deal_sums", to_json(part))
+                yield self.product_session.request(part.dealer, "deal_sums", to_json(part))
 
     def _dealt(self, arrays: Mapping[str, Array]) -> tuple[Array, Array]:
         return arrays["for_a"], arrays["for_b"]

@@ -94,7 +94,7 @@ def table_schema(site: str, table: Table, policy: Policy) -> TableSchema:
     link = None
     if isinstance(inner, AlignedTable):
         link = LinkSchema(inner.keys.key, inner.alignment, inner.changed)
-    curves = {name: one.shape_told for name, one in table_curves(inner).items()}
+    curves = {name: one.shape_reported for name, one in table_curves(inner).items()}
     return TableSchema(columns, inner.n_rows, label, policy, link, curves=curves)
 
 
@@ -110,7 +110,7 @@ def _kind(table: Table, name: str) -> str | None:
 
 @step(
     FAMILY,
-    asks=control("nothing"),
+    requests=control("nothing"),
     replies=schema(
         "names, types and public description of the columns, points of curves, number of rows, policy"
     ),
@@ -121,18 +121,18 @@ def describe_table(data: SiteData, state: State, text: str) -> tuple[dict[str, A
     found = table_schema(data.name, data.table, data.policy)
     policy = found.policy.to_toml()
     published = {name: one for name, one in data.published.items() if name in found.columns}
-    told = TableSchemaText(
+    reported = TableSchemaText(
         columns=found.columns,
         n_rows=found.n_rows,
         site_column=found.site_column,
         policy=policy,
         link=found.link,
         published=published,
-        privacy=read_budget_spent(data.policy, data.account),
+        privacy=read_budget_spent(data.policy, data.site_ledger),
         curves=found.curves,
         release=own_version(),
     )
-    return {}, codec.to_json(told)
+    return {}, codec.to_json(reported)
 
 
 def own_version() -> InstalledVersion:
@@ -154,30 +154,30 @@ def _read(site: str, text: str) -> TableSchema:
     release = _read_version(site, text)
     where = f"{site}: its description of its table"
     try:
-        told = codec.from_json(TableSchemaText, text, where)
-        policy = Policy.from_text(f"{site}: its policy", told.policy)
+        reported = codec.from_json(TableSchemaText, text, where)
+        policy = Policy.from_text(f"{site}: its policy", reported.policy)
     except (PartitionError, MessageError) as error:
         if release.version == VERSION:
             raise MessageError(f"{where} is malformed") from error
         raise MessageError(_other_version(site, release)) from error
     return TableSchema(
-        told.columns,
-        told.n_rows,
-        told.site_column,
+        reported.columns,
+        reported.n_rows,
+        reported.site_column,
         policy,
-        told.link,
-        told.published,
-        told.privacy,
-        told.curves,
-        told.release,
+        reported.link,
+        reported.published,
+        reported.privacy,
+        reported.curves,
+        reported.release,
     )
 
 
 def _read_version(site: str, text: str) -> InstalledVersion:
     """Read what a site runs, before anything that another version may have said in another way."""
     try:
-        told = json.loads(text).get("release", {})
-        known = {name: told[name] for name in ("version", "messages", "families") if name in told}
+        reported = json.loads(text).get("release", {})
+        known = {name: reported[name] for name in ("version", "messages", "families") if name in reported}
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise MessageError(f"{site}: its description of its table is malformed") from error
     release = codec.from_plain(InstalledVersion, known, f"{site}: its version", defaults=True)
@@ -199,8 +199,9 @@ def version_remarks(schemas: Mapping[str, TableSchema]) -> Iterator[str]:
     """One line where sites run other versions that understand this one."""
     others = {site: one.release.version for site, one in schemas.items() if one.release.version != VERSION}
     if others:
-        told = ", ".join(f"{version} at {site}" for site, version in others.items())
+        reported = ", ".join(f"{version} at {site}" for site, version in others.items())
         yield (
-            f"fedstat is {VERSION} here, and {told}. They understand each other, but numbers may differ in "
+            f"fedstat is {VERSION} here, and {reported}. They understand each other, but numbers "
+            f"may differ in "
             "their last digits, and an earlier version may lack what a model asks: install one version"
         )

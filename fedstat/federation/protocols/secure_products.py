@@ -94,7 +94,7 @@ class SecureProductSession:
     otherwise: str = ""
     least: Mapping[str, int] = field(default_factory=dict)
 
-    def ask(self, site: str, step: str, text: str = "", **arrays: Any) -> Request:
+    def request(self, site: str, step: str, text: str = "", **arrays: Any) -> Request:
         """Address one step."""
         given = {name: np.asarray(array) for name, array in arrays.items()}
         return Request(site, self.family, step, given, self.session, text)
@@ -129,7 +129,7 @@ class SecureProductSession:
         yield from agree_keys(sites, self.session)
         opened = yield from open_runs(runs)
         opened = yield from compare_counts(runs, opened)
-        shares = yield [one for run, both in pair_replies(runs, opened) for one in run.share_asks(both)]
+        shares = yield [one for run, both in pair_replies(runs, opened) for one in run.share_requests(both)]
         return [run.combine(*both) for run, both in pair_replies(runs, shares)]
 
     def keep_shares(
@@ -150,7 +150,7 @@ class SecureProductSession:
             for number, (a, b) in enumerate(pairs)
         ]
         opened = yield from open_runs(runs)
-        yield [one for run, both in pair_replies(runs, opened) for one in run.share_asks(both, step)]
+        yield [one for run, both in pair_replies(runs, opened) for one in run.share_requests(both, step)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class ProductRun:
     are counted first, and the counts compared with that number.
     """
 
-    conversation: SecureProductSession
+    product_session: SecureProductSession
     number: str
     sides: tuple[ProductOperand, ProductOperand]
     dealer: str
@@ -175,7 +175,7 @@ class ProductRun:
     @classmethod
     def of(
         cls,
-        asking: SecureProductSession,
+        requester: SecureProductSession,
         number: str,
         sides: tuple[ProductOperand, ProductOperand],
         dealer: str,
@@ -190,7 +190,7 @@ class ProductRun:
         filled = not (a.own is None and b.own is None)
         product = secure.MatrixProduct(a.site, b.site, len(common), a.width, b.width, groups)
         return cls(
-            conversation=asking,
+            product_session=requester,
             number=number,
             sides=sides,
             dealer=dealer,
@@ -198,7 +198,7 @@ class ProductRun:
             bits=bits,
             rows=rows,
             group=a.code[rows[0]],
-            least=max(asking.least.get(one.site, 0) for one in sides),
+            least=max(requester.least.get(one.site, 0) for one in sides),
             both=a.owns(rows[0]) & b.owns(rows[1]) if filled else None,
         )
 
@@ -220,9 +220,11 @@ class ProductRun:
             supports=(self.sides[0].n_supports, self.sides[1].n_supports) if self.least else (0, 0),
         )
 
-    def deal_ask(self) -> Request:
+    def deal_request(self) -> Request:
         """Ask a third institution for a triple."""
-        return self.conversation.ask(self.dealer, "deal_product", self.describe(True), group=self.group)
+        return self.product_session.request(
+            self.dealer, "deal_product", self.describe(True), group=self.group
+        )
 
     def dealt(self, reply: Reply) -> tuple[Array, Array]:
         """Take what a third institution dealt both institutions."""
@@ -234,23 +236,23 @@ class ProductRun:
         Z_b = deal_part(part, part.digest_in("", self.group), seeds, self.group)
         return as_bytes(seeds[0]), as_bytes(seeds[1] + Z_b)
 
-    def open_asks(self, dealt: tuple[Array, Array]) -> list[Request]:
+    def open_requests(self, dealt: tuple[Array, Array]) -> list[Request]:
         """Ask both institutions for what they show each other."""
         texts = self.describe(True), self.describe(False)
         more = {} if self.both is None else {"both": self.both}
-        asked = zip(self.sides, texts, self.rows, dealt, strict=True)
+        request = zip(self.sides, texts, self.rows, dealt, strict=True)
         return [
-            self.conversation.ask(
+            self.product_session.request(
                 side.site, "open_product", text, rows=rows, group=self.group, dealt=one, **more
             )
-            for side, text, rows, one in asked
+            for side, text, rows, one in request
         ]
 
-    def share_asks(self, opened: tuple[Reply, Reply], step: str = "share_product") -> list[Request]:
+    def share_requests(self, opened: tuple[Reply, Reply], step: str = "share_product") -> list[Request]:
         """Hand each institution what the other showed, and ask for its share, or that it keeps it."""
         number = json.dumps(self.number)
         return [
-            self.conversation.ask(side.site, step, number, opened=other.arrays["opened"])
+            self.product_session.request(side.site, step, number, opened=other.arrays["opened"])
             for side, other in zip(self.sides, opened[::-1], strict=True)
         ]
 
@@ -271,9 +273,9 @@ class ProductRun:
 
 def open_runs(runs: Sequence[ProductRun]) -> FitProtocol[list[Reply]]:
     """Deal triples, and let all institutions open their columns."""
-    sealed = iter((yield [run.deal_ask() for run in runs if run.dealer]))
+    sealed = iter((yield [run.deal_request() for run in runs if run.dealer]))
     dealt = [run.dealt(next(sealed)) if run.dealer else run.deal() for run in runs]
-    opened = yield [one for run, both in zip(runs, dealt, strict=True) for one in run.open_asks(both)]
+    opened = yield [one for run, both in zip(runs, dealt, strict=True) for one in run.open_requests(both)]
     return list(opened)
 
 
@@ -289,14 +291,14 @@ def compare_counts(runs: Sequence[ProductRun], opened: Sequence[Reply]) -> FitPr
         for side, at in zip(runs[place // 2].sides, (place, place + 1), strict=True):
             own.setdefault(side.site, []).append(at)
     for step in ("open_comparison", "share_comparison") if places else ():
-        asks = []
+        requests = []
         for site, held in own.items():
             received = [boxes[at ^ 1] for at in held]  # of the other site
             numbers = json.dumps([runs[at // 2].number for at in held])
             lengths = np.array([len(box) for box in received])
             given = {"opened": np.concatenate(received), "lengths": lengths}
-            asks.append(runs[held[0] // 2].conversation.ask(site, step, numbers, **given))
-        replies = yield asks
+            requests.append(runs[held[0] // 2].product_session.request(site, step, numbers, **given))
+        replies = yield requests
         for held, reply in zip(own.values(), replies, strict=True):
             ends = np.cumsum(reply.arrays["lengths"])[:-1]
             for at, box in zip(held, np.split(reply.arrays["opened"], ends), strict=True):

@@ -184,11 +184,11 @@ def row_fingerprints(table: Table, secret: bytes) -> Array:
 
 def _digests(rows: Array, secret: bytes) -> Array:
     """Digest every row of an array: (n, 16) bytes."""
-    told, width = (
+    reported, width = (
         np.ascontiguousarray(rows).tobytes(),
         rows.itemsize * (rows.shape[1] if rows.ndim > 1 else 1),
     )
-    pieces = (told[i : i + width] for i in range(0, len(told), max(width, 1)))
+    pieces = (reported[i : i + width] for i in range(0, len(reported), max(width, 1)))
     marks = b"".join(hashlib.blake2b(one, digest_size=MARK_BYTES, key=secret).digest() for one in pieces)
     return np.frombuffer(marks, dtype=np.uint8).reshape(-1, MARK_BYTES)
 
@@ -198,8 +198,8 @@ def content_fingerprint(table: Table, secret: bytes) -> bytes:
     table = table.table if isinstance(table, LabelledTable) else table
     rows = _rows(table)
     whose = table.entities if isinstance(table, AlignedTable) else np.empty((table.n_rows, 0), dtype=np.uint8)
-    told = np.hstack([whose, rows.astype("<u8").reshape(-1, 1).view(np.uint8)])
-    in_order = told[np.lexsort(told.T[::-1])] if len(told) else told
+    reported = np.hstack([whose, rows.astype("<u8").reshape(-1, 1).view(np.uint8)])
+    in_order = reported[np.lexsort(reported.T[::-1])] if len(reported) else reported
     digest = hashlib.blake2b(repr(table.columns).encode(), digest_size=32, key=secret)
     digest.update(np.ascontiguousarray(in_order).tobytes())
     return digest.digest()
@@ -224,10 +224,10 @@ def places_of(known: Array, marks: Array) -> Ints:
 def _found(known: Array, marks: Array) -> Ints:
     if not len(known):
         return np.full(len(marks), -1, dtype=np.int64)
-    held, asked = (np.ascontiguousarray(one).view(f"S{one.shape[1]}").ravel() for one in (known, marks))
+    held, request = (np.ascontiguousarray(one).view(f"S{one.shape[1]}").ravel() for one in (known, marks))
     order = np.argsort(held)
-    at = order[np.minimum(np.searchsorted(held, asked, sorter=order), len(held) - 1)]
-    return np.where(held[at] == asked, at, -1)
+    at = order[np.minimum(np.searchsorted(held, request, sorter=order), len(held) - 1)]
+    return np.where(held[at] == request, at, -1)
 
 
 def order_of(table: Table) -> str:

@@ -100,13 +100,13 @@ def _fewest(
     own, n = math.log2(one.levels), 1
     while True:
         count = math.log2(n + 1)
-        told = (one.levels - 1) * count + one.columns * plain * carried
+        reported = (one.levels - 1) * count + one.columns * plain * carried
         for other in others:
             digits = one.columns * other.columns * carried
             # A sum of two columns with levels is a count, in addition to the sums of each.
             table = (one.levels - 1) * (other.levels - 1) * count
-            told += min(digits, table) if one.alone and other.alone else digits
-        enough = math.floor(times * told / own) + 1
+            reported += min(digits, table) if one.alone and other.alone else digits
+        enough = math.floor(times * reported / own) + 1
         if enough <= n:
             return n
         n = enough

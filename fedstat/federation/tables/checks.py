@@ -74,7 +74,7 @@ def column_split_problems(
     table: pd.DataFrame, columns: Mapping[str, Sequence[str]], key: Sequence[str], *, new_data: bool
 ) -> Iterator[str]:
     """Problems of one table whose columns are to be divided among sites."""
-    problems = [*client_problems(columns), *one_key_problems(table, key)]
+    problems = [*site_problems(columns), *one_key_problems(table, key)]
     for client, names in columns.items():
         problems += listed_column_problems(client, names, table, key)
     yield from problems
@@ -179,11 +179,11 @@ def _unknown(option: str, value: object, known: Sequence[str]) -> Iterator[str]:
         yield f"{option} must be one of {', '.join(map(repr, known))}, received {value!r}."
 
 
-def client_problems(clients: Mapping[Any, object]) -> Iterator[str]:
+def site_problems(sites: Mapping[Any, object]) -> Iterator[str]:
     """Missing sites, or sites without a proper name."""
-    if not clients:
+    if not sites:
         yield "there are no institutions: expected at least one table under an institution's name."
-    for client in clients:
+    for client in sites:
         if not isinstance(client, str) or not client.strip():
             yield (
                 f"an institution's name is empty or of type {type(client).__name__}: "
@@ -210,10 +210,10 @@ def shared_column_problems(columns: Mapping[str, Sequence[str]]) -> Iterator[str
     for client, names in columns.items():
         for name in names:
             owners.setdefault(name, []).append(client)
-    for name, clients in owners.items():
-        if len(clients) > 1:
+    for name, sites in owners.items():
+        if len(sites) > 1:
             yield (
-                f"column {name!r} is at {len(clients)} institutions ({', '.join(map(repr, clients))}). Keep "
+                f"column {name!r} is at {len(sites)} institutions ({', '.join(map(repr, sites))}). Keep "
                 "it at one of them, rename it, or add it to `on` if it belongs to the key."
             )
 

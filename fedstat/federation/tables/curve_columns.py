@@ -451,8 +451,8 @@ class CurveTable:
         absent = [name for name in columns if name not in self.columns]
         if absent:
             raise DesignError(f"{self.where}: the table has no column {', '.join(map(repr, absent))}")
-        asked = dict.fromkeys(raw for name in columns for raw in self.held.get(name, [name]))
-        for frame in self.table.chunks(list(asked)):
+        request = dict.fromkeys(raw for name in columns for raw in self.held.get(name, [name]))
+        for frame in self.table.chunks(list(request)):
             parts: dict[str, Any] = {
                 name: pd.Series(self._read(name, frame), index=frame.index)
                 if name in self.held
@@ -462,21 +462,25 @@ class CurveTable:
             yield pd.DataFrame(parts, index=frame.index, copy=False)
 
     def _read(self, name: str, frame: pd.DataFrame) -> CurveArray:
-        told = self.curves.get(name)
+        reported = self.curves.get(name)
         at = f"{self.where}, curve '{name}'"
         curve = self.declared[name]
-        if told is not None and self._none(name, frame):
-            width = len(told.grid)
-            at_none = np.zeros((len(frame), 0)) if told.own else None
+        if reported is not None and self._none(name, frame):
+            width = len(reported.grid)
+            at_none = np.zeros((len(frame), 0)) if reported.own else None
             return CurveArray(
-                np.full((len(frame), width), np.nan), told.grid, told.domain, told.declared, at_none
+                np.full((len(frame), width), np.nan),
+                reported.grid,
+                reported.domain,
+                reported.declared,
+                at_none,
             )
         found = checked(at, read_columns(at, frame, self.held[name], curve))
-        if told is None or (told.own and found.own) or np.array_equal(told.grid, found.grid):
+        if reported is None or (reported.own and found.own) or np.array_equal(reported.grid, found.grid):
             return found
-        if told.own:
+        if reported.own:
             points = np.tile(found.grid, (len(frame), 1))
-            return CurveArray(found.values, told.grid, found.domain, found.declared, points)
+            return CurveArray(found.values, reported.grid, found.domain, found.declared, points)
         raise DesignError(f"{at}: its points are others than when the table was opened. Open it again")
 
     def _none(self, name: str, frame: pd.DataFrame) -> bool:
@@ -506,4 +510,4 @@ class CurveTable:
         lacking = [name for name in self.held if name not in found]
         if lacking:
             raise PartitionError(f"{self.where}, curve '{lacking[0]}': there is no curve in any row")
-        return {name: one.told(gaps[name]) for name, one in found.items()}
+        return {name: one.reported(gaps[name]) for name, one in found.items()}

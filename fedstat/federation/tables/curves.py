@@ -138,10 +138,10 @@ class CurveArray(ExtensionArray):
         domain: tuple[float, float],
         declared: Curve,
         at: Floats | None = None,
-        gaps_told: bool = False,
+        gaps_reported: bool = False,
     ) -> None:
         self.values, self.grid, self.domain, self.declared = values, grid, domain, declared
-        self.at, self._gaps_told = at, gaps_told
+        self.at, self._gaps_reported = at, gaps_reported
 
     @classmethod
     def _from_sequence(cls, scalars: Sequence[Any], *, dtype: Any = None, copy: bool = False) -> Self:
@@ -159,9 +159,9 @@ class CurveArray(ExtensionArray):
         return first._like(values, at)
 
     def _like(self, values: Floats, at: Floats | None) -> Self:
-        return type(self)(values, self.grid, self.domain, self.declared, at, self._gaps_told)
+        return type(self)(values, self.grid, self.domain, self.declared, at, self._gaps_reported)
 
-    def told(self, gaps: bool) -> Self:
+    def reported(self, gaps: bool) -> Self:
         """Return the same curves as of a column in which some have gaps, or none has."""
         return type(self)(self.values, self.grid, self.domain, self.declared, self.at, gaps)
 
@@ -203,7 +203,7 @@ class CurveArray(ExtensionArray):
     @property
     def gaps(self) -> bool:
         """Whether curves that count, by their `max_gap`, were measured at different points."""
-        return self.own or self._gaps_told or bool((self.uneven & ~self.isna() & ~self.gappy(1.0)).any())
+        return self.own or self._gaps_reported or bool((self.uneven & ~self.isna() & ~self.gappy(1.0)).any())
 
     def __len__(self) -> int:
         return len(self.values)
@@ -265,7 +265,7 @@ class CurveArray(ExtensionArray):
         return self._like(self.values.copy(), None if self.at is None else self.at.copy())
 
     @property
-    def shape_told(self) -> CurveShape:
+    def shape_reported(self) -> CurveShape:
         """Points and declaration."""
         return CurveShape(tuple(self.grid.tolist()), self.declared, self.gaps)
 

@@ -54,7 +54,7 @@ ArrowRunner: TypeAlias = Callable[[str], Iterator[Any] | None]
 class DriverSession:
     """One session: the rows of a statement, and the same as Arrow where that is faster."""
 
-    ask: StatementRunner
+    run_query: StatementRunner
     arrow: ArrowRunner = lambda _: None
 
 
@@ -79,7 +79,7 @@ def _read_postgresql(url: Any, seconds: int) -> Iterator[DriverSession]:
         limit = f"SET LOCAL statement_timeout = {1000 * seconds}"
         connection.execute(limit)
 
-        def ask(statement: str) -> StatementResult:
+        def run_query(statement: str) -> StatementResult:
             return _answer(connection.cursor(name="fedstat", binary=True), statement)
 
         def arrow(statement: str) -> Iterator[Any] | None:
@@ -93,7 +93,7 @@ def _read_postgresql(url: Any, seconds: int) -> Iterator[DriverSession]:
             ((snapshot,),) = connection.execute("SELECT pg_export_snapshot()").fetchall()
             return _arrow_batches(faster, [f"SET TRANSACTION SNAPSHOT '{snapshot}'", limit], statement)
 
-        yield DriverSession(ask, arrow)
+        yield DriverSession(run_query, arrow)
 
 
 def _connect_adbc(address: Any) -> Any:
@@ -176,11 +176,11 @@ def _read_sqlite(url: Any, seconds: int) -> Iterator[DriverSession]:
         until = [0.0]
         connection.set_progress_handler(lambda: time.monotonic() > until[0], STEPS_PER_LOOK)
 
-        def ask(statement: str) -> StatementResult:
+        def run_query(statement: str) -> StatementResult:
             until[0] = time.monotonic() + seconds
             return _answer(connection.cursor(), statement)
 
-        yield DriverSession(ask)
+        yield DriverSession(run_query)
 
 
 @contextmanager
@@ -248,14 +248,14 @@ def _read_duckdb(url: Any, seconds: int) -> Iterator[DriverSession]:
     except Exception as error:
         raise UnreachableError(type(error).__name__) from None
 
-    def ask(statement: str) -> StatementResult:
+    def run_query(statement: str) -> StatementResult:
         found = [part.type for part in connection.extract_statements(statement)]
         if found != [duckdb.StatementType.SELECT]:
             raise duckdb.InvalidInputException("not one read-only statement")
         return _answer(connection.cursor(), statement)
 
     with connection:
-        yield DriverSession(ask)
+        yield DriverSession(run_query)
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,7 +387,7 @@ class DatabaseSession:
         """Stream the rows of a statement, and write the names of its columns into `names`."""
 
         def answer() -> Iterator[RowBatch]:
-            names[:], parts = self.held.ask(statement)
+            names[:], parts = self.held.run_query(statement)
             yield from parts
 
         return self._guarded(answer, statement)
@@ -397,7 +397,7 @@ class DatabaseSession:
 
         def answer() -> Iterator[Any]:
             found = self.held.arrow(statement)
-            yield from self.held.ask(statement)[1] if found is None else found
+            yield from self.held.run_query(statement)[1] if found is None else found
 
         return self._guarded(answer, statement)
 

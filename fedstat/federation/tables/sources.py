@@ -17,7 +17,7 @@ from fedstat.codec import from_plain
 from fedstat.errors import PartitionError
 from fedstat.federation.files import read_private
 from fedstat.federation.tables import checks as check
-from fedstat.federation.tables.checks import client_problems, name_problems, raise_problems
+from fedstat.federation.tables.checks import name_problems, raise_problems, site_problems
 from fedstat.federation.tables.columns import HeldTable, arrow_kind, kind
 from fedstat.federation.tables.curve_columns import CurveTable, LongCurve, with_curves
 from fedstat.federation.tables.curves import Curve
@@ -133,7 +133,7 @@ READERS: dict[str, TableReader] = {
 
 def named_row_tables(frames: Mapping[str, IntoTable], key: Sequence[str]) -> dict[str, HeldTable]:
     """Tables of the horizontal layout, in memory or streamed, whose columns have names of their own."""
-    raise_problems(client_problems(frames))
+    raise_problems(site_problems(frames))
     kinds = (ParquetTable, SqlTable, CurveTable)
     streamed = {c: table for c, table in frames.items() if isinstance(table, kinds)}
     for client, table in streamed.items():
@@ -147,7 +147,7 @@ def named_row_tables(frames: Mapping[str, IntoTable], key: Sequence[str]) -> dic
 
 def named_tables(frames: Mapping[str, IntoTable], key: Sequence[str]) -> dict[str, pd.DataFrame]:
     """All sites' tables as pandas frames with column names of their own."""
-    raise_problems(client_problems(frames))
+    raise_problems(site_problems(frames))
     tables = {c: with_key_columns(to_pandas(f"institution {c!r}", frame), key) for c, frame in frames.items()}
     raise_problems(
         line for c, frame in tables.items() for line in name_problems(f"institution {c!r}", frame.columns)
@@ -483,8 +483,8 @@ def _kind_in_memory(column: pd.Series[Any]) -> str | None:
 def _kind_in_file(table: ParquetTable, name: str) -> str | None:
     arrow_type = table.schema.field(name).type
     found = arrow_kind(arrow_type)
-    whole = found == "numbers" and "int" in str(arrow_type)
-    return "whole numbers" if whole else found
+    complete = found == "numbers" and "int" in str(arrow_type)
+    return "whole numbers" if complete else found
 
 
 def _unit_problems(source: Source, table: ParquetTable) -> Iterator[str]:

@@ -83,10 +83,10 @@ class KeptRows:
             n_held += length
             if n_held >= rows_per_chunk:
                 table = pa.Table.from_batches(held)
-                whole = n_held - n_held % rows_per_chunk
-                for start in range(0, whole, rows_per_chunk):
+                complete = n_held - n_held % rows_per_chunk
+                for start in range(0, complete, rows_per_chunk):
                     yield table.slice(start, rows_per_chunk)
-                held, n_held = table.slice(whole).to_batches(), n_held - whole
+                held, n_held = table.slice(complete).to_batches(), n_held - complete
         if n_held:
             yield pa.Table.from_batches(held)
 
@@ -322,8 +322,10 @@ def utc_timestamp() -> str:
 def _arrow_kind(of: Any) -> str:
     """Kind of an Arrow type, one of few; see :data:`fedstat.federation.tables.database.PLAIN`."""
     text = str(of)
-    whole = {"int16", "int32", "int64"}
-    return "whole numbers" if text in whole else {"bool": "true/false", "string": "text"}.get(text, "numbers")
+    complete = {"int16", "int32", "int64"}
+    return (
+        "whole numbers" if text in complete else {"bool": "true/false", "string": "text"}.get(text, "numbers")
+    )
 
 
 def _kind(types: set[type]) -> str | None:

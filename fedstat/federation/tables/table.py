@@ -122,8 +122,8 @@ class ParquetTable:
         # an entry for a RangeIndex is a dict and has no column in the file
         stored = (self.schema.pandas_metadata or {}).get("index_columns", [])
         self.index_columns = tuple(name for name in stored if isinstance(name, str))
-        hidden = {*self.index_columns, *leave_out}
-        self.columns = tuple(name for name in self.schema.names if name not in hidden)
+        masked = {*self.index_columns, *leave_out}
+        self.columns = tuple(name for name in self.schema.names if name not in masked)
 
     def chunks(self, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
         """Yield the frames; DesignError where the file has another number of rows than it had."""
@@ -212,10 +212,10 @@ def table_curves(table: Table) -> dict[str, CurveArray]:
     """Curves of a table by their names; none where it is streamed."""
     inner = table.table if isinstance(table, LabelledTable) else table
     if not isinstance(inner, FrameTable):
-        told: dict[str, CurveArray] = getattr(
+        reported: dict[str, CurveArray] = getattr(
             inner, "curves", {}
         )  # for a table in another process, without rows
-        return told
+        return reported
     kinds = zip(inner.columns, inner.frame.dtypes, strict=True)
     return {name: curves_of(inner.frame[name]) for name, kind in kinds if isinstance(kind, CurveDtype)}
 
@@ -233,9 +233,9 @@ def _dtype_of(arrow_type: Any) -> Any:
     return pd.BooleanDtype() if str(arrow_type) == "bool" else None
 
 
-def check_columns(held: Sequence[str], asked: Sequence[str], where: str = "the table") -> None:
+def check_columns(held: Sequence[str], request: Sequence[str], where: str = "the table") -> None:
     """Require that a table has the requested columns."""
-    absent = [name for name in asked if name not in held]
+    absent = [name for name in request if name not in held]
     if absent:
         raise DesignError(
             f"{where} has no column {', '.join(map(repr, absent))}. Check the spelling in the formula."

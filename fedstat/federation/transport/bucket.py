@@ -184,13 +184,13 @@ class SiteObjects:
     place: str
 
     @property
-    def asks(self) -> str:
+    def requests(self) -> str:
         """Prefix of the requests."""
         return f"{self.place}/asks/"
 
-    def new_ask(self, number: str) -> str:
+    def new_request(self, number: str) -> str:
         """Return the key of a request that is sent now."""
-        return f"{self.asks}{time.time_ns():0{TIME_DIGITS}d}-{number}"
+        return f"{self.requests}{time.time_ns():0{TIME_DIGITS}d}-{number}"
 
     @property
     def replies(self) -> str:
@@ -228,10 +228,10 @@ class Cursor:
         """Return keys and numbers of the requests that have come since, in order."""
         found = []
         # Before the replies: a request that is repeated after its reply was put aside must count as open.
-        asks = list(self.part.bucket.list_after(self.part.asks, self._last))
+        requests = list(self.part.bucket.list_after(self.part.requests, self._last))
         # the first look lists every request ever sent, so its replies are listed by the thousand
         answered = set() if self._began else set(self.part.bucket.list_after(self.part.replies, ""))
-        for key in asks:
+        for key in requests:
             match = REQUEST_KEY.fullmatch(key)
             if match and match[2] in answered:
                 self.pass_on(key)
@@ -272,7 +272,7 @@ class BucketTransport:
     poll: float = 0.1
     bundles: ClassVar[bool] = True
 
-    def carry(self, site: str, request: bytes) -> bytes:
+    def send(self, site: str, request: bytes) -> bytes:
         """Write one request, and read its reply.
 
         EngineError if the site was silent for too long or refuses this coordinator's requests, or if the
@@ -294,18 +294,18 @@ class _BucketWait:
     part: SiteObjects
     number: str
     question: bytes
-    _told: set[str] = field(default_factory=set)
+    _reported: set[str] = field(default_factory=set)
 
     def wait(self) -> bytes:
         """Send the request, and look until the reply is there."""
         pace, until, looks = Backoff(self.carrier.poll), time.monotonic() + self.carrier.timeout, 0
-        self._ask()
-        while (answer := self.look(ask_again=True)) is None:
+        self._request()
+        while (answer := self.look(request_again=True)) is None:
             looks += 1
             if looks % NOTES_EVERY == 1:
                 self._read_note()
             if time.monotonic() > until:
-                place = f"{BUCKET}{self.part.bucket.name}/{self.part.asks}"
+                place = f"{BUCKET}{self.part.bucket.name}/{self.part.requests}"
                 raise EngineError(
                     f"'{self.site}' did not answer within {self.carrier.timeout:g} s; its request waits in "
                     f"'{place}'. Is 'fedstat site serve' running there?"
@@ -313,7 +313,7 @@ class _BucketWait:
             pace.rest()
         return answer
 
-    def look(self, ask_again: bool = False) -> bytes | None:
+    def look(self, request_again: bool = False) -> bytes | None:
         """Read the reply; None if absent. An invalid object is put aside, and the request is sent again."""
         key = self.part.reply(self.number)
         found = self.part.bucket.open(key)
@@ -329,12 +329,12 @@ class _BucketWait:
             except SecurityError as error:
                 self._say(f"The object in the place of its reply was invalid ({error}) and was put aside.")
         self.part.put_aside(key)
-        if ask_again:
-            self._ask()
+        if request_again:
+            self._request()
         return None
 
-    def _ask(self) -> None:
-        self.part.bucket.put(self.part.new_ask(self.number), self.question)
+    def _request(self) -> None:
+        self.part.bucket.put(self.part.new_request(self.number), self.question)
 
     @property
     def _pinned(self) -> str:
@@ -363,8 +363,8 @@ class _BucketWait:
         self._say("It answers no requests for now; its owner finds the reason in the site's log.")
 
     def _say(self, said: str) -> None:
-        if said not in self._told:
-            self._told.add(said)
+        if said not in self._reported:
+            self._reported.add(said)
             warn(f"'{self.site}': {said}", FedstatWarning)
 
 
@@ -383,7 +383,7 @@ class BucketInbox:
     part: SiteObjects
     refused: Callable[[str], None]
     _cursor: Cursor | None = None
-    _told: set[str] = field(default_factory=set)
+    _reported: set[str] = field(default_factory=set)
     _noted: set[str] = field(default_factory=set)
     _notes: int = 0
 
@@ -395,13 +395,13 @@ class BucketInbox:
                 try:
                     busy |= self._answer(site, key, number)
                 except SecurityError as error:
-                    self._tell_once(key, str(error))
+                    self._report_once(key, str(error))
                     if notes and self._notes < MOST_NOTES and self._note(site, key, number, UNTRUSTED):
                         notes, self._notes = notes - 1, self._notes + 1
                 self.cursor.pass_on(key)
         except EngineError as error:
             # The server keeps the reply; a later look writes it.
-            self._tell_once("", str(error))
+            self._report_once("", str(error))
         return busy
 
     def say_closed(self, site: AnsweringSite) -> None:
@@ -412,7 +412,7 @@ class BucketInbox:
                     self._noted.add(key)
                     self._note(site, key, number, CLOSED)
         except EngineError as error:
-            self._tell_once("", str(error))
+            self._report_once("", str(error))
 
     @property
     def cursor(self) -> Cursor:
@@ -429,7 +429,7 @@ class BucketInbox:
         bucket, reply = self.part.bucket, self.part.reply(number)
         if bucket.has(reply):
             return False
-        question = bucket.open(self.part.asks + key)
+        question = bucket.open(self.part.requests + key)
         if question is None:
             return False
         with question, bucket.named(reply):
@@ -439,7 +439,7 @@ class BucketInbox:
 
     def _note(self, site: AnsweringSite, key: str, number: str, why: str) -> bool:
         """Leave a note on a request; return False if there is no reason to state."""
-        question = self.part.bucket.open(self.part.asks + key)
+        question = self.part.bucket.open(self.part.requests + key)
         if question is None:
             return False
         try:
@@ -451,8 +451,8 @@ class BucketInbox:
             self.part.bucket.put(self.part.note(number), note)
         return note is not None
 
-    def _tell_once(self, name: str, problem: str) -> None:
+    def _report_once(self, name: str, problem: str) -> None:
         # Outsiders can write objects without end; they must not fill the log.
-        if name not in self._told:
-            self._told.add(name)
+        if name not in self._reported:
+            self._reported.add(name)
             self.refused(problem)

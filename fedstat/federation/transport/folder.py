@@ -53,7 +53,7 @@ class FolderTransport:
     bundles: ClassVar[bool] = True
     _seen: set[str] = field(default_factory=set)
 
-    def carry(self, site: str, request: bytes) -> bytes:
+    def send(self, site: str, request: bytes) -> bytes:
         """Write one request, and read its reply.
 
         EngineError if the site was silent for too long or refuses this coordinator's requests, or if the
@@ -70,7 +70,7 @@ class FolderTransport:
         return answer
 
     def _write(self, wait: _FolderWait) -> None:
-        part, path = wait.part, wait.part.ask(wait.number)
+        part, path = wait.part, wait.part.request(wait.number)
         try:
             if wait.site not in self._seen:
                 # Only once: after a share is unmounted, its empty mount point is not the folder.
@@ -105,10 +105,11 @@ class _FolderWait:
         while (answer := self.look()) is None:
             self._read_note()
             if time.monotonic() > until:
-                ask = self.part.ask(self.number)
+                request = self.part.request(self.number)
                 raise EngineError(
-                    f"'{self.site}' did not answer within {self.carrier.timeout:g} s; '{ask.name}' waits for "
-                    f"it in '{ask.parent}'. Is 'fedstat site serve' running there?"
+                    f"'{self.site}' did not answer within {self.carrier.timeout:g} s; "
+                    f"'{request.name}' waits for "
+                    f"it in '{request.parent}'. Is 'fedstat site serve' running there?"
                     + "".join(f" {said}" for said in self._said.values())
                 )
             pace.rest()

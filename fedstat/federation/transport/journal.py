@@ -64,12 +64,12 @@ class LedgerCheckpoints:
         """
         heads = dict[str, SignedCheckpoint]()
         for site, statement in receipt.statements.items():
-            if statement.account is None or site not in self.fingerprints:
+            if statement.site_ledger is None or site not in self.fingerprints:
                 continue
             right = statement.keys.digest.hex() == normalize_fingerprint(self.fingerprints[site])
-            if not right or not statement.account.is_of(statement.keys):
+            if not right or not statement.site_ledger.is_of(statement.keys):
                 raise SecurityError(f"{site}: the head of its ledger is not signed with its key")
-            heads[site] = statement.account
+            heads[site] = statement.site_ledger
         self.keep(heads)
 
     def keep(self, heads: Mapping[str, SignedCheckpoint]) -> None:
@@ -133,9 +133,9 @@ class JournalEntry(NamedTuple):
     digest: str
 
     @classmethod
-    def of(cls, ask: Request) -> JournalEntry:
+    def of(cls, request: Request) -> JournalEntry:
         """Describe a request."""
-        return cls(ask.site, ask.family, ask.step, ask.session, digest_of(ask))
+        return cls(request.site, request.family, request.step, request.session, digest_of(request))
 
 
 @dataclass(slots=True)
@@ -199,7 +199,7 @@ class Journal:
         except OSError as error:
             raise self._unwritable(error) from error
 
-    def begin_round(self, number: int, asks: Sequence[Request]) -> list[Request]:
+    def begin_round(self, number: int, requests: Sequence[Request]) -> list[Request]:
         """Record the requests of a round; for a round that was begun before, use its earlier sessions.
 
         EngineError if the earlier requests were different.
@@ -207,26 +207,26 @@ class Journal:
         self._check_held()
         path = self._run / f"{number:05d}.json"
         if path.exists():
-            return self._begun_before(number, asks, self._read(path, tuple[JournalEntry, ...]))
-        for ask in asks:
-            self._sessions.setdefault(ask.session, ask.session)
-        asks = [self._as_then(ask) for ask in asks]
+            return self._begun_before(number, requests, self._read(path, tuple[JournalEntry, ...]))
+        for request in requests:
+            self._sessions.setdefault(request.session, request.session)
+        requests = [self._as_then(request) for request in requests]
         # before sending: a site answers a turn once, and the random numbers are lost with the process
-        for place, ask in enumerate(asks):
-            if _drawn(ask) & ask.arrays.keys():
-                self._write(self._path(number, place, "ask"), pack_request(ask))
-        self._write(path, to_json(tuple(map(JournalEntry.of, asks))).encode())
-        return asks
+        for place, request in enumerate(requests):
+            if _drawn(request) & request.arrays.keys():
+                self._write(self._path(number, place, "ask"), pack_request(request))
+        self._write(path, to_json(tuple(map(JournalEntry.of, requests))).encode())
+        return requests
 
     def _begun_before(
-        self, number: int, asks: Sequence[Request], then: Sequence[JournalEntry]
+        self, number: int, requests: Sequence[Request], then: Sequence[JournalEntry]
     ) -> list[Request]:
         """Restore the earlier sessions and random numbers, and compare the rest with the earlier requests."""
-        for ask, asked in zip(asks, then, strict=False):
-            if self._sessions.setdefault(ask.session, asked.session) != asked.session:
+        for request, requested in zip(requests, then, strict=False):
+            if self._sessions.setdefault(request.session, requested.session) != requested.session:
                 raise EngineError(f"the journal '{self.folder}' mixes two attempts; use another folder")
-        asks = [self._as_then(ask) for ask in asks]
-        now = tuple(map(JournalEntry.of, asks))
+        requests = [self._as_then(request) for request in requests]
+        now = tuple(map(JournalEntry.of, requests))
         if now != then:
             places = range(max(len(now), len(then)))
             place = next(i for i in places if now[i : i + 1] != then[i : i + 1])
@@ -238,17 +238,19 @@ class Journal:
                 f"the journal '{self.folder}' belongs to another analysis: round {number + 1} of run "
                 f"{self.runs} requested {before}, {what}. Use another folder"
             )
-        for place, ask in enumerate(asks):
-            if _drawn(ask) & ask.arrays.keys():
-                asks[place] = unpack_request(self._path(number, place, "ask").read_bytes())
-        return asks
+        for place, request in enumerate(requests):
+            if _drawn(request) & request.arrays.keys():
+                requests[place] = unpack_request(self._path(number, place, "ask").read_bytes())
+        return requests
 
-    def _as_then(self, ask: Request) -> Request:
+    def _as_then(self, request: Request) -> Request:
         """Replace the present session by the earlier one."""
-        session = self._sessions.get(ask.session, ask.session)
+        session = self._sessions.get(request.session, request.session)
         # Session names are random; the agreement on keys has its own in its text.
-        text = ask.text.replace(ask.session, session) if len(session) >= LEAST_REPLACED else ask.text
-        return replace(ask, session=session, text=text)
+        text = (
+            request.text.replace(request.session, session) if len(session) >= LEAST_REPLACED else request.text
+        )
+        return replace(request, session=session, text=text)
 
     def read(self, number: int, place: int) -> bytes | None:
         """Return a stored reply."""
@@ -276,7 +278,7 @@ class Journal:
 
     def _sessions_of(self, run: Path) -> set[str]:
         rounds = (self._read(path, tuple[JournalEntry, ...]) for path in run.glob("[0-9]*.json"))
-        return {asked.session for asks in rounds for asked in asks}
+        return {request.session for requests in rounds for request in requests}
 
     def _place_aside(self, name: str) -> Path:
         for number in count(1):
@@ -306,13 +308,13 @@ class Journal:
         )
 
 
-def digest_of(ask: Request) -> str:
+def digest_of(request: Request) -> str:
     """Return the SHA-256 of a request without its random parts."""
-    arrays = {name: array for name, array in ask.arrays.items() if name not in _drawn(ask)}
-    return hashlib.sha256(pack_request(replace(ask, arrays=arrays, turn=None))).hexdigest()
+    arrays = {name: array for name, array in request.arrays.items() if name not in _drawn(request)}
+    return hashlib.sha256(pack_request(replace(request, arrays=arrays, turn=None))).hexdigest()
 
 
-def _drawn(ask: Request) -> set[str]:
+def _drawn(request: Request) -> set[str]:
     """Names of a request's arrays that the coordinator may have drawn: encrypted values look random."""
-    step = FAMILIES.get(ask.family, {}).get(ask.step)
+    step = FAMILIES.get(request.family, {}).get(request.step)
     return set() if step is None else {n for n, line in step.takes.items() if line.kind == "sealed"}

@@ -151,10 +151,10 @@ class ActiveRules:
 
 @dataclass(slots=True)
 class LiveConfig:
-    """The files of a site's owner, and the site that follows them; `tell` receives lines for its log."""
+    """The files of a site's owner, and the site that follows them; `report` receives lines for its log."""
 
     folder: Path
-    tell: Callable[[str], None] = lambda _: None
+    report: Callable[[str], None] = lambda _: None
     site: Site = field(init=False)
     description: SiteDescription = field(init=False)
     problem: str = ""
@@ -205,14 +205,14 @@ class LiveConfig:
         The log receives the problem once, even if its figures change.
         """
         if _bare(problem) != _bare(self.problem):
-            self.tell(f"answers no requests: {problem}")
+            self.report(f"answers no requests: {problem}")
         self.problem = problem
         self._write()
         raise ClosedError(problem)
 
     def check_written(self) -> None:
         """Withhold a reply whose ledger entry could not be written; the ledger in memory is then invalid."""
-        store = self.site.account.store
+        store = self.site.site_ledger.store
         if store is not None and store.broken:
             self.has_failed = True
             self.close(ledger_write_error(self.folder / LEDGER_FILENAME, store.broken))
@@ -222,15 +222,15 @@ class LiveConfig:
         problem = full_disk(self.folder) or full_ledger(self.folder)
         if problem:
             self.close(problem)
-        if self.site.account.store is not None:  # held until now, so that no other process could take it
-            self.site.account.store.close()
+        if self.site.site_ledger.store is not None:  # held until now, so that no other process could take it
+            self.site.site_ledger.store.close()
         try:
-            fresh = LiveConfig(self.folder, self.tell)
+            fresh = LiveConfig(self.folder, self.report)
         except (FedstatError, OSError) as error:
             self.close(f"the site cannot be opened again: {error}")
         self.site, self.description, self._held = fresh.site, fresh.description, fresh._held
         self.has_failed, self.problem = False, ""
-        self.tell("has disk space again and was reopened; open sessions have ended")
+        self.report("has disk space again and was reopened; open sessions have ended")
 
     def _take_over(self, found: dict[str, str], modes: tuple[str, ...]) -> bool:
         while (again := _after_a_moment(self.folder)) != found:
@@ -255,7 +255,7 @@ class LiveConfig:
         apply_trust(self.site, description)
         self.description, self._held, self.problem, self._failed = description, found, "", ()
         ends = f", stricter in {', '.join(stricter)}; open sessions have ended" if stricter else ""
-        self.tell(f"now uses {', '.join(changed) or 'its files'}{ends}")
+        self.report(f"now uses {', '.join(changed) or 'its files'}{ends}")
         return DESCRIPTION in changed
 
     def _reload(self) -> None:
@@ -268,13 +268,17 @@ class LiveConfig:
             self._reloaded = reload_records(self.folder, self.site)
         except (FedstatError, OSError, ImportError) as error:
             self._reloaded = f"could not read its rows again and keeps the current ones: {error}"
-        self.tell(self._reloaded)
+        self.report(self._reloaded)
         self._write()
 
     def _write(self) -> None:
         rules = {name: self._held[name] for name in RULES}
-        told_of = self.problem[:LONGEST_PROBLEM], self.site.account.as_of, self._reloaded[:LONGEST_PROBLEM]
-        held = ActiveRules(rules, utc_text(time.time_ns()), *told_of)
+        reported_of = (
+            self.problem[:LONGEST_PROBLEM],
+            self.site.site_ledger.as_of,
+            self._reloaded[:LONGEST_PROBLEM],
+        )
+        held = ActiveRules(rules, utc_text(time.time_ns()), *reported_of)
         path, content = self.folder / IN_FORCE, to_json(held).encode().ljust(ROOM)
         with suppress(OSError):
             if not path.is_symlink() and path.exists() and path.stat().st_size == len(content):

@@ -72,7 +72,7 @@ class SiteMailbox:
     place: Path
 
     @property
-    def asks(self) -> Path:
+    def requests(self) -> Path:
         """Folder of the requests."""
         return self.place / "asks"
 
@@ -81,9 +81,9 @@ class SiteMailbox:
         """Folder of the replies."""
         return self.place / "replies"
 
-    def ask(self, number: str) -> Path:
+    def request(self, number: str) -> Path:
         """Return the path of a request."""
-        return self.asks / f"{number}{ASK}"
+        return self.requests / f"{number}{ASK}"
 
     def reply(self, number: str) -> Path:
         """Return the path of its reply."""
@@ -99,19 +99,19 @@ class SiteMailbox:
 
     def make(self) -> None:
         """Make the two folders to which both sides write."""
-        for place in (self.asks, self.replies):
+        for place in (self.requests, self.replies):
             make_folders(place)
 
     def check(self) -> None:
         """Refuse a part in which a folder is a link to another place: SecurityError."""
-        for place in (self.place, self.asks, self.replies):
+        for place in (self.place, self.requests, self.replies):
             check_folder(place)
 
     def open_numbers(self) -> tuple[list[str], list[str]]:
         """Return the numbers of requests without a reply, in order, and of those with one."""
         # replies last: if a pair is moved between the two listings, its request is moved first
-        asked, answered = _numbers(self.asks, ASK), _numbers(self.replies, REPLY)
-        return sorted(asked - answered), list(answered)
+        request, answered = _numbers(self.requests, ASK), _numbers(self.replies, REPLY)
+        return sorted(request - answered), list(answered)
 
     def settle(self, number: str) -> bool:
         """Move a request and its reply to `done`; return False if they cannot be moved. They then stay.
@@ -125,7 +125,7 @@ class SiteMailbox:
             for folder in (place.parents[1], place.parent):
                 check_folder(folder)
             make_folders(place.parent)
-            _move(self.ask(number), place.with_suffix(ASK))
+            _move(self.request(number), place.with_suffix(ASK))
             _move(self.reply(number), place)
             self.note(number).unlink(missing_ok=True)
         except (OSError, SecurityError):
@@ -287,7 +287,7 @@ class Inbox:
     refused: Callable[[str], None]
     _passed: set[tuple[str, int]] = field(default_factory=set)
     _noted: set[tuple[str, int]] = field(default_factory=set)
-    _told: set[str] = field(default_factory=set)
+    _reported: set[str] = field(default_factory=set)
     _notes: int = 0
     _waiting: list[str] = field(default_factory=list)
     _answered: list[str] = field(default_factory=list)
@@ -301,7 +301,7 @@ class Inbox:
         """Answer the open requests; return whether there were any."""
         busy, notes = False, NOTES_AT_ONCE
         for number in self._find():
-            path = self.part.ask(number)
+            path = self.part.request(number)
             try:
                 # with its time, so that a corrected file is read again
                 look = (number, path.lstat().st_mtime_ns)
@@ -312,12 +312,12 @@ class Inbox:
             except FileNotFoundError:  # moved after it was listed
                 continue
             except OSError as error:
-                self._tell_once(
+                self._report_once(
                     number, f"'{path}' cannot be read ({error.strerror}){shared_folder_hint(path, error)}"
                 )
             except SecurityError as error:
                 self._passed.add(look)
-                self._tell_once(number, str(error))
+                self._report_once(number, str(error))
                 if notes and self._notes < MOST_NOTES and self._note(site, path, number, UNTRUSTED):
                     notes, self._notes = notes - 1, self._notes + 1
         if not busy:
@@ -327,7 +327,7 @@ class Inbox:
     def say_closed(self, site: AnsweringSite) -> None:
         """Leave notes for the coordinator: the site is paused and answers no request."""
         for number in self._find()[: 2 * NOTES_AT_ONCE]:
-            path = self.part.ask(number)
+            path = self.part.request(number)
             try:
                 look = (number, path.lstat().st_mtime_ns)
             except OSError:
@@ -342,11 +342,11 @@ class Inbox:
             self.part.check()
             self._list()
         except SecurityError as error:
-            self._tell_once("", str(error))
+            self._report_once("", str(error))
             return []
         except OSError as error:
             remedy = shared_folder_hint(self.part.place, error)
-            self._tell_once("", f"'{self.part.place}' cannot be read or created ({error.strerror}){remedy}")
+            self._report_once("", f"'{self.part.place}' cannot be read or created ({error.strerror}){remedy}")
             return []
         return list(self._waiting)
 
@@ -355,7 +355,7 @@ class Inbox:
         now = time.monotonic()
         if not self._times:
             self.part.make()
-        times = tuple(place.stat().st_mtime_ns for place in (self.part.asks, self.part.replies))
+        times = tuple(place.stat().st_mtime_ns for place in (self.part.requests, self.part.replies))
         if times != self._times:
             self._times, self._changed = times, now
         if self._listed > self._changed + SETTLED and now < self._due:
@@ -375,7 +375,7 @@ class Inbox:
             write_shared(reply, content)
         except OSError as error:
             # The server keeps the reply; a later look writes it.
-            self._tell_once(
+            self._report_once(
                 number,
                 f"'{path.name}': its reply cannot be written yet ({error.strerror})"
                 f"{shared_folder_hint(reply, error)}",
@@ -406,8 +406,8 @@ class Inbox:
             except OSError:
                 continue
 
-    def _tell_once(self, name: str, problem: str) -> None:
+    def _report_once(self, name: str, problem: str) -> None:
         # Outsiders can change a file without end; they must not fill the log.
-        if name not in self._told:
-            self._told.add(name)
+        if name not in self._reported:
+            self._reported.add(name)
             self.refused(problem)

@@ -65,7 +65,7 @@ def request_number(request: bytes) -> str:
 class Transport(Protocol):
     """Brings requests to sites; a transport with `bundles` set takes several in one message."""
 
-    def carry(self, site: str, request: bytes) -> bytes:
+    def send(self, site: str, request: bytes) -> bytes:
         """Return the site's reply; EngineError if the site was not reached or did not answer in time."""
         ...
 
@@ -88,14 +88,14 @@ class RemoteSite:
 
     def answer(self, request: bytes) -> bytes:
         """Answer one packed request."""
-        return self.carrier.carry(self.name, request)
+        return self.carrier.send(self.name, request)
 
     def answer_all(self, requests: Sequence[bytes]) -> list[bytes]:
         """Answer packed requests in one message.
 
         Fewer replies are possible, of which the last is a refusal.
         """
-        return unbundle(self.carrier.carry(self.name, bundle(requests)))
+        return unbundle(self.carrier.send(self.name, bundle(requests)))
 
 
 class SiteServer:
@@ -107,7 +107,7 @@ class SiteServer:
         self._sessions = SessionFolder.of(site)
         self._lock = Lock()
 
-    def answer(self, request: bytes, asker: str = "") -> bytes:
+    def answer(self, request: bytes, client: str = "") -> bytes:
         """Answer the owner of this fingerprint; the last message of a session gets the same replies again."""
         with self._lock:
             try:
@@ -116,7 +116,7 @@ class SiteServer:
                 return pack_refusal(self.site.name, MessageError(f"{self.site.name}: {error}"))
             answers, begun = list[bytes](), set[str]()
             for question in questions:
-                answer = self._answer_one(question, asker, begun)
+                answer = self._answer_one(question, client, begun)
                 answers.append(answer.packed)
                 if answer.refused:
                     break
@@ -125,26 +125,26 @@ class SiteServer:
                     self._sessions.keep(session, self._last[session])
             return bundle(answers) if len(questions) > 1 else answers[0]
 
-    def _answer_one(self, request: bytes, asker: str, begun: set[str]) -> BundledReply:
+    def _answer_one(self, request: bytes, client: str, begun: set[str]) -> BundledReply:
         """Answer one request of a message, which has `begun` to answer in these sessions."""
         message, digest = RequestMessage(request), hashlib.sha256(request).digest()
         try:
-            ask = message.request
+            requested = message.request
         except MessageError:
-            return self._ask_site(message, asker)  # the site states the reason and records it
-        if self._sessions is not None and ask.session not in self._last:
-            self._last.update(self._sessions.take_up(ask.session))
-        kept = self._last.get(ask.session, {}).get(digest)
+            return self._query_site(message, client)  # the site states the reason and records it
+        if self._sessions is not None and requested.session not in self._last:
+            self._last.update(self._sessions.take_up(requested.session))
+        kept = self._last.get(requested.session, {}).get(digest)
         if kept is not None:
-            begun.add(ask.session)
+            begun.add(requested.session)
             return kept
         # a request without a ledger entry has no reply, and is computed when it comes again
-        before = self.site.account.rounds(ask.session)
-        if ask.turn is None and before:
+        before = self.site.site_ledger.rounds(requested.session)
+        if requested.turn is None and before:
             return refusal(self.site.name, MessageError(f"{self.site.name}: {UNNUMBERED}"))
-        answer = self._ask_site(message, asker)
-        if self.site.account.rounds(ask.session) > before:
-            self._keep(ask.session, digest, answer, begun)
+        answer = self._query_site(message, client)
+        if self.site.site_ledger.rounds(requested.session) > before:
+            self._keep(requested.session, digest, answer, begun)
         return answer
 
     def _keep(self, session: str, digest: bytes, answer: BundledReply, begun: set[str]) -> None:
@@ -156,9 +156,9 @@ class SiteServer:
         begun.add(session)
         self._last[session] = {**earlier, digest: answer}
 
-    def _ask_site(self, message: RequestMessage, asker: str) -> BundledReply:
+    def _query_site(self, message: RequestMessage, client: str) -> BundledReply:
         try:
-            return BundledReply(self.site.answer(message, asker))
+            return BundledReply(self.site.answer(message, client))
         except FedstatError as error:
             return refusal(self.site.name, error)
         except Exception as error:
@@ -220,34 +220,38 @@ class RemoteEngine(RoundEngine):
             self._journal.begin_run()
         self._number = 0
 
-    def _round(self, asks: Sequence[Request], ledger: Ledger) -> list[Reply]:
+    def _round(self, requests: Sequence[Request], ledger: Ledger) -> list[Reply]:
         if self._journal is not None:
-            kept = iter(self._journal.begin_round(self._number, [ask for ask in asks if self._keeps(ask)]))
-            asks = [next(kept) if self._keeps(ask) else ask for ask in asks]
-        places = self._by_site(asks)
+            kept = iter(
+                self._journal.begin_round(
+                    self._number, [request for request in requests if self._keeps(request)]
+                )
+            )
+            requests = [next(kept) if self._keeps(request) else request for request in requests]
+        places = self._by_site(requests)
         outcomes: dict[int, Reply | FedstatError] = {}
 
         def visit(site: str) -> None:
             # One site's requests of a round, in order; after a failure the rest are not sent.
             left = deque(places[site])
             try:
-                for place, answer, kept in self._answers(site, asks, places[site]):
-                    outcomes[place] = self._take(asks[place], place, answer, kept)
+                for place, answer, kept in self._answers(site, requests, places[site]):
+                    outcomes[place] = self._take(requests[place], place, answer, kept)
                     left.popleft()
                     if isinstance(outcomes[place], FedstatError):
                         break
             except FedstatError as error:
                 outcomes[left[0]] = error
             else:
-                self._open.difference_update((asks[place].session, site) for place in places[site])
+                self._open.difference_update((requests[place].session, site) for place in places[site])
 
         list(self._pool.map(visit, places))
         replies, errors = list[Reply](), list[tuple[Request, FedstatError]]()
         for place, outcome in sorted(outcomes.items()):
             # All replies are recorded, even if other sites did not answer.
-            enter(asks[place], outcome, ledger)
+            enter(requests[place], outcome, ledger)
             if isinstance(outcome, FedstatError):
-                errors.append((asks[place], outcome))
+                errors.append((requests[place], outcome))
             else:
                 replies.append(outcome)
         if errors:
@@ -255,46 +259,47 @@ class RemoteEngine(RoundEngine):
         self._number += 1
         return replies
 
-    def _keeps(self, ask: Request) -> bool:
+    def _keeps(self, request: Request) -> bool:
         """Return whether replies come from the journal.
 
         It would also answer for a site restored meanwhile.
         """
-        return self._journal is not None and (ask.family, ask.step) != (RECEIPT_FAMILY, RECALL)
+        return self._journal is not None and (request.family, request.step) != (RECEIPT_FAMILY, RECALL)
 
-    def _by_site(self, asks: Sequence[Request]) -> dict[str, list[int]]:
+    def _by_site(self, requests: Sequence[Request]) -> dict[str, list[int]]:
         """Positions of each site's requests in a round, all of which may be sent."""
         places, left_open = dict[str, list[int]](), {session for session, _ in self._open}
-        for place, ask in enumerate(asks):
-            if ask.site not in self._sites:
-                raise MessageError(f"no site '{ask.site}'; there are {sorted(self._sites)}")
-            self._check_installed(ask)
+        for place, request in enumerate(requests):
+            if request.site not in self._sites:
+                raise MessageError(f"no site '{request.site}'; there are {sorted(self._sites)}")
+            self._check_installed(request)
             # its site may have answered: a repeated turn would be refused there, or answered twice
-            if ask.session in left_open:
+            if request.session in left_open:
                 raise EngineError(
-                    f"'{ask.site}': an earlier request of this model has no known reply; "
+                    f"'{request.site}': an earlier request of this model has no known reply; "
                     f"{self._how_to_go_on()}"
                 )
-            places.setdefault(ask.site, []).append(place)
+            places.setdefault(request.site, []).append(place)
         return places
 
-    def _check_installed(self, ask: Request) -> None:
+    def _check_installed(self, request: Request) -> None:
         """Send no request if a site lacks the model family, according to its own list."""
-        there = self.installed.get(ask.site)
-        if there is not None and ask.family not in there.families:
+        there = self.installed.get(request.site)
+        if there is not None and request.family not in there.families:
             raise MessageError(
-                f"{ask.site}: its fedstat {there.version} has no family '{ask.family}', which this model "
+                f"{request.site}: its fedstat {there.version} has no family '{request.family}', "
+                f"which this model "
                 f"needs; it has {', '.join(there.families)}. This process has {RUNS}: install it at the "
                 "site as well, and restart the site's service"
             )
 
     def _answers(
-        self, site: str, asks: Sequence[Request], places: Sequence[int]
+        self, site: str, requests: Sequence[Request], places: Sequence[int]
     ) -> Iterator[tuple[int, bytes, bool]]:
         """Return a site's replies to its requests of a round, in order, and whether the journal had them."""
         new = []
         for place in places:
-            journal = self._journal if self._keeps(asks[place]) else None
+            journal = self._journal if self._keeps(requests[place]) else None
             kept = None if journal is None else journal.read(self._number, place)
             if kept is None:
                 new.append(place)
@@ -305,18 +310,18 @@ class RemoteEngine(RoundEngine):
         for message in filter(None, together):
             turns, numbered = self._turns.copy(), []
             for place in message:
-                key = (asks[place].session, site)
+                key = (requests[place].session, site)
                 # open until a reply is read: after a failure it is unknown whether the site answered
                 self._open.add(key)
                 turns[key] += 1
-                numbered.append(pack_request(replace(asks[place], turn=turns[key])))
+                numbered.append(pack_request(replace(requests[place], turn=turns[key])))
             answers = self._reach(remote, numbered)
             yield from ((place, answer, False) for place, answer in zip(message, answers, strict=False))
             # nothing is read after a refusal
             if len(answers) < len(message):
                 raise MessageError(f"'{site}' gave {len(answers)} replies to {len(message)} requests")
 
-    def _take(self, ask: Request, place: int, answer: bytes, kept: bool) -> Reply | FedstatError:
+    def _take(self, request: Request, place: int, answer: bytes, kept: bool) -> Reply | FedstatError:
         """Read a reply, a result or a refusal, and store it."""
         outcome: Reply | FedstatError
         try:
@@ -328,9 +333,9 @@ class RemoteEngine(RoundEngine):
                 text = f"{error} ({self._journal.kept})"
                 error = error.with_message(text) if isinstance(error, PolicyError) else type(error)(text)
             outcome = error
-        if not kept and self._journal is not None and self._keeps(ask):
+        if not kept and self._journal is not None and self._keeps(request):
             self._journal.keep(self._number, place, answer)
-        self._turns[ask.session, ask.site] += 1
+        self._turns[request.session, request.site] += 1
         return outcome
 
     def _reach(self, remote: RemoteSite, numbered: Sequence[bytes]) -> list[bytes]:
@@ -346,7 +351,7 @@ class RemoteEngine(RoundEngine):
 
         Runs in a session that a site has lost are set aside.
         """
-        lost = {ask.session for ask, error in errors if isinstance(error, SessionError)}
+        lost = {request.session for request, error in errors if isinstance(error, SessionError)}
         if lost and self._journal is not None:
             self._journal.lose(lost)
         # a lost session goes first: no other error shows that its runs are void
@@ -357,7 +362,7 @@ class RemoteEngine(RoundEngine):
                     f"{first}: run the same analysis again with the journal '{self._journal.folder}'. The "
                     "runs of this session are set aside there and repeated; all others are reused"
                 )
-            first.sites = tuple(ask.site for ask, error in errors if isinstance(error, SessionError))
+            first.sites = tuple(request.site for request, error in errors if isinstance(error, SessionError))
         if isinstance(first, EngineError):
             explained = EngineError(f"{first} (round {self._number + 1}); {self._how_to_go_on()}")
             away = [error.sites for _, error in errors if isinstance(error, EngineError)]

@@ -72,8 +72,8 @@ def write_state(state: Any, outside: Mapping[str, object]) -> tuple[str, list[Ar
 
 def read_state(text: str, arrays: Sequence[Array], outside: Mapping[str, object]) -> Any:
     """Read the output of :func:`write_state`; its text must be known to come from this site."""
-    told = json.loads(text)
-    return _StateReader(told["nodes"], arrays, outside).read(told["root"])
+    reported = json.loads(text)
+    return _StateReader(reported["nodes"], arrays, outside).read(reported["root"])
 
 
 def fields_of(value: object) -> Iterator[str]:
@@ -152,12 +152,19 @@ class _StateWriter:
     def _array(self, array: Array) -> Node:
         if array.dtype.hasobject:
             return ["objects", list(array.shape), [self.write(one) for one in array.reshape(-1).tolist()]]
-        whole = array.base
+        complete = array.base
         # A slice is written as a slice, so that later sums use the same memory layout.
         most = 2 * array.nbytes + FEW
-        if type(whole) is np.ndarray and (id(whole) in self._places or whole.nbytes <= most):
-            start = array.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
-            return ["part", self.write(whole), array.dtype.str, start, list(array.shape), list(array.strides)]
+        if type(complete) is np.ndarray and (id(complete) in self._places or complete.nbytes <= most):
+            start = array.__array_interface__["data"][0] - complete.__array_interface__["data"][0]
+            return [
+                "part",
+                self.write(complete),
+                array.dtype.str,
+                start,
+                list(array.shape),
+                list(array.strides),
+            ]
         return ["array", self._keep(array), array.flags.writeable]
 
     def _keep(self, array: Array) -> int:
@@ -186,11 +193,11 @@ class _StateReader:
         self._nodes, self._arrays, self._outside = nodes, arrays, outside
         self._made: dict[int, Any] = {}
 
-    def read(self, told: Any) -> Any:
+    def read(self, reported: Any) -> Any:
         """Return a plain value, or the one object of its position."""
-        if not isinstance(told, list):
-            return told
-        (place,) = told
+        if not isinstance(reported, list):
+            return reported
+        (place,) = reported
         if place not in self._made:
             tag, *rest = self._nodes[place]
             self._made[place] = self._make(place, tag, rest)
@@ -215,8 +222,8 @@ class _StateReader:
             case "array", [number, writeable]:
                 self._arrays[number].flags.writeable = writeable
                 return self._arrays[number]
-            case "part", [whole, dtype, start, shape, strides]:
-                base = self.read(whole)
+            case "part", [complete, dtype, start, shape, strides]:
+                base = self.read(complete)
                 return np.ndarray(shape, dtype, base.reshape(-1, order="A").view(np.uint8), start, strides)
             case "objects", [shape, items]:
                 held = np.empty(len(items), dtype=object)
@@ -248,8 +255,8 @@ class _StateReader:
 
     def _object(self, place: int, kind: Any, held: Mapping[str, Any]) -> Any:
         self._made[place] = made = object.__new__(kind)
-        for name, told in held.items():
-            object.__setattr__(made, name, self.read(told))
+        for name, reported in held.items():
+            object.__setattr__(made, name, self.read(reported))
         if hasattr(kind, "MADE_AGAIN"):
             made.make_again()
         return made
@@ -299,7 +306,7 @@ UNFIT = (
     OSError,
 )
 """Errors of a state that end its session, but not the service."""
-KEPT = ("_items", "_counts", "_columns", "_facts", "told", "in_play", "last", "begun", "analysis")
+KEPT = ("_items", "_counts", "_columns", "_facts", "reported", "in_play", "last", "begun", "analysis")
 """Contents of a session's state between two requests."""
 Answers: TypeAlias = dict[bytes, BundledReply]
 """Latest replies of a session by the digest of the request."""
@@ -332,7 +339,7 @@ class SessionFolder:
     @classmethod
     def of(cls, site: Site) -> SessionFolder | None:
         """Return the store of a site; None for a ledger in memory, or if :data:`CHANGES_TOLD` is false."""
-        store = site.account.store
+        store = site.site_ledger.store
         return cls(site, store) if isinstance(store, LedgerFile) and CHANGES_TOLD else None
 
     def keep(self, session: str, answers: Answers) -> None:
@@ -362,18 +369,18 @@ class SessionFolder:
         if chain is None or not chain.resumed or not path.exists():
             return {}
         try:
-            told, arrays = self._read(chain, path)
-            if told["version"] != VERSION:
+            reported, arrays = self._read(chain, path)
+            if reported["version"] != VERSION:
                 raise ValueError("it belongs to another version of fedstat")
-            if told["records"] != self._records():
+            if reported["records"] != self._records():
                 raise ValueError("the rows have changed")
-            if told["rules"] != self._rules():
+            if reported["rules"] != self._rules():
                 raise ValueError("policy or public description have changed")
-            held = read_state(told["state"], arrays[: told["arrays"]], self._outside())
-            packed = arrays[told["arrays"] :]
+            held = read_state(reported["state"], arrays[: reported["arrays"]], self._outside())
+            packed = arrays[reported["arrays"] :]
             answers = {
                 bytes.fromhex(digest): BundledReply(one.tobytes(), refused)
-                for (digest, refused), one in zip(told["answers"], packed, strict=True)
+                for (digest, refused), one in zip(reported["answers"], packed, strict=True)
             }
         except (InvalidTag, *UNFIT) as error:
             self.remove(session)
@@ -412,7 +419,7 @@ class SessionFolder:
             else:
                 pieces.append(content)
             specs.append([array.dtype.str, list(array.shape), order, part])
-        told = {
+        reported = {
             "state": text,
             "arrays": len(arrays),
             "specs": specs,
@@ -421,9 +428,9 @@ class SessionFolder:
             "records": self._records(),
             "rules": self._rules(),
         }
-        header = json.dumps(told).encode()
-        whole = len(header).to_bytes(LENGTH_BYTES, "little") + header + b"".join(pieces)
-        _write(place / STATE, self._sealed(whole, *_address(chain)))
+        header = json.dumps(reported).encode()
+        complete = len(header).to_bytes(LENGTH_BYTES, "little") + header + b"".join(pieces)
+        _write(place / STATE, self._sealed(complete, *_address(chain)))
         for part in known - used:
             (place / f"{part}.part").unlink(missing_ok=True)
         self._parts[chain.session] = used
@@ -432,16 +439,16 @@ class SessionFolder:
     def _read(self, chain: SessionChain, path: Path) -> tuple[dict[str, Any], list[Array]]:
         content = self._opened(read_private(path), *_address(chain))
         place = LENGTH_BYTES + int.from_bytes(content[:LENGTH_BYTES], "little")
-        told, arrays = json.loads(content[LENGTH_BYTES:place]), []
-        for dtype, shape, order, part in told["specs"]:
+        reported, arrays = json.loads(content[LENGTH_BYTES:place]), []
+        for dtype, shape, order, part in reported["specs"]:
             if part:
                 held = self._opened(read_private(path.with_name(f"{part}.part")), "part", part)
             else:
                 size = math.prod(shape) * np.dtype(dtype).itemsize
                 held, place = content[place : place + size], place + size
             arrays.append(np.frombuffer(held, dtype=dtype).reshape(shape, order=order).copy(order="K"))
-        self._parts[chain.session] = {part for *_, part in told["specs"] if part}
-        return told, arrays
+        self._parts[chain.session] = {part for *_, part in reported["specs"] if part}
+        return reported, arrays
 
     def _sealed(self, content: bytes | memoryview, *place: str) -> bytes:
         nonce = secrets.token_bytes(NONCE)
@@ -454,7 +461,7 @@ class SessionFolder:
         return encode_parts("fedstat session 1", self._site.name, *place)
 
     def _chain(self, session: str) -> SessionChain | None:
-        return next((chain for chain in self._site.account.chains if chain.session == session), None)
+        return next((chain for chain in self._site.site_ledger.chains if chain.session == session), None)
 
     def _place(self, session: str) -> Path:
         return self.folder / hmac.digest(self._key, session.encode(), "sha256").hex()[:32]
@@ -500,7 +507,7 @@ class SessionFolder:
             "identity": data.trust.identity,
             "trust": data.trust,
             "policy": data.policy,
-            "account": data.account,
+            "account": data.site_ledger,
             "approvals": data.approvals,
             "published": data.published,
             "table": data.table,
@@ -512,25 +519,25 @@ class SessionFolder:
         """Return the digest of policy and public description, under which states were written."""
         policy, published = self._site.policy, self._site.published
         if self._judged[0] is not policy or self._judged[1] is not published:
-            told = encode_parts(policy.to_toml(), to_json(dict(published)))
-            self._judged = policy, published, hmac.digest(self._key, told, "sha256").hex()
+            reported = encode_parts(policy.to_toml(), to_json(dict(published)))
+            self._judged = policy, published, hmac.digest(self._key, reported, "sha256").hex()
         return self._judged[2]
 
     def _records(self) -> str:
         """Return a keyed digest of the rows in memory, in order, and of the file facts of other sources."""
         outer: Table = self._site.data.table
         table = outer.table if isinstance(outer, LabelledTable) else outer
-        told = json.dumps([table.n_rows, list(table.columns)]).encode()
+        reported = json.dumps([table.n_rows, list(table.columns)]).encode()
         if (path := getattr(table, "path", None)) is not None:
             stat = Path(path).stat()
             file = json.dumps([stat.st_size, stat.st_mtime_ns]).encode()
-            return hmac.digest(self._key, encode_parts(told, file), "sha256").hex()
+            return hmac.digest(self._key, encode_parts(reported, file), "sha256").hex()
         # a table is replaced when the order of its rows changes; the rows of a query never change
         held = table.frame if isinstance(table, FrameTable) else table
         if self._table[0] is not held:
             self._table = (
                 held,
-                hmac.digest(self._key, encode_parts(told, order_fingerprint(table)), "sha256").hex(),
+                hmac.digest(self._key, encode_parts(reported, order_fingerprint(table)), "sha256").hex(),
             )
         return self._table[1]
 

@@ -74,11 +74,12 @@ class PinnedSite:
 class SignedSite:
     """A site that answers its pinned coordinator and signs its replies.
 
-    `name` is the one under which the site is reached, by default its own; `tell` receives lines for its log.
+    `name` is the one under which the site is reached, by default its own; `report` receives lines for its
+    log.
     """
 
-    def __init__(self, folder: Path, name: str = "", tell: Callable[[str], None] = lambda _: None) -> None:
-        self._word = LiveConfig(folder, tell)
+    def __init__(self, folder: Path, name: str = "", report: Callable[[str], None] = lambda _: None) -> None:
+        self._word = LiveConfig(folder, report)
         if not self.description.coordinator:
             raise PartitionError(
                 f"'{folder / DESCRIPTION}' pins no coordinator, so that the site answers no requests. "

@@ -117,10 +117,10 @@ class PlanFolder:
     def find(self, digest: str) -> AnalysisPlan:
         """Return the plan whose digest begins with these characters, open or decided."""
         known = {path.stem: path for place in (DECIDED, PENDING) for path in self._plans(place)}
-        whole = complete_digest(self.site, digest, known)
-        plan = self._plan(known[whole])
+        complete = complete_digest(self.site, digest, known)
+        plan = self._plan(known[complete])
         if plan is None:
-            raise PartitionError(f"'{known[whole]}' is not the plan that was proposed; propose it again")
+            raise PartitionError(f"'{known[complete]}' is not the plan that was proposed; propose it again")
         return plan
 
     def decide(self, identity: Identity, digest: str, verdict: Literal["approved", "denied"]) -> AnalysisPlan:
@@ -390,15 +390,15 @@ def comparison_problem(table: Table, identity: Identity, kept: Mapping[str, Arra
     )
 
 
-def restore_row_groups(account: SiteLedger, table: Table, identity: Identity) -> ReleaseHistory:
+def restore_row_groups(site_ledger: SiteLedger, table: Table, identity: Identity) -> ReleaseHistory:
     """Load the groups of rows behind the replies of earlier processes.
 
     SecurityError if they are incomplete: a new reply might differ from earlier ones by one person's row.
     """
-    if not account.recalled:
+    if not site_ledger.recalled:
         return ReleaseHistory()
     try:
-        return ReleaseHistory.from_arrays(account.recalled, table, identity.secret("row marks"))
+        return ReleaseHistory.from_arrays(site_ledger.recalled, table, identity.secret("row marks"))
     except (ValueError, LookupError, TypeError) as error:
         raise SecurityError("the memory of earlier replies is incomplete; declare the loss") from error
 
@@ -445,7 +445,7 @@ def reload_records(folder: Path, site: Site) -> str:
     same = order_fingerprint(table) == order_fingerprint(site.data.table)
     if not same:
         site.change_records(table, partial(comparison_problem, table, site.trust.identity))
-    site.account.as_of = read_at(table)
+    site.site_ledger.as_of = read_at(table)
     ends = "they are the same as before" if same else "they have changed, and open sessions have ended"
     return f"read its rows again, {table.n_rows:,} rows: {ends}"
 
@@ -486,13 +486,15 @@ def open_site(folder: str | Path) -> Site:
         trust=SiteTrust(
             dict(description.pinned), identity, dict(description.consent), dict(description.roster)
         ),
-        account=open_ledger(folder, description.name, identity, partial(comparison_problem, table, identity)),
+        site_ledger=open_ledger(
+            folder, description.name, identity, partial(comparison_problem, table, identity)
+        ),
         published=read_site_columns(folder, description.name, table),
         log=refusal_log(folder),
         plans=PlanFolder(description.name, Path(folder), identity.public),
     )
-    site.account.as_of = read_at(table)
+    site.site_ledger.as_of = read_at(table)
     site.approvals.take_up()
     # rows behind earlier replies: their difference to a new reply could disclose single entities
-    site.remember(restore_row_groups(site.account, table, identity))
+    site.remember(restore_row_groups(site.site_ledger, table, identity))
     return site

@@ -165,7 +165,7 @@ class Support:
     otherwise: str
 
 
-def whole_numbers(y: Floats) -> Bools:
+def integers(y: Floats) -> Bools:
     """Tell which are whole numbers from zero."""
     return np.asarray((y >= 0.0) & (y == np.round(y)) & np.isfinite(y))
 
@@ -177,7 +177,7 @@ NOT_NEGATIVE = Support(
     lambda y: (y >= 0.0) & np.isfinite(y), "numbers from zero", "that is negative or not finite"
 )
 EVENTS = Support(lambda y: np.isin(y, (0.0, 1.0)), "zeros and ones (or true and false)", "other than 0 and 1")
-COUNTS = Support(whole_numbers, "counts: whole numbers from zero", "that is no whole number from zero")
+COUNTS = Support(integers, "counts: whole numbers from zero", "that is no whole number from zero")
 
 
 def power_support(power: float) -> Support:

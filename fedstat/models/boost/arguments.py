@@ -20,7 +20,7 @@ from fedstat.federation.tables.curves import CurveArray
 from fedstat.kernels.curves import overlapping_pairs
 from fedstat.models.boost.learning.learners import BoostFormula, Learner
 from fedstat.models.boost.learning.losses import EVERY, LossSpec
-from fedstat.models.checks import check_choice, check_whole
+from fedstat.models.checks import check_choice, check_integer
 from fedstat.typing import Floats
 
 # ----------------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def check_every(every: int | None, loss: LossSpec | None) -> int:
     jumps = loss.entry.bound == 0.0
     if every is None:
         return 1 if jumps else EVERY
-    check_whole("every", every, 1)
+    check_integer("every", every, 1)
     if jumps and every > 1:
         raise ModelError(
             f"every: the slopes of the quantile loss are discontinuous; expected 1, received {every!r}"
@@ -175,7 +175,7 @@ def bands(time: Learner) -> int:
 
 
 def check_size(
-    asked: SumsSize,
+    request: SumsSize,
     sites: Sequence[SiteRowCounts],
     policies: Mapping[str, Policy],
     weighed: Sequence[str],
@@ -187,23 +187,25 @@ def check_size(
     Sites in `weighed` have curves of the response with different weights. A strict owner then counts columns
     as often as there are weighted sums.
     """
-    rows = {row.site: row.n // asked.folds for row in sites}
+    rows = {row.site: row.n // request.folds for row in sites}
     allowed = {name: policy.max_parameters for name, policy in policies.items()}
     times = dict.fromkeys(allowed, 1)
     for name in weighed:
-        if asked.time is not None and policies[name].max_share < 1.0:
-            times[name] = 1 + bands(asked.time)
+        if request.time is not None and policies[name].max_share < 1.0:
+            times[name] = 1 + bands(request.time)
             allowed[name] /= times[name]
-    if masked and hides(len(rows)) and asked.time is None:
+    if masked and hides(len(rows)) and request.time is None:
         together = " and ".join(rows)
         rows, allowed = {together: sum(rows.values())}, {together: min(allowed.values())}
-    short = [name for name, n in rows.items() if asked.columns > allowed[name] * n]
+    short = [name for name, n in rows.items() if request.columns > allowed[name] * n]
     if short:
-        first, columns = short[0], asked.columns
+        first, columns = short[0], request.columns
         most = min(int(allowed[name] * rows[name]) for name in short)
         least = int(np.ceil(columns / allowed[first]))
         n, often = rows[first], times.get(first, 1)
-        refuse_few_rows(first, n, least, asked.learners, columns, most, asked.folds, often, asked.slopes)
+        refuse_few_rows(
+            first, n, least, request.learners, columns, most, request.folds, often, request.slopes
+        )
 
 
 def refuse_few_rows(

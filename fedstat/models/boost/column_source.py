@@ -34,11 +34,11 @@ from fedstat.models.boost.results import BoostResults
 from fedstat.models.boost.source import BoostOptions, MomentSource
 from fedstat.models.boost.vertical.protocol import AgreedDesign, agree_columns, exchange_moments
 from fedstat.models.boost.vertical.steps import FAMILY, POINTS, WIDTH, curves_by_owner, find_owners
-from fedstat.models.checks import check_whole
-from fedstat.models.explain import ForecastPlan
+from fedstat.models.checks import check_integer
+from fedstat.models.explain import DryRunPlan
 from fedstat.models.run import FitAttempt
 from fedstat.models.vertical.exchange.patterns import dealer_notes, dither_notes, reuse_patterns, sums_note
-from fedstat.models.vertical.layout import Layout, client_blocks, complete_at, lay_out
+from fedstat.models.vertical.layout import Layout, complete_at, lay_out, site_blocks
 from fedstat.models.vertical.model import VerticalModel
 
 
@@ -81,7 +81,7 @@ class ColumnSource(MomentSource, VerticalModel):
         layout = lay_out(self.design, self.design.blocks, use)
         self.layout: Layout = self._with_dealer(reuse_patterns(layout, partition, complete=True))
         self.widths = self.agreed.widths
-        self._tell_of_left_out()
+        self._report_left_out()
 
     @classmethod
     def of_formula(cls, formula: str, partition: ClientPartition, **settings: Any) -> Self:
@@ -91,7 +91,7 @@ class ColumnSource(MomentSource, VerticalModel):
     def checked(self, options: BoostOptions) -> tuple[int, float]:
         """Check the options, and the number of entities by fold."""
         checked = super().checked(options)
-        check_whole("folds", self._n_folds(options), 2 if options.select else 1)
+        check_integer("folds", self._n_folds(options), 2 if options.select else 1)
         self._check_size(self._n_folds(options))
         return checked
 
@@ -111,9 +111,9 @@ class ColumnSource(MomentSource, VerticalModel):
         steps, nu = self.checked(options)
         folds = np.arange(self.layout.n) % self._n_folds(options)
         code = np.random.default_rng(options.random_state).permutation(folds).astype(np.int64)
-        asking = SecureProductSession(FAMILY, self._session, self._agreement.at, least=self.layout.least)
+        requester = SecureProductSession(FAMILY, self._session, self._agreement.at, least=self.layout.least)
         found = attempt.run(
-            exchange_moments(self.apart, self.learners, self.widths, self.layout, code, asking)
+            exchange_moments(self.apart, self.learners, self.widths, self.layout, code, requester)
         )
         boosting = Boosting(found.moments, self._design, self._basis, nu)
         basis = BlocksBasis(
@@ -121,7 +121,7 @@ class ColumnSource(MomentSource, VerticalModel):
             "",
             pooled_agreement(self.question, found.specs, self.layout.n, self.partition.n_entities),
             "",
-            client_blocks(self.layout),
+            site_blocks(self.layout),
             tuple(exchange_notes(self.layout, found.dealers)),
         )
         return BoostResults._of(self, basis, boosting, steps, options.select, ledger=attempt.ledger)
@@ -144,7 +144,7 @@ class ColumnSource(MomentSource, VerticalModel):
     def question(self) -> RowsRequest:
         """Coding of new rows, as for one table."""
         formula = self.formula
-        terms = [self.apart.terms(client) for client in self.apart.clients]
+        terms = [self.apart.terms(site) for site in self.apart.sites]
         return RowsRequest(
             "" if self.boost.functional else formula.response,
             () if self.boost.functional else formula.response_columns,
@@ -168,10 +168,10 @@ class ColumnSource(MomentSource, VerticalModel):
         )
         return self.agreed.design
 
-    def _tell_of_left_out(self) -> None:
+    def _report_left_out(self) -> None:
         without, lacking = self.design.n_dropped, self.layout.left_out
         if without or lacking:
-            listed = ", ".join(f"{count:,} at {client}" for client, count in self.layout.absent.items())
+            listed = ", ".join(f"{count:,} at {site}" for site, count in self.layout.absent.items())
             warn(
                 f"left out {without:,} entities without a response, and {lacking:,} that are incomplete at "
                 f"a site{f' ({listed})' if listed else ''}",
@@ -184,11 +184,11 @@ class ColumnSource(MomentSource, VerticalModel):
         The error names remedies.
         """
         n, columns = self.layout.n // folds, self.starts[-1] + 1
-        clients = self.layout.clients
-        allowed = {name: self.partition.sites[name].policy.max_parameters for name in clients}
+        sites = self.layout.sites
+        allowed = {name: self.partition.sites[name].policy.max_parameters for name in sites}
         # The sites check these columns in a product of two sites, including the response.
         *_, second, first = sorted([0, *self.layout.sizes])
-        strictest = min(clients, key=lambda name: allowed[name])
+        strictest = min(sites, key=lambda name: allowed[name])
         pairs = MIN_ENTITIES_PER_EQUATION * (first + second)
         least = max(int(np.ceil(columns / allowed[strictest])), pairs)
         if n < least:
@@ -196,14 +196,14 @@ class ColumnSource(MomentSource, VerticalModel):
             refuse_few_rows(strictest, n, least, self.learners, columns, most, folds)
 
     def _columns_read(self, site: str) -> Sequence[str]:
-        return next((terms.columns for terms in self.formula.clients if terms.client == site), ()) + (
+        return next((terms.columns for terms in self.formula.sites if terms.site == site), ()) + (
             self.formula.response_columns if site == self.apart.holder else ()
         )
 
-    def _invent_sites(self, plan: ForecastPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
-        (own,) = (block for block in self.design.blocks if block.client == self.apart.holder)
+    def _invent_sites(self, plan: DryRunPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
+        (own,) = (block for block in self.design.blocks if block.site == self.apart.holder)
         points = synthetic_generator().normal(size=(len(own.rows), len(self._points)))
-        kept: dict[str, dict[str, Any]] = {client: {WIDTH: self.starts[-1]} for client in self.apart.clients}
+        kept: dict[str, dict[str, Any]] = {site: {WIDTH: self.starts[-1]} for site in self.apart.sites}
         kept[self.apart.holder][POINTS] = points
         rows, session = self.partition.rows, self._session
         return synthetic_column_sites(self.design, rows, policies, self.distribution, session, kept)

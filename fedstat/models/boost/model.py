@@ -22,14 +22,14 @@ from fedstat.models.boost.results import BoostResults, LocalBoosts
 from fedstat.models.boost.row_source import RowSource
 from fedstat.models.boost.source import BoostOptions, MomentSource, Select
 from fedstat.models.checks import check_arguments, check_layout, checks_arguments
-from fedstat.models.explain import Explainable, ForecastPlan
+from fedstat.models.explain import DryRunPlan, Explainable
 from fedstat.models.run import Call, FitAttempt, run_fit
 from fedstat.typing import Floats
 
 __all__ = ["FedFunctionBoost", "PublicCurve"]
 
 
-class BoostPlan(ForecastPlan):
+class BoostPlan(DryRunPlan):
     """All shapes are known in advance; the source of moments describes the disclosure."""
 
     def __init__(self, model: Any, given: Mapping[str, Any]) -> None:
@@ -41,11 +41,11 @@ class BoostPlan(ForecastPlan):
         """Run the dry run without progress lines."""
         return {"progress": False}
 
-    def learned(self, forecast: ExpectedReleases) -> Iterator[tuple[str, str]]:
+    def learned(self, expected: ExpectedReleases) -> Iterator[tuple[str, str]]:
         """State the success of a membership inference attack."""
         yield from self._source.expected(self._options)[0]
 
-    def notes(self, forecast: ExpectedReleases) -> Iterator[str]:
+    def notes(self, expected: ExpectedReleases) -> Iterator[str]:
         """State the cost of steps, and which rows are left out."""
         yield from self._source.expected(self._options)[1]
 
@@ -307,10 +307,10 @@ class FedFunctionBoost(Explainable):
     def _columns_read(self, site: str) -> Sequence[str]:
         return self.source._columns_read(site)
 
-    def _told_afterwards(self, site: str) -> Iterator[PlannedStep]:
-        return self.source._told_afterwards(site)
+    def _reported_afterwards(self, site: str) -> Iterator[PlannedStep]:
+        return self.source._reported_afterwards(site)
 
-    def _invent_sites(self, plan: ForecastPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
+    def _invent_sites(self, plan: DryRunPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
         return self.source._invent_sites(plan, policies)
 
     def __repr__(self) -> str:

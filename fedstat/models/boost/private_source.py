@@ -72,7 +72,7 @@ class PrivateSource(MomentSource, PrivateRelease):
     ) -> None:
         self.boost = boost
         self.curves = curves_by_owner(partition)
-        held = {client: tuple(own) for client, own in partition.curves.items()}
+        held = {site: tuple(own) for site, own in partition.curves.items()}
         self.apart = find_owners(boost, partition.columns, held)
         self.formula = self.apart.formula
         names = [_column_of(one) for one in boost.learners[1:]]
@@ -83,7 +83,7 @@ class PrivateSource(MomentSource, PrivateRelease):
             )
         of_curves, others = _split(public, [*names, response], set(self.curves))
         owners = [*self.apart.owners[1:], self.apart.holder]
-        plain: dict[str, list[str]] = {client: [] for client in self.apart.clients}
+        plain: dict[str, list[str]] = {site: [] for site in self.apart.sites}
         for name, owner in zip([*names, response], owners, strict=True):
             if name not in self.curves and name not in plain[owner]:
                 plain[owner].append(name)
@@ -112,8 +112,8 @@ class PrivateSource(MomentSource, PrivateRelease):
         """The noise plan, which depends on public descriptions only."""
         owners = [*self.apart.owners[1:], self.apart.holder]
         parts = {
-            client: tuple(part for part, k in zip(self.parts, owners, strict=True) if k == client)
-            for client in self.apart.clients
+            site: tuple(part for part, k in zip(self.parts, owners, strict=True) if k == site)
+            for site in self.apart.sites
         }
         return CurvesPlan(
             rho=self._rho,
@@ -151,8 +151,8 @@ class PrivateSource(MomentSource, PrivateRelease):
             owners=sums.owners,
         )
         blocks = tuple(
-            CoefficientBlock(client, released.plan.width(client), released.n, 1.0 - released.n / len(rows))
-            for client, rows in self._rows.items()
+            CoefficientBlock(site, released.plan.width(site), released.n, 1.0 - released.n / len(rows))
+            for site, rows in self._rows.items()
         )
         notes = tuple(release_notes(released, self.delta))
         basis = PublicBasis(self.model_name, self.parts, self.epsilon, self.delta, blocks, notes)
@@ -165,20 +165,20 @@ class PrivateSource(MomentSource, PrivateRelease):
 
     def _release(self, attempt: FitAttempt) -> ReleasedCurves:
         self._check_budgets()
-        asking = SecureProductSession(FAMILY, self._session, attempt.ledger.at)
+        requester = SecureProductSession(FAMILY, self._session, attempt.ledger.at)
         protocol = release_curves(
-            asking, self._planned, self._rows, tuple(self.partition.sites), self.partition.n_entities
+            requester, self._planned, self._rows, tuple(self.partition.sites), self.partition.n_entities
         )
         return attempt.run(protocol)
 
     def _budget_shares(self) -> Iterator[str]:
         """State what the release leaves of each budget."""
-        for client in self._planned.parts:
-            budget = self.partition.sites[client].policy.privacy
+        for site in self._planned.parts:
+            budget = self.partition.sites[site].policy.privacy
             if budget is not None:
                 total = float(rho_of_budget(budget.epsilon, budget.delta))
-                share = float(self._planned.site_cost(client)) / total if total else math.inf
-                yield f"{client}: this fit costs {share:.0%} of its budget, epsilon {budget.epsilon:g}."
+                share = float(self._planned.site_cost(site)) / total if total else math.inf
+                yield f"{site}: this fit costs {share:.0%} of its budget, epsilon {budget.epsilon:g}."
 
     def _columns_read(self, site: str) -> Sequence[str]:
         return [part.name for part in self._planned.parts.get(site, ())]

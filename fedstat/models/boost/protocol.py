@@ -34,20 +34,20 @@ from fedstat.typing import Array, Floats
 
 
 def take_moments(
-    session: RowsSession, asked: CurveSumsRequest, basis: Floats, *, uneven: bool, by_site: bool = False
+    session: RowsSession, request: CurveSumsRequest, basis: Floats, *, uneven: bool, by_site: bool = False
 ) -> FitProtocol[tuple[Moments, None]]:
     """Open the rows, and request every site's sums; with `by_site` each site is a fold.
 
     Sums of an `uneven` response, whose curves have different points, are shown at `basis` (G, L).
     """
-    answers = yield from _answers(session, asked, "sum_uneven_curves" if uneven else "sum_curves")
+    answers = yield from _answers(session, request, "sum_uneven_curves" if uneven else "sum_curves")
     sums = _together(answers, IRREGULAR_SUMS if uneven else REGULAR_SUMS, by_site)
-    return (_irregular(sums, asked, basis) if uneven else CurveMoments.of(sums)), None
+    return (_irregular(sums, request, basis) if uneven else CurveMoments.of(sums)), None
 
 
 def take_varying_moments(
     session: RowsSession,
-    asked: CurveSumsRequest,
+    request: CurveSumsRequest,
     basis: Floats,
     t: Floats,
     *,
@@ -55,21 +55,25 @@ def take_varying_moments(
     by_site: bool = False,
 ) -> FitProtocol[tuple[Moments, VaryingMoments]]:
     """Read the sums of either kind, and those of columns that vary along the response, shown at points t."""
-    answers = yield from _answers(session, asked, "sum_uneven_curves_along" if uneven else "sum_curves_along")
+    answers = yield from _answers(
+        session, request, "sum_uneven_curves_along" if uneven else "sum_curves_along"
+    )
     along = VaryingMoments.of(_together(answers, VARYING if uneven else (*VARYING, MEANS), by_site), t)
     sums = _together(answers, IRREGULAR_SUMS if uneven else REGULAR_SUMS, by_site)
-    return (_irregular(sums, asked, basis) if uneven else CurveMoments.of(sums)), along
+    return (_irregular(sums, request, basis) if uneven else CurveMoments.of(sums)), along
 
 
-def take_own_moments(session: RowsSession, asked: CurveSumsRequest) -> FitProtocol[tuple[CurveMoments, ...]]:
+def take_own_moments(
+    session: RowsSession, request: CurveSumsRequest
+) -> FitProtocol[tuple[CurveMoments, ...]]:
     """Read the unmasked sums of every site, for local fits and their averages."""
-    answers = yield from _answers(session, asked, "sum_curves")
+    answers = yield from _answers(session, request, "sum_curves")
     return tuple(CurveMoments.of({name: one.arrays[name] for name in REGULAR_SUMS}) for one in answers)
 
 
-def _irregular(sums: Mapping[str, Array], asked: CurveSumsRequest, basis: Floats) -> IrregularMoments:
-    told = None if asked.offset is None else np.array(asked.offset[1])
-    return IrregularMoments.of(sums, basis, 0 if asked.time is None else asked.time.degree, told)
+def _irregular(sums: Mapping[str, Array], request: CurveSumsRequest, basis: Floats) -> IrregularMoments:
+    reported = None if request.offset is None else np.array(request.offset[1])
+    return IrregularMoments.of(sums, basis, 0 if request.time is None else request.time.degree, reported)
 
 
 def _together(answers: Sequence[Reply], names: Sequence[str], by_site: bool) -> dict[str, Array]:
@@ -79,9 +83,9 @@ def _together(answers: Sequence[Reply], names: Sequence[str], by_site: bool) -> 
     return {name: np.asarray(add(answers, name)) for name in names}
 
 
-def _answers(session: RowsSession, asked: CurveSumsRequest, step: str) -> FitProtocol[Sequence[Reply]]:
+def _answers(session: RowsSession, request: CurveSumsRequest, step: str) -> FitProtocol[Sequence[Reply]]:
     opening = open_requests(session.agreement, session.session)
-    replies = yield opening + session.ask_all(step, {}, codec.to_json(asked))
+    replies = yield opening + session.request_all(step, {}, codec.to_json(request))
     return replies[len(opening) :]
 
 
@@ -131,7 +135,7 @@ class ScoreRounds:
     """
 
     session: RowsSession
-    asked: CurveSumsRequest
+    requested: CurveSumsRequest
     loss: LossSpec
     plan: ScorePlan
     start: Boosting
@@ -145,7 +149,7 @@ class ScoreRounds:
     def run(self) -> FitProtocol[ScoredBoosting]:
         """Sum products, then compute every path from exchange to exchange."""
         opening = open_requests(self.session.agreement, self.session.session)
-        replies = yield opening + self.session.ask_all("start_scores", {}, codec.to_json(self.asked))
+        replies = yield opening + self.session.request_all("start_scores", {}, codec.to_json(self.requested))
         boosting = replace(self.start, moments=self._moments(replies[len(opening) :]))
         self.level = float(np.abs(boosting.moments.total.mean).max())
         paths = [boosting.even.over(rows) for rows in self._rows(boosting.moments.folds)]
@@ -153,7 +157,7 @@ class ScoreRounds:
         ready = [prepare_learners(one, boosting.design, boosting.gram) for one in paths]
         coef = np.zeros((len(paths), *paths[0].T.shape))
         for first in range(0, self.plan.steps + self.plan.every, self.plan.every):
-            replies = yield self._ask(coef, np.array(offsets))
+            replies = yield self._request(coef, np.array(offsets))
             self._take(replies, paths)
             steps = min(self.plan.every, self.plan.steps - first)
             if steps <= 0:
@@ -187,13 +191,13 @@ class ScoreRounds:
         every = np.ones(F, dtype=bool)
         return [every, *(np.arange(F) != f for f in range(F))] if F > 1 else [every]
 
-    def _ask(self, coef: Floats, offsets: Floats) -> list[Request]:
+    def _request(self, coef: Floats, offsets: Floats) -> list[Request]:
         """Request scores from all sites; if the sites are the folds, none of their rows is left out."""
         left_out = np.full(len(coef), -1)
         if not self.plan.by_site:
             left_out[1:] = np.arange(len(coef) - 1)
         arrays = {"coef": coef, "offset": offsets, "left_out": left_out.astype(np.int64)}
-        return self.session.ask_all("score_curves", arrays)
+        return self.session.request_all("score_curves", arrays)
 
     def _take(self, replies: Sequence[Reply], paths: Sequence[CurveSums]) -> None:
         """Read scores, curvatures and losses."""

@@ -48,7 +48,7 @@ from fedstat.models.boost.report.plots import (
 from fedstat.models.boost.report.prediction import compared, predict_boosted, scores
 from fedstat.models.boost.report.record import BlocksBasis, BoostRecord, PublicBasis
 from fedstat.models.boost.report.refit import GIVEN, HALVES, SELECTED, SurfaceFit, fit_surfaces
-from fedstat.models.checks import check_choice, check_whole
+from fedstat.models.checks import check_choice, check_integer
 from fedstat.models.horizontal.results import RowsBasis
 from fedstat.models.results import CoefficientResults
 from fedstat.privacy.zcdp import rho_of_budget
@@ -292,7 +292,7 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
 
     def steps(self, m: int) -> BoostResults:
         """Return results of the same sums after another number of steps."""
-        check_whole("m", m, 1)
+        check_integer("m", m, 1)
         return type(self)(replace(self._record, steps=int(m), select=None), self._ledger)
 
     # -- surfaces and predictions ----------------------------------------------------------------
@@ -482,7 +482,7 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
         """
         self._need_exact()
         self._need_folds(4)
-        check_whole("q", q, 1)
+        check_integer("q", q, 1)
         if tau <= 0.5 or tau > 1.0:
             raise ModelError(f"tau: expected a share above one half, received {tau!r}")
         labels = [one.label for one in self._boosting.design.learners[1:]]
@@ -605,7 +605,7 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
 
     def summary(self, alpha: float = 0.05) -> SheetSummary:
         """Print the fit: learners instead of coefficients, which are many."""
-        kinds = None if self._ledger is None else self._ledger.kinds_by_client()
+        kinds = None if self._ledger is None else self._ledger.kinds_by_site()
         sheets = [
             header_sheet(f"{self.model_name} results", self._summary_left(), self._summary_right()),
             learner_sheet(self.learners),
@@ -652,8 +652,8 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
     def _summary_notes(self) -> Iterator[Note]:
         setting, moments = getattr(self._ledger, "setting", ""), self._boosting.moments
         along = coefficients_along(self._boosting.design.learners)
-        told = (moments.weighted, self._boosting.n_scores, along)
-        columns = traced_columns(moments.T.shape[1], moments.T.shape[2], *told)
+        reported = (moments.weighted, self._boosting.n_scores, along)
+        columns = traced_columns(moments.T.shape[1], moments.T.shape[2], *reported)
         if setting:
             yield Note("setting", setting)
         basis = self._record.basis
@@ -740,7 +740,7 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
             params=params,
             cov=None,
             names=tuple(names),
-            clients=("",) * len(params),
+            sites=("",) * len(params),
             terms=tuple(terms),
             response=record.formula.response + ("(t)" if record.formula.functional else ""),
             nobs=int(self._boosting.moments.total.n),

@@ -68,10 +68,10 @@ from fedstat.models.boost.source import BoostOptions, MomentSource
 from fedstat.models.boost.steps import FAMILY
 from fedstat.models.checks import (
     check_choice,
+    check_integer,
     check_masked,
-    check_whole,
 )
-from fedstat.models.explain import ForecastPlan
+from fedstat.models.explain import DryRunPlan
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.results import RowsBasis
 from fedstat.models.horizontal.session import UNTOLD
@@ -162,9 +162,9 @@ class RowSource(MomentSource, HorizontalModel):
             masked = check_site_folds(masked, len(self.sites), self._masks_wanted)
         folds = (FOLDS if select == "cv" else 1) if folds is None else folds
         own_folds = 1 if isinstance(folds, str) else folds  # to which a site assigns its rows
-        check_whole("folds", own_folds, 2 if select == "cv" and not by_site else 1)
+        check_integer("folds", own_folds, 2 if select == "cv" and not by_site else 1)
         seed = secrets.randbits(SEED_BITS) if options.random_state is None else options.random_state
-        check_whole("random_state", seed, 0)
+        check_integer("random_state", seed, 0)
         every = check_every(options.every, self.loss)
         given = given_offset(offset, self._points, functional=self.time is not None)
         smooth = isinstance(offset, str) and offset == "smooth"
@@ -180,8 +180,8 @@ class RowSource(MomentSource, HorizontalModel):
             )
         check_loss(self.loss, select, self.learners, uneven=self._uneven)
         masked = exact and check_masked(masked, len(self.sites), self._masks_wanted)
-        told = None if given is None or not self._uneven else (tuple(self._points), tuple(given))
-        asked = CurveSumsRequest(self.learners, self.time, int(own_folds), int(seed), told, self.loss)
+        reported = None if given is None or not self._uneven else (tuple(self._points), tuple(given))
+        request = CurveSumsRequest(self.learners, self.time, int(own_folds), int(seed), reported, self.loss)
         starts, design, basis = self.starts, self._design, self._basis
         plan = plan_scores(self.loss, len(self.sites), steps=steps, every=every, folds=folds, select=select)
         self._check_size(starts[-1] + 1 + coefficients_along(self.learners), int(own_folds), masked)
@@ -191,23 +191,23 @@ class RowSource(MomentSource, HorizontalModel):
         if self.loss:
             empty = Boosting(CurveMoments.none(), design, basis, nu, smooth_offset=smooth, given=given)
             with open_line("step", plan.steps) as line:
-                rounds = ScoreRounds(session, asked, self.loss, plan, empty, line)
+                rounds = ScoreRounds(session, request, self.loss, plan, empty, line)
                 scored = attempt.run(rounds.run(), session.masked_sites)
             return BoostResults._of(self, rows, scored, steps, select, masked=masked, ledger=attempt.ledger)
         if exact:
             taking: FitProtocol[tuple[Moments, VaryingMoments | None]]
             if varying_of(self.learners):
                 taking = take_varying_moments(
-                    session, asked, basis, self._points, uneven=self._uneven, by_site=by_site
+                    session, request, basis, self._points, uneven=self._uneven, by_site=by_site
                 )
             else:
-                taking = take_moments(session, asked, basis, uneven=self._uneven, by_site=by_site)
+                taking = take_moments(session, request, basis, uneven=self._uneven, by_site=by_site)
             moments, varying = attempt.run(taking, session.masked_sites)
             boosting = Boosting(
                 moments, design, basis, nu, smooth_offset=smooth, given=given, varying=varying
             )
             return BoostResults._of(self, rows, boosting, steps, select, masked=masked, ledger=attempt.ledger)
-        own = attempt.run(take_own_moments(session, asked), session.masked_sites)
+        own = attempt.run(take_own_moments(session, request), session.masked_sites)
         found = site_boostings(own, design, basis, nu, aggregation, self.sites)
         fits = {
             one.site: BoostResults._of(self, rows, one, steps, select, ledger=attempt.ledger) for one in found
@@ -265,12 +265,12 @@ class RowSource(MomentSource, HorizontalModel):
         policies = {name: site.policy for name, site in self.partition.sites.items()}
         weighed = [name for name, one in self._responses.items() if one.gaps] if self._uneven else []
         time = self.time if self._uneven else None
-        asked = SumsSize(columns + slopes, folds, self.learners, time, slopes)
-        check_size(asked, self.agreement.sites, policies, weighed, masked=masked)
+        request = SumsSize(columns + slopes, folds, self.learners, time, slopes)
+        check_size(request, self.agreement.sites, policies, weighed, masked=masked)
 
     def _question(self, offset: str | None, labels: Sequence[str], complete: Sequence[str]) -> RowsRequest:
         response = self.boost.response if self.boost.functional else ""
-        (terms,) = self.formula.clients
+        (terms,) = self.formula.sites
         for name in (*self.formula.response_columns, *terms.columns):
             self._check_held("formula", name)
         return RowsRequest(
@@ -282,5 +282,5 @@ class RowSource(MomentSource, HorizontalModel):
             curve_response=response,
         )
 
-    def _invent_sites(self, plan: ForecastPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
+    def _invent_sites(self, plan: DryRunPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
         return SyntheticRows(self.agreement, self.distribution, curves=self.curves).sites(policies)

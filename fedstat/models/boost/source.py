@@ -24,7 +24,7 @@ from fedstat.models.boost.learning.learners import (
 from fedstat.models.boost.learning.losses import LossSpec
 from fedstat.models.boost.learning.prepared_learners import PENALTIES, BoostDesign, PenaltyKind
 from fedstat.models.boost.results import BoostResults, LocalBoosts
-from fedstat.models.checks import check_choice, check_positive, check_whole
+from fedstat.models.checks import check_choice, check_integer, check_positive
 from fedstat.models.explain import Explainable
 from fedstat.models.run import FitAttempt, is_same
 from fedstat.typing import Floats
@@ -89,7 +89,7 @@ class MomentSource(Explainable):
         self.refuse_others(options.given, self.options)
         steps = self.default_steps if options.steps is None else options.steps
         nu = self.default_nu if options.nu is None else options.nu
-        check_whole("steps", steps, 1)
+        check_integer("steps", steps, 1)
         check_positive("nu", nu)
         if nu > 1.0:
             raise ModelError(f"nu: expected a share of at most 1, received {nu!r}")

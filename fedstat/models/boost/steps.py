@@ -108,25 +108,25 @@ def _along(*more: type) -> dict[str, ArrayDeclaration]:
 MEAN = {MEANS: _sum("sums of what these columns are made of, by point and fold", 3)}
 
 
-@step(FAMILY, releases=COMMON, asks=ASKED)
+@step(FAMILY, releases=COMMON, requests=ASKED)
 def sum_curves(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Sum products of learners' columns and response over the open rows, by fold."""
     return _sum_by_fold(data, state, text, uneven=False)
 
 
-@step(FAMILY, releases=OWN, asks=ASKED, name="sum_uneven_curves")
+@step(FAMILY, releases=OWN, requests=ASKED, name="sum_uneven_curves")
 def sum_irregular_curves(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Sum the same if curves of the response have different points, or lack some."""
     return _sum_by_fold(data, state, text, uneven=True)
 
 
-@step(FAMILY, releases={**COMMON, **_along(), **MEAN}, asks=ASKED)
+@step(FAMILY, releases={**COMMON, **_along(), **MEAN}, requests=ASKED)
 def sum_curves_along(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Sum the products of :func:`sum_curves`, and of columns that vary along the response."""
     return _sum_by_fold(data, state, text, uneven=False, along=True)
 
 
-@step(FAMILY, releases={**OWN, **_along(UnequalWeights)}, asks=ASKED, name="sum_uneven_curves_along")
+@step(FAMILY, releases={**OWN, **_along(UnequalWeights)}, requests=ASKED, name="sum_uneven_curves_along")
 def sum_irregular_curves_along(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Sum the products of :func:`sum_irregular_curves`, and of columns that vary along the response."""
     return _sum_by_fold(data, state, text, uneven=True, along=True)
@@ -135,21 +135,21 @@ def sum_irregular_curves_along(data: SiteData, state: State, text: str) -> tuple
 def _sum_by_fold(
     data: SiteData, state: State, text: str, *, uneven: bool, along: bool = False
 ) -> tuple[dict[str, Array], str]:
-    asked = codec.from_json(CurveSumsRequest, text, f"{data.name}: the request for sums of curves")
-    if uneven and asked.time is None:
+    request = codec.from_json(CurveSumsRequest, text, f"{data.name}: the request for sums of curves")
+    if uneven and request.time is None:
         raise MessageError(f"{data.name}: the request for sums of curves has no basis along their points")
-    if along != any(one.varying for one in asked.learners) or (along and asked.time is None):
+    if along != any(one.varying for one in request.learners) or (along and request.time is None):
         raise MessageError(f"{data.name}: the request for sums of curves belongs to other learners")
-    state.tell(smooth_request(asked.learners))
-    made = LearnerColumns(data, rows_of(state), asked, uneven)
+    state.report(smooth_request(request.learners))
+    made = LearnerColumns(data, rows_of(state), request, uneven)
     n = state.entities
     made.hold(n)
-    fold = deal(n, asked, data.name)
+    fold = deal(n, request, data.name)
     declare_summed_columns(state, made, fold)
     sums: dict[str, Array] = {}
     first = 0
     for parts, response in made.blocks():
-        part = response.products(np.column_stack(parts), fold[first : first + len(response)], asked.folds)
+        part = response.products(np.column_stack(parts), fold[first : first + len(response)], request.folds)
         sums = {name: sums.get(name, 0.0) + array for name, array in part.items()}
         first += len(response)
     if along:
@@ -159,22 +159,22 @@ def _sum_by_fold(
 
 def _sum_along(made: LearnerColumns, fold: Ints) -> dict[str, Array]:
     """Sum products of columns that vary along the response."""
-    asked, first = made.asked, 0
+    request, first = made.requested, 0
     sums: dict[str, Array] = {}
-    for frame, coded, columns in made.along(varying_of(asked.learners)):
-        Z = all_columns(asked.learners, frame, coded, made.opened.term_names)
+    for frame, coded, columns in made.along(varying_of(request.learners)):
+        Z = all_columns(request.learners, frame, coded, made.opened.term_names)
         own = fold[first : first + len(Z)]
-        part = varying_products(columns, Z, own, asked.folds, means=not made.uneven)
+        part = varying_products(columns, Z, own, request.folds, means=not made.uneven)
         sums = {name: sums.get(name, 0.0) + array for name, array in part.items()}
         first += len(Z)
     return sums
 
 
-def deal(n: int, asked: CurveSumsRequest, site: str) -> Ints:
+def deal(n: int, request: CurveSumsRequest, site: str) -> Ints:
     """Return the fold of each row, (n,), drawn from the seed and the name of the site."""
     own = int.from_bytes(hashlib.sha256(site.encode()).digest()[:8], "big")
-    random = np.random.default_rng([asked.seed, own])
-    return np.asarray(random.permutation(np.arange(n) % asked.folds), dtype=np.int64)
+    random = np.random.default_rng([request.seed, own])
+    return np.asarray(random.permutation(np.arange(n) % request.folds), dtype=np.int64)
 
 
 def blocks(opened: OpenRows, curves: Sequence[str]) -> Iterator[tuple[CompleteRows, Floats]]:
@@ -185,8 +185,8 @@ def blocks(opened: OpenRows, curves: Sequence[str]) -> Iterator[tuple[CompleteRo
         for start in range(0, len(X), BLOCK):
             part = slice(start, start + BLOCK)
             raw = opened.in_units(X[part])
-            whole = np.ones(len(raw), dtype=bool)
-            yield CompleteRows(frame.iloc[part], whole, rows.y[part], None, {}), raw[:, first:]
+            complete = np.ones(len(raw), dtype=bool)
+            yield CompleteRows(frame.iloc[part], complete, rows.y[part], None, {}), raw[:, first:]
 
 
 @dataclass(slots=True, eq=False)
@@ -198,7 +198,7 @@ class LearnerColumns:
 
     data: SiteData
     opened: OpenRows
-    asked: CurveSumsRequest
+    requested: CurveSumsRequest
     uneven: bool = False
     held: Sequence[tuple[list[Floats], Response]] = ()
 
@@ -218,13 +218,14 @@ class LearnerColumns:
             return
         for rows, coded in blocks(self.opened, self.opened.question.read_curves):
             parts = [
-                learner_columns(one, rows.frame, coded, self.opened.term_names) for one in self.asked.learners
+                learner_columns(one, rows.frame, coded, self.opened.term_names)
+                for one in self.requested.learners
             ]
             yield parts, self._of_rows(rows)
 
     def of(self, p: int) -> Iterator[Floats]:
         """Columns of one learner."""
-        learner = self.asked.learners[p]
+        learner = self.requested.learners[p]
         if learner.varying:  # sums of a row over its points
             yield from (columns.by_row() for _, _, columns in self.along([learner]))
             return
@@ -242,11 +243,11 @@ class LearnerColumns:
             for start in range(0, len(coded), step):
                 part = slice(start, start + step)
                 frame = rows.frame.iloc[part]
-                yield frame, coded[part], ColumnsAlong.of(learners, frame, response, self.asked)
+                yield frame, coded[part], ColumnsAlong.of(learners, frame, response, self.requested)
 
     def side_by_side(self) -> Iterator[Floats]:
         """Yield the columns of all learners, and what a row adds up to over the response, of all rows."""
-        columns = [self.of(p) for p in range(len(self.asked.learners))]
+        columns = [self.of(p) for p in range(len(self.requested.learners))]
         # One by one: of learners that vary along the response the blocks are shorter.
         yield np.column_stack([np.concatenate([*one]) for one in (*columns, self.scores())])
 
@@ -263,18 +264,18 @@ class LearnerColumns:
         return (response.scores for response in self.responses())
 
     def _of_rows(self, rows: CompleteRows) -> Response:
-        if self.asked.time is None:
+        if self.requested.time is None:
             return RegularResponse(rows.y[:, None], time_basis(None, np.zeros(1)))
         curves = curves_of(rows.frame[self.opened.question.curve_response])
         if self.uneven:
-            offset = None if self.asked.offset is None else np.array(self.asked.offset)
-            return IrregularResponse.of(curves, self.asked.time, offset)
+            offset = None if self.requested.offset is None else np.array(self.requested.offset)
+            return IrregularResponse.of(curves, self.requested.time, offset)
         if curves.gaps:
             raise DesignError(
                 f"{self.data.name}: curves of the response were not measured at the same points, but the "
                 "request assumes that they were; make the partition and the model again"
             )
-        return RegularResponse(curves.values, time_basis(self.asked.time, curves.grid))
+        return RegularResponse(curves.values, time_basis(self.requested.time, curves.grid))
 
 
 def declare_summed_columns(state: State, made: LearnerColumns, fold: Ints) -> None:
@@ -285,9 +286,9 @@ def declare_summed_columns(state: State, made: LearnerColumns, fold: Ints) -> No
     Masks do not hide the weights of curves: if points differ by site, the sums with different weights can be
     solved for every site's own.
     """
-    n, hidden, asked = len(fold), hides(len(state.hidden_among)) and not made.uneven, made.asked
+    n, masked, request = len(fold), hides(len(state.masked_among)) and not made.uneven, made.requested
     columns: list[tuple[str, Callable[[], Iterator[Floats]]]] = [
-        (one.label, partial(made.of, p)) for p, one in enumerate(asked.learners)
+        (one.label, partial(made.of, p)) for p, one in enumerate(request.learners)
     ]
     columns.append((RESPONSE, made.scores))
     width, sizes, names = 1, [], list[str]()
@@ -298,22 +299,22 @@ def declare_summed_columns(state: State, made: LearnerColumns, fold: Ints) -> No
         sizes.append(_size(held))
         scaled = [Z / sizes[-1] for Z in held]
         names += [f"{label}[{j}]" for j in range(k)]
-        if hidden:
-            state.tell(DesignDirections(scaled.__iter__, n, names[-k:]))
-        state.tell(*(SummedColumns(Z) for Z in scaled))
-    for one in varying_of(asked.learners):
-        state.tell(*(SummedColumns(np.sqrt(found.by_row(2))) for _, _, found in made.along([one])))
-    smallest = int(np.bincount(fold, minlength=asked.folds).min())
-    state.tell(RowCount(smallest, 0 if hidden else width))
-    if not hidden:
+        if masked:
+            state.report(DesignDirections(scaled.__iter__, n, names[-k:]))
+        state.report(*(SummedColumns(Z) for Z in scaled))
+    for one in varying_of(request.learners):
+        state.report(*(SummedColumns(np.sqrt(found.by_row(2))) for _, _, found in made.along([one])))
+    smallest = int(np.bincount(fold, minlength=request.folds).min())
+    state.report(RowCount(smallest, 0 if masked else width))
+    if not masked:
         size = np.concatenate(sizes)
         all_made = partial(_side_by_side, [own for _, own in columns], size)
-        state.tell(DesignDirections(all_made, n, names))
+        state.report(DesignDirections(all_made, n, names))
     if made.uneven:
         _declare_weights(state, made, fold, width)
     rows = np.flatnonzero(_used(made.opened))
-    state.tell(SummedProducts(made.side_by_side, names, rows, code=fold))
-    state.tell(RowGroups("", fold, rows))
+    state.report(SummedProducts(made.side_by_side, names, rows, code=fold))
+    state.report(RowGroups("", fold, rows))
 
 
 def _declare_weights(state: State, made: LearnerColumns, fold: Ints, width: int) -> None:
@@ -323,12 +324,12 @@ def _declare_weights(state: State, made: LearnerColumns, fold: Ints, width: int)
     r, size = weights[0].shape[1], _size(weights)
     scaled = [W / size for W in weights]
     uneven = np.concatenate([one for _, one in parts])
-    by_fold = np.bincount(fold[: len(uneven)][uneven], minlength=made.asked.folds)
+    by_fold = np.bincount(fold[: len(uneven)][uneven], minlength=made.requested.folds)
     # A dry run has fewer synthetic rows.
     fewest = int(min((count for count in by_fold if count), default=0) * n // max(len(uneven), 1))
-    state.tell(UnequalWeights(fewest, width, r + 1))
-    state.tell(DesignDirections(scaled.__iter__, n, [POINTS] * r))
-    state.tell(*(SummedColumns(W) for W in scaled))
+    state.report(UnequalWeights(fewest, width, r + 1))
+    state.report(DesignDirections(scaled.__iter__, n, [POINTS] * r))
+    state.report(*(SummedColumns(W) for W in scaled))
 
 
 def _side_by_side(made: Sequence[Callable[[], Iterator[Floats]]], size: Floats) -> Iterator[Floats]:
@@ -338,7 +339,7 @@ def _side_by_side(made: Sequence[Callable[[], Iterator[Floats]]], size: Floats) 
 
 def _used(opened: OpenRows) -> Array:
     """Return the complete rows of the table; in a dry run, all synthetic rows."""
-    return opened.used if len(opened.used) else np.concatenate([rows.whole for rows, _ in opened.chunks()])
+    return opened.used if len(opened.used) else np.concatenate([rows.complete for rows, _ in opened.chunks()])
 
 
 def _size(blocks: Sequence[Floats]) -> Floats:
@@ -368,7 +369,7 @@ class ScoredRows:
     """Columns that scores are summed over, the fold of each row, the number of columns and one.
 
     `slopes` (P, n, L) are those of the latest released scores, `changes` (P, R, n, L) the steps that led to
-    them, and `told` the scores.
+    them, and `reported` the scores.
     """
 
     made: LearnerColumns
@@ -376,29 +377,29 @@ class ScoredRows:
     width: int
     slopes: Floats = field(default_factory=lambda: np.zeros((0, 0, 0)))
     changes: Floats = field(default_factory=lambda: np.zeros((0, 0, 0, 0)))
-    told: dict[str, Array] = field(default_factory=dict)
+    reported: dict[str, Array] = field(default_factory=dict)
 
 
-@step(FAMILY, releases={name: COMMON[name] for name in ("gram", "totals")}, asks=ASKED)
+@step(FAMILY, releases={name: COMMON[name] for name in ("gram", "totals")}, requests=ASKED)
 def start_scores(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Sum products of learners' columns, and the response, over the open rows, by fold, before scores.
 
     It releases `gram` and `totals` as :func:`fedstat.models.boost.steps.sum_curves`.
     """
-    asked = codec.from_json(CurveSumsRequest, text, f"{data.name}: the request for sums of curves")
-    if asked.loss is None:
+    request = codec.from_json(CurveSumsRequest, text, f"{data.name}: the request for sums of curves")
+    if request.loss is None:
         raise MessageError(f"{data.name}: scores need a loss other than squares")
     opened, n = rows_of(state), state.entities
-    state.tell(smooth_request(asked.learners), *_jumps(opened, asked.loss))
-    made, fold = LearnerColumns(data, opened, asked), deal(n, asked, data.name)
+    state.report(smooth_request(request.learners), *_jumps(opened, request.loss))
+    made, fold = LearnerColumns(data, opened, request), deal(n, request, data.name)
     made.hold(n)
     declare_summed_columns(state, made, fold)
     sums: dict[str, Array] = {}
     first = 0
     for parts, response in made.blocks():
         assert isinstance(response, RegularResponse)
-        asked.loss.check_response(data.name, response.Y)
-        part = response.products(np.column_stack(parts), fold[first : first + len(response)], asked.folds)
+        request.loss.check_response(data.name, response.Y)
+        part = response.products(np.column_stack(parts), fold[first : first + len(response)], request.folds)
         sums = {name: sums.get(name, 0.0) + part[name] for name in ("gram", "totals")}
         first += len(response)
         width = 1 + sum(one.shape[1] for one in parts)
@@ -452,28 +453,28 @@ def score_curves(
     few rows have changed since the last reply, and the weights are not those of a few rows; otherwise the
     last reply is repeated, which is zeros at first.
     """
-    asked = state.use(
+    request = state.use(
         "boost", ScoredRows, "no scores were started in this session; request 'start_scores' first"
     )
-    loss, n = asked.made.asked.loss, len(asked.fold)
+    loss, n = request.made.requested.loss, len(request.fold)
     assert loss is not None
     P, K, L = coef.shape
-    if not len(asked.changes):
-        asked.changes, asked.slopes = np.zeros((P, 0, n, L)), np.zeros((P, n, L))
-    check_lengths(data.name, coef=(coef, len(asked.slopes)))
+    if not len(request.changes):
+        request.changes, request.slopes = np.zeros((P, 0, n, L)), np.zeros((P, n, L))
+    check_lengths(data.name, coef=(coef, len(request.slopes)))
     check_lengths(data.name, offset=(offset, P), left_out=(left_out, P))
     check_allocation(data.name, P * n * L, n * (K + L))
-    if not ((left_out >= -1) & (left_out < asked.made.asked.folds)).all():
+    if not ((left_out >= -1) & (left_out < request.made.requested.folds)).all():
         raise MessageError(f"{data.name}: a path leaves out a fold that does not exist")
     slopes, weights = np.empty((P, n, L)), np.empty((P, n))
     score, losses, weight = np.zeros((P, K, L)), np.zeros((P, 2)), np.zeros(P)
     first = 0
-    for parts, response in asked.made.blocks():
+    for parts, response in request.made.blocks():
         assert isinstance(response, RegularResponse)
         Z, Y, basis = np.column_stack(parts), response.Y, response.basis
         rows = slice(first, first + len(Y))
         for p in range(P):
-            within = asked.fold[rows] != left_out[p]
+            within = request.fold[rows] != left_out[p]
             with np.errstate(over="ignore", invalid="ignore"):
                 f = offset[p] + Z @ coef[p] @ basis.T
                 u = np.where(within[:, None], loss.slope(Y, f), 0.0) @ basis
@@ -492,29 +493,29 @@ def score_curves(
     elif loss.entry.bound and (weights.mean(axis=1) < FLAT * loss.entry.bound * offset.shape[1]).any():
         # Scores of a flat loss come from the rows on one side of the coefficients' cut.
         weights[:, 0], weights[:, 1:] = 1.0, 0.0
-    again = asked.told or nothing
+    again = request.reported or nothing
     _declare_score_columns(
-        state, asked, slopes, weights, {"inside": np.array(True), "spread": np.array(False), **again}
+        state, request, slopes, weights, {"inside": np.array(True), "spread": np.array(False), **again}
     )
-    asked.told = answer
+    request.reported = answer
     return {"inside": np.array(inside), "spread": np.array(True), **answer}
 
 
 def _declare_score_columns(
-    state: State, asked: ScoredRows, slopes: Floats, weights: Floats, instead: Mapping[str, Array]
+    state: State, request: ScoredRows, slopes: Floats, weights: Floats, instead: Mapping[str, Array]
 ) -> None:
     """Return whose slopes have changed, and what all released slopes single out; keep the change."""
-    change = slopes - asked.slopes
+    change = slopes - request.slopes
     sizes = np.sqrt((change**2).sum(axis=2))
-    state.tell(WorkingWeights(lambda: np.concatenate([sizes, weights]), instead=instead))
-    kept = np.concatenate([asked.changes, change[:, None]], axis=1)  # (P, R, n, L)
+    state.report(WorkingWeights(lambda: np.concatenate([sizes, weights]), instead=instead))
+    kept = np.concatenate([request.changes, change[:, None]], axis=1)  # (P, R, n, L)
     P, R, n, L = kept.shape
-    hidden = hides(len(state.hidden_among))
-    if hidden:  # the release is a sum over sites: each path and spline is checked against this site's rows
+    masked = hides(len(state.masked_among))
+    if masked:  # the release is a sum over sites: each path and spline is checked against this site's rows
         columns = [kept[p, :, :, j].T for p in range(P) for j in range(L)]
     else:
         columns = [kept.transpose(2, 0, 1, 3).reshape(n, P * R * L)]
-    state.tell(RowCount(n, R if hidden else asked.width + P * R * L))
+    state.report(RowCount(n, R if masked else request.width + P * R * L))
     together = np.zeros(n, dtype=np.int64)
-    state.tell(*(SummedColumns(one, together) for one in columns))
-    asked.slopes, asked.changes = slopes, kept
+    state.report(*(SummedColumns(one, together) for one in columns))
+    request.slopes, request.changes = slopes, kept

@@ -17,8 +17,8 @@ from fedstat.errors import ModelError
 from fedstat.federation.disclosure.policy import Budget, Policy
 from fedstat.inference.summary import header_sheet
 from fedstat.inference.tables import Sheet, SheetSummary
-from fedstat.models.checks import check_choice, check_whole
-from fedstat.models.copula.audited_releases import PARTS, ObservedRelease, Releases, WholeSums, WorstPair
+from fedstat.models.checks import check_choice, check_integer
+from fedstat.models.copula.audited_releases import PARTS, ObservedRelease, Releases, UnmaskedSums, WorstPair
 from fedstat.models.copula.correlation import invert_products
 from fedstat.models.copula.model import CopulaSynthesizer
 from fedstat.models.copula.private_release import ROUNDING, PrivateRelease
@@ -241,8 +241,8 @@ def agreement(pair: WorstPair, seen: ObservedRelease, random: np.random.Generato
     minus the same number for the second.
     """
     noise = pair.sums.noise
-    margins = [margin for client in noise.columns for margin in seen.margins[client]]
-    radii = [float(noise.radius(client)) for client in noise.columns]
+    margins = [margin for site in noise.columns for margin in seen.margins[site]]
+    radii = [float(noise.radius(site)) for site in noise.columns]
     blocks = list(noise.places().values())
     found = invert_products(seen.sums.products[0] / pair.n, margins, blocks, radii, standardise=False)
     Z = random.standard_normal((pair.n, len(margins))) @ np.linalg.cholesky(found.correlation).T
@@ -334,14 +334,14 @@ def audit(
         raise ModelError(f"audit: expected a CopulaSynthesizer or PrivateCopulaGLM, received {came}")
     if isinstance(model, CopulaSynthesizer) and model.mechanism == "published":
         raise ModelError("audit: mechanism='published' is a simulation without disclosure checks")
-    clients = list(model.bounds)
-    check_choice("view", view, (COORDINATOR, *([TABLE] if synthesis else []), *clients))
-    check_whole("releases", releases, 100)
+    sites = list(model.bounds)
+    check_choice("view", view, (COORDINATOR, *([TABLE] if synthesis else []), *sites))
+    check_integer("releases", releases, 100)
     if not 0.0 < alpha < 1.0:
         raise ModelError(f"alpha: expected a number between 0 and 1, received {alpha!r}")
-    if view in clients and len(clients) < 2:
+    if view in sites and len(sites) < 2:
         raise ModelError("view: a single site has no other sites as observers")
-    pair = _pair_of(model, view if view in clients else "")
+    pair = _pair_of(model, view if view in sites else "")
     making = Releases(pair, Policy(privacy=Budget(model.epsilon, model.delta)), model._family_name)
     random = np.random.default_rng(seed)
     first = random.random(releases) < 0.5
@@ -369,7 +369,7 @@ def audit(
     if len(seen_noise) < releases:
         faults.append(f"{releases - len(seen_noise):,} releases had the noise of another release")
     parts = PARTS if pair.sums.moments else PARTS[:-1]
-    told = np.array(ratios)
+    reported = np.array(ratios)
     cost = pair.sums.site_cost(pair.view) if pair.view else pair.sums.coordinator_cost()
     return AuditResults(
         view={COORDINATOR: "the coordinator", TABLE: "an owner of one table"}.get(
@@ -380,7 +380,7 @@ def audit(
         epsilon=epsilon_of_zcdp(cost, model.delta),
         delta=model.delta,
         first=first,
-        log_ratios=told if view == TABLE else told[:, : len(parts)],
+        log_ratios=reported if view == TABLE else reported[:, : len(parts)],
         parts=("synthetic table",) if view == TABLE else parts,
         faults=tuple(faults),
         alpha=alpha,
@@ -394,16 +394,16 @@ def _pair_of(model: PrivateRelease, view: str) -> WorstPair:
     of_column = float(NoisePlan.of_column(Fraction(rho), sum(map(len, model.bounds.values()))))
     n = int(np.clip(math.ceil(TIMES_NOISE / math.sqrt(of_column)), FEWEST, MOST))
     noise = model._noise_for(n)
-    return WorstPair.of(WholeSums(noise) if isinstance(noise, NoisePlan) else noise, view, n)
+    return WorstPair.of(UnmaskedSums(noise) if isinstance(noise, NoisePlan) else noise, view, n)
 
 
 def _noise_of(pair: WorstPair, seen: ObservedRelease, which: int) -> dict[str, Floats]:
     """Return the noise of a release by its parts, in standard deviations, and the sites that add it."""
     parts = list[tuple[str, set[str], Floats]]()
-    for (client, kind), counts in seen.counts.items():
-        expected, variance = pair.counts(client, kind)
-        parts.append((f"{kind} of {client}", {client}, (counts - expected[which]) / math.sqrt(variance)))
-    products, totals = (told[which] for told in pair.products(seen.margins))
+    for (site, kind), counts in seen.counts.items():
+        expected, variance = pair.counts(site, kind)
+        parts.append((f"{kind} of {site}", {site}, (counts - expected[which]) / math.sqrt(variance)))
+    products, totals = (reported[which] for reported in pair.products(seen.margins))
     variances, places = np.minimum(*pair.variances()), pair.sums.noise.places()
     for (a, at), (b, to) in combinations_with_replacement(places.items(), 2):
         noisy = np.isfinite(variances[at, to])
@@ -412,9 +412,9 @@ def _noise_of(pair: WorstPair, seen: ObservedRelease, which: int) -> dict[str, F
     if pair.sums.moments:
         squares, sums = seen.sums.squares[0] - np.diagonal(products), seen.sums.totals[0] - totals
         deviation = pair.sums.deviation(0, 1)
-        for client, at in places.items():
+        for site, at in places.items():
             both = np.concatenate([squares[at], sums[at]]) / deviation
-            parts.append((f"squares and sums of {client}", {client}, both))
+            parts.append((f"squares and sums of {site}", {site}, both))
     return {
         name: noise for name, owners, noise in parts if noise.size and (not pair.view or pair.view in owners)
     }

@@ -32,7 +32,7 @@ from fedstat.typing import Array, Floats, Ints
 
 
 @dataclass(frozen=True)
-class WholeSums:
+class UnmaskedSums:
     """Sums of products over all entities at once, as an independent noise plan requests them."""
 
     noise: NoisePlan
@@ -43,24 +43,24 @@ class WholeSums:
         """Bins of every site's columns."""
         return self.noise.columns
 
-    def asked(self, client: str) -> GramRequest:
+    def requested(self, site: str) -> GramRequest:
         """Return the request for a site's part of the sums."""
-        return self.noise.gram_asked(client, 1)
+        return self.noise.gram_requested(site, 1)
 
     def deviation(self, group: int, shares: int) -> float:
         """Return the standard deviation of the noise on a sum of products, from `shares` sites' shares."""
         return self.noise.product_deviation(shares)
 
-    def site_cost(self, client: str) -> Fraction:
+    def site_cost(self, site: str) -> Fraction:
         """Return the charge of a site."""
-        return self.noise.site_cost(client)
+        return self.noise.site_cost(site)
 
     def coordinator_cost(self) -> Fraction:
         """Return the cost of a whole record against the coordinator."""
         return self.noise.coordinator_cost()
 
 
-Sums: TypeAlias = GramPlan | WholeSums
+Sums: TypeAlias = GramPlan | UnmaskedSums
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,24 +88,24 @@ class WorstPair:
         with an even number of columns are changed. The margins of all columns move as well.
         """
         looked = [view] if view else list(sums.columns)
-        turned = {client: len(sums.columns[client]) // (1 if view else 2) for client in looked}
+        turned = {site: len(sums.columns[site]) // (1 if view else 2) for site in looked}
         best = cls._with(sums, view, n, turned)
-        for client in looked:
-            for number in range(len(sums.columns[client]) + 1):
-                other = cls._with(sums, view, n, turned | {client: number})
+        for site in looked:
+            for number in range(len(sums.columns[site]) + 1):
+                other = cls._with(sums, view, n, turned | {site: number})
                 if other.attained > best.attained * (1.0 + 1e-9):
-                    best, turned = other, turned | {client: number}
+                    best, turned = other, turned | {site: number}
         return best
 
     @classmethod
     def _with(cls, sums: Sums, view: str, n: int, turned: Mapping[str, int]) -> WorstPair:
         """Change the signs of the first scores of some sites."""
         columns = []
-        for client, bins in sums.columns.items():
-            moves = not view or client == view
+        for site, bins in sums.columns.items():
+            moves = not view or site == view
             for j, one in enumerate(bins):
                 last, at = one.count - 1, (one.count // 2, (one.count - 1) // 2)
-                if j < turned.get(client, 0):  # opposite ends; all other entities are in the middle
+                if j < turned.get(site, 0):  # opposite ends; all other entities are in the middle
                     columns.append((0, last, at[1], at[0]))
                 else:  # two bins below all others; the scores of both are at the lower end
                     columns.append((0, min(at[0], last - 1) if moves else 0, last, last))
@@ -129,7 +129,7 @@ class WorstPair:
             pd.Series(one.values(code) if one.levels else _middles(one)[code], name=one.name)
             for one, code in zip(self.bins, codes.T, strict=True)
         ]
-        return {client: pd.concat(columns[place], axis=1) for client, place in self.places().items()}
+        return {site: pd.concat(columns[place], axis=1) for site, place in self.places().items()}
 
     def places(self) -> dict[str, slice]:
         """Return the positions of each site's columns, which may have more or fewer scores."""
@@ -138,32 +138,32 @@ class WorstPair:
 
     # ---- what is expected of a release -----------------------------------------------------------
 
-    def counts(self, client: str, kind: str) -> tuple[Floats, float]:
+    def counts(self, site: str, kind: str) -> tuple[Floats, float]:
         """Return expected counts with either record, (2, m), as a site releases them, and their variance."""
-        place, asked = self.places()[client], self.sums.noise.margins_asked(client)
+        place, request = self.places()[site], self.sums.noise.margins_requested(site)
         tallies = [np.zeros((2, 0))]
-        for j, one in enumerate(asked.bins, start=place.start):
+        for j, one in enumerate(request.bins, start=place.start):
             if bool(one.levels) is (kind == "levels"):
                 rest = self.copies @ [one.tally(self.others[[g], j]) for g in (0, 1)]
                 tallies.append(np.array([rest + one.tally(self.records[[r], j]) for r in (0, 1)], float))
-        variance = asked.of_levels if kind == "levels" else asked.of_trees
+        variance = request.of_levels if kind == "levels" else request.of_trees
         return np.hstack(tallies), float(variance)
 
     def margins(self) -> dict[str, list[Margin]]:
         """Return the margins of the first record's table, without noise."""
-        out: dict[str, list[Margin]] = {client: [] for client in self.sums.columns}
-        for client, place in self.places().items():
-            for j, one in enumerate(self.sums.columns[client], start=place.start):
+        out: dict[str, list[Margin]] = {site: [] for site in self.sums.columns}
+        for site, place in self.places().items():
+            for j, one in enumerate(self.sums.columns[site], start=place.start):
                 rest = self.copies @ [one.tally(self.others[[g], j]) for g in (0, 1)]
                 counts = np.asarray(rest + one.tally(self.records[[0], j]), dtype=np.float64)
-                out[client].append(Margin.of_counts(one, counts, self.n))
+                out[site].append(Margin.of_counts(one, counts, self.n))
         return out
 
     def scores(self, margins: Mapping[str, Sequence[Margin]]) -> Ints:
         """Return the scores of both records and both others, by released margins: (4, p), in units."""
         codes = np.vstack([self.records, self.others])
         return np.hstack(
-            [self.sums.asked(c).score(margins[c], codes[:, place]) for c, place in self.places().items()]
+            [self.sums.requested(c).score(margins[c], codes[:, place]) for c, place in self.places().items()]
         )
 
     def products(self, margins: Mapping[str, Sequence[Margin]]) -> tuple[Floats, Floats]:
@@ -199,9 +199,9 @@ class WorstPair:
     def attained(self) -> float:
         """The mu by which this pair can be distinguished when margins are free of noise."""
         squared = 0.0
-        for client in self.sums.columns:
+        for site in self.sums.columns:
             for kind in ("levels", "trees"):
-                counts, variance = self.counts(client, kind)
+                counts, variance = self.counts(site, kind)
                 squared += float(np.square(counts[0] - counts[1]).sum()) / variance
         products, totals = self.products(self.margins())
         moved = np.square(products[0] - products[1])
@@ -237,10 +237,10 @@ class KnownNoiseSite(NoiseMechanism):
     """Replies of a site that reveals its noise to the observer, who can then remove it."""
 
     def add(
-        self, ask: Request, step: Step, owed: Mapping[str, NoiseRequired], arrays: Mapping[str, Array]
+        self, request: Request, step: Step, owed: Mapping[str, NoiseRequired], arrays: Mapping[str, Array]
     ) -> tuple[dict[str, Array], dict[str, str]]:
         """Charge, and remove the noise again."""
-        return dict(arrays), super().add(ask, step, owed, arrays)[1]
+        return dict(arrays), super().add(request, step, owed, arrays)[1]
 
 
 class ColludingSite(Site):
@@ -249,7 +249,7 @@ class ColludingSite(Site):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         own = self._noise
-        self._noise = KnownNoiseSite(own.site, own.policy, own.account, own.table, own.keys)
+        self._noise = KnownNoiseSite(own.site, own.policy, own.site_ledger, own.table, own.keys)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -270,8 +270,8 @@ class ObservedRelease:
         Margins come first; the distribution of the products is conditional on the released margins.
         """
         margins, moments, sums = 0.0, 0.0, self.sums
-        for (client, kind), counts in self.counts.items():
-            expected, variance = pair.counts(client, kind)
+        for (site, kind), counts in self.counts.items():
+            expected, variance = pair.counts(site, kind)
             margins += _ratio(counts, expected, variance)
         products, totals = pair.products(self.margins)
         both = [_ratio(sums.products[0], products, variance) for variance in pair.variances()]
@@ -314,8 +314,8 @@ class Releases:
         for site in sites.values():
             site.trust.pinned.update(fingerprints)
         replies: list[Reply] = []
-        asking = SecureProductSession(self.family, secrets.token_hex(8), None)
-        margins, sums = LocalEngine(sites).run(_kept(self._protocol(asking), replies), Ledger())
+        requester = SecureProductSession(self.family, secrets.token_hex(8), None)
+        margins, sums = LocalEngine(sites).run(_kept(self._protocol(requester), replies), Ledger())
         counts = {
             (reply.site, kind): reply.arrays[kind].astype(np.float64)
             for reply in replies
@@ -325,36 +325,36 @@ class Releases:
         short = tuple(
             client
             for client, site in sites.items()
-            if float(site.account.charges.spent) < float(pair.sums.site_cost(client)) - CHARGED_SHORT
+            if float(site.site_ledger.charges.spent) < float(pair.sums.site_cost(client)) - CHARGED_SHORT
         )
         return ObservedRelease(margins, sums, counts, short)
 
     def _protocol(
-        self, asking: SecureProductSession
+        self, requester: SecureProductSession
     ) -> FitProtocol[tuple[dict[str, list[Margin]], SumsByGroup]]:
         """Request everything that a synthesis releases; its later computations cost nothing."""
         sums, n = self.pair.sums, self.pair.n
-        names = {client: tuple(one.name for one in bins) for client, bins in sums.columns.items()}
-        yield [asking.ask(client, "find_complete", to_json(some)) for client, some in names.items()]
-        every = {client: np.arange(n) for client in names}
-        present = Participation(n, every, {client: np.ones(n, dtype=np.bool_) for client in names})
-        margins = yield from request_margins(asking, sums.noise, present)
-        asks = {client: sums.asked(client) for client in names}
-        group = {client: np.zeros(n, dtype=np.int64) for client in names}
+        names = {site: tuple(one.name for one in bins) for site, bins in sums.columns.items()}
+        yield [requester.request(site, "find_complete", to_json(some)) for site, some in names.items()]
+        every = {site: np.arange(n) for site in names}
+        present = Participation(n, every, {site: np.ones(n, dtype=np.bool_) for site in names})
+        margins = yield from request_margins(requester, sums.noise, present)
+        requests = {site: sums.requested(site) for site in names}
+        group = {site: np.zeros(n, dtype=np.int64) for site in names}
         found = yield from request_pattern_sums(
-            asking, sums.noise, asks, group, present, margins, tuple(names)
+            requester, sums.noise, requests, group, present, margins, tuple(names)
         )
         return margins, found
 
 
 def _kept(protocol: FitProtocol[Fit], replies: list[Reply]) -> FitProtocol[Fit]:
     """Run a protocol, and keep the replies."""
-    asks: Sequence[Request] = next(protocol)
+    requests: Sequence[Request] = next(protocol)
     while True:
-        got = yield list(asks)
+        got = yield list(requests)
         replies += got
         try:
-            asks = protocol.send(got)
+            requests = protocol.send(got)
         except StopIteration as stop:
             fit: Fit = stop.value
             return fit

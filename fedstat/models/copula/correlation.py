@@ -149,37 +149,37 @@ class SummedPatterns:
         """Entities of every group."""
         return np.bincount(self.group[self.group >= 0], minlength=len(self.plan.patterns))
 
-    def of_client(self, client: str, held: Bools) -> Ints:
+    def of_site(self, site: str, held: Bools) -> Ints:
         """Return the group of each entity at a site, -1 if it takes no part: (n,)."""
-        member = np.array([client in pattern for pattern in self.plan.patterns])
+        member = np.array([site in pattern for pattern in self.plan.patterns])
         return np.where(held & (self.group >= 0) & member[self.group], self.group, -1)
 
     def behind(self, table: Bools) -> Ints:
         """Count the entities behind products of two sites: (K, K), from the sites' presence (n, K)."""
-        clients = list(self.plan.noise.columns)
-        held = np.column_stack([self.of_client(c, table[:, k]) >= 0 for k, c in enumerate(clients)])
+        sites = list(self.plan.noise.columns)
+        held = np.column_stack([self.of_site(c, table[:, k]) >= 0 for k, c in enumerate(sites)])
         return held.T.astype(np.int64) @ held.astype(np.int64)
 
     def noise(self, table: Bools) -> Floats:
         """Return the deviation of one site's noise on products of two, over all groups: (K, K)."""
-        clients = list(self.plan.noise.columns)
-        variance = np.zeros((len(clients), len(clients)))
+        sites = list(self.plan.noise.columns)
+        variance = np.zeros((len(sites), len(sites)))
         for g, pattern in enumerate(self.plan.patterns):
-            member = np.array([client in pattern for client in clients])
+            member = np.array([site in pattern for site in sites])
             variance += np.outer(member, member) * self.plan.deviation(g, 1) ** 2
         return np.sqrt(variance)
 
 
 def choose_groups(noise: NoisePlan, table: Bools, missing: Missing) -> SummedPatterns:
     """Choose the treatment of missing blocks from the sites' presence: (n, K)."""
-    clients = list(noise.columns)
+    sites = list(noise.columns)
     used = table.any(axis=1)
     by_pairs = SummedPatterns("pairs", GramPlan.of_all(noise), np.where(used, 0, -1))
     if table[used].all():
         return SummedPatterns("complete", by_pairs.plan, by_pairs.group)
     if missing == "pairs":
         return by_pairs
-    by_pattern = merge_patterns(noise, clients, table)
+    by_pattern = merge_patterns(noise, sites, table)
     if missing == "em" or (by_pattern.behind(table).min() and _rarest_noise(by_pattern, table) < SMALL):
         return by_pattern
     return by_pairs
@@ -205,7 +205,7 @@ def _rarest_noise(groups: SummedPatterns, table: Bools) -> float:
     return float(groups.noise(table)[k, k] / each[k]) if each[k] else math.inf
 
 
-def merge_patterns(noise: NoisePlan, clients: Sequence[str], table: Bools) -> SummedPatterns:
+def merge_patterns(noise: NoisePlan, sites: Sequence[str], table: Bools) -> SummedPatterns:
     """Let small patterns lose their rarest site until each is large compared with the noise on its sums."""
     patterns, code = np.unique(table, axis=0, return_inverse=True)
     code = code.ravel()
@@ -213,13 +213,11 @@ def merge_patterns(noise: NoisePlan, clients: Sequence[str], table: Bools) -> Su
     target = {pattern: pattern for pattern in counts}
     while True:
         live = [pattern for pattern in counts if any(pattern)]
-        small = [one for one in live if sum(one) > 1 and counts[one] < _needed(noise, clients, one)]
+        small = [one for one in live if sum(one) > 1 and counts[one] < _needed(noise, sites, one)]
         if not small:
             break
         one = min(small, key=lambda pattern: (counts[pattern], pattern))
-        seen = [
-            sum(n for p, n in counts.items() if p[k]) if one[k] else math.inf for k in range(len(clients))
-        ]
+        seen = [sum(n for p, n in counts.items() if p[k]) if one[k] else math.inf for k in range(len(sites))]
         rarest = int(np.argmin(seen))
         left = tuple(held and k != rarest for k, held in enumerate(one))
         counts[left] = counts.get(left, 0) + counts.pop(one)
@@ -228,12 +226,12 @@ def merge_patterns(noise: NoisePlan, clients: Sequence[str], table: Bools) -> Su
     number = np.array(
         [kept.index(target[p]) if target[p] in kept else -1 for p in map(tuple, patterns.tolist())]
     )
-    names = tuple(tuple(c for c, held in zip(clients, one, strict=True) if held) for one in kept)
+    names = tuple(tuple(c for c, held in zip(sites, one, strict=True) if held) for one in kept)
     return SummedPatterns("em", GramPlan(noise, names, moments=True), number[code])
 
 
-def _needed(noise: NoisePlan, clients: Sequence[str], pattern: Sequence[bool]) -> float:
-    names = tuple(c for c, held in zip(clients, pattern, strict=True) if held)
+def _needed(noise: NoisePlan, sites: Sequence[str], pattern: Sequence[bool]) -> float:
+    names = tuple(c for c, held in zip(sites, pattern, strict=True) if held)
     return max(FEWEST, TIMES_NOISE * GramPlan(noise, (names,), moments=True).deviation(0, 1))
 
 

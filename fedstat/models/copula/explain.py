@@ -19,7 +19,7 @@ from fedstat.models.copula.correlation import METHODS, SummedPatterns, choose_gr
 from fedstat.models.copula.margins import Bins
 from fedstat.models.copula.protocol import CopulaFit
 from fedstat.models.copula.request import GramPlan, NoisePlan
-from fedstat.models.explain import ForecastPlan
+from fedstat.models.explain import DryRunPlan
 from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_budget
 from fedstat.typing import Bools, Floats
 
@@ -97,15 +97,13 @@ def _enough(plan: NoisePlan, factor: float, delta: float) -> float:
 
 def cost_statements(plan: NoisePlan | GramPlan, delta: float) -> Iterator[str]:
     """State the epsilon of a record for each kind of observer."""
-    whole = epsilon_of_zcdp(plan.coordinator_cost(), delta)
+    complete = epsilon_of_zcdp(plan.coordinator_cost(), delta)
     yield (
-        f"Replacing the whole record of one entity by any other: epsilon {whole:.3g} at delta {delta:g} "
+        f"Replacing the whole record of one entity by any other: epsilon {complete:.3g} at delta {delta:g} "
         "against the coordinator, who knows no site's noise. The numbers of entities, and which site has "
         "a record of which entity, are public."
     )
-    parts = ", ".join(
-        f"{client} {epsilon_of_zcdp(plan.site_cost(client), delta):.3g}" for client in plan.columns
-    )
+    parts = ", ".join(f"{site} {epsilon_of_zcdp(plan.site_cost(site), delta):.3g}" for site in plan.columns)
     yield (
         "The part of a record at one site against the coordinator and all other sites "
         f"together, which is the charge to the site's budget: {parts}. This assumes that the dealer of "
@@ -114,23 +112,24 @@ def cost_statements(plan: NoisePlan | GramPlan, delta: float) -> Iterator[str]:
         "other's columns."
     )
     fewer = [joined_cost(plan, joined) for joined in range(min(len(plan.columns) - 1, MOST_JOINED))]
-    told = [f"epsilon {epsilon_of_zcdp(rho, delta):.3g} (rho {float(rho):.2g})" for rho in fewer]
-    if told:
+    reported = [f"epsilon {epsilon_of_zcdp(rho, delta):.3g} (rho {float(rho):.2g})" for rho in fewer]
+    if reported:
         joined = "".join(
-            f", in collusion with {k} other{'s' * (k > 1)} {one}" for k, one in enumerate(told[1:], 1)
+            f", in collusion with {k} other{'s' * (k > 1)} {one}" for k, one in enumerate(reported[1:], 1)
         )
         yield (
-            f"About any site's part of a record the coordinator learns at most what {told[0]} allows{joined}."
+            f"About any site's part of a record the coordinator learns at most what {reported[0]} "
+            f"allows{joined}."
         )
 
 
 def joined_cost(plan: NoisePlan | GramPlan, joined: int) -> Fraction:
     """Return the largest cost of a site's part of a record against the coordinator and some others."""
     costs = []
-    for client in plan.columns:
-        peers = [name for name in plan.columns if name != client]
+    for site in plan.columns:
+        peers = [name for name in plan.columns if name != site]
         for known in combinations(peers, joined):
-            costs.append(plan.site_cost(client, [name for name in peers if name not in known]))
+            costs.append(plan.site_cost(site, [name for name in peers if name not in known]))
     return max(costs)
 
 
@@ -143,19 +142,19 @@ def utility_of_columns(fit: CopulaFit, noise: Floats) -> pd.DataFrame:
     pairs = ~np.eye(p, dtype=np.bool_)
     correlation = np.abs(fit.inversion.correlation)
     rows = []
-    clients = [client for client, bins in fit.plan.columns.items() for _ in bins]
-    for j, (client, margin) in enumerate(zip(clients, fit.margins, strict=True)):
-        others, n = pairs[j], fit.entities[client]
-        asked = fit.plan.margins_asked(client)
+    sites = [site for site, bins in fit.plan.columns.items() for _ in bins]
+    for j, (site, margin) in enumerate(zip(sites, fit.margins, strict=True)):
+        others, n = pairs[j], fit.entities[site]
+        request = fit.plan.margins_requested(site)
         levels = bool(margin.bins.levels)
         # Noise on a distribution function: half of the levels added up, or, simulated for 5 to 10 levels,
         # the noise after least squares on the mean edge of a tree.
         counts = margin.bins.count / 4.0 if levels else 0.15 + 0.09 * margin.bins.depth
-        variance = asked.of_levels if levels else asked.of_trees
+        variance = request.of_levels if levels else request.of_trees
         rows.append(
             {
                 "column": margin.bins.name,
-                "institution": client,
+                "institution": site,
                 "entities": n,
                 "bins": margin.bins.count,
                 "margin_noise": float(np.sqrt(counts * variance) / max(n, 1)),
@@ -169,19 +168,19 @@ def utility_of_columns(fit: CopulaFit, noise: Floats) -> pd.DataFrame:
     return pd.DataFrame(rows).set_index("column")
 
 
-class CopulaPlan(ForecastPlan):
+class CopulaPlan(DryRunPlan):
     """Facts about a synthesis before it runs."""
 
     def __init__(self, model: Any, given: Mapping[str, Any]) -> None:
         super().__init__(model, given)
         self.model = model
 
-    def learned(self, forecast: ExpectedReleases) -> Iterator[tuple[str, str]]:
+    def learned(self, expected: ExpectedReleases) -> Iterator[tuple[str, str]]:
         """State what the noise allows to learn."""
         for sentence in cost_statements(self.model._planned, self.model.delta):
             yield "Coordinator and sites", sentence
 
-    def notes(self, forecast: ExpectedReleases) -> Iterator[str]:
+    def notes(self, expected: ExpectedReleases) -> Iterator[str]:
         """State the expected size of errors."""
         model, missing = self.model, getattr(self.model, "missing", None)
         table = np.zeros((model.partition.n_entities, len(model._rows)), dtype=np.bool_)
@@ -195,9 +194,9 @@ class CopulaPlan(ForecastPlan):
             yield METHODS[groups.method]
         if missing == "auto" and groups.method != "complete":
             yield describe_choice(model._planned, table)
-        for client in model._planned.columns:
-            budget = model.partition.sites[client].policy.privacy
+        for site in model._planned.columns:
+            budget = model.partition.sites[site].policy.privacy
             if budget is not None:
                 total = float(rho_of_budget(budget.epsilon, budget.delta))
-                share = float(model._planned.site_cost(client)) / total if total else math.inf
-                yield f"{client}: this fit costs {share:.0%} of its budget, epsilon {budget.epsilon:g}."
+                share = float(model._planned.site_cost(site)) / total if total else math.inf
+                yield f"{site}: this fit costs {share:.0%} of its budget, epsilon {budget.epsilon:g}."

@@ -14,7 +14,7 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.federation.tables.published import Published
 from fedstat.inference.explanation import Explanation
-from fedstat.models.checks import check_choice, check_layout, check_whole, checks_arguments
+from fedstat.models.checks import check_choice, check_integer, check_layout, checks_arguments
 from fedstat.models.copula.bounds import Bounds, IntoBound, asinh, log
 from fedstat.models.copula.correlation import Missing
 from fedstat.models.copula.explain import CopulaPlan
@@ -24,7 +24,7 @@ from fedstat.models.copula.published import METHODS, ROUNDS, Method, PublishedSy
 from fedstat.models.copula.request import GramPlan, NoisePlan
 from fedstat.models.copula.results import CopulaRecord, CopulaResults
 from fedstat.models.copula.steps import DRY_RUN_STEPS, FAMILY
-from fedstat.models.explain import ForecastPlan
+from fedstat.models.explain import DryRunPlan
 from fedstat.models.run import Call, FitAttempt, run_fit
 from fedstat.progress_line import shows_progress
 
@@ -97,7 +97,7 @@ class CopulaSynthesizer(PrivateRelease):
     (1000, 3)
     """
 
-    _plan: ClassVar[type[ForecastPlan] | None] = CopulaPlan
+    _plan: ClassVar[type[DryRunPlan] | None] = CopulaPlan
     _instead = DRY_RUN_STEPS
     _family_name = FAMILY
 
@@ -222,9 +222,9 @@ class CopulaSynthesizer(PrivateRelease):
 
     def _release(self, attempt: FitAttempt) -> CopulaResults:
         self._check_budgets()
-        asking = SecureProductSession(FAMILY, self._session, attempt.ledger.at)
+        requester = SecureProductSession(FAMILY, self._session, attempt.ledger.at)
         protocol = fit_copula(
-            asking,
+            requester,
             self.bounds,
             self._rows,
             tuple(self.partition.sites),
@@ -279,7 +279,7 @@ class CopulaSynthesizer(PrivateRelease):
         if method is None:
             raise ModelError(f"method: mechanism='published' has {', '.join(map(repr, METHODS))}: name one")
         check_choice("method", method, METHODS)
-        check_whole("rounds", rounds, 1)
+        check_integer("rounds", rounds, 1)
         table = table_of(self.partition, self.columns)
         made = synthesise(table, self.columns, self._counts, self.epsilon, self.delta, method, rounds, random)
         warn(made.summary(), DisclosureWarning)
@@ -295,10 +295,9 @@ class CopulaSynthesizer(PrivateRelease):
         if absent:
             raise ModelError(f"columns: no site has {', '.join(map(repr, absent))}")
         chosen = {
-            client: [name for name in names if wanted is None or name in wanted]
-            for client, names in held.items()
+            site: [name for name in names if wanted is None or name in wanted] for site, names in held.items()
         }
-        chosen = {client: names for client, names in chosen.items() if names}
+        chosen = {site: names for site, names in chosen.items() if names}
         if sum(map(len, chosen.values())) < 2:
             raise ModelError("columns: expected at least two columns to synthesize together")
         return chosen
@@ -372,7 +371,7 @@ def rehearse(
     >>> with warnings.catch_warnings():
     ...     warnings.simplefilter("ignore")
     ...     rehearsal = fs.rehearse(partition, epsilon=3.0, bounds=bounds)
-    >>> rehearsal.clients, rehearsal.n_entities == len(table)
+    >>> rehearsal.sites, rehearsal.n_entities == len(table)
     (('Registry', 'Laboratory'), True)
     """
     synthesizer = CopulaSynthesizer(partition, epsilon, bounds, delta=delta)
@@ -380,9 +379,9 @@ def rehearse(
     rows = fit.sample(partition.n_entities, seed)
     key = partition.key[0] if len(partition.key) == 1 else NUMBER
     frames = {}
-    for client, columns in synthesizer.columns.items():
-        frames[client] = rows.loc[partition.rows[client], list(columns)]
-        frames[client].insert(0, key, partition.rows[client])
+    for site, columns in synthesizer.columns.items():
+        frames[site] = rows.loc[partition.rows[site], list(columns)]
+        frames[site].insert(0, key, partition.rows[site])
     made = ClientPartition.from_frames(frames, on=key, policy=policy, min_count=partition.min_count)
     warn(
         f"rows are synthetic, from one release with epsilon {epsilon:g}. Missing records do not depend on "

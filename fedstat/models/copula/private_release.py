@@ -21,7 +21,7 @@ from fedstat.federation.tables.published import Published
 from fedstat.models.checks import check_choice
 from fedstat.models.copula.bounds import Bounds, IntoBound
 from fedstat.models.copula.request import GramPlan, NoisePlan
-from fedstat.models.explain import Explainable, ForecastPlan
+from fedstat.models.explain import DryRunPlan, Explainable
 from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_budget
 
 LARGEST_DELTA = 1e-6
@@ -51,11 +51,11 @@ class PrivateRelease(Explainable):
         self.partition, self.engine, self.columns = partition, partition.engine, columns
         self.epsilon, self.delta = _check_epsilon(epsilon), _check_delta(delta)
         self.bounds = self._describe(bounds)
-        self._rows = {client: partition.rows[client] for client in columns}
+        self._rows = {site: partition.rows[site] for site in columns}
         self.coordinator = coordinator or partition.coordinator or "apart"
-        check_choice("coordinator", self.coordinator, ("apart", *partition.clients))
+        check_choice("coordinator", self.coordinator, ("apart", *partition.sites))
         self._session = partition._new_session()
-        self._account = CoordinatorLog()
+        self._log = CoordinatorLog()
         self._agreement = self._new_ledger()
 
     @property
@@ -75,26 +75,26 @@ class PrivateRelease(Explainable):
     @property
     def _counts(self) -> dict[str, int]:
         """Records of every site."""
-        return {client: len(rows) for client, rows in self._rows.items()}
+        return {site: len(rows) for site, rows in self._rows.items()}
 
     def _check_budgets(self) -> None:
         """Refuse a release without sufficient budgets or a dealer, before any site spends its own budget."""
         at = None if self.coordinator == "apart" else self.coordinator
         for a, b in combinations(self.columns, 2):
             choose_dealer(a, b, tuple(self.partition.sites), at)
-        for client in self.columns:
-            budget, cost = self.partition.sites[client].policy.privacy, self._planned.site_cost(client)
+        for site in self.columns:
+            budget, cost = self.partition.sites[site].policy.privacy, self._planned.site_cost(site)
             if budget is None:
                 raise DescriptionError.of_rule(
                     "privacy budget",
-                    client,
+                    site,
                     "is none, and releases with noise are charged to one. The owner may set it by the "
                     f"lines  {BUDGET_EXAMPLE}  in policy.toml; no request was sent",
                 )
             if budget.delta and cost > rho_of_budget(budget.epsilon, budget.delta):
                 raise DescriptionError.of_rule(
                     "privacy budget",
-                    client,
+                    site,
                     f"is epsilon {budget.epsilon:g} at delta {budget.delta:g} over all analyses, and this "
                     f"one costs {epsilon_of_zcdp(cost, budget.delta):.3g}. Use a smaller epsilon; no "
                     "request was sent",
@@ -111,12 +111,12 @@ class PrivateRelease(Explainable):
         if unknown:
             raise ModelError(f"bounds: no site has a column {', '.join(map(repr, unknown))}")
         found = bounds.of([name for names in self.columns.values() for name in names])
-        return {client: {name: found[name] for name in names} for client, names in self.columns.items()}
+        return {site: {name: found[name] for name in names} for site, names in self.columns.items()}
 
     def _columns_read(self, site: str) -> Sequence[str]:
         return tuple(self.columns.get(site, ()))
 
-    def _invent_sites(self, plan: ForecastPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
+    def _invent_sites(self, plan: DryRunPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
         rows = self.partition.rows
         return {
             name: DrySite(name, policy, len(rows[name]), self._instead, rows[name])

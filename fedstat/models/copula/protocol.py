@@ -47,21 +47,21 @@ class Participation:
     rows: Mapping[str, Ints]
     seen: Mapping[str, Bools]
 
-    def table(self, clients: Sequence[str]) -> Bools:
+    def table(self, sites: Sequence[str]) -> Bools:
         """Entities that each site has, complete: (n_entities, K)."""
-        out = np.zeros((self.n_entities, len(clients)), dtype=np.bool_)
-        for k, client in enumerate(clients):
-            out[self.rows[client][self.seen[client]], k] = True
+        out = np.zeros((self.n_entities, len(sites)), dtype=np.bool_)
+        for k, site in enumerate(sites):
+            out[self.rows[site][self.seen[site]], k] = True
         return out
 
-    def count(self, client: str) -> int:
+    def count(self, site: str) -> int:
         """Complete entities of a site."""
-        return int(np.count_nonzero(self.seen[client]))
+        return int(np.count_nonzero(self.seen[site]))
 
     def everywhere(self) -> tuple[Bools, Participation]:
         """Return the entities that every site holds, (n_entities,), and each site's rows of them."""
         used = np.asarray(self.table(list(self.seen)).all(axis=1), dtype=np.bool_)
-        return used, replace(self, seen={client: used[self.rows[client]] for client in self.seen})
+        return used, replace(self, seen={site: used[self.rows[site]] for site in self.seen})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,24 +101,24 @@ def plan_columns(
     p = sum(map(len, bounds.values()))
     each = float(NoisePlan.of_column(rho, p))
     columns = {
-        client: tuple(
-            Bins.of(name, column, tree_depth(counts[client], each)) for name, column in described.items()
+        site: tuple(
+            Bins.of(name, column, tree_depth(counts[site], each)) for name, column in described.items()
         )
-        for client, described in bounds.items()
+        for site, described in bounds.items()
     }
     return NoisePlan(rho, columns)
 
 
 def request_participation(
-    asking: SecureProductSession, asked: Mapping[str, str], rows: Mapping[str, Ints], n_entities: int
+    requester: SecureProductSession, request: Mapping[str, str], rows: Mapping[str, Ints], n_entities: int
 ) -> FitProtocol[Participation]:
     """Request from every site which of its rows are complete."""
-    replies = yield [asking.ask(client, "find_complete", text) for client, text in asked.items()]
+    replies = yield [requester.request(site, "find_complete", text) for site, text in request.items()]
     return Participation(n_entities, rows, {reply.site: reply.arrays["seen"] for reply in replies})
 
 
 def fit_copula(
-    asking: SecureProductSession,
+    requester: SecureProductSession,
     bounds: Mapping[str, Mapping[str, PublishedColumn]],
     rows: Mapping[str, Ints],
     sites: Sequence[str],
@@ -130,7 +130,7 @@ def fit_copula(
 
     Parameters
     ----------
-    asking : Conversation
+    requester : Conversation
     bounds : mapping
         Public descriptions of the columns of each site.
     rows : mapping of str to (n_k,) array
@@ -143,23 +143,23 @@ def fit_copula(
     missing : {"auto", "pairs", "em"}
     """
     clients = list(bounds)
-    asked = {client: to_json(tuple(bounds[client])) for client in clients}
-    present = yield from request_participation(asking, asked, rows, n_entities)
-    counts = {client: present.count(client) for client in clients}
+    request = {site: to_json(tuple(bounds[site])) for site in clients}
+    present = yield from request_participation(requester, request, rows, n_entities)
+    counts = {site: present.count(site) for site in clients}
     plan = plan_columns(bounds, counts, rho)
     table = present.table(clients)
     groups = choose_groups(plan, table, missing)
     behind = groups.behind(table)
     _require(behind, clients, groups.method)
-    margins = yield from request_margins(asking, plan, present)
-    asks = {client: groups.plan.asked(client) for client in clients}
-    held = {c: groups.of_client(c, table[:, k])[rows[c]] for k, c in enumerate(clients)}
-    sums = yield from request_pattern_sums(asking, plan, asks, held, present, margins, sites)
+    margins = yield from request_margins(requester, plan, present)
+    requests = {site: groups.plan.requested(site) for site in clients}
+    held = {c: groups.of_site(c, table[:, k])[rows[c]] for k, c in enumerate(clients)}
+    sums = yield from request_pattern_sums(requester, plan, requests, held, present, margins, sites)
     by_pattern = groups.method == "em"
     pairs = _of_columns(plan, behind)
     products = _covariance(plan, groups, sums) if by_pattern else sums.products[0] / pairs
-    flat = [margin for client in clients for margin in margins[client]]
-    radii = [float(plan.radius(client)) for client in clients]
+    flat = [margin for site in clients for margin in margins[site]]
+    radii = [float(plan.radius(site)) for site in clients]
     blocks = list(plan.places().values())
     return CopulaFit(
         plan=plan,
@@ -175,10 +175,10 @@ def fit_copula(
     )
 
 
-def _of_columns(plan: NoisePlan, of_clients: Array) -> Array:
+def _of_columns(plan: NoisePlan, of_sites: Array) -> Array:
     """Expand a matrix of pairs of sites to pairs of columns: (K, K) -> (p, p)."""
     widths = list(map(plan.width, plan.columns))
-    return np.repeat(np.repeat(of_clients, widths, axis=0), widths, axis=1)
+    return np.repeat(np.repeat(of_sites, widths, axis=0), widths, axis=1)
 
 
 def _shares(plan: NoisePlan) -> Ints:
@@ -199,21 +199,21 @@ def _covariance(plan: NoisePlan, groups: SummedPatterns, sums: SumsByGroup) -> F
 
 
 def request_margins(
-    asking: SecureProductSession, plan: NoisePlan, present: Participation
+    requester: SecureProductSession, plan: NoisePlan, present: Participation
 ) -> FitProtocol[dict[str, list[Margin]]]:
     """Request every site's margins, and estimate them from the noisy counts."""
-    asks = {client: plan.margins_asked(client) for client in plan.columns}
+    requests = {site: plan.margins_requested(site) for site in plan.columns}
     replies = yield [
-        asking.ask(client, "release_margins", to_json(asked), keep=present.seen[client])
-        for client, asked in asks.items()
+        requester.request(site, "release_margins", to_json(request), keep=present.seen[site])
+        for site, request in requests.items()
     ]
     out: dict[str, list[Margin]] = {}
     for reply in replies:
-        asked, n = asks[reply.site], present.count(reply.site)
+        request, n = requests[reply.site], present.count(reply.site)
         held = {name: list(reply.arrays[name].astype(np.float64)) for name in ("levels", "trees")}
         found = []
-        for bins in asked.bins:
-            place, variance = ("levels", asked.of_levels) if bins.levels else ("trees", asked.of_trees)
+        for bins in request.bins:
+            place, variance = ("levels", request.of_levels) if bins.levels else ("trees", request.of_trees)
             counts = np.array(held[place][: bins.released])
             del held[place][: bins.released]
             _check_total(reply.site, bins, counts, n, math.sqrt(variance))
@@ -239,7 +239,7 @@ def _check_total(site: str, bins: Bins, counts: Floats, n: int, deviation: float
 
 
 def request_products(
-    asking: SecureProductSession,
+    requester: SecureProductSession,
     plan: NoisePlan,
     present: Participation,
     margins: Mapping[str, Sequence[Margin]],
@@ -249,16 +249,16 @@ def request_products(
 
     Return the matrix (q, q), symmetric, and the standard deviations of its noise.
     """
-    asks = {client: plan.gram_asked(client, 1) for client in plan.columns}
-    group = {client: np.where(present.seen[client], 0, -1) for client in plan.columns}
-    sums = yield from request_pattern_sums(asking, plan, asks, group, present, margins, sites)
+    requests = {site: plan.gram_requested(site, 1) for site in plan.columns}
+    group = {site: np.where(present.seen[site], 0, -1) for site in plan.columns}
+    sums = yield from request_pattern_sums(requester, plan, requests, group, present, margins, sites)
     return sums.products[0], np.sqrt(_shares(plan)) * plan.product_deviation(1)
 
 
 def request_pattern_sums(
-    asking: SecureProductSession,
+    requester: SecureProductSession,
     plan: NoisePlan,
-    asks: Mapping[str, GramRequest],
+    requests: Mapping[str, GramRequest],
     group: Mapping[str, Ints],
     present: Participation,
     margins: Mapping[str, Sequence[Margin]],
@@ -266,26 +266,26 @@ def request_pattern_sums(
 ) -> FitProtocol[SumsByGroup]:
     """Request sums of products by group.
 
-    `asks` has one request per site, `group` (n_k,) is -1 for no part.
+    `requests` has one request per site, `group` (n_k,) is -1 for no part.
     """
     clients = list(plan.columns)
     replies = yield [
-        asking.ask(
-            client,
+        requester.request(
+            site,
             "release_gram",
-            to_json(asks[client]),
-            probabilities=np.concatenate([margin.probabilities for margin in margins[client]]),
-            group=group[client],
+            to_json(requests[site]),
+            probabilities=np.concatenate([margin.probabilities for margin in margins[site]]),
+            group=group[site],
         )
-        for client in clients
+        for site in clients
     ]
-    return (yield from gather_sums(asking, plan, asks, replies, group, present, sites))
+    return (yield from gather_sums(requester, plan, requests, replies, group, present, sites))
 
 
 def gather_sums(
-    asking: SecureProductSession,
+    requester: SecureProductSession,
     plan: NoisePlan,
-    asks: Mapping[str, GramRequest],
+    requests: Mapping[str, GramRequest],
     replies: Sequence[Reply],
     group: Mapping[str, Ints],
     present: Participation,
@@ -293,8 +293,8 @@ def gather_sums(
 ) -> FitProtocol[SumsByGroup]:
     """Combine the sites' own sums of products with those across sites, from secure products."""
     clients, places = list(plan.columns), plan.places()
-    asked, q = asks[clients[0]], sum(map(plan.width, clients))
-    G = asked.groups
+    request, q = requests[clients[0]], sum(map(plan.width, clients))
+    G = request.groups
     products, squares, totals = np.zeros((G, q, q)), np.zeros((G, q)), np.zeros((G, q))
     for reply in replies:
         place = places[reply.site]
@@ -302,22 +302,22 @@ def gather_sums(
         i, j = np.triu_indices(size, 1)
         own = np.ldexp(reply.arrays["grams"].astype(np.float64), -2 * PLACES)
         products[:, place.start + i, place.start + j] = own[:, : len(i)]
-        if asked.with_moments:
+        if request.with_moments:
             squares[:, place], totals[:, place] = own[:, len(i) : len(i) + size], own[:, len(i) + size :]
 
-    def side(columns: str, client: str, other: str) -> ProductOperand:
-        both = np.isin(group[client], asks[client].together(other))
-        code = np.where(both, group[client], -1)
-        return ProductOperand(client, columns, places[client], present.rows[client], code)
+    def side(columns: str, site: str, other: str) -> ProductOperand:
+        both = np.isin(group[site], requests[site].together(other))
+        code = np.where(both, group[site], -1)
+        return ProductOperand(site, columns, places[site], present.rows[site], code)
 
     pairs = [(side(SCALED, a, b), side(SCORES, b, a)) for a, b in combinations(clients, 2)]
-    multiplied = yield from asking.multiply(pairs, sites, G, present.n_entities, PLACES, asked.agreed)
+    multiplied = yield from requester.multiply(pairs, sites, G, present.n_entities, PLACES, request.agreed)
     for one in multiplied:
         products[:, one.a.place, one.b.place] = one.products
-    scales = asked.scales.astype(np.float64)
+    scales = request.scales.astype(np.float64)
     # Shares that do not match add up to random words, far beyond any sum of cut scores.
     most = float(max(map(plan.radius, clients))) * present.n_entities * scales
-    if (np.abs(products) > most[:, None, None] + 20.0 * math.sqrt(asked.variance) / 4.0**PLACES).any():
+    if (np.abs(products) > most[:, None, None] + 20.0 * math.sqrt(request.variance) / 4.0**PLACES).any():
         raise SecurityError(
             "the shares of a product do not match: the dealer's numbers or a share are wrong. None of it "
             "is used"
@@ -327,10 +327,10 @@ def gather_sums(
     return SumsByGroup(both, squares / scales[:, None], totals / scales[:, None])
 
 
-def _require(both: Ints, clients: Sequence[str], method: Method) -> None:
+def _require(both: Ints, sites: Sequence[str], method: Method) -> None:
     few = [
-        f"'{clients[a]}' and '{clients[b]}' ({both[a, b]:,})"
-        for a, b in combinations(range(len(clients)), 2)
+        f"'{sites[a]}' and '{sites[b]}' ({both[a, b]:,})"
+        for a, b in combinations(range(len(sites)), 2)
         if both[a, b] < FEWEST
     ]
     if not few:

@@ -108,18 +108,18 @@ class PublishedSynthesis:
 def table_of(partition: ClientPartition, columns: Mapping[str, Sequence[str]]) -> pd.DataFrame:
     """Join the columns of all sites, (n, d); values are missing if a site lacks an entity."""
     frames = partition.frames
-    if len(frames) < len(partition.clients):
+    if len(frames) < len(partition.sites):
         raise ModelError(
             "mechanism='published' is a simulation: it needs the rows of all sites in one process, but "
             "these sites run in processes of their own"
         )
     parts = []
-    for client, names in columns.items():
-        part = frames[client][list(names)].set_axis(partition.entities[partition.rows[client]])
+    for site, names in columns.items():
+        part = frames[site][list(names)].set_axis(partition.entities[partition.rows[site]])
         words = [name for name in names if not (is_numeric_dtype(part[name]) or is_bool_dtype(part[name]))]
         if words:
             raise ModelError(
-                f"column '{words[0]}' at '{client}' is of type {part[words[0]].dtype}: "
+                f"column '{words[0]}' at '{site}' is of type {part[words[0]].dtype}: "
                 "mechanism='published' compares numbers. Code its levels, or leave it out by columns="
             )
         parts.append(part.astype(np.float64))
@@ -128,7 +128,7 @@ def table_of(partition: ClientPartition, columns: Mapping[str, Sequence[str]]) -
 
 def synthesise(
     table: pd.DataFrame,
-    clients: Mapping[str, Sequence[str]],
+    sites: Mapping[str, Sequence[str]],
     entities: Mapping[str, int],
     epsilon: float,
     delta: float,
@@ -136,7 +136,7 @@ def synthesise(
     rounds: int,
     rng: np.random.Generator,
 ) -> PublishedSynthesis:
-    """Simulate the mechanism on a table (n, d) of columns of `clients`, with their numbers of `entities`."""
+    """Simulate the mechanism on a table (n, d) of columns of `sites`, with their numbers of `entities`."""
     X, half = table.to_numpy(), 0.5 * epsilon
     repeats = rounds if method == "ievcds" else 1
     if method == "vcds":
@@ -149,9 +149,9 @@ def synthesise(
         for j, name in enumerate(table.columns)
     }
     spent = {}
-    for client, names in clients.items():
-        answers = repeats * (entities[client] - 1) * len(names)
-        spent[client] = record_epsilon(answers, half, delta) + len(names) * half
+    for site, names in sites.items():
+        answers = repeats * (entities[site] - 1) * len(names)
+        spent[site] = record_epsilon(answers, half, delta) + len(names) * half
     return PublishedSynthesis(
         pd.DataFrame(made, index=table.index),
         pd.DataFrame(R, table.columns, table.columns),

@@ -226,9 +226,9 @@ class NoisePlan:
         """Return the budget of one of p margins."""
         return rho * OF_MARGINS / p
 
-    def margins_asked(self, client: str) -> MarginsRequest:
+    def margins_requested(self, site: str) -> MarginsRequest:
         """Return the request for a site's margins."""
-        bins, each = self.columns[client], self.of_column(self.rho, self.p)
+        bins, each = self.columns[site], self.of_column(self.rho, self.p)
         depth = max((one.depth for one in bins), default=1) or 1
         # A column's cost is squared / (2 variance), and integers rounded to the safe side make draws fast.
         return MarginsRequest(bins, math.ceil(1 / each), math.ceil(depth / each))
@@ -240,67 +240,67 @@ class NoisePlan:
         It is as small as the budget allows against every observer: the coordinator, or all other sites at
         one.
         """
-        views = [self._whole() / (self.rho - self.all_margins_cost())]
-        views += [self._charged(client) / (self.rho - self.margins_cost(client)) for client in self.columns]
+        views = [self._complete() / (self.rho - self.all_margins_cost())]
+        views += [self._charged(site) / (self.rho - self.margins_cost(site)) for site in self.columns]
         return math.ceil(max(views) / 2)
 
-    def _whole(self) -> Fraction:
+    def _complete(self) -> Fraction:
         """Squared sensitivity to a whole record, in units of one share's noise."""
-        return gram_sensitivity([self.radius(client) * 4**PLACES for client in self.columns]).coordinator
+        return gram_sensitivity([self.radius(site) * 4**PLACES for site in self.columns]).coordinator
 
-    def gram_asked(self, client: str, groups: int) -> GramRequest:
+    def gram_requested(self, site: str, groups: int) -> GramRequest:
         """Return the request for a site's part of the Gram matrix."""
-        return GramRequest(self._peers(client), groups, self.gram_variance)
+        return GramRequest(self._peers(site), groups, self.gram_variance)
 
-    def width(self, client: str) -> int:
+    def width(self, site: str) -> int:
         """Return the number of scores of a site."""
-        return len(self.columns[client])
+        return len(self.columns[site])
 
-    def radius(self, client: str) -> Fraction:
+    def radius(self, site: str) -> Fraction:
         """Return R^2 of the scores of a site."""
-        return squared_radius(self.width(client))
+        return squared_radius(self.width(site))
 
     def places(self) -> dict[str, slice]:
         """Positions of each site's scores among all scores."""
         ends = np.cumsum([0, *map(self.width, self.columns)]).tolist()
-        return {client: slice(a, b) for client, (a, b) in zip(self.columns, pairwise(ends), strict=True)}
+        return {site: slice(a, b) for site, (a, b) in zip(self.columns, pairwise(ends), strict=True)}
 
-    def _peers(self, client: str) -> dict[str, int]:
-        return {name: self.width(name) for name in self.columns if name != client}
+    def _peers(self, site: str) -> dict[str, int]:
+        return {name: self.width(name) for name in self.columns if name != site}
 
-    def _charged(self, client: str, unknown: Collection[str] = ()) -> Fraction:
+    def _charged(self, site: str, unknown: Collection[str] = ()) -> Fraction:
         """Return the sum of squared sensitivities of all sums of products to which a site adds its noise."""
-        own = self.radius(client)
+        own = self.radius(site)
         crosses = (
             squared_of_cross(own, self.radius(peer)) / (2 if peer in unknown else 1)
-            for peer in self._peers(client)
+            for peer in self._peers(site)
         )
-        return squared_of_own(own, self.width(client)) + sum(crosses, Fraction(0))
+        return squared_of_own(own, self.width(site)) + sum(crosses, Fraction(0))
 
     # ---- what it costs ---------------------------------------------------------------------------
 
-    def margins_cost(self, client: str) -> Fraction:
+    def margins_cost(self, site: str) -> Fraction:
         """Return the cost of a site's margins."""
-        asked = self.margins_asked(client)
-        variances = [asked.of_levels if one.levels else asked.of_trees for one in asked.bins]
-        costs = map(Fraction, [one.squared_sensitivity for one in asked.bins], [2 * v for v in variances])
+        request = self.margins_requested(site)
+        variances = [request.of_levels if one.levels else request.of_trees for one in request.bins]
+        costs = map(Fraction, [one.squared_sensitivity for one in request.bins], [2 * v for v in variances])
         return sum(costs, Fraction(0))
 
     def all_margins_cost(self) -> Fraction:
         """Return the cost of the margins of all sites."""
         return sum(map(self.margins_cost, self.columns), Fraction(0))
 
-    def products_cost(self, client: str, unknown: Collection[str] = ()) -> Fraction:
+    def products_cost(self, site: str, unknown: Collection[str] = ()) -> Fraction:
         """Return the cost of a site's part of the products."""
-        return self._charged(client, unknown) / (2 * self.gram_variance)
+        return self._charged(site, unknown) / (2 * self.gram_variance)
 
-    def site_cost(self, client: str, unknown: Collection[str] = ()) -> Fraction:
+    def site_cost(self, site: str, unknown: Collection[str] = ()) -> Fraction:
         """Return the charge of a site against all others, which know their own noise."""
-        return self.margins_cost(client) + self.products_cost(client, unknown)
+        return self.margins_cost(site) + self.products_cost(site, unknown)
 
     def coordinator_cost(self) -> Fraction:
         """Return the cost of a whole record against the coordinator, who knows no site's noise."""
-        return self.all_margins_cost() + self._whole() / (2 * self.gram_variance)
+        return self.all_margins_cost() + self._complete() / (2 * self.gram_variance)
 
     def product_deviation(self, shares: int) -> float:
         """Return the deviation of the noise on a sum of products of two scores, from `shares` shares."""
@@ -331,21 +331,21 @@ class GramPlan:
         plan = self.noise
         out = []
         for g, pattern in enumerate(self.patterns):
-            views = [self._whole(pattern) / (plan.rho - plan.all_margins_cost())]
-            for client in pattern:
-                asked = self._asked(client, 1, (1,) * len(self.patterns))
-                squared = asked.squared(plan.width(client), [g])
-                views.append(squared / (plan.rho - plan.margins_cost(client)))
+            views = [self._complete(pattern) / (plan.rho - plan.all_margins_cost())]
+            for site in pattern:
+                request = self._request(site, 1, (1,) * len(self.patterns))
+                squared = request.squared(plan.width(site), [g])
+                views.append(squared / (plan.rho - plan.margins_cost(site)))
             out.append(max(views) / 2)
         return tuple(out)
 
-    def _whole(self, pattern: Sequence[str]) -> Fraction:
+    def _complete(self, pattern: Sequence[str]) -> Fraction:
         """Squared sensitivity to a whole record, in units of one share's noise.
 
         Let rows u and v have diagonals D and sums of scores, and the product c. The square is at most ``T^2 /
         2 + sum R_k^4 / 2 - c^2 / 2 + D / 2 + 2 T - 2 c`` with ``D <= 6 T``; c = -2 is the worst case.
         """
-        radii = [self.noise.radius(client) for client in pattern]
+        radii = [self.noise.radius(site) for site in pattern]
         more = 5 * sum(radii, Fraction(0)) + 2 if self.moments else 0
         return (gram_sensitivity(radii).coordinator + more) * Fraction(16**PLACES)
 
@@ -362,15 +362,15 @@ class GramPlan:
             min(math.isqrt(math.floor(self.variance / needed)), MOST_SCALE) for needed in self.needed
         )
 
-    def asked(self, client: str) -> PatternSumsRequest:
+    def requested(self, site: str) -> PatternSumsRequest:
         """Return the request for a site's part of the sums."""
-        return self._asked(client, self.variance, self.scales)
+        return self._request(site, self.variance, self.scales)
 
-    def _asked(self, client: str, variance: int, scales: Sequence[int]) -> PatternSumsRequest:
+    def _request(self, site: str, variance: int, scales: Sequence[int]) -> PatternSumsRequest:
         plan = self.noise
-        peers = {name: plan.width(name) for name in plan.columns if name != client}
+        peers = {name: plan.width(name) for name in plan.columns if name != site}
         patterns = tuple(
-            PatternRequest(tuple(k for k in pattern if k != client), scale)
+            PatternRequest(tuple(k for k in pattern if k != site), scale)
             for pattern, scale in zip(self.patterns, scales, strict=True)
         )
         return PatternSumsRequest(peers, len(patterns), variance, patterns, self.moments)
@@ -386,17 +386,17 @@ class GramPlan:
         """Bins of every site's columns."""
         return self.noise.columns
 
-    def products_cost(self, client: str, unknown: Collection[str] = ()) -> Fraction:
+    def products_cost(self, site: str, unknown: Collection[str] = ()) -> Fraction:
         """Return the cost of a site's part of the sums."""
-        held = [g for g, pattern in enumerate(self.patterns) if client in pattern]
-        return self.asked(client).squared(self.noise.width(client), held, unknown) / (2 * self.variance)
+        held = [g for g, pattern in enumerate(self.patterns) if site in pattern]
+        return self.requested(site).squared(self.noise.width(site), held, unknown) / (2 * self.variance)
 
-    def site_cost(self, client: str, unknown: Collection[str] = ()) -> Fraction:
+    def site_cost(self, site: str, unknown: Collection[str] = ()) -> Fraction:
         """Return the charge of a site; see :meth:`NoisePlan.site_cost`."""
-        return self.noise.margins_cost(client) + self.products_cost(client, unknown)
+        return self.noise.margins_cost(site) + self.products_cost(site, unknown)
 
     def coordinator_cost(self) -> Fraction:
         """Return the cost of a whole record against the coordinator, who knows no site's noise."""
         pairs = zip(self.patterns, self.scales, strict=True)
-        squared = max(scale**2 * self._whole(pattern) for pattern, scale in pairs)
+        squared = max(scale**2 * self._complete(pattern) for pattern, scale in pairs)
         return self.noise.all_margins_cost() + squared / (2 * self.variance)

@@ -17,7 +17,7 @@ from fedstat.inference.plots import DistributionPanel, plot_distributions, plot_
 from fedstat.inference.summary import Note, header_sheet, released_kinds
 from fedstat.inference.tables import Sheet, SheetSummary
 from fedstat.kernels.copula import code_latents
-from fedstat.models.checks import check_whole
+from fedstat.models.checks import check_integer
 from fedstat.models.copula.correlation import METHODS, Inversion, invert_products
 from fedstat.models.copula.explain import cost_statements, large_noise, utility_of_columns
 from fedstat.models.copula.margins import Margin, tables_of
@@ -66,19 +66,19 @@ def redraw(fit: CopulaFit, rng: np.random.Generator) -> tuple[list[Margin], Inve
     codes = code_latents(Z, thresholds, bins)
     places = fit.plan.places()
     margins = [
-        margin for client, place in places.items() for margin in _margins(fit, client, codes[:, place], rng)
+        margin for site, place in places.items() for margin in _margins(fit, site, codes[:, place], rng)
     ]
     products = _products(fit, margins, codes)
     noise = np.triu(fit.noise * rng.standard_normal(products.shape), 1)
-    radii = [float(fit.plan.radius(client)) for client in places]
+    radii = [float(fit.plan.radius(site)) for site in places]
     return margins, invert_products(products + noise + noise.T, margins, list(places.values()), radii)
 
 
-def _margins(fit: CopulaFit, client: str, codes: Ints, rng: np.random.Generator) -> list[Margin]:
-    asked, n = fit.plan.margins_asked(client), fit.entities[client]
+def _margins(fit: CopulaFit, site: str, codes: Ints, rng: np.random.Generator) -> list[Margin]:
+    request, n = fit.plan.margins_requested(site), fit.entities[site]
     out = []
-    for one, column in zip(asked.bins, codes.T, strict=True):
-        variance = asked.of_levels if one.levels else asked.of_trees
+    for one, column in zip(request.bins, codes.T, strict=True):
+        variance = request.of_levels if one.levels else request.of_trees
         counts = one.tally(column[:n]) + math.sqrt(variance) * rng.standard_normal(one.released)
         out.append(Margin.of_counts(one, counts, n))
     return out
@@ -88,10 +88,11 @@ def _products(fit: CopulaFit, margins: list[Margin], codes: Ints) -> Floats:
     """Mean products of cut scores, (p, p), of each pair of sites over as many rows as the pair has."""
     places = fit.plan.places()
     scores = {
-        client: np.ldexp(
-            fit.plan.gram_asked(client, 1).score(margins[place], codes[:, place]).astype(np.float64), -PLACES
+        site: np.ldexp(
+            fit.plan.gram_requested(site, 1).score(margins[place], codes[:, place]).astype(np.float64),
+            -PLACES,
         )
-        for client, place in places.items()
+        for site, place in places.items()
     }
     out = np.zeros_like(fit.products)
     for a, b in combinations_with_replacement(places, 2):
@@ -238,7 +239,7 @@ class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 2", 
         ModelError
             The number of rows is not positive.
         """
-        check_whole("n", n, 1)
+        check_integer("n", n, 1)
         return draw_rows(self._fit.margins, self._fit.inversion.correlation, n, np.random.default_rng(seed))
 
     def sample_tables(self, tables: int, n: int, seed: int | None = None) -> list[pd.DataFrame]:
@@ -267,8 +268,8 @@ class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 2", 
         ModelError
             Fewer than two tables, or no rows.
         """
-        check_whole("tables", tables, 2)
-        check_whole("n", n, 1)
+        check_integer("tables", tables, 2)
+        check_integer("n", n, 1)
         rng = np.random.default_rng(seed)
         releases = (redraw(self._fit, rng) for _ in range(tables))
         return [draw_rows(margins, copula.correlation, n, rng) for margins, copula in releases]
@@ -346,7 +347,7 @@ class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 2", 
             ("of one site's part", f"{private.iloc[1:].max():.3g}, against all others"),
             ("Rounds", "not recorded" if self._ledger is None else str(self._ledger.rounds)),
         ]
-        sheets = [header_sheet("Synthesis from one private release", left, right), self._clients()]
+        sheets = [header_sheet("Synthesis from one private release", left, right), self._sites()]
         return SheetSummary(sheets, self.notes)
 
     def __repr__(self) -> str:
@@ -355,19 +356,19 @@ class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 2", 
             f"{self.epsilon:g}; see .summary()>"
         )
 
-    def _clients(self) -> Sheet:
+    def _sites(self) -> Sheet:
         kinds = self._kinds()
         plan = self._fit.plan
         rows = tuple(
             (
-                client,
+                site,
                 str(len(bins)),
-                f"{self._fit.entities[client]:,}",
-                f"{epsilon_of_zcdp(plan.margins_cost(client), self.delta):.3g}",
-                f"{epsilon_of_zcdp(self._fit.sums.site_cost(client), self.delta):.3g}",
-                released_kinds(client, kinds),
+                f"{self._fit.entities[site]:,}",
+                f"{epsilon_of_zcdp(plan.margins_cost(site), self.delta):.3g}",
+                f"{epsilon_of_zcdp(self._fit.sums.site_cost(site), self.delta):.3g}",
+                released_kinds(site, kinds),
             )
-            for client, bins in plan.columns.items()
+            for site, bins in plan.columns.items()
         )
         headers = ("site", "columns", "entities", "eps margins", "eps total", "what left it")
         return Sheet(headers, rows, "lrrrrl", (24, 8, 10, 12, 11, 28), gap=2, wrap=True)

@@ -71,7 +71,7 @@ class CutScores:
 
     scores: Ints
     group: Ints
-    asked: GramRequest
+    requested: GramRequest
     digest: str
     shared: set[str] = field(default_factory=set)
 
@@ -114,7 +114,7 @@ COMPLETE = {
 }
 
 
-@step(FAMILY, releases=COMPLETE, asks=control("names of columns"), begins=True)
+@step(FAMILY, releases=COMPLETE, requests=control("names of columns"), begins=True)
 def find_complete(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Return which rows have all of the named columns: ``seen`` (n_rows,)."""
     names = read_question(tuple[str, ...], text, f"{data.name}: the requested columns")
@@ -127,7 +127,7 @@ def find_complete(data: SiteData, state: State, text: str) -> tuple[dict[str, Ar
 def declare_columns(data: SiteData, state: State, names: Sequence[str]) -> None:
     """Check the requested columns against the site's columns and the owner's permissions."""
     state.play(names)
-    state.tell(FactorsRequested([FormulaFactor(name, (name,)) for name in names]))
+    state.report(FactorsRequested([FormulaFactor(name, (name,)) for name in names]))
     absent = [name for name in names if name not in data.table.columns]
     if absent or not names:
         raise DescriptionError(
@@ -155,7 +155,7 @@ def read_codes(data: SiteData, bins: Sequence[Bins]) -> Ints:
         "levels": noisy("counts of the levels of columns, with noise"),
         "trees": noisy("counts of nested intervals of columns, with noise"),
     },
-    asks=control("bins of the columns, variance of the noise"),
+    requests=control("bins of the columns, variance of the noise"),
 )
 def release_margins(
     data: SiteData, state: State, text: str, keep: Bools, *, read: ReadCodes = read_codes
@@ -165,21 +165,21 @@ def release_margins(
     ``levels`` are the counts of all columns with levels, one column after the other, ``trees`` those of all
     nodes of the other columns.
     """
-    asked = read_question(MarginsRequest, text, f"{data.name}: the requested margins")
+    request = read_question(MarginsRequest, text, f"{data.name}: the requested margins")
     with by_question():
         check_lengths(data.name, keep=(keep, data.table.n_rows))
         names = state.use(ASKED, tuple)
-    if names != tuple(one.name for one in asked.bins):
+    if names != tuple(one.name for one in request.bins):
         raise DescriptionError(f"{data.name}: expected bins of the requested columns")
-    state.tell(EntityCount(int(np.count_nonzero(keep))))
-    canonical = f"{to_json(asked)} {digest_of(keep)}"
-    flat, trees = ([one for one in asked.bins if bool(one.levels) is is_flat] for is_flat in (True, False))
-    for name, some, variance in (("levels", flat, asked.of_levels), ("trees", trees, asked.of_trees)):
+    state.report(EntityCount(int(np.count_nonzero(keep))))
+    canonical = f"{to_json(request)} {digest_of(keep)}"
+    flat, trees = ([one for one in request.bins if bool(one.levels) is is_flat] for is_flat in (True, False))
+    for name, some, variance in (("levels", flat, request.of_levels), ("trees", trees, request.of_trees)):
         squared = sum(one.squared_sensitivity for one in some)
-        state.tell(NoiseRequired(name, canonical, squared, Fraction(variance)))
-    coded = CodedRows(asked.bins, np.where(keep[:, None], read(data, asked.bins), -1), keep)
+        state.report(NoiseRequired(name, canonical, squared, Fraction(variance)))
+    coded = CodedRows(request.bins, np.where(keep[:, None], read(data, request.bins), -1), keep)
     state.keep("copula codes", coded, int(np.count_nonzero(keep)))
-    tallies = {one.name: one.tally(codes) for one, codes in zip(asked.bins, coded.codes.T, strict=True)}
+    tallies = {one.name: one.tally(codes) for one, codes in zip(request.bins, coded.codes.T, strict=True)}
     none = np.zeros(0, dtype=np.int64)
     return {
         "levels": np.concatenate([none, *(tallies[one.name] for one in flat)]),
@@ -192,7 +192,7 @@ def release_margins(
     "release_margins",
     takes={"probabilities": control("probabilities of the bins, as released"), "group": GROUP},
     releases={"grams": noisy("sums of products of scores of the site's own columns, with noise", 2)},
-    asks=control("columns of the other institutions, variance of the noise"),
+    requests=control("columns of the other institutions, variance of the noise"),
 )
 def release_gram(
     data: SiteData,
@@ -211,43 +211,43 @@ def release_gram(
     are kept for the products with other sites. The one charge made here pays for the noise of all of them, so
     that this request is never a repetition of an earlier one.
     """
-    asked = read_question(form, text, f"{data.name}: the requested products")
-    asked.check_at(data.name)
+    request = read_question(form, text, f"{data.name}: the requested products")
+    request.check_at(data.name)
     with by_question():
         coded = state.use("copula codes", CodedRows, "its margins come first; request 'release_margins'")
         check_lengths(data.name, group=(group, data.table.n_rows))
-    if (group[~coded.keep] >= 0).any() or group.max(initial=-1) >= asked.groups:
+    if (group[~coded.keep] >= 0).any() or group.max(initial=-1) >= request.groups:
         raise DescriptionError(
-            f"{data.name}: groups must belong to the rows of the margins, and be below {asked.groups}"
+            f"{data.name}: groups must belong to the rows of the margins, and be below {request.groups}"
         )
     margins = read_margins(data.name, coded.bins, probabilities)
-    q, here = asked.width(len(margins)), group >= 0
+    q, here = request.width(len(margins)), group >= 0
     with by_question():
-        check_allocation(data.name, asked.groups * q * q, len(group) * q)
-    squared = asked.squared(q, np.flatnonzero(np.bincount(group[here])).tolist())
-    canonical = f"{to_json(asked)} {digest_of(probabilities, group)} {secrets.token_hex(16)}"
-    state.tell(
-        EntityCount(fewest(group)), NoiseRequired("grams", canonical, squared, Fraction(asked.variance))
+        check_allocation(data.name, request.groups * q * q, len(group) * q)
+    squared = request.squared(q, np.flatnonzero(np.bincount(group[here])).tolist())
+    canonical = f"{to_json(request)} {digest_of(probabilities, group)} {secrets.token_hex(16)}"
+    state.report(
+        EntityCount(fewest(group)), NoiseRequired("grams", canonical, squared, Fraction(request.variance))
     )
-    scores = asked.score(margins, coded.codes)
-    return {"grams": sum_scores(state, asked, scores, group, canonical)}, ""
+    scores = request.score(margins, coded.codes)
+    return {"grams": sum_scores(state, request, scores, group, canonical)}, ""
 
 
-def sum_scores(state: State, asked: GramRequest, scores: Ints, group: Ints, canonical: str) -> Ints:
+def sum_scores(state: State, request: GramRequest, scores: Ints, group: Ints, canonical: str) -> Ints:
     """Sum products of scores that are charged, (G, ...), and keep the scores for products with others."""
     here, q = group >= 0, scores.shape[1]
-    grams = grouped_gram(scores[here], scores[here], group[here], asked.groups)
+    grams = grouped_gram(scores[here], scores[here], group[here], request.groups)
     sums = grams[:, *np.triu_indices(q, 1)]
-    if asked.with_moments:
+    if request.with_moments:
         one = np.full((int(np.count_nonzero(here)), 1), 2**PLACES)
-        totals = grouped_gram(scores[here], one, group[here], asked.groups)[:, :, 0]
+        totals = grouped_gram(scores[here], one, group[here], request.groups)[:, :, 0]
         sums = np.hstack([sums, np.diagonal(grams, axis1=1, axis2=2), totals])
     if not sums.size:  # one column has no own products, but its products with others are charged
-        sums = np.zeros((asked.groups, 1), dtype=np.int64)
+        sums = np.zeros((request.groups, 1), dtype=np.int64)
     # Products opened earlier belong to other scores than this charge.
     state.forget_all(OPENED)
-    state.keep("copula scores", CutScores(scores, group, asked, canonical), int(np.count_nonzero(here)))
-    return sums * asked.scales[:, None]
+    state.keep("copula scores", CutScores(scores, group, request, canonical), int(np.count_nonzero(here)))
+    return sums * request.scales[:, None]
 
 
 def read_margins(site: str, bins: Sequence[Bins], probabilities: Floats) -> list[Margin]:
@@ -287,7 +287,7 @@ def columns_of(data: SiteData, state: State, which: str) -> tuple[Floats, None]:
     if which not in (SCORES, SCALED):
         raise DescriptionError(f"{data.name}: has no columns '{which}' in this session")
     scores = np.ldexp(held.scores.astype(np.float64), -PLACES)
-    return scores * (held.asked.scales[held.group, None] if which == SCALED else 1), None
+    return scores * (held.requested.scales[held.group, None] if which == SCALED else 1), None
 
 
 def rows_of(state: State, which: str) -> Ints:
@@ -298,16 +298,16 @@ def rows_of(state: State, which: str) -> Ints:
 def check_planned(data: SiteData, state: State, part: ProductPart, rows: Ints, group: Ints) -> None:
     """Refuse a product that was not charged with the scores; each peer has one product."""
     held, where = state.use(*KEPT), f"{data.name}: this product with '{part.peer}'"
-    product, asked = part.product, held.asked
+    product, request = part.product, held.requested
     others = product.columns_b if part.first else product.columns_a
-    planned = part.bits == PLACES and asked.peers.get(part.peer) == others
+    planned = part.bits == PLACES and request.peers.get(part.peer) == others
     # The first of the two sites scales. Both check this, so that no product is scaled twice.
     planned = planned and part.columns == (SCALED if part.first else SCORES)
-    if not planned or part.peer in held.shared or not part.number.startswith(asked.agreed):
+    if not planned or part.peer in held.shared or not part.number.startswith(request.agreed):
         raise DescriptionError(f"{where} is not the planned one")
-    if product.groups != asked.groups or not np.array_equal(group, held.group[rows]):
+    if product.groups != request.groups or not np.array_equal(group, held.group[rows]):
         raise DescriptionError(f"{where} has other groups than the site's own part")
-    if not np.isin(group, asked.together(part.peer)).all():
+    if not np.isin(group, request.together(part.peer)).all():
         raise DescriptionError(f"{where} has entities of a pattern that lacks this site")
 
 
@@ -322,8 +322,8 @@ def behind_product(
     """
     check_planned(data, state, part, rows, group)
     held = state.use(*KEPT)
-    asked = held.asked
-    owed = NoiseRequired("share", f"{part.peer} {held.digest}", UNIT, Fraction(asked.variance))
+    request = held.requested
+    owed = NoiseRequired("share", f"{part.peer} {held.digest}", UNIT, Fraction(request.variance))
     return (EntityCount(fewest(group)), owed), partial(held.shared.add, part.peer)
 
 

@@ -52,7 +52,7 @@ class ScoredColumn:
 
     name: str
     term: str
-    client: str
+    site: str
     source: int
     function: str = ""
     level: int = 0
@@ -99,7 +99,7 @@ class ScoredDesign:
 
     bins: tuple[Bins, ...]
     columns: tuple[ScoredColumn, ...]
-    clients: tuple[str, ...]
+    sites: tuple[str, ...]
 
     @cached_property
     def sources(self) -> Ints:
@@ -109,8 +109,8 @@ class ScoredDesign:
     @cached_property
     def blocks(self) -> tuple[slice, ...]:
         """Design columns of each site."""
-        owners = [column.client for column in self.columns]
-        ends = np.cumsum([owners.count(client) for client in self.clients]).tolist()
+        owners = [column.site for column in self.columns]
+        ends = np.cumsum([owners.count(site) for site in self.sites]).tolist()
         return tuple(slice(a, b) for a, b in zip([0, *ends[:-1]], ends, strict=True))
 
     @cached_property
@@ -317,14 +317,14 @@ MOST_COUNTS = 2_000
 TAKEN = "a column, C(x), log(x), sqrt(x) or exp(x)"
 
 
-def columns_by_client(formula: Formula, clients: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def columns_by_site(formula: Formula, sites: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Return the data columns of each participating site; the response is the last column of its holder."""
-    held = {terms.client: terms.columns for terms in formula.clients}
-    held[str(formula.response_client)] = (
-        *held.get(str(formula.response_client), ()),
+    held = {terms.site: terms.columns for terms in formula.sites}
+    held[str(formula.response_site)] = (
+        *held.get(str(formula.response_site), ()),
         *formula.response_columns,
     )
-    return {client: held[client] for client in clients if client in held}
+    return {site: held[site] for site in sites if site in held}
 
 
 def score_columns(formula: Formula, described: Described) -> dict[str, tuple[ScoredColumn, ...]]:
@@ -335,38 +335,38 @@ def score_columns(formula: Formula, described: Described) -> dict[str, tuple[Sco
     if not formula.intercept:
         raise ModelError(f"'{formula.text}' omits the intercept; remove '- 1' or '0 +'")
     found: dict[str, tuple[ScoredColumn, ...]] = {}
-    for terms in formula.clients:
+    for terms in formula.sites:
         place = {name: j for j, name in enumerate(terms.columns)}
         own = [
             column
             for term in read_terms(terms.terms, terms.columns)
-            for column in _columns_of(term, terms.client, place, described)
+            for column in _columns_of(term, terms.site, place, described)
         ]
-        found[terms.client] = tuple(sorted(own, key=lambda column: column.source))
+        found[terms.site] = tuple(sorted(own, key=lambda column: column.source))
     return found
 
 
 def _columns_of(
-    term: Term, client: str, place: Mapping[str, int], described: Described
+    term: Term, site: str, place: Mapping[str, int], described: Described
 ) -> Iterator[ScoredColumn]:
     """Describe the columns of one term."""
     text = ":".join(factor.text for factor in term)
     match [factor.tree for factor in term]:
         case [Column(name=name)] if _numeric(described[name]):
-            yield ScoredColumn(term[0].label, text, client, place[name])
+            yield ScoredColumn(term[0].label, text, site, place[name])
         case [Column(name=name)]:
-            yield from _levels(term[0].label, text, client, place[name], described[name].levels, None)
+            yield from _levels(term[0].label, text, site, place[name], described[name].levels, None)
         case [Category(column=name, reference=reference, levels=(), coding="Treatment")] if described[
             name
         ].levels:
             levels = described[name].levels
-            yield from _levels(term[0].label, text, client, place[name], levels, reference)
+            yield from _levels(term[0].label, text, site, place[name], levels, reference)
         case [Transform(function=function, operand=Column(name=name), options=())] if function.removeprefix(
             "np."
         ) in ("log", "sqrt", "exp"):
             function = function.removeprefix("np.")
             _check_range(text, function, name, described[name])
-            yield ScoredColumn(term[0].label, text, client, place[name], function)
+            yield ScoredColumn(term[0].label, text, site, place[name], function)
         case _:
             raise ModelError(
                 f"the term {text!r} has no score that a budgeted release contains: a term is {TAKEN}, or "
@@ -379,7 +379,7 @@ def _columns_of(
 def _levels(
     label: str,
     text: str,
-    client: str,
+    site: str,
     source: int,
     levels: Sequence[LevelValue],
     reference: object,
@@ -389,7 +389,7 @@ def _levels(
         raise ModelError(f"the term {text!r}: its reference is not a level in the bounds")
     others = [j for j, level in enumerate(levels) if level != first]
     for above, j in enumerate(others, 1):
-        yield ScoredColumn(f"{label}[T.{levels[j]}]", text, client, source, level=j, above=above)
+        yield ScoredColumn(f"{label}[T.{levels[j]}]", text, site, source, level=j, above=above)
 
 
 def _numeric(column: PublishedColumn) -> bool:

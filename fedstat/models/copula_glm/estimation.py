@@ -46,13 +46,16 @@ class MomentRoot:
 
 
 def solve_moments(
-    law: ReleasedDistribution, response: ScoredResponse, products: Floats, start: MomentRoot | None = None
+    distribution: ReleasedDistribution,
+    response: ScoredResponse,
+    products: Floats,
+    start: MomentRoot | None = None,
 ) -> MomentRoot:
     """Solve for the coefficients, from mean products (p,) of scores of the response and the columns."""
-    V = np.column_stack([np.ones(len(law.scores)), law.scores])
-    shift, spread = law.values.mean(axis=0), law.values.std(axis=0)
+    V = np.column_stack([np.ones(len(distribution.scores)), distribution.scores])
+    shift, spread = distribution.values.mean(axis=0), distribution.values.std(axis=0)
     spread = np.where(spread > 0.0, spread, 1.0)
-    X = np.column_stack([np.ones(len(V)), (law.values - shift) / spread])
+    X = np.column_stack([np.ones(len(V)), (distribution.values - shift) / spread])
     target = np.concatenate([[response.mean_score], products])
     unit = response.spread if response.has_scale else 1.0
     if start is None:
@@ -97,11 +100,11 @@ def solve_moments(
 
 
 def covariance_without_noise(
-    law: ReleasedDistribution, response: ScoredResponse, root: MomentRoot, n: int
+    distribution: ReleasedDistribution, response: ScoredResponse, root: MomentRoot, n: int
 ) -> Floats:
     """Inverse information of n entities at a root under the columns' distribution: (p + 1, p + 1)."""
-    X = np.column_stack([np.ones(len(law.values)), law.values])
-    eta = root.params[0] + law.values @ root.params[1:]
+    X = np.column_stack([np.ones(len(distribution.values)), distribution.values])
+    eta = root.params[0] + distribution.values @ root.params[1:]
     weights = response.weights(eta, root.scale)
     H = (X * weights[:, None]).T @ X / len(X) * n
     units = np.sqrt(np.maximum(np.diag(H), 1e-12))
@@ -122,7 +125,7 @@ class MomentFit:
     """An estimate and the distribution of the columns that it integrates over."""
 
     root: MomentRoot
-    law: ReleasedDistribution
+    distribution: ReleasedDistribution
     release: MomentRelease
 
 
@@ -130,8 +133,10 @@ def estimate(
     design: ScoredDesign, release: MomentRelease, points: Floats, start: MomentRoot | None = None
 ) -> MomentFit:
     """Estimate the distribution of the columns, then the coefficients."""
-    law = ReleasedDistribution.find(design, release.margins, release.products[:-1, :-1], points)
-    return MomentFit(solve_moments(law, release.response, release.products[-1, :-1], start), law, release)
+    distribution = ReleasedDistribution.find(design, release.margins, release.products[:-1, :-1], points)
+    return MomentFit(
+        solve_moments(distribution, release.response, release.products[-1, :-1], start), distribution, release
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,15 +163,20 @@ def bootstrap(
 
     Both releases have the same rows, so that the difference is the effect of noise.
     """
-    design, response, root, law = fit.law.design, fit.release.response, fit.root, fit.law
-    rows, points = min(n, MOST_ROWS), law.points[:POINTS]
+    design, response, root, distribution = (
+        fit.distribution.design,
+        fit.release.response,
+        fit.root,
+        fit.distribution,
+    )
+    rows, points = min(n, MOST_ROWS), distribution.points[:POINTS]
     share = rows / n
     scaled = None if noise is None else noise.scaled(share)
     sampling, noisy, failed = [], [], 0
     for _ in counted(range(draws), "sample"):
-        latents = law.draw(rows, rng)
-        eta = root.params[0] + design.values(latents, law.margins) @ root.params[1:]
-        codes, y = law.code(latents), response.draw(eta, root.scale, rng)
+        latents = distribution.draw(rows, rng)
+        eta = root.params[0] + design.values(latents, distribution.margins) @ root.params[1:]
+        codes, y = distribution.code(latents), response.draw(eta, root.scale, rng)
         exact = release_rows(design, response.family, response.bins, codes, y)
         before = estimate(design, exact, points, root).root
         sampling.append(before.params)

@@ -42,7 +42,7 @@ def step_ratio(plan: MomentPlan, n: int) -> float:
     """Predict the same after a step, for linear predictors with a typical spread, in parts of equal size."""
     spread, sampling = (1.0, 0.45) if plan.response == "Binomial" else (0.7, 0.7)
     half = WIDE[plan.response] * spread / math.sqrt(len(plan.design))
-    halves = {client: half if own else 0.0 for client, own in plan.design.items()}
+    halves = {site: half if own else 0.0 for site, own in plan.design.items()}
     if plan.response == "Binomial":
         mean = share_cubic(MOST_BITS, halves, expit, ndtri((np.arange(200) + 0.5) / 200))
     else:
@@ -58,13 +58,13 @@ class PrivateGLMPlan(CopulaPlan):
     def __init__(self, model: Any, given: Mapping[str, Any]) -> None:
         super().__init__(model._with_steps(given.get("polish", 0)), given)
 
-    def learned(self, forecast: ExpectedReleases) -> Iterator[tuple[str, str]]:
+    def learned(self, expected: ExpectedReleases) -> Iterator[tuple[str, str]]:
         """State the further assumptions of a step."""
-        yield from super().learned(forecast)
+        yield from super().learned(expected)
         if self.model._planned.of_step:
             yield "Coordinator and sites", DEPARTING
 
-    def notes(self, forecast: ExpectedReleases) -> Iterator[str]:
+    def notes(self, expected: ExpectedReleases) -> Iterator[str]:
         """State the expected size of errors."""
         n = min(len(rows) for rows in self.model._rows.values())
         planned = self.model._planned
@@ -77,4 +77,4 @@ class PrivateGLMPlan(CopulaPlan):
         )
         if ratio > TIMES:
             yield f"This budget is too small for this model: more than {TIMES:g} times the sampling error."
-        yield from super().notes(forecast)
+        yield from super().notes(expected)

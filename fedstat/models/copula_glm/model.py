@@ -16,10 +16,10 @@ from fedstat.federation.dry_run.execution import DryRunEngine
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.kernels.glm.distributions import DistributionSpec, Family
-from fedstat.models.checks import check_call, check_choice, check_layout, check_whole, checks_arguments
+from fedstat.models.checks import check_call, check_choice, check_integer, check_layout, checks_arguments
 from fedstat.models.copula.bounds import Bounds, IntoBound
 from fedstat.models.copula.private_release import LARGEST_DELTA, PrivateRelease
-from fedstat.models.copula_glm.design import check_response, columns_by_client, score_columns
+from fedstat.models.copula_glm.design import check_response, columns_by_site, score_columns
 from fedstat.models.copula_glm.estimation import bootstrap
 from fedstat.models.copula_glm.explain import PrivateGLMPlan
 from fedstat.models.copula_glm.notes import NO_ROOT
@@ -28,7 +28,7 @@ from fedstat.models.copula_glm.request import FamilyName, MomentPlan
 from fedstat.models.copula_glm.results import PrivateGLMResults
 from fedstat.models.copula_glm.score import OF_STEP
 from fedstat.models.copula_glm.steps import DRY_RUN_STEPS, FAMILY
-from fedstat.models.explain import ForecastPlan
+from fedstat.models.explain import DryRunPlan
 from fedstat.models.run import Call, FitAttempt, run_fit
 
 LINKS: Mapping[str, FamilyName] = {"Binomial": "Binomial", "Gaussian": "Gaussian", "Poisson": "Poisson"}
@@ -96,7 +96,7 @@ class PrivateCopulaGLM(PrivateRelease):
     (True, True)
     """
 
-    _plan: ClassVar[type[ForecastPlan] | None] = PrivateGLMPlan
+    _plan: ClassVar[type[DryRunPlan] | None] = PrivateGLMPlan
     _polish = 0
     _instead = DRY_RUN_STEPS
     _family_name = FAMILY
@@ -120,7 +120,7 @@ class PrivateCopulaGLM(PrivateRelease):
                 f"family: expected Gaussian(), Binomial() or Poisson() with the canonical link, received "
                 f"{self.distribution}"
             )
-        columns = columns_by_client(formula, partition.clients)
+        columns = columns_by_site(formula, partition.sites)
         super().__init__(partition, epsilon, delta, columns, bounds, coordinator)
         described = {name: column for own in self.bounds.values() for name, column in own.items()}
         check_response(formula, self.distribution.name, described)
@@ -171,7 +171,7 @@ class PrivateCopulaGLM(PrivateRelease):
         return MomentReleasePlan(
             bounds=self.bounds,
             design=self._design,
-            holder=str(self.formula.response_client),
+            holder=str(self.formula.response_site),
             response=LINKS[self.distribution.name],
             rho=self._rho - of_step,
             of_step=of_step,
@@ -243,7 +243,7 @@ class PrivateCopulaGLM(PrivateRelease):
         call = Call.of(self.fit, locals())
         check_choice("estimator", estimator, ESTIMATORS)
         check_choice("polish", polish, (0, 1))
-        check_whole("draws", draws, 10)
+        check_integer("draws", draws, 10)
         if polish and self.distribution.name == "Poisson":
             raise ModelError(NO_STEP)
         rng = np.random.default_rng(random_state)

@@ -94,7 +94,7 @@ def fit_notes(
         yield Note(
             "left_out",
             "Entities that are not complete at every site are left out: "
-            f"{', '.join(f'{count:,} at {client}' for client, count in lost.items())}. The estimates "
+            f"{', '.join(f'{count:,} at {site}' for site, count in lost.items())}. The estimates "
             "describe the remaining entities; with missing='pairs', fs.CopulaSynthesizer makes tables of "
             "all.",
         )

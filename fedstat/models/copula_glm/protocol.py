@@ -68,7 +68,7 @@ class MomentReleasePlan:
     def plan(self, counts: Mapping[str, int]) -> MomentPlan:
         """Plan the noise for this number of complete entities at each site."""
         found = plan_columns(self.bounds, counts, self.rho)
-        design = {client: self.design.get(client, ()) for client in self.bounds}
+        design = {site: self.design.get(site, ()) for site in self.bounds}
         return MomentPlan(found.rho, found.columns, design, self.holder, self.response, self.of_step)
 
 
@@ -89,7 +89,7 @@ class ReleasedMoments:
 
 
 def release_moments(
-    asking: SecureProductSession,
+    requester: SecureProductSession,
     question: MomentReleasePlan,
     rows: Mapping[str, Ints],
     sites: Sequence[str],
@@ -101,15 +101,15 @@ def release_moments(
     numbers.
     """
     clients = list(question.bounds)
-    asked = {client: to_json(tuple(question.bounds[client])) for client in clients}
-    found = yield from request_participation(asking, asked, rows, n_entities)
-    entities = {client: found.count(client) for client in clients}
+    request = {site: to_json(tuple(question.bounds[site])) for site in clients}
+    found = yield from request_participation(requester, request, rows, n_entities)
+    entities = {site: found.count(site) for site in clients}
     require_complete(found.table(clients), clients, question.holder)
     used, present = found.everywhere()
     n = int(np.count_nonzero(used))
     plan = question.plan(dict.fromkeys(clients, n))
-    margins = yield from request_margins(asking, plan, present)
-    products, noise = yield from request_products(asking, plan, present, margins, sites)
+    margins = yield from request_margins(requester, plan, present)
+    products, noise = yield from request_products(requester, plan, present, margins, sites)
     # The response is last in the row of its holder; here it is the last of all.
     last = plan.places()[plan.holder].stop - 1
     order = np.append(np.delete(np.arange(len(products)), last), last)
@@ -120,24 +120,24 @@ def release_moments(
     here = np.ix_(order, order)
     return ReleasedMoments(
         plan=plan,
-        design=whole_design(plan),
+        design=complete_design(plan),
         release=MomentRelease(tuple(of_columns), response, unweighted(products[here] / n, plan.response)),
         noise=ReleaseNoise(np.array(counts), float(of_response), noise[here] / n),
         n=n,
         entities=entities,
-        used={client: rows[client][present.seen[client]] for client in clients},
+        used={site: rows[site][present.seen[site]] for site in clients},
     )
 
 
-def require_complete(table: Bools, clients: Sequence[str], holder: str) -> None:
+def require_complete(table: Bools, sites: Sequence[str], holder: str) -> None:
     """Require enough entities that every site has, (n, K) of bool; the error names a site to leave out."""
     n = int(np.count_nonzero(table.all(axis=1)))
     if n >= FEWEST:
         return
     others = {
-        client: int(np.count_nonzero(np.delete(table, k, axis=1).all(axis=1)))
-        for k, client in enumerate(clients)
-        if client != holder
+        site: int(np.count_nonzero(np.delete(table, k, axis=1).all(axis=1)))
+        for k, site in enumerate(sites)
+        if site != holder
     }
     best = max(others, key=others.__getitem__, default="")
     without = (
@@ -152,24 +152,24 @@ def require_complete(table: Bools, clients: Sequence[str], holder: str) -> None:
     )
 
 
-def whole_design(plan: MomentPlan) -> ScoredDesign:
+def complete_design(plan: MomentPlan) -> ScoredDesign:
     """Concatenate the columns of all participating sites."""
-    clients = [client for client, columns in plan.design.items() if columns]
+    sites = [site for site, columns in plan.design.items() if columns]
     bins: list[Bins] = []
     columns: list[ScoredColumn] = []
     first = 0
-    for client in clients:
-        own = plan.columns[client][: len(plan.columns[client]) - (client == plan.holder)]
-        columns += [replace(column, source=first + column.source) for column in plan.design[client]]
+    for site in sites:
+        own = plan.columns[site][: len(plan.columns[site]) - (site == plan.holder)]
+        columns += [replace(column, source=first + column.source) for column in plan.design[site]]
         bins += own
         first += len(own)
-    return ScoredDesign(tuple(bins), tuple(columns), tuple(clients))
+    return ScoredDesign(tuple(bins), tuple(columns), tuple(sites))
 
 
 def _in_order(held: Mapping[str, Sequence[T]], holder: str) -> list[T]:
     """Collect the sites' values of each data column, with that of the response last."""
     *own, last = held[holder]
-    return [*chain.from_iterable(own if client == holder else some for client, some in held.items()), last]
+    return [*chain.from_iterable(own if site == holder else some for site, some in held.items()), last]
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ FAR = 20.0
 
 
 def release_score(
-    asking: SecureProductSession,
+    requester: SecureProductSession,
     released: ReleasedMoments,
     fit: MomentFit,
     rho: Fraction,
@@ -189,33 +189,33 @@ def release_score(
     """Request the sums of scores times residuals at the estimate, for the rows of the earlier release."""
     moments, n = released.plan, released.n
     clients = tuple(moments.columns)
-    widths = tuple(len(moments.design[client]) for client in clients)
+    widths = tuple(len(moments.design[site]) for site in clients)
     radii = [float(moments.radius(c)) for c in clients]
-    asked = plan_score(fit, moments.holder, n, math.sqrt(1.0 + sum(radii)))
-    terms = ScoreTerms(clients, widths, moments.holder, asked.mean)
+    request = plan_score(fit, moments.holder, n, math.sqrt(1.0 + sum(radii)))
+    terms = ScoreTerms(clients, widths, moments.holder, request.mean)
     plan = ScoreNoise(terms, rho)
-    slopes = dict(zip(fit.law.design.clients, fit.law.design.blocks, strict=True))
+    slopes = dict(zip(fit.distribution.design.sites, fit.distribution.design.blocks, strict=True))
     yield [
-        asking.ask(
-            client,
+        requester.request(
+            site,
             "begin_score",
             to_json(
                 ScoreStepRequest(
                     terms=terms,
-                    site=client,
-                    columns=moments.design[client],
-                    coefficients=tuple(asked.params[1:][slopes[client]].tolist()) if client in slopes else (),
-                    middle=asked.middles[client],
-                    variance=plan.variances[client],
+                    site=site,
+                    columns=moments.design[site],
+                    coefficients=tuple(request.params[1:][slopes[site]].tolist()) if site in slopes else (),
+                    middle=request.middles[site],
+                    variance=plan.variances[site],
                 )
             ),
         )
-        for client in clients
+        for site in clients
     ]
     if len(clients) > 1:
         for phase in PHASES[terms.mean.degree]:
-            yield from _multiply(asking, terms, phase, released.used, sites)
-    replies = yield [asking.ask(client, "release_score") for client in clients]
+            yield from _multiply(requester, terms, phase, released.used, sites)
+    replies = yield [requester.request(site, "release_score") for site in clients]
     shares = np.array([next(iter(reply.arrays.values())) for reply in replies])
     sums = np.ldexp(shares.sum(axis=0).astype(np.float64), -terms.sum_places)
     largest = max(map(abs, terms.mean.range)) + max(map(abs, terms.mean.responses))
@@ -228,11 +228,11 @@ def release_score(
     places = [np.arange(terms.size)[place] for place in terms.places.values()]
     first = next(p for c, p in zip(clients, places, strict=True) if c == moments.holder)[0]
     order = np.concatenate([[first], *(p[p != first] for p in places)]).astype(np.int64)
-    return take_step(fit, asked, sums[order], n, plan.deviation)
+    return take_step(fit, request, sums[order], n, plan.deviation)
 
 
 def _multiply(
-    asking: SecureProductSession,
+    requester: SecureProductSession,
     terms: ScoreTerms,
     phase: str,
     used: Mapping[str, Ints],
@@ -243,13 +243,13 @@ def _multiply(
     groups = 1 if phase == "score" else n
     code = np.zeros(n, dtype=np.int64) if groups == 1 else np.arange(n)
 
-    def side(client: str, which: str) -> ProductOperand:
-        columns = {"power": 1, "square": 2, "score": terms.width(client) + 1}[phase]
-        return ProductOperand(client, f"{phase} {which}", slice(0, columns), used[client], code)
+    def side(site: str, which: str) -> ProductOperand:
+        columns = {"power": 1, "square": 2, "score": terms.width(site) + 1}[phase]
+        return ProductOperand(site, f"{phase} {which}", slice(0, columns), used[site], code)
 
     pairs = [(side(a, FIRST), side(b, SECOND)) for a, b in combinations(terms.sites, 2)]
     agreed = f"{terms.agreed}{phase} "
-    yield from asking.keep_shares(pairs, sites, groups, terms.mean.bits, agreed, "take_product")
+    yield from requester.keep_shares(pairs, sites, groups, terms.mean.bits, agreed, "take_product")
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ class PrivateFit:
 
 
 def fit_private(
-    asking: SecureProductSession,
+    requester: SecureProductSession,
     question: MomentReleasePlan,
     rows: Mapping[str, Ints],
     sites: Sequence[str],
@@ -281,9 +281,9 @@ def fit_private(
     With `regardless` the step is always requested: a dry run's synthetic numbers must not affect the
     protocol.
     """
-    released = yield from release_moments(asking, question, rows, sites, n_entities)
+    released = yield from release_moments(requester, question, rows, sites, n_entities)
     fit = estimate(released.design, released.release, normal_points(len(released.design.bins), SEED))
     if not question.of_step or not (fit.root.converged or regardless):
         return PrivateFit(released, fit, None)
-    step = yield from release_score(asking, released, fit, question.of_step, sites)
+    step = yield from release_score(requester, released, fit, question.of_step, sites)
     return PrivateFit(released, fit, step if fit.root.converged else None)

@@ -103,12 +103,14 @@ class ReleasedDistribution:
             found[upper], found.T[upper] = r, r
             return cls(design, tuple(margins), nearest_correlation(found), points)
 
-        law = solve(0.0)
+        distribution = solve(0.0)
         for _ in range(ROUNDS):
-            full = np.column_stack([t[law.codes[:, j]] for t, j in zip(tables, design.sources, strict=True)])
-            cut = law.scores
-            law = solve(sums @ (cut.T @ cut - full.T @ full) @ sums.T / len(full))
-        return law
+            full = np.column_stack(
+                [t[distribution.codes[:, j]] for t, j in zip(tables, design.sources, strict=True)]
+            )
+            cut = distribution.scores
+            distribution = solve(sums @ (cut.T @ cut - full.T @ full) @ sums.T / len(full))
+        return distribution
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -124,38 +124,38 @@ class MomentPlan(NoisePlan):
     response: FamilyName = "Binomial"
     of_step: Fraction = Fraction(0)
 
-    def site_cost(self, client: str, unknown: Collection[str] = ()) -> Fraction:
+    def site_cost(self, site: str, unknown: Collection[str] = ()) -> Fraction:
         """Return the charge of a site, including the reserve for a step."""
-        return super().site_cost(client, unknown) + self.of_step
+        return super().site_cost(site, unknown) + self.of_step
 
     def coordinator_cost(self) -> Fraction:
         """Return the cost of a whole record against the coordinator, including the reserve for a step."""
         return super().coordinator_cost() + self.of_step
 
-    def width(self, client: str) -> int:
+    def width(self, site: str) -> int:
         """Return the number of scores of a site."""
-        return len(self.design[client]) + (client == self.holder)
+        return len(self.design[site]) + (site == self.holder)
 
-    def radius(self, client: str) -> Fraction:
+    def radius(self, site: str) -> Fraction:
         """Return R^2 of the scores of a site."""
-        return radius_of(len(self.design[client]), self.response if client == self.holder else "")
+        return radius_of(len(self.design[site]), self.response if site == self.holder else "")
 
-    def gram_asked(self, client: str, groups: int) -> MomentsRequest:
+    def gram_requested(self, site: str, groups: int) -> MomentsRequest:
         """Return the request for a site's part of the Gram matrix."""
         return MomentsRequest(
-            peers=self._peers(client),
+            peers=self._peers(site),
             groups=groups,
             variance=self.gram_variance,
-            site=client,
+            site=site,
             holder=self.holder,
             response=self.response,
-            columns=self.design[client],
+            columns=self.design[site],
         )
 
-    def count_deviation(self, client: str, place: int) -> float:
+    def count_deviation(self, site: str, place: int) -> float:
         """Return the deviation of the noise on the counts of a site's column."""
-        asked = self.margins_asked(client)
-        return math.sqrt(asked.of_levels if asked.bins[place].levels else asked.of_trees)
+        request = self.margins_requested(site)
+        return math.sqrt(request.of_levels if request.bins[place].levels else request.of_trees)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ class ScoreNoise:
     def variances(self) -> dict[str, int]:
         """Variance of each site's noise, in squared units of the sums."""
         found = self.terms.sensitivity
-        more = max(Fraction(1), Fraction(found.whole) / sum(map(Fraction, found.parts.values())))
+        more = max(Fraction(1), Fraction(found.complete) / sum(map(Fraction, found.parts.values())))
         return {k: math.ceil(more * self.terms.squared(k) / (2 * self.rho)) for k in self.terms.sites}
 
     @property

@@ -69,8 +69,8 @@ def design_rows(design: ScoredDesign, frame: pd.DataFrame | None) -> PredictedRo
             ]
         columns.append(np.where(np.isnan(x), np.nan, column.at(x)))
     X = np.column_stack(columns)
-    whole = np.asarray(~np.isnan(X).any(axis=1), dtype=np.bool_)
-    return PredictedRows(pd.Series(np.nan, index=frame.index), whole, X[whole])
+    complete = np.asarray(~np.isnan(X).any(axis=1), dtype=np.bool_)
+    return PredictedRows(pd.Series(np.nan, index=frame.index), complete, X[complete])
 
 
 def _values(bins: Bins, series: pd.Series) -> Floats:
@@ -173,7 +173,7 @@ class PrivateGLMResults(CoefficientResults, saved_as="fedstat copula_glm results
     ) -> Self:
         """Name the numbers of a fit; without a root there are no errors, and none are printed."""
         columns, (epsilon, delta), n = released.design.columns, budget, released.n
-        exact = covariance_without_noise(fit.law, fit.release.response, fit.root, n)
+        exact = covariance_without_noise(fit.distribution, fit.release.response, fit.root, n)
         found = None if errors is None else MomentErrors.of(errors, exact)
         if step is not None:
             found = MomentErrors.closed(step.sampling, step.noise, exact, draws, rng)
@@ -182,7 +182,7 @@ class PrivateGLMResults(CoefficientResults, saved_as="fedstat copula_glm results
             params=fit.root.params if step is None else step.params,
             cov=covariance if fit.root.converged else None,
             names=(INTERCEPT, *(column.name for column in columns)),
-            clients=("", *(column.client for column in columns)),
+            sites=("", *(column.site for column in columns)),
             terms=(INTERCEPT, *(column.term for column in columns)),
             response=response,
             nobs=n,
@@ -193,8 +193,8 @@ class PrivateGLMResults(CoefficientResults, saved_as="fedstat copula_glm results
             cov_type="bootstrap" if step is None else "closed form",
             privacy=f"epsilon {epsilon:g}, delta {delta:g}",
             blocks=tuple(
-                CoefficientBlock(client, len(released.plan.design[client]), n, 0.0)
-                for client in released.plan.columns
+                CoefficientBlock(site, len(released.plan.design[site]), n, 0.0)
+                for site in released.plan.columns
             ),
             reasons={"llf": NO_LIKELIHOOD, "rsquared": NO_RSQUARED, "cov_params": NO_ROOT},
         )
@@ -287,9 +287,9 @@ class PrivateGLMResults(CoefficientResults, saved_as="fedstat copula_glm results
     def _predicted(self, frame: pd.DataFrame, cov: Floats | None) -> GLMPrediction:
         rows = design_rows(self._record.design, frame)
         linear = rows.linear.copy()
-        linear[rows.whole] = rows.X @ self.estimate.params
+        linear[rows.complete] = rows.X @ self.estimate.params
         errors = linear * np.nan if cov is None else rows.standard_errors(cov)
-        return GLMPrediction(linear, errors, self._record.distribution.make(), self._law)
+        return GLMPrediction(linear, errors, self._record.distribution.make(), self._test_distribution)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Explain why there is no evaluation: the release has no response to compare predictions with.
@@ -327,7 +327,7 @@ class PrivateGLMResults(CoefficientResults, saved_as="fedstat copula_glm results
         Returns
         -------
         DataFrame
-            One row per column: ``client``, ``name``, ``term``, ``selected``, ``coef``, the penalized
+            One row per column: ``site``, ``name``, ``term``, ``selected``, ``coef``, the penalized
             estimate, and ``frequency``, the share of simulated releases in which it is selected.
 
         References
@@ -339,7 +339,7 @@ class PrivateGLMResults(CoefficientResults, saved_as="fedstat copula_glm results
         exact, bse = errors.exact[1:, 1:], self.bse.to_numpy()[1:]
         loss = QuadraticLoss.of(exact, bse, est.nobs)
         slopes = loss.select(est.params[1:], chosen)
-        frame = pd.DataFrame({"client": est.clients[1:], "name": est.names[1:], "term": est.terms[1:]})
+        frame = pd.DataFrame({"client": est.sites[1:], "name": est.names[1:], "term": est.terms[1:]})
         frame["selected"], frame["coef"] = slopes != 0.0, slopes
         draws = est.params[1:] + errors.deviations[:, 1:]
         frame["frequency"] = selection_frequencies(loss, draws, chosen)

@@ -91,8 +91,8 @@ class SharedMean:
 
     def encode(self, part: Floats) -> tuple[Ints, Ints]:
         """Return a part in integers, and its linear term in digits of residuals, the finer of the two."""
-        whole = np.rint(np.ldexp(part, self.bits)).astype(np.int64)
-        return whole, np.rint(self.linear * np.ldexp(part, 2 * self.bits)).astype(np.int64)
+        complete = np.rint(np.ldexp(part, self.bits)).astype(np.int64)
+        return complete, np.rint(self.linear * np.ldexp(part, 2 * self.bits)).astype(np.int64)
 
     def at(self, w: Floats) -> Floats:
         """Return the polynomial at real numbers, in the unit."""
@@ -147,10 +147,10 @@ class SharedMean:
 class ScoreSensitivity:
     """Squared changes of the sums of scores times residuals when one record is replaced.
 
-    `whole` is for the record, `parts` for its part at each site if the others know all the rest.
+    `complete` is for the record, `parts` for its part at each site if the others know all the rest.
     """
 
-    whole: float
+    complete: float
     parts: Mapping[str, float]
 
     @classmethod
@@ -166,15 +166,15 @@ class ScoreSensitivity:
         low, high = mean.range
         first, last = mean.responses
         total = sum(radii.values())
-        whole = [(first - high, last - low)]
+        complete = [(first - high, last - low)]
         ends = [(y - high, y - low) for y in (first, last)]
         parts = {}
         for site in mean.halves:
             own = radii.get(site, 0.0)
             moved = mean.steepest * 2.0 * mean.halves[site] / 2.0**mean.bits + 2.0 * mean.slack
-            at = (whole, last - first + moved) if site == holder else (ends, moved)
+            at = (complete, last - first + moved) if site == holder else (ends, moved)
             parts[site] = _worst(*at, own, 1.0 + total - own)
-        return cls(_worst(whole, np.inf, total, 1.0), parts)
+        return cls(_worst(complete, np.inf, total, 1.0), parts)
 
 
 def _worst(intervals: list[tuple[float, float]], apart: float, own: float, rest: float) -> float:
@@ -190,10 +190,10 @@ def share_line(
     bits: int, halves: Mapping[str, float], unit: float, constant: float, largest: float
 ) -> SharedMean:
     """Express a mean ``constant + w``, the linear predictor in a unit, for responses up to `largest`."""
-    whole = {site: ceil(unit * h * 2.0**bits) for site, h in halves.items()}
+    complete = {site: ceil(unit * h * 2.0**bits) for site, h in halves.items()}
     one = 2.0 ** (CUBE * bits)
     end = ceil(largest * one)
-    return SharedMean(bits, unit, round(constant * one), 2**bits, 0, 0, whole, -end, end)
+    return SharedMean(bits, unit, round(constant * one), 2**bits, 0, 0, complete, -end, end)
 
 
 def share_cubic(
@@ -299,15 +299,17 @@ def plan_score(fit: MomentFit, holder: str, n: int, length: float) -> ScoreStepS
     return ScoreStepStart(b, middles, share_cubic(bits, halves, lambda t: expit(offset + t), w))
 
 
-def take_step(fit: MomentFit, asked: ScoreStepStart, sums: Floats, n: int, deviation: float) -> ScoreStep:
+def take_step(fit: MomentFit, request: ScoreStepStart, sums: Floats, n: int, deviation: float) -> ScoreStep:
     """Take the step by the sums (p + 1,) of n rows with noise, intercept first."""
-    law, response, root = fit.law, fit.release.response, fit.root
-    V = np.column_stack([np.ones(len(law.scores)), law.scores])
-    X = np.column_stack([np.ones(len(V)), law.values])
+    distribution, response, root = fit.distribution, fit.release.response, fit.root
+    V = np.column_stack([np.ones(len(distribution.scores)), distribution.scores])
+    X = np.column_stack([np.ones(len(V)), distribution.values])
     eta = X @ root.params
     found = _mean_of(response, eta, root.scale)
-    w = np.sum([asked.mean.part(s, part - asked.middles[s]) for s, part in _parts_of(fit).items()], axis=0)
-    left = found.mean - asked.mean.at(w)
+    w = np.sum(
+        [request.mean.part(s, part - request.middles[s]) for s, part in _parts_of(fit).items()], axis=0
+    )
+    left = found.mean - request.mean.at(w)
     remainder = V.T @ left / len(V)
     # Derivatives of E[v mu] by coefficients of columns with equal spread, for a well conditioned inverse.
     units = np.where(X.std(axis=0) > 0.0, X.std(axis=0), 1.0)
@@ -326,10 +328,10 @@ def take_step(fit: MomentFit, asked: ScoreStepStart, sums: Floats, n: int, devia
 
 def _parts_of(fit: MomentFit) -> dict[str, Floats]:
     """Return each site's part of the linear predictor at the points of the distribution: (N,) each."""
-    design, b = fit.law.design, fit.root.params[1:]
+    design, b = fit.distribution.design, fit.root.params[1:]
     return {
-        client: fit.law.values[:, block] @ b[block]
-        for client, block in zip(design.clients, design.blocks, strict=True)
+        site: fit.distribution.values[:, block] @ b[block]
+        for site, block in zip(design.sites, design.blocks, strict=True)
     }
 
 

@@ -77,7 +77,7 @@ class ScoreRows:
     digits, `response` (n,) minus the constant at its holder; `met` has the peers of each finished product.
     """
 
-    asked: ScoreStepRequest
+    requested: ScoreStepRequest
     token: str
     rows: Ints
     scores: Ints
@@ -92,11 +92,11 @@ class ScoreRows:
     @property
     def phases(self) -> tuple[str, ...]:
         """Products of the step, in order."""
-        return PHASES[self.asked.terms.mean.degree]
+        return PHASES[self.requested.terms.mean.degree]
 
     def done(self, phase: str) -> bool:
         """Return whether a product was made with all peers."""
-        return set(self.met.get(phase, ())) == set(self.asked.peers)
+        return set(self.met.get(phase, ())) == set(self.requested.peers)
 
     def ready(self, phase: str) -> bool:
         """Return whether all products before one were made."""
@@ -106,7 +106,7 @@ class ScoreRows:
     @property
     def residual(self) -> Ints:
         """Share of the residuals: (n,)."""
-        mean = self.asked.terms.mean
+        mean = self.requested.terms.mean
         curved = np.int64(mean.square) * self.square + np.int64(mean.cube) * (
             self.cube + self.square * self.part
         )
@@ -123,7 +123,7 @@ class ScoreRows:
     def shape(self, phase: str, site: str, n: int) -> tuple[int, int]:
         """Return the columns of a site in a product, and groups of its rows: one per row, or one for all."""
         if phase == "score":
-            return self.asked.terms.width(site) + 1, 1
+            return self.requested.terms.width(site) + 1, 1
         return (1 if phase == "power" else 2), n
 
     def add(self, phase: str, peer: str, first: bool, share: Ints) -> None:
@@ -133,7 +133,7 @@ class ScoreRows:
         elif phase == "square":
             self.cube = self.cube + share[:, 0, 0] + share[:, 1, 1]
         else:
-            places, a, b = self.asked.terms.places, self.asked.site, peer
+            places, a, b = self.requested.terms.places, self.requested.site, peer
             a, b = (a, b) if first else (b, a)
             sums = self.sums.copy()
             sums[places[a]] += share[0, :-1, -1]
@@ -146,15 +146,15 @@ BEGUN = (KEPT_ROWS, ScoreRows, "a step comes first; request 'begin_score'")
 ReadPredictor: TypeAlias = Callable[[SiteData, ScoreStepRequest, CodedRows], Floats]
 
 
-def read_predictor(data: SiteData, asked: ScoreStepRequest, coded: CodedRows) -> Floats:
+def read_predictor(data: SiteData, request: ScoreStepRequest, coded: CodedRows) -> Floats:
     """Return this site's part of the linear predictor, minus its middle, for all rows: (n_rows,).
 
     A value that is missing, or not a number, is replaced by the middle of its bounds.
     """
-    used = [coded.bins[column.source] for column in asked.columns]
+    used = [coded.bins[column.source] for column in request.columns]
     series = dict(zip([one.name for one in used], series_of(data, [one.name for one in used]), strict=True))
-    total = np.full(data.table.n_rows, -asked.middle)
-    for column, bins, b in zip(asked.columns, used, asked.coefficients, strict=True):
+    total = np.full(data.table.n_rows, -request.middle)
+    for column, bins, b in zip(request.columns, used, request.coefficients, strict=True):
         codes = coded.codes[:, column.source]
         values = codes.astype(np.float64) if column.above else _numbers(bins, codes, series[bins.name])
         total += b * column.at(values)
@@ -171,7 +171,7 @@ def _numbers(bins: Bins, codes: Ints, series: pd.Series) -> Floats:
     return found
 
 
-def invented_predictor(data: SiteData, asked: ScoreStepRequest, coded: CodedRows) -> Floats:
+def invented_predictor(data: SiteData, request: ScoreStepRequest, coded: CodedRows) -> Floats:
     """Return zeros for a simulated site."""
     return np.zeros(data.table.n_rows)
 
@@ -189,40 +189,40 @@ ANSWERED = {
     FAMILY,
     "release_gram share_product deal_product",
     releases=ANSWERED,
-    asks=control("coefficients, and the polynomial by which a mean is shared"),
+    requests=control("coefficients, and the polynomial by which a mean is shared"),
 )
 def begin_score(
     data: SiteData, state: State, text: str, *, read: ReadPredictor = read_predictor
 ) -> tuple[dict[str, Array], str]:
     """Compute scores and the linear predictor's part for the rows of the earlier release; release nothing."""
-    asked = from_json(ScoreStepRequest, text, f"{data.name}: the step on the score")
+    request = from_json(ScoreStepRequest, text, f"{data.name}: the step on the score")
     held, coded = state.use(*KEPT), state.use("copula codes", CodedRows)
-    form = held.asked
-    if not isinstance(form, MomentsRequest) or (asked.site, asked.terms.holder, asked.columns) != (
+    form = held.requested
+    if not isinstance(form, MomentsRequest) or (request.site, request.terms.holder, request.columns) != (
         form.site,
         form.holder,
         form.columns,
     ):
         raise DescriptionError(f"{data.name}: the step on the score has other columns than the release")
-    mean, holds = asked.terms.mean, asked.site == form.holder
+    mean, holds = request.terms.mean, request.site == form.holder
     rows = np.flatnonzero(held.group >= 0)
-    part, line = mean.encode(mean.part(asked.site, read(data, asked, coded)[rows]))
-    q, n = len(asked.columns), len(rows)
+    part, line = mean.encode(mean.part(request.site, read(data, request, coded)[rows]))
+    q, n = len(request.columns), len(rows)
     # Rounded towards zero, so that no row becomes longer than its radius.
     scores = np.trunc(np.ldexp(held.scores[rows, :q].astype(np.float64), SCORE_PLACES - PLACES))
     ones = [np.full((n, 1), 2**SCORE_PLACES)] if holds else []
     zero = np.zeros(n, dtype=np.int64)
     kept = ScoreRows(
-        asked=asked,
+        requested=request,
         token=secrets.token_hex(16),
         rows=rows,
         scores=np.hstack([*ones, scores.astype(np.int64)]),
         part=part,
         line=line,
-        response=_response(asked, form, held, rows) if holds else zero,
+        response=_response(request, form, held, rows) if holds else zero,
         square=part * part,
         cube=zero.copy(),
-        sums=np.zeros(asked.terms.size, dtype=np.int64),
+        sums=np.zeros(request.terms.size, dtype=np.int64),
     )
     # Products opened earlier belong to another step than this charge.
     state.forget_all(OPENED)
@@ -230,9 +230,9 @@ def begin_score(
     return {"taken": TAKEN}, ""
 
 
-def _response(asked: ScoreStepRequest, form: MomentsRequest, held: CutScores, rows: Ints) -> Ints:
+def _response(request: ScoreStepRequest, form: MomentsRequest, held: CutScores, rows: Ints) -> Ints:
     """Return the response minus the constant, 0 or 1 or the score in its range, in digits of residuals."""
-    mean, last = asked.terms.mean, held.scores[rows, -1]
+    mean, last = request.terms.mean, held.scores[rows, -1]
     if form.response == "Binomial":
         y = np.where(last > 0, mean.high, mean.low)
     else:
@@ -260,7 +260,7 @@ def score_rows_of(state: State, which: str) -> Ints:
     "deal_product open_product take_product",
     takes={"opened": SEALED},
     releases=ANSWERED,
-    asks=control("which product"),
+    requests=control("which product"),
 )
 def take_product(data: SiteData, state: State, text: str, opened: Array) -> tuple[dict[str, Array], str]:
     """Keep this site's share of a product of a step; release nothing.
@@ -290,16 +290,16 @@ def check_score_product(data: SiteData, state: State, part: ProductPart, rows: I
         check_planned(data, state, part, rows, group)
         return
     held = state.use(*BEGUN)
-    asked, n, product = held.asked, len(held.rows), part.product
-    wanted = [asked.site, part.peer][:: 1 if part.first else -1]
-    known = phase in held.phases and part.peer in asked.peers and held.ready(phase)
+    request, n, product = held.requested, len(held.rows), part.product
+    wanted = [request.site, part.peer][:: 1 if part.first else -1]
+    known = phase in held.phases and part.peer in request.peers and held.ready(phase)
     if known and part.peer not in held.met.get(phase, ()) and side == (FIRST if part.first else SECOND):
         (p, groups), (q, _) = (held.shape(phase, site, n) for site in wanted)
         every, code = np.arange(n), np.zeros(n, dtype=np.int64) if phase == "score" else np.arange(n)
         shapes = (product.columns_a, product.columns_b, product.groups, product.rows, part.bits)
         if (
-            shapes == (p, q, groups, n, asked.terms.mean.bits)
-            and part.number.startswith(f"{asked.terms.agreed}{phase} ")
+            shapes == (p, q, groups, n, request.terms.mean.bits)
+            and part.number.startswith(f"{request.terms.agreed}{phase} ")
             and np.array_equal(rows, every)
             and np.array_equal(group, code)
         ):
@@ -331,16 +331,21 @@ def release_score(data: SiteData, state: State) -> dict[str, Array]:
     ``share`` (p + 1,) is random except for its sum with the others'; a single site has ``sums`` instead.
     """
     held = state.use(*BEGUN)
-    asked = held.asked
+    request = held.requested
     if not held.done("score"):
         raise DescriptionError(f"{data.name}: its products with the other sites come first")
-    name = "share" if asked.peers else "sums"
+    name = "share" if request.peers else "sums"
     owed = NoiseRequired(
-        name, f"{to_json(asked)} {held.token}", asked.terms.squared(asked.site), Fraction(asked.variance)
+        name,
+        f"{to_json(request)} {held.token}",
+        request.terms.squared(request.site),
+        Fraction(request.variance),
     )
-    state.tell(EntityCount(len(held.rows)), owed)
+    state.report(EntityCount(len(held.rows)), owed)
     out, none = held.sums.copy(), np.zeros(len(held.rows), dtype=np.int64)
-    out[asked.terms.places[asked.site]] += grouped_gram(held.scores, held.residual[:, None], none, 1)[0, :, 0]
+    out[request.terms.places[request.site]] += grouped_gram(held.scores, held.residual[:, None], none, 1)[
+        0, :, 0
+    ]
     return {name: out}
 
 

@@ -17,8 +17,8 @@ from fedstat.federation.crypto.masks import hides
 from fedstat.federation.design.site_rows import RowsRequest
 from fedstat.federation.dry_run.expected_releases import ExpectedReleases
 from fedstat.kernels.fedavg import sampled_site_count
-from fedstat.models.checks import check_choice, check_masked, check_whole, checks_arguments
-from fedstat.models.explain import ForecastPlan
+from fedstat.models.checks import check_choice, check_integer, check_masked, checks_arguments
+from fedstat.models.explain import DryRunPlan
 from fedstat.models.fedavg.protocol import (
     AveragingOptions,
     AveragingRule,
@@ -79,16 +79,16 @@ SHORT = 1e-3
 """Learning rate of the rehearsal: invented rows must not send the descent out of the finite numbers."""
 
 
-class FedAvgPlan(ForecastPlan):
+class FedAvgPlan(DryRunPlan):
     """All shapes are known of a fit of the FedAvg family, and the number of rounds."""
 
     def arguments(self) -> Mapping[str, Any]:
         """Let sites take one short step a round, from which nothing runs away."""
         return {"local_epochs": 1, "batch_size": None, "learning_rate": SHORT}
 
-    def learned(self, forecast: ExpectedReleases) -> Iterator[tuple[str, str]]:
+    def learned(self, expected: ExpectedReleases) -> Iterator[tuple[str, str]]:
         """Say what the coefficients that a site returns tell."""
-        returned = [e for e in forecast.course.entries if e.step == "run_epochs" and e.sender != COORDINATOR]
+        returned = [e for e in expected.dry_run.entries if e.step == "run_epochs" and e.sender != COORDINATOR]
         if any(entry.array == "beta" and not entry.masked for entry in returned):
             yield (
                 "Coordinator",
@@ -96,7 +96,7 @@ class FedAvgPlan(ForecastPlan):
                 "change over one epoch of full batches is the gradient over its rows alone.",
             )
 
-    def notes(self, forecast: ExpectedReleases) -> Iterator[str]:
+    def notes(self, expected: ExpectedReleases) -> Iterator[str]:
         """Say what is left to chance."""
         yield f"The number of rounds is fixed: {self.given['rounds']:,} of averaging, and some around them."
         if self.given["fraction"] < 1.0:
@@ -231,8 +231,8 @@ class FedAvg(HorizontalModel):
         first, options = None if given["init"] is None else read_init(given["init"]), read_options(given)
 
         def estimate(model: FedAvg, attempt: FitAttempt) -> FedAvgResults:
-            hidden = check_drawn(given["masked"], options.fraction, len(model.sites), model._masks_wanted)
-            session = model._open_session(FAMILY, hidden)
+            masked = check_drawn(given["masked"], options.fraction, len(model.sites), model._masks_wanted)
+            session = model._open_session(FAMILY, masked)
             federation = FedAvgProtocol(session, model.distribution, options, rule, first)
             fit = attempt.run(federation.run(), session.masked_sites)
             warn_of_far_sites(model.agreement, federation.design.names, federation.own)
@@ -255,15 +255,15 @@ class FedAvg(HorizontalModel):
 
 def read_options(given: Mapping[str, Any]) -> AveragingOptions:
     """Check the arguments that all algorithms share; the error names the argument and its range."""
-    check_whole("rounds", given["rounds"], 1)
+    check_integer("rounds", given["rounds"], 1)
     check_interval("fraction", given["fraction"], "(0, 1]")
-    check_whole("local_epochs", given["local_epochs"], 1)
+    check_integer("local_epochs", given["local_epochs"], 1)
     if given["batch_size"] is not None:
-        check_whole("batch_size", given["batch_size"], 1)
+        check_integer("batch_size", given["batch_size"], 1)
     check_interval("learning_rate", given["learning_rate"], "(0, inf)")
     check_choice("standardize", given["standardize"], (True, False))
     seed = secrets.randbits(32) if given["seed"] is None else given["seed"]
-    check_whole("seed", seed, 0)
+    check_integer("seed", seed, 0)
     if seed >= SEED_LIMIT:
         raise ModelError(f"seed: expected a whole number below 2**63, received {seed!r}")
     return AveragingOptions(

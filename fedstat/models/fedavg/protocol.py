@@ -117,7 +117,7 @@ class RoundTrace:
 
     round: int
     loss: float
-    clients: int
+    sites: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -191,7 +191,7 @@ class FedAvgProtocol:
         self.velocity = np.zeros_like(beta)
         # Descent is not invariant: its path depends on the columns, so that sites must agree on them first.
         arrays, text = {"shift": shift, "scale": scale}, self.distribution.to_json()
-        replies = yield self.session.ask_all("start", arrays, text)
+        replies = yield self.session.request_all("start", arrays, text)
         self.rows = np.array([float(reply.arrays["rows"]) for reply in replies])
         return beta
 
@@ -227,8 +227,10 @@ class FedAvgProtocol:
         if self.rule.proximal is not None:
             arrays["proximal"] = np.array(self.rule.proximal)
         drawn = self.drawn(number)
-        asked = self.sites if self.session.masked else drawn  # masks cancel over all sites only
-        replies = yield [self.session.ask(site, "run_epochs", arrays, codec.to_json(drawn)) for site in asked]
+        request = self.sites if self.session.masked else drawn  # masks cancel over all sites only
+        replies = yield [
+            self.session.request(site, "run_epochs", arrays, codec.to_json(drawn)) for site in request
+        ]
         loss, rows = add(replies, "loss").tolist()
         self.trace.append(RoundTrace(number, loss / rows, len(drawn)))
         moved, weight = add(replies, "beta"), float(add(replies, "weight"))
@@ -245,7 +247,7 @@ class FedAvgProtocol:
     def judge(self, beta: Floats) -> FitProtocol[FedAvgFit]:
         """Ask all sites for score, information and likelihood at the final coefficients."""
         arrays = {"beta": beta} | self._rule_arrays()
-        replies = yield self.session.ask_all("sum_scores", arrays)
+        replies = yield self.session.request_all("sum_scores", arrays)
         self._check_inside(replies)
         sums = self._sums(replies)
         weight, deviance, pearson = sums.totals.tolist()
@@ -256,7 +258,7 @@ class FedAvgProtocol:
             "dispersion": np.array(deviance / weight if self.distribution.least_squares else dispersion),
         }
         # A round of its own: the dispersion follows from the sums of the round before.
-        replies = yield self.session.ask_all("sum_likelihood", arrays)
+        replies = yield self.session.request_all("sum_likelihood", arrays)
         defined = int(add(replies, "defined")) == len(replies)
         self.trace.append(RoundTrace(self.options.rounds, sums.loss, len(self.sites)))
         return FedAvgFit(
@@ -287,14 +289,16 @@ class FedAvgProtocol:
     def _sums(self, replies: Sequence[Reply]) -> FinalSums:
         """Add up; the score tells nothing where few rows weigh in that of a site."""
         # Where one site is silent the sum of the others would tell a wrong distance; zeros make it infinite.
-        told = float(int(add(replies, "spread")) == len(replies))
+        reported = float(int(add(replies, "spread")) == len(replies))
         fair = {
-            name: told * add(replies, name) for name in ("slope", "curvature") if self.rule.fair is not None
+            name: reported * add(replies, name)
+            for name in ("slope", "curvature")
+            if self.rule.fair is not None
         }
         losses = None
         if not self.session.masked:
             losses = np.array([reply.arrays["totals"][1] for reply in replies]) / (2.0 * self.rows)
-        score, information = (told * add(replies, name) for name in ("score", "information"))
+        score, information = (reported * add(replies, name) for name in ("score", "information"))
         return FinalSums(
             score, information, add(replies, "totals"), float(self.rows.sum()), losses=losses, **fair
         )

@@ -165,7 +165,7 @@ class FedAvgResults(RowsResults, saved_as="fedstat fedavg results 4", record=Fed
         """Mean loss after each round; index ``round``, 0 before the first.
 
         ``loss`` is weighted by rows over the sites that were drawn for the next round (over all after the
-        last), and ``clients`` are their number.
+        last), and ``sites`` are their number.
         """
         return pd.DataFrame([asdict(row) for row in self._fit.trace]).set_index("round")
 

@@ -93,7 +93,7 @@ def _chosen(what: str, ndim: int = 0, dtype: str = "", *, optional: bool = False
     },
     releases={"rows": summed("number of rows, weights counted", 0, behind=OPEN_ROWS)},
     request=DistributionSpec,
-    asks=control("family and link", common=True),
+    requests=control("family and link", common=True),
 )
 def start(
     data: SiteData, state: State, distribution: DistributionSpec, shift: Floats, scale: Floats
@@ -109,7 +109,7 @@ def start(
     if not (scale > 0.0).all():
         raise MessageError(f"{data.name}: array 'scale' must be positive")
     if distribution.least_squares:
-        state.tell(
+        state.report(
             opened.question.column_sums(opened.used, True, ",".join(sorted(opened.question.weights.values())))
         )
     site = DescentRows(gather(opened, shift, scale), distribution, opened)
@@ -145,7 +145,7 @@ def site_rows(data: SiteData, state: State, beta: Floats) -> DescentRows:
         "loss": summed("loss of the site's rows before them, and rows", behind=EPOCHS),
     },
     request=tuple[str, ...],
-    asks=control("sites drawn in the round", common=True),
+    requests=control("sites drawn in the round", common=True),
 )
 def run_epochs(
     data: SiteData,
@@ -180,7 +180,7 @@ def run_epochs(
         check_lengths(data.name, fair=(fair, 3))
     if not 0 < int(epochs) <= MOST_EPOCHS:
         raise MessageError(f"{data.name}: expected 1 to {MOST_EPOCHS:,} epochs in a round, received {epochs}")
-    state.tell(SampledSites(drawn))
+    state.report(SampledSites(drawn))
     # The site's name makes orders differ between sites, and independent of who else is drawn.
     rng = np.random.default_rng((int(seed), int(number), *data.name.encode()))
     near = () if proximal is None else proximal.tolist()
@@ -225,7 +225,7 @@ def sum_scores(data: SiteData, state: State, beta: Floats, fair: Floats | None =
     sums = evaluate([site.rows], beta, site.distribution)
     silent = replace(sums, score=np.zeros(site.p), information=np.zeros((site.p, site.p)))
     instead = describe_fair_sums(site, silent, fair) | {"spread": np.array(False)}
-    state.tell(*site.answered_at(beta, sums, instead))
+    state.report(*site.answered_at(beta, sums, instead))
     return describe_fair_sums(site, sums, fair)
 
 

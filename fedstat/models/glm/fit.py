@@ -106,7 +106,7 @@ class PooledSums:
     by_site: Annotated[list[tuple[Vector, Matrix]], "K"] | None
 
     @classmethod
-    def of(cls, replies: Sequence[Reply], hidden: bool) -> PooledSums | None:
+    def of(cls, replies: Sequence[Reply], masked: bool) -> PooledSums | None:
         """Add up replies in order; None if sites give no sums: see ``sum_scores``."""
         # Under masks only the number of valid replies is known, so that one invalid reply cancels all.
         if few_weigh(replies) or int(add(replies, "inside")) < len(replies):
@@ -122,7 +122,7 @@ class PooledSums:
             deviance=deviance,
             pearson=pearson,
             null=add(replies, "null") if "null" in first else None,
-            by_site=None if hidden else parts,
+            by_site=None if masked else parts,
         )
 
     def step(self) -> tuple[Floats, Floats]:

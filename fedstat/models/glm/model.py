@@ -18,13 +18,13 @@ from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.checks import (
     check_choice,
+    check_integer,
     check_masked,
     check_positive,
-    check_whole,
     checks_arguments,
     kind_of,
 )
-from fedstat.models.explain import ForecastPlan
+from fedstat.models.explain import DryRunPlan
 from fedstat.models.glm.fit import GLMFit
 from fedstat.models.glm.overdispersion import Overdispersion, estimate_alpha, with_alpha
 from fedstat.models.glm.protocol import Newton, NewtonOptions, SumsRequest
@@ -49,7 +49,7 @@ from fedstat.models.run import Call, FitAttempt, run_fit
 # Dry run of a federated GLM: its loops, and what its releases disclose.
 
 
-class GLMPlan(ForecastPlan):
+class GLMPlan(DryRunPlan):
     """Facts about a federated GLM before it is fitted."""
 
     guessed: ClassVar[frozenset[str]] = frozenset({"list_clusters", "sum_clusters"})
@@ -59,32 +59,32 @@ class GLMPlan(ForecastPlan):
         strata = (given["cov_kwds"] or {}).get("strata")
         self.nested = () if strata is None else (strata,)
 
-    def loops(self, course: DryRunRecord) -> Sequence[IterationLoop]:
+    def loops(self, dry_run: DryRunRecord) -> Sequence[IterationLoop]:
         """Describe the evaluations of Newton's method, also of that with alpha among its coefficients."""
-        fits, limit = sum("start" in steps for steps in course.rounds), int(self.given["maxiter"])
+        fits, limit = sum("start" in steps for steps in dry_run.rounds), int(self.given["maxiter"])
         # Without the sites' own fits there is one more, at a point that needs no coefficients.
         newton = IterationLoop(("sum_scores",), fits * (limit + (not self.given["local"])), fits)
         if self.given["rounds"] is not None:
             return []
         return [newton, *([IterationLoop(("sum_nb2",), limit)] if self.given["alpha"] is not None else [])]
 
-    def learned(self, forecast: ExpectedReleases) -> Iterator[tuple[str, str]]:
+    def learned(self, expected: ExpectedReleases) -> Iterator[tuple[str, str]]:
         """State what a site's own fit discloses."""
-        if any(entry.step == "fit_alone" for entry in forecast.course.entries):
+        if any(entry.step == "fit_alone" for entry in expected.dry_run.entries):
             yield (
                 "Coordinator",
                 "learns every site's own fit, with the means and deviations of its columns. local=False "
                 "leaves this out, together with the comparison of the sites.",
             )
 
-        if any(entry.step == "sum_leveraged" for entry in forecast.course.entries):
+        if any(entry.step == "sum_leveraged" for entry in expected.dry_run.entries):
             yield (
                 "Sites",
                 "learn the inverse information of all sites' rows together; subtracting their own leaves "
                 "the sum over the others.",
             )
 
-    def notes(self, forecast: ExpectedReleases) -> Iterator[str]:
+    def notes(self, expected: ExpectedReleases) -> Iterator[str]:
         """State what is unknown."""
         if self.given["rounds"] is not None:
             yield f"rounds={self.given['rounds']} fixes the number of evaluations."
@@ -230,9 +230,9 @@ class FederatedGLM(HorizontalModel):
         call = Call.of(self.fit, locals())
         check_choice("cov_type", cov_type, COV_TYPES)
         check_positive("tol", tol)
-        check_whole("maxiter", maxiter, 1)
+        check_integer("maxiter", maxiter, 1)
         if rounds is not None:
-            check_whole("rounds", rounds, 1)
+            check_integer("rounds", rounds, 1)
             if not local:
                 raise ModelError(
                     "rounds: the steps start from the sites' own fits, which local=False leaves out"

@@ -154,7 +154,7 @@ def federation_lines(result: GLMStatements) -> list[tuple[str, str]]:
     lines += [("Own fits", _own_fits(result)), ("Heterogeneity", _joint_test(result))]
     if result._ledger is not None:
         lines.append(("Sums", f"masked over {len(blocks)} sites" if result._fit.masked else "in clear"))
-    return [*lines, *result._account_lines(), ("Privacy spent", result.estimate.privacy)]
+    return [*lines, *result._ledger_lines(), ("Privacy spent", result.estimate.privacy)]
 
 
 def _own_fits(result: GLMStatements) -> str:
@@ -187,14 +187,14 @@ def compare_sites(result: GLMStatements) -> tuple[Heterogeneity | None, str]:
 
 def site_sheet(result: GLMStatements) -> Sheet:
     """One site per row: its rows, the share left out, whether it has a fit, what left it."""
-    kinds = None if result._ledger is None else result._ledger.kinds_by_client()
+    kinds = None if result._ledger is None else result._ledger.kinds_by_site()
     estimates = result.site_estimates.notna().sum(axis=1)
     p = len(result.estimate.names)
     rows = []
     for block, known in zip(result.estimate.blocks, estimates, strict=True):
         own = "none" if not known else "yes" if known == p else f"{known} of {p}"
-        left = released_kinds(block.client, kinds)
-        rows.append((block.client, f"{block.entities:,}", f"{100 * block.missing:.2f} %", own, left))
+        left = released_kinds(block.site, kinds)
+        rows.append((block.site, f"{block.entities:,}", f"{100 * block.missing:.2f} %", own, left))
     headers = ("institution", "rows", "left out", "own fit", "what left it")
     return Sheet(headers, tuple(rows), "lrrrl", SITE_WIDTHS, gap=2, wrap=True)
 
@@ -225,13 +225,13 @@ def _masked_note(result: GLMStatements) -> str:
 
 def _in_clear(result: GLMStatements) -> str:
     """Name what left site by site all the same."""
-    told = []
+    reported = []
     if any(own.problem != NOT_REQUESTED for own in result._fit.local):
-        told.append("the own fits")
+        reported.append("the own fits")
     left = getattr(result._ledger, "events", ())
     if any((one.step, one.array, one.masked) == ("transform_sums", "sums", False) for _, one in left):
-        told.append("the sums that transforms such as center() need")
-    return f", but for {' and '.join(told)}" if told else ""
+        reported.append("the sums that transforms such as center() need")
+    return f", but for {' and '.join(reported)}" if reported else ""
 
 
 def _rounds_note(result: GLMStatements) -> str:
@@ -360,10 +360,10 @@ def _cluster_note(result: GLMStatements) -> str:
     strata = f" in strata by '{basis.strata}'" if basis.strata is not None else ""
     few, (clusters, _) = "", basis.counts
     if clusters < FEW_CLUSTERS:
-        law = "normal intervals are too short"
+        distribution = "normal intervals are too short"
         if result.df_inference is not None:
-            law = f"t on {result.df_inference:g} df helps only in part"
-        few = f" There are {clusters}: with so few they are too small as a rule, and {law}."
+            distribution = f"t on {result.df_inference:g} df helps only in part"
+        few = f" There are {clusters}: with so few they are too small as a rule, and {distribution}."
     own = "" if K == 1 else " The test of heterogeneity does not allow for them."
     return f"Standard errors are for clusters by '{basis.clusters}'{strata}.{few}{own}"
 

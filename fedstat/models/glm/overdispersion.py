@@ -63,7 +63,7 @@ def sum_nb2(
     if not alpha > 0.0:
         raise EstimationError(f"{data.name}: alpha must be positive")
     own = T[:-1, :-1] @ beta
-    state.tell(*model.answered_at(own, distribution=replace(model.distribution, alpha=float(alpha))))
+    state.report(*model.answered_at(own, distribution=replace(model.distribution, alpha=float(alpha))))
     sums = evaluate_nb2(model.chunks(), own, float(alpha))
     inside = np.isfinite(sums.log_likelihood)
     return {
@@ -80,7 +80,7 @@ def estimate_alpha(newton: Newton) -> FitProtocol[Overdispersion]:
     An EstimationError says that the counts are not overdispersed, or that the iteration does not converge.
     """
     yield from newton.open(local=True)
-    gamma, _, _ = yield from newton.climb(NO_SUMS)
+    gamma, _, _ = yield from newton.ascend(NO_SUMS)
     # In log alpha no step can leave the domain.
     point = np.append(gamma, np.log(newton.distribution.alpha or 1.0))
     llf, score, information = yield from _sums(newton, point)
@@ -112,7 +112,7 @@ def _sums(newton: Newton, point: Floats) -> FitProtocol[tuple[float, Floats, Flo
         "scale": newton.coordinates.scale,
         "alpha": np.array(alpha),
     }
-    replies = yield newton.session.ask_all("sum_nb2", arrays)
+    replies = yield newton.session.request_all("sum_nb2", arrays)
     score, information, llf = (add(replies, name) for name in ("score", "information", "llf"))
     if int(add(replies, "inside")) < len(replies):
         return -np.inf, score, information

@@ -16,7 +16,7 @@ from fedstat.inference.estimate import INTERCEPT
 from fedstat.inference.hypotheses import Constraints, Hypothesis, read_constraints
 from fedstat.inference.likelihood import LOSSES, FTest, LRTest, check_nested, format_test
 from fedstat.kernels.glm.effects import ChangeSums, EffectSums, change_sums, effect_sums
-from fedstat.models.checks import check_choice, check_whole
+from fedstat.models.checks import check_choice, check_integer
 from fedstat.models.glm.protocol import Newton, NewtonOptions, rises
 from fedstat.models.glm.separation import check_rank
 from fedstat.models.glm.statistics import GLMStatements
@@ -108,7 +108,7 @@ def marginal_effects(
         effects[first:],
         jacobian[first:],
         result._cov(),
-        law=result._law,
+        test_distribution=result._test_distribution,
         student=result.use_t,
         options={"method": method, "at": at},
         title=(result.model_name, result.estimate.response),
@@ -221,7 +221,7 @@ def _effects_protocol(
     if changes:
         arrays["changed"] = np.array([np.linalg.solve(columns.back, one.beta) for one in changes.values()])
         arrays["ends"] = np.array([[one.constant, one.constant + beta[j]] for j, one in changes.items()])
-    replies = yield newton.session.ask_all("sum_effects", arrays)
+    replies = yield newton.session.request_all("sum_effects", arrays)
     if int(add(replies, "inside")) < len(replies):
         raise _outside(result)
     forward = np.eye(len(columns.shift) + 1)
@@ -256,7 +256,7 @@ def wild_bootstrap(
 ) -> WildBootstrap:
     """Return the bootstrap of :meth:`fedstat.models.glm.results.GLMResults.wild_cluster_bootstrap`."""
     check_choice("weights", weights, tuple(POINTS))
-    check_whole("reps", reps, 2)
+    check_integer("reps", reps, 2)
     read = read_constraints(hypothesis, result.estimate.names)
     K, linear = len(result._fit.local), result.distribution.least_squares
     require_clusters(K, len(read.q))
@@ -265,9 +265,9 @@ def wild_bootstrap(
     ones = np.ones((1, K))
 
     def statistics(q: Floats) -> tuple[float, Floats]:
-        ask = partial(parts.refitted, q) if linear else parts.rescored
-        own = float(ask(ones)[0])
-        return own, with_own(own, ask(draws), draws)
+        request = partial(parts.refitted, q) if linear else parts.rescored
+        own = float(request(ones)[0])
+        return own, with_own(own, request(draws), draws)
 
     own, drawn = statistics(read.q)
     interval = None

@@ -195,7 +195,7 @@ def _declare_vectors(
         def flat() -> bool:
             return any(_is_cut(model, beta, constant) for constant in constants)
 
-    state.tell(*weighted_by(model.opened, model.chunks, model.n, beta, model.distribution, view, flat))
+    state.report(*weighted_by(model.opened, model.chunks, model.n, beta, model.distribution, view, flat))
 
 
 def _is_cut(model: SiteModel, beta: Floats, constant: float) -> bool:
@@ -254,8 +254,8 @@ def sum_leveraged(
             f"{data.name}: array 'inverse' is not that of an information of which this site's is a part"
         )
     view = LeverageVectors(np.ascontiguousarray(translated).tobytes(), int(power))
-    state.tell(*weighted_by(model.opened, model.chunks, model.n, own, model.distribution, view))
-    state.tell(model.score_products(own))
+    state.report(*weighted_by(model.opened, model.chunks, model.n, own, model.distribution, view))
+    state.report(model.score_products(own))
     meat = leveraged_meat(model.chunks(), own, model.distribution, translated, int(power))
     inside = meat is not None
     return {"inside": np.array(inside), "meat": np.zeros((p, p)) if meat is None else T.T @ meat @ T}

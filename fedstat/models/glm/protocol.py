@@ -104,10 +104,10 @@ class Newton:
         """Open the rows, fit every site's rows alone, and standardise."""
         session = self.session
         # Everything that needs no coefficients goes into one round, since every round needs every site.
-        asks = session.opening() + session.ask_all("start", {}, self.distribution.to_json())
+        requests = session.opening() + session.request_all("start", {}, self.distribution.to_json())
         if local:
-            asks += session.ask_all("fit_alone", {})
-        replies = yield asks
+            requests += session.request_all("fit_alone", {})
+        replies = yield requests
         K = len(session.sites)
         started, self.alone = replies[2 * K : 3 * K], replies[3 * K :]
         design = session.opened(replies)
@@ -163,7 +163,7 @@ class Newton:
         known = np.diag(information) > 0.0
         return weight * np.outer(known, known)
 
-    def evaluate_asks(self, gamma: Floats | None) -> list[Request]:
+    def evaluate_requests(self, gamma: Floats | None) -> list[Request]:
         """Return the request for the sums at a point."""
         arrays: dict[str, Array] = {"shift": self.coordinates.shift, "scale": self.coordinates.scale}
         if gamma is not None:
@@ -173,13 +173,13 @@ class Newton:
             arrays["null"] = np.array(self.null)
         # With a canonical link it equals the expected one; the start of IRLS has none.
         arrays["observed"] = np.array(not self.distribution.canonical and gamma is not None)
-        return self.session.ask_all("sum_scores", arrays)
+        return self.session.request_all("sum_scores", arrays)
 
     def evaluate(self, gamma: Floats | None) -> FitProtocol[PooledSums | None]:
         """Request the sums at a point; None if a mean is outside the family's domain."""
-        return PooledSums.of((yield self.evaluate_asks(gamma)), self.session.masked)
+        return PooledSums.of((yield self.evaluate_requests(gamma)), self.session.masked)
 
-    def judge_asks(
+    def judge_requests(
         self, gamma: Floats, total: PooledSums, dispersion: float, wanted: SumsRequest
     ) -> list[Request]:
         """Request the sums at the estimate that finish the fit.
@@ -198,7 +198,7 @@ class Newton:
             "between": np.array(wanted.between),
             "apart": np.array(self.session.masked),
         }
-        return self.session.ask_all("judge", arrays)
+        return self.session.request_all("judge", arrays)
 
     def dispersion(self, total: PooledSums) -> float:
         """Dispersion at a point, as statsmodels' `scale` argument chooses it."""
@@ -217,12 +217,12 @@ class Newton:
     def run(self, wanted: SumsRequest = NO_SUMS, local: bool = True) -> FitProtocol[GLMFit]:
         """Open the rows, iterate, and request the final sums."""
         yield from self.open(local)
-        gamma, total, judged = yield from self.climb(wanted)
+        gamma, total, judged = yield from self.ascend(wanted)
         self._check_units(total)
         dispersion = self.dispersion(total)
         # A last step that was foreseen has the final sums already.
         if not judged:
-            judged = yield self.judge_asks(gamma, total, dispersion, wanted)
+            judged = yield self.judge_requests(gamma, total, dispersion, wanted)
         # A site without a finite sum sends zero, which must not count as its part.
         defined = add(judged, "defined") == len(judged)
         return GLMFit(
@@ -252,7 +252,7 @@ class Newton:
                 "digits of it. Measure it in smaller units, or use fit(masked=False)"
             )
 
-    def climb(self, wanted: SumsRequest) -> FitProtocol[tuple[Floats, PooledSums, list[Reply]]]:
+    def ascend(self, wanted: SumsRequest) -> FitProtocol[tuple[Floats, PooledSums, list[Reply]]]:
         """Take Newton's steps until they are small.
 
         Request the final sums with the last round if it is foreseen.
@@ -287,11 +287,11 @@ class Newton:
         for halving in range(MAX_HALVINGS):
             trial = gamma + step * 0.5**halving
             # Means outside the domain, or an increasing deviance, halve the step.
-            asks = self.evaluate_asks(trial)
+            requests = self.evaluate_requests(trial)
             # This saves one round if this is the last point; otherwise the arrays are not used.
             if self.expects_last():
-                asks += self.judge_asks(trial, total, self.dispersion(total), wanted)
-            replies = yield asks
+                requests += self.judge_requests(trial, total, self.dispersion(total), wanted)
+            replies = yield requests
             new = PooledSums.of(replies[:K], self.session.masked)
             if new is not None and not rises(new.deviance, total.deviance):
                 self.halved = self.halved + 1 if halving else 0

@@ -480,7 +480,7 @@ class OLSResults(GLMResults, saved_as="fedstat ols results 2", record=GLMRecord)
     def get_prediction(self, frame: pd.DataFrame | None = None) -> GLMPrediction:
         """Predict with standard errors, and intervals of mean and response (``obs_ci_lower``, ``_upper``)."""
         found = super().get_prediction(frame)
-        return GLMPrediction(found.linear, found.se_linear, found.family, found.law, self.scale)
+        return GLMPrediction(found.linear, found.se_linear, found.family, found.test_distribution, self.scale)
 
     def _glance(self) -> dict[str, float]:
         own = {

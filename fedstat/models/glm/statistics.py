@@ -298,7 +298,7 @@ class GLMStatements(RowsResults):
         """
         cov: Floats = self._cov()
         rows = self._predicted(frame)
-        return GLMPrediction(rows.linear, rows.standard_errors(cov), self.family, self._law)
+        return GLMPrediction(rows.linear, rows.standard_errors(cov), self.family, self._test_distribution)
 
     def augment(
         self,

@@ -156,7 +156,7 @@ def _own(what: str, ndim: int = 1, *, optional: bool = False) -> ArrayDeclaratio
     FAMILY,
     releases={"response": summed("sums of weights and response", behind=OPEN_ROWS)},
     request=DistributionSpec,
-    asks=control("family and link", common=True),
+    requests=control("family and link", common=True),
 )
 def start(data: SiteData, state: State, distribution: DistributionSpec) -> dict[str, Array]:
     """Check the response, and sum it.
@@ -168,7 +168,7 @@ def start(data: SiteData, state: State, distribution: DistributionSpec) -> dict[
     model = SiteModel(opened, distribution, state.entities, len(opened.shift))
     if distribution.least_squares:
         # The same at all coefficients: a difference of two masked sums is a site's part.
-        state.tell(model.column_sums)
+        state.report(model.column_sums)
     sums = np.zeros(3)
     for rows in model.chunks():
         require_response(data.name, rows, model.distribution, opened.question.response)
@@ -214,10 +214,10 @@ def fit_alone(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
 
     # Coefficients, information, sum of squares; for least squares the information has the columns' moments.
     moments = 0 if model.distribution.least_squares else 2 * (p - 1)
-    state.tell(OwnFit(p * (p + 3) // 2 + 1 + moments, model.column_sums, instead))
+    state.report(OwnFit(p * (p + 3) // 2 + 1 + moments, model.column_sums, instead))
     fit = fit_local(lambda: model.chunks(None if varies.all() else varies), model.distribution)
     if fit.problem:
-        state.tell(OwnFitProblem(fit.problem, model.model_key, instead))
+        state.report(OwnFitProblem(fit.problem, model.model_key, instead))
     else:
         pearson = fit.pearson
         beta[varies], information[np.ix_(varies, varies)] = fit.beta, fit.information
@@ -254,7 +254,7 @@ def sums_at(
             return point.sums
     # Facts come before any description: the disclosure checks judge the weights of rows at this point.
     sums = evaluate(model.chunks(), beta, model.distribution, observed=observed)
-    state.tell(*model.answered_at(beta, sums, instead))
+    state.report(*model.answered_at(beta, sums, instead))
     state.keep("glm point", KeptSums(beta, sums), state.entities)
     return sums
 
@@ -308,7 +308,7 @@ def sum_scores(
         without["null"] = np.array(null_sums(model.chunks(), float(null), model.distribution)[:3])
     if beta is None:
         # No coefficients were chosen: the weights are those of the data, and single out no row.
-        state.tell(*AT_THE_START)
+        state.report(*AT_THE_START)
         sums = evaluate(model.chunks(), None, model.distribution)
     else:
         sums = sums_at(state, model, T @ beta, more, describe_nothing(model.p, more) | without)
@@ -370,7 +370,7 @@ def judge(
     fit = np.array([llf, without.log_likelihood, without.deviance])
     arrays = {"defined": np.isfinite(fit), "fit": np.where(np.isfinite(fit), fit, 0.0)}
     if meat:
-        state.tell(model.score_products(own))
+        state.report(model.score_products(own))
         sums = evaluate(model.chunks(), own, model.distribution, meat=True)
         assert sums.meat is not None
         arrays["meat"] = T.T @ sums.meat @ T
@@ -430,7 +430,7 @@ CLUSTER_FACTS = (*SUMS, ClusterRowCounts, ClusterProducts)
     FAMILY,
     "judge",
     releases={"clusters": HASHES, "strata": STRATA},
-    asks=schema("columns of clusters and strata"),
+    requests=schema("columns of clusters and strata"),
 )
 def list_clusters(data: SiteData, state: State, text: str) -> dict[str, Array]:
     """Return the site's clusters and strata as keyed hashes; an error if a cluster is in two strata.
@@ -526,10 +526,10 @@ def sum_clusters(
     rows = np.bincount(groups.code, minlength=len(groups.cluster))
     by_stratum = [int(rows[spans & (groups.stratum == stratum)].sum()) for stratum in spanning]
     # Each sum below is an aggregate of its own: the disclosure checks count the rows behind each.
-    state.tell(ClusterRowCounts([*rows[single].tolist(), *by_stratum, int(rows[alone].sum())]))
-    state.tell(ClusterProducts(count_clusters(model, groups, rows >= 2), groups.columns))
-    state.tell(*model.answered_at(T @ beta))
-    state.tell(model.score_products(T @ beta))
+    state.report(ClusterRowCounts([*rows[single].tolist(), *by_stratum, int(rows[alone].sum())]))
+    state.report(ClusterProducts(count_clusters(model, groups, rows >= 2), groups.columns))
+    state.report(*model.answered_at(T @ beta))
+    state.report(model.score_products(T @ beta))
     scores = cluster_scores(data, state, groups, T @ beta) @ T
     own = [scores[spans & (groups.stratum == stratum)] for stratum in spanning]
     shared_sums = np.zeros((len(shared), p))

@@ -59,7 +59,7 @@ def cluster_sums(
     It is an error if a cluster is in different strata at different sites.
     """
     text = json.dumps({"clusters": clusters, "strata": strata})
-    listed = yield session.ask_all("list_clusters", {}, text)
+    listed = yield session.request_all("list_clusters", {}, text)
     # Only hashes that several sites list are sent back: a stratum of one site stays private to it.
     several = _at_several(listed, "strata")
     arrays = {
@@ -69,7 +69,7 @@ def cluster_sums(
         "shared": _at_several(listed, "clusters"),
         "spanning": several if strata is not None else np.zeros(1, dtype=np.int64),
     }
-    replies = yield session.ask_all("sum_clusters", arrays)
+    replies = yield session.request_all("sum_clusters", arrays)
     together = [np.concatenate([r.arrays[name] for r in replies]) for name in ("shared", "shared_strata")]
     pairs = np.unique(np.column_stack(together), axis=0)
     if len(pairs) != len(np.unique(pairs[:, 0])):
@@ -88,16 +88,16 @@ def _at_several(replies: Sequence[Reply], name: str) -> Ints:
 
 
 def add_clusters(
-    replies: Sequence[Reply], asked: Mapping[str, Array], pairs: Ints, clusters: int
+    replies: Sequence[Reply], request: Mapping[str, Array], pairs: Ints, clusters: int
 ) -> ClusterSums:
     """Add up the sites' sums over clusters.
 
-    `asked` holds ``shared`` and ``spanning``, the clusters and strata that several sites have; `pairs` (s, 2)
-    the shared clusters, ascending, and the stratum of each, which is one of `spanning`.
+    `request` holds ``shared`` and ``spanning``, the clusters and strata that several sites have; `pairs` (s,
+    2) the shared clusters, ascending, and the stratum of each, which is one of `spanning`.
     """
     counts, sums, outer, scores = (add(replies, name) for name in ("counts", "sums", "outer", "shared_sums"))
     # A cluster over several sites is squared once its scores are added, and not before.
-    for h, score in zip(np.searchsorted(asked["spanning"], pairs[:, 1]), scores, strict=True):
+    for h, score in zip(np.searchsorted(request["spanning"], pairs[:, 1]), scores, strict=True):
         counts[h] += 1.0
         sums[h] += score
         outer[h] += np.outer(score, score)
@@ -129,7 +129,7 @@ def leveraged_sums(session: RowsSession, fit: GLMFit, power: int) -> FitProtocol
         "inverse": np.linalg.inv(fit.total.information),
         "power": np.array(power),
     }
-    replies = yield session.ask_all("sum_leveraged", arrays)
+    replies = yield session.request_all("sum_leveraged", arrays)
     if int(add(replies, "inside")) < len(replies):
         raise EstimationError(
             "cov_type: a row has leverage one, for instance the only row of a level. HC2 and HC3 would "

@@ -54,15 +54,15 @@ class EvaluatedModel:
 
     def predictors(self) -> Iterator[Rows]:
         """Rows whose design is a constant and the linear predictor, chunk by chunk."""
-        for whole, X in self.opened.chunks():
-            rows = glm_rows(whole, X)
+        for complete, X in self.opened.chunks():
+            rows = glm_rows(complete, X)
             eta = linear_predictor(rows, self.beta)
             yield replace(rows, X=np.column_stack([np.ones(len(eta)), eta]), offset=None)
 
     def columns(self) -> Iterator[Rows]:
         """Rows with all that the predictor is made of as columns: a constant, the design and the offset."""
-        for whole, X in self.opened.chunks():
-            rows = glm_rows(whole, X)
+        for complete, X in self.opened.chunks():
+            rows = glm_rows(complete, X)
             parts = [np.ones((len(X), 1)), X, *([] if rows.offset is None else [rows.offset[:, None]])]
             yield replace(rows, X=np.ascontiguousarray(np.hstack(parts)), offset=None)
 
@@ -111,7 +111,7 @@ def recalibrate(data: SiteData, state: State, gamma: Floats) -> dict[str, Array]
     nothing |= {"score": np.zeros(2), "information": np.zeros((2, 2)), "totals": np.zeros(3)}
     point = model.coefficients(gamma)
     # The columns that the predictor is made of, and not it alone: sums of these left in fits before.
-    state.tell(*answered_at(model.opened, model.columns, model.n, point, model.distribution, sums, nothing))
+    state.report(*answered_at(model.opened, model.columns, model.n, point, model.distribution, sums, nothing))
     return describe_sums(sums) | {"squares": np.array(_squares(model, gamma))}
 
 
@@ -139,9 +139,9 @@ ADDED = ("inside", "spread", "score", "information", "totals")
 
 
 def recalibrated(
-    sites: Sequence[str], session: str, distribution: DistributionSpec, hidden: bool
+    sites: Sequence[str], session: str, distribution: DistributionSpec, masked: bool
 ) -> FitProtocol[tuple[Recalibration | None, Floats | None]]:
-    """Regress the response on the evaluated linear predictor over all sites, whose parts may be `hidden`.
+    """Regress the response on the evaluated linear predictor over all sites, whose parts may be `masked`.
 
     It returns the regression, and sums of squared errors by site and of all (K + 1,), nan of sites that are
     hidden. Both are None where they cannot be told: where nearly all weight is in a few rows, or events and
@@ -149,10 +149,10 @@ def recalibrated(
     """
     search = RecalibrationState(distribution.estimates_scale)
     squares: Floats | None = None
-    while asked := search.asked():
+    while request := search.requested():
         replies = yield [
             Request(site, FAMILY, "recalibrate", {"gamma": gamma}, session)
-            for gamma in asked
+            for gamma in request
             for site in sites
         ]
         sums = []
@@ -163,7 +163,7 @@ def recalibrated(
             sums.append(one)
             if squares is None and one["inside"]:  # the first point is that of the model
                 own = np.array([float(reply.arrays["squares"]) for reply in point])
-                squares = np.append(np.full(len(own), np.nan) if hidden else own, own.sum())
+                squares = np.append(np.full(len(own), np.nan) if masked else own, own.sum())
         search.take(sums)
     return search.found(), squares
 
@@ -196,7 +196,7 @@ def place_of_bins(design: RowsDesign, beta: Floats) -> tuple[float, float]:
         "least": control("fewest rows of a bin", 0),
     },
     request=DistributionSpec,
-    asks=control("family and link"),
+    requests=control("family and link"),
 )
 def bin_counts(
     data: SiteData, state: State, distribution: DistributionSpec, beta: Floats, centre: Floats, width: Floats
@@ -219,7 +219,7 @@ def bin_counts(
     cell = merge_small_bins(np.bincount(at, minlength=B), data.min_count)[at]
     by_row = (weight, weight * y, weight * link.inverse(eta))
     sums = np.array([np.bincount(cell, weights=values, minlength=B) for values in by_row])
-    state.tell(ModelEvaluation(sums))
+    state.report(ModelEvaluation(sums))
     state.keep(JUDGED, model, model.n)
     return {"bins": sums, "least": np.array(data.min_count)}
 
@@ -236,8 +236,8 @@ def _evaluated_model(
 
 def _predictions(model: EvaluatedModel) -> Iterator[tuple[Floats, Floats, Floats]]:
     """Yield response (a proportion where there are trials), linear predictor and weight by chunk."""
-    for whole, X in model.opened.chunks():
-        rows = glm_rows(whole, X)
+    for complete, X in model.opened.chunks():
+        rows = glm_rows(complete, X)
         yield rows.y, linear_predictor(rows, model.beta), trials_weight(rows)
 
 
@@ -261,12 +261,12 @@ def evaluate_rows(
     masks_wanted = any(site.policy.masked_only for site in partition.sites.values())
     if recalibrate is None:
         recalibrate = distribution.name == "Binomial" and not (masks_wanted and len(sites) < FEWEST)
-    hidden = recalibrate and masks_wanted and len(sites) > 1
+    masked = recalibrate and masks_wanted and len(sites) > 1
 
     def protocol() -> FitProtocol[Evaluation]:
         place = place_of_bins(design, beta)
         agreed = replace(agreement, sites=sites)
-        return _evaluation_protocol(agreed, distribution, beta, place, recalibrate, hidden)
+        return _evaluation_protocol(agreed, distribution, beta, place, recalibrate, masked)
 
     analysis = _analysis(agreement, distribution, partition)
     return run_analysis(analysis, protocol, ledger), ledger
@@ -296,23 +296,25 @@ def _evaluation_protocol(
     beta: Floats,
     place: tuple[float, float],
     recalibrate: bool,
-    hidden: bool,
+    masked: bool,
 ) -> FitProtocol[Evaluation]:
     session, names = secrets.token_hex(8), tuple(row.site for row in agreement.sites)
     arrays = {"beta": beta, "centre": np.array(place[0]), "width": np.array(place[1])}
-    asks = [Request(site, FAMILY, "bin_counts", arrays, session, distribution.to_json()) for site in names]
+    requests = [
+        Request(site, FAMILY, "bin_counts", arrays, session, distribution.to_json()) for site in names
+    ]
     # Both in one round: a site answers in the order in which it is asked.
     replies = yield [
-        one for pair in zip(open_requests(agreement, session), asks, strict=True) for one in pair
+        one for pair in zip(open_requests(agreement, session), requests, strict=True) for one in pair
     ]
     replies = replies[1::2]
     counted = np.array([reply.arrays["bins"] for reply in replies])
     edges = np.concatenate([[-np.inf], bin_edges(distribution, *place), [np.inf]])
     found, squares = None, None
     if recalibrate:
-        asking = recalibrated(names, session, distribution, hidden)
+        requester = recalibrated(names, session, distribution, masked)
         found, squares = (
-            yield from masked_protocol(asking, names, session, sums_only=True) if hidden else asking
+            yield from masked_protocol(requester, names, session, sums_only=True) if masked else requester
         )
     binary = distribution.name == "Binomial"
     return Evaluation(

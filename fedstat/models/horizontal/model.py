@@ -42,7 +42,7 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import Engine, Fit, FitProtocol
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.checks import check_call
-from fedstat.models.explain import Explainable, ForecastPlan, owners_asked
+from fedstat.models.explain import DryRunPlan, Explainable, owners_consulted
 from fedstat.models.horizontal.session import RowsSession
 from fedstat.models.run import PostFitAnalysis, rest_after, run_analysis
 from fedstat.typing import Floats
@@ -67,14 +67,14 @@ def far_sites(own: Floats) -> list[tuple[int, int, str]]:
     found = []
     for j in range(own.shape[2]):
         mean, spread = own[:, 0, j], own[:, 1, j]
-        told = np.flatnonzero((spread > 0.0) & np.isfinite(mean))
-        m, s = mean[told], spread[told]
-        if len(told) < 2 or np.allclose(s**2, m * (1.0 - m), rtol=SHARE, atol=0.0):
+        reported = np.flatnonzero((spread > 0.0) & np.isfinite(mean))
+        m, s = mean[reported], spread[reported]
+        if len(reported) < 2 or np.allclose(s**2, m * (1.0 - m), rtol=SHARE, atol=0.0):
             continue
         units = DEVIATIONS * np.maximum(s[:, None], s)
         folds = np.full_like(units, np.log(FOLD))
-        found += [(int(told[k]), j, "mean") for k in _far(m, units)]
-        found += [(int(told[k]), j, "spread") for k in _far(np.log(s), folds)]
+        found += [(int(reported[k]), j, "mean") for k in _far(m, units)]
+        found += [(int(reported[k]), j, "spread") for k in _far(np.log(s), folds)]
     return found
 
 
@@ -183,7 +183,7 @@ class HorizontalModel(Explainable):
         self.question.check()
         check_units({name: site.published for name, site in partition.sites.items()}, self.question.needed)
         self._settle(partition, Ledger())
-        self._tell_of_missing(missing)
+        self._report_missing(missing)
 
     @classmethod
     @inherits_signature(__init__)
@@ -258,7 +258,7 @@ class HorizontalModel(Explainable):
             self.engine: Engine = partition.engine
             self._session = secrets.token_hex(8)
             ledger = Ledger()
-            self._assumed = bool(owners_asked(partition)) and needs_sums(self.question)
+            self._assumed = bool(owners_consulted(partition)) and needs_sums(self.question)
             try:
                 self.agreement: RowsAgreement = self.engine.run(self._agree(), ledger)
             except (EngineError, SessionError) as error:
@@ -295,14 +295,14 @@ class HorizontalModel(Explainable):
         """Run a protocol that is none of a fit, for which owners who want to be asked consent by itself."""
         ledger = self._new_ledger()
 
-        def asking(model: Self) -> FitProtocol[Fit]:
+        def requester(model: Self) -> FitProtocol[Fit]:
             return model._after_transforms(protocol(model), ledger)
 
         invent = SyntheticRows(self.agreement, self.distribution).sites
         words = (call, self.formula.text, str(self.distribution))
         columns = dict.fromkeys(self.sites, self.question.needed)
         analysis = PostFitAnalysis(self.partition, *words, invent, columns)
-        return run_analysis(analysis, lambda: asking(self), ledger, lambda: asking(copy.copy(self)))
+        return run_analysis(analysis, lambda: requester(self), ledger, lambda: requester(copy.copy(self)))
 
     def _new_ledger(self) -> Ledger:
         """Start a ledger with what the agreement released."""
@@ -310,7 +310,7 @@ class HorizontalModel(Explainable):
 
     def _agree(self) -> FitProtocol[RowsAgreement]:
         """Agree on levels, and on transforms unless an owner has to consent to sums for them first."""
-        agree = agree_coding if self._assumed else partial(agree_rows, hidden=self._masks_wanted)
+        agree = agree_coding if self._assumed else partial(agree_rows, masked=self._masks_wanted)
         return (
             yield from agree(
                 self.question,
@@ -325,7 +325,7 @@ class HorizontalModel(Explainable):
         """Agree on transforms, where that is still to be done, before a protocol goes on."""
         if self._assumed:
             self.agreement = yield from agree_transforms(
-                self.agreement, self._session, hidden=self._masks_wanted
+                self.agreement, self._session, masked=self._masks_wanted
             )
             self._assumed, self._agreement = False, copy.deepcopy(ledger)
         return (yield from protocol)
@@ -333,7 +333,7 @@ class HorizontalModel(Explainable):
     def _columns_read(self, site: str) -> Sequence[str]:
         return self.question.needed
 
-    def _invent_sites(self, plan: ForecastPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
+    def _invent_sites(self, plan: DryRunPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
         return SyntheticRows(self.agreement, self.distribution, plan.nested, plan.binary).sites(policies)
 
     def _check_exposure(self) -> None:
@@ -348,7 +348,7 @@ class HorizontalModel(Explainable):
             if isinstance(listed, str):
                 raise ModelError(f"{what}: expected a list of columns, received a text; write [{listed!r}]")
         labels = tuple(dict.fromkeys((*labels, *complete)))
-        (terms,) = formula.clients
+        (terms,) = formula.sites
         for name in (*formula.response_columns, *terms.columns, *formula.offset_columns):
             self._check_held("formula", name)
         for role, name in [*self._roles.items(), *(("labels", name) for name in labels)]:
@@ -388,7 +388,7 @@ class HorizontalModel(Explainable):
             "sites out, or do without the column"
         )
 
-    def _tell_of_missing(self, missing: MissingRule) -> None:
+    def _report_missing(self, missing: MissingRule) -> None:
         short = [
             f"{row.n_rows - row.n:,} at '{row.site}'" for row in self.agreement.sites if row.n < row.n_rows
         ]

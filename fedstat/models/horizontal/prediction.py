@@ -23,13 +23,13 @@ class PredictedRows:
     """Linear predictor of every row (NaN where a column is missing), and the design of the whole ones."""
 
     linear: pd.Series
-    whole: Bools
+    complete: Bools
     X: Floats
 
     def standard_errors(self, cov: Floats) -> pd.Series:
         """Return the standard errors of the linear predictor."""
         variance = np.full(len(self.linear), np.nan)
-        variance[self.whole] = ((self.X @ cov) * self.X).sum(axis=1)
+        variance[self.complete] = ((self.X @ cov) * self.X).sum(axis=1)
         return pd.Series(np.sqrt(np.maximum(variance, 0.0)), index=self.linear.index)
 
 
@@ -84,8 +84,8 @@ class GLMPrediction:
 
     `linear` and `se_linear` are of the linear predictor; `family` is that of the model.
 
-    `law` is that of a standardised error: normal, or of Student's t; `scale` the variance of a response about
-    its mean where it is normal, else None.
+    `test_distribution` is that of a standardised error: normal, or of Student's t; `scale` the variance of a
+    response about its mean where it is normal, else None.
 
     Examples
     --------
@@ -104,7 +104,7 @@ class GLMPrediction:
     linear: pd.Series
     se_linear: pd.Series
     family: Any
-    law: Any
+    test_distribution: Any
     scale: float | None = None
 
     @property
@@ -120,7 +120,7 @@ class GLMPrediction:
 
     def conf_int_linear(self, alpha: float = 0.05) -> pd.DataFrame:
         """Intervals of the linear predictor."""
-        half = self.law.isf(alpha / 2.0) * self.se_linear
+        half = self.test_distribution.isf(alpha / 2.0) * self.se_linear
         return pd.DataFrame({0: self.linear - half, 1: self.linear + half})
 
     def conf_int(self, alpha: float = 0.05) -> pd.DataFrame:
@@ -135,7 +135,7 @@ class GLMPrediction:
                 "no prediction interval: it is that of a normal response; fit FederatedOLS, or take "
                 "intervals of the mean"
             )
-        half = self.law.isf(alpha / 2.0) * np.sqrt(self.se_linear**2 + self.scale)
+        half = self.test_distribution.isf(alpha / 2.0) * np.sqrt(self.se_linear**2 + self.scale)
         return pd.DataFrame({0: self.linear - half, 1: self.linear + half})
 
     def summary_frame(self, alpha: float = 0.05) -> pd.DataFrame:

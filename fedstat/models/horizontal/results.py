@@ -86,7 +86,7 @@ def rows_estimate(
     width = len(design.names)
     return Estimate(
         names=design.names,
-        clients=("",) * width,
+        sites=("",) * width,
         terms=design.term_names,
         response=model.formula.response,
         nobs=int(design.n.sum()),

@@ -41,13 +41,13 @@ class RowsSession:
         """What has been agreed on so far: transforms perhaps at the beginning of the fit only."""
         return self.agreed()
 
-    def ask(self, site: str, step: str, arrays: Mapping[str, Array], text: str = "") -> Request:
+    def request(self, site: str, step: str, arrays: Mapping[str, Array], text: str = "") -> Request:
         """Address one step."""
         return Request(site, self.family, step, arrays, self.session, text)
 
-    def ask_all(self, step: str, arrays: Mapping[str, Array], text: str = "") -> list[Request]:
+    def request_all(self, step: str, arrays: Mapping[str, Array], text: str = "") -> list[Request]:
         """Address one step to all sites."""
-        return [self.ask(site, step, arrays, text) for site in self.sites]
+        return [self.request(site, step, arrays, text) for site in self.sites]
 
     def opening(self) -> list[Request]:
         """Ask for the rows to be opened, and for the moments of their columns."""

@@ -47,11 +47,11 @@ def count_predictions(
 
     This happens once for each site whose columns are `permuted`, by a number, and once without (None).
     """
-    holder = response.client
+    holder = response.site
     if holder not in partition.sites:
         raise ModelError(f"{call}: the partition lacks site '{holder}', which has the response")
 
-    def asking() -> FitProtocol[list[ScoreCounts]]:
+    def requester() -> FitProtocol[list[ScoreCounts]]:
         opened = yield from open_networks(fitted, partition)
         question = {"response": response.text, "columns": response.columns}
         (reply,) = yield [design_request(holder, "open_response", opened.session, question)]
@@ -67,12 +67,12 @@ def count_predictions(
             units = np.array([fitted.trained.mean, fitted.trained.sd, len(sets)])
             arrays = {"predicted": found.predicted[rows[use]], "use": use, "code": code, "units": units}
             to = SecureProductSession(FAMILY, opened.session, None)
-            (reply,) = yield [to.ask(holder, "score", to_json(fitted.trained.outcome), **arrays)]
+            (reply,) = yield [to.request(holder, "score", to_json(fitted.trained.outcome), **arrays)]
             counts.append(read_scores(reply, sets))
             if len(counts) == 1:
-                asked = np.bincount(code[has[use]], minlength=len(sets))
+                request = np.bincount(code[has[use]], minlength=len(sets))
                 # Sets with too few entities have no counts.
-                other = int((asked - counts[0].n)[counts[0].n > 0].sum())
+                other = int((request - counts[0].n)[counts[0].n > 0].sum())
                 if other:
                     warn(
                         f"{call}: {other:,} entities do not count: their '{response.text}' at '{holder}' is "
@@ -84,7 +84,7 @@ def count_predictions(
     analysis = fitted.analysis(call, partition)
     columns = {**analysis.columns, holder: (*analysis.columns.get(holder, ()), *response.columns)}
     analysis = replace(analysis, columns=columns)
-    return run_analysis(analysis, asking, new_ledger(partition, holder))
+    return run_analysis(analysis, requester, new_ledger(partition, holder))
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -102,9 +102,9 @@ def check_threshold(threshold: float, classes: int) -> None:
     check_level("threshold", threshold)
 
 
-def set_name(clients: int, names: Sequence[str]) -> str:
+def set_name(sites: int, names: Sequence[str]) -> str:
     """Write a set of sites, as in "A + B"."""
-    return " + ".join(names[k] for k in members_of(clients))
+    return " + ".join(names[k] for k in members_of(sites))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,7 +114,7 @@ class SetEvaluation:
     Parameters
     ----------
     scores : ScoreCounts
-    clients : tuple of str
+    sites : tuple of str
     classes : tuple of float
         Classes of the response; none for a normal one.
     sd : float
@@ -142,7 +142,7 @@ class SetEvaluation:
     """
 
     scores: ScoreCounts
-    clients: tuple[str, ...]
+    sites: tuple[str, ...]
     classes: tuple[float, ...]
     sd: float = 1.0
     least: int = 0
@@ -150,7 +150,7 @@ class SetEvaluation:
     @property
     def names(self) -> list[str]:
         """Sets of sites, as in "A + B"."""
-        return [set_name(s, self.clients) for s in self.scores.sets.tolist()]
+        return [set_name(s, self.sites) for s in self.scores.sets.tolist()]
 
     def to_frame(self, threshold: float | None = None) -> pd.DataFrame:
         """One row per set of sites.
@@ -289,13 +289,13 @@ class SetEvaluation:
         NotAvailableError
             Not all sets of sites were counted.
         """
-        K = len(self.clients)
+        K = len(self.sites)
         worth = {0: 0.0, **dict(zip(self.scores.sets.tolist(), self._worth(), strict=True))}
         absent = [s for s in range(1, 1 << K) if not np.isfinite(worth.get(s, np.nan))]
         if absent:
             raise NotAvailableError(
                 f"Shapley values need counts for every set of sites; of {(1 << K) - 1} sets "
-                f"{len(absent)} have too few entities, such as {set_name(absent[0], self.clients)}"
+                f"{len(absent)} have too few entities, such as {set_name(absent[0], self.sites)}"
             )
         share = [factorial(j) * factorial(K - j - 1) / factorial(K) for j in range(K)]
         values = [
@@ -304,7 +304,7 @@ class SetEvaluation:
             )
             for k in range(K)
         ]
-        return pd.Series(values, index=list(self.clients), name="value")
+        return pd.Series(values, index=list(self.sites), name="value")
 
     def _worth(self) -> list[float]:
         frame = self.to_frame()
@@ -324,10 +324,10 @@ class SetEvaluation:
             return {}
         return {str(name): float(value) for name, value in frame.iloc[int(np.argmax(size))].items()}
 
-    def worth_with(self, client: str) -> float:
+    def worth_with(self, site: str) -> float:
         """AUC beyond one half, R-squared, or accuracy beyond the largest class, if a site took part."""
-        with_client = self.scores.sets >> self.clients.index(client) & 1 == 1
-        return replace(self, scores=self.scores.together(with_client))._worth()[0]
+        with_site = self.scores.sets >> self.sites.index(site) & 1 == 1
+        return replace(self, scores=self.scores.together(with_site))._worth()[0]
 
     def summary(self) -> SheetSummary:
         """Print one line per set."""
@@ -369,21 +369,21 @@ def permutation_importance(
     fitted: FittedNetworks, response: ResponseSource, partition: ClientPartition, repeats: int, alpha: float
 ) -> pd.DataFrame:
     """Loss of AUC, accuracy or R-squared by site, over permutations of its columns (Breiman 2001)."""
-    clients = [k for k in fitted.clients if k in partition.sites]
-    permuted = [(k, number) for k in clients for number in range(1, repeats + 1)]
+    sites = [k for k in fitted.sites if k in partition.sites]
+    permuted = [(k, number) for k in sites for number in range(1, repeats + 1)]
     first, *counts = count_predictions(
         fitted, response, partition, f"importance(repeats={repeats})", [None, *permuted]
     )
     outcome = fitted.trained.outcome
 
-    def worth(scores: ScoreCounts, client: str) -> float:
-        return SetEvaluation(scores, fitted.clients, outcome.classes, fitted.trained.sd).worth_with(client)
+    def worth(scores: ScoreCounts, site: str) -> float:
+        return SetEvaluation(scores, fitted.sites, outcome.classes, fitted.trained.sd).worth_with(site)
 
     rows, t = [], float(stats.t.isf(alpha / 2.0, repeats - 1))
-    for k, of_client in zip(clients, np.array_split(np.arange(len(counts)), len(clients)), strict=True):
-        lost = np.array([worth(first, k) - worth(counts[i], k) for i in of_client])
+    for k, of_site in zip(sites, np.array_split(np.arange(len(counts)), len(sites)), strict=True):
+        lost = np.array([worth(first, k) - worth(counts[i], k) for i in of_site])
         mean, error = lost.mean(), lost.std(ddof=1) / np.sqrt(repeats)
         rows.append((mean, error, mean - t * error, mean + t * error))
     return pd.DataFrame(
-        rows, index=pd.Index(clients, name="client"), columns=["importance", "std_error", "low", "high"]
+        rows, index=pd.Index(sites, name="client"), columns=["importance", "std_error", "low", "high"]
     )

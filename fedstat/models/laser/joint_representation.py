@@ -64,7 +64,7 @@ def singular_weights(gram: Floats, m: int, width: int) -> Floats:
 
 
 def decompose(
-    layout: Layout, entities: Ints, width: int, conversation: SecureProductSession
+    layout: Layout, entities: Ints, width: int, product_session: SecureProductSession
 ) -> FitProtocol[JointRepresentation]:
     """Decompose the staged columns over those of some entities that every site has (Chai et al. 2022).
 
@@ -84,26 +84,26 @@ def decompose(
             f"method='vfedtrans' decomposes the columns of entities that all sites have; there are "
             f"{len(common)} to learn from. Use method='laser' or 'local'"
         )
-    every = np.ones((1, len(layout.clients)), dtype=np.bool_)
+    every = np.ones((1, len(layout.sites)), dtype=np.bool_)
     sides = product_operands(layout, BLOCK, np.where(chosen, 0, -1), every)
-    replies = yield [conversation.ask(s.site, "sum_products", code=s.code, groups=1) for s in sides]
+    replies = yield [product_session.request(s.site, "sum_products", code=s.code, groups=1) for s in sides]
     products = np.zeros((1, p + 1, p + 1))
     for side, reply in zip(sides, replies, strict=True):
         products[:, side.place, side.place] = reply.arrays["grams"]
-    yield from multiply_between_sites(layout, sides, products, conversation)
+    yield from multiply_between_sites(layout, sides, products, product_session)
     weights = singular_weights(symmetrized(products)[0, 1:, 1:], len(common), width)
-    projected = _project(layout, common, weights, conversation)
-    if hides(len(layout.clients)):
-        projected = masked_protocol(projected, layout.clients, conversation.session)
+    projected = _project(layout, common, weights, product_session)
+    if hides(len(layout.sites)):
+        projected = masked_protocol(projected, layout.sites, product_session.session)
     return JointRepresentation(common, (yield from projected), weights)
 
 
 def _project(
-    layout: Layout, common: Ints, weights: Floats, conversation: SecureProductSession
+    layout: Layout, common: Ints, weights: Floats, product_session: SecureProductSession
 ) -> FitProtocol[Floats]:
     """Add up the sites' projections of their columns, (m, r)."""
     replies = yield [
-        conversation.ask(
+        product_session.request(
             k, "project_columns", rows=np.searchsorted(layout.kept[k], common), weights=weights[at]
         )
         for k, at in layout.places().items()
@@ -155,16 +155,16 @@ def project_columns(data: SiteData, state: State, rows: Ints, weights: Floats) -
         "parameters": aggregate("parameters of the networks", 2, behind=(EntityCount, ExternalWeights))
     },
     request=DistillationRequest,
-    asks=control("layers and training"),
+    requests=control("layers and training"),
 )
 def distil(
-    data: SiteData, state: State, asked: DistillationRequest, rows: Ints, target: Floats
+    data: SiteData, state: State, request: DistillationRequest, rows: Ints, target: Floats
 ) -> dict[str, Array]:
     """Learn a representation (m, r) of some rows from the local columns; it is then an input of the networks.
 
     Released: ``parameters`` (1, q) of the network that was learned.
     """
-    X, network = input_columns(state, asked.network.raw), asked.network
+    X, network = input_columns(state, request.network.raw), request.network
     check_lengths(data.name, target=(target, len(rows)))
     check_positions(data.name, rows, len(X))
     widths = (X.shape[1], *network.hidden, network.width)
@@ -173,12 +173,12 @@ def distil(
     check_allocation(data.name, ADAM * count_parameters(widths), X.size)
     learned = Networks.draw(widths, 1, network.optimiser, (network.seed, network.number))
     rng = np.random.default_rng([network.seed, network.number])
-    for _ in range(asked.epochs):
+    for _ in range(request.epochs):
         order = rng.permutation(len(rows))
-        for batch in np.array_split(order, -(-len(order) // asked.batch_size)):
+        for batch in np.array_split(order, -(-len(order) // request.batch_size)):
             _learn(learned, X[rows[batch]], target[batch])
     state.keep(DISTILLED, DistilledNetwork(widths, learned.theta), len(X))
-    state.tell(EntityCount(len(rows)))
+    state.report(EntityCount(len(rows)))
     return {"parameters": learned.theta}
 
 

@@ -17,8 +17,8 @@ from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.dry_run.expected_releases import ExpectedReleases
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.kernels.glm.distributions import DistributionSpec
-from fedstat.models.checks import check_choice, check_positive, check_share, check_whole, checks_arguments
-from fedstat.models.explain import ForecastPlan
+from fedstat.models.checks import check_choice, check_integer, check_positive, check_share, checks_arguments
+from fedstat.models.explain import DryRunPlan
 from fedstat.models.laser.networks import Optimizer
 from fedstat.models.laser.protocol import Trainer
 from fedstat.models.laser.request import FAMILY, MOST_EPSILON, Outcome, OutcomeRequest
@@ -35,10 +35,10 @@ from fedstat.typing import Ints
 # Threat statements on the exchange of a split network, before it begins.
 
 
-class LASERPlan(ForecastPlan):
+class LASERPlan(DryRunPlan):
     """Plan whose rounds follow from the numbers of entities and epochs alone."""
 
-    def learned(self, forecast: ExpectedReleases) -> Iterator[tuple[str, str]]:
+    def learned(self, expected: ExpectedReleases) -> Iterator[tuple[str, str]]:
         """State what outputs and gradients reveal."""
         if self.given["method"] == "vfedtrans":
             yield (
@@ -105,8 +105,8 @@ class Schedule:
 
     def __post_init__(self) -> None:
         """Refuse numbers without meaning."""
-        check_whole("epochs", self.epochs, 1)
-        check_whole("batch_size", self.batch_size, 2)
+        check_integer("epochs", self.epochs, 1)
+        check_integer("batch_size", self.batch_size, 2)
         check_positive("rate", self.rate)
         if not self.decay >= 0.0:
             raise ModelError(f"decay: expected a penalty of zero or more, received {self.decay!r}")
@@ -205,7 +205,7 @@ class LASER(VerticalModel):
                 isinstance(one, int | np.integer) and one > 0 for one in units
             ):
                 raise ModelError(f"{name}: expected units of layers, as in (10, 10), received {units!r}")
-        check_whole("width", width, 1)
+        check_integer("width", width, 1)
         self.outcome: Outcome = outcome
         self.distribution = INVENTED[outcome]
         self.hidden, self.head_hidden = tuple(map(int, hidden)), tuple(map(int, head_hidden))
@@ -213,11 +213,11 @@ class LASER(VerticalModel):
         super().__init__(formula, partition, **kwargs)
         self.layout = self._lay_out()
         self.representations = dict(representations or {})
-        unknown = sorted(self.representations.keys() - set(self.layout.clients))
+        unknown = sorted(self.representations.keys() - set(self.layout.sites))
         if unknown:
             raise ModelError(
                 f"representations: {', '.join(unknown)} have no columns in the model; expected some of "
-                f"{', '.join(self.layout.clients)}"
+                f"{', '.join(self.layout.sites)}"
             )
         self._modules = {k: f"{k} {secrets.token_hex(8)}" for k in self.representations}
         self._begun = {k: deepcopy(module) for k, module in self.representations.items()}
@@ -230,7 +230,7 @@ class LASER(VerticalModel):
             raise ModelError(f"expected at most {MOST_CLIENTS} sites with columns, received {len(blocks)}")
         seen = np.zeros(self.design.n, dtype=np.bool_)
         for block in blocks:
-            seen[block.rows[block.whole]] = True
+            seen[block.rows[block.complete]] = True
         if not seen.any():
             raise EstimationError("no entity with a response has a site with all of its columns")
         nobody = int((~seen).sum())
@@ -345,12 +345,12 @@ class LASER(VerticalModel):
         schedule = (PUBLISHED if paper else DEFAULTS).chosen(
             epochs=epochs, batch_size=batch_size, rate=rate, decay=decay, balanced=balanced
         )
-        check_whole("seed", seed, 0)
+        check_integer("seed", seed, 0)
         for name, share in (("validation", validation), ("calibration", calibration)):
             check_share(name, share)
         # A response without classes has no weights; its holder refuses balanced=True.
         weighed = schedule.balanced and (self.outcome != "normal" or balanced is not None)
-        asked = self._outcome_request(label_epsilon, weighed)
+        request = self._outcome_request(label_epsilon, weighed)
         rng = np.random.default_rng(seed)
         learned, held, calibrated = self._divide(method, validation, calibration, rng)
         if batch_size is None:
@@ -375,7 +375,7 @@ class LASER(VerticalModel):
             self._modules,
         )
         kept = None if checkpoint is None else Path(checkpoint)
-        return run_fit(self, call, LASER._train, method, training, asked, rng, kept)
+        return run_fit(self, call, LASER._train, method, training, request, rng, kept)
 
     def _outcome_request(self, label_epsilon: float | None, balanced: bool) -> OutcomeRequest:
         """Describe the response to its holder, with the epsilon of its randomized labels."""
@@ -392,7 +392,7 @@ class LASER(VerticalModel):
 
     def _register_modules(self, method: Method) -> None:
         """Give each site with its own module a copy, for this fit."""
-        how, columns = METHODS[method], dict(zip(self.layout.clients, self.layout.sizes, strict=True))
+        how, columns = METHODS[method], dict(zip(self.layout.sites, self.layout.sizes, strict=True))
         if self._begun and not how.modules:
             raise ModelError(
                 "representations: a site has only one module, on its own columns; use another method than "
@@ -410,31 +410,31 @@ class LASER(VerticalModel):
         attempt: FitAttempt,
         method: Method,
         training: TrainingOptions,
-        asked: OutcomeRequest,
+        request: OutcomeRequest,
         rng: np.random.Generator,
         checkpoint: Path | None,
     ) -> LASERResults:
-        clients, lines = self.layout.clients, EpochProgress(training.epochs)
+        sites, lines = self.layout.sites, EpochProgress(training.epochs)
         trainer = Trainer(
             self._with_dealer(self.layout) if training.transfer else self.layout,
-            assemble(method, len(clients), self.heads),
+            assemble(method, len(sites), self.heads),
             method == "laser",
             training,
-            asked,
+            request,
             SecureProductSession(FAMILY, self._session, self._agreement.at, least=self.layout.least),
             rng,
             lines,
             checkpoint,
         )
         try:
-            trained = attempt.run(trainer.run(), clients if training.masked else ())
+            trained = attempt.run(trainer.run(), sites if training.masked else ())
         finally:
             lines.close()
-        return LASERResults._of(self, method, training, trained, asked.label_epsilon, attempt.ledger)
+        return LASERResults._of(self, method, training, trained, request.label_epsilon, attempt.ledger)
 
     def _masked(self, method: Method, exchange: str | None) -> bool:
         """Whether outputs are added up with masks."""
-        K, sums = len(self.layout.clients), METHODS[method].sums
+        K, sums = len(self.layout.sites), METHODS[method].sums
         if exchange is None:
             return hides(K) and sums
         check_choice("exchange", exchange, ("masked", "clear"))

@@ -38,7 +38,7 @@ from fedstat.models.vertical.prediction.protocol import (
     new_ledger,
     open_blocks,
     prediction_analysis,
-    present_clients,
+    present_sites,
 )
 from fedstat.typing import Floats, Ints
 
@@ -50,7 +50,7 @@ from fedstat.typing import Floats, Ints
 class FittedNetworks:
     """Trained networks and heads, with everything that predictions need."""
 
-    clients: tuple[str, ...]
+    sites: tuple[str, ...]
     specs: Mapping[str, str]
     kind: Outcome
     method: Method
@@ -74,7 +74,7 @@ class FittedNetworks:
     ) -> FittedNetworks:
         """Select the parts of a fit that predictions need."""
         return cls(
-            clients=model.layout.clients,
+            sites=model.layout.sites,
             specs=specs,
             kind=model.outcome,
             method=method,
@@ -91,12 +91,12 @@ class FittedNetworks:
     @property
     def assembly(self) -> NetworkAssembly:
         """Networks, heads and tasks of the method."""
-        return assemble(self.method, len(self.clients), self.heads_of)
+        return assemble(self.method, len(self.sites), self.heads_of)
 
-    def beside(self, client: str) -> dict[str, Any]:
+    def beside(self, site: str) -> dict[str, Any]:
         """Parameters and outputs of the network that is added to a site's columns, if there is one."""
         own = self.trained.distilled
-        return {"distilled": own[client], "joint": self.trained.joint} if own else {}
+        return {"distilled": own[site], "joint": self.trained.joint} if own else {}
 
     @property
     def one_each(self) -> bool:
@@ -110,7 +110,7 @@ class FittedNetworks:
     @property
     def blocks(self) -> FittedBlocks:
         """Return sites and codings, to open blocks."""
-        return FittedBlocks(self.clients, self.specs, {}, 0.0, {})
+        return FittedBlocks(self.sites, self.specs, {}, 0.0, {})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,11 +119,11 @@ class PredictedSets:
 
     predicted: Floats
     sets: Ints
-    clients: tuple[str, ...]
+    sites: tuple[str, ...]
 
-    def name_of(self, clients: int) -> str:
+    def name_of(self, sites: int) -> str:
         """Write a set of sites."""
-        return " + ".join(self.clients[k] for k in members_of(clients))
+        return " + ".join(self.sites[k] for k in members_of(sites))
 
 
 def predict_networks(
@@ -131,21 +131,21 @@ def predict_networks(
 ) -> PredictedSets:
     """Predict the entities of a partition, from the sites that have each; by one head, or on average."""
 
-    def asking() -> FitProtocol[PredictedSets]:
+    def requester() -> FitProtocol[PredictedSets]:
         opened = yield from open_networks(fitted, partition)
         return (yield from hidden(fitted, opened, predicted(fitted, opened, partition, head=head)))
 
     analysis = fitted.analysis(call, partition)
-    return run_analysis(analysis, asking, new_ledger(partition, fitted.holder))
+    return run_analysis(analysis, requester, new_ledger(partition, fitted.holder))
 
 
 def open_networks(fitted: FittedNetworks, partition: ClientPartition) -> FitProtocol[OpenedBlocks]:
     """Open the columns of the sites that a partition has."""
-    present = present_clients(fitted.clients, partition)
+    present = present_sites(fitted.sites, partition)
     if not present:
         raise ModelError(
-            f"predict: expected at least one of the sites {', '.join(fitted.clients)}; the partition "
-            f"has {', '.join(partition.clients)}"
+            f"predict: expected at least one of the sites {', '.join(fitted.sites)}; the partition "
+            f"has {', '.join(partition.sites)}"
         )
     return (yield from open_blocks(fitted.blocks, present, partition, FAMILY))
 
@@ -173,7 +173,7 @@ def predicted(
     to, n, width = SecureProductSession(FAMILY, opened.session, None), partition.n_entities, fitted.width
     trained, hidden_units = fitted.trained, np.array(fitted.hidden, dtype=np.int64)
     replies = yield [
-        to.ask(
+        to.request(
             k,
             "represent",
             json.dumps(fitted.modules.get(k, "")),
@@ -191,10 +191,10 @@ def predicted(
     ]
     outputs = np.zeros((len(fitted.assembly.networks), n, width))
     for reply in replies:
-        for place, i in enumerate(fitted.assembly.at(fitted.clients.index(reply.site))):
+        for place, i in enumerate(fitted.assembly.at(fitted.sites.index(reply.site))):
             outputs[i] = reply.arrays["outputs"][:, place * width : (place + 1) * width]
-    sets = ((~opened.missing) @ (1 << np.arange(len(fitted.clients)))).astype(np.int64)
-    return PredictedSets(predict_sets(fitted, outputs, sets, head), sets, fitted.clients)
+    sets = ((~opened.missing) @ (1 << np.arange(len(fitted.sites)))).astype(np.int64)
+    return PredictedSets(predict_sets(fitted, outputs, sets, head), sets, fitted.sites)
 
 
 def predict_sets(fitted: FittedNetworks, outputs: Floats, sets: Ints, head: int | None = None) -> Floats:

@@ -70,9 +70,9 @@ def write_training(path: Path, state: TrainingState) -> None:
     """Write the state; the former file is replaced once the new file is complete."""
     arrays: dict[str, Any] = {}
     content = json.dumps(to_plain(state, arrays))
-    whole = path.with_name(path.name + ".new")
-    whole.write_bytes(pack({"format": FORMAT, "content": content}, arrays))
-    whole.replace(path)
+    complete = path.with_name(path.name + ".new")
+    complete.write_bytes(pack({"format": FORMAT, "content": content}, arrays))
+    complete.replace(path)
 
 
 def read_training(path: Path, settings: str) -> TrainingState | None:
@@ -175,10 +175,10 @@ class PredictionRouting:
             np.array(judged, dtype=np.int64),
         )
 
-    def part(self, client: int, kept: Ints, entities: Ints) -> Bools:
+    def part(self, site: int, kept: Ints, entities: Ints) -> Bools:
         """Return the entities for which a site receives a request, (b,)."""
         if self.sets is not None:
-            return np.asarray(self.sets >> client & 1, dtype=np.bool_)
+            return np.asarray(self.sets >> site & 1, dtype=np.bool_)
         return np.isin(entities, kept)
 
     def collect(self, replies: Sequence[Reply], batch: int, width: int) -> Floats:
@@ -217,7 +217,7 @@ class Trainer:
     laser: bool
     training: TrainingOptions
     outcome: OutcomeRequest
-    conversation: SecureProductSession
+    product_session: SecureProductSession
     rng: np.random.Generator
     progress: Callable[[int, float, float], None]
     checkpoint: Path | None = None
@@ -231,7 +231,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.sets = [sum(1 << k for k in np.flatnonzero(~row).tolist()) for row in self.layout.missing]
-        self.named = np.argsort(self.layout.clients).tolist()
+        self.named = np.argsort(self.layout.sites).tolist()
         self.rank = np.argsort(self.named).tolist()
         self.turns = sorted(range(len(self.sets)), key=lambda g: moved(self.sets[g], self.rank))
 
@@ -240,7 +240,7 @@ class Trainer:
     def run(self) -> FitProtocol[TrainingFit]:
         """Train from start to end."""
         before = None if self.checkpoint is None else read_training(self.checkpoint, self.settings)
-        units, told, moments = yield from self._begin(before)
+        units, reported, moments = yield from self._begin(before)
         history: list[tuple[float, float]] = []
         best, keep = 0, False
         if before is not None:
@@ -258,18 +258,18 @@ class Trainer:
                 yield from self._save(self.checkpoint, np.array(history), best, keep)
         # If the last validation is the best one, the present networks.
         earlier = best < self.training.epochs - 1
-        asks = [
-            self._ask(k, "release_networks", best=earlier, **self._gradient(k)) for k in self.layout.clients
+        requests = [
+            self._request(k, "release_networks", best=earlier, **self._gradient(k)) for k in self.layout.sites
         ]
-        *networks, heads = yield [*asks, self._ask(self.layout.active, "release_heads", best=earlier)]
+        *networks, heads = yield [*requests, self._request(self.layout.active, "release_heads", best=earlier)]
         scores = yield from self._calibrate()
-        names, raw = self.layout.clients, self.training.raw
+        names, raw = self.layout.sites, self.training.raw
         return TrainingFit(
             {k: r.arrays["parameters"] for k, r in zip(names, networks, strict=True)},
             heads.arrays["parameters"],
             {k: unit[0] * (not raw) for k, unit in zip(names, units, strict=True)},
             {k: np.where(raw, 1.0, unit[1]) for k, unit in zip(names, units, strict=True)},
-            told,
+            reported,
             moments[0],
             moments[1],
             np.array(history),
@@ -281,12 +281,12 @@ class Trainer:
 
     def _save(self, path: Path, history: Floats, best: int, keep: bool) -> FitProtocol[None]:
         """Write the state from which the training would continue."""
-        clients = self.layout.clients
+        sites = self.layout.sites
         *networks, heads = yield [
-            *[self._ask(k, "release_training", **self._gradient(k)) for k in clients],
-            self._ask(self.layout.active, "release_training_of_heads"),
+            *[self._request(k, "release_training", **self._gradient(k)) for k in sites],
+            self._request(self.layout.active, "release_training_of_heads"),
         ]
-        states = {k: reply.arrays["training"] for k, reply in zip(clients, networks, strict=True)}
+        states = {k: reply.arrays["training"] for k, reply in zip(sites, networks, strict=True)}
         random = json.dumps(self.rng.bit_generator.state)
         held = TrainingState(history, best, keep, random, states, heads.arrays["training"], self.settings)
         write_training(path, held)
@@ -305,44 +305,44 @@ class Trainer:
     ) -> FitProtocol[tuple[list[Floats], OutcomeReply, list[float]]]:
         layout, t = self.layout, self.training
         replies = yield [
-            *[self._ask(k, "stage_block", keep=layout.keep[k]) for k in layout.clients],
-            self._ask(layout.active, "stage_outcome", to_json(self.outcome), keep=layout.response_keep),
+            *[self._request(k, "stage_block", keep=layout.keep[k]) for k in layout.sites],
+            self._request(layout.active, "stage_outcome", to_json(self.outcome), keep=layout.response_keep),
         ]
-        told = from_json(OutcomeReply, replies[-1].text, f"{layout.active}: its reply about the response")
+        reported = from_json(OutcomeReply, replies[-1].text, f"{layout.active}: its reply about the response")
         if t.transfer:
             yield from self._transfer()
-        asks = []
-        for number, k in enumerate(layout.clients):
-            asked = self._networks(k, len(self.assembly.at(number)), t.width)
+        requests = []
+        for number, k in enumerate(layout.sites):
+            request = self._networks(k, len(self.assembly.at(number)), t.width)
             again: dict[str, Any] = {} if before is None else {"training": before.networks[k]}
-            asks.append(self._ask(k, "start_networks", to_json(asked), **again))
+            requests.append(self._request(k, "start_networks", to_json(request), **again))
         heads = NetworksRequest(self.assembly.heads, t.head_hidden, t.width, t.optimiser, t.seed, OF_HEADS)
         again = {} if before is None else {"training": before.heads}
-        yield [*asks, self._ask(layout.active, "start_heads", to_json(heads), **again)]
+        yield [*requests, self._request(layout.active, "start_heads", to_json(heads), **again)]
         units = [reply.arrays["units"] for reply in replies[:-1]]
-        return units, told, replies[-1].arrays["moments"].tolist()
+        return units, reported, replies[-1].arrays["moments"].tolist()
 
-    def _networks(self, client: str, count: int, width: int) -> NetworksRequest:
+    def _networks(self, site: str, count: int, width: int) -> NetworksRequest:
         t = self.training
         # By its name: the order in which a partition lists its sites does not matter.
-        number = crc32(client.encode())
+        number = crc32(site.encode())
         return NetworksRequest(
-            count, t.hidden, width, t.optimiser, t.seed, number, t.raw, t.modules.get(client, "")
+            count, t.hidden, width, t.optimiser, t.seed, number, t.raw, t.modules.get(site, "")
         )
 
     def _transfer(self) -> FitProtocol[None]:
         """Let every site learn, from its own columns, the joint representation of entities that all have."""
         layout, t = self.layout, self.training
-        found = yield from decompose(layout, t.entities, t.width, self.conversation)
+        found = yield from decompose(layout, t.entities, t.width, self.product_session)
         self.joint = found.vectors.shape[1]
-        asks = []
-        for k in layout.clients:
+        requests = []
+        for k in layout.sites:
             rows = np.searchsorted(layout.kept[k], found.entities)
-            asked = DistillationRequest(self._networks(k, 1, self.joint), DISTIL_EPOCHS, DISTIL_BATCH)
-            asks.append(self._ask(k, "distil", to_json(asked), rows=rows, target=found.vectors))
-        replies = yield asks
+            request = DistillationRequest(self._networks(k, 1, self.joint), DISTIL_EPOCHS, DISTIL_BATCH)
+            requests.append(self._request(k, "distil", to_json(request), rows=rows, target=found.vectors))
+        replies = yield requests
         self.distilled = {
-            k: reply.arrays["parameters"] for k, reply in zip(layout.clients, replies, strict=True)
+            k: reply.arrays["parameters"] for k, reply in zip(layout.sites, replies, strict=True)
         }
 
     # ---- batches -------------------------------------------------------------------------------
@@ -448,24 +448,24 @@ class Trainer:
 
     # ---- requests ------------------------------------------------------------------------------
 
-    def _ask(self, site: str, step: str, text: str = "", **arrays: Any) -> Request:
-        return self.conversation.ask(site, step, text, **arrays)
+    def _request(self, site: str, step: str, text: str = "", **arrays: Any) -> Request:
+        return self.product_session.request(site, step, text, **arrays)
 
-    def _gradient(self, client: str) -> dict[str, Any]:
-        pending = self.pending.pop(client, None)
+    def _gradient(self, site: str) -> dict[str, Any]:
+        pending = self.pending.pop(site, None)
         return {} if pending is None else {"gradient": pending}
 
     def _outputs(
         self, step: str, entities: Ints, serving: PredictionRouting, **more: Any
     ) -> FitProtocol[Floats]:
         """Obtain the outputs of all networks for a batch, (I, b, d), or their masked sum, (1, b, d)."""
-        layout, masked, asks = self.layout, self.training.masked, []
-        for k, client in enumerate(layout.clients):
-            serving.rows[client] = at = np.flatnonzero(serving.part(k, layout.kept[client], entities))
-            rows = np.searchsorted(layout.kept[client], entities[at]).astype(np.int64)
+        layout, masked, requests = self.layout, self.training.masked, []
+        for k, site in enumerate(layout.sites):
+            serving.rows[site] = at = np.flatnonzero(serving.part(k, layout.kept[site], entities))
+            rows = np.searchsorted(layout.kept[site], entities[at]).astype(np.int64)
             placed: dict[str, Any] = {"at": at, "batch": len(entities) * masked}
-            asks.append(self._ask(client, step, rows=rows, **placed, **more, **self._gradient(client)))
-        replies = yield asks
+            requests.append(self._request(site, step, rows=rows, **placed, **more, **self._gradient(site)))
+        replies = yield requests
         return serving.collect(replies, len(entities), self.training.width)
 
     def _holder(
@@ -480,13 +480,13 @@ class Trainer:
             "sizes": serving.sizes,
             "head": serving.head,
         }
-        return self._ask(self.layout.active, step, **arrays, **more)
+        return self._request(self.layout.active, step, **arrays, **more)
 
     def _hand_over(self, reply: Reply, serving: PredictionRouting) -> None:
         """Keep the gradients for the next requests to the sites."""
         gradient = reply.arrays["gradient"]
-        for k, client in enumerate(self.layout.clients):
-            at = serving.rows[client]
+        for k, site in enumerate(self.layout.sites):
+            at = serving.rows[site]
             if len(at):
                 own = [0] if self.training.masked else self.assembly.at(k)
-                self.pending[client] = np.hstack([gradient[i][at] for i in own])
+                self.pending[site] = np.hstack([gradient[i][at] for i in own])

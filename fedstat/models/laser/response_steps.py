@@ -98,49 +98,50 @@ MEAN_LOSS = aggregate("mean loss of a batch", 0, behind=(EntityCount,))
         "moments": aggregate("mean and standard deviation of the response", behind=(EntityCount, RowGroups))
     },
     request=OutcomeRequest,
-    asks=control("kind of the response"),
+    requests=control("kind of the response"),
     replies=schema("classes of the response and their counts", behind=(EntityCount,)),
 )
 def stage_outcome(
-    data: SiteData, state: State, asked: OutcomeRequest, keep: Bools
+    data: SiteData, state: State, request: OutcomeRequest, keep: Bools
 ) -> tuple[dict[str, Array], str]:
     """Select the entities of a fit, and report the response's classes, or its mean and deviation (2,)."""
     opened = response_of(state)
     check_lengths(data.name, keep=(keep, len(opened)))
     y = np.ascontiguousarray(opened[keep], dtype=np.float64)
-    state.tell(EntityCount(len(y)), RowGroups("", np.where(keep, 0, -1), np.arange(len(keep))))
-    if asked.kind == "normal":
-        state.tell(SummedColumns(y[:, None]))
+    state.report(EntityCount(len(y)), RowGroups("", np.where(keep, 0, -1), np.arange(len(keep))))
+    if request.kind == "normal":
+        state.report(SummedColumns(y[:, None]))
         mean, sd = float(y.mean()), float(y.std())
         if not sd > 0.0:
             raise DesignError(
-                f"{data.name}: response '{asked.response}' is constant among the {len(y):,} entities of this "
+                f"{data.name}: response '{request.response}' is constant among the {len(y):,} "
+                f"entities of this "
                 "fit; choose entities with other values"
             )
         state.keep("laser outcome", OutcomeState((y - mean) / sd, (), mean, sd), len(y))
         return {"moments": np.array([mean, sd])}, to_json(OutcomeReply((), ()))
     classes, code, counts = np.unique(y, return_inverse=True, return_counts=True)
-    if len(classes) < 2 or len(classes) > (2 if asked.kind == "binary" else MOST_CLASSES):
+    if len(classes) < 2 or len(classes) > (2 if request.kind == "binary" else MOST_CLASSES):
         one = "networks learn nothing from one class; choose entities with others"
         more = "a binary one has two; use outcome='multiclass' or 'normal'"
         most = f"classes are 2 to {MOST_CLASSES}; use outcome='normal'"
         raise DesignError(
-            f"{data.name}: response '{asked.response}' has {len(classes):,} "
+            f"{data.name}: response '{request.response}' has {len(classes):,} "
             f"{'value' if len(classes) == 1 else 'values'} among the {len(y):,} entities of this fit; "
-            + (one if len(classes) < 2 else more if asked.kind == "binary" else most)
+            + (one if len(classes) < 2 else more if request.kind == "binary" else most)
         )
     labels, flip, total = code.astype(np.float64), None, 0.0
-    if asked.label_epsilon:
-        flip = flip_matrix(len(classes), asked.label_epsilon)
-        draws, total = label_draws(data, opened, asked.label_epsilon)
+    if request.label_epsilon:
+        flip = flip_matrix(len(classes), request.label_epsilon)
+        draws, total = label_draws(data, opened, request.label_epsilon)
         labels = randomised(labels, flip, draws[keep])
         counts = np.bincount(labels.astype(np.int64), minlength=len(classes))
-    state.tell(LevelRowCounts(asked.response, counts.tolist()))
-    weights = len(labels) / (len(classes) * np.maximum(counts, 1)) if asked.balanced else None
+    state.report(LevelRowCounts(request.response, counts.tolist()))
+    weights = len(labels) / (len(classes) * np.maximum(counts, 1)) if request.balanced else None
     staged = OutcomeState(labels, tuple(classes.tolist()), 0.0, 1.0, flip, weights)
     state.keep("laser outcome", staged, len(y))
-    told = OutcomeReply(staged.classes, tuple(counts.tolist()), total)
-    return {"moments": np.array([0.0, 1.0])}, to_json(told)
+    reported = OutcomeReply(staged.classes, tuple(counts.tolist()), total)
+    return {"moments": np.array([0.0, 1.0])}, to_json(reported)
 
 
 @step(
@@ -148,16 +149,16 @@ def stage_outcome(
     "stage_outcome stage_block start_networks distil deal_product",
     takes={"training": replace(TRAINING, optional=True, behind=())},
     request=NetworksRequest,
-    asks=control("layers, training and seed"),
+    requests=control("layers, training and seed"),
 )
 def start_heads(
-    data: SiteData, state: State, asked: NetworksRequest, training: Floats | None = None
+    data: SiteData, state: State, request: NetworksRequest, training: Floats | None = None
 ) -> dict[str, Array]:
     """Draw the parameters of the heads, or continue a `training`; nothing is released."""
     outcome = outcome_of(state)
-    widths = (asked.width, *asked.hidden, max(len(outcome.classes), 1))
-    check_allocation(data.name, ADAM * asked.count * count_parameters(widths), len(outcome.y))
-    heads = Heads(Networks.draw(widths, asked.count, asked.optimiser, (asked.seed, asked.number)))
+    widths = (request.width, *request.hidden, max(len(outcome.classes), 1))
+    check_allocation(data.name, ADAM * request.count * count_parameters(widths), len(outcome.y))
+    heads = Heads(Networks.draw(widths, request.count, request.optimiser, (request.seed, request.number)))
     if training is not None:
         heads.best, heads.seen = heads.networks.restore(training), heads.networks.theta.copy()
     state.keep(ITEM, heads, len(outcome.y))
@@ -258,11 +259,11 @@ def learn(data: SiteData, state: State, keep: Array, **arrays: Array) -> dict[st
         heads.networks.learn(number, of_heads[number])
     if not np.isfinite(loss):
         raise EstimationError(diverged(data.name, "losses", heads.networks))
-    told = {"gradient": np.ascontiguousarray(gradient)}
+    reported = {"gradient": np.ascontiguousarray(gradient)}
     if len(batch.rows) < data.min_count:  # the loss of so few entities nearly reveals that of each
-        return told
-    state.tell(EntityCount(len(batch.rows)))
-    return {**told, "loss": np.array(loss)}
+        return reported
+    state.report(EntityCount(len(batch.rows)))
+    return {**reported, "loss": np.array(loss)}
 
 
 @step(FAMILY, "learn judge look train", takes=BATCH, releases={"loss": MEAN_LOSS})
@@ -270,7 +271,7 @@ def judge(data: SiteData, state: State, **arrays: Array) -> dict[str, Array]:
     """Mean loss of validation entities, which are not used for training."""
     batch, outcome, heads = read_batch(data, state, arrays)
     heads.seen = heads.networks.theta.copy()
-    state.tell(EntityCount(len(batch.rows)))
+    state.report(EntityCount(len(batch.rows)))
     return {"loss": np.array(run_heads(batch, outcome, heads.networks)[0])}
 
 
@@ -278,7 +279,7 @@ def judge(data: SiteData, state: State, **arrays: Array) -> dict[str, Array]:
 def release_training_of_heads(data: SiteData, state: State) -> dict[str, Array]:
     """Release the state from which the training continues."""
     heads = heads_of(state)
-    state.tell(EntityCount(len(outcome_of(state).y)))
+    state.report(EntityCount(len(outcome_of(state).y)))
     return {"training": heads.networks.state(heads.best)}
 
 
@@ -295,7 +296,7 @@ def release_heads(data: SiteData, state: State, best: Array) -> dict[str, Array]
     if theta is None:
         raise MessageError(f"{data.name}: no heads of a validation were kept")
     heads.networks.theta = theta
-    state.tell(EntityCount(len(outcome_of(state).y)))
+    state.report(EntityCount(len(outcome_of(state).y)))
     return {"parameters": theta}
 
 
@@ -308,9 +309,9 @@ def label_draws(data: SiteData, response: Floats, epsilon: float) -> tuple[Float
     digest = hashlib.sha256(np.ascontiguousarray(response).tobytes()).hexdigest()
     key = hmac.digest(data.trust.identity.secret("labels"), f"{epsilon!r} {digest}".encode(), "sha256")
     spent = f"{LABELS}{epsilon!r} {hashlib.sha256(key).hexdigest()}"
-    if spent not in data.account.spent:
-        data.account.spend(spent)
-    total = math.fsum(float(one.split()[2]) for one in data.account.spent if one.startswith(LABELS))
+    if spent not in data.site_ledger.spent:
+        data.site_ledger.spend(spent)
+    total = math.fsum(float(one.split()[2]) for one in data.site_ledger.spent if one.startswith(LABELS))
     words = keystream(key, bytes(12), len(response))
     return np.asarray((words.view(np.uint64) >> np.uint64(11)) * 2.0**-53), total
 

@@ -14,7 +14,7 @@ from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.summary import CoefficientBlock, Note, coefficient_block_sheet, header_sheet
 from fedstat.inference.tables import SheetSummary, human_bytes
-from fedstat.models.checks import check_level, check_whole
+from fedstat.models.checks import check_integer, check_level
 from fedstat.models.laser.evaluation import (
     SetEvaluation,
     check_threshold,
@@ -25,7 +25,7 @@ from fedstat.models.laser.prediction import ConformalSets, FittedNetworks, point
 from fedstat.models.laser.scoring import ScoreCounts
 from fedstat.models.laser.training import METHODS, TrainingFit, TrainingOptions
 from fedstat.models.results import Results
-from fedstat.models.vertical.layout import client_blocks
+from fedstat.models.vertical.layout import site_blocks
 from fedstat.models.vertical.prediction.protocol import ResponseSource, released_specs
 from fedstat.plotting import COLORS, axes_for, label_y, legend_below, mark_x
 
@@ -175,7 +175,7 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
     (800, 'laser', (0.0, 1.0), 3, True)
     >>> most, shares = fit.predict(partition), fit.predict_proba(partition)
     >>> sets, judged, lost = fit.predict_set(partition), fit.evaluate(partition), fit.importance(partition, 2)
-    >>> len(fit.clients()), fit.calibration.figures == fit.figures, "A" in fit.summary().as_text()
+    >>> len(fit.sites()), fit.calibration.figures == fit.figures, "A" in fit.summary().as_text()
     (3, True, True)
     """
 
@@ -194,14 +194,14 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
     ) -> LASERResults:
         """Make results of a fit."""
         layout, formula = model.layout, model.formula
-        fitted = FittedNetworks.of(model, method, training, trained, released_specs(model, layout.clients))
+        fitted = FittedNetworks.of(model, method, training, trained, released_specs(model, layout.sites))
         record = LASERRecord(
             fitted,
             ResponseSource(layout.active, formula.response, tuple(formula.response_columns)),
             training.masked,
             layout.n,
             (len(training.entities), len(training.validation), len(training.calibration)),
-            client_blocks(layout),
+            site_blocks(layout),
             label_epsilon,
         )
         return cls(record, ledger)
@@ -266,14 +266,14 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
         fitted = self._record.fitted
         if at == "average":
             return None
-        if at not in fitted.clients or fitted.assembly.heads != len(fitted.clients):
-            own = fitted.clients if fitted.assembly.heads == len(fitted.clients) else ()
+        if at not in fitted.sites or fitted.assembly.heads != len(fitted.sites):
+            own = fitted.sites if fitted.assembly.heads == len(fitted.sites) else ()
             words = ", ".join(map(repr, ("average", *own)))
             raise ModelError(
                 f"at: expected {words}, received {at!r}; sites have their own heads with heads='client', or "
                 "method='local'"
             )
-        return fitted.clients.index(at)
+        return fitted.sites.index(at)
 
     def predict(self, partition: ClientPartition, *, threshold: float | None = None) -> pd.Series:
         """Predict the mean of a normal response, otherwise the most probable class.
@@ -358,7 +358,7 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
         """
         fitted = self._record.fitted
         (scores,) = count_predictions(fitted, self._record.response, partition)
-        policy = partition.sites[self._record.response.client].policy
+        policy = partition.sites[self._record.response.site].policy
         return replace(self._evaluation(scores), least=policy.min_count if policy.evaluation == "once" else 0)
 
     def importance(
@@ -397,14 +397,14 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
         ----------
         Breiman, L. (2001). Random forests. Machine Learning 45, 5-32, section 10.
         """
-        check_whole("repeats", repeats, 2)
+        check_integer("repeats", repeats, 2)
         check_level("alpha", alpha)
         record = self._record
         return permutation_importance(record.fitted, record.response, partition, repeats, alpha)
 
     def _evaluation(self, scores: ScoreCounts) -> SetEvaluation:
         fitted = self._record.fitted
-        return SetEvaluation(scores, fitted.clients, fitted.trained.outcome.classes, fitted.trained.sd)
+        return SetEvaluation(scores, fitted.sites, fitted.trained.outcome.classes, fitted.trained.sd)
 
     @property
     def nobs(self) -> int:
@@ -423,7 +423,7 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
     )
     """The entities of the results, for a comparison."""
 
-    def clients(self) -> pd.DataFrame:
+    def sites(self) -> pd.DataFrame:
         """Return the data of every site, and its contribution to predictions.
 
         Returns
@@ -432,7 +432,7 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
             By site: ``columns``, ``entities``, ``missing`` (share), and its Shapley ``value`` (see
             :meth:`SetEvaluation.values`), nan where not every set of sites has entities to count.
         """
-        rows = [(b.client, b.columns, b.entities, b.missing) for b in self._record.blocks if b.columns]
+        rows = [(b.site, b.columns, b.entities, b.missing) for b in self._record.blocks if b.columns]
         frame = pd.DataFrame(rows, columns=["client", "columns", "entities", "missing"]).set_index("client")
         try:
             return frame.assign(value=self.calibration.values())

@@ -90,7 +90,7 @@ def with_distilled(X: Floats, widths: Sequence[int], theta: Floats) -> Floats:
     return np.hstack([X, evaluate(theta, widths, X)[:, 0]])
 
 
-def _client(state: State) -> SiteTraining:
+def _site(state: State) -> SiteTraining:
     return state.use(ITEM, SiteTraining, NOT_STARTED)
 
 
@@ -109,28 +109,28 @@ BEST = control("whether the networks of the best look are taken", 0)
     "stage_block stage_outcome start_heads distil",
     takes={"training": replace(TRAINING, optional=True, behind=())},
     request=NetworksRequest,
-    asks=control("layers, training and seed"),
+    requests=control("layers, training and seed"),
 )
 def start_networks(
-    data: SiteData, state: State, asked: NetworksRequest, training: Floats | None = None
+    data: SiteData, state: State, request: NetworksRequest, training: Floats | None = None
 ) -> dict[str, Array]:
     """Draw the parameters of the site's networks, or continue a `training`; nothing is released."""
-    X = input_columns(state, asked.raw)
+    X = input_columns(state, request.raw)
     if DISTILLED in state:
         learned = state.use(DISTILLED, DistilledNetwork, NOT_STARTED)
         X = with_distilled(X, learned.widths, learned.theta)
-    widths = (X.shape[1], *asked.hidden, asked.width)
-    check_allocation(data.name, ADAM * asked.count * count_parameters(widths), X.size)
-    if asked.module:
+    widths = (X.shape[1], *request.hidden, request.width)
+    check_allocation(data.name, ADAM * request.count * count_parameters(widths), X.size)
+    if request.module:
         networks: Networks = torch_modules.ModuleNetworks.of(
-            asked.module, X.shape[1], asked.width, asked.optimiser
+            request.module, X.shape[1], request.width, request.optimiser
         )
     else:
-        networks = Networks.draw(widths, asked.count, asked.optimiser, (asked.seed, asked.number))
-    client = SiteTraining(networks, np.ascontiguousarray(X.T))
+        networks = Networks.draw(widths, request.count, request.optimiser, (request.seed, request.number))
+    site = SiteTraining(networks, np.ascontiguousarray(X.T))
     if training is not None:
-        client.best, client.seen = networks.restore(training), networks.theta.copy()
-    state.keep(ITEM, client, X.shape[0])
+        site.best, site.seen = networks.restore(training), networks.theta.copy()
+    state.keep(ITEM, site, X.shape[0])
     return {}
 
 
@@ -160,11 +160,11 @@ def train(
     `rows` (b_k,) of the block are in the batch; with masks they are `at` these positions of its `batch` rows,
     which is otherwise 0. `keep` states that the latest validation is the best so far.
     """
-    client = _client(state)
-    client.take(data.name, gradient)
+    site = _site(state)
+    site.take(data.name, gradient)
     if bool(keep):
-        client.best = client.seen
-    client.activations, outputs = _run(data, client, rows)
+        site.best = site.seen
+    site.activations, outputs = _run(data, site, rows)
     return {"outputs": _pad(data, outputs, at, int(batch))}
 
 
@@ -178,22 +178,22 @@ def look(
     data: SiteData, state: State, rows: Ints, at: Ints, batch: Array, gradient: Floats | None = None
 ) -> dict[str, Array]:
     """Release the outputs for entities that are not used for training; see :func:`train`."""
-    client = _client(state)
-    client.take(data.name, gradient)
-    client.seen = client.networks.theta.copy()
-    return {"outputs": _pad(data, _run(data, client, rows)[1], at, int(batch))}
+    site = _site(state)
+    site.take(data.name, gradient)
+    site.seen = site.networks.theta.copy()
+    return {"outputs": _pad(data, _run(data, site, rows)[1], at, int(batch))}
 
 
-def _run(data: SiteData, client: SiteTraining, rows: Ints) -> tuple[list[Floats], Floats]:
+def _run(data: SiteData, site: SiteTraining, rows: Ints) -> tuple[list[Floats], Floats]:
     """Activations by network on some rows of the block, and the outputs side by side."""
-    networks, n = client.networks, client.X.shape[1]
+    networks, n = site.networks, site.X.shape[1]
     m, d = len(networks.theta), int(networks.widths[-1])
-    check_allocation(data.name, len(rows) * m * int(networks.widths.sum()), client.X.size)
+    check_allocation(data.name, len(rows) * m * int(networks.widths.sum()), site.X.size)
     if len(rows) == 0:
         return [], np.zeros((0, m * d))
     if not 0 <= rows.min() <= rows.max() < n:
         raise MessageError(f"{data.name}: expected rows of its block, 0 to {n - 1}")
-    X = np.ascontiguousarray(client.X[:, rows])
+    X = np.ascontiguousarray(site.X[:, rows])
     activations = [networks.activate(i, X) for i in range(m)]
     outputs = np.hstack([networks.output(A).T for A in activations])
     if not np.isfinite(outputs).all():
@@ -217,10 +217,10 @@ def _pad(data: SiteData, outputs: Floats, at: Ints, batch: int) -> Floats:
 @step(FAMILY, "train look learn judge", takes={"gradient": GRADIENT}, releases={"training": TRAINING})
 def release_training(data: SiteData, state: State, gradient: Floats | None = None) -> dict[str, Array]:
     """Release the state from which the training continues, after the batch before."""
-    client = _client(state)
-    client.take(data.name, gradient)
-    state.tell(EntityCount(client.X.shape[1]))
-    return {"training": client.networks.state(client.best)}
+    site = _site(state)
+    site.take(data.name, gradient)
+    state.report(EntityCount(site.X.shape[1]))
+    return {"training": site.networks.state(site.best)}
 
 
 @step(
@@ -233,13 +233,13 @@ def release_networks(
     data: SiteData, state: State, best: Array, gradient: Floats | None = None
 ) -> dict[str, Array]:
     """Release the parameters (m, q) of the site's networks, the present ones or the `best` in validation."""
-    client = _client(state)
-    client.take(data.name, gradient)
-    theta = client.best if bool(best) else client.networks.theta
+    site = _site(state)
+    site.take(data.name, gradient)
+    theta = site.best if bool(best) else site.networks.theta
     if theta is None:
         raise MessageError(f"{data.name}: no networks of a validation were kept")
-    client.networks.theta = theta
-    state.tell(EntityCount(client.X.shape[1]))
+    site.networks.theta = theta
+    state.report(EntityCount(site.X.shape[1]))
     return {"parameters": theta}
 
 
@@ -260,7 +260,7 @@ def release_networks(
         "permuted": control("number of a permutation of the rows", 0, optional=True),
     },
     releases={"outputs": OUTPUTS},
-    asks=control("name of a module in the place of the networks"),
+    requests=control("name of a module in the place of the networks"),
 )
 def represent(
     data: SiteData,

@@ -66,7 +66,7 @@ def calibrate(data: SiteData, state: State, group: Ints, vote: Array, **arrays: 
         P = average(found, bool(vote))
         served = np.where(batch.weights[batch.code][:, tasks].any(axis=1), 0, -1)
         parts.append(count_scores(P, y, len(outcome.classes), served, 1, data.min_count))
-    return _told(state, [np.concatenate(part) for part in zip(*parts, strict=True)], C)
+    return _reported(state, [np.concatenate(part) for part in zip(*parts, strict=True)], C)
 
 
 @step(
@@ -78,7 +78,7 @@ def calibrate(data: SiteData, state: State, group: Ints, vote: Array, **arrays: 
         "units": control("units of the response, and number of sets", dtype="float64"),
     },
     releases=COUNTS,
-    asks=schema("classes of the response"),
+    requests=schema("classes of the response"),
 )
 def score(
     data: SiteData, state: State, text: str, predicted: Floats, use: Bools, code: Ints, units: Floats
@@ -114,9 +114,9 @@ def score(
     # Cells use all entities with a response, because the class of an entity must not define a cell.
     predicted = average_in_groups(data, predicted, np.where(has, code, -1), by)
     code = np.where(there, code, -1)
-    state.tell(EntityCount(int(there.sum())))
+    state.report(EntityCount(int(there.sum())))
     counts = count_scores(predicted, y, len(known), code, int(units[2]), data.min_count)
-    return _told(state, counts if known else in_one_bin(counts), C)
+    return _reported(state, counts if known else in_one_bin(counts), C)
 
 
 def in_one_bin(counts: Sequence[Floats]) -> list[Floats]:
@@ -126,10 +126,10 @@ def in_one_bin(counts: Sequence[Floats]) -> list[Floats]:
     return [np.where(last, part.sum(axis=2, keepdims=True), 0.0) for part in (bins, expected)] + others
 
 
-def _told(state: State, counts: Sequence[Floats], classes: int) -> dict[str, Array]:
+def _reported(state: State, counts: Sequence[Floats], classes: int) -> dict[str, Array]:
     """Name the arrays of counts, and report them to the disclosure check."""
     bins, expected, confusion, losses = counts
-    state.tell(ModelEvaluation(np.concatenate([part.ravel() for part in counts])))
+    state.report(ModelEvaluation(np.concatenate([part.ravel() for part in counts])))
     return {
         "bins": bins.reshape(len(bins) * classes, -1),
         "expected": expected.reshape(len(bins) * classes, -1),

@@ -49,22 +49,22 @@ def register_module(name: str, module: Any) -> None:
     MODULES[name] = module.double()
 
 
-def check_module(client: str, module: Any, columns: int, width: int) -> None:
+def check_module(site: str, module: Any, columns: int, width: int) -> None:
     """Require a module from (rows, `columns`) to (rows, `width`); a ModelError that names the site."""
     if not isinstance(module, torch().nn.Module):
         raise ModelError(
-            f"representations: expected a torch.nn.Module for '{client}', received {type(module).__name__}"
+            f"representations: expected a torch.nn.Module for '{site}', received {type(module).__name__}"
         )
     try:
         found = tuple(deepcopy(module).double()(torch().zeros(2, columns, dtype=torch().float64)).shape)
     except (RuntimeError, ValueError) as error:
         raise ModelError(
-            f"representations: the module of '{client}' does not run on (rows, {columns}), the shape of its "
+            f"representations: the module of '{site}' does not run on (rows, {columns}), the shape of its "
             "columns in the model; give its first layer that width"
         ) from error
     if found != (2, width):
         raise ModelError(
-            f"representations: the module of '{client}' returns {found} for (2, {columns}), expected "
+            f"representations: the module of '{site}' returns {found} for (2, {columns}), expected "
             f"(2, {width}); give its last layer the width={width}, or change that argument"
         )
 

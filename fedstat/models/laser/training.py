@@ -27,14 +27,14 @@ MOST_COMBINED = 8
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A prediction from the networks `members`, by head number `head`, for entities that `clients` have.
+    """A prediction from the networks `members`, by head number `head`, for entities that `sites` have.
 
-    `members` are numbers of networks, and `clients` a set: bits of sites.
+    `members` are numbers of networks, and `sites` a set: bits of sites.
     """
 
     head: int
     members: tuple[int, ...]
-    clients: int
+    sites: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +45,18 @@ class NetworkAssembly:
     heads: int
     tasks: tuple[Task, ...]
 
-    def at(self, client: int) -> list[int]:
+    def at(self, site: int) -> list[int]:
         """Numbers of a site's networks."""
-        return [i for i, owner in enumerate(self.networks) if owner == client]
+        return [i for i, owner in enumerate(self.networks) if owner == site]
 
-    def of_set(self, clients: int) -> list[int]:
+    def of_set(self, sites: int) -> list[int]:
         """Numbers of the tasks of a set of sites."""
-        return [t for t, task in enumerate(self.tasks) if task.clients == clients]
+        return [t for t, task in enumerate(self.tasks) if task.sites == sites]
 
-    def predicting(self, clients: int) -> list[int]:
+    def predicting(self, sites: int) -> list[int]:
         """Numbers of the tasks that predict for an entity of a set of sites: of the set, or subsets."""
-        within = (t for t, task in enumerate(self.tasks) if task.clients & clients == task.clients)
-        return self.of_set(clients) or list(within)
+        within = (t for t, task in enumerate(self.tasks) if task.sites & sites == task.sites)
+        return self.of_set(sites) or list(within)
 
     @property
     def members(self) -> Bools:
@@ -72,14 +72,14 @@ class NetworkAssembly:
         return np.array([task.head for task in self.tasks], dtype=np.int64)
 
 
-def members_of(clients: int) -> list[int]:
+def members_of(sites: int) -> list[int]:
     """Sites in a set."""
-    return [k for k in range(clients.bit_length()) if clients >> k & 1]
+    return [k for k in range(sites.bit_length()) if sites >> k & 1]
 
 
-def moved(clients: int, to: Sequence[int]) -> int:
+def moved(sites: int, to: Sequence[int]) -> int:
     """Renumber the sites of a set by their positions `to` (K,)."""
-    return sum(1 << to[k] for k in members_of(clients))
+    return sum(1 << to[k] for k in members_of(sites))
 
 
 def networks_of_all_sets(K: int, heads: HeadLayout) -> NetworkAssembly:

@@ -65,11 +65,11 @@ BEHIND = (FactorsRequested, GroupSums, RowGroups)
     },
     rows_behind=BEHIND,
     request=OutsideRequest,
-    asks=control("a variable and the number of clusters"),
+    requests=control("a variable and the number of clusters"),
     replies=schema("levels of a variable", behind=(FactorsRequested,)),
 )
 def sum_outside(
-    data: SiteData, state: State, asked: OutsideRequest, cluster: Ints
+    data: SiteData, state: State, request: OutsideRequest, cluster: Ints
 ) -> tuple[dict[str, Array], str]:
     """Sum a variable by most likely cluster, (n_rows,), -1 for none.
 
@@ -77,31 +77,33 @@ def sum_outside(
     The components of a categorical variable are its levels, which the text lists; numbers have no levels,
     however few they are.
     """
-    K = asked.clusters
+    K = request.clusters
     check_lengths(data.name, cluster=(cluster, data.table.n_rows))
     if not 1 <= K <= MOST_CLUSTERS or (len(cluster) and not -1 <= cluster.min() <= cluster.max() < K):
         raise MessageError(f"{data.name}: expected clusters from 0 to {K - 1}, or -1")
-    column = take_columns(data, state, [asked.variable], frozenset())[asked.variable]
+    column = take_columns(data, state, [request.variable], frozenset())[request.variable]
     levels: tuple[LevelValue, ...] = ()
-    if column_kind(column, data.name, asked.variable) == "category":
+    if column_kind(column, data.name, request.variable) == "category":
         present = column.dropna()
         levels, counts = find_levels(present), present.value_counts()
-        state.tell(LevelRowCounts(asked.variable, [int(counts[level]) for level in levels]))
+        state.report(LevelRowCounts(request.variable, [int(counts[level]) for level in levels]))
     used = column.notna().to_numpy(dtype=np.bool_) & (cluster >= 0)
     rows, code = np.flatnonzero(used), cluster[used]
     values: Floats
     if levels:
-        codes = as_categories(column[used], levels, data.name, asked.variable).codes
+        codes = as_categories(column[used], levels, data.name, request.variable).codes
         values = np.eye(len(levels))[codes]
         cells = np.array([values[code == k].sum(axis=0) for k in range(K)])
         for k in range(K):
-            state.tell(LevelRowCounts(f"{asked.variable} in cluster {k + 1}", cells[k].astype(int).tolist()))
+            state.report(
+                LevelRowCounts(f"{request.variable} in cluster {k + 1}", cells[k].astype(int).tolist())
+            )
         summed = None
     else:
-        values = as_numbers(column[used], data.name, asked.variable)[:, None]
+        values = as_numbers(column[used], data.name, request.variable)[:, None]
         summed = SummedColumns(values, code)
     state.rest_on(len(rows))
-    state.tell(GroupSums(code, summed=summed), RowGroups("", code, rows))
+    state.report(GroupSums(code, summed=summed), RowGroups("", code, rows))
     sums = sums_by_cluster(values, code, K)
     return {"entities": sums.entities, "means": sums.means, "products": sums.products}, to_json(levels)
 
@@ -118,12 +120,12 @@ def sums_by_cluster(values: Floats, code: Ints, K: int) -> ModalSums:
 
 
 def request_outside(
-    asking: SecureProductSession, client: str, variable: str, cluster: Ints, K: int
+    requester: SecureProductSession, site: str, variable: str, cluster: Ints, K: int
 ) -> FitProtocol[tuple[tuple[str, ...], ModalSums]]:
     """Request from a site sums of a variable by cluster (n_rows,), and its levels (none for numbers)."""
-    asked = to_json(OutsideRequest(variable, K))
-    (reply,) = yield [asking.ask(client, "sum_outside", asked, cluster=cluster)]
-    levels = from_json(tuple[LevelValue, ...], reply.text or "[]", f"{client}: levels of {variable}")
+    request = to_json(OutsideRequest(variable, K))
+    (reply,) = yield [requester.request(site, "sum_outside", request, cluster=cluster)]
+    levels = from_json(tuple[LevelValue, ...], reply.text or "[]", f"{site}: levels of {variable}")
     a = reply.arrays
     return tuple(str(level) for level in levels), ModalSums(a["entities"], a["means"], a["products"])
 
@@ -168,7 +170,7 @@ def _answer(shapes: Mapping[str, tuple[int, ...]], with_text: bool) -> Callable[
     def give(data: SiteData, state: State, *given: Array, **arrays: Array) -> Any:
         for declared in FAMILIES[FAMILY].values():
             for array in declared.given.values():
-                state.told.update(array.behind)  # facts about rows that do not exist
+                state.reported.update(array.behind)  # facts about rows that do not exist
         state.rest_on(data.table.n_rows)
         out = {name: np.zeros(shape) for name, shape in shapes.items()}
         return (out, "") if with_text else out
@@ -176,31 +178,31 @@ def _answer(shapes: Mapping[str, tuple[int, ...]], with_text: bool) -> Callable[
     return give
 
 
-def request_scores(model: Any, client: str, slot: int) -> Floats:
+def request_scores(model: Any, site: str, slot: int) -> Floats:
     """Request from a site the factor scores of its entities in a mixture of a model's session."""
 
     def protocol() -> FitProtocol[Floats]:
-        (reply,) = yield [model._asking.ask(client, "release_scores", slot=np.array(slot))]
+        (reply,) = yield [model._requester.request(site, "release_scores", slot=np.array(slot))]
         return reply.arrays["scores"]
 
-    width = model.n_factors * len(model._agreed.modalities[client])
-    shapes = {client: {"scores": (len(model._subjects.place[client]), width)}}
-    call, columns = f"M2SEMResults.factor_scores({client!r})", {client: model._columns_read(client)}
+    width = model.n_factors * len(model._agreed.modalities[site])
+    shapes = {site: {"scores": (len(model._subjects.place[site]), width)}}
+    call, columns = f"M2SEMResults.factor_scores({site!r})", {site: model._columns_read(site)}
     analysis = analysis_of(model.partition, call, model._description, columns, "release_scores", shapes)
     return run_analysis(analysis, protocol, model._new_ledger())
 
 
 def request_outside_sums(
-    model: Any, client: str, variable: str, cluster: Ints, ledger: Ledger
+    model: Any, site: str, variable: str, cluster: Ints, ledger: Ledger
 ) -> tuple[tuple[str, ...], ModalSums]:
     """Request from a site sums of a variable by cluster (n_rows,), in a model's session."""
     step, K = "sum_outside", model.n_clusters
-    ask = partial(request_outside, model._asking, client, variable, cluster, K)
-    shapes = {client: {"entities": (K,), "means": (K, 1), "products": (K, 1, 1)}}
+    request = partial(request_outside, model._requester, site, variable, cluster, K)
+    shapes = {site: {"entities": (K,), "means": (K, 1), "products": (K, 1, 1)}}
     # The columns of a session stay in use.
-    columns = {client: (variable, *model._columns_read(client))}
+    columns = {site: (variable, *model._columns_read(site))}
     call = f"M2SEMResults.outside({variable!r})"
     analysis = analysis_of(
         model.partition, call, model._description, columns, step, shapes, frozenset({step})
     )
-    return run_analysis(analysis, ask, ledger)
+    return run_analysis(analysis, request, ledger)

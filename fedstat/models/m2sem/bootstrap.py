@@ -18,7 +18,7 @@ from fedstat.models.m2sem.columns import OpenedCovariates, OpenedModalities, Ope
 from fedstat.models.m2sem.em import CHANGE, GAIN, soft
 from fedstat.models.m2sem.local_mixtures import make_modality, restored
 from fedstat.models.m2sem.modality.base import Modality
-from fedstat.models.m2sem.record import FittedClient, M2SEMRecord
+from fedstat.models.m2sem.record import FittedSite, M2SEMRecord
 from fedstat.models.m2sem.request import ModalityRequest, PredictRequest
 from fedstat.models.m2sem.tables import KEYS, check_alpha, with_limits
 from fedstat.progress_line import open_line
@@ -61,7 +61,7 @@ class Draws:
 
 
 def draw_refits(
-    clients: Mapping[str, Drawable], shares: Floats, n: int, samples: int, rng: np.random.Generator
+    sites: Mapping[str, Drawable], shares: Floats, n: int, samples: int, rng: np.random.Generator
 ) -> Draws:
     """Draw samples of n entities, fit each from its drawn clusters, and keep the labels of these.
 
@@ -73,7 +73,7 @@ def draw_refits(
         while len(found) < samples:
             labels = rng.choice(len(shares), size=n, p=shares)
             try:
-                found.append(refit(clients, labels, len(shares), rng))
+                found.append(refit(sites, labels, len(shares), rng))
                 line.step()
             except ModelError:
                 # A column is constant in a sample, or a level does not occur.
@@ -86,22 +86,22 @@ def draw_refits(
                     ) from None
     return Draws(
         np.array([w for w, _ in found]),
-        {client: np.array([p[client] for _, p in found]) for client in clients},
+        {site: np.array([p[site] for _, p in found]) for site in sites},
         failed,
     )
 
 
 def refit(
-    clients: Mapping[str, Drawable], labels: Ints, K: int, rng: np.random.Generator
+    sites: Mapping[str, Drawable], labels: Ints, K: int, rng: np.random.Generator
 ) -> tuple[Floats, dict[str, Floats]]:
     """Draw columns of entities with labels (n,), and fit: shares (K,) and profiles by site."""
-    drawn = {client: redraw(one, labels[one.place], rng) for client, one in clients.items()}
-    place = {client: one.place for client, one in clients.items()}
+    drawn = {site: redraw(one, labels[one.place], rng) for site, one in sites.items()}
+    place = {site: one.place for site, one in sites.items()}
     r = ascend(drawn, place, soft(labels, K))
     order = as_drawn(r, labels)
     profiles = {
-        client: np.hstack([np.nan_to_num(m.profile()).reshape(K, -1) for m in some])[order]
-        for client, some in drawn.items()
+        site: np.hstack([np.nan_to_num(m.profile()).reshape(K, -1) for m in some])[order]
+        for site, some in drawn.items()
     }
     return r.mean(axis=0)[order], profiles
 
@@ -109,15 +109,15 @@ def refit(
 def ascend(drawn: Mapping[str, Sequence[Modality]], place: Mapping[str, Ints], r: Floats) -> Floats:
     """Fit locally by EM from posteriors r (n, K), and return the final posteriors."""
     w, last = r.mean(axis=0), -np.inf
-    for client, some in drawn.items():
+    for site, some in drawn.items():
         for m in some:
-            m.begin_means(r[place[client]])
+            m.begin_means(r[place[site]])
             m.log_densities()
     for _ in range(ROUNDS):
         f = np.tile(np.log(w), (len(r), 1))
-        for client, some in drawn.items():
+        for site, some in drawn.items():
             for m in some:
-                f[place[client]] += m.log_densities()
+                f[place[site]] += m.log_densities()
         total = logsumexp(f, axis=1)
         new = np.exp(f - total[:, None])
         gain, change = float(total.sum()) - last, float(np.abs(new - r).max())
@@ -125,8 +125,8 @@ def ascend(drawn: Mapping[str, Sequence[Modality]], place: Mapping[str, Ints], r
         if gain < GAIN and change < CHANGE:
             break
         w = np.maximum(r.mean(axis=0), 1e-12)
-        for client, some in drawn.items():
-            at = np.ascontiguousarray(r[place[client]])
+        for site, some in drawn.items():
+            at = np.ascontiguousarray(r[place[site]])
             for m in some:
                 for _ in range(LOCAL_STEPS):
                     m.improve(at)
@@ -198,8 +198,8 @@ class BootstrapResults:
         long = frame.reset_index().melt(id_vars=KEYS, var_name="cluster", value_name="estimate")
         sd = np.concatenate(
             [
-                self._draws.profiles[client].std(axis=0, ddof=1)[:, with_level(held)].T
-                for client, held in self._record.clients.items()
+                self._draws.profiles[site].std(axis=0, ddof=1)[:, with_level(held)].T
+                for site, held in self._record.sites.items()
             ]
         )
         return with_limits(long, sd.T.ravel(), self._alpha)
@@ -242,22 +242,22 @@ def bootstrap(
 ) -> BootstrapResults:
     """Draw samples from a fit whose sites have entities at `place`, and fit each."""
     check_alpha(alpha)
-    clients = {client: drawable(record, held, place[client]) for client, held in record.clients.items()}
-    return BootstrapResults(record, draw_refits(clients, record.shares, record.n, samples, rng), alpha)
+    sites = {site: drawable(record, held, place[site]) for site, held in record.sites.items()}
+    return BootstrapResults(record, draw_refits(sites, record.shares, record.n, samples, rng), alpha)
 
 
-def drawable(record: M2SEMRecord, held: FittedClient, place: Ints) -> Drawable:
+def drawable(record: M2SEMRecord, held: FittedSite, place: Ints) -> Drawable:
     """Rebuild the modalities of a site from its releases."""
     q = len(held.covariates)
     empty = tuple(OpenedModality(one, _no_rows(one)) for one in held.modalities)
-    asked = PredictRequest(len(record.shares), record.factors, record.nodes)
+    request = PredictRequest(len(record.shares), record.factors, record.nodes)
     covariates = OpenedCovariates(BlockSpec(), np.zeros((1, q)), np.array([np.zeros(q), np.ones(q)]))
     opened = OpenedModalities(empty, np.zeros(1, dtype=np.bool_), covariates if q else None)
-    fitted = restored("bootstrap", opened, asked, held.parameters, held.units)
+    fitted = restored("bootstrap", opened, request, held.parameters, held.units)
     return Drawable(fitted, [partial(_make, one, record) for one in held.modalities], place, q)
 
 
-def with_level(held: FittedClient) -> list[int]:
+def with_level(held: FittedSite) -> list[int]:
     """Return indices, among a site's profiles, of means and of levels that occur."""
     out: list[int] = []
     at = 0

@@ -44,7 +44,7 @@ from fedstat.models.m2sem.request import (
     ModalityRequest,
     OpenNewRequest,
     OpenRequest,
-    Told,
+    Reported,
 )
 from fedstat.typing import Array, Bools, Floats
 
@@ -73,22 +73,22 @@ class OpenedCovariates:
 
 
 def open_covariates(
-    data: SiteData, state: State, asked: CovariatesRequest, use: Bools
+    data: SiteData, state: State, request: CovariatesRequest, use: Bools
 ) -> tuple[OpenedCovariates, Bools, CovariatesReply]:
     """Code covariates of the rows in `use`: return them, the rows (n_rows,) that have all, and the reply."""
-    terms = SiteTerms(data.name, asked.terms, asked.columns)
-    state.tell(term_facts(read_terms(terms.terms, terms.columns)))
-    state.play(asked.columns)
+    terms = SiteTerms(data.name, request.terms, request.columns)
+    state.report(term_facts(read_terms(terms.terms, terms.columns)))
+    state.play(request.columns)
     block = build_block(
         data.frame, terms, partial="drop", min_count=data.min_count, use=use, published=data.published
     )
     # Levels are released with their names; means, deviations and slopes of covariates with the estimates.
     for name in block.spec.levels:
-        state.tell(LevelRowCounts(name, data.frame[name][block.seen].value_counts().tolist()))
-    state.tell(SummedColumns(block.X))
+        state.report(LevelRowCounts(name, data.frame[name][block.seen].value_counts().tolist()))
+    state.report(SummedColumns(block.X))
     units = np.array([block.X.mean(axis=0), block.X.std(axis=0)])
-    told = CovariatesReply(block.spec.names, block.spec.levels, int(use.sum() - block.seen.sum()))
-    return OpenedCovariates(block.spec, block.X, units), block.seen, told
+    reported = CovariatesReply(block.spec.names, block.spec.levels, int(use.sum() - block.seen.sum()))
+    return OpenedCovariates(block.spec, block.X, units), block.seen, reported
 
 
 def open_new_covariates(
@@ -96,9 +96,9 @@ def open_new_covariates(
 ) -> tuple[OpenedCovariates, Bools]:
     """Code the covariates of new rows as in a fit: return them, and the rows in `use` that have all."""
     spec = BlockSpec.from_json(coding)
-    state.tell(term_facts(read_terms(spec.terms, spec.columns)))
+    state.report(term_facts(read_terms(spec.terms, spec.columns)))
     state.play(spec.columns)
-    block = apply_block(data.frame, spec, client=data.name)
+    block = apply_block(data.frame, spec, site=data.name)
     return _among(block, use), np.asarray(block.seen & use)
 
 
@@ -122,7 +122,7 @@ class OpenedModality:
     Values (n, P) of categorical columns are indices of levels, -1 where missing.
     """
 
-    asked: ModalityRequest
+    requested: ModalityRequest
     values: Array
 
 
@@ -146,23 +146,23 @@ COLUMN_FACTS: tuple[type, ...] = (EntityCount, FactorsRequested)
 @step(
     FAMILY,
     request=ColumnsRequest,
-    asks=control("names of columns, and their kinds as the analyst states them"),
+    requests=control("names of columns, and their kinds as the analyst states them"),
     replies=schema("whether columns are numbers or categories, and levels"),
     prepares=True,
 )
-def describe_columns(data: SiteData, state: State, asked: ColumnsRequest) -> tuple[dict[str, Array], str]:
+def describe_columns(data: SiteData, state: State, request: ColumnsRequest) -> tuple[dict[str, Array], str]:
     """Report the kinds of columns, and levels of categorical ones; no value of a row, and no range."""
-    series = take_columns(data, state, asked.columns, frozenset({*asked.ordinal, *asked.nominal}))
+    series = take_columns(data, state, request.columns, frozenset({*request.ordinal, *request.nominal}))
     said: dict[str, Kind] = {
-        **dict.fromkeys(asked.continuous, "continuous"),
-        **dict.fromkeys(asked.ordinal, "ordinal"),
-        **dict.fromkeys(asked.nominal, "nominal"),
+        **dict.fromkeys(request.continuous, "continuous"),
+        **dict.fromkeys(request.ordinal, "ordinal"),
+        **dict.fromkeys(request.nominal, "nominal"),
     }
-    told = {
+    reported = {
         name: _describe_column(data, state, one.dropna(), name, said.get(name))
         for name, one in series.items()
     }
-    return {}, to_json(told)
+    return {}, to_json(reported)
 
 
 def take_columns(
@@ -181,7 +181,7 @@ def take_columns(
         FormulaFactor(name, (name,), ("C",) if kind == "category" or name in levelled else ())
         for name, kind in kinds.items()
     ]
-    state.tell(FactorsRequested(factors))
+    state.report(FactorsRequested(factors))
     return picked
 
 
@@ -202,8 +202,8 @@ def _describe_column(
         return ColumnReply("continuous")
     if not category and said is None and not listed:
         distinct = np.unique(as_numbers(present, data.name, name))
-        whole = len(distinct) <= FEW_VALUES and bool((distinct == np.round(distinct)).all())
-        if len(distinct) > 2 and not whole:
+        complete = len(distinct) <= FEW_VALUES and bool((distinct == np.round(distinct)).all())
+        if len(distinct) > 2 and not complete:
             return ColumnReply("continuous")
     found = find_levels(present)
     ordered = check_declared(data.name, name, found, listed) if listed else found
@@ -215,14 +215,14 @@ def _describe_column(
         )
     counts = present.value_counts()
     if category or said is not None or len(levels) <= FEW_VALUES:
-        state.tell(LevelRowCounts(name, [int(counts[level]) for level in levels]))
+        state.report(LevelRowCounts(name, [int(counts[level]) for level in levels]))
     return _of_levels(present, levels, category, said)
 
 
 def _of_levels(
     present: pd.Series, levels: tuple[LevelValue, ...], category: bool, said: Kind | None
 ) -> ColumnReply:
-    kind: Told
+    kind: Reported
     if len(levels) == 2:
         kind = "binary"
     elif said is not None:
@@ -241,42 +241,42 @@ def _of_levels(
     FAMILY,
     releases={"seen": presence("which rows have any of the columns", dtype="bool")},
     request=OpenRequest,
-    asks=control("modalities, the levels of their columns, and terms of covariates"),
+    requests=control("modalities, the levels of their columns, and terms of covariates"),
     replies=schema("names and levels of covariates, and rows without some", behind=COLUMN_FACTS),
     prepares=True,
 )
-def open_columns(data: SiteData, state: State, asked: OpenRequest) -> tuple[dict[str, Array], str]:
+def open_columns(data: SiteData, state: State, request: OpenRequest) -> tuple[dict[str, Array], str]:
     """Open the columns of a site's modalities; ``seen`` (n_rows,) states which rows have any value.
 
     A row that lacks a covariate does not count as seen, because the effect of the covariate on its columns is
     unknown.
     """
-    series, seen = _take(data, state, asked.modalities)
-    if asked.adjust is None:
-        return _keep(data, state, asked.modalities, series, seen, None), ""
-    covariates, seen, told = open_covariates(data, state, asked.adjust, seen)
-    return _keep(data, state, asked.modalities, series, seen, covariates), to_json(told)
+    series, seen = _take(data, state, request.modalities)
+    if request.adjust is None:
+        return _keep(data, state, request.modalities, series, seen, None), ""
+    covariates, seen, reported = open_covariates(data, state, request.adjust, seen)
+    return _keep(data, state, request.modalities, series, seen, covariates), to_json(reported)
 
 
 @step(
     FAMILY,
     releases={"seen": presence("which rows have any of the columns", dtype="bool")},
     request=OpenNewRequest,
-    asks=aggregate("modalities, and the coding of covariates, with the state of transforms"),
+    requests=aggregate("modalities, and the coding of covariates, with the state of transforms"),
     prepares=True,
 )
-def open_new_columns(data: SiteData, state: State, asked: OpenNewRequest) -> dict[str, Array]:
+def open_new_columns(data: SiteData, state: State, request: OpenNewRequest) -> dict[str, Array]:
     """Open the columns of new rows, whose covariates are coded as in a fit."""
-    series, seen = _take(data, state, asked.modalities)
-    covariates, seen = open_new_covariates(data, state, asked.coding, seen)
-    return _keep(data, state, asked.modalities, series, seen, covariates)
+    series, seen = _take(data, state, request.modalities)
+    covariates, seen = open_new_covariates(data, state, request.coding, seen)
+    return _keep(data, state, request.modalities, series, seen, covariates)
 
 
 def _take(
-    data: SiteData, state: State, asked: Sequence[ModalityRequest]
+    data: SiteData, state: State, request: Sequence[ModalityRequest]
 ) -> tuple[dict[str, pd.Series], Bools]:
     """Take the columns of modalities from the table, and find the rows that have some value in them."""
-    columns = [column for modality in asked for column in modality.columns]
+    columns = [column for modality in request for column in modality.columns]
     series = take_columns(
         data, state, [c.name for c in columns], frozenset(c.name for c in columns if c.levels)
     )
@@ -287,25 +287,25 @@ def _take(
 def _keep(
     data: SiteData,
     state: State,
-    asked: Sequence[ModalityRequest],
+    request: Sequence[ModalityRequest],
     series: dict[str, pd.Series],
     seen: Bools,
     covariates: OpenedCovariates | None,
 ) -> dict[str, Array]:
-    opened = OpenedModalities(tuple(_open(data, one, series, seen) for one in asked), seen, covariates)
+    opened = OpenedModalities(tuple(_open(data, one, series, seen) for one in request), seen, covariates)
     width = len(series) + (0 if covariates is None else covariates.X.shape[1])
     state.keep(COLUMNS_ITEM, opened, int(seen.sum()), columns=width)
     return {"seen": seen}
 
 
 def _open(
-    data: SiteData, asked: ModalityRequest, series: dict[str, pd.Series], seen: Bools
+    data: SiteData, request: ModalityRequest, series: dict[str, pd.Series], seen: Bools
 ) -> OpenedModality:
     """Read one modality."""
     held: list[Floats] = []
-    for column in asked.columns:
+    for column in request.columns:
         one = series[column.name][seen]
-        if asked.continuous:
+        if request.continuous:
             held.append(as_numbers(one, data.name, column.name))
             continue
         there = one.notna().to_numpy(dtype=np.bool_)
@@ -313,4 +313,4 @@ def _open(
         codes[there] = as_categories(one[there], column.levels, data.name, column.name).codes
         held.append(codes)
     values = np.column_stack(held)
-    return OpenedModality(asked, values if asked.continuous else values.astype(np.int64))
+    return OpenedModality(request, values if request.continuous else values.astype(np.int64))

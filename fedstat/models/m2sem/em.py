@@ -60,7 +60,7 @@ class EntityIndex:
     may have.
     """
 
-    clients: tuple[str, ...]
+    sites: tuple[str, ...]
     place: Mapping[str, Ints]
     pattern: Ints
     members: Bools
@@ -73,9 +73,9 @@ class EntityIndex:
 
     def too_few(self, r: Floats) -> tuple[str, int] | None:
         """Find a site at which a cluster of posteriors r (N, K) has too few entities for its owner."""
-        for client in self.clients:
-            count, share = self.least[client]
-            at = r[self.place[client]]
+        for site in self.sites:
+            count, share = self.least[site]
+            at = r[self.place[site]]
             total, squares = at.sum(axis=0), (at * at).sum(axis=0)
             heavy = share * total < at.max(axis=0, initial=0.0)
             wrong = (total**2 < count * squares) | ~(total > 0.0) | heavy
@@ -84,7 +84,7 @@ class EntityIndex:
                 rest = np.partition(at, len(at) - count + 1, axis=0)[: len(at) - count + 1].sum(axis=0)
                 wrong |= rest < 1.01 * REST_OF_WEIGHT * total
             if wrong.any():
-                return client, int(np.argmax(wrong))
+                return site, int(np.argmax(wrong))
         return None
 
 
@@ -106,7 +106,7 @@ class MixtureState:
     penalties: Penalties = field(default_factory=Penalties)
     fixed: bool = False
     weigh: bool = False
-    tell: bool = False
+    report: bool = False
     nodes: int = 7
     half: Floats | None = None
     w: Floats = field(default_factory=lambda: np.ones(1))
@@ -212,7 +212,7 @@ RESTARTS = 2
 class MixtureExchange:
     """The exchange between coordinator and sites of one fit, round by round."""
 
-    asking: SecureProductSession
+    requester: SecureProductSession
     subjects: EntityIndex
     nodes: int
     rng: np.random.Generator
@@ -229,20 +229,20 @@ class MixtureExchange:
 
     def begin(self, factors: Sequence[int]) -> FitProtocol[None]:
         """Let every site analyze the factors of its modalities."""
-        asked = to_json(BeginRequest(tuple(factors), self.nodes))
+        request = to_json(BeginRequest(tuple(factors), self.nodes))
         s = self.subjects
         self.past = ""
         yield [
-            self.asking.ask(
-                client,
+            self.requester.request(
+                site,
                 "begin",
-                asked,
-                place=s.place[client],
+                request,
+                place=s.place[site],
                 pattern=s.pattern,
                 members=s.members,
                 client=np.array(number),
             )
-            for number, client in enumerate(s.clients)
+            for number, site in enumerate(s.sites)
         ]
 
     def improve(
@@ -259,13 +259,13 @@ class MixtureExchange:
             one.w = one.sent.sum(axis=0) / one.sent.sum()
             if one.slot < 0:
                 one.slot, self.slots = self.slots, self.slots + 1
-        asks = [*beside, *self._asks(courses, steps, [one.slot for one in kept], scores)]
-        replies = yield asks
+        requests = [*beside, *self._requests(courses, steps, [one.slot for one in kept], scores)]
+        replies = yield requests
         self.rounds += 1
         self._settle(courses, replies[len(beside) :], scores)
         return replies[: len(beside)]
 
-    def _asks(
+    def _requests(
         self, courses: Sequence[MixtureState], steps: int, kept: Sequence[int], scores: bool
     ) -> list[Request]:
         s = self.subjects
@@ -274,29 +274,29 @@ class MixtureExchange:
         salts = [secrets.token_bytes(SALT) for _ in groups]
         slots = tuple(_update_request(one, steps, scores) for one in courses)
         digests = tuple(digest_posteriors(salt, r[rows]) for salt, rows in zip(salts, groups, strict=True))
-        asked = RoundRequest(slots, tuple(kept), digests, self.past)
-        text = to_json(asked)
-        self.past = asked.follow(text)
+        request = RoundRequest(slots, tuple(kept), digests, self.past)
+        text = to_json(request)
+        self.past = request.follow(text)
         shares = np.concatenate([one.w for one in courses])
         table = np.frombuffer(b"".join(salts), dtype=np.uint8).reshape(-1, SALT)
-        asks = []
-        for number, client in enumerate(s.clients):
+        requests = []
+        for number, site in enumerate(s.sites):
             # A site must not receive the salts of patterns without it: it could test guesses of posteriors.
             own = np.where(s.members[:, number, None], table, 0).astype(np.uint8)
-            asks.append(
-                self.asking.ask(client, "improve", text, r=r[s.place[client]], shares=shares, salts=own)
+            requests.append(
+                self.requester.request(site, "improve", text, r=r[s.place[site]], shares=shares, salts=own)
             )
-        return asks
+        return requests
 
     def _settle(self, courses: Sequence[MixtureState], replies: Sequence[Reply], scores: bool) -> None:
         """Add up the replies, in any order of the sites, and give every mixture its part."""
         D = add_exactly([reply.arrays["differences"] for reply in replies])
         totals = add_exactly([reply.arrays["totals"] for reply in replies])
-        first = told = 0
+        first = reported = 0
         for number, one in enumerate(courses):
-            if one.tell:
-                one.support = {reply.site: reply.arrays["support"][told] for reply in replies}
-                told += 1
+            if one.report:
+                one.support = {reply.site: reply.arrays["support"][reported] for reply in replies}
+                reported += 1
             one.settle(D[:, first : first + one.clusters - 1], totals[number])
             first += one.clusters - 1
             if not scores:
@@ -324,18 +324,18 @@ class MixtureExchange:
     def _refill(self, one: MixtureState) -> None:
         """Restart a cluster that has too few entities at a site; give up after several restarts."""
         while not one.failed and (found := self.subjects.too_few(one.sent)) is not None:
-            client, k = found
+            site, k = found
             if len(one.emptied) >= RESTARTS or one.fixed or one.penalties.lam1 or one.half is not None:
-                one.failed = f"a cluster has too few entities at '{client}'"
+                one.failed = f"a cluster has too few entities at '{site}'"
                 return
-            one.emptied.append(client)
+            one.emptied.append(site)
             one.refill(k, self.rng)
 
     def release(self, one: MixtureState, order: Array) -> FitProtocol[list[Reply]]:
         """Request the parameters of a mixture, with its clusters in an order."""
         replies = yield [
-            self.asking.ask(client, "release_modalities", slot=np.array(one.slot), order=order)
-            for client in self.subjects.clients
+            self.requester.request(site, "release_modalities", slot=np.array(one.slot), order=order)
+            for site in self.subjects.sites
         ]
         return replies
 
@@ -352,7 +352,7 @@ def _update_request(one: MixtureState, steps: int, scores: bool) -> MixtureUpdat
         one.fixed,
         scores,
         one.weigh,
-        one.tell,
+        one.report,
         one.nodes,
     )
 
@@ -394,9 +394,9 @@ def start(
     If all starts of a size fail, the returned mixture of that size has failed.
     """
     begun = yield from _first(exchange, sizes, plan)
-    for course in begun:
+    for state in begun:
         # All continue for a while, because the best one cannot be known earlier.
-        course.trace.clear()
+        state.trace.clear()
     yield from exchange.ascend(begun, plan.steps, SHORT_ROUNDS)
     going: list[list[MixtureState]] = []
     for size in sizes:
@@ -477,23 +477,23 @@ def _own_clusters(
 ) -> FitProtocol[list[tuple[int, int, Ints, str]]]:
     """Request from every site clusters of its entities by its own columns."""
     s, pairs = exchange.subjects, []
-    asks = []
+    requests = []
     for K, Q in sizes:
-        for client in s.clients:
-            pairs.append((K, Q, client))
-            asks.append(
-                exchange.asking.ask(
-                    client,
+        for site in s.sites:
+            pairs.append((K, Q, site))
+            requests.append(
+                exchange.requester.request(
+                    site,
                     "own_clusters",
                     clusters=np.array(K),
                     factors=np.array(Q),
                 )
             )
-    replies = yield asks
+    replies = yield requests
     exchange.rounds += 1
     out = []
-    for (K, Q, client), reply in zip(pairs, replies, strict=True):
+    for (K, Q, site), reply in zip(pairs, replies, strict=True):
         labels = np.full(s.total, -1, dtype=np.int64)
-        labels[s.place[client]] = reply.arrays["labels"]
-        out.append((K, Q, labels, f"clusters of {client}"))
+        labels[s.place[site]] = reply.arrays["labels"]
+        out.append((K, Q, labels, f"clusters of {site}"))
     return out

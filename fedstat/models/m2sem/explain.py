@@ -13,7 +13,7 @@ from fedstat.federation.disclosure.state import State
 from fedstat.federation.dry_run.execution import DryRunRecord, DrySite
 from fedstat.federation.dry_run.expected_releases import ExpectedReleases, IterationLoop
 from fedstat.federation.dry_run.synthetic_rows import synthetic_generator
-from fedstat.models.explain import ForecastPlan
+from fedstat.models.explain import DryRunPlan
 from fedstat.models.m2sem.columns import COLUMNS_ITEM, OpenedCovariates, OpenedModalities, OpenedModality
 from fedstat.models.m2sem.request import CovariatesReply, ModalityRequest
 from fedstat.models.m2sem.specification import AgreedColumns
@@ -25,7 +25,7 @@ REHEARSED = 60
 """Rounds of a dry run; later ones are similar."""
 
 
-class M2SEMPlan(ForecastPlan):
+class M2SEMPlan(DryRunPlan):
     """Properties of clusters over sites that are known before a fit or a search.
 
     The number of mixtures improved in parallel, and of scores that differ by cluster, depends on the data.
@@ -42,17 +42,17 @@ class M2SEMPlan(ForecastPlan):
         rounds = min(int(self.given["max_rounds"]), REHEARSED)
         return {"max_rounds": rounds, "local_steps": 1}
 
-    def loops(self, course: DryRunRecord) -> Sequence[IterationLoop]:
+    def loops(self, state: DryRunRecord) -> Sequence[IterationLoop]:
         """Continue until nothing changes."""
         return [IterationLoop(("improve",), int(self.given["max_rounds"]))]
 
-    def learned(self, forecast: ExpectedReleases) -> Iterator[tuple[str, str]]:
+    def learned(self, expected: ExpectedReleases) -> Iterator[tuple[str, str]]:
         """State what posteriors and sums reveal."""
         yield from learned_of(self.model, self.given["starts"] == "all" and self.model.n_clusters > 1)
         if self.given.get("cov_type") is not None and self.model.n_clusters > 1:
-            yield from products_told(self.model._subjects.clients)
+            yield from products_reported(self.model._subjects.sites)
 
-    def notes(self, forecast: ExpectedReleases) -> Iterator[str]:
+    def notes(self, expected: ExpectedReleases) -> Iterator[str]:
         """State what a round contains."""
         yield (
             "Several mixtures are improved in one round during the comparison of starts and penalties, "
@@ -62,7 +62,7 @@ class M2SEMPlan(ForecastPlan):
 
 def learned_of(model: Any, own: bool) -> Iterator[tuple[str, str]]:
     """State who learns what."""
-    clients, sums = model._subjects.clients, model._subjects.members.sum(axis=1)
+    sites, sums = model._subjects.sites, model._subjects.members.sum(axis=1)
     yield (
         "each site",
         "the probability of each cluster for each of its own entities, after every round. Clusters depend "
@@ -92,7 +92,7 @@ def learned_of(model: Any, own: bool) -> Iterator[tuple[str, str]]:
     )
     alone = int((sums[model._subjects.pattern] == 1).sum())
     two = int((sums[model._subjects.pattern] == 2).sum())
-    terms = {client: one.terms for client, one in model._chosen.adjust.items()}
+    terms = {site: one.terms for site, one in model._chosen.adjust.items()}
     if terms:
         yield (
             "coordinator",
@@ -100,21 +100,21 @@ def learned_of(model: Any, own: bool) -> Iterator[tuple[str, str]]:
             "covariates, how many records lack some, and which entities remain; with the estimates also "
             "means and deviations, the coding with the state of transforms, and effects on every column",
         )
-    if len(clients) == 1:
-        yield "coordinator", f"all sums are '{clients[0]}''s own parts: it is the only site"
-    elif len(clients) == 2:
+    if len(sites) == 1:
+        yield "coordinator", f"all sums are '{sites[0]}''s own parts: it is the only site"
+    elif len(sites) == 2:
         yield (
             "each site",
             "the other's part, from a sum and its own part, if the coordinator passes sums on: with two "
             "sites, masks do not help",
         )
-    if alone and len(clients) > 1:
+    if alone and len(sites) > 1:
         yield (
             "coordinator",
             f"for {alone:,} entities that only one site has, that site's own part of every sum: the others "
             "add zeros",
         )
-    if two and len(clients) > 2:
+    if two and len(sites) > 2:
         yield (
             "each site",
             f"for {two:,} entities that two sites have, the other's part, if the coordinator passes sums on",
@@ -128,7 +128,7 @@ def learned_of(model: Any, own: bool) -> Iterator[tuple[str, str]]:
         )
 
 
-def products_told(clients: Sequence[str]) -> Iterator[tuple[str, str]]:
+def products_reported(sites: Sequence[str]) -> Iterator[tuple[str, str]]:
     """State what standard errors reveal."""
     yield (
         "coordinator",
@@ -138,7 +138,7 @@ def products_told(clients: Sequence[str]) -> Iterator[tuple[str, str]]:
         "another site as the first site has scores; there are at least twice as many entities as scores. "
         "cov_type=None leaves them out",
     )
-    if len(clients) == 2:
+    if len(sites) == 2:
         yield (
             "coordinator",
             "the random numbers of these products, which it deals. Together with what one site sends to "
@@ -146,7 +146,7 @@ def products_told(clients: Sequence[str]) -> Iterator[tuple[str, str]]:
         )
 
 
-def invent_clients(
+def invent_sites(
     agreed: AgreedColumns, rows: Mapping[str, Ints], policies: Mapping[str, Policy], session: str
 ) -> dict[str, DrySite]:
     """Give every site opened columns of the agreed kinds and levels, with simulated values."""
@@ -159,7 +159,7 @@ def invent_clients(
             drawn = [OpenedModality(one, _draw(one, int(seen.sum()), rng)) for one in agreed.modalities[name]]
             columns = sum(len(one.columns) for one in agreed.modalities[name])
             if name in agreed.covariates:
-                state.told.update(ADJUSTED)  # facts about rows that do not exist
+                state.reported.update(ADJUSTED)  # facts about rows that do not exist
             covariates = _draw_covariates(agreed.covariates.get(name), int(seen.sum()), rng)
             opened = OpenedModalities(tuple(drawn), seen, covariates)
             state.keep(COLUMNS_ITEM, opened, int(seen.sum()), columns=columns)
@@ -168,12 +168,12 @@ def invent_clients(
 
 
 def _draw_covariates(
-    told: CovariatesReply | None, n: int, rng: np.random.Generator
+    reported: CovariatesReply | None, n: int, rng: np.random.Generator
 ) -> OpenedCovariates | None:
-    if told is None:
+    if reported is None:
         return None
-    X = rng.integers(-2, 3, size=(n, len(told.names))).astype(float)
-    return OpenedCovariates(BlockSpec(names=told.names), X, np.array([X.mean(axis=0), X.std(axis=0)]))
+    X = rng.integers(-2, 3, size=(n, len(reported.names))).astype(float)
+    return OpenedCovariates(BlockSpec(names=reported.names), X, np.array([X.mean(axis=0), X.std(axis=0)]))
 
 
 def _draw(one: ModalityRequest, n: int, rng: np.random.Generator) -> Array:

@@ -218,7 +218,7 @@ SCORES = "scores"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ClientInformation:
+class SiteInformation:
     """Releases of a site about its d coordinates; it multiplies the first `crossing` with those of others.
 
     `own` (d, d), `with_shares` (K, d), `jacobian` (s, d) of its reported quantities, with effects of
@@ -256,20 +256,20 @@ class ObservedInformation:
         """Whether there are standard errors."""
         return not self.problem
 
-    def of_client(self, client: str) -> Floats:
+    def of_site(self, site: str) -> Floats:
         """Covariance (s, s) of a site's reported quantities."""
         at = self.clusters - 1
         for name, jacobian in self.jacobians.items():
             d = jacobian.shape[1]
-            if name == client:
+            if name == site:
                 return np.asarray(jacobian @ self.cov[at : at + d, at : at + d] @ jacobian.T)
             at += d
-        raise KeyError(client)
+        raise KeyError(site)
 
-    def of_effects(self, client: str, rows: int) -> Floats:
+    def of_effects(self, site: str, rows: int) -> Floats:
         """Covariance (t, t) of a site's effects of covariates, its last t reported quantities."""
-        first = len(self.jacobians[client]) - rows
-        return self.of_client(client)[first:, first:]
+        first = len(self.jacobians[site]) - rows
+        return self.of_site(site)[first:, first:]
 
     def of_shares(self) -> Floats:
         """Covariance (K, K) of the shares of the clusters."""
@@ -279,7 +279,7 @@ class ObservedInformation:
 
 
 def request_information(
-    asking: SecureProductSession,
+    requester: SecureProductSession,
     slot: int,
     r: Floats,
     w: Floats,
@@ -289,11 +289,11 @@ def request_information(
 
     Posteriors r (N, K) and shares w (K,) are those at the present parameters.
     """
-    clients = tuple(place)
+    sites = tuple(place)
     K = len(w)
-    replies = yield [asking.ask(client, "open_scores", slot=np.array(slot)) for client in clients]
+    replies = yield [requester.request(site, "open_scores", slot=np.array(slot)) for site in sites]
     parts = {
-        reply.site: ClientInformation(
+        reply.site: SiteInformation(
             reply.arrays["own"],
             reply.arrays["with_shares"],
             reply.arrays["jacobian"],
@@ -306,20 +306,20 @@ def request_information(
     pairs = [(a, b) for a, b in combinations(sides, 2) if len(np.intersect1d(place[a.site], place[b.site]))]
     if problem := too_few(parts, place, pairs):
         return ObservedInformation.none(K, problem)
-    made = yield from asking.multiply(pairs, clients, 1, len(r) * K, fractional_bits(len(r) * K), "scores ")
+    made = yield from requester.multiply(pairs, sites, 1, len(r) * K, fractional_bits(len(r) * K), "scores ")
     crossed = {(one.a.site, one.b.site): one.products[0] for one in made}
     return invert(assemble(r, w, parts, crossed), K, parts)
 
 
 def too_few(
-    parts: Mapping[str, ClientInformation],
+    parts: Mapping[str, SiteInformation],
     place: Mapping[str, Ints],
     pairs: Sequence[tuple[ProductOperand, ProductOperand]],
 ) -> str:
     """Name sites with too few entities for their number of scores; empty if there are none."""
-    for client, part in parts.items():
-        if len(place[client]) < 2 * part.crossing:
-            return _few(f"'{client}' has", len(place[client]), part.crossing)
+    for site, part in parts.items():
+        if len(place[site]) < 2 * part.crossing:
+            return _few(f"'{site}' has", len(place[site]), part.crossing)
     for a, b in pairs:
         common = len(np.intersect1d(place[a.site], place[b.site]))
         if common < 2 * (a.width + b.width):
@@ -335,17 +335,17 @@ def _few(who: str, entities: int, columns: int) -> str:
 
 
 def sides_of(
-    parts: Mapping[str, ClientInformation], place: Mapping[str, Ints], n: int, K: int
+    parts: Mapping[str, SiteInformation], place: Mapping[str, Ints], n: int, K: int
 ) -> list[ProductOperand]:
     """Name the columns that sites multiply: one row for each entity and cluster."""
     sides, start = [], 0
-    for client, part in parts.items():
+    for site, part in parts.items():
         q = part.crossing
         if not q:
             continue
-        rows = np.concatenate([k * n + place[client] for k in range(K)])
+        rows = np.concatenate([k * n + place[site] for k in range(K)])
         sides.append(
-            ProductOperand(client, SCORES, slice(start, start + q), rows, np.zeros(len(rows), dtype=np.int64))
+            ProductOperand(site, SCORES, slice(start, start + q), rows, np.zeros(len(rows), dtype=np.int64))
         )
         start += q
     return sides
@@ -354,7 +354,7 @@ def sides_of(
 def assemble(
     r: Floats,
     w: Floats,
-    parts: Mapping[str, ClientInformation],
+    parts: Mapping[str, SiteInformation],
     crossed: Mapping[tuple[str, str], Floats],
 ) -> Floats:
     """Assemble the information of shares w_1 ... w_(K-1) and of all coordinates."""
@@ -367,8 +367,8 @@ def assemble(
     a = np.vstack([np.diag(1.0 / w[:-1]), np.full((1, K - 1), -1.0 / w[-1])])
     mean = r @ a
     info[: K - 1, : K - 1] = mean.T @ mean
-    for client, part in parts.items():
-        at = slice(first[client], first[client] + len(part.own))
+    for site, part in parts.items():
+        at = slice(first[site], first[site] + len(part.own))
         info[at, at] = part.own
         info[: K - 1, at] = -a.T @ part.with_shares
         info[at, : K - 1] = info[: K - 1, at].T
@@ -379,10 +379,10 @@ def assemble(
     return info
 
 
-def invert(info: Floats, clusters: int, parts: Mapping[str, ClientInformation]) -> ObservedInformation:
+def invert(info: Floats, clusters: int, parts: Mapping[str, SiteInformation]) -> ObservedInformation:
     """Invert the information, or state why it has no inverse."""
-    jacobians = {client: part.jacobian for client, part in parts.items()}
-    shared = {client: part.communalities for client, part in parts.items()}
+    jacobians = {site: part.jacobian for site, part in parts.items()}
+    shared = {site: part.communalities for site, part in parts.items()}
     diagonal = np.diag(info)
     scale = np.where(diagonal > 0.0, diagonal, 1.0) ** -0.5
     values, vectors = np.linalg.eigh(info * np.outer(scale, scale))

@@ -26,11 +26,11 @@ def make_modality(
 
     For new rows, `units` are those of the columns in the fit.
     """
-    asked = opened.asked
-    if asked.continuous:
-        return GaussianModality(opened.values, asked.names, factors, covariates, units)
-    kinds, levels = [c.kind for c in asked.columns], [len(c.levels) for c in asked.columns]
-    return CategoricalModality(opened.values, asked.names, factors, kinds, levels, nodes, covariates, units)
+    request = opened.requested
+    if request.continuous:
+        return GaussianModality(opened.values, request.names, factors, covariates, units)
+    kinds, levels = [c.kind for c in request.columns], [len(c.levels) for c in request.columns]
+    return CategoricalModality(opened.values, request.names, factors, kinds, levels, nodes, covariates, units)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ class SessionMixtures:
 
     `place` (n,) are the positions of its entities among `total`, `groups` those of its rows that have each
     presence pattern, by pattern. `benches` are by factors and nodes, `analyses` the mixtures of one cluster
-    by factors. `past` is a digest of everything that all sites have received. `told` is the mixture whose
+    by factors. `past` is a digest of everything that all sites have received. `reported` is the mixture whose
     estimates were released; estimates of no other mixture are released afterwards.
     """
 
@@ -155,9 +155,9 @@ class SessionMixtures:
     benches: dict[tuple[int, int], LocalMixtures] = field(default_factory=dict)
     analyses: dict[int, LocalMixture] = field(default_factory=dict)
     slots: dict[int, LocalMixture] = field(default_factory=dict)
-    told: LocalMixture | None = None
+    reported: LocalMixture | None = None
 
-    def bench(self, factors: int, nodes: int) -> LocalMixtures:
+    def workspace(self, factors: int, nodes: int) -> LocalMixtures:
         """Return modalities with this number of factors and nodes, created at the first request."""
         if (factors, nodes) not in self.benches:
             made = [
@@ -168,57 +168,59 @@ class SessionMixtures:
 
     def begin(self, factors: int, nodes: int) -> None:
         """Run the factor analysis of every modality, with one cluster."""
-        self.analyses[factors] = self.bench(factors, nodes).begun(factors, nodes)
+        self.analyses[factors] = self.workspace(factors, nodes).begun(factors, nodes)
 
-    def source(self, name: str, asked: MixtureUpdateRequest) -> LocalMixture:
+    def source(self, name: str, request: MixtureUpdateRequest) -> LocalMixture:
         """Find the mixture that is continued."""
-        kept = self.analyses.get(asked.factors) if asked.source == NONE else self.slots.get(asked.source)
-        if kept is None or kept.factors != asked.factors:
+        kept = (
+            self.analyses.get(request.factors) if request.source == NONE else self.slots.get(request.source)
+        )
+        if kept is None or kept.factors != request.factors:
             raise MessageError(
-                f"{name}: there is no mixture {asked.source} of {asked.factors} factors in this fit"
+                f"{name}: there is no mixture {request.source} of {request.factors} factors in this fit"
             )
         return kept
 
-    def improve(self, name: str, asked: MixtureUpdateRequest, r: Floats, shares: Floats) -> MixtureUpdate:
+    def improve(self, name: str, request: MixtureUpdateRequest, r: Floats, shares: Floats) -> MixtureUpdate:
         """Take local steps from a source with fixed posteriors r (n, K)."""
-        source, bench = self.source(name, asked), self.bench(asked.factors, asked.nodes)
-        bench.put(source)
-        if asked.scores:
-            return self._spheres(bench, source, r)
+        source, workspace = self.source(name, request), self.workspace(request.factors, request.nodes)
+        workspace.put(source)
+        if request.scores:
+            return self._spheres(workspace, source, r)
         weights = [(one.weights, one.weight) for one in source.modalities]
-        if asked.weigh:
-            weights = [adapt(m, shares) for m in bench.modalities]
-        anew = any(m.clusters != r.shape[1] for m in bench.modalities)
+        if request.weigh:
+            weights = [adapt(m, shares) for m in workspace.modalities]
+        anew = any(m.clusters != r.shape[1] for m in workspace.modalities)
         if anew:
-            for m in bench.modalities:
+            for m in workspace.modalities:
                 m.begin_means(r)
-        if asked.fixed:
-            for m in bench.modalities:
+        if request.fixed:
+            for m in workspace.modalities:
                 m.support = m.row_norms() > 0.0
                 m.silent = not (m.support.any() and np.any(m.means))
-        pairs = [(asked.lam1 * each, asked.lam2 * one) for each, one in weights]
-        for m, (rows, means) in zip(bench.modalities, pairs, strict=True):
-            least = LEAST_LEAP if m.leaps else LEAST_LEAP_OF_FEW if asked.fixed else MOST_STEPS + 1
-            if asked.lam1 or asked.lam2 or asked.steps < least:
-                m.improve(r, rows, means, asked.steps)
+        pairs = [(request.lam1 * each, request.lam2 * one) for each, one in weights]
+        for m, (rows, means) in zip(workspace.modalities, pairs, strict=True):
+            least = LEAST_LEAP if m.leaps else LEAST_LEAP_OF_FEW if request.fixed else MOST_STEPS + 1
+            if request.lam1 or request.lam2 or request.steps < least:
+                m.improve(r, rows, means, request.steps)
             else:
-                ascend_in_leaps(m, r, asked.steps)
-        f = bench.densities()
-        shaped = r if asked.steps or anew or source.shaped is None else source.shaped
-        slot = bench.take(asked.factors, asked.nodes, weights, r, shaped)
-        self.slots[asked.slot] = slot
-        loaded = [np.append(m.row_norms() > 0.0, bool(np.any(m.means))) for m in bench.modalities]
+                ascend_in_leaps(m, r, request.steps)
+        f = workspace.densities()
+        shaped = r if request.steps or anew or source.shaped is None else source.shaped
+        slot = workspace.take(request.factors, request.nodes, weights, r, shaped)
+        self.slots[request.slot] = slot
+        loaded = [np.append(m.row_norms() > 0.0, bool(np.any(m.means))) for m in workspace.modalities]
         return MixtureUpdate(
             slot,
             f,
-            sum(m.penalty(rows, means) for m, (rows, means) in zip(bench.modalities, pairs, strict=True)),
-            sum(m.free_parameters() for m in bench.modalities),
+            sum(m.penalty(rows, means) for m, (rows, means) in zip(workspace.modalities, pairs, strict=True)),
+            sum(m.free_parameters() for m in workspace.modalities),
             np.concatenate(loaded),
         )
 
-    def _spheres(self, bench: LocalMixtures, source: LocalMixture, r: Floats) -> MixtureUpdate:
+    def _spheres(self, workspace: LocalMixtures, source: LocalMixture, r: Floats) -> MixtureUpdate:
         """Update k-means' centers on the factor scores of one cluster; densities are those of spheres."""
-        scores = bench.scores()
+        scores = workspace.scores()
         centres = r.T @ scores / r.sum(axis=0)[:, None]
         f = scores @ centres.T - 0.5 * (centres * centres).sum(axis=1)
         return MixtureUpdate(source, f, 0.0, 0, np.zeros(0, dtype=np.bool_))
@@ -229,16 +231,18 @@ class SessionMixtures:
 
 
 def restored(
-    name: str, opened: OpenedModalities, asked: PredictRequest, parameters: Floats, units: Floats
+    name: str, opened: OpenedModalities, request: PredictRequest, parameters: Floats, units: Floats
 ) -> list[Modality]:
     """Make modalities of new rows, with the parameters of a fit."""
     made, at, first = [], 0, 0
     for one in opened.modalities:
-        columns = one.asked.columns
-        width = 2 * len(columns) if one.asked.continuous else sum(len(c.levels) for c in columns)
-        m = make_modality(one, asked.factors, asked.nodes, opened.standardised, units[first : first + width])
+        columns = one.requested.columns
+        width = 2 * len(columns) if one.requested.continuous else sum(len(c.levels) for c in columns)
+        m = make_modality(
+            one, request.factors, request.nodes, opened.standardised, units[first : first + width]
+        )
         first += width
-        m.means = np.zeros((asked.clusters, asked.factors))
+        m.means = np.zeros((request.clusters, request.factors))
         size = m.state().size
         if at + size > len(parameters):
             break

@@ -16,10 +16,10 @@ from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.dry_run.execution import DrySite
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.secure_products import SecureProductSession, least_rows
-from fedstat.models.checks import check_choice, check_layout, check_masked, check_whole, checks_arguments
-from fedstat.models.explain import Explainable, ForecastPlan
+from fedstat.models.checks import check_choice, check_integer, check_layout, check_masked, checks_arguments
+from fedstat.models.explain import DryRunPlan, Explainable
 from fedstat.models.m2sem.em import MixtureExchange, StartPlan
-from fedstat.models.m2sem.explain import M2SEMPlan, invent_clients
+from fedstat.models.m2sem.explain import M2SEMPlan, invent_sites
 from fedstat.models.m2sem.protocol import MixturePlan, fit_mixture
 from fedstat.models.m2sem.request import FAMILY, MOST_CLUSTERS, MOST_FACTORS
 from fedstat.models.m2sem.results import M2SEMResults
@@ -118,7 +118,7 @@ class M2SEM(Explainable):
     """
 
     family: ClassVar[str] = FAMILY
-    _plan: ClassVar[type[ForecastPlan] | None] = M2SEMPlan
+    _plan: ClassVar[type[DryRunPlan] | None] = M2SEMPlan
 
     def __init__(
         self,
@@ -135,25 +135,25 @@ class M2SEM(Explainable):
         coordinator: str | None = None,
     ) -> None:
         check_layout(type(self).__name__, partition, "vertical")
-        check_whole("n_clusters", n_clusters, 1)
-        check_whole("n_factors", n_factors, 1)
+        check_integer("n_clusters", n_clusters, 1)
+        check_integer("n_factors", n_factors, 1)
         if n_clusters > MOST_CLUSTERS or n_factors > MOST_FACTORS:
             raise ModelError(f"expected at most {MOST_CLUSTERS} clusters and {MOST_FACTORS} factors")
         self.partition, self.engine = partition, partition.engine
         self.n_clusters, self.n_factors = int(n_clusters), int(n_factors)
         self.coordinator = coordinator or partition.coordinator or "apart"
-        check_choice("coordinator", self.coordinator, ("apart", *partition.clients))
+        check_choice("coordinator", self.coordinator, ("apart", *partition.sites))
         said = {"continuous": continuous, "ordinal": ordinal, "nominal": nominal}
         terms = read_adjust(adjust, partition)
         self._chosen = choose_columns(partition, columns, modalities, said, terms)
         check_adjusted(terms, self._chosen, one_for_all=isinstance(adjust, str))
         self._session = partition._new_session()
-        self._account = CoordinatorLog()
+        self._log = CoordinatorLog()
         self._agreement = self._new_ledger()
         least = least_rows(self._policies)
-        self._asking = SecureProductSession(FAMILY, self._session, self._agreement.at, least=least)
+        self._requester = SecureProductSession(FAMILY, self._session, self._agreement.at, least=least)
         self._agreed: AgreedColumns = self.engine.run(
-            agree_columns(self._asking, self._chosen), self._agreement
+            agree_columns(self._requester, self._chosen), self._agreement
         )
         warn_of_lacking(self._agreed.covariates)
         limits = {c: (p.min_count, p.max_share) for c, p in self._policies.items()}
@@ -179,10 +179,10 @@ class M2SEM(Explainable):
         """
         parsed = parse_formula(formula, partition.columns, response=False)
         everything = {name for held in partition.columns.values() for name in held}
-        if everything == {name for terms in parsed.clients for name in terms.terms}:
+        if everything == {name for terms in parsed.sites for name in terms.terms}:
             return cls(partition, **options)
         names: list[str] = []
-        for terms in parsed.clients:
+        for terms in parsed.sites:
             wrong = [term for term in terms.terms if term not in terms.columns]
             if wrong:
                 raise FormulaError(
@@ -194,7 +194,7 @@ class M2SEM(Explainable):
 
     @property
     def _policies(self) -> dict[str, Policy]:
-        return {client: self.partition.sites[client].policy for client in self._chosen.columns}
+        return {site: self.partition.sites[site].policy for site in self._chosen.columns}
 
     @property
     def _description(self) -> str:
@@ -202,11 +202,11 @@ class M2SEM(Explainable):
         words = (
             f"{self.n_clusters} clusters by {self._agreed.columns} columns on {self.n_factors} factors each"
         )
-        terms = {client: own.terms for client, own in self._chosen.adjust.items()}
+        terms = {site: own.terms for site, own in self._chosen.adjust.items()}
         return f"{words}; {adjusted_in_words(terms, self._chosen.columns)}" if terms else words
 
     @property
-    def _law(self) -> str:
+    def _distribution_text(self) -> str:
         return "a mixture of factor models"
 
     @checks_arguments
@@ -275,7 +275,7 @@ class M2SEM(Explainable):
         call = Call.of(self.fit, locals())
         check_choice("cov_type", cov_type, ("observed", None))
         plan = self._plan_fit(select, n_init, starts, local_steps, max_rounds, seed)
-        check_whole("half_samples", half_samples, 0)
+        check_integer("half_samples", half_samples, 0)
         plan = replace(plan, half_samples=int(half_samples), **self._errors(cov_type))
         return run_fit(self, call, M2SEM._estimate, plan, self._masked(masked), seed, max_rounds)
 
@@ -372,8 +372,8 @@ class M2SEM(Explainable):
         """Return whether to compute standard errors, and the reason if an owner does not allow them."""
         wanted = cov_type is not None and self.n_clusters > 1
         why = [
-            withheld(client, policy, self._agreed.modalities[client], client in self._agreed.covariates)
-            for client, policy in self._policies.items()
+            withheld(site, policy, self._agreed.modalities[site], site in self._agreed.covariates)
+            for site, policy in self._policies.items()
         ]
         words = "; ".join(filter(None, why)) if wanted else ""
         return {"observed": wanted and not words, "withheld": words}
@@ -384,22 +384,22 @@ class M2SEM(Explainable):
         check_choice("select", select, ("bic", "ebic", "icl", None))
         check_choice("starts", starts, ("all", "sum"))
         for name, value in (("n_init", n_init), ("local_steps", local_steps), ("max_rounds", max_rounds)):
-            check_whole(name, value, 1)
-        check_whole("seed", seed, 0)
+            check_integer(name, value, 1)
+        check_integer("seed", seed, 0)
         begin = StartPlan(int(n_init), starts == "all", 1, int(local_steps), 15)
         return MixturePlan(self.n_clusters, self.n_factors, begin, select, int(local_steps), FINE_NODES)
 
     def _exchange(self, seed: int, most: int) -> MixtureExchange:
-        return MixtureExchange(self._asking, self._subjects, NODES, np.random.default_rng(seed), int(most))
+        return MixtureExchange(self._requester, self._subjects, NODES, np.random.default_rng(seed), int(most))
 
     def _masked(self, masked: bool | None) -> Sequence[str]:
         """Sites that mask their sums: all, if masks hide something or are requested."""
-        sites, wanted = self._subjects.clients, any(p.masked_only for p in self._policies.values())
+        sites, wanted = self._subjects.sites, any(p.masked_only for p in self._policies.values())
         return sites if check_masked(masked, len(sites), wanted) else ()
 
     def _columns_read(self, site: str) -> Sequence[str]:
         adjust = self._chosen.adjust.get(site)
         return (*self._chosen.columns.get(site, ()), *(adjust.columns if adjust else ()))
 
-    def _invent_sites(self, plan: ForecastPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
-        return invent_clients(self._agreed, self.partition.rows, policies, self._session)
+    def _invent_sites(self, plan: DryRunPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
+        return invent_sites(self._agreed, self.partition.rows, policies, self._session)

@@ -43,11 +43,11 @@ def places(r: M2SEMRecord, selected: bool) -> pd.DataFrame:
     the level that differs most.
     """
     chosen, rows, keys = r.features["selected"], [], []
-    for client, held in r.clients.items():
+    for site, held in r.sites.items():
         units = held.units
         for one, values, _, _ in held.parts:
             for p, column in enumerate(one.columns):
-                key, L = (client, one.name, column.name), len(column.levels)
+                key, L = (site, one.name, column.name), len(column.levels)
                 if L:
                     # Rows by level, column after column; for numbers all means, and then all deviations.
                     counts, units = units[:L], units[L:]
@@ -77,13 +77,13 @@ def plot_cluster_profiles(r: M2SEMRecord, selected: bool) -> Figure:
     """Draw a panel for each modality, a line for each cluster."""
     frame = places(r, selected)
     groups = [(key, part) for key, part in frame.groupby(level=["client", "modality"], sort=False)]
-    whole = axes_for(None, 7.0, 0.9 + 0.24 * (len(frame) + 3 * len(groups)))
-    figure = whole.get_figure(root=True)
+    complete = axes_for(None, 7.0, 0.9 + 0.24 * (len(frame) + 3 * len(groups)))
+    figure = complete.get_figure(root=True)
     assert figure is not None
-    whole.remove()
+    complete.remove()
     heights = [len(part) + 1 for _, part in groups]
     axes = figure.subplots(len(groups), 1, squeeze=False, sharex=True, height_ratios=heights).ravel()
-    for ax, ((client, modality), part) in zip(axes, groups, strict=True):
+    for ax, ((site, modality), part) in zip(axes, groups, strict=True):
         y = np.arange(len(part))[::-1]
         for number, (k, values) in enumerate(part.items()):
             label = f"cluster {k} ({r.shares[number]:.0%})"
@@ -92,7 +92,7 @@ def plot_cluster_profiles(r: M2SEMRecord, selected: bool) -> Figure:
         ax.axvline(0.0, color="0.7", linewidth=0.8, zorder=0)
         names = [shorten(str(key[2]), 28) for key in part.index]
         ax.set_yticks(y, names, fontsize=SMALL, parse_math=False)
-        title = str(client) if client == modality else f"{client}: {modality}"
+        title = str(site) if site == modality else f"{site}: {modality}"
         ax.set_title(title, fontsize=SMALL, fontweight="bold", loc="left", parse_math=False)
         ax.set_ylim(-0.6, len(part) - 0.4)
         ax.spines[["top", "right"]].set_visible(False)
@@ -108,12 +108,12 @@ def plot_cluster_profiles(r: M2SEMRecord, selected: bool) -> Figure:
 def plot_profile_heat(r: M2SEMRecord, ax: Axes | None) -> Axes:
     """Draw a row for each column, a column for each cluster."""
     frame = places(r, bool(r.features["selected"].any())).iloc[:MOST_COLUMNS]
-    ax = axes_for(ax, 3.0 + 0.5 * len(frame.columns), 1.2 + 0.2 * len(frame), hidden=())
+    ax = axes_for(ax, 3.0 + 0.5 * len(frame.columns), 1.2 + 0.2 * len(frame), masked=())
     values = frame.to_numpy()
     most = max(float(np.abs(values).max()), 1e-12)
     image = ax.imshow(values, cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto")
     most_wide = name_width(ax, 0.4, 40)
-    names = [shorten(f"{client}: {name}", most_wide) for client, _, name in frame.index]
+    names = [shorten(f"{site}: {name}", most_wide) for site, _, name in frame.index]
     ax.set_yticks(range(len(frame)), names, fontsize=SMALL, parse_math=False)
     ax.set_xticks(range(len(frame.columns)), [f"{k}" for k in frame.columns])
     ax.set_xlabel("cluster")

@@ -21,7 +21,7 @@ from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.models.checks import check_layout
 from fedstat.models.m2sem.analyses import analysis_of
 from fedstat.models.m2sem.em import EntityIndex, add_exactly
-from fedstat.models.m2sem.record import FittedClient, M2SEMRecord
+from fedstat.models.m2sem.record import FittedSite, M2SEMRecord
 from fedstat.models.m2sem.request import FAMILY, OpenNewRequest, OpenRequest, PredictRequest
 from fedstat.models.m2sem.specification import AgreedColumns, who_has_whom
 from fedstat.models.run import run_analysis
@@ -35,17 +35,17 @@ def predict_clusters(record: M2SEMRecord, partition: ClientPartition) -> pd.Data
     session = partition._new_session()
     at = partition.coordinator or "apart"
     ledger = Ledger(None if at == "apart" else at)
-    asking = SecureProductSession(FAMILY, session, ledger.at)
-    subjects, here = partition.engine.run(open_modalities(asking, fitted, partition), ledger)
-    ask = partial(request_densities, asking, record, fitted, subjects)
+    requester = SecureProductSession(FAMILY, session, ledger.at)
+    subjects, here = partition.engine.run(open_modalities(requester, fitted, partition), ledger)
+    request = partial(request_densities, requester, record, fitted, subjects)
 
     def protocol() -> FitProtocol[Floats]:
-        return mask_sums(ask(), subjects.clients, session) if hides(len(fitted)) else ask()
+        return mask_sums(request(), subjects.sites, session) if hides(len(fitted)) else request()
 
     K = len(record.shares)
-    shapes = {client: {"differences": (subjects.total, K - 1)} for client in fitted}
+    shapes = {site: {"differences": (subjects.total, K - 1)} for site in fitted}
     call = f"M2SEMResults.predict({subjects.total:,} entities)"
-    columns = {client: _columns_of(held) for client, held in fitted.items()}
+    columns = {site: _columns_of(held) for site, held in fitted.items()}
     analysis = analysis_of(partition, call, f"{K} clusters", columns, "predict_densities", shapes)
     D = np.zeros((partition.n_entities, K - 1))
     D[here] = run_analysis(analysis, protocol, ledger)
@@ -53,31 +53,31 @@ def predict_clusters(record: M2SEMRecord, partition: ClientPartition) -> pd.Data
     return pd.DataFrame(r, index=partition.entities, columns=record.clusters)
 
 
-def present(record: M2SEMRecord, partition: ClientPartition) -> dict[str, FittedClient]:
+def present(record: M2SEMRecord, partition: ClientPartition) -> dict[str, FittedSite]:
     """Return the sites of the fit that the partition has, each with all of its columns."""
-    fitted = {client: held for client, held in record.clients.items() if client in partition.columns}
+    fitted = {site: held for site, held in record.sites.items() if site in partition.columns}
     if not fitted:
         raise ModelError(
-            f"predict(): expected a partition with some of the sites {', '.join(record.clients)}; it has "
-            f"{', '.join(partition.clients)}"
+            f"predict(): expected a partition with some of the sites {', '.join(record.sites)}; it has "
+            f"{', '.join(partition.sites)}"
         )
-    for client, held in fitted.items():
-        absent = [name for name in _columns_of(held) if name not in partition.columns[client]]
+    for site, held in fitted.items():
+        absent = [name for name in _columns_of(held) if name not in partition.columns[site]]
         if absent:
             raise ModelError(
-                f"predict(): '{client}' lacks column {', '.join(map(repr, absent[:8]))} of the fit. A site "
+                f"predict(): '{site}' lacks column {', '.join(map(repr, absent[:8]))} of the fit. A site "
                 "must have all of its columns, where cells may be missing, or be left out"
             )
     return fitted
 
 
-def _columns_of(held: FittedClient) -> list[str]:
+def _columns_of(held: FittedSite) -> list[str]:
     """Columns of a site, and the columns from which its covariates are computed."""
     adjust = BlockSpec.from_json(held.coding).columns if held.coding else ()
     return [*(name for one in held.modalities for name in one.names), *adjust]
 
 
-def _opening(held: FittedClient) -> tuple[str, str]:
+def _opening(held: FittedSite) -> tuple[str, str]:
     """Return the step by which a site opens its columns, and its text."""
     if held.coding:
         return "open_new_columns", to_json(OpenNewRequest(held.modalities, held.coding))
@@ -85,25 +85,25 @@ def _opening(held: FittedClient) -> tuple[str, str]:
 
 
 def open_modalities(
-    asking: SecureProductSession, fitted: Mapping[str, FittedClient], partition: ClientPartition
+    requester: SecureProductSession, fitted: Mapping[str, FittedSite], partition: ClientPartition
 ) -> FitProtocol[tuple[EntityIndex, Ints]]:
     """Open columns of all sites; return each site's entities, and the entities that any site has."""
-    modalities = {client: fitted[client].modalities for client in sorted(fitted)}
-    replies = yield [asking.ask(c, *_opening(fitted[c])) for c in modalities]
+    modalities = {site: fitted[site].modalities for site in sorted(fitted)}
+    replies = yield [requester.request(c, *_opening(fitted[c])) for c in modalities]
     agreed = AgreedColumns(modalities, {reply.site: reply.arrays["seen"] for reply in replies})
     return who_has_whom(agreed, partition.rows, partition.n_entities, {}, nobody=True)
 
 
 def request_densities(
-    asking: SecureProductSession,
+    requester: SecureProductSession,
     record: M2SEMRecord,
-    fitted: Mapping[str, FittedClient],
+    fitted: Mapping[str, FittedSite],
     subjects: EntityIndex,
 ) -> FitProtocol[Floats]:
     """Request differences of log densities of the subjects, (N, K - 1)."""
     text = to_json(PredictRequest(len(record.shares), record.factors, record.nodes))
     replies = yield [
-        asking.ask(
+        requester.request(
             c,
             "predict_densities",
             text,
@@ -113,6 +113,6 @@ def request_densities(
             units=fitted[c].units,
             **({"covariates": fitted[c].spread} if fitted[c].coding else {}),
         )
-        for c in subjects.clients
+        for c in subjects.sites
     ]
     return add_exactly([reply.arrays["differences"] for reply in replies])

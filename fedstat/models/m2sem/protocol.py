@@ -35,7 +35,7 @@ class MixtureFit:
     `observed` is the information for standard errors.
     """
 
-    course: MixtureState
+    state: MixtureState
     r: Floats
     w: Floats
     released: Sequence[Reply]
@@ -134,10 +134,10 @@ def finish(
     observed = ObservedInformation.none(plan.clusters, plan.withheld) if plan.withheld else None
     if plan.observed:
         r, w = np.ascontiguousarray(one.r[:, order]), one.w[order]
-        observed = yield from request_information(exchange.asking, one.slot, r, w, exchange.subjects.place)
+        observed = yield from request_information(exchange.requester, one.slot, r, w, exchange.subjects.place)
     r = np.ascontiguousarray(one.r[:, order])
     return MixtureFit(
-        course=one,
+        state=one,
         r=r,
         w=r.mean(axis=0),
         released=replies,

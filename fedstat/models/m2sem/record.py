@@ -18,7 +18,7 @@ from fedstat.typing import Floats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FittedClient:
+class FittedSite:
     """A site's modalities as released: parameters, and profiles (K, sum of P C) of all modalities.
 
     `norms` (sum of P,) are norms of loadings, `relevance` (M,) the distances of clusters by modality, `floor`
@@ -58,7 +58,7 @@ class FittedClient:
 class M2SEMRecord:
     """The contents of a saved file: no value of an entity, and therefore no posterior."""
 
-    clients: Mapping[str, FittedClient]
+    sites: Mapping[str, FittedSite]
     shares: Floats
     factors: Annotated[int, Minimum(1)]
     nodes: Annotated[int, Minimum(2)]
@@ -82,7 +82,7 @@ class M2SEMRecord:
     def check(self) -> None:
         """Require parts of the same fit."""
         K = len(self.shares)
-        wrong = any(len(one.profiles) != K for one in self.clients.values())
+        wrong = any(len(one.profiles) != K for one in self.sites.values())
         if wrong or self.classified.shape != (K, K + 1):
             raise ModelError("profiles and shares do not belong to the same fit")
 
@@ -118,11 +118,11 @@ class M2SEMRecord:
     def profiles(self) -> pd.DataFrame:
         """Means and probabilities by cluster; see results."""
         keys, rows = [], []
-        for client, held in self.clients.items():
+        for site, held in self.sites.items():
             for one, values, _, _ in held.parts:
                 for p, column in enumerate(one.columns):
                     for c, level in enumerate(column.levels or ("",)):
-                        keys.append((client, one.name, column.name, str(level)))
+                        keys.append((site, one.name, column.name, str(level)))
                         rows.append(values[:, p, c])
         index = pd.MultiIndex.from_tuples(keys, names=["client", "modality", "column", "level"])
         return pd.DataFrame(np.array(rows), index=index, columns=self.clusters)
@@ -132,7 +132,7 @@ class M2SEMRecord:
         """A row for each modality; see results."""
         rows = [
             {
-                "client": client,
+                "client": site,
                 "modality": one.name,
                 "kind": one.kind,
                 "columns": len(one.columns),
@@ -141,7 +141,7 @@ class M2SEMRecord:
                 "distance": relevance**0.5,
                 "selected": relevance > 0.0,
             }
-            for client, held in self.clients.items()
+            for site, held in self.sites.items()
             for one, _, norms, relevance in held.parts
         ]
         frame = pd.DataFrame(rows).set_index(["client", "modality"])
@@ -152,14 +152,14 @@ class M2SEMRecord:
         """A row for each column; see results."""
         rows = [
             {
-                "client": client,
+                "client": site,
                 "modality": one.name,
                 "column": column.name,
                 "kind": column.kind,
                 "loading": norm,
                 "selected": norm > 0.0 and relevance > 0.0,
             }
-            for client, held in self.clients.items()
+            for site, held in self.sites.items()
             for one, _, norms, relevance in held.parts
             for column, norm in zip(one.columns, norms.tolist(), strict=True)
         ]
@@ -169,12 +169,12 @@ class M2SEMRecord:
     @property
     def adjusted(self) -> dict[str, tuple[str, ...]]:
         """Terms of the covariates by site whose columns are adjusted."""
-        return {client: held.terms for client, held in self.clients.items() if held.terms}
+        return {site: held.terms for site, held in self.sites.items() if held.terms}
 
     def _frequencies(self) -> tuple[Floats, Floats]:
         """Return selection frequencies of columns, and of modalities, in the order of the sites."""
         assert self.frequencies is not None
-        sizes = [len(one.columns) for held in self.clients.values() for one in held.modalities]
+        sizes = [len(one.columns) for held in self.sites.values() for one in held.modalities]
         parts = np.split(self.frequencies, np.cumsum([size + 1 for size in sizes])[:-1])
         return np.concatenate([part[:-1] for part in parts]), np.array([part[-1] for part in parts])
 

@@ -17,7 +17,7 @@ from fedstat.typing import Floats, Ints
 
 FAMILY = "m2sem"
 Kind: TypeAlias = Literal["continuous", "ordinal", "binary", "nominal"]
-Told: TypeAlias = Literal["continuous", "ordinal", "binary", "nominal", "counted"]
+Reported: TypeAlias = Literal["continuous", "ordinal", "binary", "nominal", "counted"]
 MOST_CLUSTERS, MOST_FACTORS, MOST_NODES, MOST_STEPS, MOST_SLOTS = 50, 5, 31, 100, 200
 MOST_GRID = 20_000
 """Nodes of a grid over all factors."""
@@ -39,7 +39,7 @@ class ColumnsRequest:
 class ColumnReply:
     """The kind of a column, and its levels in order; "counted" are whole numbers with few values."""
 
-    kind: Told
+    kind: Reported
     levels: tuple[LevelValue, ...] = ()
 
 
@@ -142,7 +142,7 @@ class MixtureUpdateRequest:
 
     It continues the mixture that is stored as `source`. With `scores`, its densities are those of spheres
     around the means of the factor scores, for k-means. `fixed`: loadings and means that are zero in the
-    source stay so. `weigh`: penalties are adapted to the source first. `nodes` for each factor; `tell`
+    source stay so. `weigh`: penalties are adapted to the source first. `nodes` for each factor; `report`
     requests the support.
     """
 
@@ -156,7 +156,7 @@ class MixtureUpdateRequest:
     fixed: bool = False
     scores: bool = False
     weigh: bool = False
-    tell: bool = False
+    report: bool = False
     nodes: Annotated[int, Minimum(2)] = 7
 
     def check(self) -> None:

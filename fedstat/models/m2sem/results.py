@@ -22,13 +22,13 @@ from fedstat.inference.mixtures import (
 )
 from fedstat.inference.summary import Note
 from fedstat.inference.tables import SheetSummary
-from fedstat.models.checks import check_whole
+from fedstat.models.checks import check_integer
 from fedstat.models.m2sem.analyses import request_outside_sums, request_scores
 from fedstat.models.m2sem.bootstrap import BootstrapResults, bootstrap
 from fedstat.models.m2sem.plots import plot_cluster_profiles, plot_profile_heat
 from fedstat.models.m2sem.prediction import predict_clusters
 from fedstat.models.m2sem.protocol import MixtureFit
-from fedstat.models.m2sem.record import FittedClient, M2SEMRecord
+from fedstat.models.m2sem.record import FittedSite, M2SEMRecord
 from fedstat.models.m2sem.request import ModalityRequest
 from fedstat.models.m2sem.summary import notes, summarise
 from fedstat.models.m2sem.tables import (
@@ -103,10 +103,10 @@ class M2SEMResults(
     @classmethod
     def _of(cls, model: Any, fit: MixtureFit, masked: bool, own: bool, ledger: Ledger) -> M2SEMResults:
         """Make results of a fit."""
-        one, place = fit.course, model._subjects.place
-        clients = {reply.site: fitted_client(model, reply, len(place[reply.site])) for reply in fit.released}
+        one, place = fit.state, model._subjects.place
+        sites = {reply.site: fitted_site(model, reply, len(place[reply.site])) for reply in fit.released}
         record = M2SEMRecord(
-            clients={client: clients[client] for client in model._agreed.modalities},
+            sites={site: sites[site] for site in model._agreed.modalities},
             shares=fit.w,
             factors=one.factors,
             nodes=one.nodes,
@@ -126,7 +126,7 @@ class M2SEMResults(
             own=own,
             frequencies=None
             if fit.frequencies is None
-            else np.concatenate([fit.frequencies[client] for client in model._agreed.modalities]),
+            else np.concatenate([fit.frequencies[site] for site in model._agreed.modalities]),
             observed=fit.observed,
         )
         return cls(record, ledger, SessionFit(model, fit))
@@ -218,7 +218,7 @@ class M2SEMResults(
         """
         return predict_clusters(self._record, partition)
 
-    def factor_scores(self, client: str) -> pd.DataFrame:
+    def factor_scores(self, site: str) -> pd.DataFrame:
         """Request from a site the factor scores of its entities, (n, Q of every modality).
 
         These are row-level values of one site, unmasked; factors are determined up to a rotation.
@@ -233,15 +233,15 @@ class M2SEMResults(
             The site's owner does not release row-level values.
         """
         live = self._alive("factor_scores")
-        if client not in self._record.clients:
-            raise ModelError(f"expected one of {', '.join(self._record.clients)}, received {client!r}")
-        scores = request_scores(live.model, client, live.fit.course.slot)
+        if site not in self._record.sites:
+            raise ModelError(f"expected one of {', '.join(self._record.sites)}, received {site!r}")
+        scores = request_scores(live.model, site, live.fit.state.slot)
         names = [
             (one.name, q + 1)
-            for one in self._record.clients[client].modalities
+            for one in self._record.sites[site].modalities
             for q in range(self._record.factors)
         ]
-        rows = live.model._subjects.place[client]
+        rows = live.model._subjects.place[site]
         columns = pd.MultiIndex.from_tuples(names, names=["modality", "factor"])
         return pd.DataFrame(scores, index=live.model.partition.entities[rows], columns=columns)
 
@@ -432,11 +432,11 @@ class M2SEMResults(
         >>> fit.bootstrap(4).sizes.columns.tolist()
         ['estimate', 'std_error', 'conf_low', 'conf_high']
         """
-        check_whole("samples", samples, 2)
+        check_integer("samples", samples, 2)
         place = self._alive("bootstrap").model._subjects.place
         return bootstrap(self._record, place, int(samples), alpha, np.random.default_rng(seed))
 
-    def outside(self, variable: str, *, client: str | None = None, alpha: float = 0.05) -> OutsideResults:
+    def outside(self, variable: str, *, site: str | None = None, alpha: float = 0.05) -> OutsideResults:
         """Compare clusters by a variable that was not clustered.
 
         The site that holds it sums it by most likely cluster; classification error is corrected (Bolck, Croon
@@ -447,7 +447,7 @@ class M2SEMResults(
         variable : str
             A numerical column, whose means are compared, or a categorical one, whose shares of levels are
             compared.
-        client : str, optional
+        site : str, optional
             Site that holds it; needed if several sites have a column of this name.
         alpha : float
             Confidence limits are of level ``1 - alpha``.
@@ -477,8 +477,8 @@ class M2SEMResults(
         """
         model, labels = self._alive("outside").model, self.labels.to_numpy() - 1
         holders = [name for name, held in model.partition.columns.items() if variable in held]
-        if client is not None:
-            holders = [name for name in holders if name == client]
+        if site is not None:
+            holders = [name for name in holders if name == site]
         if len(holders) != 1:
             who = f"{', '.join(map(repr, holders))} have; name one by client=" if holders else "no site has"
             raise ModelError(f"outside: expected a column of one site, received {variable!r}, which {who}")
@@ -542,17 +542,17 @@ class M2SEMResults(
         return self._live
 
 
-def fitted_client(model: Any, reply: Reply, entities: int) -> FittedClient:
+def fitted_site(model: Any, reply: Reply, entities: int) -> FittedSite:
     """Record the releases of a site."""
     arrays, modalities = dict(reply.arrays), model._agreed.modalities[reply.site]
-    told, adjust = model._agreed.covariates.get(reply.site), model._chosen.adjust.get(reply.site)
-    return FittedClient(
+    reported, adjust = model._agreed.covariates.get(reply.site), model._chosen.adjust.get(reply.site)
+    return FittedSite(
         modalities=modalities,
         floor=marked(modalities, arrays.pop("floor")),
         entities=entities,
         terms=adjust.terms if adjust else (),
-        covariates=told.names if told else (),
-        without=told.without if told else 0,
+        covariates=reported.names if reported else (),
+        without=reported.without if reported else 0,
         coding=reply.text,
         spread=arrays.pop("covariates", np.zeros((2, 0))),
         effects=arrays.pop("effects", np.zeros((0, 0))),

@@ -97,7 +97,7 @@ class SupportPath:
 
 def support_of(one: MixtureState) -> bytes:
     """Return the support of a mixture, for all sites in the order of their names."""
-    return np.concatenate([one.support[client] for client in sorted(one.support)]).astype(np.uint8).tobytes()
+    return np.concatenate([one.support[site] for site in sorted(one.support)]).astype(np.uint8).tobytes()
 
 
 def continued(
@@ -111,7 +111,7 @@ def continued(
         penalties=penalties,
         fixed=fixed,
         weigh=weigh,
-        tell=True,
+        report=True,
         trace=[],
         change=np.inf,
         name=f"penalties {penalties}",
@@ -215,4 +215,4 @@ def select_in_halves(
     found = [one.support for one in made if one.trace and not one.failed]
     if not found:
         return None
-    return {client: np.mean([one[client] for one in found], axis=0) for client in found[0]}
+    return {site: np.mean([one[site] for one in found], axis=0) for site in found[0]}

@@ -43,25 +43,25 @@ class ColumnSelection:
     nominal: tuple[str, ...]
     adjust: Mapping[str, SiteTerms] = field(default_factory=dict)
 
-    def covariates(self, client: str) -> CovariatesRequest | None:
+    def covariates(self, site: str) -> CovariatesRequest | None:
         """Return the covariates for which a site's columns are adjusted."""
-        terms = self.adjust.get(client)
+        terms = self.adjust.get(site)
         return None if terms is None else CovariatesRequest(terms.terms, terms.columns)
 
-    def asked(self, client: str) -> ColumnsRequest:
+    def requested(self, site: str) -> ColumnsRequest:
         """Return the request to a site about its columns."""
-        own = self.columns[client]
+        own = self.columns[site]
         said = (self.continuous, self.ordinal, self.nominal)
         return ColumnsRequest(own, *(tuple(name for name in names if name in own) for names in said))
 
-    def modalities(self, client: str, told: Mapping[str, ColumnReply]) -> tuple[ModalityRequest, ...]:
+    def modalities(self, site: str, reported: Mapping[str, ColumnReply]) -> tuple[ModalityRequest, ...]:
         """Divide a site's columns into modalities: named groups, then the others, each by kind."""
-        own, out = self.columns[client], []
+        own, out = self.columns[site], []
         grouped = {name for names in self.groups.values() for name in names}
         groups = {name: [one for one in names if one in own] for name, names in self.groups.items()}
-        groups[client] = [*groups.get(client, []), *(name for name in own if name not in grouped)]
+        groups[site] = [*groups.get(site, []), *(name for name in own if name not in grouped)]
         for name, names in groups.items():
-            columns = [_column(one, told[one]) for one in names]
+            columns = [_column(one, reported[one]) for one in names]
             numbers = tuple(one for one in columns if one.kind == "continuous")
             others = tuple(one for one in columns if one.kind != "continuous")
             both = bool(numbers and others)
@@ -71,9 +71,9 @@ class ColumnSelection:
         return tuple(out)
 
 
-def _column(name: str, told: ColumnReply) -> MixtureColumn:
-    assert told.kind != "counted"  # resolved by an earlier request
-    return MixtureColumn(name, told.kind, told.levels)
+def _column(name: str, reported: ColumnReply) -> MixtureColumn:
+    assert reported.kind != "counted"  # resolved by an earlier request
+    return MixtureColumn(name, reported.kind, reported.levels)
 
 
 def choose_columns(
@@ -86,16 +86,16 @@ def choose_columns(
     """Select the columns that a user names, by default all except covariates; otherwise a ModelError."""
     held = partition.columns
     apart = {name for terms in adjust.values() for name in terms.columns}
-    owner = {name: client for client, names in held.items() for name in names}
+    owner = {name: site for site, names in held.items() for name in names}
     for what, names in (("columns", columns or ()), *said.items()):
         _check_names(what, names, owner)
     groups = {name: tuple(names) for name, names in (modalities or {}).items()}
     for name, names in groups.items():
         _check_names(f"modalities['{name}']", names, owner)
         if not names or len({owner[one] for one in names}) > 1:
-            clients = ", ".join(sorted({owner[one] for one in names})) or "none"
+            sites = ", ".join(sorted({owner[one] for one in names})) or "none"
             raise ModelError(
-                f"modalities['{name}']: expected columns of one site, received columns of {clients}; "
+                f"modalities['{name}']: expected columns of one site, received columns of {sites}; "
                 "columns of two sites cannot share factors"
             )
     if len(columns or ()) == 0 and columns is not None:
@@ -113,12 +113,12 @@ def choose_columns(
     if outside:
         raise ModelError(f"modalities: {', '.join(map(repr, outside[:SHOWN]))} are not among the columns")
     _check_said(said)
-    chosen = {client: tuple(n for n in names if n in wanted) for client, names in held.items()}
+    chosen = {site: tuple(n for n in names if n in wanted) for site, names in held.items()}
     return ColumnSelection(
-        {client: names for client, names in chosen.items() if names},
+        {site: names for site, names in chosen.items() if names},
         groups,
         **{what: tuple(names) for what, names in said.items()},
-        adjust={client: terms for client, terms in adjust.items() if chosen.get(client)},
+        adjust={site: terms for site, terms in adjust.items() if chosen.get(site)},
     )
 
 
@@ -137,21 +137,21 @@ def _check_said(said: Mapping[str, Sequence[str]]) -> None:
         raise ModelError(f"{', '.join(map(repr, twice))}: named in two of {', '.join(said)}, or twice")
 
 
-def check_counted(told: Mapping[str, Mapping[str, ColumnReply]]) -> None:
+def check_counted(reported: Mapping[str, Mapping[str, ColumnReply]]) -> None:
     """Require the kind of whole numbers with few values; a DesignError lists all of them."""
     unclear = {
-        client: [
+        site: [
             f"{name!r} ({len(one.levels)} values)" for name, one in columns.items() if one.kind == "counted"
         ]
-        for client, columns in told.items()
+        for site, columns in reported.items()
     }
-    unclear = {client: names for client, names in unclear.items() if names}
+    unclear = {site: names for site, names in unclear.items() if names}
     if not unclear:
         return
     listed = "; ".join(
         f"{', '.join(names[:SHOWN])}{f' and {len(names) - SHOWN} more' if len(names) > SHOWN else ''} at "
-        f"site '{client}'"
-        for client, names in unclear.items()
+        f"site '{site}'"
+        for site, names in unclear.items()
     )
     raise DesignError(
         f"whole numbers with few values may be ordered answers, codes or measurements: {listed}. State the "
@@ -174,23 +174,23 @@ def read_adjust(adjust: str | Mapping[str, str] | None, partition: ClientPartiti
     if adjust is None:
         return {}
     if isinstance(adjust, str):
-        return {terms.client: terms for terms in _parsed(adjust, partition.columns)}
+        return {terms.site: terms for terms in _parsed(adjust, partition.columns)}
     if not isinstance(adjust, Mapping):
         raise ModelError(
             f"adjust: expected a formula such as '~ age', or one by site, received {type(adjust).__name__}"
         )
-    return {client: _of_client(client, text, partition.columns) for client, text in adjust.items()}
+    return {site: _of_site(site, text, partition.columns) for site, text in adjust.items()}
 
 
-def _of_client(client: str, text: str, held: Mapping[str, Sequence[str]]) -> SiteTerms:
-    if client not in held:
-        raise ModelError(f"adjust: expected sites {', '.join(held)}, received {client!r}")
+def _of_site(site: str, text: str, held: Mapping[str, Sequence[str]]) -> SiteTerms:
+    if site not in held:
+        raise ModelError(f"adjust: expected sites {', '.join(held)}, received {site!r}")
     terms = _parsed(text, held)
-    if lacking := [name for one in terms for name in one.columns if name not in held[client]]:
+    if lacking := [name for one in terms for name in one.columns if name not in held[site]]:
         (own,) = lacking[:1]
         raise ModelError(
-            f"adjust: '{client}' lacks {', '.join(map(repr, lacking))}. {HELD_THERE}: add it to the table of "
-            f"'{client}' under a name of its own, such as '{own}_{client}', or leave '{client}' out of "
+            f"adjust: '{site}' lacks {', '.join(map(repr, lacking))}. {HELD_THERE}: add it to the table of "
+            f"'{site}' under a name of its own, such as '{own}_{site}', or leave '{site}' out of "
             "adjust="
         )
     (own_terms,) = terms
@@ -204,18 +204,18 @@ def _parsed(text: str, held: Mapping[str, Sequence[str]]) -> tuple[SiteTerms, ..
         raise FormulaError(f"adjust: {error}") from None
     if not formula.intercept:
         raise FormulaError("adjust: columns have their own intercepts; write for instance '~ age'.")
-    return formula.clients
+    return formula.sites
 
 
 def check_adjusted(terms: Mapping[str, SiteTerms], chosen: ColumnSelection, *, one_for_all: bool) -> None:
     """Require that each site with covariates has columns that they adjust; warn of sites without any."""
-    if idle := [client for client in terms if client not in chosen.adjust]:
+    if idle := [site for site in terms if site not in chosen.adjust]:
         raise ModelError(
             f"adjust: no column of {', '.join(map(repr, idle))} is clustered, so covariates there "
             f"adjust nothing. {HELD_THERE}: add them to the other tables, under names of their "
             "own"
         )
-    left = [client for client in chosen.columns if client not in chosen.adjust]
+    left = [site for site in chosen.columns if site not in chosen.adjust]
     if one_for_all and left:
         warn(
             f"adjust: columns of {', '.join(map(repr, left))} are not adjusted, because no covariate is at "
@@ -225,9 +225,9 @@ def check_adjusted(terms: Mapping[str, SiteTerms], chosen: ColumnSelection, *, o
         )
 
 
-def warn_of_lacking(told: Mapping[str, CovariatesReply]) -> None:
+def warn_of_lacking(reported: Mapping[str, CovariatesReply]) -> None:
     """Warn of entities that count as missing at a site because they lack a covariate."""
-    counts = [f"{one.without:,} at '{client}'" for client, one in told.items() if one.without]
+    counts = [f"{one.without:,} at '{site}'" for site, one in reported.items() if one.without]
     if counts:
         warn(
             f"adjust: entities that lack a covariate count as missing there: {', '.join(counts)}. To keep "
@@ -257,22 +257,22 @@ class AgreedColumns:
         return sum(len(one.columns) for some in self.modalities.values() for one in some)
 
 
-def agree_columns(asking: SecureProductSession, chosen: ColumnSelection) -> FitProtocol[AgreedColumns]:
+def agree_columns(requester: SecureProductSession, chosen: ColumnSelection) -> FitProtocol[AgreedColumns]:
     """Agree with every site on its columns."""
-    clients = list(chosen.columns)
-    replies = yield [asking.ask(c, "describe_columns", to_json(chosen.asked(c))) for c in clients]
-    told = {
+    sites = list(chosen.columns)
+    replies = yield [requester.request(c, "describe_columns", to_json(chosen.requested(c))) for c in sites]
+    reported = {
         reply.site: from_json(dict[str, ColumnReply], reply.text, f"{reply.site}: its reply about columns")
         for reply in replies
     }
-    check_counted(told)
-    modalities = {client: chosen.modalities(client, told[client]) for client in clients}
-    asked = {c: OpenRequest(modalities[c], chosen.covariates(c)) for c in clients}
-    replies = yield [asking.ask(c, "open_columns", to_json(asked[c])) for c in clients]
+    check_counted(reported)
+    modalities = {site: chosen.modalities(site, reported[site]) for site in sites}
+    request = {c: OpenRequest(modalities[c], chosen.covariates(c)) for c in sites}
+    replies = yield [requester.request(c, "open_columns", to_json(request[c])) for c in sites]
     covariates = {
         reply.site: from_json(CovariatesReply, reply.text, f"{reply.site}: its reply about covariates")
         for reply in replies
-        if asked[reply.site].adjust is not None
+        if request[reply.site].adjust is not None
     }
     return AgreedColumns(modalities, {reply.site: reply.arrays["seen"] for reply in replies}, covariates)
 
@@ -289,10 +289,10 @@ def who_has_whom(
 
     Raises EstimationError if no site has a value for some entities, unless this is allowed.
     """
-    clients = tuple(sorted(agreed.modalities))
-    table = np.zeros((n_entities, len(clients)), dtype=np.bool_)
-    for k, client in enumerate(clients):
-        table[rows[client][agreed.seen[client]], k] = True
+    sites = tuple(sorted(agreed.modalities))
+    table = np.zeros((n_entities, len(sites)), dtype=np.bool_)
+    for k, site in enumerate(sites):
+        table[rows[site][agreed.seen[site]], k] = True
     here = np.flatnonzero(table.any(axis=1))
     if len(here) < n_entities and not nobody:
         with_covariates = ", or lack a covariate of adjust=" if agreed.covariates else ""
@@ -302,8 +302,8 @@ def who_has_whom(
             "or take more columns"
         )
     members, pattern = np.unique(table[here], axis=0, return_inverse=True)
-    place = {client: np.flatnonzero(table[here, k]) for k, client in enumerate(clients)}
-    return EntityIndex(clients, place, pattern.ravel().astype(np.int64), members, least), here
+    place = {site: np.flatnonzero(table[here, k]) for k, site in enumerate(sites)}
+    return EntityIndex(sites, place, pattern.ravel().astype(np.int64), members, least), here
 
 
 def check_sizes(agreed: AgreedColumns, subjects: EntityIndex, clusters: int, factors: int) -> None:
@@ -314,17 +314,17 @@ def check_sizes(agreed: AgreedColumns, subjects: EntityIndex, clusters: int, fac
             f"n_clusters: expected at most {n // PER_CLUSTER} for {n:,} entities, {PER_CLUSTER} for each; "
             f"received {clusters}"
         )
-    for client, some in agreed.modalities.items():
-        here = len(subjects.place[client])
+    for site, some in agreed.modalities.items():
+        here = len(subjects.place[site])
         if here < PER_FACTOR * factors:
             raise ModelError(
-                f"n_factors: '{client}' has {here:,} entities, but {factors} factors need "
+                f"n_factors: '{site}' has {here:,} entities, but {factors} factors need "
                 f"{PER_FACTOR * factors}. Take fewer factors, or leave its columns out"
             )
         for one in some:
             if factors > len(one.columns):
                 raise ModelError(
-                    f"n_factors: modality '{one.name}' of '{client}' has {len(one.columns)} column(s) "
+                    f"n_factors: modality '{one.name}' of '{site}' has {len(one.columns)} column(s) "
                     f"({', '.join(one.names[:4])}), fewer than {factors} factors. Take n_factors="
                     f"{len(one.columns)}, or join it with others by modalities={{...}}"
                 )

@@ -89,12 +89,12 @@ ADJUSTED: tuple[type, ...] = (*RELEASED, FactorsRequested, SummedColumns)
         "client": control("which of these it is", 0),
     },
     request=BeginRequest,
-    asks=control("numbers of factors and nodes", common=True),
+    requests=control("numbers of factors and nodes", common=True),
 )
 def begin(
     data: SiteData,
     state: State,
-    asked: BeginRequest,
+    request: BeginRequest,
     place: Ints,
     pattern: Ints,
     members: Bools,
@@ -104,12 +104,12 @@ def begin(
 
     `place` (n,) are the positions, among all entities, of the site's rows with some value. `pattern` (N,)
     gives the presence pattern of each entity, and `members` (G, M) the sites of each pattern; this site is
-    number `client`.
+    number `site`.
     """
     opened = state.use(COLUMNS_ITEM, OpenedModalities, "its columns are not open; make the model again")
-    total, (groups, clients) = len(pattern), members.shape
+    total, (groups, sites) = len(pattern), members.shape
     check_lengths(data.name, place=(place, int(opened.seen.sum())))
-    if not 0 <= int(client) < clients or (total and not 0 <= pattern.min() <= pattern.max() < groups):
+    if not 0 <= int(client) < sites or (total and not 0 <= pattern.min() <= pattern.max() < groups):
         raise MessageError(f"{data.name}: expected a site and patterns that are among the members")
     mine = members[:, int(client)]
     # Otherwise sites could receive different patterns for one entity, and with them different posteriors.
@@ -118,9 +118,9 @@ def begin(
     rows = by_pattern(pattern[place], groups)
     held = SessionMixtures(opened, place, total, {g: rows[g] for g in np.flatnonzero(mine).tolist()}, past="")
     try:
-        for factors in asked.factors:
-            check_allocation(data.name, held_numbers(opened, factors, asked.nodes), opened_size(opened))
-            held.begin(factors, asked.nodes)
+        for factors in request.factors:
+            check_allocation(data.name, held_numbers(opened, factors, request.nodes), opened_size(opened))
+            held.begin(factors, request.nodes)
     except ModelError as error:
         raise DesignError(f"{data.name}: {error}") from error
     state.keep(MIXTURES, held, len(place))
@@ -134,7 +134,7 @@ def opened_size(opened: OpenedModalities) -> int:
 
 def held_numbers(opened: OpenedModalities, factors: int, nodes: int) -> int:
     """Count the numbers that an E-step keeps: weights of nodes for every row, if there are nodes."""
-    grids = sum(not one.asked.continuous for one in opened.modalities)
+    grids = sum(not one.requested.continuous for one in opened.modalities)
     n = int(opened.seen.sum())
     return grids * min(n, 1024) * int(nodes**factors) + n * factors
 
@@ -157,10 +157,10 @@ def own_clusters(data: SiteData, state: State, clusters: Array, factors: Array) 
     analysis = held.analyses.get(int(factors))
     if analysis is None or not 1 <= int(clusters) <= min(MOST_CLUSTERS, len(held.place)):
         raise MessageError(f"{data.name}: expected a number of clusters, and of factors that were analyzed")
-    bench = held.bench(analysis.factors, analysis.nodes)
-    bench.put(analysis)
-    state.tell(EntityCount(len(held.place)))
-    return {"labels": nearest_centres(bench.scores(), int(clusters), crc32(data.name.encode()))}
+    workspace = held.workspace(analysis.factors, analysis.nodes)
+    workspace.put(analysis)
+    state.report(EntityCount(len(held.place)))
+    return {"labels": nearest_centres(workspace.scores(), int(clusters), crc32(data.name.encode()))}
 
 
 def nearest_centres(scores: Floats, clusters: int, seed: int, tries: int = 5) -> Ints:
@@ -192,7 +192,7 @@ def nearest_centres(scores: Floats, clusters: int, seed: int, tries: int = 5) ->
         ),
     },
     rows_behind=BEHIND,
-    asks=control("mixtures, local steps, penalties", common=True),
+    requests=control("mixtures, local steps, penalties", common=True),
 )
 def improve(
     data: SiteData, state: State, text: str, r: Floats, shares: Floats, salts: Array
@@ -205,10 +205,10 @@ def improve(
     the sum of log densities given the last cluster, the penalty, the free parameters. If requested for a
     mixture, ``support`` states which columns load and which modalities differ by cluster.
     """
-    asked = from_json(RoundRequest, text, f"{data.name}: the request about mixtures")
+    request = from_json(RoundRequest, text, f"{data.name}: the request about mixtures")
     held = session_mixtures(state)
-    widths = [one.clusters for one in asked.slots]
-    _check_told(data.name, held, asked, r, shares, salts, sum(widths))
+    widths = [one.clusters for one in request.slots]
+    _check_reported(data.name, held, request, r, shares, salts, sum(widths))
     n, wide = len(held.place), sum(widths) - len(widths)
     check_allocation(data.name, held.total * (wide + 1), opened_size(held.opened))
     of_slots, w = split_columns(r, widths), np.split(shares, np.cumsum(widths)[:-1])
@@ -216,19 +216,19 @@ def improve(
         check_posteriors(state, part)
     D, totals, support = np.zeros((held.total, wide)), np.zeros((len(widths), 3)), []
     first = 0
-    for s, one in enumerate(asked.slots):
+    for s, one in enumerate(request.slots):
         found = held.improve(data.name, one, np.ascontiguousarray(of_slots[s]), w[s])
         last = found.densities[:, -1]
         D[held.place, first : first + one.clusters - 1] = found.densities[:, :-1] - last[:, None]
         totals[s] = last.sum(), found.penalty, found.parameters
         first += one.clusters - 1
-        if one.tell:
+        if one.report:
             support.append(found.support)
-    held.only([*asked.kept, *(one.slot for one in asked.slots)])
-    held.past = asked.follow(text)
+    held.only([*request.kept, *(one.slot for one in request.slots)])
+    held.past = request.follow(text)
     state.keep(MIXTURES, held, n)
-    told = {"support": np.array(support)} if support else {}
-    return {"differences": D, "totals": totals, **told}
+    reported = {"support": np.array(support)} if support else {}
+    return {"differences": D, "totals": totals, **reported}
 
 
 def check_posteriors(state: State, r: Floats) -> None:
@@ -236,19 +236,27 @@ def check_posteriors(state: State, r: Floats) -> None:
     for k, (total, squares) in enumerate(
         zip(r.sum(axis=0).tolist(), (r * r).sum(axis=0).tolist(), strict=True)
     ):
-        state.tell(CaseWeights(total, squares, (f"cluster {k + 1}",)))
+        state.report(CaseWeights(total, squares, (f"cluster {k + 1}",)))
 
 
-def _check_told(
-    site: str, held: SessionMixtures, asked: RoundRequest, r: Floats, shares: Floats, salts: Array, width: int
+def _check_reported(
+    site: str,
+    held: SessionMixtures,
+    request: RoundRequest,
+    r: Floats,
+    shares: Floats,
+    salts: Array,
+    width: int,
 ) -> None:
     """Require posteriors that all sites received alike, after the same earlier messages."""
-    check_lengths(site, r=(r, len(held.place)), shares=(shares, width), salts=(salts, len(asked.posteriors)))
+    check_lengths(
+        site, r=(r, len(held.place)), shares=(shares, width), salts=(salts, len(request.posteriors))
+    )
     if r.shape[1] != width or (r.size and not (r.min() >= 0.0 and r.max() <= 1.0)):
         raise MessageError(f"{site}: expected posteriors between 0 and 1, of {width} clusters")
-    same = asked.past == held.past and max(held.groups, default=-1) < len(asked.posteriors)
+    same = request.past == held.past and max(held.groups, default=-1) < len(request.posteriors)
     for g, rows in held.groups.items() if same else ():
-        same &= digest_posteriors(salts[g].tobytes(), r[rows]) == asked.posteriors[g]
+        same &= digest_posteriors(salts[g].tobytes(), r[rows]) == request.posteriors[g]
     if not same:
         raise DescriptionError(
             f"{site}: these posteriors, or earlier ones, are not those that all sites receive. A sender of "
@@ -291,7 +299,7 @@ def release_modalities(
         raise MessageError(f"{data.name}: expected an order of {r.shape[1]} clusters")
     rows = np.flatnonzero(held.opened.seen)
     shaped = r if found.shaped is None else found.shaped
-    if held.told is not None and held.told is not found:
+    if held.reported is not None and held.reported is not found:
         raise DescriptionError(
             f"{data.name}: a fit releases the estimates of one mixture, and those of another were released. "
             "Estimates from two sets of posteriors that differ in one entity would reveal that entity. "
@@ -299,29 +307,31 @@ def release_modalities(
         )
     r = np.ascontiguousarray(r[:, order])
     check_posteriors(state, r)
-    state.tell(RowGroups("", np.argmax(r, axis=1).astype(np.int64), rows))
-    state.tell(WeightedEstimates(np.hstack([shaped, r]), rows))
-    bench = held.bench(found.factors, found.nodes)
-    bench.put(found)
-    for m in bench.modalities:
+    state.report(RowGroups("", np.argmax(r, axis=1).astype(np.int64), rows))
+    state.report(WeightedEstimates(np.hstack([shaped, r]), rows))
+    workspace = held.workspace(found.factors, found.nodes)
+    workspace.put(found)
+    for m in workspace.modalities:
         m.means = m.means[order]
     weights = [(one.weights, one.weight) for one in found.modalities]
-    held.told = bench.take(found.factors, found.nodes, weights, r, shaped[:, order])
-    held.slots[int(slot)] = held.told
+    held.reported = workspace.take(found.factors, found.nodes, weights, r, shaped[:, order])
+    held.slots[int(slot)] = held.reported
     state.keep(MIXTURES, held, len(held.place))
     shares = r.mean(axis=0)
-    covariates, told = held.opened.covariates, {}
+    covariates, reported = held.opened.covariates, {}
     if covariates is not None:
-        effects = np.concatenate([m.effects() for m in bench.modalities])
-        told = {"covariates": covariates.units, "effects": effects / covariates.units[1]}
+        effects = np.concatenate([m.effects() for m in workspace.modalities])
+        reported = {"covariates": covariates.units, "effects": effects / covariates.units[1]}
     return {
-        "parameters": np.concatenate([m.state() for m in bench.modalities]),
-        "units": np.concatenate([m.units for m in bench.modalities]),
-        "profiles": np.hstack([np.nan_to_num(m.profile()).reshape(m.clusters, -1) for m in bench.modalities]),
-        "relevance": np.array([m.separation(shares) for m in bench.modalities]),
-        "norms": np.concatenate([m.row_norms() for m in bench.modalities]),
-        "floor": np.concatenate([np.isin(m.names, m.at_floor) for m in bench.modalities]),
-        **told,
+        "parameters": np.concatenate([m.state() for m in workspace.modalities]),
+        "units": np.concatenate([m.units for m in workspace.modalities]),
+        "profiles": np.hstack(
+            [np.nan_to_num(m.profile()).reshape(m.clusters, -1) for m in workspace.modalities]
+        ),
+        "relevance": np.array([m.separation(shares) for m in workspace.modalities]),
+        "norms": np.concatenate([m.row_norms() for m in workspace.modalities]),
+        "floor": np.concatenate([np.isin(m.names, m.at_floor) for m in workspace.modalities]),
+        **reported,
     }, "" if covariates is None else covariates.spec.to_json()
 
 
@@ -335,10 +345,10 @@ def release_scores(data: SiteData, state: State, slot: Array) -> dict[str, Array
     """Release the factor scores of one mixture, (n, sum of Q), of the site's entities."""
     held = session_mixtures(state)
     found, r = one_mixture(data, held, slot)
-    bench = held.bench(found.factors, found.nodes)
-    bench.put(found)
-    bench.densities()
-    return {"scores": np.hstack([m.factor_scores(r) for m in bench.modalities])}
+    workspace = held.workspace(found.factors, found.nodes)
+    workspace.put(found)
+    workspace.densities()
+    return {"scores": np.hstack([m.factor_scores(r) for m in workspace.modalities])}
 
 
 @step(
@@ -353,12 +363,12 @@ def release_scores(data: SiteData, state: State, slot: Array) -> dict[str, Array
     },
     releases={"differences": DIFFERENCES},
     request=PredictRequest,
-    asks=control("clusters, factors and nodes of the fit", common=True),
+    requests=control("clusters, factors and nodes of the fit", common=True),
 )
 def predict_densities(
     data: SiteData,
     state: State,
-    asked: PredictRequest,
+    request: PredictRequest,
     place: Ints,
     total: Array,
     parameters: Floats,
@@ -374,14 +384,14 @@ def predict_densities(
     if opened.covariates is not None:
         given = np.zeros((2, 0)) if covariates is None else covariates
         opened = replace(opened, covariates=opened.covariates.in_units(data.name, given))
-    n, N, wide = int(opened.seen.sum()), int(total), asked.clusters - 1
+    n, N, wide = int(opened.seen.sum()), int(total), request.clusters - 1
     check_lengths(data.name, place=(place, n))
     check_allocation(data.name, N * max(wide, 1), opened_size(opened))
     if n and not 0 <= place.min() <= place.max() < N:
         raise MessageError(f"{data.name}: expected positions of its entities among {N:,}")
     D = np.zeros((N, wide))
     if n:
-        made = restored(data.name, opened, asked, parameters, units)
+        made = restored(data.name, opened, request, parameters, units)
         f = np.asarray(sum(m.log_densities() for m in made))
         D[place] = f[:, :-1] - f[:, -1:]
     return {"differences": D}
@@ -417,12 +427,12 @@ class LocalScores:
 BITS_RULE = "bits of columns of few values"
 
 
-def withheld(client: str, policy: Policy, modalities: Sequence[ModalityRequest], adjusted: bool) -> str:
+def withheld(site: str, policy: Policy, modalities: Sequence[ModalityRequest], adjusted: bool) -> str:
     """State why a site does not release the information of its parameters; empty if it does."""
     if policy.discrete != "bits" or not (adjusted or any(not one.continuous for one in modalities)):
         return ""
     return (
-        f"{client}: its policy ({BITS_RULE}) does not allow sums of products of scores of such "
+        f"{site}: its policy ({BITS_RULE}) does not allow sums of products of scores of such "
         'columns, which standard errors need; the owner may allow it by the line  discrete = "any"  in '
         "policy.toml"
     )
@@ -452,16 +462,16 @@ def open_scores(data: SiteData, state: State, slot: Array) -> dict[str, Array]:
     """
     held = session_mixtures(state)
     found, r = one_mixture(data, held, slot)
-    if found is not held.told:
+    if found is not held.reported:
         raise MessageError(f"{data.name}: these are not the posteriors of the released estimates")
-    bench = held.bench(found.factors, found.nodes)
-    bench.put(found)
-    asked = [one.asked for one in held.opened.modalities]
-    if why := withheld(data.name, data.policy, asked, held.opened.covariates is not None):
+    workspace = held.workspace(found.factors, found.nodes)
+    workspace.put(found)
+    request = [one.requested for one in held.opened.modalities]
+    if why := withheld(data.name, data.policy, request, held.opened.covariates is not None):
         raise DescriptionError(f"{why}. Fit with cov_type=None", rule=BITS_RULE, site=data.name)
     check_posteriors(state, r)
     covariates = held.opened.covariates
-    local = local_information(bench.modalities, r, None if covariates is None else covariates.units[1])
+    local = local_information(workspace.modalities, r, None if covariates is None else covariates.units[1])
     n, K, q = local.columns.shape
     if n < 2 * q:
         # Every owner would refuse. This is reported before any release, so that the fit continues without it.
@@ -475,7 +485,7 @@ def open_scores(data: SiteData, state: State, slot: Array) -> dict[str, Array]:
         }
     rows = np.flatnonzero(held.opened.seen)
     everyone = np.zeros(n, dtype=np.int64)
-    state.tell(GroupSums(everyone, columns=max(q - 1, 0)), RowGroups("", everyone, rows))
+    state.report(GroupSums(everyone, columns=max(q - 1, 0)), RowGroups("", everyone, rows))
     columns = local.columns.transpose(1, 0, 2).reshape(K * n, q)
     units = np.sqrt(np.mean(columns**2, axis=0))
     units[units == 0.0] = 1.0
@@ -518,7 +528,7 @@ def supports_of(data: SiteData, state: State, which: str) -> Supports:
     """
     held = state.use(SCORES_ITEM, LocalScores)
     opened = session_mixtures(state).opened
-    names = [name for modality in opened.modalities for name in modality.asked.names]
+    names = [name for modality in opened.modalities for name in modality.requested.names]
     X = np.hstack([modality.values for modality in opened.modalities]).astype(np.float64)
     found, spare = supports_of_columns(X, names, names), held.columns.shape[1] - len(names)
     if spare < 0:

@@ -34,7 +34,7 @@ def summarise(r: M2SEMRecord, ledger: LedgerLike | None, notes: Sequence[str]) -
         ("Selection", "none" if r.select is None else f"{r.select.upper()} of refits"),
     ]
     right = [
-        ("Sites", str(len(r.clients))),
+        ("Sites", str(len(r.sites))),
         ("Exchange", "masked sums" if r.masked else "clear"),
         ("Rounds", f"{r.rounds:,} of the fit" if ledger is None else f"{ledger.rounds:,}"),
         ("Traffic", "not recorded" if ledger is None else human_bytes(ledger.bytes)),
@@ -45,7 +45,7 @@ def summarise(r: M2SEMRecord, ledger: LedgerLike | None, notes: Sequence[str]) -
         _clusters(r),
         _modalities(r),
         *_profiles(r),
-        _clients(r, ledger),
+        _sites(r, ledger),
     ]
     return SheetSummary(sheets, notes, "" if r.converged else f"*** {UNCONVERGED} ***")
 
@@ -64,18 +64,18 @@ def _clusters(r: M2SEMRecord) -> Sheet:
 
 def _modalities(r: M2SEMRecord) -> Sheet:
     frame = r.modalities
-    clients = [str(client) for client, _ in frame.index]
+    sites = [str(site) for site, _ in frame.index]
     rows = tuple(
         (
-            client,
+            site,
             str(name),
             str(row["kind"]),
             f"{row['loaded']} of {row['columns']}",
             number(float(row["distance"]), 3) if row["selected"] else "0",
             *([f"{row['frequency']:.2f}"] if "frequency" in frame else []),
         )
-        for client, (_, name), row in zip(
-            blank_repeats(clients), frame.index, frame.to_dict("records"), strict=True
+        for site, (_, name), row in zip(
+            blank_repeats(sites), frame.index, frame.to_dict("records"), strict=True
         )
     )
     often = "frequency" in frame
@@ -101,26 +101,26 @@ def _profiles(r: M2SEMRecord) -> Iterator[Sheet]:
                 f"{number(value, 3)} ({number(error, 3)})"
                 for value, error in zip(frame.iloc[at], errors[at], strict=True)
             ),
-            f"{p_values[client, modality, column]:.3f}",
+            f"{p_values[site, modality, column]:.3f}",
         )
         for at in here
-        for client, modality, column, level in [tuple(map(str, frame.index[at]))]
+        for site, modality, column, level in [tuple(map(str, frame.index[at]))]
     )
     headers = ("mean or share (std err)", *(f"cluster {k}" for k in r.clusters), "P>chi2")
     widths = (24, *(18 for _ in r.shares), 7)
     yield Sheet(headers, rows, "l" + "r" * (len(widths) - 1), widths, gap=1)
 
 
-def _clients(r: M2SEMRecord, ledger: LedgerLike | None) -> Sheet:
-    kinds = None if ledger is None else ledger.kinds_by_client()
+def _sites(r: M2SEMRecord, ledger: LedgerLike | None) -> Sheet:
+    kinds = None if ledger is None else ledger.kinds_by_site()
     rows = tuple(
         (
-            client,
+            site,
             str(sum(len(one.columns) for one in held.modalities)),
             f"{held.entities:,}",
-            released_kinds(client, kinds),
+            released_kinds(site, kinds),
         )
-        for client, held in r.clients.items()
+        for site, held in r.sites.items()
     )
     return Sheet(
         ("site", "columns", "entities", "releases"),
@@ -160,8 +160,8 @@ def notes(r: M2SEMRecord) -> Iterator[Note]:
         "measured by its columns; 0 if it does not separate them.",
     )
     if r.adjusted:
-        words = adjusted_in_words(r.adjusted, r.clients)
-        lacking = [f"{held.without:,} at '{c}'" for c, held in r.clients.items() if held.without]
+        words = adjusted_in_words(r.adjusted, r.sites)
+        lacking = [f"{held.without:,} at '{c}'" for c, held in r.sites.items() if held.without]
         yield Note(
             "adjusted",
             f"{words[0].upper()}{words[1:]}: means and shares are at the means of the covariates; see "
@@ -193,7 +193,7 @@ def notes(r: M2SEMRecord) -> Iterator[Note]:
             "half of the largest one. There may be fewer clusters.",
             "warning",
         )
-    floors = [f"'{name}' at '{client}'" for client, held in r.clients.items() for name in held.floor]
+    floors = [f"'{name}' at '{site}'" for site, held in r.sites.items() for name in held.floor]
     if floors:
         more = f" and {len(floors) - SHOWN} more" if len(floors) > SHOWN else ""
         yield Note(
@@ -214,17 +214,17 @@ def notes(r: M2SEMRecord) -> Iterator[Note]:
     yield from disclosed(r)
 
 
-def adjusted_in_words(terms: Mapping[str, tuple[str, ...]], clients: Mapping[str, object]) -> str:
+def adjusted_in_words(terms: Mapping[str, tuple[str, ...]], sites: Mapping[str, object]) -> str:
     """State which columns are adjusted for which covariates, and which are not."""
-    each = ", ".join(f"of '{client}' for {' + '.join(own)}" for client, own in terms.items())
-    left = ", ".join(repr(client) for client in clients if client not in terms)
+    each = ", ".join(f"of '{site}' for {' + '.join(own)}" for site, own in terms.items())
+    left = ", ".join(repr(site) for site in sites if site not in terms)
     return f"columns {each} are adjusted" + (f", those of {left} are not" if left else "")
 
 
 def disclosed(r: M2SEMRecord) -> Iterator[Note]:
     """State what the exchange revealed to whom."""
-    few = len(r.clients) < 3
-    hidden = (
+    few = len(r.sites) < 3
+    masked = (
         "under masks, so that each part is hidden if three or more sites have an entity"
         if r.masked and not few
         else "which, with two sites, reveal each part to the other"
@@ -234,7 +234,7 @@ def disclosed(r: M2SEMRecord) -> Iterator[Note]:
     yield Note(
         "disclosed",
         "For every entity and round, the coordinator received sums over sites of differences of log "
-        f"densities, {hidden}. They span the joint factor scores. Each site received the cluster "
+        f"densities, {masked}. They span the joint factor scores. Each site received the cluster "
         "probabilities of its own entities, which reveal something about the columns of other sites.",
     )
     if r.own:
@@ -242,9 +242,9 @@ def disclosed(r: M2SEMRecord) -> Iterator[Note]:
             "own_clusters",
             "Clusters of each site's own columns were revealed, from which some starts began.",
         )
-    count = int(np.sum([held.entities for held in r.clients.values()]))
-    if count < r.n * len(r.clients):
-        share = 1.0 - count / (r.n * len(r.clients))
+    count = int(np.sum([held.entities for held in r.sites.values()]))
+    if count < r.n * len(r.sites):
+        share = 1.0 - count / (r.n * len(r.sites))
         yield Note(
             "missing_blocks",
             f"{share:.0%} of pairs of an entity and a site have no record. Such entities are clustered by "

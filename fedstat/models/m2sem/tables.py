@@ -12,7 +12,7 @@ from scipy import stats
 
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.models.m2sem.information import ObservedInformation
-from fedstat.models.m2sem.record import FittedClient, M2SEMRecord
+from fedstat.models.m2sem.record import FittedSite, M2SEMRecord
 from fedstat.typing import Floats
 
 # ----------------------------------------------------------------------------------------------------
@@ -52,13 +52,11 @@ def require_errors(r: M2SEMRecord) -> ObservedInformation:
 def statements_of(r: M2SEMRecord) -> Iterator[ColumnStatements]:
     """Iterate over all columns, in the order of the profiles."""
     observed = require_errors(r)
-    for client, held in r.clients.items():
-        yield from _of_client(client, held, observed.of_client(client), observed.communalities[client])
+    for site, held in r.sites.items():
+        yield from _of_site(site, held, observed.of_site(site), observed.communalities[site])
 
 
-def _of_client(
-    client: str, held: FittedClient, cov: Floats, communalities: Floats
-) -> Iterator[ColumnStatements]:
+def _of_site(site: str, held: FittedSite, cov: Floats, communalities: Floats) -> Iterator[ColumnStatements]:
     start = first = 0
     for one, profiles, norms, _ in held.parts:
         K, P, C = profiles.shape
@@ -69,7 +67,7 @@ def _of_client(
             at = places[:, p, :levels].ravel()
             variance = float(cov[start + p, start + p])
             yield ColumnStatements(
-                (client, one.name, column.name),
+                (site, one.name, column.name),
                 tuple(str(level) for level in column.levels or ("",)),
                 profiles[:, p, :levels],
                 cov[np.ix_(at, at)],
@@ -140,18 +138,18 @@ def covariate_effects(r: M2SEMRecord, alpha: float) -> pd.DataFrame:
     if not r.adjusted:
         raise NotAvailableError("covariate_effects: no columns are adjusted; M2SEM(adjust='~ age') does so")
     keys, estimates, errors = [], [], []
-    for client, held in r.clients.items():
-        keys += [(client, *key, covariate) for key in _effect_rows(held) for covariate in held.covariates]
+    for site, held in r.sites.items():
+        keys += [(site, *key, covariate) for key in _effect_rows(held) for covariate in held.covariates]
         estimates += held.effects.ravel().tolist()
         if has_errors(r) and held.terms:
-            cov = require_errors(r).of_effects(client, held.effects.size)
+            cov = require_errors(r).of_effects(site, held.effects.size)
             errors += np.sqrt(np.clip(np.diag(cov), 0.0, None)).tolist()
     index = pd.MultiIndex.from_tuples(keys, names=[*KEYS, "covariate"])
     frame = pd.DataFrame({"estimate": estimates}, index=index)
     return with_tests(with_limits(frame, np.array(errors), alpha)) if errors else frame
 
 
-def _effect_rows(held: FittedClient) -> Iterator[tuple[str, str, str]]:
+def _effect_rows(held: FittedSite) -> Iterator[tuple[str, str, str]]:
     """Modality, column and level of each row of effects; nominal columns omit the first level."""
     at = 0
     for one in held.modalities:

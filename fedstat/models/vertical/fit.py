@@ -55,7 +55,7 @@ class LikelihoodPoint:
 class StandardizedMoments:
     """Standardized moments, with quantities of the likelihood that are computed once.
 
-    They are given in any units; the likelihood of this module requires moments that are `whole`. Raises
+    They are given in any units; the likelihood of this module requires moments that are `complete`. Raises
     EstimationError if a site has fewer than two entities, or its columns are constant or collinear.
     """
 
@@ -89,14 +89,14 @@ class StandardizedMoments:
         return LikelihoodPoint(0.0, 0.0, np.zeros(self.P), np.zeros(self.P), np.zeros(self.member.shape[1]))
 
     def _check_rank(self) -> None:
-        for k, client in enumerate(self.moments.clients):
+        for k, site in enumerate(self.moments.sites):
             here = self.moments.places(k)
             values, vectors = np.linalg.eigh(self.S[here, here])
             if values[0] < COLLINEAR * values[-1]:
                 loading = zip(self.moments.names[here], vectors[:, 0], strict=True)
                 names = ", ".join(c for c, v in loading if abs(v) > 1e-4)
                 raise EstimationError(
-                    f"{client}: collinear among the {int(self.count[here].min())} entities of this fit: "
+                    f"{site}: collinear among the {int(self.count[here].min())} entities of this fit: "
                     f"{names}; drop one of them"
                 )
 
@@ -343,7 +343,7 @@ def fit_moments(
     determine an estimate, and ModelError if entities have only some of a site's columns.
     """
     standard = moments if isinstance(moments, StandardizedMoments) else StandardizedMoments(moments)
-    if not standard.moments.whole:
+    if not standard.moments.complete:
         raise ModelError(
             "fit_moments: if entities have only some of a site's columns, fit the joint normal model instead"
         )
@@ -353,7 +353,7 @@ def fit_moments(
         lambda _, at: ascent_direction(at),
         partial(line_search, standard),
     )
-    return estimates_in_units(standard, ascent.climb(start or standard.start(), tol, maxiter))
+    return estimates_in_units(standard, ascent.ascend(start or standard.start(), tol, maxiter))
 
 
 def ascent_direction(at: LikelihoodDerivatives) -> tuple[str, Floats]:
@@ -447,7 +447,7 @@ def information_inverse(fit: MomentsFit, *, expected: bool = False) -> Floats:
         beta = fit.standard.places[0]
         information[beta, beta] -= products_between(fit)
     cov = invert_information(information, names_of(fit.moments))
-    order = client_order(fit.moments)
+    order = site_order(fit.moments)
     return covariance_in_units(fit.moments, cov[np.ix_(order, order)])
 
 
@@ -459,7 +459,7 @@ def origin_covariance(fit: MomentsFit) -> Floats:
     J[0, 0] = 1.0
     J[0, beta], J[0, mu] = -fit.mu, -fit.beta
     J[1:, beta] = np.eye(P)
-    return delta_method(information_inverse(fit), J[:, client_order(fit.moments)])
+    return delta_method(information_inverse(fit), J[:, site_order(fit.moments)])
 
 
 def centered_information(fit: MomentsFit) -> Floats:
@@ -487,22 +487,22 @@ def products_between(fit: MomentsFit) -> Floats:
 
 def names_of(moments: PatternMoments) -> list[str]:
     """Name each parameter of the information, for messages."""
-    owners = [moments.clients[k] for k in moments.owner]
-    columns = [f"{name} ({client})" for name, client in zip(moments.names, owners, strict=True)]
+    owners = [moments.sites[k] for k in moments.owner]
+    columns = [f"{name} ({site})" for name, site in zip(moments.names, owners, strict=True)]
     means = [f"mean of {column}" for column in columns]
-    variances = [f"variance of the block of {client}" for client in moments.clients]
+    variances = [f"variance of the block of {site}" for site in moments.sites]
     return ["Intercept", "residual variance", *columns, *means, *variances]
 
 
-def client_order(moments: PatternMoments) -> list[int]:
+def site_order(moments: PatternMoments) -> list[int]:
     """Return the indices of (a, s2, beta_1, mu_1, beta_2, ...) in (a, s2, beta, mu)."""
     P, columns = len(moments.names), np.arange(len(moments.names))
-    by_client = [columns[moments.places(k)] for k in range(len(moments.sizes))]
-    return [0, 1, *[int(i) for own in by_client for i in (*(2 + own), *(2 + P + own))]]
+    by_site = [columns[moments.places(k)] for k in range(len(moments.sizes))]
+    return [0, 1, *[int(i) for own in by_site for i in (*(2 + own), *(2 + P + own))]]
 
 
 def covariance_in_units(moments: PatternMoments, cov: Floats) -> Floats:
     """Convert a covariance of (a, s2, beta_1, mu_1, ...) of standardized columns to the units of the data."""
     x, y = moments.scale[:-1], moments.scale[-1]
-    factor = np.concatenate([[y, y**2], y / x, x])[client_order(moments)]
+    factor = np.concatenate([[y, y**2], y / x, x])[site_order(moments)]
     return np.asarray(cov * np.outer(factor, factor))

@@ -24,7 +24,7 @@ from fedstat.typing import Bools, Floats, Ints
 class Layout:
     """Sites, columns and entities of a fit: agreed before anything is computed.
 
-    `clients` are the sites with columns in the model, in partition order; `active` holds the response.
+    `sites` are the sites with columns in the model, in partition order; `active` holds the response.
     `names` and `terms` (p,) are columns in the order of the sites, `sizes` the number of columns of each.
     There are `n` entities in the fit, `n_design` with a response. `keep` states which rows of a site's opened
     block take part, `kept` their ascending positions among the n entities, `response_keep` which rows of the
@@ -37,7 +37,7 @@ class Layout:
     `weights` (n,) are those of the entities, if they have any: `frequencies`, or inverse variances.
     """
 
-    clients: tuple[str, ...]
+    sites: tuple[str, ...]
     active: str
     names: tuple[str, ...]
     terms: tuple[str, ...]
@@ -68,22 +68,22 @@ class Layout:
     @property
     def owners(self) -> tuple[str, ...]:
         """Site of each column."""
-        return tuple(np.repeat(self.clients, self.sizes).tolist())
+        return tuple(np.repeat(self.sites, self.sizes).tolist())
 
     def places(self, first: int = 0) -> dict[str, slice]:
         """Return the indices of each site's columns, counted from `first`."""
         ends = first + np.cumsum(self.sizes)
-        pairs = zip(self.clients, self.sizes, ends.tolist(), strict=True)
-        return {client: slice(end - size, end) for client, size, end in pairs}
+        pairs = zip(self.sites, self.sizes, ends.tolist(), strict=True)
+        return {site: slice(end - size, end) for site, size, end in pairs}
 
-    def supports(self, client: str) -> int:
+    def supports(self, site: str) -> int:
         """How many supports an institution's columns have; none of one without columns."""
-        place = self.places().get(client, slice(0, 0))
+        place = self.places().get(site, slice(0, 0))
         return sum(PER_COLUMN ** len(parse_term(term)) for term in self.terms[place])
 
     def split(self, values: Floats) -> dict[str, Floats]:
         """Split a vector of all columns, (p,), by site."""
-        return {client: np.ascontiguousarray(values[at]) for client, at in self.places().items()}
+        return {site: np.ascontiguousarray(values[at]) for site, at in self.places().items()}
 
     # ---- entities ------------------------------------------------------------------------------
 
@@ -100,19 +100,19 @@ class Layout:
     @property
     def rows(self) -> Mapping[str, Ints]:
         """Positions of the entities that count as observed: `kept`, or all with mean imputation."""
-        return dict.fromkeys(self.clients, np.arange(self.n)) if self.filled else self.kept
+        return dict.fromkeys(self.sites, np.arange(self.n)) if self.filled else self.kept
 
-    def own(self, client: str) -> Bools | None:
+    def own(self, site: str) -> Bools | None:
         """Which of the entities in :attr:`rows` a site has a record of; None for all."""
-        return np.isin(self.rows[client], self.kept[client]) if self.filled else None
+        return np.isin(self.rows[site], self.kept[site]) if self.filled else None
 
     @cached_property
     def unit(self) -> Ints:
         """Number of the unit of each column, (p,): those of one site that are missing together."""
         each: list[Ints] = []
-        for client, size in zip(self.clients, self.sizes, strict=True):
+        for site, size in zip(self.sites, self.sizes, strict=True):
             own = np.zeros(size, dtype=np.int64)
-            own = number_units(self.has[client], own) if client in self.has else own
+            own = number_units(self.has[site], own) if site in self.has else own
             each.append(own + (each[-1].max() + 1 if each else 0))
         return np.concatenate(each)
 
@@ -128,10 +128,10 @@ class Layout:
         _, first = np.unique(self.unit, return_index=True)
         missing = np.ones((self.n, len(first)), dtype=bool)
         for u, column in enumerate(first):
-            client = self.owners[column]
-            rows = self.rows[client]
-            if client in self.has:
-                rows = rows[self.has[client][:, column - self.places()[client].start]]
+            site = self.owners[column]
+            rows = self.rows[site]
+            if site in self.has:
+                rows = rows[self.has[site][:, column - self.places()[site].start]]
             missing[rows, u] = False
         first, code, counts = number_patterns(missing)
         return missing[first], code, counts
@@ -162,7 +162,7 @@ class Layout:
         `shown` states which of the entities of a site, (m,), still count as observed; the default is all.
         `has` replaces which columns they have.
         """
-        shown = {k: used[self.kept[k]] for k in self.clients} if shown is None else shown
+        shown = {k: used[self.kept[k]] for k in self.sites} if shown is None else shown
         if used.all() and all(own.all() for own in shown.values()) and has is None:
             return self
         place = np.cumsum(used) - 1
@@ -203,11 +203,11 @@ def lay_out(
     Entities with some of a site's columns count as missing there, unless they take part `partly`.
     """
     place = np.cumsum(use) - 1
-    keep = {block.client: use[block.rows] & (block.whole | partly) for block in blocks}
-    has = {b.client: b.has[keep[b.client]] for b in blocks if partly and b.has is not None}
-    brought = {b.client: len(b.rows) if partly else int(b.whole.sum()) for b in blocks}
+    keep = {block.site: use[block.rows] & (block.complete | partly) for block in blocks}
+    has = {b.site: b.has[keep[b.site]] for b in blocks if partly and b.has is not None}
+    brought = {b.site: len(b.rows) if partly else int(b.complete.sum()) for b in blocks}
     return Layout(
-        clients=tuple(block.client for block in blocks),
+        sites=tuple(block.site for block in blocks),
         active=design.active,
         names=tuple(name for block in blocks for name in block.names),
         terms=tuple(term for block in blocks for term in block.term_names),
@@ -215,13 +215,13 @@ def lay_out(
         n=int(use.sum()),
         n_design=design.n,
         keep=keep,
-        kept={block.client: place[block.rows[keep[block.client]]].astype(np.int64) for block in blocks},
+        kept={block.site: place[block.rows[keep[block.site]]].astype(np.int64) for block in blocks},
         response_keep=select_columns(design.response_keep, use),
-        absent={client: design.n - m for client, m in brought.items() if m < design.n},
+        absent={site: design.n - m for site, m in brought.items() if m < design.n},
         filled=filled,
         details=tuple(block.detail for block in blocks),
         response_detail=design.response_detail,
-        has={client: columns for client, columns in has.items() if not columns.all()},
+        has={site: columns for site, columns in has.items() if not columns.all()},
         weights=None if design.weights is None else design.weights[use],
         least=design.least,
     )
@@ -231,13 +231,13 @@ def complete_at(blocks: Sequence[BlockDesign], n: int) -> Bools:
     """Return which of n entities every one of the blocks has."""
     counts = np.zeros(n, dtype=np.int64)
     for block in blocks:
-        counts[block.rows[block.whole]] += 1
+        counts[block.rows[block.complete]] += 1
     return np.asarray(counts == len(blocks))
 
 
-def client_blocks(layout: Layout) -> tuple[CoefficientBlock, ...]:
+def site_blocks(layout: Layout) -> tuple[CoefficientBlock, ...]:
     """List the blocks of the sites, the response holder first if it holds no columns."""
-    rows = [] if layout.active in layout.clients else [CoefficientBlock(layout.active, 0, layout.n, 0.0)]
-    pairs = zip(layout.clients, layout.sizes, strict=True)
-    has = {client: len(layout.kept[client]) for client in layout.clients}
+    rows = [] if layout.active in layout.sites else [CoefficientBlock(layout.active, 0, layout.n, 0.0)]
+    pairs = zip(layout.sites, layout.sizes, strict=True)
+    has = {site: len(layout.kept[site]) for site in layout.sites}
     return (*rows, *[CoefficientBlock(k, size, has[k], 1.0 - has[k] / layout.n) for k, size in pairs])

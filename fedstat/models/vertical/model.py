@@ -19,7 +19,7 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import Engine, FitProtocol
 from fedstat.federation.protocols.secure_products import least_rows
 from fedstat.models.checks import check_call
-from fedstat.models.explain import Explainable, ForecastPlan
+from fedstat.models.explain import DryRunPlan, Explainable
 from fedstat.models.vertical.layout import Layout
 
 ROLE_ARGUMENTS = ("offset", "freq_weights", "var_weights")
@@ -84,12 +84,12 @@ class VerticalModel(Explainable):
         self.coordinator = coordinator
         if self.coordinator != "apart" and self.coordinator not in partition.sites:
             raise ModelError(
-                f"coordinator: expected 'apart' or one of {', '.join(partition.clients)}, "
+                f"coordinator: expected 'apart' or one of {', '.join(partition.sites)}, "
                 f"received {self.coordinator!r}"
             )
         self.engine: Engine = partition.engine
         self._session = partition._new_session()
-        self._account = CoordinatorLog()
+        self._log = CoordinatorLog()
         self._codings: dict[str, str] = {}  # those that sites reported after a fit
         self._agreement = self._new_ledger()
         agreed = self.engine.run(self._agree(missing), self._agreement)
@@ -175,12 +175,12 @@ class VerticalModel(Explainable):
     def _columns_read(self, site: str) -> Sequence[str]:
         formula = self.formula
         own = (*formula.response_columns, *self._beside().values())
-        response = own if formula.response_client == site else ()
-        read = [column for terms in formula.clients if terms.client == site for column in terms.columns]
+        response = own if formula.response_site == site else ()
+        read = [column for terms in formula.sites if terms.site == site for column in terms.columns]
         return tuple(dict.fromkeys((*response, *read)))
 
-    def _told_afterwards(self, site: str) -> Iterator[PlannedStep]:
-        if any(terms.client == site for terms in self.formula.clients):
+    def _reported_afterwards(self, site: str) -> Iterator[PlannedStep]:
+        if any(terms.site == site for terms in self.formula.sites):
             # A file of results has it, and a prediction begins with it.
             yield plan_text_release(DESIGN_FAMILY, "release_spec")
 
@@ -191,13 +191,13 @@ class VerticalModel(Explainable):
         the coordinator to deal, or the coordinator is at one of the two. The dealer learns the patterns of
         records, and nothing about a row.
         """
-        sites, taking_part = self.partition.sites, {*layout.clients, layout.active}
+        sites, taking_part = self.partition.sites, {*layout.sites, layout.active}
         wanted = any(sites[name].policy.dealer == "third party" for name in taking_part)
         if len(taking_part) != 2 or not (wanted or self._agreement.at in taking_part):
             return layout
         return replace(layout, bystanders=tuple(name for name in sites if name not in taking_part)[:1])
 
-    def _invent_sites(self, plan: ForecastPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
+    def _invent_sites(self, plan: DryRunPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
         rows, session = self.partition.rows, self._session
         return synthetic_column_sites(self.design, rows, policies, self.distribution, session)
 
@@ -205,14 +205,14 @@ class VerticalModel(Explainable):
         """Warn of entities with some of a site's columns, which count as missing there in a fit."""
         if self.partition.partial not in ("condition", "drop"):
             return
-        counts = [f"{b.n_partial:,} at '{b.client}'" for b in self.design.blocks if b.n_partial]
+        counts = [f"{b.n_partial:,} at '{b.site}'" for b in self.design.blocks if b.n_partial]
         if not counts:
             return
-        told = f"entities with only some of a site's columns count as missing there: {', '.join(counts)}."
+        reported = f"entities with only some of a site's columns count as missing there: {', '.join(counts)}."
         if self.partition.partial == "condition":
             lost = ", ".join(f"'{term}' {m:,}" for term, m in values_of_parts(self.design).items())
-            told += f" {which} does not condition on a part of a block; unused observed values: {lost}."
-        warn(f"{told} ClientPartition(partial='mean' or 'error') are the alternatives.", DataWarning)
+            reported += f" {which} does not condition on a part of a block; unused observed values: {lost}."
+        warn(f"{reported} ClientPartition(partial='mean' or 'error') are the alternatives.", DataWarning)
 
 
 def values_of_parts(design: Design) -> dict[str, int]:
@@ -220,14 +220,14 @@ def values_of_parts(design: Design) -> dict[str, int]:
     counts: dict[str, int] = {}
     for block in design.blocks:
         if block.has is not None:
-            each = block.has[~block.whole].sum(axis=0).tolist()
+            each = block.has[~block.complete].sum(axis=0).tolist()
             counts |= dict(zip(block.term_names, each, strict=True))
     return {term: int(m) for term, m in counts.items() if m}
 
 
 def default_coordinator(formula: Formula) -> str:
     """Return the site of the coordinator if the user names none: see :meth:`VerticalModel.from_formula`."""
-    holder = str(formula.response_client)
-    taking_part = {holder, *[terms.client for terms in formula.clients]}
+    holder = str(formula.response_site)
+    taking_part = {holder, *[terms.site for terms in formula.sites]}
     # With two sites, neither may deal for the product of their columns, nor a coordinator at either.
     return "apart" if len(taking_part) == 2 else holder

@@ -35,7 +35,7 @@ class PatternMoments:
     nan.
     """
 
-    clients: tuple[str, ...]
+    sites: tuple[str, ...]
     sizes: tuple[int, ...]
     names: tuple[str, ...]
     seen: Bools
@@ -48,7 +48,7 @@ class PatternMoments:
     def __post_init__(self) -> None:
         P, K, G = sum(self.sizes), len(self.sizes), len(self.n)
         expected = {
-            "clients": (len(self.clients), K),
+            "clients": (len(self.sites), K),
             "names": (len(self.names), P),
             "seen": (self.seen.shape, (G, P)),
             "grams": (self.grams.shape, (G, P + 2, P + 2)),
@@ -97,7 +97,7 @@ class PatternMoments:
         return [np.flatnonzero(unit == u) for u in range(int(unit.max()) + 1)]
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         """Whether every entity has all columns of a site or none."""
         return len(self.units) == len(self.sizes)
 
@@ -125,13 +125,13 @@ class PatternMoments:
         for columns in units:
             k = int(owner[columns[0]])
             listed = ", ".join(self.names[c] for c in columns)
-            out.append(f"'{self.clients[k]}'" + (f" ({listed})" if parts[k] > 1 else ""))
+            out.append(f"'{self.sites[k]}'" + (f" ({listed})" if parts[k] > 1 else ""))
         return out
 
-    def places(self, client: int) -> slice:
+    def places(self, site: int) -> slice:
         """Return the indices of a site's columns among the P."""
-        start = sum(self.sizes[:client])
-        return slice(start, start + self.sizes[client])
+        start = sum(self.sizes[:site])
+        return slice(start, start + self.sizes[site])
 
     @property
     def response_moments(self) -> Floats:
@@ -170,10 +170,10 @@ class PatternMoments:
     def _check_counts(self) -> None:
         for columns, count in zip(self.units, self.n_seen, strict=True):
             if count < 2:
-                client = self.clients[self.owner[columns[0]]]
-                what = "its block" if self.whole else ", ".join(self.names[c] for c in columns)
+                site = self.sites[self.owner[columns[0]]]
+                what = "its block" if self.complete else ", ".join(self.names[c] for c in columns)
                 raise EstimationError(
-                    f"{client}: {int(count)} of the entities of this fit have {what}; at least two are needed"
+                    f"{site}: {int(count)} of the entities of this fit have {what}; at least two are needed"
                 )
 
     def _check_spread(self, flat: Bools) -> None:
@@ -183,7 +183,7 @@ class PatternMoments:
             names = [self.names[c] for c in columns if flat[c]]
             if names:
                 raise EstimationError(
-                    f"{self.clients[self.owner[columns[0]]]}: constant among the {int(count)} entities of "
+                    f"{self.sites[self.owner[columns[0]]]}: constant among the {int(count)} entities of "
                     f"this fit: {', '.join(names)}; drop them"
                 )
 
@@ -208,7 +208,7 @@ class PatternMoments:
         np.add.at(n, code.ravel(), self.n)
         np.add.at(grams, code.ravel(), self.grams[:, places[:, None], places])
         return PatternMoments(
-            clients=tuple(c for c, here in zip(self.clients, stay, strict=True) if here),
+            sites=tuple(c for c, here in zip(self.sites, stay, strict=True) if here),
             sizes=tuple(sizes[stay].tolist()),
             names=tuple(c for c, here in zip(self.names, keep, strict=True) if here),
             seen=seen,

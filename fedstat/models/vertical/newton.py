@@ -70,7 +70,7 @@ class NewtonAscent(Generic[PointT, DerivativesT]):
     direct: Callable[[PointT, DerivativesT], tuple[str, Floats]]
     move: Callable[[PointT, DerivativesT, Floats], tuple[PointT, float, bool]]
 
-    def climb(self, point: PointT, tol: float, maxiter: int) -> NewtonFit[PointT]:
+    def ascend(self, point: PointT, tol: float, maxiter: int) -> NewtonFit[PointT]:
         """Maximize until the maximum is nearer than `tol` standard errors (the Newton decrement).
 
         If columns are nearly collinear, rounding of the score alone keeps the decrement above any tolerance.

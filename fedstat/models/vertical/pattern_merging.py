@@ -78,7 +78,7 @@ class ColumnUnits:
     sizes: tuple[int, ...]
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         """Whether every site is one unit."""
         return len(set(self.owner)) == len(self.owner)
 
@@ -118,7 +118,7 @@ class PatternRule:
 
     def least(self, pattern: Pattern) -> int:
         """Fewest entities of a pattern."""
-        if self.units is not None and not self.units.whole:
+        if self.units is not None and not self.units.complete:
             having = {k for k, seen in zip(self.units.owner, pattern, strict=True) if seen}
             pattern = tuple(k in having for k in range(len(self.sizes)))
         return self._least(pattern)
@@ -166,7 +166,7 @@ def plan_merges(
     if len(np.unique(patterns, axis=0)) != len(n):
         raise ModelError("plan_merges: the patterns must be distinct")
     parts, cost = rule.parts, 1.0 / np.maximum(n @ patterns, 1.0)
-    if parts.whole:
+    if parts.complete:
         plan = merge_patterns(patterns, patterns, n, rule, cost)
     else:
         owner, sizes = list(parts.owner), np.array(parts.sizes)
@@ -197,9 +197,9 @@ def merge_patterns(patterns: Bools, begin: Bools, n: Floats, rule: PatternRule, 
     released = np.array([*numbers], dtype=bool).reshape(len(numbers), patterns.shape[1])
     plan = MergePlan(released, target, 0, int(n[target < 0].sum()))
     to, parts = plan.shows(target), rule.parts
-    whole = (parts.all_of(patterns) & ~parts.any_of(to)).any(axis=1) & (target >= 0)
-    less = (patterns != to).any(axis=1) & (target >= 0) & ~whole
-    return replace(plan, moved=int(n[whole].sum()), trimmed=int(n[less].sum()))
+    complete = (parts.all_of(patterns) & ~parts.any_of(to)).any(axis=1) & (target >= 0)
+    less = (patterns != to).any(axis=1) & (target >= 0) & ~complete
+    return replace(plan, moved=int(n[complete].sum()), trimmed=int(n[less].sum()))
 
 
 class PatternMerger:
@@ -258,7 +258,7 @@ class PatternMerger:
         """
         row, small = self.rows[place], self.small
         common = np.unique(self.rows[self.there] & row, axis=0)
-        if not self.rule.parts.whole:
+        if not self.rule.parts.complete:
             common = np.unique(np.vstack([common, *self._grown(row, small)]), axis=0)
         common = common[(common != row).any(axis=1)]
         lost = np.where(row & ~common, self.cost, 0.0).sum(axis=1)
@@ -274,7 +274,7 @@ class PatternMerger:
 
         With few sites, the other small patterns choose for themselves; with many units they would diverge.
         """
-        if self.rule.parts.whole:
+        if self.rule.parts.complete:
             return [place]
         row, out = np.array(coarser, dtype=bool), [place]
         n, least = self._there(coarser) + self.n[place], self.rule.least(coarser)

@@ -47,7 +47,7 @@ def make_layout(design: Design, method: str, *, partly: bool = False) -> Layout:
     """
     blocks = design.blocks
     if method == "single":
-        blocks = tuple(b for b in blocks if b.client == design.active)
+        blocks = tuple(b for b in blocks if b.site == design.active)
         if not blocks:
             raise ModelError(
                 f"method='single' uses the columns of '{design.active}' alone, but that site holds none of "
@@ -58,7 +58,7 @@ def make_layout(design: Design, method: str, *, partly: bool = False) -> Layout:
     layout = lay_out(design, blocks, use, filled=method == "impute", partly=partly)
     if layout.n <= layout.p + 1:
         raise EstimationError(
-            f"method='{method}': {layout.n} entities are complete at {', '.join(layout.clients)}, but "
+            f"method='{method}': {layout.n} entities are complete at {', '.join(layout.sites)}, but "
             f"{layout.p + 1} coefficients need more; use method='vfem', or leave sites out"
         )
     return layout
@@ -72,9 +72,9 @@ def check_roles(roles: Mapping[str, str], formula: Formula, partition: Any) -> N
     """Require these columns at the site of the response, and at most one kind of weights."""
     if {"freq_weights", "var_weights"} <= roles.keys():
         raise ModelError("freq_weights, var_weights: give only one of them; an entity has one weight")
-    holder = formula.response_client
+    holder = formula.response_site
     for role, name in roles.items():
-        there = [client for client, columns in partition.columns.items() if name in columns]
+        there = [site for site, columns in partition.columns.items() if name in columns]
         if there != [holder]:
             found = f"is at '{there[0]}'" if there else "is at no site"
             raise ModelError(
@@ -218,7 +218,7 @@ class VFEMModel(VerticalModel):
         return {names[role]: column for role, column in self._roles.items()}
 
     def _names(self) -> dict[str, tuple[str, ...]]:
-        return {block.client: block.names for block in self.design.blocks}
+        return {block.site: block.names for block in self.design.blocks}
 
     def _covariance_options(self, cov_type: CovType, iteration: Iteration) -> CovarianceOptions:
         # Neither method needs products of two sites: no round requests them, and no dealer is needed.

@@ -90,7 +90,7 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
     >>> fit = model.fit(exchange="iterative")
     >>> fit.names, list(fit.specs)
     ({'Credit Agency': ('ROA',), 'Market Supervision': ('CI',)}, ['Credit Agency', 'Market Supervision'])
-    >>> fit.nobs_by_client.to_dict(), len(fit.fittedvalues), len(fit.resid), fit.predict(partition).shape
+    >>> fit.nobs_by_site.to_dict(), len(fit.fittedvalues), len(fit.resid), fit.predict(partition).shape
     ({'Credit Agency': 2682, 'Market Supervision': 620}, 5000, 5000, (5000,))
     >>> fit.get_prediction(partition).summary_frame().shape
     (5000, 6)
@@ -150,16 +150,16 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
     @property
     def names(self) -> Mapping[str, tuple[str, ...]]:
         """Columns of the fit by site."""
-        clients, names = self.estimate.clients, self.estimate.names
+        sites, names = self.estimate.sites, self.estimate.names
         return {
-            client: tuple(name for name, of in zip(names, clients, strict=True) if of == client)
-            for client in dict.fromkeys(client for client in clients if client)
+            site: tuple(name for name, of in zip(names, sites, strict=True) if of == site)
+            for site in dict.fromkeys(site for site in sites if site)
         }
 
     @property
-    def nobs_by_client(self) -> pd.Series:
+    def nobs_by_site(self) -> pd.Series:
         """Entities of the fit that each site has."""
-        return pd.Series({b.client: b.entities for b in self.estimate.blocks if b.columns}, dtype=np.int64)
+        return pd.Series({b.site: b.entities for b in self.estimate.blocks if b.columns}, dtype=np.int64)
 
     @property
     def trace(self) -> pd.DataFrame:
@@ -217,10 +217,10 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
                 f"compare_lr_test: one fit has method='{self.method}', the other '{restricted.method}'"
             )
         # Observed-data likelihoods can be compared only over the same records.
-        for client, patterns in restricted.counts.patterns.items():
-            if self.counts.patterns.get(client) != patterns:
+        for site, patterns in restricted.counts.patterns.items():
+            if self.counts.patterns.get(site) != patterns:
                 raise ModelError(
-                    f"compare_lr_test: '{client}' counts as having other entities in the two fits, because "
+                    f"compare_lr_test: '{site}' counts as having other entities in the two fits, because "
                     "some have only a part of its columns or are in patterns that are too small to be "
                     f"released; use {self._nested_otherwise}wald_test on the larger fit"
                 )
@@ -281,10 +281,10 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
             params=self.estimate.params,
             cov=self._cov(),
             distribution=fit.distribution,
-            means=np.concatenate([fit.mu[k] for k in dict.fromkeys(self.estimate.clients[1:])]),
+            means=np.concatenate([fit.mu[k] for k in dict.fromkeys(self.estimate.sites[1:])]),
             beside=beside,
             words=(self.model_name, self.estimate.response),
-            law=self._law,
+            test_distribution=self._test_distribution,
             student=self.use_t,
         )
 
@@ -364,6 +364,6 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
         model = self._need_model(what)
         index = model.partition.entities[model.design.entities]
         if len(index) != len(values):
-            blocks = tuple(b for b in model.design.blocks if b.client in self.names)
+            blocks = tuple(b for b in model.design.blocks if b.site in self.names)
             index = index[complete_at(blocks, model.design.n)]
         return pd.Series(values, index=index, name=what)

@@ -54,7 +54,7 @@ def correct_skewness(fit: JointNormalFit, covariance: PsiCovariance | None) -> C
     Raises NotAvailableError if entities have only a part of a site's columns: the standard errors were tested
     for complete blocks only.
     """
-    if not fit.moments.whole:
+    if not fit.moments.complete:
         raise NotAvailableError(
             "correction='skewness' requires entities that have all of a site's columns or none, but some "
             "have a part; make the ClientPartition with partial='drop'"
@@ -156,13 +156,13 @@ def skewed_notes(moments: PatternMoments) -> Iterator[Note]:
     named = named[np.argsort(-np.abs(skewness[named]), kind="stable")]
     if not len(named):
         return
-    of = [moments.clients[k] for k in moments.owner]
+    of = [moments.sites[k] for k in moments.owner]
     each = [
         f"{moments.names[c]} ({of[c]}) {skewness[c]:.1f}, {100 * lacking[c]:.0f} % missing"
         for c in named[:MAX_LISTED]
     ]
     # The correction was tested for complete blocks only, and is refused otherwise.
-    compare = "compare with fit(correction='skewness'), or " if moments.whole else ""
+    compare = "compare with fit(correction='skewness'), or " if moments.complete else ""
     more = f" and {len(named) - MAX_LISTED} more" if len(named) > MAX_LISTED else ""
     yield Note(
         "skewness",

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from fedstat.federation.dry_run.execution import DryRunRecord
 from fedstat.federation.dry_run.expected_releases import ExpectedReleases, IterationLoop
-from fedstat.models.explain import ForecastPlan
+from fedstat.models.explain import DryRunPlan
 from fedstat.models.vfem.base_model import make_layout
 from fedstat.models.vfem.iteration.state import Iteration
 from fedstat.models.vfem.notes import count_exposed
@@ -16,7 +16,7 @@ DRY_RUN_ITERATIONS = 12
 """Iterations of a dry run of the iteration of the publication; later ones are similar."""
 
 
-class VFEMPlan(ForecastPlan):
+class VFEMPlan(DryRunPlan):
     """Properties of a VFEM fit that are known before it runs."""
 
     steps: ClassVar[tuple[str, ...]] = ("step", "residuals")
@@ -38,27 +38,27 @@ class VFEMPlan(ForecastPlan):
         short = {"maxiter": min(DRY_RUN_ITERATIONS, int(self.given["maxiter"]))}
         return {"progress": False, **short} if self.iterative else {}
 
-    def loops(self, course: DryRunRecord) -> Sequence[IterationLoop]:
+    def loops(self, dry_run: DryRunRecord) -> Sequence[IterationLoop]:
         """Name the iterations of the fit, and of the fit that gives its first coefficients."""
-        fits = sum(self.begins in steps for steps in course.rounds)
+        fits = sum(self.begins in steps for steps in dry_run.rounds)
         iterations = fits * int(self.given["maxiter"])
         return [IterationLoop(self.steps, iterations, fits, sizes=self.memory + 1)]
 
-    def learned(self, forecast: ExpectedReleases) -> Iterator[tuple[str, str]]:
+    def learned(self, expected: ExpectedReleases) -> Iterator[tuple[str, str]]:
         """Count the entities for which masks hide nothing."""
-        course = forecast.course
-        if not any(entry.masked and entry.kind == "per entity" for entry in course.entries):
+        dry_run = expected.dry_run
+        if not any(entry.masked and entry.kind == "per entity" for entry in dry_run.entries):
             return
-        for client, count in count_exposed(self._layout, course.at).items():
+        for site, count in count_exposed(self._layout, dry_run.at).items():
             if count:
                 yield (
                     "Receivers of sums",
-                    f"learn {client}'s own linear predictor for {count:,} of its "
-                    f"{len(self._layout.kept[client]):,} entities, because no other site except a receiver "
+                    f"learn {site}'s own linear predictor for {count:,} of its "
+                    f"{len(self._layout.kept[site]):,} entities, because no other site except a receiver "
                     "has a record of them.",
                 )
 
-    def notes(self, forecast: ExpectedReleases) -> Iterator[str]:
+    def notes(self, expected: ExpectedReleases) -> Iterator[str]:
         """State which shapes are listed."""
         if self.iterative and self.grows:
             yield f"The largest shapes are listed; early iterations {self.early} and send less."
@@ -75,10 +75,10 @@ class VFEMGLMPlan(VFEMPlan):
         super().__init__(model, given)
         self.grows = not model._fits_jointly(given["method"])
 
-    def loops(self, course: DryRunRecord) -> Sequence[IterationLoop]:
+    def loops(self, dry_run: DryRunRecord) -> Sequence[IterationLoop]:
         """Name the iterations, in which the coordinator has all parameters or none."""
         if self.grows:
-            return super().loops(course)
+            return super().loops(dry_run)
         joint = ("joint_score", "joint_predict", "glm_evaluate", "joint_weights")
         return [IterationLoop(joint, int(self.given["maxiter"]))]
 
@@ -86,10 +86,10 @@ class VFEMGLMPlan(VFEMPlan):
         """Run the dry run without output."""
         return {"progress": False}
 
-    def learned(self, forecast: ExpectedReleases) -> Iterator[tuple[str, str]]:
+    def learned(self, expected: ExpectedReleases) -> Iterator[tuple[str, str]]:
         """Name the sites that could reconstruct residuals together."""
-        yield from super().learned(forecast)
-        if any("glm_scores" in steps for steps in forecast.course.rounds):
+        yield from super().learned(expected)
+        if any("glm_scores" in steps for steps in expected.dry_run.rounds):
             yield (
                 "Collusion",
                 "For robust errors, two sites receive one random part each of every residual. If they "

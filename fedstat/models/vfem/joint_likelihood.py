@@ -80,8 +80,8 @@ def evaluate_columns(point: JointNormalPoint) -> JointNormalPoint:
 
 def columns_likelihood(alone: PatternMoments, point: JointNormalPoint) -> float:
     """Log-likelihood of the columns, up to a constant; a LinAlgError outside of the positive cone."""
-    law = evaluate_columns(point)
-    return joint_normal_likelihood(alone, law.mean, law.cov)
+    joint = evaluate_columns(point)
+    return joint_normal_likelihood(alone, joint.mean, joint.cov)
 
 
 def columns_derivatives(
@@ -100,29 +100,29 @@ def columns_derivatives(
 
 
 def response_score(
-    point: JointNormalPoint, law: MissingModel, sums: ResponseSums, seen: Bools, edges: Bools
+    point: JointNormalPoint, joint: MissingModel, sums: ResponseSums, seen: Bools, edges: Bools
 ) -> Floats:
     """Score of the response's likelihood, (d,)."""
     residuals = sums.with_columns[:, 0]
-    w = _centred(point, law, sums, seen)
-    by_beta = w.sum(axis=0) + 2.0 * sums.by_v @ law.h
-    cross = w.T @ law.h
-    by_Q = cross + cross.T + 2.0 * (law.h.T * sums.by_v) @ law.h
+    w = _centred(point, joint, sums, seen)
+    by_beta = w.sum(axis=0) + 2.0 * sums.by_v @ joint.h
+    cross = w.T @ joint.h
+    by_Q = cross + cross.T + 2.0 * (joint.h.T * sums.by_v) @ joint.h
     i, j = np.nonzero(np.triu(edges))
     return np.concatenate(
-        [[residuals.sum(), 0.0], by_beta, -residuals @ law.slopes, -np.where(i == j, 0.5, 1.0) * by_Q[i, j]]
+        [[residuals.sum(), 0.0], by_beta, -residuals @ joint.slopes, -np.where(i == j, 0.5, 1.0) * by_Q[i, j]]
     )
 
 
-def _centred(point: JointNormalPoint, law: MissingModel, sums: ResponseSums, seen: Bools) -> Floats:
+def _centred(point: JointNormalPoint, joint: MissingModel, sums: ResponseSums, seen: Bools) -> Floats:
     """E'sum of L_m (x - mu) by pattern, (G, P)."""
     u = sums.with_columns[:, 1:] - sums.with_columns[:, :1] * seen * point.mu
-    return np.asarray(u - np.einsum("gij,gj->gi", law.R, u @ point.Q))
+    return np.asarray(u - np.einsum("gij,gj->gi", joint.R, u @ point.Q))
 
 
 def response_information(
     point: JointNormalPoint,
-    law: MissingModel,
+    joint: MissingModel,
     curvatures: Floats,
     seen: Bools,
     edges: Bools,
@@ -136,17 +136,17 @@ def response_information(
     P = len(point.beta)
     i, j = np.nonzero(np.triu(edges))
     total = np.zeros((2 + 2 * P + len(i),) * 2)
-    ws = None if sums is None else _centred(point, law, sums, seen)
+    ws = None if sums is None else _centred(point, joint, sums, seen)
     for g, own in enumerate(seen):
-        E = np.eye(P) - point.Q @ law.R[g]
+        E = np.eye(P) - point.Q @ joint.R[g]
         D = np.zeros((P, len(total)))
         D[:, 2 : 2 + P] = np.eye(P)
-        D[:, 2 + 2 * P :] = -elementary(law.h[g], i, j)
+        D[:, 2 + 2 * P :] = -elementary(joint.h[g], i, j)
         J = np.zeros((P + 2, len(total)))
-        J[0, 0], J[0, 2 + P : 2 + 2 * P] = 1.0, -law.slopes[g]
+        J[0, 0], J[0, 2 + P : 2 + 2 * P] = 1.0, -joint.slopes[g]
         J[1 : P + 1] = (E @ D) * own[:, None]
-        J[P + 1] = law.h[g] @ D
-        J[P + 1, 2 : 2 + P] += law.h[g]
+        J[P + 1] = joint.h[g] @ D
+        J[P + 1, 2 : 2 + P] += joint.h[g]
         T = np.eye(P + 2)
         T[1 : P + 1, 0] = -(own * point.mu)
         total += J.T @ (T @ curvatures[g] @ T.T) @ J
@@ -154,7 +154,7 @@ def response_information(
             continue
         B = np.zeros_like(D)
         B[:, 2 + 2 * P :] = elementary(ws[g], i, j)
-        more = B.T @ law.R[g] @ D - sums.by_v[g] * D.T @ law.R[g] @ D
+        more = B.T @ joint.R[g] @ D - sums.by_v[g] * D.T @ joint.R[g] @ D
         more[2 + P : 2 + 2 * P] += sums.with_columns[g, 0] * J[1 : P + 1]
         total += more + more.T
     return total

@@ -75,7 +75,7 @@ NEAR = 1e-6
 class JointPoint(GLMPoint):
     """An evaluated point: the model, and the distribution of missing columns in each pattern."""
 
-    law: JointNormalPoint
+    joint: JointNormalPoint
     missing: MissingModel
     boxes: tuple[Array, ...]
 
@@ -122,7 +122,7 @@ class JointIteration(QuasiNewtonIteration):
 
     def _openings(self) -> list[ColumnOpening]:
         lay, openings = self.layout, []
-        for k, p in zip(lay.clients, lay.sizes, strict=True):
+        for k, p in zip(lay.sites, lay.sizes, strict=True):
             if k == lay.active:
                 continue
             code, rows = lay.code[lay.rows[k]], lay.rows[k]
@@ -147,34 +147,34 @@ class JointIteration(QuasiNewtonIteration):
         family, at, moments = self.distribution.make(), self.linear.point, self.linear.moments
         intercept = float(family.link(np.array([self.mean]))[0])
         slope = float(family.link.deriv(np.array([self.mean]))[0]) * float(moments.scale[-1])
-        law = JointNormalPoint(at.mu, intercept, slope * at.beta, 1.0, at.Q)
+        joint = JointNormalPoint(at.mu, intercept, slope * at.beta, 1.0, at.Q)
         while True:
-            point = yield from self._at(law, 0.0, -np.inf)
+            point = yield from self._at(joint, 0.0, -np.inf)
             if point is not None:
                 break
-            law = replace(law, beta=0.5 * law.beta)
+            joint = replace(joint, beta=0.5 * joint.beta)
         self.point = self.joint = point
 
-    def _at(self, law: JointNormalPoint, change: float, needed: float) -> FitProtocol[JointPoint | None]:
+    def _at(self, joint: JointNormalPoint, change: float, needed: float) -> FitProtocol[JointPoint | None]:
         """Evaluate a model; None if it is not admissible, or its log-likelihood is below the required one."""
         lay, places = self.layout, self.layout.places()
         try:
-            of_columns = columns_likelihood(self.alone_moments, law) - self.largest
-            missing = missing_model(law, self.seen)
+            of_columns = columns_likelihood(self.alone_moments, joint) - self.largest
+            missing = missing_model(joint, self.seen)
         except np.linalg.LinAlgError:
             return None
         replies = yield [
-            self.ask(k, "joint_predict", slopes=missing.slopes[:, places[k]], code=lay.code[lay.rows[k]])
-            for k in lay.clients
+            self.request(k, "joint_predict", slopes=missing.slopes[:, places[k]], code=lay.code[lay.rows[k]])
+            for k in lay.sites
         ]
         lowest = {} if needed == -np.inf else {"lowest": needed - of_columns}
         (reply,) = yield [
-            self.ask(
+            self.request(
                 lay.active,
                 "glm_evaluate",
                 json.dumps(self.sealed),
-                predictor=law.a + np.sum([reply.arrays["linear_predictor"] for reply in replies], axis=0),
-                centre=-missing.slopes @ law.mu,
+                predictor=joint.a + np.sum([reply.arrays["linear_predictor"] for reply in replies], axis=0),
+                centre=-missing.slopes @ joint.mu,
                 spread=np.maximum(missing.variance, 0.0),
                 **lowest,
             )
@@ -186,13 +186,13 @@ class JointIteration(QuasiNewtonIteration):
             return None
         log_likelihood = float(own["log_likelihood"]) + of_columns
         return JointPoint(
-            own=np.concatenate([[law.a], law.beta, law.mu, law.Q[self.moves.entries]]),
+            own=np.concatenate([[joint.a], joint.beta, joint.mu, joint.Q[self.moves.entries]]),
             log_likelihood=log_likelihood,
             change=change,
             sums=own["sums"],
             shown={},
             of_alpha=np.zeros(0),
-            law=law,
+            joint=joint,
             missing=missing,
             boxes=tuple(split_by_site(own)),
         )
@@ -201,8 +201,8 @@ class JointIteration(QuasiNewtonIteration):
         self, at: Floats, weights: Sequence[Mapping[str, Any]], length: float, needed: float = -np.inf
     ) -> FitProtocol[GLMPoint | None]:
         move = at - self.point.own
-        law = self.moves.step(self.joint.law, np.insert(move, 1, 0.0))
-        return (yield from self._at(law, float(np.abs(move).max()), needed))
+        joint = self.moves.step(self.joint.joint, np.insert(move, 1, 0.0))
+        return (yield from self._at(joint, float(np.abs(move).max()), needed))
 
     def take(self) -> FitProtocol[None]:
         """Accept the evaluated point: request the sums of the columns, and combine the next direction."""
@@ -210,8 +210,8 @@ class JointIteration(QuasiNewtonIteration):
         self.joint = at = self.point
         self.first_information = self.first_information or at.information
         self.sums = yield from self._sums()
-        score = response_score(at.law, at.missing, self.sums, self.seen, self.moves.edges)
-        score += columns_derivatives(self.alone_moments, at.law, self.moves.edges).score
+        score = response_score(at.joint, at.missing, self.sums, self.seen, self.moves.edges)
+        score += columns_derivatives(self.alone_moments, at.joint, self.moves.edges).score
         self.factor = self._information(self.sums)
         self.memory.take(at.own, without_scale(score))
         sy, yhy = self.memory.products(self._scale)
@@ -228,16 +228,19 @@ class JointIteration(QuasiNewtonIteration):
     def _sums(self) -> FitProtocol[ResponseSums]:
         """Request from every site the sums of its columns with L_m by pattern."""
         lay, at, places = self.layout, self.joint, self.layout.places(1)
-        asks = []
-        for k in lay.clients:
+        requests = []
+        for k in lay.sites:
             own = {"code": lay.code[lay.rows[k]], "patterns": len(lay.counts)}
             names, shown = sealed_boxes_by_site(k, self.sealed, at.boxes)
-            asks.append(self.ask(k, "joint_score", names, **own, **shown))
-        *replies, weights = yield [*asks, self.ask(lay.active, "joint_weights", patterns=len(lay.counts))]
+            requests.append(self.request(k, "joint_score", names, **own, **shown))
+        *replies, weights = yield [
+            *requests,
+            self.request(lay.active, "joint_weights", patterns=len(lay.counts)),
+        ]
         self.weighing = weights.arrays["sums"]
         first = np.zeros((len(lay.counts), 1 + lay.p))
         first[:, 0] = at.sums[:, 0]
-        for k, reply in zip(lay.clients, replies, strict=True):
+        for k, reply in zip(lay.sites, replies, strict=True):
             first[:, places[k]] = reply.arrays["sums"][:, 1:]
         return ResponseSums(first, at.sums[:, 1], at.sums[:, 2])
 
@@ -255,9 +258,9 @@ class JointIteration(QuasiNewtonIteration):
             if expected:
                 curvatures[:, :-1, -1] = curvatures[:, -1, :-1] = 0.0
                 curvatures[:, -1, -1] = at.sums[:, 3]
-            own = columns_derivatives(self.alone_moments, at.law, edges, expected=expected).information
+            own = columns_derivatives(self.alone_moments, at.joint, edges, expected=expected).information
             first = None if expected else sums
-            own += response_information(at.law, at.missing, curvatures, seen, edges, first)
+            own += response_information(at.joint, at.missing, curvatures, seen, edges, first)
             own = without_scale(own)
             root = np.sqrt(np.maximum(np.diag(own), np.finfo(float).tiny))
             try:
@@ -273,13 +276,13 @@ class JointIteration(QuasiNewtonIteration):
     def estimate(self) -> FitProtocol[VFEMFit]:
         """Return the estimates of the accepted point in the units of the data, without a request."""
         yield from ()
-        lay, law, moments = self.layout, self.joint.law, self.linear.moments
+        lay, joint, moments = self.layout, self.joint.joint, self.linear.moments
         shift, scale = moments.centre[:-1], moments.scale[:-1]
-        beta, mu = law.beta / scale, shift + scale * law.mu
-        Sigma = law.covariates * np.outer(scale, scale)
+        beta, mu = joint.beta / scale, shift + scale * joint.mu
+        Sigma = joint.covariates * np.outer(scale, scale)
         places = lay.places()
         return VFEMFit(
-            a=law.a,
+            a=joint.a,
             s2=1.0,
             beta={k: beta[here] for k, here in places.items()},
             mu={k: mu[here] for k, here in places.items()},
@@ -290,8 +293,8 @@ class JointIteration(QuasiNewtonIteration):
             reason=self.reason,
             distribution=self.distribution,
             null=float(self.null),
-            law=NormalModel(
-                np.append(mu, law.a), joint_normal_covariance(Sigma, beta, 0.0), self.moves.edges
+            joint=NormalModel(
+                np.append(mu, joint.a), joint_normal_covariance(Sigma, beta, 0.0), self.moves.edges
             ),
         )
 
@@ -337,10 +340,10 @@ def is_squares(columns: str) -> bool:
 
 
 def sealed_boxes_by_site(
-    client: str, sealed: Sequence[tuple[str, str]], boxes: Sequence[Array]
+    site: str, sealed: Sequence[tuple[str, str]], boxes: Sequence[Array]
 ) -> tuple[str, dict[str, Array]]:
     """Select the values sealed for a site, with the names of the columns; empty if there are none."""
-    own = [(columns, box) for (columns, k), box in zip(sealed, boxes, strict=True) if k == client]
+    own = [(columns, box) for (columns, k), box in zip(sealed, boxes, strict=True) if k == site]
     shown = {} if not own else seal_all(box for _, box in own)
     return json.dumps([columns for columns, _ in own]), shown
 
@@ -355,19 +358,19 @@ def joint_estimates_covariance(iteration: JointIteration) -> FitProtocol[PsiCova
     Returns the covariance of (a, 0, beta_1, mu_1, ..., beta_K, mu_K, Q).
     """
     curvatures = yield from request_curvatures(iteration)
-    information, law = information_of(iteration, curvatures)
-    return PsiCovariance(inverse_information(law, information, scale=False), FROM_MOMENTS)
+    information, joint = information_of(iteration, curvatures)
+    return PsiCovariance(inverse_information(joint, information, scale=False), FROM_MOMENTS)
 
 
 def information_of(iteration: JointIteration, curvatures: Floats) -> tuple[Floats, JointNormalFit]:
     """Assemble the information (d, d), and the model at the accepted point, which names its parameters."""
     at, edges, seen = iteration.joint, iteration.moves.edges, iteration.seen
-    information = response_information(at.law, at.missing, curvatures, seen, edges, iteration.sums)
-    information += columns_derivatives(iteration.alone_moments, at.law, edges).information
+    information = response_information(at.joint, at.missing, curvatures, seen, edges, iteration.sums)
+    information += columns_derivatives(iteration.alone_moments, at.joint, edges).information
     moments = iteration.linear.moments
     # The linear predictor has no unit.
     unit = replace(moments, scale=np.append(moments.scale[:-1], 1.0))
-    return information, replace(iteration.linear, moments=unit, moves=iteration.moves, point=at.law)
+    return information, replace(iteration.linear, moments=unit, moves=iteration.moves, point=at.joint)
 
 
 def request_curvatures(iteration: JointIteration) -> FitProtocol[Floats]:
@@ -377,18 +380,18 @@ def request_curvatures(iteration: JointIteration) -> FitProtocol[Floats]:
     wanted = [(one.columns, one.site) for one in iteration.openings]
     each = released_to_sites(iteration)
     (reply,) = yield [
-        iteration.ask(lay.active, "joint_curvature", json.dumps(wanted), patterns=patterns, each=each)
+        iteration.request(lay.active, "joint_curvature", json.dumps(wanted), patterns=patterns, each=each)
     ]
-    boxes, h, asks = split_by_site(reply.arrays), reply.arrays["h"], []
-    for k in lay.clients:
+    boxes, h, requests = split_by_site(reply.arrays), reply.arrays["h"], []
+    for k in lay.sites:
         names, shown = sealed_boxes_by_site(k, wanted, boxes)
         own: Mapping[str, Array] = {} if k == lay.active else {"h": h[lay.rows[k]], **shown}
         code = lay.code[lay.rows[k]]
-        asks.append(iteration.ask(k, "joint_information", names, code=code, patterns=patterns, **own))
-    replies = yield asks
+        requests.append(iteration.request(k, "joint_information", names, code=code, patterns=patterns, **own))
+    replies = yield requests
     out = np.zeros((patterns, lay.p + 2, lay.p + 2))
     out[:, 0, 0], out[:, 0, -1], out[:, -1, -1] = reply.arrays["sums"].T[:3]
-    for k, one in zip(lay.clients, replies, strict=True):
+    for k, one in zip(lay.sites, replies, strict=True):
         here, grams, cross = places[k], one.arrays["grams"], one.arrays["cross"]
         out[:, 0, here], out[:, here, here] = grams[:, 0, 1:], grams[:, 1:, 1:]
         out[:, here, -1] = cross[:, 1:]
@@ -424,7 +427,7 @@ def multiply_weighted(iteration: JointIteration, out: Floats) -> FitProtocol[Non
     pairs = [
         (sides[j], sides[k]) for j, k in combinations(range(len(sides)), 2) if (seen[:, j] & seen[:, k]).any()
     ]
-    asking = product_session(lay, iteration.session, iteration.at)
-    multiplied = yield from asking.multiply(pairs, dealing_sites(lay), len(seen), lay.n)
+    requester = product_session(lay, iteration.session, iteration.at)
+    multiplied = yield from requester.multiply(pairs, dealing_sites(lay), len(seen), lay.n)
     for one in multiplied:
         out[:, one.a.place, one.b.place] = one.products

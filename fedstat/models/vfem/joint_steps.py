@@ -86,7 +86,7 @@ def block_by_pattern(data: SiteData, state: State, code: Ints, patterns: int) ->
     releases={
         "sums": aggregate("sums of the columns with residuals by pattern", 2, behind=(EntityCount, GroupSums))
     },
-    asks=NAMES,
+    requests=NAMES,
 )
 def joint_score(
     data: SiteData,
@@ -101,13 +101,13 @@ def joint_score(
 
     They arrive sealed in `shown`, of these `lengths`, with the names in `text`; the response holder has L_m.
     """
-    client, block = glm_block_state_of(state), block_by_pattern(data, state, code, int(patterns))
-    client.scored += 1
+    site, block = glm_block_state_of(state), block_by_pattern(data, state, code, int(patterns))
+    site.scored += 1
     # A receiver that knows the residuals of this many rounds has as many equations in a column of a pattern.
-    state.tell(GroupSums(code, 0, client.scored))
+    state.report(GroupSums(code, 0, site.scored))
     if shown is None or lengths is None:
         z = glm_response_of(state).terms[BY_M][block.rows]
-        state.tell(block.weights(z, "residuals"))
+        state.report(block.weights(z, "residuals"))
         return {"sums": sums_by_pattern(block, z, code, int(patterns))}
     out = np.zeros((int(patterns), 1 + block.X.shape[1]))
     for name, sums in opened(state, text, shown, lengths):
@@ -158,7 +158,7 @@ def joint_weights(data: SiteData, state: State, patterns: Array) -> dict[str, Ar
     terms, code = response.terms, response.code
     if int(code.max()) >= G:
         raise MessageError(f"{data.name}: expected the number of missing patterns")
-    state.tell(GroupSums(code, 0))
+    state.report(GroupSums(code, 0))
     mean = np.bincount(code, response.m, G) / np.maximum(np.bincount(code, minlength=G), 1)
     s, h = response.m - mean[code], -terms[BY_MM]
     rows = np.array([h * s, h * s * s, -terms[BY_MV], -terms[BY_MV] * s, -terms[BY_VV]])
@@ -173,7 +173,7 @@ def joint_weights(data: SiteData, state: State, patterns: Array) -> dict[str, Ar
         "each": control("patterns whose curvatures leave one by one", dtype="bool"),
     },
     releases={"h": CURVATURE, "sums": CURVATURES, **SEALED_SUMS},
-    asks=control("which sites learn sums"),
+    requests=control("which sites learn sums"),
 )
 def joint_curvature(
     data: SiteData, state: State, text: str, patterns: Array, each: Bools
@@ -185,19 +185,19 @@ def joint_curvature(
     columns in `text`, sums with -L_mv, and with -L_mm for squares.
     """
     response = glm_response_of(state)
-    told = {"sums": sum_curvatures(data, response, int(patterns))}
+    reported = {"sums": sum_curvatures(data, response, int(patterns))}
     h, cross = np.maximum(-response.terms[BY_MM], 0.0), -response.terms[BY_MV]
     check_lengths(data.name, each=(each, int(patterns)))
-    told["h"], boxes = np.where(each[response.code], h, 0.0), []
-    for columns, client in json.loads(text):
+    reported["h"], boxes = np.where(each[response.code], h, 0.0), []
+    for columns, site in json.loads(text):
         if columns.partition(" ")[0] != SQUARES:
-            boxes.append(seal_of(data, state, columns, client, cross))
+            boxes.append(seal_of(data, state, columns, site, cross))
             continue
-        taken = taken_of(state, columns, client, response.rows)
+        taken = taken_of(state, columns, site, response.rows)
         # As many sums as entities would reveal the curvatures.
-        state.tell(GroupSums(np.zeros_like(taken.rows), taken.part.product.columns_a - 1))
+        state.report(GroupSums(np.zeros_like(taken.rows), taken.part.product.columns_a - 1))
         boxes.append(seal_sums(data, state, taken, h[taken.rows]))
-    return told | seal_all(boxes)
+    return reported | seal_all(boxes)
 
 
 @step(
@@ -216,7 +216,7 @@ def joint_curvature(
         "cross": aggregate("weighted sums of the columns by pattern", 2),
     },
     rows_behind=WEIGHTED_FACTS,
-    asks=NAMES,
+    requests=NAMES,
 )
 def joint_information(
     data: SiteData,
@@ -236,24 +236,24 @@ def joint_information(
     """
     block, G = block_by_pattern(data, state, code, int(patterns)), int(patterns)
     p = block.X.shape[1]
-    told = [] if shown is None or lengths is None else opened(state, text, shown, lengths)
+    reported = [] if shown is None or lengths is None else opened(state, text, shown, lengths)
     cross = np.zeros((G, 1 + p))
     if h is None:
         terms = glm_response_of(state).terms[:, block.rows]
         h = np.maximum(-terms[BY_MM], 0.0)
         cross = sums_by_pattern(block, -terms[BY_MV], code, G)
-        state.tell(block.weights(terms[BY_MV], "weights"))
+        state.report(block.weights(terms[BY_MV], "weights"))
     check_lengths(data.name, h=(h, block.n_seen))
     if (h < 0.0).any():
         raise MessageError(f"{data.name}: array 'h' has negative values, but the likelihood is log-concave")
-    state.tell(block.weights(h, "weights"), GroupSums(code, p))
+    state.report(block.weights(h, "weights"), GroupSums(code, p))
     grams = np.zeros((G, 1 + p, 1 + p))
     ones = np.column_stack([np.ones(block.n_seen), block.X])
     for g in np.unique(code):
         here = code == g
         grams[g] = gram(np.ascontiguousarray(ones[here]), np.ascontiguousarray(h[here]))
     i, j = np.triu_indices(p)
-    for name, sums in told:
+    for name, sums in reported:
         g = pattern_of(name)
         if name.partition(" ")[0] != SQUARES:
             cross[g] = sums

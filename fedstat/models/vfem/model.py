@@ -15,7 +15,7 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.kernels.glm.distributions import DistributionSpec, Family
-from fedstat.models.checks import check_choice, check_share, check_whole, checks_arguments, kind_of
+from fedstat.models.checks import check_choice, check_integer, check_share, checks_arguments, kind_of
 from fedstat.models.run import Call, FitAttempt, run_fit
 from fedstat.models.vertical.exchange.patterns import PatternExchange, SmallPatterns, exchange_patterns
 from fedstat.models.vertical.joint_normal.assumption_tests import warn_of_dependence
@@ -232,12 +232,12 @@ class VFEMRegression(VFEMModel):
         iteration = Iteration() if iteration is None else iteration
         if not isinstance(iteration, Iteration):
             raise ModelError(f"iteration: expected fs.Iteration(...), received {kind_of(iteration)}")
-        check_whole("memory", iteration.memory, SMALLEST_MEMORY)
+        check_integer("memory", iteration.memory, SMALLEST_MEMORY)
         options = iteration._options(maxiter)
         if exchange == "moments":
-            asked = MomentsOptions(cov_type, self.between if method == "vfem" else "independent", maxiter)
+            request = MomentsOptions(cov_type, self.between if method == "vfem" else "independent", maxiter)
             return run_fit(
-                self, call, VFEMRegression._fit_moments, method, asked, options, max_moved, correction
+                self, call, VFEMRegression._fit_moments, method, request, options, max_moved, correction
             )
         covariance = self._covariance_options(cov_type, iteration)
         wanted = IterativeOptions(method, options, covariance, iteration.init)
@@ -247,7 +247,7 @@ class VFEMRegression(VFEMModel):
         self,
         attempt: FitAttempt,
         method: VFEMMethod,
-        asked: MomentsOptions,
+        request: MomentsOptions,
         options: IterationOptions,
         max_moved: float | None,
         correction: Correction | None,
@@ -260,13 +260,13 @@ class VFEMRegression(VFEMModel):
         )
         exchange = attempt.run(exchanging)
         self._keep_division(layout, exchange)
-        found, covariance = estimate_from_moments(exchange.moments, asked)
+        found, covariance = estimate_from_moments(exchange.moments, request)
         made = apply_correction(found, covariance, correction)
         if method == "vfem" and self.between == "independent":
             warn_of_dependence(exchange.moments)
-        fit = fit_by_site(made.reported, asked.between)
+        fit = fit_by_site(made.reported, request.between)
         outcome = VFEMOutcome(
-            method, asked.cov_type, "zero", options, fit, made.covariance, correction=correction
+            method, request.cov_type, "zero", options, fit, made.covariance, correction=correction
         )
         held = SessionArtifacts(exchange=exchange, moments_fit=found)
         result = VFEMResults._of(self, layout, outcome, held, attempt.ledger)
@@ -306,7 +306,7 @@ class VFEMRegression(VFEMModel):
                 f"received an array of shape {values.shape}"
             )
         edges = np.cumsum([len(block.names) for block in blocks])[:-1]
-        return dict(zip([b.client for b in blocks], np.split(values, edges), strict=True))
+        return dict(zip([b.site for b in blocks], np.split(values, edges), strict=True))
 
 
 class VFEMGLM(VFEMModel):

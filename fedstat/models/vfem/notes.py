@@ -70,14 +70,14 @@ def count_exposed(layout: Layout, at: str | None) -> dict[str, int]:
     These are the entities of which only this site and receivers of the sum have a record. The receivers are
     the coordinator and the response holder.
     """
-    seen = np.zeros((layout.n, len(layout.clients)), dtype=bool)
-    for j, client in enumerate(layout.clients):  # filled-in means are zero in the sum
-        seen[layout.kept[client], j] = True
+    seen = np.zeros((layout.n, len(layout.sites)), dtype=bool)
+    for j, site in enumerate(layout.sites):  # filled-in means are zero in the sum
+        seen[layout.kept[site], j] = True
     exposed = np.zeros_like(seen)
     for receiver in (at, layout.active):
-        hidden = seen & np.array([client != receiver for client in layout.clients])
-        exposed |= hidden & (hidden.sum(axis=1) == 1)[:, None]
-    return dict(zip(layout.clients, exposed.sum(axis=0).tolist(), strict=True))
+        masked = seen & np.array([site != receiver for site in layout.sites])
+        exposed |= masked & (masked.sum(axis=1) == 1)[:, None]
+    return dict(zip(layout.sites, exposed.sum(axis=0).tolist(), strict=True))
 
 
 RESPONSE_RELEASED = (
@@ -89,16 +89,16 @@ RESPONSE_RELEASED = (
 
 def response_notes(layout: Layout, ledger: Ledger) -> Iterator[Note]:
     """State what sites learned about a response that is not normal, in bits."""
-    others = [k for k in layout.clients if k != layout.active]
+    others = [k for k in layout.sites if k != layout.active]
     if any(one.array == "z" and one.step == "glm_score" for one in ledger.entries):
         yield Note("response_released", RESPONSE_RELEASED, "warning")
         return
     if not others:
         return
-    told = [one for one in ledger.entries if one.array == "shown" and one.receiver in others]
-    widths, parts = dict(zip(layout.clients, layout.sizes, strict=True)), []
+    reported = [one for one in ledger.entries if one.array == "shown" and one.receiver in others]
+    widths, parts = dict(zip(layout.sites, layout.sizes, strict=True)), []
     for k in others:
-        numbers = sum(one.receiver == k for one in told) * (1 + widths[k])
+        numbers = sum(one.receiver == k for one in reported) * (1 + widths[k])
         parts.append(
             f"{k} {numbers:,} ({MANTISSA_BITS * numbers:,} bits) of {len(layout.kept[k]):,} entities"
         )
@@ -114,13 +114,13 @@ def response_notes(layout: Layout, ledger: Ledger) -> Iterator[Note]:
         return
     opened = [one.receiver for one in ledger.entries if (one.step, one.array) == ("open_columns", "only")]
     seen = ~layout.missing
-    summed = seen[:, [opened.count(k) > 1 or k not in others for k in layout.clients]].any(axis=1)
-    told_each = layout.missing.any(axis=1) & seen.any(axis=1) & ~(summed & (seen.sum(axis=1) == 1))
-    if told_each.any():
+    summed = seen[:, [opened.count(k) > 1 or k not in others for k in layout.sites]].any(axis=1)
+    reported_each = layout.missing.any(axis=1) & seen.any(axis=1) & ~(summed & (seen.sum(axis=1) == 1))
+    if reported_each.any():
         yield Note(
             "curvature",
             "For standard errors, the coordinator and the sites concerned received a curvature for "
-            f"{int(layout.counts[told_each].sum()):,} entities, which two or more sites have and another "
+            f"{int(layout.counts[reported_each].sum()):,} entities, which two or more sites have and another "
             "lacks, or which one site has in groups too small to add up. A curvature reveals the response "
             "to anyone who knows the linear predictor, as the coordinator does. cov_type='none' sends no "
             "curvature.",
@@ -133,16 +133,17 @@ def small_patterns(counts: Floats, ledger: Ledger, holder: str) -> Iterator[Note
     `counts` has shape (G,). The coordinator knows the linear predictors, so every sum over a pattern is
     linear in each binary response.
     """
-    told = sum(
+    reported = sum(
         int(one.shape[-1])
         for one in ledger.entries
         if (one.sender, one.array) == (holder, "sums") and one.step in ("glm_evaluate", "joint_weights")
     )
-    entities = int(counts[counts <= told].sum())
+    entities = int(counts[counts <= reported].sum())
     if entities and ledger.at != holder:
         yield Note(
             "small_patterns",
-            f"The coordinator learned {told} sums of derivatives by missing pattern, at linear predictors "
+            f"The coordinator learned {reported} sums of derivatives by missing pattern, at linear "
+            f"predictors "
             f"that it knows. {entities:,} entities are in patterns of at most that many entities. If their "
             "responses are binary, the coordinator can solve for them: treat them as revealed to it.",
             "warning",
@@ -152,7 +153,7 @@ def small_patterns(counts: Floats, ledger: Ledger, holder: str) -> Iterator[Note
 def masked_notes(layout: Layout, ledger: Ledger, remedy: str, normal: bool = True) -> Iterator[Note]:
     """State what masked iterations reveal to the coordinator, and what to do if that is too much."""
     at = ledger.at
-    if len(layout.clients) == 1:
+    if len(layout.sites) == 1:
         yield Note(
             "one_institution",
             "Only one site has columns, so nothing is added up and its linear predictors were not masked.",
@@ -166,7 +167,7 @@ def masked_notes(layout: Layout, ledger: Ledger, remedy: str, normal: bool = Tru
         f"receive (semi-honest): {receivers} learned the sum for every entity in every round{residuals}. "
         f"{remedy}See .ledger.releases().",
     )
-    others = [k for k in layout.clients if k != layout.active]
+    others = [k for k in layout.sites if k != layout.active]
     yield from solvable_note(rounds_of_predictors(ledger, others), layout.p, ledger, others)
     if at != layout.active and normal:
         yield Note(
@@ -187,7 +188,7 @@ def masked_notes(layout: Layout, ledger: Ledger, remedy: str, normal: bool = Tru
             f"{', '.join(parts)}.",
             "warning",
         )
-    if not hides(len(layout.clients)):
+    if not hides(len(layout.sites)):
         yield Note("two_sites", TWO_SITES, "warning")
 
 
@@ -252,7 +253,7 @@ def dispersion_notes(layout: Layout, fit: VFEMFit, cov_type: str) -> Iterator[No
     if cov_type != "robust":
         more += f"Standard errors are about {np.sqrt(ratio):.1f} times too small. "
     remedy = DISPERSION_REMEDIES[name, fit.estimates_alpha]
-    if fit.law is not None:
+    if fit.joint is not None:
         remedy += " (alpha='ml' and cov_type='robust' are available for between='independent' only.)"
     if layout.missing.any():
         yield Note(
@@ -313,9 +314,9 @@ def sensitivity(fit: JointNormalFit) -> pd.DataFrame:
     names = [name.replace("'", "") for name in fit.moments.unit_names]
     for pair in sparse_pairs(fit.moments):
         if pair.undetermined:
-            clients = names[pair.first], names[pair.second]
+            sites = names[pair.first], names[pair.second]
             each = zip(fit.moments.names, fit.beta, *extremes(fit, pair), strict=True)
-            rows += [(*clients, pair.n, *of_column) for of_column in each]
+            rows += [(*sites, pair.n, *of_column) for of_column in each]
     return pd.DataFrame(rows, columns=SENSITIVITY_COLUMNS)
 
 
@@ -373,15 +374,15 @@ def joint_assumptions(linear: JointNormalFit) -> Iterator[Note]:
 
 def joint_notes(layout: Layout, exchange: PatternExchange, ledger: Ledger, *, masked: bool) -> Iterator[Note]:
     """State what sums by missing pattern and row-level values revealed."""
-    others = [k for k in layout.clients if k != layout.active]
+    others = [k for k in layout.sites if k != layout.active]
     # What the site of the coordinator sends to it does not leave that site.
     rounds = Counter(e.sender for e in ledger.entries if (e.step, e.array) == ("joint_score", "sums"))
     once = ", ".join(f"{count:,} of {site}" for site, count in exchange.numbers.items())
-    told = []
-    for j, (k, p) in enumerate(zip(layout.clients, layout.sizes, strict=True)):
+    reported = []
+    for j, (k, p) in enumerate(zip(layout.sites, layout.sizes, strict=True)):
         numbers = int(exchange.plan.patterns[:, j].sum()) * (1 + p) * rounds[k]
         if numbers:
-            told.append(
+            reported.append(
                 f"{k} {numbers:,} ({MANTISSA_BITS * numbers:,} bits) of {len(layout.kept[k]):,} entities"
             )
     yield Note(
@@ -390,12 +391,13 @@ def joint_notes(layout: Layout, exchange: PatternExchange, ledger: Ledger, *, ma
         f"over at least {exchange.smallest:,} entities. Numbers released (a product of two sites counts "
         f"at both): {once}.",
     )
-    if told:
+    if reported:
         yield Note(
             "residual_sums",
             f"Residuals stayed with the response holder. In each of {max(rounds.values())} rounds a "
             "site learned sums of its own columns with them, by missing pattern, and sent to the "
-            f"coordinator: {', '.join(told)}. A binary response is one bit per entity. These sums narrow the "
+            f"coordinator: {', '.join(reported)}. A binary response is one bit per entity. These "
+            f"sums narrow the "
             "responses down, and a site that solves them in a small pattern learns the responses.",
         )
     yield from small_patterns(exchange.moments.n, ledger, layout.active)
@@ -574,7 +576,7 @@ def count_notes(method: str, counts: EntityCounts, *, conditioned: bool = False)
             values={"n": counts.unused, "method": method},
         )
     if counts.partial:
-        listed = ", ".join(f"{n:,} at {client}" for client, n in counts.partial.items())
+        listed = ", ".join(f"{n:,} at {site}" for site, n in counts.partial.items())
         so = " The fit conditions on the columns that they have." if conditioned else ""
         yield Note("partial", f"Entities with only some of a site's columns: {listed}.{so}")
 
@@ -598,8 +600,8 @@ def _covariance(layout: Layout, outcome: VFEMOutcome, ledger: Ledger) -> Iterato
     covariance = outcome.covariance
     if covariance is None:
         return
-    if outcome.cov_type == "expected" and len(layout.clients) > 1:
-        yield Note("expected_information", EXPECTED if outcome.fit.law is None else EXPECTED_FREE)
+    if outcome.cov_type == "expected" and len(layout.sites) > 1:
+        yield Note("expected_information", EXPECTED if outcome.fit.joint is None else EXPECTED_FREE)
     if covariance.how == "sketch":
         yield Note(
             "sketch",
@@ -632,7 +634,7 @@ def _iterations(layout: Layout, outcome: VFEMOutcome, ledger: Ledger) -> Iterato
     normal = is_normal(outcome)
     if not normal:
         yield from response_notes(layout, ledger)
-    if outcome.options.masked and any(k != ledger.at for k in layout.clients):
+    if outcome.options.masked and any(k != ledger.at for k in layout.sites):
         yield from masked_notes(layout, ledger, remedy=MOMENTS if normal else "", normal=normal)
     else:
         yield from _unmasked(layout, outcome, ledger)
@@ -645,7 +647,7 @@ def _iterations(layout: Layout, outcome: VFEMOutcome, ledger: Ledger) -> Iterato
 
 
 def _unmasked(layout: Layout, outcome: VFEMOutcome, ledger: Ledger) -> Iterator[Note]:
-    if others := [k for k in layout.clients if k != ledger.at]:
+    if others := [k for k in layout.sites if k != ledger.at]:
         yield Note("unmasked", UNMASKED_NORMAL if is_normal(outcome) else UNMASKED_OTHER, "warning")
         yield from solvable_note(rounds_of_predictors(ledger, others), layout.p, ledger, others)
 
@@ -665,7 +667,7 @@ def _moments(
     if (
         exchange.dealers
         and not layout.bystanders
-        and len({*layout.clients, layout.active}) == 2
+        and len({*layout.sites, layout.active}) == 2
         and ledger.at is None
     ):
         yield Note(

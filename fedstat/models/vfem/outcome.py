@@ -14,7 +14,7 @@ from fedstat.inference.estimate import INTERCEPT, Estimate
 from fedstat.models.vertical.exchange.patterns import PatternExchange, noise_added, values_left_out
 from fedstat.models.vertical.fit import MomentsFit
 from fedstat.models.vertical.joint_normal.fit import Between, JointNormalFit
-from fedstat.models.vertical.layout import Layout, client_blocks
+from fedstat.models.vertical.layout import Layout, site_blocks
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vertical.pattern_merging import LARGEST_SHARE
 from fedstat.models.vfem.corrections import SIMULATED, Correction
@@ -46,7 +46,7 @@ def as_between(outcome: VFEMOutcome) -> Between:
 
     Methods without missing blocks have "independent", because their estimates do not depend on it.
     """
-    return "independent" if outcome.fit.law is None else outcome.fit.law.between
+    return "independent" if outcome.fit.joint is None else outcome.fit.joint.between
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +86,9 @@ class EntityCounts:
 def count_entities(model: VerticalModel, layout: Layout, held: SessionArtifacts) -> EntityCounts:
     """Count what the fit used and left out."""
     design, exchange = model.design, held.exchange
-    blocks = {b.client: b for b in design.blocks if b.client in layout.clients}
+    blocks = {b.site: b for b in design.blocks if b.site in layout.sites}
     partly = exchange is not None and bool(exchange.columns)
-    seen = {k: b.rows if partly else b.rows[b.whole] for k, b in blocks.items()}
+    seen = {k: b.rows if partly else b.rows[b.complete] for k, b in blocks.items()}
     if exchange is not None and exchange.plan.changes:
         seen = {k: rows[exchange.released[k]] for k, rows in seen.items()}
     return EntityCounts(
@@ -108,14 +108,14 @@ def digest(positions: Array) -> str:
 def make_estimate(model: VerticalModel, layout: Layout, outcome: VFEMOutcome, nobs: int) -> Estimate:
     """Coefficients with the intercept at the origin, and their covariance by the delta method."""
     fit = outcome.fit
-    blocks = [b for b in model.design.blocks if b.client in layout.clients]
-    params = np.concatenate([[fit.beta0], *[fit.beta[b.client] for b in blocks]])
+    blocks = [b for b in model.design.blocks if b.site in layout.sites]
+    params = np.concatenate([[fit.beta0], *[fit.beta[b.site] for b in blocks]])
     row, normal = fit.trace[-1], fit.distribution == NORMAL
     return Estimate(
         params=params,
         cov=None if outcome.covariance is None else reported_covariance(outcome.covariance, fit),
         names=(INTERCEPT, *[name for b in blocks for name in b.names]),
-        clients=("", *[b.client for b in blocks for _ in b.names]),
+        sites=("", *[b.site for b in blocks for _ in b.names]),
         terms=(INTERCEPT, *[term for b in blocks for term in b.term_names]),
         response=model.formula.response,
         nobs=nobs,
@@ -128,7 +128,7 @@ def make_estimate(model: VerticalModel, layout: Layout, outcome: VFEMOutcome, no
         scale=fit.s2 * layout.variance_of_one,
         privacy=noise_added(layout if normal else None),
         cov_type=cov_name(outcome),
-        blocks=client_blocks(layout),
+        blocks=site_blocks(layout),
         reasons=NO_COVARIANCE if normal else NO_COVARIANCE | NO_RSQUARED,
     )
 
@@ -140,8 +140,8 @@ def log_weights(layout: Layout) -> float:
 
 def explained_share(fit: VFEMFit, method: str) -> float:
     """R-squared of an entity with every block; that of the response itself if no block is missing."""
-    if fit.law is not None:
-        return float(1.0 - fit.s2 / fit.law.cov[-1, -1])
+    if fit.joint is not None:
+        return float(1.0 - fit.s2 / fit.joint.cov[-1, -1])
     assert fit.response_moments is not None
     spread = fit.s2 + sum(fit.t.values()) if method == "vfem" else float(fit.response_moments[1])
     return 1.0 - fit.s2 / spread
@@ -163,12 +163,12 @@ def reported_covariance(covariance: PsiCovariance, fit: VFEMFit) -> Floats:
     return delta_method(covariance.psi[:d, :d], jacobian)
 
 
-def origin_jacobian(fit: VFEMFit, clients: tuple[str, ...]) -> Floats:
+def origin_jacobian(fit: VFEMFit, sites: tuple[str, ...]) -> Floats:
     """Jacobian of (beta0, beta) by psi = (a, s2, beta_1, mu_1, ...); beta0 = a - sum mu'beta."""
-    places = ParameterLayout(tuple(len(fit.beta[k]) for k in clients))
+    places = ParameterLayout(tuple(len(fit.beta[k]) for k in sites))
     J = np.zeros((1 + sum(places.sizes), places.total))
     J[0, 0], at = 1.0, 1
-    for j, k in enumerate(clients):
+    for j, k in enumerate(sites):
         J[0, places.beta(j)], J[0, places.mu(j)] = -fit.mu[k], -fit.beta[k]
         J[at : at + places.sizes[j], places.beta(j)] = np.eye(places.sizes[j])
         at += places.sizes[j]

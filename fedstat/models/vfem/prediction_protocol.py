@@ -28,7 +28,7 @@ from fedstat.models.vertical.prediction.protocol import (
     new_ledger,
     open_blocks,
     predict_blocks,
-    present_clients,
+    present_sites,
 )
 from fedstat.models.vfem.covariance.information import ParameterLayout
 from fedstat.models.vfem.iteration.site_state import NORMAL, kernel_of
@@ -63,12 +63,12 @@ class ObservedModel:
 
 
 def observed_model(
-    law: NormalModel, s2: float, seen: Bools, psi: Floats | None, *, of_variance: bool = False
+    joint: NormalModel, s2: float, seen: Bools, psi: Floats | None, *, of_variance: bool = False
 ) -> ObservedModel:
     """Compute the distribution given the columns in `seen` (P,); `psi` has the covariance of all."""
     P = len(seen)
-    Q = np.linalg.inv(law.cov[:-1, :-1])
-    beta = Q @ law.cov[:-1, -1]
+    Q = np.linalg.inv(joint.cov[:-1, :-1])
+    beta = Q @ joint.cov[:-1, -1]
     lacks = ~seen
     E, h = np.eye(P) * seen, np.zeros(P)
     if lacks.any():
@@ -77,7 +77,7 @@ def observed_model(
     slopes, variance = E.T @ beta, s2 + float(beta @ h)
     if psi is None:
         return ObservedModel(slopes, variance, None)
-    i, j = np.nonzero(np.triu(law.edges))
+    i, j = np.nonzero(np.triu(joint.edges))
     by_Q = -(E.T[:, i] * h[j] + np.where(i == j, 0.0, E.T[:, j] * h[i]))
     J = np.zeros((1 + P + int(of_variance), 2 + 2 * P + len(i)))
     J[0, 0] = 1.0
@@ -104,18 +104,18 @@ class PatternPrediction:
 
 
 def predict_by_pattern(
-    fit: VFEMFit, clients: tuple[str, ...], psi: Floats | None, opened: OpenedBlocks
+    fit: VFEMFit, sites: tuple[str, ...], psi: Floats | None, opened: OpenedBlocks
 ) -> FitProtocol[PatternPrediction]:
     """Request from every site one linear predictor of each entity, from the columns that the entity has."""
-    law = fit.law
-    assert law is not None
-    places = prediction_block_slices(fit, clients)
-    seen = observed_columns(opened, clients, places)
+    joint = fit.joint
+    assert joint is not None
+    places = prediction_block_slices(fit, sites)
+    seen = observed_columns(opened, sites, places)
     first, code, _ = number_patterns(seen)
-    whole = None if psi is None else column_order(psi, fit, clients)
-    normal, P = fit.distribution == NORMAL, len(law.mean) - 1
-    laws = [observed_model(law, fit.s2, row, whole, of_variance=not normal) for row in seen[first]]
-    mean = np.full(len(seen), law.mean[-1])
+    complete = None if psi is None else column_order(psi, fit, sites)
+    normal, P = fit.distribution == NORMAL, len(joint.mean) - 1
+    laws = [observed_model(joint, fit.s2, row, complete, of_variance=not normal) for row in seen[first]]
+    mean = np.full(len(seen), joint.mean[-1])
     slopes = np.array([one.slopes for one in laws])
     replies = yield [
         vfem_request(
@@ -150,24 +150,24 @@ def predict_by_pattern(
     return PatternPrediction(mean, variance, (gradient, 0.0 * gradient if normal else factors[code, -1]))
 
 
-def prediction_block_slices(fit: VFEMFit, clients: tuple[str, ...]) -> Mapping[str, slice]:
+def prediction_block_slices(fit: VFEMFit, sites: tuple[str, ...]) -> Mapping[str, slice]:
     """Return the positions of each site's columns in the joint normal model."""
-    ends = np.cumsum([len(fit.beta[k]) for k in clients]).tolist()
-    return {k: slice(end - len(fit.beta[k]), end) for k, end in zip(clients, ends, strict=True)}
+    ends = np.cumsum([len(fit.beta[k]) for k in sites]).tolist()
+    return {k: slice(end - len(fit.beta[k]), end) for k, end in zip(sites, ends, strict=True)}
 
 
-def observed_columns(opened: OpenedBlocks, clients: tuple[str, ...], places: Mapping[str, slice]) -> Bools:
+def observed_columns(opened: OpenedBlocks, sites: tuple[str, ...], places: Mapping[str, slice]) -> Bools:
     """Return which columns each entity has, (n, P)."""
-    sizes = [places[k].stop - places[k].start for k in clients]
+    sizes = [places[k].stop - places[k].start for k in sites]
     seen = ~np.repeat(opened.missing, sizes, axis=1)
-    for client, has in opened.has.items():
-        seen[opened.rows[client], places[client]] = has
+    for site, has in opened.has.items():
+        seen[opened.rows[site], places[site]] = has
     return seen
 
 
-def column_order(psi: Floats, fit: VFEMFit, clients: tuple[str, ...]) -> Floats:
+def column_order(psi: Floats, fit: VFEMFit, sites: tuple[str, ...]) -> Floats:
     """Reorder the covariance of (a, s2, beta_1, mu_1, beta_2, ..., Q) to (a, s2, beta, mu, Q)."""
-    places = ParameterLayout(tuple(len(fit.beta[k]) for k in clients))
+    places = ParameterLayout(tuple(len(fit.beta[k]) for k in sites))
     every = np.arange(len(psi))
     if len(psi) == places.total:
         raise NotAvailableError(
@@ -175,8 +175,8 @@ def column_order(psi: Floats, fit: VFEMFit, clients: tuple[str, ...]) -> Floats:
             "covariances, which a fit with this many columns, or with correction='skewness', does not "
             "store; predict() does not need it"
         )
-    beta = [every[places.beta(k)] for k in range(len(clients))]
-    mu = [every[places.mu(k)] for k in range(len(clients))]
+    beta = [every[places.beta(k)] for k in range(len(sites))]
+    mu = [every[places.mu(k)] for k in range(len(sites))]
     order: Ints = np.concatenate([[0, 1], *beta, *mu, every[places.total :]])
     return psi[np.ix_(order, order)]
 
@@ -195,7 +195,7 @@ class VFEMPredictor(VerticalPredictor):
 
     steps: ClassVar[str] = FAMILY
     fit: VFEMFit
-    clients: tuple[str, ...]
+    sites: tuple[str, ...]
     psi: Floats | None
     specs: Mapping[str, str]
     response: ResponseSource
@@ -204,8 +204,8 @@ class VFEMPredictor(VerticalPredictor):
     def blocks(self) -> FittedBlocks:
         """Return coefficients by site, for blocks centered at their means."""
         beta, mu = self.fit.beta, self.fit.mu
-        means = {k: float(mu[k] @ beta[k]) for k in self.clients}
-        return FittedBlocks(self.clients, self.specs, beta, self.fit.a, means)
+        means = {k: float(mu[k] @ beta[k]) for k in self.sites}
+        return FittedBlocks(self.sites, self.specs, beta, self.fit.a, means)
 
     @property
     def distribution(self) -> DistributionSpec:
@@ -215,27 +215,27 @@ class VFEMPredictor(VerticalPredictor):
     @property
     def response_at(self) -> tuple[str, str]:
         """Return the text of the response, and the site that holds it."""
-        return self.response.text, self.response.client
+        return self.response.text, self.response.site
 
-    def asked(self, partition: ClientPartition) -> tuple[str, ...]:
+    def requested(self, partition: ClientPartition) -> tuple[str, ...]:
         """Return the sites of the fit that the partition has; a ModelError if it has none."""
-        present = present_clients(self.clients, partition)
+        present = present_sites(self.sites, partition)
         if not present:
             raise ModelError(
-                f"predict: expected at least one of the sites {', '.join(self.clients)}; the "
-                f"partition has {', '.join(partition.clients)}"
+                f"predict: expected at least one of the sites {', '.join(self.sites)}; the "
+                f"partition has {', '.join(partition.sites)}"
             )
         return present
 
     def predicted_means(self, partition: ClientPartition) -> Callable[[], FitProtocol[tuple[Floats, str]]]:
         """Return the protocol of predicted means (n,), and the session that computed them."""
-        asking = _prediction_protocol(self, partition, mean_only=True)
-        return partial(_means, asking, self.distribution)
+        requester = _prediction_protocol(self, partition, mean_only=True)
+        return partial(_means, requester, self.distribution)
 
     @property
     def places(self) -> ParameterLayout:
         """Return the positions of each site's beta and mu in psi."""
-        return ParameterLayout(tuple(len(self.fit.beta[k]) for k in self.clients))
+        return ParameterLayout(tuple(len(self.fit.beta[k]) for k in self.sites))
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,9 +271,9 @@ def predict_linear(
 
     Raises ModelError if the partition is horizontal, or shares no site with the fit.
     """
-    asking = _prediction_protocol(predictor, partition, mean_only=mean_only or predictor.psi is None)
+    requester = _prediction_protocol(predictor, partition, mean_only=mean_only or predictor.psi is None)
     call = "predict()" if mean_only else "get_prediction()"
-    (found, opened), ledger = predictor.run(call, partition, asking)
+    (found, opened), ledger = predictor.run(call, partition, requester)
     index, missing = partition.entities, opened.missing
     return LinearPredictors(
         mean=pd.Series(found.mean, index=index),
@@ -285,10 +285,10 @@ def predict_linear(
 
 
 def _means(
-    asking: Callable[[], FitProtocol[tuple[PredictedDistribution, OpenedBlocks]]],
+    requester: Callable[[], FitProtocol[tuple[PredictedDistribution, OpenedBlocks]]],
     distribution: DistributionSpec,
 ) -> FitProtocol[tuple[Floats, str]]:
-    found, opened = yield from asking()
+    found, opened = yield from requester()
     if distribution == NORMAL:
         return found.mean, opened.session
     return marginal_mean(kernel_of(distribution), found.mean, found.variance)[0], opened.session
@@ -297,8 +297,8 @@ def _means(
 def _prediction_protocol(
     predictor: VFEMPredictor, partition: ClientPartition, *, mean_only: bool
 ) -> Callable[[], FitProtocol[tuple[PredictedDistribution, OpenedBlocks]]]:
-    how = _by_block if predictor.fit.law is None else _by_pattern
-    return partial(how, predictor, partition, predictor.asked(partition), mean_only)
+    how = _by_block if predictor.fit.joint is None else _by_pattern
+    return partial(how, predictor, partition, predictor.requested(partition), mean_only)
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +314,7 @@ def _by_block(
     predictor: VFEMPredictor, partition: ClientPartition, present: tuple[str, ...], mean_only: bool
 ) -> FitProtocol[tuple[PredictedDistribution, OpenedBlocks]]:
     found = yield from predict_blocks(predictor.blocks, present, partition, FAMILY)
-    variance = found.missing @ np.array([predictor.fit.t[k] for k in predictor.clients])
+    variance = found.missing @ np.array([predictor.fit.t[k] for k in predictor.sites])
     gradients = None if mean_only else (yield from _derivatives(predictor, found))
     return PredictedDistribution(found.linear, variance, gradients), found.opened
 
@@ -324,7 +324,7 @@ def _by_pattern(
 ) -> FitProtocol[tuple[PredictedDistribution, OpenedBlocks]]:
     opened = yield from open_blocks(predictor.blocks, present, partition, FAMILY, partly=True)
     psi = None if mean_only else predictor.psi
-    found = yield from predict_by_pattern(predictor.fit, predictor.clients, psi, opened)
+    found = yield from predict_by_pattern(predictor.fit, predictor.sites, psi, opened)
     gradients = None if found.gradients is None else PredictorGradients(*found.gradients)
     # Rounding must not make a variance of zero negative.
     variance = np.maximum(found.variance - predictor.fit.s2, 0.0)
@@ -333,7 +333,7 @@ def _by_pattern(
 
 def _derivatives(predictor: VFEMPredictor, found: PredictedBlocks) -> FitProtocol[PredictorGradients]:
     """Project the derivatives of every linear predictor by the parameters on the parameters' covariance."""
-    fit, places, number = predictor.fit, predictor.places, predictor.clients.index
+    fit, places, number = predictor.fit, predictor.places, predictor.sites.index
     assert predictor.psi is not None
     factor = covariance_factor(predictor.psi)
     replies = yield [
@@ -356,16 +356,16 @@ def prediction_rsquared(predictor: VFEMPredictor, partition: ClientPartition) ->
 
     Raises ModelError if the partition lacks a site or the response, or has fewer than two complete entities.
     """
-    holder = predictor.response.client
-    lacking = [k for k in (*predictor.clients, holder) if k not in partition.sites]
+    holder = predictor.response.site
+    lacking = [k for k in (*predictor.sites, holder) if k not in partition.sites]
     if lacking:
         raise ModelError(f"R-squared of predictions: the partition lacks site {', '.join(lacking)}")
     rows, response = partition.rows[holder], predictor.response
     question = {"response": response.text, "columns": response.columns}
 
-    def asking() -> FitProtocol[Floats]:
+    def requester() -> FitProtocol[Floats]:
         # Only entities with every block; no missing block has to be predicted.
-        found = yield from predict_blocks(predictor.blocks, predictor.clients, partition, FAMILY)
+        found = yield from predict_blocks(predictor.blocks, predictor.sites, partition, FAMILY)
         session = found.opened.session
         use = ~found.missing[rows].any(axis=1)
         yield [design_request(holder, "open_response", session, question)]
@@ -376,7 +376,7 @@ def prediction_rsquared(predictor: VFEMPredictor, partition: ClientPartition) ->
     analysis = predictor.analysis("prediction_rsquared()", partition)
     columns = {**analysis.columns, holder: (*analysis.columns.get(holder, ()), *response.columns)}
     analysis = replace(analysis, columns=columns)
-    n, sse, sst = run_analysis(analysis, asking, new_ledger(partition, holder))
+    n, sse, sst = run_analysis(analysis, requester, new_ledger(partition, holder))
     if n < 2 or sst <= 0.0:
         raise ModelError(
             f"R-squared of predictions: {n:.0f} entities of the partition have the response and every block"

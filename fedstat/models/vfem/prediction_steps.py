@@ -66,10 +66,10 @@ def project_by_pattern(
     return {"projection": out}
 
 
-def _where_known(data: SiteData, X: Floats, asked: Bools) -> Floats:
+def _where_known(data: SiteData, X: Floats, request: Bools) -> Floats:
     """Set columns that rows lack to zero; a request must not use them."""
     missing = np.isnan(X)
-    if (missing & asked).any():
+    if (missing & request).any():
         raise MessageError(f"{data.name}: a pattern has columns that its entities lack")
     return np.where(missing, 0.0, X)
 
@@ -113,5 +113,5 @@ def prediction_errors(data: SiteData, state: State, use: Bools, predicted: Float
     used = average_in_groups(data, predicted, all_rows)
     (errors,) = squared_errors(y, predicted, used, all_rows, 1)
     sums = np.array([len(y), errors, deviation @ deviation])
-    state.tell(ModelEvaluation(sums))
+    state.report(ModelEvaluation(sums))
     return {"sums": sums}

@@ -78,7 +78,7 @@ def maximise(iteration: QuasiNewtonIteration) -> FitProtocol[VFEMFit]:
     fit = yield from iteration.maximise()
     if iteration.distribution.entry.single is not COUNTS:
         return fit
-    (reply,) = yield [iteration.ask(iteration.layout.active, "glm_pearson")]
+    (reply,) = yield [iteration.request(iteration.layout.active, "glm_pearson")]
     total, squares = (reply.arrays["pearson"] / iteration.layout.n).tolist()
     error = np.sqrt(max(squares - total**2, 0.0) / iteration.layout.n)
     return replace(fit, dispersion=(total, float(error)))
@@ -87,16 +87,16 @@ def maximise(iteration: QuasiNewtonIteration) -> FitProtocol[VFEMFit]:
 def fit_joint(
     layout: Layout,
     small: SmallPatterns,
-    conversation: SecureProductSession,
+    product_session: SecureProductSession,
     make: Callable[[Layout, PatternExchange], JointIteration],
 ) -> FitProtocol[IterativeResult]:
     """Fit a response that is not normal, with columns that are correlated between sites."""
-    exchange = yield from exchange_patterns(layout, small, conversation)
+    exchange = yield from exchange_patterns(layout, small, product_session)
     code = exchange.plan.target[layout.code]
     iteration = make(layout.narrowed(code >= 0, exchange.released), exchange)
     fit = yield from maximise(iteration)
     fitted = {}
-    for name, values in (yield from request_fitted(iteration, "glm_fitted", conversation.at)).items():
+    for name, values in (yield from request_fitted(iteration, "glm_fitted", product_session.at)).items():
         fitted[name] = np.full(layout.n, np.nan)
         fitted[name][code >= 0] = values
     covariance = (yield from joint_estimates_covariance(iteration)) if iteration.curved else None
@@ -108,5 +108,5 @@ def request_fitted(iteration: IterationState, step: str, at: str | None) -> FitP
     active = iteration.layout.active
     if at != active:
         return {}
-    (reply,) = yield [iteration.ask(active, step)]
+    (reply,) = yield [iteration.request(active, step)]
     return reply.arrays

@@ -207,7 +207,7 @@ class VFEMResults(
         """
         refuse_ratio("compare_lr_test", self.correction)
         fit = self._moments_fit
-        if self._fit.law is None or not isinstance(restricted, VFEMResults):
+        if self._fit.joint is None or not isinstance(restricted, VFEMResults):
             return super().compare_lr_test(restricted)
         if not isinstance(fit, JointNormalFit):
             raise NotAvailableError(
@@ -372,7 +372,7 @@ class VFEMGLMResults(
             With ``between="free"`` and missing blocks: columns that are left out predict missing columns, and
             the smaller fit has another model of the columns. Use :meth:`wald_test`.
         """
-        if self.between == "free" and any(self.counts.n > n for n in self.nobs_by_client):
+        if self.between == "free" and any(self.counts.n > n for n in self.nobs_by_site):
             raise NotAvailableError(
                 "compare_lr_test: with between='free', columns that are left out predict missing columns, "
                 "so the two likelihoods are not of the same records; use wald_test on the larger "

@@ -40,40 +40,40 @@ def refit(
     formula = keep_terms(model.design, read_formula(text, model.formula, model.partition.columns))
     smaller = copy.copy(model)
     smaller.formula = formula
-    blocks = tuple(keep_columns(b, formula) for b in model.design.blocks if b.client in clients_of(formula))
+    blocks = tuple(keep_columns(b, formula) for b in model.design.blocks if b.site in sites_of(formula))
     smaller.design = replace(model.design, formula=formula, blocks=blocks)
     # The entities that take part, and the sites that have them, stay as in the larger fit.
     layout = make_layout(model.design, outcome.method, partly=outcome.method == "vfem")
-    kept = [block for block in blocks if block.client in layout.clients]
+    kept = [block for block in blocks if block.site in layout.sites]
     names = tuple(name for block in kept for name in block.names)
     layout = replace(
         layout,
-        clients=tuple(block.client for block in kept),
+        sites=tuple(block.site for block in kept),
         sizes=tuple(len(block.names) for block in kept),
         names=names,
         terms=tuple(term for block in kept for term in block.term_names),
         details=tuple(block.detail for block in kept),
-        has={block.client: block.has for block in kept if block.has is not None and not block.whole.all()},
+        has={block.site: block.has for block in kept if block.has is not None and not block.complete.all()},
         frequencies="freq_weights" in model._roles,
     )
     moments = exchange.moments.submodel(list(names))
-    asked = cov_type or cast(CovType, outcome.cov_type)
-    check_correction(outcome.correction, asked, as_between(outcome) == "free")
-    wanted = MomentsOptions(asked, as_between(outcome), outcome.options.maxiter)
+    request = cov_type or cast(CovType, outcome.cov_type)
+    check_correction(outcome.correction, request, as_between(outcome) == "free")
+    wanted = MomentsOptions(request, as_between(outcome), outcome.options.maxiter)
     found, covariance = estimate_from_moments(moments, wanted)
     made = apply_correction(found, covariance, outcome.correction)
     fit = fit_by_site(made.reported, wanted.between)
     return (
         smaller,
         layout,
-        replace(outcome, cov_type=asked, fit=fit, covariance=made.covariance, refitted=True),
+        replace(outcome, cov_type=request, fit=fit, covariance=made.covariance, refitted=True),
         SessionArtifacts(exchange=replace(exchange, moments=moments), moments_fit=found),
     )
 
 
 def read_formula(text: str, larger: Formula, columns: Mapping[str, Sequence[str]]) -> Formula:
     """Parse the formula of a smaller model; ``.`` represents the columns of the larger one."""
-    read = {*larger.response_columns, *[name for terms in larger.clients for name in terms.columns]}
+    read = {*larger.response_columns, *[name for terms in larger.sites for name in terms.columns]}
     of_fit = {k: [name for name in names if name in read] for k, names in columns.items()}
     try:
         return parse_formula(text, of_fit)
@@ -81,9 +81,9 @@ def read_formula(text: str, larger: Formula, columns: Mapping[str, Sequence[str]
         return parse_formula(text, columns)  # a column that is not in the fit is named below
 
 
-def clients_of(formula: Formula) -> list[str]:
+def sites_of(formula: Formula) -> list[str]:
     """Return the sites with terms."""
-    return [terms.client for terms in formula.clients]
+    return [terms.site for terms in formula.sites]
 
 
 def keep_terms(design: Design, smaller: Formula) -> Formula:
@@ -93,19 +93,19 @@ def keep_terms(design: Design, smaller: Formula) -> Formula:
         raise ModelError(
             f"refit: expected the response '{larger.response}' and an intercept, received '{smaller.text}'"
         )
-    wanted = {terms.client: read_by_factors(terms) for terms in smaller.clients}
-    clients = []
-    for terms in larger.clients:
-        there, asked = read_by_factors(terms), wanted.pop(terms.client, {})
-        _refuse_unknown([term for factors, term in asked.items() if factors not in there], larger)
-        kept = {factors: term for factors, term in there.items() if factors in asked}
-        _check_coding(design, terms.client, there, kept)
+    wanted = {terms.site: read_by_factors(terms) for terms in smaller.sites}
+    sites = []
+    for terms in larger.sites:
+        there, request = read_by_factors(terms), wanted.pop(terms.site, {})
+        _refuse_unknown([term for factors, term in request.items() if factors not in there], larger)
+        kept = {factors: term for factors, term in there.items() if factors in request}
+        _check_coding(design, terms.site, there, kept)
         read = {name for term in kept.values() for name in term_columns(term)}
         if kept:
             texts = tuple(term_text(term) for term in kept.values())
-            clients.append(SiteTerms(terms.client, texts, tuple(c for c in terms.columns if c in read)))
-    _refuse_unknown([term for asked in wanted.values() for term in asked.values()], larger)
-    return replace(smaller, clients=tuple(clients))
+            sites.append(SiteTerms(terms.site, texts, tuple(c for c in terms.columns if c in read)))
+    _refuse_unknown([term for request in wanted.values() for term in request.values()], larger)
+    return replace(smaller, sites=tuple(sites))
 
 
 def read_by_factors(terms: SiteTerms) -> dict[frozenset[str], Term]:
@@ -116,17 +116,17 @@ def read_by_factors(terms: SiteTerms) -> dict[frozenset[str], Term]:
 def _refuse_unknown(terms: list[Term], larger: Formula) -> None:
     if terms:
         texts = ", ".join(f"'{term_text(term)}'" for term in terms)
-        listed = ", ".join(text for client in larger.clients for text in client.terms)
+        listed = ", ".join(text for site in larger.sites for text in site.terms)
         raise ModelError(
             f"refit: no term {texts} in this fit; it has {listed}. Make a new fit of the formula"
         )
 
 
 def _check_coding(
-    design: Design, client: str, there: Mapping[frozenset[str], Term], kept: Mapping[frozenset[str], Term]
+    design: Design, site: str, there: Mapping[frozenset[str], Term], kept: Mapping[frozenset[str], Term]
 ) -> None:
     """Refuse to leave out a term on which the coding of the levels in a product depends."""
-    block = next(b for b in design.blocks if b.client == client)
+    block = next(b for b in design.blocks if b.site == site)
     levels = {term for name, term in zip(block.names, block.term_names, strict=True) if "[" in name}
     for factors, term in kept.items():
         gone = [term_text(there[other]) for other in there if other < factors and other not in kept]
@@ -139,7 +139,7 @@ def _check_coding(
 
 def keep_columns(block: BlockDesign, formula: Formula) -> BlockDesign:
     """Keep the columns of the terms of a formula."""
-    terms = next(c.terms for c in formula.clients if c.client == block.client)
+    terms = next(c.terms for c in formula.sites if c.site == block.site)
     columns = zip(block.names, block.term_names, strict=True)
     kept = [(name, term) for name, term in columns if term in terms]
     has = None if block.has is None else block.has[:, [term in terms for term in block.term_names]]
@@ -159,7 +159,7 @@ class LeaveOneColumnOut:
     """
 
     names: tuple[str, ...]
-    clients: tuple[str, ...]
+    sites: tuple[str, ...]
     log_likelihood: Floats
     rsquared: Floats
     statistic: Floats
@@ -170,7 +170,7 @@ class LeaveOneColumnOut:
         """One row per column that is left out."""
         return pd.DataFrame(
             {
-                "client": self.clients,
+                "client": self.sites,
                 "statistic": self.statistic,
                 "pvalue": self.pvalue,
                 "llf": self.log_likelihood,
@@ -210,7 +210,7 @@ def leave_one_out(fit: MomentsFit | JointNormalFit) -> LeaveOneColumnOut:
     statistic = 2.0 * (fit.log_likelihood - llf)
     return LeaveOneColumnOut(
         moments.names,
-        tuple(moments.clients[k] for k in moments.owner),
+        tuple(moments.sites[k] for k in moments.owner),
         llf,
         rsquared,
         statistic,
@@ -224,7 +224,7 @@ def fit_without(fit: MomentsFit, moments: PatternMoments, j: int) -> MomentsFit:
     columns = [name for i, name in enumerate(moments.names) if i != j]
     standard = StandardizedMoments(moments.submodel(columns))
     keep = np.arange(len(moments.names)) != j
-    stay = np.array([client in standard.moments.clients for client in moments.clients])
+    stay = np.array([site in standard.moments.sites for site in moments.sites])
     point = fit.point
     start = LikelihoodPoint(point.b, point.log_s2, point.beta[keep], point.mu[keep], point.lam[stay])
     return fit_moments(standard, start=start)

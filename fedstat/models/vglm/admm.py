@@ -61,17 +61,18 @@ class SharingState:
         free = np.repeat(~setup.groups.penalised, setup.groups.sizes)
         at = layout.places()
         yield [
-            oracle.ask(k, "admm_start", text, labels=labels[at[k]], free=free[at[k]]) for k in layout.clients
+            oracle.request(k, "admm_start", text, labels=labels[at[k]], free=free[at[k]])
+            for k in layout.sites
         ]
         if setup.adaptive:
             self.sound &= yield from self._settle(0.0)
-            yield [oracle.ask(k, "admm_adapt", power=setup.adaptive) for k in layout.clients]
+            yield [oracle.request(k, "admm_adapt", power=setup.adaptive) for k in layout.sites]
         if setup.adaptive or free.any():
             self.sound &= yield from self._settle(NOTHING)  # only columns without a penalty
-        (reply,) = yield [oracle.ask(layout.active, "respond_openly", eta=self.eta)]
+        (reply,) = yield [oracle.request(layout.active, "respond_openly", eta=self.eta)]
         residual = reply.arrays["residual"]
         # From the gradient where nothing is selected, each site reports one number: its own lambda_max.
-        replies = yield [oracle.ask(k, "admm_largest", residual=residual) for k in layout.clients]
+        replies = yield [oracle.request(k, "admm_largest", residual=residual) for k in layout.sites]
         scale = max(float(reply.arrays["largest"]) for reply in replies)
         if setup.lambdas is not None:
             return setup.lambdas, scale
@@ -84,7 +85,7 @@ class SharingState:
         b, a, loss, kkt, good = [], [], [], [], []
         for lam in counted(lambdas.tolist(), "lambda"):
             met, violation, value = yield from self._solve(float(lam))
-            replies = yield [oracle.ask(k, "admm_coefficients") for k in layout.clients]
+            replies = yield [oracle.request(k, "admm_coefficients") for k in layout.sites]
             b.append(np.concatenate([reply.arrays["beta"] for reply in replies]))
             a.append(self.intercept)
             loss.append(value)
@@ -105,7 +106,7 @@ class SharingState:
     def _set(self, lam: float, linearise: bool) -> list[Request]:
         """Set lambda at the sites, and whether the penalty is linearized at the present coefficients."""
         oracle = self.oracle
-        return [oracle.ask(k, "admm_set", lam=lam, linearise=linearise) for k in oracle.layout.clients]
+        return [oracle.request(k, "admm_set", lam=lam, linearise=linearise) for k in oracle.layout.sites]
 
     def _solve(self, lam: float) -> FitProtocol[tuple[bool, float, float]]:
         """Solve at one lambda; return whether tolerances were met, the violation, and the loss."""
@@ -113,9 +114,9 @@ class SharingState:
         for lasso in range(1 if self.setup.penalty.convex else MOST_LINEARISED):
             yield self._set(lam, lasso > 0)
             met = yield from self._iterate()
-            (reply,) = yield [oracle.ask(layout.active, "respond_openly", eta=self.eta)]
+            (reply,) = yield [oracle.request(layout.active, "respond_openly", eta=self.eta)]
             residual, loss = reply.arrays["residual"], float(reply.arrays["loss"])
-            replies = yield [oracle.ask(k, "admm_certify", residual=residual) for k in layout.clients]
+            replies = yield [oracle.request(k, "admm_certify", residual=residual) for k in layout.sites]
             violation = max([abs(residual.mean()), *[float(one.arrays["violation"]) for one in replies]])
             if violation <= self.eps * lam / 10.0:
                 break
@@ -124,13 +125,13 @@ class SharingState:
     def _iterate(self) -> FitProtocol[bool]:
         """Iterate to the tolerances of primal and dual residual; False if they were not met."""
         oracle, layout = self.oracle, self.oracle.layout
-        blocks, root = len(layout.clients) + 1, np.sqrt(layout.n)
+        blocks, root = len(layout.sites) + 1, np.sqrt(layout.n)
         move = yield from self._respond(not self.started)
         self.started = True
         for number in range(self.maxiter):
-            asks = [oracle.ask(k, "admm_move", move=move[0], rho=self.rho) for k in layout.clients]
+            requests = [oracle.request(k, "admm_move", move=move[0], rho=self.rho) for k in layout.sites]
             oracle.points += 1
-            replies = yield asks
+            replies = yield requests
             self.intercept += float(move[0].mean())
             self.eta = self.intercept + np.sum([r.arrays["linear_predictor"] for r in replies], axis=0)
             move = yield from self._respond(False)
@@ -147,9 +148,9 @@ class SharingState:
 
     def _respond(self, start: bool) -> FitProtocol[tuple[Floats, list[float]]]:
         """Send the sum to the holder of the response; return the move, and the norms."""
-        blocks = len(self.oracle.layout.clients) + 1
+        blocks = len(self.oracle.layout.sites) + 1
         arrays: dict[str, Any] = {"eta": self.eta, "blocks": blocks, "rho": self.rho, "start": start}
-        (reply,) = yield [self.oracle.ask(self.oracle.layout.active, "admm_respond", **arrays)]
+        (reply,) = yield [self.oracle.request(self.oracle.layout.active, "admm_respond", **arrays)]
         return reply.arrays["move"], reply.arrays["sizes"].tolist()
 
 
@@ -166,11 +167,11 @@ def admm_path(
     The arguments are those of :func:`~fedstat.models.vglm.newton_fit.fit_path`.
     """
     layout = oracle.layout
-    units = yield from standardize_columns(layout, distribution, oracle.conversation)
+    units = yield from standardize_columns(layout, distribution, oracle.product_session)
     # Every move of ADMM depends on the response of its entity, so requests for sums would protect nothing.
     oracle.response = ResponseSummary(distribution, units.mean)
     b0 = float(distribution.make().link(units.mean))
-    (reply,) = yield [oracle.ask(layout.active, "respond_openly", eta=np.full(layout.n, b0))]
+    (reply,) = yield [oracle.request(layout.active, "respond_openly", eta=np.full(layout.n, b0))]
     sharing = SharingState(oracle, setup, eps, maxiter, b0, np.full(layout.n, b0))
     path = yield from oracle.masked(sharing.follow(units))
     chosen = select(path)

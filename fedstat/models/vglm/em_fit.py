@@ -50,9 +50,9 @@ class BlockPath:
     means: Floats
 
 
-def blocks_path(law: WorkingModel, setup: PathSetup) -> BlockPath:
+def blocks_path(joint: WorkingModel, setup: PathSetup) -> BlockPath:
     """Fit the normal family along a path, from moments by missing pattern."""
-    standard = law.standard
+    standard = joint.standard
     moments = standard.moments
     sd = float(moments.scale[-1])
     T, groups = orthonormaliser(standard.S, setup.groups)
@@ -60,9 +60,9 @@ def blocks_path(law: WorkingModel, setup: PathSetup) -> BlockPath:
     steps = None
     if setup.from_unpenalised:
         # In a group of dependent columns some coordinates are zero, and T has no inverse.
-        whole = np.linalg.pinv(T) @ law.unpenalised() * sd
-        setup, steps = setup.adapted(whole), setup.linear_steps(whole)
-    solver, every = BlockSolver(law, T), np.ones(len(groups.weights), dtype=np.bool_)
+        complete = np.linalg.pinv(T) @ joint.unpenalised() * sd
+        setup, steps = setup.adapted(complete), setup.linear_steps(complete)
+    solver, every = BlockSolver(joint, T), np.ones(len(groups.weights), dtype=np.bool_)
     # By the solver itself, because s2 and the means of the blocks belong to the null model as well.
     null = solver.solve(Penalty("lasso").at(NOTHING * sd, setup.groups), solver.start(), every, 1e-9 * sd)
     fits = follow_path(
@@ -90,7 +90,7 @@ class MissingBlocksFit:
     """Further results of a fit with missing blocks, in addition to the path.
 
     Shares of variance explained for an entity with every block, by the chosen fit and by that on its columns,
-    and the means (p,) of the columns at the chosen fit; `whole` is the joint normal model of all columns
+    and the means (p,) of the columns at the chosen fit; `complete` is the joint normal model of all columns
     without a penalty, if they are correlated between sites.
     """
 
@@ -98,7 +98,7 @@ class MissingBlocksFit:
     rsquared: float
     refit_rsquared: float
     means: Floats
-    whole: JointNormalFit | None = None
+    complete: JointNormalFit | None = None
 
 
 def equivalent_loss(llf: float, n: float) -> float:
@@ -106,20 +106,20 @@ def equivalent_loss(llf: float, n: float) -> float:
     return float(np.exp(-2.0 * llf / n - 1.0) / (4.0 * np.pi))
 
 
-def refit_blocks(law: WorkingModel, support: Bools) -> tuple[Refit, float]:
+def refit_blocks(joint: WorkingModel, support: Bools) -> tuple[Refit, float]:
     """Maximize the likelihood on the support; also return the share of explained variance.
 
     If blocks are independent, columns outside of the support do not enter the likelihood of the response. If
     columns are correlated, they stay in the joint normal model, and predict missing columns. Raises
     EstimationError if there is no maximum.
     """
-    standard = law.standard
+    standard = joint.standard
     moments = standard.moments
     names = [name for name, chosen in zip(moments.names, support, strict=True) if chosen]
     if not names:
         return null_refit(standard, support), 0.0
-    if isinstance(law, FreeCovarianceModel):
-        return refit_joint_normal(law.whole, support)
+    if isinstance(joint, FreeCovarianceModel):
+        return refit_joint_normal(joint.complete, support)
     fit = fit_moments(moments.submodel(names))
     if not fit.converged:
         raise EstimationError(
@@ -131,9 +131,9 @@ def refit_blocks(law: WorkingModel, support: Bools) -> tuple[Refit, float]:
     return refit, fit.rsquared
 
 
-def refit_joint_normal(whole: JointNormalFit, support: Bools) -> tuple[Refit, float]:
+def refit_joint_normal(complete: JointNormalFit, support: Bools) -> tuple[Refit, float]:
     """Maximize the likelihood on the support, with all columns in the joint normal model."""
-    fit, P = without_effects(whole, support, tol=1e-9), len(support)
+    fit, P = without_effects(complete, support, tol=1e-9), len(support)
     if not fit.converged:
         raise EstimationError(f"the chosen fit has no unpenalized estimate: {fit.reason}")
     information = differentiate_joint_normal(fit.moments, fit.point, fit.moves).information

@@ -133,27 +133,27 @@ class FreeCovariancePoint:
     See :mod:`fedstat.models.vertical.joint_normal`.
     """
 
-    law: JointNormalPoint
+    joint: JointNormalPoint
 
     @property
     def b(self) -> float:
         """Intercept at the origin of the standardized columns."""
-        return float(self.law.a - self.law.mu @ self.law.beta)
+        return float(self.joint.a - self.joint.mu @ self.joint.beta)
 
     @property
     def log_s2(self) -> float:
         """Logarithm of the residual variance."""
-        return float(np.log(self.law.s2))
+        return float(np.log(self.joint.s2))
 
     @property
     def beta(self) -> Floats:
         """Coefficients."""
-        return self.law.beta
+        return self.joint.beta
 
     @property
     def mu(self) -> Floats:
         """Means of the columns."""
-        return self.law.mu
+        return self.joint.mu
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -165,15 +165,17 @@ class FreeCovarianceModel:
 
     standard: StandardizedMoments
     edges: Bools
-    whole: JointNormalFit
+    complete: JointNormalFit
     columns: float
 
     @classmethod
     def of(cls, standard: StandardizedMoments, edges: Bools) -> FreeCovarianceModel:
         """Fit the model without a penalty; the path begins with its columns."""
-        whole = fit_joint_normal(standard, edges)
+        complete = fit_joint_normal(standard, edges)
         n, sd = standard.moments.nobs, float(standard.moments.scale[-1])
-        return cls(standard, edges, whole, whole.joint - whole.log_likelihood - n * float(np.log(sd)))
+        return cls(
+            standard, edges, complete, complete.joint - complete.log_likelihood - n * float(np.log(sd))
+        )
 
     @property
     def moves(self) -> FreeParameters:
@@ -182,19 +184,20 @@ class FreeCovarianceModel:
 
     def start(self) -> FreeCovariancePoint:
         """Return the point of no effects."""
-        at = self.whole.point
+        at = self.complete.point
         return FreeCovariancePoint(JointNormalPoint(at.mu, 0.0, np.zeros_like(at.beta), 1.0, at.Q))
 
     def unpenalised(self) -> Floats:
         """Return the coefficients without a penalty, (P,)."""
-        return self.whole.point.beta
+        return self.complete.point.beta
 
     def evaluate(self, point: FreeCovariancePoint) -> LikelihoodDerivatives:
         """Compute log-likelihood, score, observed and expected information."""
-        moments, s2 = self.standard.moments, point.law.s2
+        moments, s2 = self.standard.moments, point.joint.s2
         try:
             at, mean = (
-                differentiate_joint_normal(moments, point.law, self.moves, expected=e) for e in (False, True)
+                differentiate_joint_normal(moments, point.joint, self.moves, expected=e)
+                for e in (False, True)
             )
         except np.linalg.LinAlgError:
             raise EstimationError(not_determined(moments)) from None
@@ -210,15 +213,17 @@ class FreeCovarianceModel:
     def log_likelihood(self, point: FreeCovariancePoint) -> float:
         """Return the log-likelihood, minus infinity if the model is not valid."""
         try:
-            return self._own(joint_normal_likelihood(self.standard.moments, point.law.mean, point.law.cov))
+            return self._own(
+                joint_normal_likelihood(self.standard.moments, point.joint.mean, point.joint.cov)
+            )
         except np.linalg.LinAlgError:
             return -np.inf
 
     def move(self, point: FreeCovariancePoint, by: Floats) -> FreeCovariancePoint:
         """Move a point."""
         straight = by.copy()
-        straight[1] = point.law.s2 * np.expm1(by[1])
-        return FreeCovariancePoint(self.moves.step(point.law, straight))
+        straight[1] = point.joint.s2 * np.expm1(by[1])
+        return FreeCovariancePoint(self.moves.step(point.joint, straight))
 
     def longest(self, move: Floats) -> float:
         """Return the full step: outside of positive definite covariances there is no likelihood."""
@@ -226,7 +231,7 @@ class FreeCovarianceModel:
 
     def with_variance(self, point: FreeCovariancePoint, log_s2: float) -> FreeCovariancePoint:
         """Replace the residual variance."""
-        return FreeCovariancePoint(replace(point.law, s2=float(np.exp(log_s2))))
+        return FreeCovariancePoint(replace(point.joint, s2=float(np.exp(log_s2))))
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -290,13 +295,13 @@ class BlockSolver:
     are the coordinates of the penalty.
     """
 
-    law: WorkingModel
+    joint: WorkingModel
     T: Floats
 
     @property
     def standard(self) -> StandardizedMoments:
         """The moments."""
-        return self.law.standard
+        return self.joint.standard
 
     @property
     def sd(self) -> float:
@@ -313,9 +318,9 @@ class BlockSolver:
 
     def start(self, point: WorkingPoint | None = None) -> BlockSolution:
         """Return the point of no effects, or with some beta, as a solution to start from."""
-        at = self.law.start() if point is None else point
+        at = self.joint.start() if point is None else point
         return self._solution(
-            at, np.linalg.pinv(self.T) @ at.beta * self.sd, self.law.evaluate(at), 0, np.inf
+            at, np.linalg.pinv(self.T) @ at.beta * self.sd, self.joint.evaluate(at), 0, np.inf
         )
 
     def solve(self, terms: Terms, start: Solution, working: Bools, tol: float) -> BlockSolution:
@@ -324,26 +329,26 @@ class BlockSolver:
         theta, point, steps, root = start.b, start.point, 0, VarianceRoot(start.point.log_s2)
         n = self.standard.moments.nobs
         for _ in range(MOST_VARIANCES):
-            theta, point, at, used, violation = self._climb(terms, theta, point, working, SHARE * tol)
+            theta, point, at, used, violation = self._ascend(terms, theta, point, working, SHARE * tol)
             steps += used
             score = 2.0 * float(at.score[1]) / n
             # In the unit of a residual, as the scores of theta, so that one tolerance applies to both.
             violation = max(violation, self.sd * abs(score))
             if self.sd * abs(score) <= SHARE * tol:
                 break
-            point = self.law.with_variance(point, root.next(score, 2.0 * float(at.expected[1, 1]) / n))
+            point = self.joint.with_variance(point, root.next(score, 2.0 * float(at.expected[1, 1]) / n))
             if np.exp(point.log_s2) <= VANISHING:
                 raise EstimationError(vanishing_variance_message(self.standard.moments))
         return self._solution(point, theta, at, steps, violation)
 
-    def _climb(
+    def _ascend(
         self, terms: Terms, theta: Floats, point: WorkingPoint, working: Bools, tol: float
     ) -> tuple[Floats, WorkingPoint, LikelihoodDerivatives, int, float]:
         """Maximize at the s2 of the point."""
         n, s2 = self.standard.moments.nobs, self.variance(point)
         moved = True
         for step in range(MOST_STEPS + 1):
-            at = self.law.evaluate(point)
+            at = self.joint.evaluate(point)
             score, free = self._split(at.score * s2 / n)
             violation = max(terms.violation(theta, -score), float(np.abs(free).max()) / self.sd)
             if violation <= tol or not moved or step == MOST_STEPS:
@@ -378,13 +383,13 @@ class BlockSolver:
         """Shorten a step until the objective does not decrease; None if it decreases for every length."""
         n, s2 = self.standard.moments.nobs, self.variance(point)
         move = self._join(self.beta(d), free)
-        lowest = self.law.log_likelihood(point) - n * terms.value(theta) / s2
+        lowest = self.joint.log_likelihood(point) - n * terms.value(theta) / s2
         lowest -= ROUNDING * (abs(lowest) + n)
-        share = self.law.longest(move)
+        share = self.joint.longest(move)
         for _ in range(MOST_HALVINGS):
-            trial = self.law.move(point, share * move)
+            trial = self.joint.move(point, share * move)
             b = theta + share * d
-            if self.law.log_likelihood(trial) - n * terms.value(b) / s2 >= lowest:
+            if self.joint.log_likelihood(trial) - n * terms.value(b) / s2 >= lowest:
                 return b, trial
             share /= 2.0
         return None

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedstat.federation.dry_run.execution import DryRunRecord
 from fedstat.federation.dry_run.expected_releases import ExpectedReleases, IterationLoop
-from fedstat.models.explain import ForecastPlan
+from fedstat.models.explain import DryRunPlan
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vglm.admm import MOST_LINEARISED
 from fedstat.models.vglm.options import read_lambdas
@@ -28,7 +28,7 @@ DRY_RUN_LAMBDAS, DRY_RUN_RATIO, DRY_RUN_EPS, DRY_RUN_ROUNDS = 2, 0.3, 1e-2, 20
 """Number of lambdas in a dry run of ADMM, which has the same hundreds of rounds at every lambda."""
 
 
-class VGLMPlan(ForecastPlan):
+class VGLMPlan(DryRunPlan):
     """Properties of a fit of a vertical generalized linear model that are known before it runs."""
 
     def __init__(self, model: Any, given: Mapping[str, Any]) -> None:
@@ -50,23 +50,23 @@ class VGLMPlan(ForecastPlan):
             return short | {"n_lambdas": DRY_RUN_LAMBDAS, "ratio": DRY_RUN_RATIO}
         return short | {"lam": None, "lambdas": lambdas[:DRY_RUN_LAMBDAS]}
 
-    def loops(self, course: DryRunRecord) -> Sequence[IterationLoop]:
+    def loops(self, dry_run: DryRunRecord) -> Sequence[IterationLoop]:
         """Describe Newton steps and weighted Gram matrices, or the rounds of ADMM."""
         if self._normal:
             return []
-        points = IterationLoop(NEWTON, 0).done(course)
+        points = IterationLoop(NEWTON, 0).done(dry_run)
         return [
-            *(self._of_admm(course) if self._admm else []),
+            *(self._of_admm(dry_run) if self._admm else []),
             IterationLoop(NEWTON, LONGER * points),
             # As many as the disclosure checks allow; the fit counts them, and continues without further ones.
             IterationLoop((*GRAMS, "linear_predictor"), self._layout.most_grams),
         ]
 
-    def _of_admm(self, course: DryRunRecord) -> list[IterationLoop]:
+    def _of_admm(self, dry_run: DryRunRecord) -> list[IterationLoop]:
         """Lassos with their rounds, and lambdas."""
         lambdas = read_lambdas(self.given["lam"], self.given["lambdas"])
         L = int(self.given["n_lambdas"]) if lambdas is None else len(lambdas)
-        first = sum(("admm_set" in steps) - ("admm_certify" in steps) for steps in course.rounds)
+        first = sum(("admm_set" in steps) - ("admm_certify" in steps) for steps in dry_run.rounds)
         lassos = L * (1 if self._convex else MOST_LINEARISED) + first
         share, moves = min(DRY_RUN_LAMBDAS, L) / L, lassos * int(self.given["maxiter"])
         return [
@@ -75,9 +75,9 @@ class VGLMPlan(ForecastPlan):
             IterationLoop(("admm_coefficients",), L, L, share),
         ]
 
-    def learned(self, forecast: ExpectedReleases) -> Iterator[tuple[str, str]]:
+    def learned(self, expected: ExpectedReleases) -> Iterator[tuple[str, str]]:
         """State what sums of products, and linear predictors at known coefficients, reveal."""
-        layout, at = self._layout, forecast.course.at
+        layout, at = self._layout, expected.dry_run.at
         coordinator = "Coordinator" if at is None else f"Coordinator, at {at}"
         if self._normal:
             yield (
@@ -87,7 +87,7 @@ class VGLMPlan(ForecastPlan):
                 "groups.",
             )
             return
-        points = sum(usual for steps, (_, usual, _) in forecast.rounds() if not POINTS.isdisjoint(steps))
+        points = sum(usual for steps, (_, usual, _) in expected.rounds() if not POINTS.isdisjoint(steps))
         yield (
             coordinator,
             f"learns {points} sums of the sites' linear predictors for every entity. As many as there "
@@ -99,8 +99,8 @@ class VGLMPlan(ForecastPlan):
                 else ", as they are here."
             ),
         )
-        multiplied = any("open_product" in steps for steps in forecast.course.rounds)
-        alone = layout.clients == (layout.active,)
+        multiplied = any("open_product" in steps for steps in expected.dry_run.rounds)
+        alone = layout.sites == (layout.active,)
         shown = self._admm or not self._canonical or not (multiplied or alone)
         yield (
             "Sites",
@@ -117,7 +117,7 @@ class VGLMPlan(ForecastPlan):
             return ", in each of 2 random halves of the entities"
         return f", in each of {self.given['folds']} random parts of the entities" if cut else ""
 
-    def notes(self, forecast: ExpectedReleases) -> Iterator[str]:
+    def notes(self, expected: ExpectedReleases) -> Iterator[str]:
         """State how the numbers of steps were determined."""
         if self._normal:
             yield "Nothing here depends on the values of the data: the fit has these rounds and bytes."

@@ -16,7 +16,7 @@ from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.kernels.glm.distributions import DistributionSpec, Family
 from fedstat.kernels.penalized.path import Algorithm
 from fedstat.kernels.penalized.penalties import Penalty
-from fedstat.models.checks import check_choice, check_positive, check_share, check_whole, checks_arguments
+from fedstat.models.checks import check_choice, check_integer, check_positive, check_share, checks_arguments
 from fedstat.models.run import Call, FitAttempt, run_fit
 from fedstat.models.vertical.exchange.patterns import SmallPatterns, remember_patterns, reuse_patterns
 from fedstat.models.vertical.joint_normal.assumption_tests import warn_of_dependence
@@ -288,11 +288,11 @@ class VerticalGLM(VerticalModel):
         """
         call = Call.of(self.fit, locals())
         choice = ChoiceOptions(select=select, inference=inference, folds=folds, draws=draws, splits=splits)
-        passing = ExchangeOptions(exchange=exchange, path=path, hidden=masked, eps=eps, maxiter=maxiter)
+        passing = ExchangeOptions(exchange=exchange, path=path, use_masks=masked, eps=eps, maxiter=maxiter)
         given = read_lambdas(lam, lambdas)
         check_choice("algorithm", algorithm, get_args(Algorithm))
         check_steps(steps, self.penalty, algorithm, exchange)
-        check_whole("n_lambdas", n_lambdas, 2)
+        check_integer("n_lambdas", n_lambdas, 2)
         check_positive("tol", tol)
         check_share("max_moved", max_moved)
         normal = self.distribution.name == "Gaussian" and exchange == "products"
@@ -325,7 +325,7 @@ class VerticalGLM(VerticalModel):
         return FitPlan(
             layout=self.layout,
             distribution=self.distribution,
-            conversation=SecureProductSession(
+            product_session=SecureProductSession(
                 FAMILY, self._session, self._agreement.at, least=self.layout.least
             ),
             small=SmallPatterns(self.partition.min_count, max_moved),
@@ -333,7 +333,7 @@ class VerticalGLM(VerticalModel):
             setup=replace(setup, adaptive=0.0, steps=None) if setup.unpenalised else setup,
             choice=choice,
             # One site's linear predictor is the sum itself: masks cannot hide it.
-            passing=replace(passing, hidden=passing.hidden and len(self.layout.clients) > 1),
+            passing=replace(passing, use_masks=passing.use_masks and len(self.layout.sites) > 1),
             random=random,
             between=self.between,
         )

@@ -163,9 +163,9 @@ def _follow_path(
     setup, point, H = start.setup, start.intercept_alone, start.H
     steps = of_columns = None
     if setup.from_unpenalised:
-        whole = yield from _whole(oracle, distribution, point, H)
-        setup = setup.adapted(whole.b[1:])
-        steps, of_columns = setup.linear_steps(whole.b), setup.linear_steps(whole.b[1:])
+        complete = yield from _complete(oracle, distribution, point, H)
+        setup = setup.adapted(complete.b[1:])
+        steps, of_columns = setup.linear_steps(complete.b), setup.linear_steps(complete.b[1:])
     null = yield from _null(oracle, setup, point, H)
     gradient, point = -null.score[1:], null
     lambdas, scale = setup.grid(gradient, of_columns), lambda_max(gradient, setup.penalty, setup.groups)
@@ -181,8 +181,8 @@ def _follow_path(
     )
     if steps is not None and not exact and oracle.left > 0:
         # The lassos of the steps are near the unpenalized estimate, and so is their quadratic model.
-        point, H = whole, (yield from oracle.hessian(whole))
-        follower.seen = {np.inf: null, 0.0: whole}
+        point, H = complete, (yield from oracle.hessian(complete))
+        follower.seen = {np.inf: null, 0.0: complete}
     path, chosen, at = yield from (follower.exact if exact else follower.quadratic)(point, H)
     return follower, FoldFit(path, chosen, at, H)
 
@@ -201,18 +201,19 @@ def _intercept_alone(
     return replace(first, b=first.b / oracle.unit, score=first.score * oracle.unit)
 
 
-def _whole(
+def _complete(
     oracle: LossOracle, distribution: DistributionSpec, first: LossPoint, H: Floats
 ) -> FitProtocol[LossPoint]:
     """Maximize the likelihood without a penalty."""
-    (whole,) = yield from solve(oracle, [_free(oracle.layout.p)], first, H, 100.0 * oracle.tol)
-    if _separated(distribution, whole.point) or not whole.violation <= FARTHEST * oracle.tol:
+    (complete,) = yield from solve(oracle, [_free(oracle.layout.p)], first, H, 100.0 * oracle.tol)
+    if _separated(distribution, complete.point) or not complete.violation <= FARTHEST * oracle.tol:
         raise EstimationError(
             f"the {oracle.layout.p} columns have no unpenalized estimate: half the mean deviance is "
-            f"{whole.point.loss:.1e}, the score {whole.violation:.1e}. Leave out adaptive and steps, which "
+            f"{complete.point.loss:.1e}, the score {complete.violation:.1e}. Leave out adaptive and "
+            f"steps, which "
             "start from it, or use fewer columns"
         )
-    return whole.point
+    return complete.point
 
 
 def _separated(distribution: DistributionSpec, at: LossPoint) -> bool:

@@ -46,8 +46,8 @@ def normal_path(S: Floats, units: ColumnScales, setup: PathSetup) -> Coefficient
     setup = replace(setup, groups=groups)
     steps = None
     if setup.from_unpenalised:
-        whole = np.linalg.lstsq(G, c, rcond=1e-10)[0]
-        setup, steps = setup.adapted(whole), setup.linear_steps(whole)
+        complete = np.linalg.lstsq(G, c, rcond=1e-10)[0]
+        setup, steps = setup.adapted(complete), setup.linear_steps(complete)
     found = gram_path(
         G,
         c,

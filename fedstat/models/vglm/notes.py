@@ -62,7 +62,7 @@ def _sums(layout: Layout, folds: int) -> Iterator[Note]:
 def _blocks(layout: Layout, outcome: SelectionOutcome, observed: MissingBlocksFit) -> Iterator[Note]:
     moments = observed.exchange.moments
     if layout.absent:
-        lacking = ", ".join(f"{count:,} at {client}" for client, count in layout.absent.items())
+        lacking = ", ".join(f"{count:,} at {site}" for site, count in layout.absent.items())
         yield Note(
             "missing_blocks",
             f"Missing blocks (missing='em'): of {layout.n:,} entities these lack a site's columns: "
@@ -76,23 +76,23 @@ def _blocks(layout: Layout, outcome: SelectionOutcome, observed: MissingBlocksFi
         "standard errors account for the estimated means and covariances of the blocks. The "
         "residual variance is that of maximum likelihood. R-squared is that of an entity with every block.",
     )
-    if observed.whole is None:
+    if observed.complete is None:
         yield from most_correlated(moments, FREE_ALTERNATIVE)
     else:
         yield Note("free_covariance", FREE)
-        if sparse := name_sparse(observed.whole.moments):
+        if sparse := name_sparse(observed.complete.moments):
             yield Note("sparse_pairs", sparse)
     yield sums_note(", by missing pattern", int(moments.n.min()))
     yield from merge_notes(observed.exchange)
 
 
 def _iterations(layout: Layout, outcome: SelectionOutcome, ledger: Ledger) -> Iterator[Note]:
-    fitted, hidden = outcome.fitted, outcome.plan.passing.hidden
+    fitted, use_masks = outcome.fitted, outcome.plan.passing.use_masks
     over = f"{layout.n:,}"
     if outcome.plan.choice.split:
         over = f"{outcome.n:,} or the other {layout.n - outcome.n:,}"
     who = "the response holder" if ledger.at == layout.active else "the coordinator and the response holder"
-    told = (
+    reported = (
         "residuals and weights, which reveal the response, to every site"
         if fitted.shown
         else "fitted means, which reveal the fit's prediction of the response, to every site; "
@@ -101,7 +101,7 @@ def _iterations(layout: Layout, outcome: SelectionOutcome, ledger: Ledger) -> It
     yield Note(
         "linear_predictors",
         f"For each entity, {fitted.points:,} sums of linear predictors over sites went to {who}, and "
-        f"{told}. {fitted.grams} weighted Gram matrices of {layout.p} columns were released over {over} "
+        f"{reported}. {fitted.grams} weighted Gram matrices of {layout.p} columns were released over {over} "
         "entities.",
     )
     if outcome.folds > 1:
@@ -127,15 +127,15 @@ def _iterations(layout: Layout, outcome: SelectionOutcome, ledger: Ledger) -> It
             "a quadratic model of the loss at the chosen fit proposes the other fits: their coefficients, "
             "criteria and lambdas of entry are approximate. path='exact' solves all.",
         )
-    others = [k for k in layout.clients if k != layout.active]
+    others = [k for k in layout.sites if k != layout.active]
     yield from solvable_note(fitted.points, layout.p, ledger, others)
-    if not hidden and len(layout.clients) > 1:
+    if not use_masks and len(layout.sites) > 1:
         yield Note(
             "unmasked",
             "Linear predictors were not masked: the coordinator received those of every site.",
             "warning",
         )
-    if hidden and not hides(len(layout.clients)):
+    if use_masks and not hides(len(layout.sites)):
         yield Note("two_sites", TWO_SITES, "warning")
 
 

@@ -12,7 +12,7 @@ from fedstat.errors import ModelError
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.penalized.penalties import Penalty
-from fedstat.models.checks import check_choice, check_positive, check_whole
+from fedstat.models.checks import check_choice, check_integer, check_positive
 from fedstat.models.vertical.exchange.patterns import SmallPatterns
 from fedstat.models.vertical.joint_normal.fit import Between
 from fedstat.models.vertical.layout import Layout
@@ -41,9 +41,9 @@ class ChoiceOptions:
     def __post_init__(self) -> None:
         check_choice("select", self.select, get_args(Select))
         check_choice("inference", self.inference, get_args(Inference))
-        check_whole("folds", self.folds, 2)
-        check_whole("draws", self.draws, 0)
-        check_whole("splits", self.splits, 1)
+        check_integer("folds", self.folds, 2)
+        check_integer("draws", self.draws, 0)
+        check_integer("splits", self.splits, 1)
 
     @property
     def split(self) -> bool:
@@ -85,11 +85,11 @@ class ChoiceOptions:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeOptions:
-    """What sites exchange, and limits of the exchange; `hidden`: linear predictors are masked."""
+    """What sites exchange, and limits of the exchange; `use_masks`: linear predictors are masked."""
 
     exchange: Literal["products", "admm"]
     path: Literal["quadratic", "exact"]
-    hidden: bool
+    use_masks: bool
     eps: float
     maxiter: int
 
@@ -97,8 +97,8 @@ class ExchangeOptions:
         check_choice("path", self.path, ("quadratic", "exact"))
         check_choice("exchange", self.exchange, ("products", "admm"))
         check_positive("eps", self.eps)
-        check_whole("maxiter", self.maxiter, 1)
-        check_choice("masked", self.hidden, (True, False))
+        check_integer("maxiter", self.maxiter, 1)
+        check_choice("masked", self.use_masks, (True, False))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,7 +111,7 @@ class FitPlan:
 
     layout: Layout
     distribution: DistributionSpec
-    conversation: SecureProductSession
+    product_session: SecureProductSession
     small: SmallPatterns
     setup: PathSetup
     choice: ChoiceOptions
@@ -131,7 +131,7 @@ def check_steps(steps: int | None, penalty: Penalty, algorithm: str, exchange: s
     """Require a penalty to linearize, and an exchange that knows the unpenalized estimate."""
     if steps is None:
         return
-    check_whole("steps", steps, 1)
+    check_integer("steps", steps, 1)
     if penalty.convex or algorithm != "lla":
         raise ModelError(
             f"steps are local linear approximations of SCAD and MCP (algorithm='lla'); leave steps out with "

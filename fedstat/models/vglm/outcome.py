@@ -13,7 +13,7 @@ from fedstat.inference.estimate import INTERCEPT, Estimate
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.vertical.exchange.patterns import noise_added
 from fedstat.models.vertical.exchange.protocol import ColumnScales
-from fedstat.models.vertical.layout import Layout, client_blocks
+from fedstat.models.vertical.layout import Layout, site_blocks
 from fedstat.models.vglm.distributions import log_likelihood
 from fedstat.models.vglm.em_fit import MissingBlocksFit
 from fedstat.models.vglm.newton_fit import SelectedPath
@@ -152,11 +152,11 @@ def _estimate(response: str, outcome: SelectionOutcome, columns: Ints, **found: 
     layout = outcome.layout
     return Estimate(
         names=(INTERCEPT, *[layout.names[j] for j in columns]),
-        clients=("", *[layout.owners[j] for j in columns]),
+        sites=("", *[layout.owners[j] for j in columns]),
         terms=(INTERCEPT, *[layout.terms[j] for j in columns]),
         response=response,
         privacy=noise_added(layout),
-        blocks=client_blocks(layout),
+        blocks=site_blocks(layout),
         **found,
     )
 
@@ -259,7 +259,7 @@ def mean_predictors(estimate: Estimate, outcome: SelectionOutcome) -> dict[str, 
     if outcome.observed is None:
         return {}
     parts = outcome.layout.split(estimate.params[1:] * outcome.observed.means)
-    return {client: float(part.sum()) for client, part in parts.items()}
+    return {site: float(part.sum()) for site, part in parts.items()}
 
 
 def column_means(outcome: SelectionOutcome) -> dict[str, Floats]:

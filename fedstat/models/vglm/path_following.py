@@ -169,8 +169,8 @@ class PathFollower:
         """Return the follower for other entities, whose unpenalized fit is that of their quadratic model."""
         if self.steps is None:
             return self
-        whole = point.b + np.linalg.lstsq(H, point.score, rcond=1e-10)[0]
-        return replace(self, steps=replace(self.steps, start=whole), seen={})
+        complete = point.b + np.linalg.lstsq(H, point.score, rcond=1e-10)[0]
+        return replace(self, steps=replace(self.steps, start=complete), seen={})
 
     def model_path(
         self, point: LossPoint, H: Floats, known: Mapping[int, CertifiedPoint]
@@ -316,20 +316,20 @@ def model_folds(oracle: LossOracle, point: LossPoint, code: Ints, parts: int) ->
     """Obtain the models at a point: one round of scores, and a weighted Gram for each fold."""
     masks = [(code == fold).astype(np.float64) for fold in range(parts)]
     layout = oracle.layout
-    asks = [oracle.ask(layout.active, "respond_by_fold", eta=point.eta, code=code, groups=parts)]
+    requests = [oracle.request(layout.active, "respond_by_fold", eta=point.eta, code=code, groups=parts)]
     residual = oracle.response.at(point.eta)[0]
     if oracle.response.sums is None:
-        asks.append(oracle.ask(layout.active, oracle.response.step, eta=point.eta))
-    by_fold, *openly = yield asks
+        requests.append(oracle.request(layout.active, oracle.response.step, eta=point.eta))
+    by_fold, *openly = yield requests
     for reply in openly:
         residual = reply.arrays["residual"]
     replies = yield [
-        oracle.ask(k, "sum_scores", residual=residual * mask) for mask in masks for k in layout.clients
+        oracle.request(k, "sum_scores", residual=residual * mask) for mask in masks for k in layout.sites
     ]
     sums = iter(reply.arrays["scores"] for reply in replies)
     scores, hessians = [], []
     for fold, mask in enumerate(counted(masks, "model of fold")):
-        score = np.concatenate([next(sums) for _ in layout.clients]) + oracle.response.score(fold)
+        score = np.concatenate([next(sums) for _ in layout.sites]) + oracle.response.score(fold)
         total = by_fold.arrays["totals"][fold]
         scores.append(oracle.unit * np.concatenate([[total], score @ oracle.T]) / layout.n)
         H = yield from oracle.hessian(replace(point, weight=point.weight * mask))

@@ -36,7 +36,7 @@ def make_layout(design: Design, *, incomplete: bool = False) -> Layout:
     if layout.most_grams < 1 and not incomplete:
         least = MIN_ENTITIES_PER_EQUATION * (layout.p + 1)
         raise EstimationError(
-            f"{layout.n:,} of {design.n:,} entities are complete at {', '.join(layout.clients)}, but sums "
+            f"{layout.n:,} of {design.n:,} entities are complete at {', '.join(layout.sites)}, but sums "
             f"of products of {layout.p} columns and the response are released only over {least:,} or more: "
             "leave out columns, or a site that lacks many entities"
         )
@@ -51,7 +51,7 @@ def warn_of_incomplete(layout: Layout) -> None:
 
 def describe_incomplete(layout: Layout) -> str:
     """State which entities are left out, without a full stop."""
-    listed = ", ".join(f"{count:,} at {client}" for client, count in layout.absent.items())
+    listed = ", ".join(f"{count:,} at {site}" for site, count in layout.absent.items())
     return (
         f"{layout.left_out:,} of {layout.n_design:,} entities with a response "
         f"({100.0 * layout.left_out / layout.n_design:.1f} %) lack a site's columns ({listed}) and "

@@ -156,9 +156,9 @@ def _lines(
         ax.plot(lambdas, values[name], color=colours[name], linewidth=1.2, alpha=alpha, **some)
     _over_lambda(ax, lambdas, margin=0.0)
     most = name_width(ax, 0.22, 28)
-    owners = dict(zip(estimate.clients[1:], (colours[name] for name in estimate.names[1:]), strict=True))
-    for client, colour in owners.items():
-        ax.plot([], [], color=colour, label=shorten(client, most))
+    owners = dict(zip(estimate.sites[1:], (colours[name] for name in estimate.names[1:]), strict=True))
+    for site, colour in owners.items():
+        ax.plot([], [], color=colour, label=shorten(site, most))
     if some:
         ax.plot([], [], color="0.4", marker="o", markersize=3.0, linestyle="none", label="solved")
         ax.plot([], [], color="0.4", linestyle=":", label="proposed")
@@ -168,9 +168,9 @@ def _lines(
 
 def _colours(estimate: Estimate) -> dict[str, str]:
     """Color of each column, that of its site."""
-    clients = list(dict.fromkeys(estimate.clients[1:]))
-    named = zip(estimate.names[1:], estimate.clients[1:], strict=True)
-    return {name: COLORS[clients.index(client) % len(COLORS)] for name, client in named}
+    sites = list(dict.fromkeys(estimate.sites[1:]))
+    named = zip(estimate.names[1:], estimate.sites[1:], strict=True)
+    return {name: COLORS[sites.index(site) % len(COLORS)] for name, site in named}
 
 
 def _over_lambda(ax: Axes, lambdas: Floats, margin: float = 0.03) -> None:

@@ -26,7 +26,7 @@ from fedstat.models.vertical.prediction.protocol import (
     FittedBlocks,
     ResponseSource,
     predict_blocks,
-    present_clients,
+    present_sites,
     project_blocks,
     released_specs,
 )
@@ -49,23 +49,23 @@ class Predictor(VerticalPredictor):
 
     steps: ClassVar[str] = "vglm"
     estimate: Estimate
-    clients: tuple[str, ...]
+    sites: tuple[str, ...]
     family: DistributionSpec
     specs: Mapping[str, str]
     holder: str
     means: Mapping[str, float] = field(default_factory=dict)
     column_means: Mapping[str, Floats] = field(default_factory=dict)
 
-    def beta(self, client: str) -> Floats:
+    def beta(self, site: str) -> Floats:
         """Coefficients of a site's columns."""
-        return np.asarray(self.estimate.params[np.array(self.estimate.clients) == client])
+        return np.asarray(self.estimate.params[np.array(self.estimate.sites) == site])
 
     @property
     def blocks(self) -> FittedBlocks:
         """Coefficients by site."""
-        beta = {k: self.beta(k) for k in self.clients}
+        beta = {k: self.beta(k) for k in self.sites}
         mean = float(self.estimate.params[0]) + sum(self.means.values())
-        return FittedBlocks(self.clients, self.specs, beta, mean, self.means)
+        return FittedBlocks(self.sites, self.specs, beta, mean, self.means)
 
     @property
     def distribution(self) -> DistributionSpec:
@@ -80,12 +80,12 @@ class Predictor(VerticalPredictor):
     @property
     def counted(self) -> Sequence[str]:
         """Return the sites with a nonzero coefficient."""
-        return [k for k in self.clients if self.beta(k).any()]
+        return [k for k in self.sites if self.beta(k).any()]
 
-    def asked(self, partition: ClientPartition) -> tuple[str, ...]:
+    def requested(self, partition: ClientPartition) -> tuple[str, ...]:
         """Return the sites that receive requests; a ModelError if one that is needed is absent."""
         # A block without effect is not requested: its site may be absent, and learns nothing.
-        needed = present_clients(self.counted, partition)
+        needed = present_sites(self.counted, partition)
         lacking = [k for k in self.counted if k not in needed]
         if lacking and not self.means:
             raise ModelError(f"predict: the partition lacks the site {', '.join(lacking)} of the fit")
@@ -93,7 +93,7 @@ class Predictor(VerticalPredictor):
 
     def predicted_means(self, partition: ClientPartition) -> Callable[[], FitProtocol[tuple[Floats, str]]]:
         """Return the protocol of predicted means (n,), nan for none, and of their session."""
-        needed = self.asked(partition)
+        needed = self.requested(partition)
 
         def predicted() -> FitProtocol[tuple[Floats, str]]:
             found = yield from predict_blocks(self.blocks, needed, partition, self.steps)
@@ -118,24 +118,24 @@ def predict_linear(
 
     Coefficients without a variance are treated as known. Errors are those of :func:`predict_means`.
     """
-    needed = predictor.asked(partition)
+    needed = predictor.requested(partition)
     factor = None if cov is None else covariance_factor(cov)
 
-    def asking() -> FitProtocol[tuple[Floats, Bools, Floats | None]]:
+    def requester() -> FitProtocol[tuple[Floats, Bools, Floats | None]]:
         if factor is None:
             found = yield from predict_blocks(predictor.blocks, needed, partition, "vglm")
             return found.linear, found.missing, None
-        of = predictor.estimate.clients[1:]
+        of = predictor.estimate.sites[1:]
         found, out = yield from project_blocks(predictor.blocks, needed, partition, "vglm", factor, of)
         # The linear predictor changes by 1 with the intercept, by x with beta, and by the mean of x if x is
         # missing.
-        for k in (k for k in predictor.clients if k in predictor.column_means):
-            of_client = factor[1:][np.array(predictor.estimate.clients[1:]) == k]
-            out += found.missing[:, [predictor.clients.index(k)]] * (predictor.column_means[k] @ of_client)
+        for k in (k for k in predictor.sites if k in predictor.column_means):
+            of_site = factor[1:][np.array(predictor.estimate.sites[1:]) == k]
+            out += found.missing[:, [predictor.sites.index(k)]] * (predictor.column_means[k] @ of_site)
         return found.linear, found.missing, out
 
     call = "predict()" if cov is None else "get_prediction()"
-    (linear, missing, projection), _ = predictor.run(call, partition, asking)
+    (linear, missing, projection), _ = predictor.run(call, partition, requester)
     return SelectionLinearPrediction(_where_known(predictor, linear, missing, needed), projection)
 
 
@@ -232,7 +232,7 @@ class SelectionPredictions(VerticalPredictions):
         return self._with_errors()[0]
 
     def _fitted_mean(self) -> FittedMean:
-        predictor, cov = self._with_errors(ask=False)
+        predictor, cov = self._with_errors(request=False)
         return FittedMean(
             names=self.estimate.names,
             params=predictor.estimate.params,
@@ -241,7 +241,7 @@ class SelectionPredictions(VerticalPredictions):
             means=self._centres,
             beside={},
             words=(self.model_name, self.estimate.response),
-            law=self._law,
+            test_distribution=self._test_distribution,
             student=self.use_t,
         )
 
@@ -261,16 +261,16 @@ class SelectionPredictions(VerticalPredictions):
     def _with_specs(self) -> Predictor:
         predictor: Predictor = self._record.predictor
         if not predictor.specs and self._model is not None:
-            predictor = replace(predictor, specs=released_specs(self._model, predictor.clients))
+            predictor = replace(predictor, specs=released_specs(self._model, predictor.sites))
             self._record = replace(self._record, predictor=predictor)
         return predictor
 
-    def _with_errors(self, ask: bool = True) -> tuple[Predictor, Floats]:
+    def _with_errors(self, request: bool = True) -> tuple[Predictor, Floats]:
         """Estimates of all columns that have a covariance (p + 1, p + 1), and the covariance.
 
         Nan otherwise.
         """
-        predictor = self._with_specs() if ask else self._record.predictor
+        predictor = self._with_specs() if request else self._record.predictor
         estimate, refit = self.estimate, self._record.refit
         if estimate.cov is not None:
             return predictor, estimate.cov
@@ -279,6 +279,6 @@ class SelectionPredictions(VerticalPredictions):
         at = pd.Index(estimate.names).get_indexer(pd.Index(refit.names))
         params, cov = np.zeros(len(estimate.names)), np.full((len(estimate.names),) * 2, np.nan)
         params[at], cov[np.ix_(at, at)] = refit.params, refit.cov
-        clients = np.array(estimate.clients)
-        means = {k: float(m @ params[clients == k]) for k, m in predictor.column_means.items()}
+        sites = np.array(estimate.sites)
+        means = {k: float(m @ params[sites == k]) for k, m in predictor.column_means.items()}
         return replace(predictor, estimate=replace(estimate, params=params), means=means), cov

@@ -55,9 +55,9 @@ def fit_normal(plan: FitPlan, run: FitRun) -> SelectionOutcome:
     code = assign_folds(layout.n, parts, plan.least, plan.random)
 
     def protocol() -> FitProtocol[Grams]:
-        units = yield from standardize_columns(layout, plan.distribution, plan.conversation)
-        every = np.ones((parts, len(layout.clients)), dtype=bool)
-        return (yield from exchange_grams(layout, units, code, every, plan.conversation))
+        units = yield from standardize_columns(layout, plan.distribution, plan.product_session)
+        every = np.ones((parts, len(layout.sites)), dtype=bool)
+        return (yield from exchange_grams(layout, units, code, every, plan.product_session))
 
     grams = run(protocol())
     # With sample splitting, the first half of the folds selects, and the others estimate.
@@ -93,21 +93,21 @@ def normal_null(n: int, variance: float) -> float:
 def fit_blocks(plan: FitPlan, run: FitRun) -> SelectionOutcome:
     """Fit the normal family from sums by missing pattern, which are exchanged once."""
     layout, setup = plan.layout, plan.setup
-    exchange = run(exchange_patterns(layout, plan.small, plan.conversation))
+    exchange = run(exchange_patterns(layout, plan.small, plan.product_session))
     standard = StandardizedMoments(exchange.moments)
     free = None
     if plan.between == "free":
         free = FreeCovarianceModel.of(standard, edges_between(standard.moments, "free"))
-    law: WorkingModel = free or IndependentBlocksModel(standard)
-    found, n = blocks_path(law, setup), int(standard.moments.nobs)
+    joint: WorkingModel = free or IndependentBlocksModel(standard)
+    found, n = blocks_path(joint, setup), int(standard.moments.nobs)
     criteria = score_path(found.path, n)
     chosen = choose_fit(criteria, plan.choice.select)
     support = np.ones(layout.p, dtype=bool) if setup.unpenalised else found.path.selected[chosen]
-    refit, explained = refit_blocks(law, support)
+    refit, explained = refit_blocks(joint, support)
     fitted = SelectedPath(found.path, chosen, refit, 0, 0, exchange.dealers)
     rsquared = explained if setup.unpenalised else float(found.rsquared[chosen])
-    whole = None if free is None else free.whole
-    observed = MissingBlocksFit(exchange, rsquared, explained, found.means[chosen], whole)
+    complete = None if free is None else free.complete
+    observed = MissingBlocksFit(exchange, rsquared, explained, found.means[chosen], complete)
     null = normal_null(n, found.units.sd**2)
     return SelectionOutcome(plan, fitted, criteria, null, found.units, observed=observed)
 
@@ -159,7 +159,7 @@ def _oracle(plan: FitPlan, layout: Layout, further: FitExtras | None = None) -> 
     # One is kept for the standard errors of the selected columns.
     left = max(layout.most_grams - 1 - reserved, 1)
     code = None if further is None or further.folds is None else further.folds.code
-    return LossOracle(layout, plan.conversation, plan.passing.hidden, np.eye(layout.p), left, code=code)
+    return LossOracle(layout, plan.product_session, plan.passing.use_masks, np.eye(layout.p), left, code=code)
 
 
 def _check_grams(layout: Layout, needed: int) -> None:

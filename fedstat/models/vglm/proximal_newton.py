@@ -82,7 +82,7 @@ def request_response_sums(
     distribution: DistributionSpec,
     units: ColumnScales,
     code: Ints,
-    conversation: SecureProductSession,
+    product_session: SecureProductSession,
 ) -> FitProtocol[tuple[ResponseSummary, dict[tuple[str, str], str]]]:
     """Multiply the columns with the response by fold, (n,), if residuals can then stay.
 
@@ -90,24 +90,24 @@ def request_response_sums(
     """
     sites, active = dealing_sites(layout), layout.active
     parts = int(code.max()) + 1
-    every = np.ones((parts, len(layout.clients)), dtype=bool)
+    every = np.ones((parts, len(layout.sites)), dtype=bool)
     sides = product_operands(layout, BLOCK, code, every)
     response = ProductOperand(active, RESPONSE, slice(0, 1), np.arange(layout.n), code)
     apart, own = [s for s in sides if s.site != active], [s for s in sides if s.site == active]
     sums = np.zeros((parts, 1 + layout.p))
     try:
         for side in apart:
-            conversation.dealer(side.site, active, sites)
+            product_session.dealer(side.site, active, sites)
     except ModelError:
         return ResponseSummary(distribution, units.mean), {}
     if not distribution.canonical:
         return ResponseSummary(distribution, units.mean), {}
     if own:
-        replies = yield [own_request(layout, side, parts, conversation) for side in own]
+        replies = yield [own_request(layout, side, parts, product_session) for side in own]
         for side, reply in zip(own, replies, strict=True):
             sums[:, side.place] = reply.arrays["products"]
     pairs = [(side, response) for side in apart]
-    multiplied = yield from conversation.multiply(pairs, sites, parts, layout.n)
+    multiplied = yield from product_session.multiply(pairs, sites, parts, layout.n)
     for one in multiplied:
         sums[:, one.a.place] = one.products[:, :, 0]
     dealers = {(min(one.a.site, active), max(one.a.site, active)): one.dealer for one in multiplied}
@@ -119,19 +119,19 @@ def request_response_sums(
 
 
 def request_weighted_gram(
-    layout: Layout, weight: Floats, conversation: SecureProductSession
+    layout: Layout, weight: Floats, product_session: SecureProductSession
 ) -> FitProtocol[tuple[Floats, dict[tuple[str, str], str]]]:
     """Obtain ``(1, X)' W (1, X) / n``, (p + 1, p + 1), with X standardized; also return the dealers."""
-    every = np.ones((1, len(layout.clients)), dtype=bool)
+    every = np.ones((1, len(layout.sites)), dtype=bool)
     sides = product_operands(layout, WEIGHTED, np.zeros(layout.n, dtype=np.int64), every)
     products = np.zeros((1, layout.p + 1, layout.p + 1))
     products[0, 0, 0] = weight.sum()
     # For a canonical link, weights depend only on linear predictors, and reveal nothing about the response.
-    replies = yield [conversation.ask(side.site, "weigh", weight=weight) for side in sides]
+    replies = yield [product_session.request(side.site, "weigh", weight=weight) for side in sides]
     for side, reply in zip(sides, replies, strict=True):
         products[0, 0, side.place] = reply.arrays["sums"]
         products[0, side.place, side.place] = reply.arrays["gram"]
-    dealers = yield from multiply_between_sites(layout, sides, products, conversation)
+    dealers = yield from multiply_between_sites(layout, sides, products, product_session)
     return symmetrized(products)[0] / layout.n, dealers
 
 
@@ -170,7 +170,7 @@ class LossPoint:
 class LossOracle:
     """The sites, the coordinates, and the number of releases.
 
-    Linear predictors are masked if `hidden`. T (p, p) changes the coordinates of the standardized columns,
+    Linear predictors are masked if `use_masks`. T (p, p) changes the coordinates of the standardized columns,
     `unit` is that of the linear predictor, and therefore of the coefficients, `tol` the score at which a
     likelihood counts as maximal. `code` (n,) are folds, and `response` is what is known of it. `left`
     weighted Gram matrices may still be released, in addition to the one for standard errors; `points` linear
@@ -178,8 +178,8 @@ class LossOracle:
     """
 
     layout: Layout
-    conversation: SecureProductSession
-    hidden: bool
+    product_session: SecureProductSession
+    use_masks: bool
     T: Floats
     left: int
     unit: float = 1.0
@@ -193,15 +193,15 @@ class LossOracle:
     def begin(self, distribution: DistributionSpec) -> FitProtocol[ColumnScales]:
         """Standardize the columns, and obtain the sums of the response that are released once."""
         layout, code = self.layout, self.code
-        units = yield from standardize_columns(layout, distribution, self.conversation)
+        units = yield from standardize_columns(layout, distribution, self.product_session)
         folds = np.zeros(layout.n, dtype=np.int64) if code is None else code
-        told = yield from request_response_sums(layout, distribution, units, folds, self.conversation)
-        self.response, self.dealers = told
+        reported = yield from request_response_sums(layout, distribution, units, folds, self.product_session)
+        self.response, self.dealers = reported
         return units
 
-    def ask(self, site: str, step: str, text: str = "", **arrays: Any) -> Request:
+    def request(self, site: str, step: str, text: str = "", **arrays: Any) -> Request:
         """Address one step."""
-        return self.conversation.ask(site, step, text, **arrays)
+        return self.product_session.request(site, step, text, **arrays)
 
     def evaluate(self, b: Floats, highest: float = np.inf) -> FitProtocol[LossPoint | None]:
         """Go to a point; None if the loss is above `highest` minus the penalty of `b`.
@@ -210,20 +210,20 @@ class LossOracle:
         """
         layout, self.points = self.layout, self.points + 1
         parts = layout.split(self.T @ b[1:])
-        replies = yield [self.ask(k, "linear_predictor", beta=parts[k]) for k in layout.clients]
+        replies = yield [self.request(k, "linear_predictor", beta=parts[k]) for k in layout.sites]
         eta = self.unit * (b[0] + np.sum([reply.arrays["linear_predictor"] for reply in replies], axis=0))
         response = self.response
         bound: dict[str, Any] = (
             {"highest": highest} if response.sums is not None and np.isfinite(highest) else {}
         )
-        (reply,) = yield [self.ask(layout.active, response.step, eta=eta, **bound)]
+        (reply,) = yield [self.request(layout.active, response.step, eta=eta, **bound)]
         loss, (total, squares, pearson) = float(reply.arrays["loss"]), reply.arrays["sums"].tolist()
         # Before scores are requested: for a point that is not accepted, no sum of columns is released.
         if loss >= OUTSIDE or not loss <= highest:
             return None
         of_mean, weight = response.at(eta)
         residual = reply.arrays.get("residual", of_mean)
-        replies = yield [self.ask(k, "sum_scores", residual=residual) for k in layout.clients]
+        replies = yield [self.request(k, "sum_scores", residual=residual) for k in layout.sites]
         score = (np.concatenate([reply.arrays["scores"] for reply in replies]) + response.score()) @ self.T
         score = self.unit * np.concatenate([[total], score]) / layout.n
         return LossPoint(b, loss, score, weight, eta, squares, pearson)
@@ -231,14 +231,16 @@ class LossOracle:
     def hessian(self, point: LossPoint) -> FitProtocol[Floats]:
         """Obtain the information divided by n at a point."""
         self.left, self.grams = self.left - 1, self.grams + 1
-        H, dealers = yield from request_weighted_gram(self.layout, point.weight, self.conversation)
+        H, dealers = yield from request_weighted_gram(self.layout, point.weight, self.product_session)
         self.dealers = {**self.dealers, **dealers}
         return self.unit**2 * self.turned(H)
 
     def masked(self, protocol: FitProtocol[SolvedT]) -> FitProtocol[SolvedT]:
         """Run a part of the protocol with masked linear predictors, if they must be masked."""
         return (
-            mask_sums(protocol, self.layout.clients, self.conversation.session) if self.hidden else protocol
+            mask_sums(protocol, self.layout.sites, self.product_session.session)
+            if self.use_masks
+            else protocol
         )
 
     def turned(self, H: Floats) -> Floats:

@@ -224,7 +224,7 @@ class VerticalGLMResults(
         estimate = make_estimate(response, outcome, refit)
         layout, means = outcome.layout, mean_predictors(estimate, outcome)
         predictor = Predictor(
-            estimate, layout.clients, outcome.distribution, {}, layout.active, means, column_means(outcome)
+            estimate, layout.sites, outcome.distribution, {}, layout.active, means, column_means(outcome)
         )
         debiased = make_debiased(response, outcome)
         claim = [CLAIMS[selection.inference]]
@@ -302,7 +302,7 @@ class VerticalGLMResults(
         Returns
         -------
         DataFrame
-            ``client``, ``name``, ``term``, ``selected``; ``coef``, the penalized estimate; ``refit``, the
+            ``site``, ``name``, ``term``, ``selected``; ``coef``, the penalized estimate; ``refit``, the
             estimate on the selected columns, with ``std_err``, ``z`` and ``p`` conditional on the selection
             (with ``inference="split"`` over the entities that did not select); ``lambda_entry``, the largest
             lambda of the path at which it is selected, and ``order`` of entry from 1; ``frequency``, the
@@ -313,7 +313,7 @@ class VerticalGLMResults(
         """
         # The estimates of selected columns come from the refit, if there is one.
         est, s = self.estimate, self.selection
-        frame = pd.DataFrame({"client": est.clients[1:], "name": est.names[1:], "term": est.terms[1:]})
+        frame = pd.DataFrame({"client": est.sites[1:], "name": est.names[1:], "term": est.terms[1:]})
         frame["selected"] = s.coefficients[s.chosen] != 0.0
         frame["coef"] = est.params[1:]
         for label in ("refit", "std_err", "z", "p"):
@@ -352,7 +352,7 @@ class VerticalGLMResults(
         Returns
         -------
         (DataFrame, float)
-            ``client``, ``name``, ``frequency``, the largest over these lambdas; and the bound ``q^2 / ((2
+            ``site``, ``name``, ``frequency``, the largest over these lambdas; and the bound ``q^2 / ((2
             threshold - 1) p)`` on the expected number of columns among them without an effect, where q is the
             mean number that a half selects at any of these lambdas. It requires columns without effect that
             are exchangeable.
@@ -505,7 +505,7 @@ class VerticalGLMResults(
                 "fits and saved results do not have them"
             )
         # The selection does not matter: the models are those of all columns and the response.
-        return self.observed.whole or fit_moments(self.observed.exchange.moments)
+        return self.observed.complete or fit_moments(self.observed.exchange.moments)
 
     def _link(self) -> DistributionSpec:
         return self._record.predictor.family

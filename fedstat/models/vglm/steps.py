@@ -104,7 +104,7 @@ def weigh(data: SiteData, state: State, weight: Floats) -> dict[str, Array]:
     # The Gram matrix of a fold has weights of zero elsewhere, and depends only on the fold.
     of_fold = np.where(weight > 0.0, 0, -1)
     require_groups(data.name, of_fold, 1, p * (p + 1), p)
-    state.tell(ExternalWeights(weight), GroupSums(every, p, staged.grams + 1), GroupSums(of_fold, p))
+    state.report(ExternalWeights(weight), GroupSums(every, p, staged.grams + 1), GroupSums(of_fold, p))
     state.rest_on(int(np.count_nonzero(weight)))
     staged.weight, staged.grams = weight, staged.grams + 1
     return {"sums": column_sums(staged.X, weight), "gram": gram(staged.X, weight)}
@@ -159,9 +159,9 @@ def respond(data: SiteData, state: State, eta: Floats, highest: Array | None = N
         # The excess of the loss would reveal the few rows that caused it.
         return {"loss": np.array(OUTSIDE), "sums": np.zeros(3)}
     # Up to terms without the response, the loss is the sum of y eta: predictors are weights of responses.
-    state.tell(ExternalWeights(eta - np.median(eta), PREDICTORS))
+    state.report(ExternalWeights(eta - np.median(eta), PREDICTORS))
     # A party with sums of columns times fitted means also has those times residuals: these must not be few.
-    state.tell(ExternalWeights(residual, "residuals"))
+    state.report(ExternalWeights(residual, "residuals"))
     return {"loss": np.array(loss), "sums": _sums(staged_response(state).distribution, residual, weight)}
 
 
@@ -199,9 +199,9 @@ def respond_by_fold(data: SiteData, state: State, eta: Floats, code: Ints, group
     check_lengths(data.name, code=(code, n))
     require_groups(data.name, code, G, 2)
     folds = [code == g for g in np.unique(code[code >= 0])]
-    state.tell(GroupSums(code, 0), left_out(code), RowGroups("", code, response.rows))
-    state.tell(*(ExternalWeights(eta[here] - np.median(eta), PREDICTORS) for here in folds))
-    state.tell(*(ExternalWeights(residual[here], "residuals") for here in folds))
+    state.report(GroupSums(code, 0), left_out(code), RowGroups("", code, response.rows))
+    state.report(*(ExternalWeights(eta[here] - np.median(eta), PREDICTORS) for here in folds))
+    state.report(*(ExternalWeights(residual[here], "residuals") for here in folds))
     losses, totals = np.zeros((2, G))
     for here in folds:
         loss = respond_at(response.distribution, eta[here], response.y[here])[0]
@@ -288,7 +288,7 @@ RHO = control("penalty parameter", 0)
         "labels": control("group of each column", dtype="int64"),
         "free": control("which columns have no penalty", dtype="bool"),
     },
-    asks=control("the penalty"),
+    requests=control("the penalty"),
 )
 def admm_start(data: SiteData, state: State, text: str, labels: Ints, free: Bools) -> dict[str, Array]:
     """Prepare the penalized least squares of the block; nothing is released.

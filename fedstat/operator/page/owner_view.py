@@ -41,7 +41,7 @@ class OwnerView:
     examine: Callable[[Path], tuple[Sequence[str], str]]
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _examining: threading.Lock = field(default_factory=threading.Lock)
-    _account: tuple[object, SiteLedger] | None = None
+    _site_ledger: tuple[object, SiteLedger] | None = None
 
     @property
     def description(self) -> SiteDescription:
@@ -59,14 +59,14 @@ class OwnerView:
         return load_identity(self.folder).public.fingerprint
 
     @property
-    def account(self) -> SiteLedger:
+    def site_ledger(self) -> SiteLedger:
         """The site's account, held against its signatures; read again when its files have changed."""
         with self._lock:
             name, keys = self.description.name, load_identity(self.folder).public
             now = name, keys.fingerprint, *map(self._changed, (CHECKPOINT_FILENAME, LEDGER_FILENAME))
-            if self._account is None or self._account[0] != now:
-                self._account = now, read_ledger(self.folder, name, keys)
-            return self._account[1]
+            if self._site_ledger is None or self._site_ledger[0] != now:
+                self._site_ledger = now, read_ledger(self.folder, name, keys)
+            return self._site_ledger[1]
 
     @property
     def plans(self) -> PlanFolder:
@@ -85,10 +85,10 @@ class OwnerView:
             one.plan: (one, "is signed; the site enters it into its account when it is asked next")
             for one in self.plans.decided()
         }
-        account = self.account
+        site_ledger = self.site_ledger
         entered = {
-            one.plan: (one, "has served for one run" if one.name in account.spent else "is in force")
-            for one in account.decisions.values()
+            one.plan: (one, "has served for one run" if one.name in site_ledger.spent else "is in force")
+            for one in site_ledger.decisions.values()
         }
         return sorted((entered | laid).values(), key=lambda one: -one[0].when)
 

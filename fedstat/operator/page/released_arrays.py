@@ -58,8 +58,8 @@ def only_connection_steps(chain: SessionChain) -> bool:
 
 def families_of(chain: SessionChain) -> tuple[str, ...]:
     """Families that asked, in the order in which they did."""
-    asked = (entry.family for entry in chain.entries if entry.family != RECEIPT_FAMILY)
-    return tuple(dict.fromkeys(asked))
+    request = (entry.family for entry in chain.entries if entry.family != RECEIPT_FAMILY)
+    return tuple(dict.fromkeys(request))
 
 
 def statements_of(chain: SessionChain) -> list[SiteEntry]:

@@ -168,17 +168,17 @@ class PageHandler(BaseHTTPRequestHandler):
         """Decide about a plan."""
         length = self.headers.get("Content-Length", "")
         if not re.fullmatch("[0-9]{1,18}", length) or "Transfer-Encoding" in self.headers:
-            return self._tell(411, "A length is required.")
+            return self._report(411, "A length is required.")
         if int(length) > MOST_BYTES:
-            return self._tell(413, f"At most {MOST_BYTES} bytes.")
+            return self._report(413, f"At most {MOST_BYTES} bytes.")
         # read before anything is said: what is left unread would cut the reply short
         body = self.rfile.read(int(length))
         if not (self._addressed() and self._known(self.path) and self._from_here()):
             return self._refuse()
-        asked = DECISION.fullmatch(self.path.removeprefix(self.server.root))
-        if asked is None:
-            return self._tell(404, "There is no such page.")
-        digest, word = asked.groups()
+        request = DECISION.fullmatch(self.path.removeprefix(self.server.root))
+        if request is None:
+            return self._report(404, "There is no such page.")
+        digest, word = request.groups()
         given = parse_qs(body.decode("latin-1")).get("token", [""])
         if len(given) != 1 or not _same(given[0], self.server.form_token(digest, word)):
             return self._refuse()
@@ -229,8 +229,8 @@ class PageHandler(BaseHTTPRequestHandler):
             self._reply(200, content, Content_Type="text/css; charset=utf-8")
             return
         server = self.server
-        if (asked := DECISION.fullmatch(path)) is not None:
-            digest, word = asked.groups()
+        if (request := DECISION.fullmatch(path)) is not None:
+            digest, word = request.groups()
             token = server.form_token(digest, word)
             title = f"{views.ASKED[word][1]}?"
             return self._page(
@@ -246,7 +246,7 @@ class PageHandler(BaseHTTPRequestHandler):
                     name: int(text) if name == "ordinal" else text for name, text in found.groupdict().items()
                 }
                 return self._page(200, here, title, template, partial(view, server.view, **given))
-        self._tell(404, "There is no such page.")
+        self._report(404, "There is no such page.")
 
     def _page(
         self, code: int, here: str, title: str, template: str, read: Callable[[], views.PageData]
@@ -265,23 +265,23 @@ class PageHandler(BaseHTTPRequestHandler):
         self._reply(code, _encoded(page))
 
     def _refuse(self) -> None:
-        self._tell(403, CLOSED)
+        self._report(403, CLOSED)
 
-    def _tell(self, code: int, text: str) -> None:
+    def _report(self, code: int, text: str) -> None:
         self._reply(code, _encoded(text + "\n"), Content_Type="text/plain; charset=utf-8")
 
     def _reply(self, code: int, content: bytes, **headers: str) -> None:
         self.send_response(code)
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        told = {"Content-Type": "text/html; charset=utf-8"} | HEADERS | named
-        for name, value in {**told, "Content-Length": str(len(content))}.items():
+        reported = {"Content-Type": "text/html; charset=utf-8"} | HEADERS | named
+        for name, value in {**reported, "Content-Length": str(len(content))}.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Say no to what is no request, or has another method."""
-        self._tell(code, "This is not understood here.")
+        self._report(code, "This is not understood here.")
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
         """Write down no addresses: they hold what opens the page."""

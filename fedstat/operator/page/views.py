@@ -48,13 +48,13 @@ class PageLink(NamedTuple):
 
 def ledger_page(view: OwnerView, month: str = "") -> PageData:
     """Show the sessions of a month, by default the newest, day by day."""
-    account = view.account
-    chains = [chain for chain in account.chains if chain.entries]
+    site_ledger = view.site_ledger
+    chains = [chain for chain in site_ledger.chains if chain.entries]
     months = list(dict.fromkeys(_began(chain)[:7] for chain in reversed(chains)))
     month = month or next(iter(months), "")
     n_entries = sum(len(chain.entries) for chain in chains)
     return {
-        "losses": account.losses,
+        "losses": site_ledger.losses,
         "months": months,
         "month": month,
         "days": _sessions_by_day(chain for chain in chains if _began(chain)[:7] == month),
@@ -105,7 +105,7 @@ def _session_row(chain: SessionChain) -> tuple[str | PageLink, ...]:
 
 def session_page(view: OwnerView, ordinal: int) -> PageData:
     """Show what left in one session, array by array."""
-    chain = next((chain for chain in view.account.chains if chain.ordinal == ordinal), None)
+    chain = next((chain for chain in view.site_ledger.chains if chain.ordinal == ordinal), None)
     if chain is None:
         raise PartitionError(f"there is no session {ordinal}")
     released = released_rows(chain)
@@ -133,13 +133,13 @@ def refusals_page(view: OwnerView) -> PageData:
 
 def _refused_by_rule(view: OwnerView) -> PageData:
     count: dict[tuple[str, str], list[str]] = {}
-    for chain in view.account.chains:
+    for chain in view.site_ledger.chains:
         for one in refusals_of(chain):
             count.setdefault((one.rule, one.step), []).append(one.time)
     rows = [(rule, step, f"{len(times):,}", max(times)) for (rule, step), times in count.items()]
     counted = [
-        f"{n:,} of those asked by {asker:.12} depended on rows; fedstat site answer-again forgives them."
-        for asker, n in view.account.refusals.items()
+        f"{n:,} of those asked by {client:.12} depended on rows; fedstat site answer-again forgives them."
+        for client, n in view.site_ledger.refusals.items()
         if n
     ]
     return {"rows": sorted(rows, key=lambda row: row[3], reverse=True), "counted": counted}
@@ -173,7 +173,7 @@ def overview_page(view: OwnerView) -> PageData:
         "state": section_data(lambda: _state(view)),
         "budgets": section_data(lambda: _budgets(view)),
         "sessions": section_data(
-            lambda: _sessions_by_day([c for c in view.account.chains if c.entries][-NEWEST:])
+            lambda: _sessions_by_day([c for c in view.site_ledger.chains if c.entries][-NEWEST:])
         ),
     }
 
@@ -190,27 +190,27 @@ def _state(view: OwnerView) -> PageData:
 
 
 def _budgets(view: OwnerView) -> list[PageData]:
-    policy, account = view.policy, view.account
+    policy, site_ledger = view.policy, view.site_ledger
     bars = []
-    if (spent := read_budget_spent(policy, account)) is not None:
+    if (spent := read_budget_spent(policy, site_ledger)) is not None:
         rho, total = float(Fraction(spent.rho)), float(Fraction(spent.total))
         bars.append(_usage("Privacy budget", rho, total, str(spent)))
     if most := policy.max_refusals:
         bars += [
-            _usage(f"Refusals, asked by {asker:.12}", count, most, f"{count:,} of {most:,}")
-            for asker, count in account.refusals.items()
+            _usage(f"Refusals, asked by {client:.12}", count, most, f"{count:,} of {most:,}")
+            for client, count in site_ledger.refusals.items()
             if count
         ]
     if isinstance(policy.per_entity, int) and (most := policy.per_entity):
-        text = f"{account.vectors:,} of {most:,}"
-        bars.append(_usage("Numbers for each entity", account.vectors, most, text))
+        text = f"{site_ledger.vectors:,} of {most:,}"
+        bars.append(_usage("Numbers for each entity", site_ledger.vectors, most, text))
     return bars
 
 
-def _usage(name: str, part: float, whole: float, text: str) -> PageData:
+def _usage(name: str, part: float, integer: float, text: str) -> PageData:
     """Describe a bar that shows how much of a whole is used up."""
-    level = "full" if part >= whole else "high" if part >= 0.8 * whole else "low"
-    bounds = {"part": f"{min(part, whole):.6g}", "whole": f"{whole:.6g}"}
+    level = "full" if part >= integer else "high" if part >= 0.8 * integer else "low"
+    bounds = {"part": f"{min(part, integer):.6g}", "whole": f"{integer:.6g}"}
     return {"name": name, "level": level, "text": text, **bounds}
 
 

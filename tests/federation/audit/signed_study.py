@@ -26,7 +26,7 @@ def rows(data, state):
     return {"rows": state.use("x", np.ndarray)}
 
 
-def tell(data, state, text):
+def report(data, state, text):
     return {}, text.upper()
 
 
@@ -42,7 +42,9 @@ STEPS = {
     ),
     "rows": Step(rows, {}, {"rows": ArrayDeclaration("raw columns", "x itself")}),
     "tell": Step(
-        tell, text_in=ArrayDeclaration("schema", "words"), text_out=ArrayDeclaration("schema", "louder words")
+        report,
+        text_in=ArrayDeclaration("schema", "words"),
+        text_out=ArrayDeclaration("schema", "louder words"),
     ),
 }
 

@@ -81,12 +81,12 @@ def test_releases_are_counted_array_by_array(ledger):
 
 
 def test_kinds_are_listed_from_harmless_to_disclosing(ledger):
-    assert ledger.kinds_by_client() == {
+    assert ledger.kinds_by_site() == {
         "Registry": ("control",),
         "Bank": ("control", "aggregate", "per entity"),
     }
     ledger.at = None
-    assert set(ledger.kinds_by_client()) == {COORDINATOR, "Bank"}
+    assert set(ledger.kinds_by_site()) == {COORDINATOR, "Bank"}
 
 
 def test_every_kind_has_its_place():
@@ -94,13 +94,13 @@ def test_every_kind_has_its_place():
     kinds = ("raw columns", "per entity", "sketch", "aggregate", "presence", "schema", "control")
     for kind in kinds:
         record(ledger, "Bank", {"x": np.ones(1)}, {"x": ArrayDeclaration(kind, "x")})
-    assert ledger.kinds_by_client() == {"Bank": kinds[::-1]}
+    assert ledger.kinds_by_site() == {"Bank": kinds[::-1]}
 
 
 def test_an_empty_account_can_be_read():
     ledger = Ledger()
     assert ledger.bytes == ledger.rounds == 0
-    assert ledger.kinds_by_client() == {}
+    assert ledger.kinds_by_site() == {}
     frame = ledger.to_frame()
     assert isinstance(frame, pd.DataFrame) and len(frame) == 0
     assert list(frame.columns) == list(LEDGER_COLUMNS)

@@ -293,10 +293,10 @@ def test_a_coordinator_that_wrote_down_something_else_is_found(study, lie, compl
     """The lie is told before the sites sign: signatures are right, and the two accounts differ."""
     study.run()
     ledger = study.ledger("s")
-    place = next(i for i, e in enumerate(ledger.account._passed) if (e.array, e.receiver) == ("weight", "B"))
-    entry = ledger.account._passed.pop(place)
+    place = next(i for i, e in enumerate(ledger.log._passed) if (e.array, e.receiver) == ("weight", "B"))
+    entry = ledger.log._passed.pop(place)
     if lie is not None:
-        ledger.account._passed.insert(place, replace(entry, **lie))
+        ledger.log._passed.insert(place, replace(entry, **lie))
     report = study.verify(study.run(steps=()))
     assert not report.ok and pd.Series(report.problems).str.contains(complaint).any()
     assert all(problem.startswith("B: ") for problem in report.problems)
@@ -304,7 +304,7 @@ def test_a_coordinator_that_wrote_down_something_else_is_found(study, lie, compl
 
 def test_a_site_that_left_something_out_is_found(study):
     study.run()
-    study.partition.sites["C"]._data.account.chain("C", None, "s").entries.pop(2)
+    study.partition.sites["C"]._data.site_ledger.chain("C", None, "s").entries.pop(2)
     report = study.verify(study.run(steps=()))
     assert not report.ok and all(problem.startswith("C: ") for problem in report.problems)
 

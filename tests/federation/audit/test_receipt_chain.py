@@ -27,7 +27,7 @@ def study():
 
 def test_a_site_can_prove_one_array_and_discloses_no_other(study):
     study.run()
-    chain = study.partition.sites["A"]._data.account.chain("A", None, "s")
+    chain = study.partition.sites["A"]._data.site_ledger.chain("A", None, "s")
     place = next(i for i, link in enumerate(chain.entries) if link.array == "gram")
     link, key = chain.entries[place], chain.entry_key(place)
     x = SECRET + np.arange(3.0)
@@ -53,7 +53,7 @@ def test_sessions_are_chained_so_that_none_can_be_dropped(study):
         # The statement itself was entered after it was signed, and before the next session began.
         digest = bytes.fromhex(one.head)
         for link in (
-            study.partition.sites[site]._data.account.chain(site, None, "s").entries[len(one.entries) :]
+            study.partition.sites[site]._data.site_ledger.chain(site, None, "s").entries[len(one.entries) :]
         ):
             digest = extended_digest(digest, link)
         assert two.previous == digest.hex()
@@ -101,9 +101,9 @@ def test_no_policy_keeps_a_site_from_its_statement():
 def test_a_malformed_question_for_a_statement_is_named(study, text, words):
     ledger = study.ledger("s")
 
-    def ask():
+    def request():
         yield [Request("A", "receipt", "state_ledger", {}, "s", text)]
 
     with pytest.raises(MessageError, match=words):
-        study.engine.run(ask(), ledger)
+        study.engine.run(request(), ledger)
     assert study.verify(study.run()).ok

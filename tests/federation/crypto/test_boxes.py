@@ -187,17 +187,17 @@ def test_a_message_that_is_too_long_is_refused(pair, monkeypatch):
 def test_random_bytes_are_named_errors(pair):
     a, b = pair
     draw = random.Random(3)
-    whole = a.seal(b"a message of some length")
+    complete = a.seal(b"a message of some length")
     for i in range(10_000):
         if i % 2:
             box = draw.randbytes(draw.randrange(200))
         else:
-            box = bytearray(whole)
+            box = bytearray(complete)
             for _ in range(draw.randrange(1, 4)):
                 box[draw.randrange(len(box))] = draw.randrange(256)
             box = bytes(box[: draw.randrange(len(box) + 1)]) if draw.random() < 0.5 else bytes(box)
-        if box == whole:
+        if box == complete:
             continue
         with pytest.raises(SecurityError, match="sealed message of step 'shares' with 'Akershus'"):
             b.open(box)
-    assert b.open(whole) == b"a message of some length"
+    assert b.open(complete) == b"a message of some length"

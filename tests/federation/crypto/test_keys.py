@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from fedstat.errors import DoorError, SecurityError
+from fedstat.errors import DisclosureError, SecurityError
 from fedstat.federation.crypto.keys import (
     Identity,
     KeyAgreement,
@@ -122,12 +122,12 @@ def test_a_public_identity_travels_as_text():
 
 def test_random_texts_are_no_public_identity():
     draw = random.Random(1)
-    whole = Identity.generate().public.to_json().encode()
+    complete = Identity.generate().public.to_json().encode()
     for _ in range(10_000):
         with pytest.raises(SecurityError):
             PublicIdentity.from_json(draw.randbytes(draw.randrange(200)))
     for _ in range(2_000):
-        text = bytearray(whole)
+        text = bytearray(complete)
         text[draw.randrange(len(text))] ^= 1 << draw.randrange(8)
         try:
             assert PublicIdentity.from_json(bytes(text)).fingerprint
@@ -180,7 +180,7 @@ def test_a_wrong_key_is_told_by_name():
     with pytest.raises(SecurityError, match="not the pinned key: 'Bergen'") as caught:
         check_fingerprints(PINNED, false)
     assert "Akershus" not in str(caught.value) and "Drammen" not in str(caught.value)
-    assert isinstance(caught.value, DoorError)
+    assert isinstance(caught.value, DisclosureError)
 
 
 @pytest.mark.parametrize("field", ["signing", "agreement"])
@@ -378,11 +378,11 @@ def test_random_announcements_are_named_errors():
     draw = random.Random(2)
     agreements = begin()
     texts = announced(agreements)
-    whole = texts["Bergen"].encode()
+    complete = texts["Bergen"].encode()
     for i in range(2_000):
-        text = bytearray(whole)
+        text = bytearray(complete)
         text[draw.randrange(len(text))] ^= 1 << draw.randrange(8)
-        if json_or_none(text) == json.loads(whole):
+        if json_or_none(text) == json.loads(complete):
             continue
         broken = bytes(text) if i % 2 else draw.randbytes(draw.randrange(300))
         with pytest.raises(SecurityError, match="the announcement of 'Bergen'"):

@@ -69,12 +69,12 @@ def test_masks_cancel_to_the_bit(n_sites, encoding):
     sent = [s.mask("x", x, 3, encoding) for s, x in zip(sites, parts, strict=True)]
     modulus = 1 << 64 * encoding.limbs
     for i, j in itertools.product(range(7), range(5)):
-        total = sum(whole(words[:, i, j]) for words in sent) % modulus
+        total = sum(integer(words[:, i, j]) for words in sent) % modulus
         clear = sum(round(Fraction(x[i, j]) * 2**encoding.scale_bits) for x in parts) % modulus
         assert total == clear
 
 
-def whole(limbs):
+def integer(limbs):
     """The integer that words of 64 bits stand for."""
     return sum(int(np.uint64(word)) << 64 * place for place, word in enumerate(limbs.view(np.uint64)))
 
@@ -127,11 +127,11 @@ def test_slices_and_transposes_are_read_by_element():
 def test_integers_and_booleans_are_exact(n_sites):
     rng = np.random.default_rng(4)
     bound = 2**47 // n_sites
-    whole = [rng.integers(-bound, bound, (5, 4)) for _ in range(n_sites)]
-    whole[0][0, 0], whole[1][0, 0] = bound, -bound
-    total = masked_sum(whole)
+    integer = [rng.integers(-bound, bound, (5, 4)) for _ in range(n_sites)]
+    integer[0][0, 0], integer[1][0, 0] = bound, -bound
+    total = masked_sum(integer)
     assert total.dtype == np.int64
-    np.testing.assert_array_equal(total, np.sum(whole, axis=0))
+    np.testing.assert_array_equal(total, np.sum(integer, axis=0))
     flags = [rng.random(30) < 0.5 for _ in range(n_sites)]
     np.testing.assert_array_equal(masked_sum(flags), np.sum(flags, axis=0))
 
@@ -250,7 +250,7 @@ def test_rounds_stay_within_the_nonce(round_number):
 def test_values_out_of_range_are_refused_and_not_told(n_sites, encoding):
     site = maskers(n_sites)[0]
     limit = encoding.limit(n_sites)
-    kind = np.int64 if encoding.whole else np.float64
+    kind = np.int64 if encoding.integer else np.float64
     too_large = np.array([0, -int(limit) - 123_457], dtype=kind)
     with pytest.raises(EstimationError, match=r"array 'information'.*largest magnitude") as caught:
         site.mask("information", too_large, 0, encoding)

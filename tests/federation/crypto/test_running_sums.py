@@ -52,9 +52,9 @@ def test_what_is_shown_is_noise_to_who_lacks_the_seed(dealt):
         running.mask_round_values(product, seed_b, E, Z, numbers(0), t)[0].astype(float)
         for t in range(ROUNDS)
     ]
-    told = np.column_stack([*shown, E.astype(float)])
+    reported = np.column_stack([*shown, E.astype(float)])
     truth = np.column_stack([numbers(0), X]).astype(float)
-    assert np.abs(np.corrcoef(told.T, truth.T)[: told.shape[1], told.shape[1] :]).max() < 0.2
+    assert np.abs(np.corrcoef(reported.T, truth.T)[: reported.shape[1], reported.shape[1] :]).max() < 0.2
     assert np.abs(np.corrcoef(np.array(shown)) - np.eye(ROUNDS)).max() < 0.2
 
 

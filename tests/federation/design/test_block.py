@@ -39,7 +39,7 @@ def table() -> pd.DataFrame:
 
 def terms_of(right: str, table: pd.DataFrame) -> SiteTerms:
     columns = {"Lab": list(table.columns), "Other": ["outcome"]}
-    return parse_formula(f"outcome ~ {right}", columns).clients[0]
+    return parse_formula(f"outcome ~ {right}", columns).sites[0]
 
 
 def build(right: str, table: pd.DataFrame, **options: Any) -> CodedBlock:
@@ -89,7 +89,7 @@ RIGHT_SIDES = [
 @pytest.mark.parametrize("right", RIGHT_SIDES)
 def test_matrix_is_that_of_formulaic_and_survives_json(right: str, table: pd.DataFrame) -> None:
     formula = parse_pooled_formula(f"y ~ {right}", ["y", *table.columns])
-    block = build_block(table, formula.clients[0], intercept=formula.intercept)
+    block = build_block(table, formula.sites[0], intercept=formula.intercept)
     factors = table.assign(flag=table["flag"].astype("category"))
     oracle = formulaic.model_matrix(right, factors)
     names = [name for name in oracle.columns if name != "Intercept"]
@@ -224,7 +224,7 @@ def test_applied_rows_may_be_unseen(table: pd.DataFrame) -> None:
 def test_new_rows_with_an_unknown_level(table: pd.DataFrame) -> None:
     spec = build("s", table).spec
     with pytest.raises(DesignError) as error:
-        apply_block(table.assign(s=np.where(np.arange(N) < 3, "new", "a")), spec, client="Clinic")
+        apply_block(table.assign(s=np.where(np.arange(N) < 3, "new", "a")), spec, site="Clinic")
     for part in ("'s'", "'Clinic'", "3 of 400", "'new'"):
         assert part in str(error.value)
 

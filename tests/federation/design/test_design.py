@@ -83,8 +83,8 @@ def test_the_schema_holds_levels_and_no_numbers_of_the_data(frames):
         "min_count": 5,
         "intercept": True,
     }
-    ask = design_request("Court", "open_block", "s", terms, use=np.ones(23, dtype=bool))
-    schema = json.loads(unpack_reply(partition.sites["Court"].answer(pack_request(ask))).text)
+    request = design_request("Court", "open_block", "s", terms, use=np.ones(23, dtype=bool))
+    schema = json.loads(unpack_reply(partition.sites["Court"].answer(pack_request(request))).text)
     assert schema == {
         "names": ["scale(b)", "c[T.x]"],
         "term_names": ["scale(b)", "c"],

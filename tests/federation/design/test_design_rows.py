@@ -56,9 +56,9 @@ def sites(frame=FRAME, policy=None, tables=None):
 
 def question(formula, frame=FRAME, **roles):
     parsed = parse_pooled_formula(formula, list(frame.columns), ("site",))
-    (terms,) = parsed.clients
-    asked = RowsRequest(parsed.response, parsed.response_columns, terms.terms, terms.columns)
-    return replace(asked, intercept=parsed.intercept, **roles)
+    (terms,) = parsed.sites
+    request = RowsRequest(parsed.response, parsed.response_columns, terms.terms, terms.columns)
+    return replace(request, intercept=parsed.intercept, **roles)
 
 
 def agree(formula, held, frame=FRAME, **roles):
@@ -138,7 +138,7 @@ def test_more_levels_than_a_factor_has_are_refused():
 # -- one site, and a stranger's questions --------------------------------------------------------------
 
 
-def ask(site, step, content, session="s"):
+def requested(site, step, content, session="s"):
     before, kept = len(site.ledger.entries), site._data.memory.released
     try:
         return unpack_reply(site.answer(pack_request(rows_request(session)(site.name, step, content))))
@@ -168,55 +168,55 @@ def test_rows_that_differ_by_one_are_refused_at_every_step():
         ("transform_sums", {"question": centred, "state": {}, "targets": {"center(x)": None}}),
     ):
         site = sites(frame)["Bonn"]
-        ask(site, "survey_rows", first.to_json())
+        requested(site, "survey_rows", first.to_json())
         with pytest.raises(
             PolicyError, match=r"Bonn: its policy \(differencing\).*Fit both models on the same"
         ):
-            ask(site, step, content, "other")
-        ask(site, "survey_rows", first.to_json(), "other")
-        ask(site, "open_rows", opening("y ~ x + g", frame))
+            requested(site, step, content, "other")
+        requested(site, "survey_rows", first.to_json(), "other")
+        requested(site, "open_rows", opening("y ~ x + g", frame))
 
 
 def test_five_rows_less_are_allowed():
     frame = FRAME.assign(v=FRAME["w"].where(~np.isin(np.arange(N), range(50, 55))))
     site = sites(frame)["Bonn"]
-    ask(site, "survey_rows", question("y ~ x", frame).to_json())
-    assert json.loads(ask(site, "survey_rows", question("y ~ x + v", frame).to_json()).text)["n"] == 75
+    requested(site, "survey_rows", question("y ~ x", frame).to_json())
+    assert json.loads(requested(site, "survey_rows", question("y ~ x + v", frame).to_json()).text)["n"] == 75
 
 
 @pytest.mark.parametrize("role", ["freq_weights", "var_weights"])
 def test_a_weight_of_zero_is_a_row_less(role):
     frame = FRAME.assign(w=np.where(np.arange(N) == 50, 0.0, 1.0))
     site = sites(frame)["Bonn"]
-    ask(site, "survey_rows", question("y ~ x", frame).to_json())
+    requested(site, "survey_rows", question("y ~ x", frame).to_json())
     with pytest.raises(PolicyError, match="differencing"):
-        ask(site, "survey_rows", question("y ~ x", frame, weights={role: "w"}).to_json())
+        requested(site, "survey_rows", question("y ~ x", frame, weights={role: "w"}).to_json())
 
 
 def test_binomial_trials_of_zero_are_a_row_less():
     frame = FRAME.assign(hits=1.0, misses=np.where(np.arange(N) == 50, -1.0, 1.0))
     site = sites(frame)["Bonn"]
-    ask(site, "survey_rows", question("cbind(hits, 0 * misses + 1) ~ x", frame).to_json())
+    requested(site, "survey_rows", question("cbind(hits, 0 * misses + 1) ~ x", frame).to_json())
     with pytest.raises(PolicyError, match="differencing"):
-        ask(site, "survey_rows", question("cbind(misses + hits, 0 * misses) ~ x", frame).to_json())
+        requested(site, "survey_rows", question("cbind(misses + hits, 0 * misses) ~ x", frame).to_json())
 
 
 def test_few_rows_tell_nothing():
     frame = FRAME.assign(v=FRAME["w"].where(np.arange(N) > 115))
     site = sites(frame)["Bonn"]
     with pytest.raises(PolicyError, match=r"wants at least 5 whole rows; there are 4"):
-        ask(site, "survey_rows", question("y ~ v", frame).to_json())
+        requested(site, "survey_rows", question("y ~ v", frame).to_json())
 
 
 def test_a_level_that_a_forged_coding_lacks_is_named_only_where_enough_rows_have_it():
     frame = FRAME.assign(g=np.where(np.isin(np.arange(N), [50, 51]), "HIV", FRAME["g"]))
     site = sites(frame)["Bonn"]
     with pytest.raises(PolicyError) as caught:
-        ask(site, "open_rows", opening(levels={"g": ("a", "b", "c")}))
+        requested(site, "open_rows", opening(levels={"g": ("a", "b", "c")}))
     assert "column 'g' has levels that the fit does not know in 2 rows" in str(caught.value)
     assert "HIV" not in str(caught.value)
     with pytest.raises(DesignError, match="level 'c', not known when the model was fitted"):
-        ask(sites()["Bonn"], "open_rows", opening(levels={"g": ("a", "b")}))
+        requested(sites()["Bonn"], "open_rows", opening(levels={"g": ("a", "b")}))
 
 
 def test_a_design_of_more_columns_than_rows_is_refused_before_it_is_coded():
@@ -227,10 +227,10 @@ def test_a_design_of_more_columns_than_rows_is_refused_before_it_is_coded():
         "y ~ C(a):C(b)", frame.assign(a=1 + np.arange(N) % 2, b=1 + np.arange(N) % 3), levels=levels
     )
     with pytest.raises(PolicyError, match="the model has 998,002 for 80 rows"):
-        ask(site, "open_rows", content)
+        requested(site, "open_rows", content)
     many = replace(question("y ~ x", frame), terms=tuple(f"x ** {j / 1000}" for j in range(1, 400)))
     with pytest.raises(FedstatError):
-        ask(site, "open_rows", {**opening("y ~ x"), "question": many.to_json()})
+        requested(site, "open_rows", {**opening("y ~ x"), "question": many.to_json()})
 
 
 def test_values_whose_squares_are_no_numbers_are_named():
@@ -240,7 +240,7 @@ def test_values_whose_squares_are_no_numbers_are_named():
         np.errstate(all="ignore"),
         pytest.raises(DesignError, match="column 'x' at site 'Bonn': the squares"),
     ):
-        ask(site, "open_rows", opening("y ~ x", frame))
+        requested(site, "open_rows", opening("y ~ x", frame))
 
 
 FORGED = {
@@ -285,7 +285,7 @@ BROKEN = {
 @pytest.mark.parametrize("case", FORGED)
 def test_a_text_that_is_no_question_is_refused(step, case):
     with pytest.raises(MessageError):
-        ask(sites()["Bonn"], step, FORGED[case])
+        requested(sites()["Bonn"], step, FORGED[case])
 
 
 @pytest.mark.parametrize("step", ["survey_rows", "open_rows", "transform_sums"])
@@ -294,7 +294,7 @@ def test_a_forged_question_is_refused(step, case):
     forged = json.dumps(json.loads(question("y ~ x").to_json()) | BROKEN[case])
     content = {"question": forged, "spec": spec_of("y ~ x").to_json(), "state": {}, "targets": {}}
     with pytest.raises(FedstatError) as caught:
-        ask(sites()["Bonn"], step, forged if step == "survey_rows" else content)
+        requested(sites()["Bonn"], step, forged if step == "survey_rows" else content)
     assert len(str(caught.value)) < 1500
 
 
@@ -326,7 +326,7 @@ def test_a_forged_coding_is_refused_or_codes_the_question(changes):
     for name, value in changes.items():
         held[name] = value
     try:
-        reply = ask(site, "open_rows", content | {"spec": json.dumps(held)})
+        reply = requested(site, "open_rows", content | {"spec": json.dumps(held)})
     except FedstatError:
         return
     assert json.loads(reply.text)["names"][0] == "x"
@@ -337,7 +337,7 @@ def test_a_column_that_the_coding_calls_a_category_is_no_number():
     frame = FRAME.assign(k=FRAME["k"].astype(float))
     spec = replace(spec_of("y ~ k", frame), kinds={"k": "category"}, levels={"k": (1.0, 2.0, 3.0)})
     assert isinstance(spec, BlockSpec)
-    reply = ask(
+    reply = requested(
         sites(frame)["Bonn"],
         "open_rows",
         {"question": question("y ~ k", frame).to_json(), "spec": spec.to_json()},
@@ -349,8 +349,8 @@ def test_a_refused_model_leaves_the_site_as_it_was():
     site = sites(policy=Policy(min_level_count=30))["Bonn"]
     content = opening("y ~ x + g")
     with pytest.raises(PolicyError, match="minimum rows per level"):
-        ask(site, "open_rows", content)
-    ask(site, "open_rows", opening("y ~ x"))
+        requested(site, "open_rows", content)
+    requested(site, "open_rows", opening("y ~ x"))
 
 
 @pytest.mark.parametrize("centre", [1000.0, 1.0 / 3.0, 77.7, 1e6 / 7.0, -0.1])

@@ -46,7 +46,7 @@ def sites(frame=FRAME, policy=None):
 
 def question(right, frame=FRAME):
     formula = parse_pooled_formula(f"y ~ {right}", list(frame.columns))
-    (terms,) = formula.clients
+    (terms,) = formula.sites
     return RowsRequest(formula.response, formula.response_columns, terms.terms, terms.columns)
 
 
@@ -105,9 +105,9 @@ def test_missing_values_and_the_order_of_sites_do_not_matter():
     held = sites(frame)
     one = agree("scale(x) + poly(days, 2)", frame, held)
     two = agree("scale(x) + poly(days, 2)", frame, dict(reversed(sites(frame).items())))
-    whole = frame.dropna()
-    assert one.spec.state["scale(x)"]["center"] == pytest.approx(whole["x"].mean(), rel=1e-13)
-    assert one.spec.state["scale(x)"]["scale"] == pytest.approx(whole["x"].std(), rel=1e-13)
+    complete = frame.dropna()
+    assert one.spec.state["scale(x)"]["center"] == pytest.approx(complete["x"].mean(), rel=1e-13)
+    assert one.spec.state["scale(x)"]["scale"] == pytest.approx(complete["x"].std(), rel=1e-13)
     for text, state in one.spec.state.items():
         for key, value in state.items():
             assert value == pytest.approx(two.spec.state[text][key], rel=1e-12, abs=1e-12)
@@ -157,7 +157,7 @@ def test_a_constant_column_has_no_scale(added):
 # -- what a site sums for a stranger -------------------------------------------------------------------
 
 
-def ask(site, right, targets, state=None):
+def request(site, right, targets, state=None):
     content = {"question": question(right).to_json(), "state": state or {}, "targets": targets}
     before = len(site.ledger.entries)
     try:
@@ -173,13 +173,13 @@ def ask(site, right, targets, state=None):
 def test_sums_are_those_of_numpy():
     site = sites()["Bonn"]
     x = FRAME["x"].to_numpy()[40:120]
-    sums = ask(site, "center(x) + poly(days, 2)", {"center(x)": None})
+    sums = request(site, "center(x) + poly(days, 2)", {"center(x)": None})
     np.testing.assert_allclose(sums, [[80, x.mean(), ((x - x.mean()) ** 2).sum()]], rtol=1e-12)
     at = {"degree": 2, "alpha": [100.0], "norms": [80.0]}
     days = FRAME["days"].to_numpy()[40:120]
     P = days - 100.0
     np.testing.assert_allclose(
-        ask(site, "poly(days, 2)", {"poly(days, 2)": at}), [[0, P @ P, days @ P**2]], rtol=1e-12
+        request(site, "poly(days, 2)", {"poly(days, 2)": at}), [[0, P @ P, days @ P**2]], rtol=1e-12
     )
 
 
@@ -205,7 +205,7 @@ def test_sums_are_those_of_numpy():
 )
 def test_forged_targets_are_refused(targets):
     with np.errstate(all="ignore"), pytest.raises(FedstatError):
-        ask(sites()["Bonn"], "center(x) + poly(x, 2)", targets)
+        request(sites()["Bonn"], "center(x) + poly(x, 2)", targets)
 
 
 def test_a_forged_state_is_refused():
@@ -217,7 +217,7 @@ def test_a_forged_state_is_refused():
         [],
     ):
         with pytest.raises(FedstatError):
-            ask(sites()["Bonn"], "scale(3 / center(x))", {"scale(3 / center(x))": None}, state)
+            request(sites()["Bonn"], "scale(3 / center(x))", {"scale(3 / center(x))": None}, state)
 
 
 def test_a_mean_that_few_rows_make_up_is_refused():
@@ -234,19 +234,19 @@ def test_means_of_rows_that_differ_by_one_are_refused():
     """Also without the questions that come before."""
     frame = FRAME.assign(w=FRAME["days"].where(np.arange(N) != 60))
     site = sites(frame)["Bonn"]
-    ask(site, "center(x)", {"center(x)": None})
+    request(site, "center(x)", {"center(x)": None})
     both = RowsRequest("y", ("y",), ("center(x)", "w"), ("x", "w"))
     content = {"question": both.to_json(), "state": {}, "targets": {"center(x)": None}}
     before = len(site.ledger.entries)
     with pytest.raises(PolicyError, match="differencing"):
         site.answer(pack_request(rows_request("t")("Bonn", "transform_sums", content)))
     assert len(site.ledger.entries) == before
-    ask(site, "center(x)", {"center(x)": None})
+    request(site, "center(x)", {"center(x)": None})
 
 
 def test_few_rows_are_not_summed():
     with pytest.raises(PolicyError, match=re.escape("wants at least 100 whole rows; there are 80")):
-        ask(sites(policy=Policy(min_count=100))["Bonn"], "center(x)", {"center(x)": None})
+        request(sites(policy=Policy(min_count=100))["Bonn"], "center(x)", {"center(x)": None})
 
 
 def test_the_recurrence_is_that_of_orthogonal_polynomials():

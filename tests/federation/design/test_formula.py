@@ -341,23 +341,23 @@ def test_terms_are_those_of_formulaic(right: str) -> None:
     formula = parse_pooled_formula(f"y ~ {right}", POOLED)
     expected = [str(term) for term in formulaic.Formula(f"y ~ {right}").rhs]
     assert formula.intercept == ("1" in expected)
-    assert list(formula.clients[0].terms) == [term for term in expected if term != "1"]
+    assert list(formula.sites[0].terms) == [term for term in expected if term != "1"]
 
 
 def test_terms_are_formula_text_again() -> None:
     right = "a*log(b + 1) + `c` + C(d, Treatment('a)b~')) + Q('x')"
     formula = parse_pooled_formula(f"y ~ {right}", POOLED)
-    again = parse_pooled_formula("y ~ " + " + ".join(formula.clients[0].terms), POOLED)
-    assert again.clients == formula.clients
-    assert set(formula.clients[0].columns) == {"a", "b", "c", "d", "x"}
+    again = parse_pooled_formula("y ~ " + " + ".join(formula.sites[0].terms), POOLED)
+    assert again.sites == formula.sites
+    assert set(formula.sites[0].columns) == {"a", "b", "c", "d", "x"}
 
 
 def test_dot_is_every_column_but_the_response_in_partition_order() -> None:
     formula = parse_formula("log(Age + y) ~ .", COLUMNS)
     assert formula.response == "log(Age + y)"
-    assert (formula.response_client, formula.response_columns) == ("Interview", ("Age", "y"))
+    assert (formula.response_site, formula.response_columns) == ("Interview", ("Age", "y"))
     assert formula.intercept
-    assert formula.clients == (
+    assert formula.sites == (
         SiteTerms("Interview", ("Sex", "Income"), ("Sex", "Income")),
         SiteTerms(
             "Exam",
@@ -371,13 +371,13 @@ def test_dot_is_every_column_but_the_response_in_partition_order() -> None:
 def test_dot_can_be_changed() -> None:
     formula = parse_formula("y ~ . - Age - `odd name` + log(Age) - 1", COLUMNS)
     assert not formula.intercept
-    assert formula.clients[0].terms == ("Sex", "Income", "log(Age)")
-    assert formula.clients[1].terms == ("Weight", "`Children's (age)`")
+    assert formula.sites[0].terms == ("Sex", "Income", "log(Age)")
+    assert formula.sites[1].terms == ("Weight", "`Children's (age)`")
 
 
 def test_dot_squared_within_one_client() -> None:
     formula = parse_formula("y ~ .^2", {"A": ["y", "a", "b"]})
-    assert formula.clients[0].terms == ("a", "b", "a:b")
+    assert formula.sites[0].terms == ("a", "b", "a:b")
 
 
 @pytest.mark.parametrize(
@@ -393,23 +393,23 @@ def test_dot_squared_within_one_client() -> None:
 )
 def test_left_sides(left: str, columns: tuple[str, ...]) -> None:
     formula = parse_formula(f"{left} ~ Weight", COLUMNS)
-    assert (formula.response_client, formula.response_columns) == ("Interview", columns)
+    assert (formula.response_site, formula.response_columns) == ("Interview", columns)
     assert parse_formula(f"{formula.response} ~ Weight", COLUMNS).response == formula.response
 
 
 def test_odd_names_inside_transforms() -> None:
     formula = parse_formula('y ~ log(`odd name` + 1) + exp(Q("Children\'s (age)")) + sqrt(µg)', COLUMNS)
-    assert formula.clients[0].columns == ("odd name", "Children's (age)")
-    assert formula.clients[1] == SiteTerms("Laboratory", ("sqrt(µg)",), ("µg",))
+    assert formula.sites[0].columns == ("odd name", "Children's (age)")
+    assert formula.sites[1] == SiteTerms("Laboratory", ("sqrt(µg)",), ("µg",))
 
 
 def test_a_formula_of_a_model_without_response() -> None:
     formula = parse_formula("~ .", COLUMNS, response=False)
-    assert (formula.response, formula.response_client, formula.response_columns) == ("", None, ())
-    held = {terms.client: terms.columns for terms in formula.clients}
-    assert held == {client: tuple(names) for client, names in COLUMNS.items()}
+    assert (formula.response, formula.response_site, formula.response_columns) == ("", None, ())
+    held = {terms.site: terms.columns for terms in formula.sites}
+    assert held == {site: tuple(names) for site, names in COLUMNS.items()}
     some = parse_formula("~ log(Age) + Weight + C(Sex)", COLUMNS, response=False)
-    assert [terms.terms for terms in some.clients] == [("log(Age)", "C(Sex)"), ("Weight",)]
+    assert [terms.terms for terms in some.sites] == [("log(Age)", "C(Sex)"), ("Weight",)]
 
 
 @pytest.mark.parametrize(
@@ -440,7 +440,7 @@ def test_a_model_with_a_response_asks_for_one(text: str) -> None:
 @pytest.mark.parametrize("name", ["lambda", "log", "C", "np", "scale", "Q"])
 def test_a_column_may_be_called_like_anything(name: str) -> None:
     formula = parse_pooled_formula(f"y ~ log(`{name}` + 2) + {name} + scale(x)", ["y", "x", name])
-    assert formula.clients[0].columns == (name, "x")
+    assert formula.sites[0].columns == (name, "x")
 
 
 @pytest.mark.parametrize(
@@ -482,8 +482,8 @@ def test_a_column_named_like_a_used_transform_is_refused() -> None:
 
 def test_many_columns_are_read_quickly() -> None:
     names = [f"column_{i}" for i in range(2000)]
-    assert len(parse_pooled_formula("y ~ .", ["y", *names]).clients[0].terms) == 2000
-    assert len(parse_pooled_formula("y ~ " + " + ".join(names), ["y", *names]).clients[0].terms) == 2000
+    assert len(parse_pooled_formula("y ~ .", ["y", *names]).sites[0].terms) == 2000
+    assert len(parse_pooled_formula("y ~ " + " + ".join(names), ["y", *names]).sites[0].terms) == 2000
 
 
 def test_terms_read_one_by_one_make_the_formula_of_the_whole_text():

@@ -60,14 +60,14 @@ def test_offsets_are_read(right: str, offsets: tuple[str, ...], columns: tuple[s
 @pytest.mark.parametrize("right", ["x*b", "0 + x + a:b", "log(a) + C(b)"])
 def test_offsets_are_no_terms(right: str) -> None:
     without, beside = read(f"y ~ {right}"), read(f"y ~ offset(x) + {right} + offset(log(a))")
-    assert (beside.clients, beside.intercept) == (without.clients, without.intercept)
+    assert (beside.sites, beside.intercept) == (without.sites, without.intercept)
     assert (without.offsets, without.offset_columns) == ((), ())
 
 
 def test_dot_keeps_the_columns_of_an_offset_as_in_r() -> None:
     """R's terms.formula drops only the names of the left side from ``.`` (CheckRHS in model.c)."""
-    assert read("y ~ . + offset(log(a))").clients[0].columns == ("a", "b", "x", "odd name")
-    assert read("y ~ . - a + offset(log(a))").clients[0].columns == ("b", "x", "odd name")
+    assert read("y ~ . + offset(log(a))").sites[0].columns == ("a", "b", "x", "odd name")
+    assert read("y ~ . - a + offset(log(a))").sites[0].columns == ("b", "x", "odd name")
 
 
 @pytest.mark.parametrize("name", ["offset", "cbind"])
@@ -75,7 +75,7 @@ def test_a_column_may_be_called_like_a_construct(name: str) -> None:
     formula = parse_pooled_formula(f"{name} ~ x + offset(a)", [name, "x", "a"])
     assert (formula.response, formula.offsets) == (name, ("a",))
     formula = parse_pooled_formula(f"y ~ {name} + x + offset({name})", ["y", "x", name])
-    assert (formula.clients[0].columns, formula.offsets) == ((name, "x"), (name,))
+    assert (formula.sites[0].columns, formula.offsets) == ((name, "x"), (name,))
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_model_of_institutions_with_different_columns_has_none_of_these(text: 
 @pytest.mark.parametrize(("right", "offsets"), [("1", ()), ("1 + offset(a)", ("a",)), ("offset(a)", ("a",))])
 def test_an_intercept_alone(right: str, offsets: tuple[str, ...]) -> None:
     formula = read(f"y ~ {right}")
-    assert (formula.clients, formula.intercept) == ((SiteTerms("", (), ()),), True)
+    assert (formula.sites, formula.intercept) == ((SiteTerms("", (), ()),), True)
     assert formula.offsets == offsets
 
 
@@ -157,9 +157,9 @@ def test_a_dot_that_stands_for_nothing_is_refused() -> None:
 
 @pytest.mark.parametrize("columns", [["y", "x"], ["y", "site", "x"]])
 def test_extra_columns_can_be_named_and_are_not_in_dot(columns: list[str]) -> None:
-    assert parse_pooled_formula("y ~ .", columns, extra=["site"]).clients[0].terms == ("x",)
+    assert parse_pooled_formula("y ~ .", columns, extra=["site"]).sites[0].terms == ("x",)
     named = parse_pooled_formula("y ~ . + C(site) + x:site", columns, extra=("site",))
-    assert named.clients[0] == SiteTerms("", ("x", "C(site)", "x:site"), ("x", "site"))
+    assert named.sites[0] == SiteTerms("", ("x", "C(site)", "x:site"), ("x", "site"))
     with pytest.raises(FormulaError, match="'site'"):
         parse_pooled_formula("y ~ x + C(site)", ["y", "x"])
 
@@ -167,7 +167,7 @@ def test_extra_columns_can_be_named_and_are_not_in_dot(columns: list[str]) -> No
 def test_counts_are_a_response() -> None:
     formula = read("cbind( y,a-y ) ~ .")
     assert (formula.response, formula.response_columns) == ("cbind(y, a - y)", ("y", "a"))
-    assert formula.clients[0].columns == ("b", "x", "odd name")
+    assert formula.sites[0].columns == ("b", "x", "odd name")
     assert read(f"{formula.response} ~ x").response == formula.response
 
 
@@ -195,13 +195,13 @@ def test_counts_are_two_columns(text: str, table: pd.DataFrame) -> None:
 
 
 def test_counts_are_missing_in_the_whole_row(table: pd.DataFrame) -> None:
-    whole = build_response(table, "cbind(n, events)", ("n", "events"), "Clinic")
+    complete = build_response(table, "cbind(n, events)", ("n", "events"), "Clinic")
     for dtype in ("float64", "Int64", object):
         holes = table.astype({"events": dtype})
         holes.loc[3:5, "events"] = None
         y = build_response(holes, "cbind(n, events)", ("n", "events"), "Clinic")
         assert np.isnan(y[3:6]).all()
-        np.testing.assert_array_equal(np.delete(y, [3, 4, 5], axis=0), np.delete(whole, [3, 4, 5], axis=0))
+        np.testing.assert_array_equal(np.delete(y, [3, 4, 5], axis=0), np.delete(complete, [3, 4, 5], axis=0))
 
 
 def test_offset_is_the_sum_of_its_parts(table: pd.DataFrame) -> None:

@@ -29,7 +29,7 @@ EVERY = count()
 def report(data, state):
     """Report the pending facts; the reply holds no sum, so that no other rule applies to it."""
     facts = tuple(PENDING)
-    state.tell(*facts)
+    state.report(*facts)
     return {"reported": np.array(len(facts))}
 
 
@@ -71,28 +71,28 @@ def site_of(table=None, name="Kiel", published=None, **policy):
     return Site(name, table, Policy(**policy), published=published)
 
 
-def ask(site, step, session="s", asker="", masked=None, **numbers):
+def request(site, step, session="s", client="", masked=None, **numbers):
     """Return what a step of the family releases."""
     arrays = {name: np.asarray(number, dtype=float) for name, number in numbers.items()}
     request = Request(site.name, FAMILY, step, arrays, session)
-    return unpack_reply(site.answer(pack_request(replace(request, masked=masked)), asker))
+    return unpack_reply(site.answer(pack_request(replace(request, masked=masked)), client))
 
 
-def refusal_of(site, *facts, session="s", asker=""):
+def refusal_of(site, *facts, session="s", client=""):
     """Have a step report facts: the error of the site, None where it answers."""
     PENDING.clear()
     PENDING.extend(facts)
     try:
-        reply = ask(site, "report", session, asker)
+        reply = request(site, "report", session, client)
     except FedstatError as error:
         return error
     assert int(reply.arrays["reported"]) == len(facts)
     return None
 
 
-def rule_against(site, *facts, session="s", asker=""):
+def rule_against(site, *facts, session="s", client=""):
     """Return the rule by which the site refuses what a step reports, "" where it answers."""
-    error = refusal_of(site, *facts, session=session, asker=asker)
+    error = refusal_of(site, *facts, session=session, client=client)
     if error is None:
         return ""
     assert isinstance(error, PolicyError) and error.site == site.name

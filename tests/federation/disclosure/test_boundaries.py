@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pandas as pd
 import pytest
-from reporting import CONTROL, FAMILY, N_ROWS, STEPS, ask, masked_sites, refusal_of, rule_against, site_of
+from reporting import CONTROL, FAMILY, N_ROWS, STEPS, masked_sites, refusal_of, request, rule_against, site_of
 
 from fedstat.errors import FedstatError, MessageError, PartitionError, PolicyError, SessionError
 from fedstat.federation.disclosure import facts
@@ -439,11 +439,11 @@ def test_means_at_the_ends_of_their_range_are_those_of_few_rows(least, passes):
 def test_another_reply_leaves_where_nearly_all_weight_is_on_few_rows():
     def choose(data, state):
         fact = facts.WorkingWeights(lambda: weights(4)[None], instead={"reported": np.array(-1)})
-        state.tell(fact)
+        state.report(fact)
         return {"reported": np.array(1)}
 
     FAMILIES[FAMILY] = {"report": Step(choose, {}, {"reported": CONTROL})}
-    assert int(ask(site_of(), "report").arrays["reported"]) == -1
+    assert int(request(site_of(), "report").arrays["reported"]) == -1
 
 
 @pytest.mark.parametrize(("n", "many"), [(1, False), (10, False), (11, True)])
@@ -751,22 +751,22 @@ def test_levels_are_not_summed_again_over_other_rows_once_records_are_gone(gone,
 
 @pytest.mark.parametrize(("n", "passes"), [(0, True), (1, True), (3, True), (4, False)])
 def test_a_model_has_no_more_columns_than_allowed(n, passes):
-    ask(site_of(), "open", columns=n)
+    request(site_of(), "open", columns=n)
     site = site_of(max_columns=3)
     if passes:
-        ask(site, "open", columns=n)
+        request(site, "open", columns=n)
     else:
         with pytest.raises(PolicyError, match=r"Kiel: its policy \(maximum columns\) allows 3 .* opens 4"):
-            ask(site, "open", columns=n)
+            request(site, "open", columns=n)
 
 
 @pytest.mark.parametrize(("n", "passes"), [(0, False), (1, False), (4, False), (5, True)])
 def test_a_sum_rests_on_the_minimum_of_entities(n, passes):
     if passes:
-        ask(site_of(), "sum", n=n)
+        request(site_of(), "sum", n=n)
     else:
         with pytest.raises(PolicyError, match=rf"\(minimum count\) wants at least 5 .*there are {n}\."):
-            ask(site_of(), "sum", n=n)
+            request(site_of(), "sum", n=n)
 
 
 @pytest.mark.parametrize(
@@ -777,21 +777,21 @@ def test_numbers_for_each_entity_are_counted_over_all_releases(released, passes)
     site = site_of(per_entity=3)
     *earlier, last = released
     for n in earlier:
-        ask(site, "rows", n=n, session=f"s{n}")
+        request(site, "rows", n=n, session=f"s{n}")
     if passes:
-        ask(site, "rows", n=last)
+        request(site, "rows", n=last)
     else:
         before = sum(earlier)
         with pytest.raises(PolicyError, match=rf"\(per entity\) lets 3 numbers .* and {before} have left"):
-            ask(site, "rows", n=last)
-        assert site.account.vectors == before
+            request(site, "rows", n=last)
+        assert site.site_ledger.vectors == before
 
 
 @pytest.mark.parametrize("n", [0, 1])
 def test_no_number_for_each_entity_leaves_where_none_may(n):
     with pytest.raises(PolicyError, match=r"\(per entity\) does not let numbers for each entity leave"):
-        ask(site_of(per_entity=0), "rows", n=n)
-    ask(site_of(per_entity="any"), "rows", n=n)
+        request(site_of(per_entity=0), "rows", n=n)
+    request(site_of(per_entity="any"), "rows", n=n)
 
 
 @pytest.mark.parametrize(
@@ -815,10 +815,10 @@ def test_weights_come_in_only_where_numbers_for_each_entity_may_leave(policy, ru
     site = site_of(**policy)
     if weighs and rule:
         with pytest.raises(PolicyError) as refusal:
-            ask(site, "weigh", w=np.ones(N_ROWS))
+            request(site, "weigh", w=np.ones(N_ROWS))
         assert refusal.value.rule == rule
     else:
-        assert ask(site, "weigh", w=np.ones(N_ROWS)).arrays["seen"] == 1.0
+        assert request(site, "weigh", w=np.ones(N_ROWS)).arrays["seen"] == 1.0
     assert rule_against(site) == ""
 
 
@@ -840,19 +840,19 @@ def test_an_owner_may_refuse_every_kind():
 def test_no_more_answers_after_the_last_refusal_that_is_allowed(limit, answered):
     site = site_of(max_refusals=limit)
     for _ in range(answered):
-        assert rule_against(site, facts.EntityCount(4), asker="one") == "minimum count"
-    after = rule_against(site, facts.EntityCount(5), asker="one")
+        assert rule_against(site, facts.EntityCount(4), client="one") == "minimum count"
+    after = rule_against(site, facts.EntityCount(5), client="one")
     assert after == ("maximum refusals" if limit else "")
-    assert rule_against(site, facts.EntityCount(5), asker="another") == ""
+    assert rule_against(site, facts.EntityCount(5), client="another") == ""
 
 
 def test_the_last_refusal_but_one_does_not_end_it():
     site = site_of(max_refusals=3, formulas="simple")
     for _ in range(2):
-        assert rule_against(site, facts.EntityCount(4), asker="one") == "minimum count"
+        assert rule_against(site, facts.EntityCount(4), client="one") == "minimum count"
     # A refusal that does not depend on rows is not counted.
-    assert rule_against(site, factor("log"), asker="one") == "simple formulas"
-    assert rule_against(site, facts.EntityCount(5), asker="one") == ""
+    assert rule_against(site, factor("log"), client="one") == "simple formulas"
+    assert rule_against(site, facts.EntityCount(5), client="one") == ""
 
 
 @pytest.mark.parametrize(("n", "kept"), [(31, True), (32, False)])
@@ -883,10 +883,10 @@ def test_a_site_keeps_the_latest_sessions(n, kept):
 def test_a_masked_sum_is_over_enough_sites(n, policy, passes):
     site = masked_sites(n, **policy)["S0"]
     if passes:
-        ask(site, "sum", masked=0, n=5)
+        request(site, "sum", masked=0, n=5)
     else:
         with pytest.raises(PolicyError) as refusal:
-            ask(site, "sum", masked=0, n=5)
+            request(site, "sum", masked=0, n=5)
         assert refusal.value.rule.replace(" ", "_") in policy
 
 
@@ -905,10 +905,10 @@ def test_a_masked_sum_is_over_enough_sites(n, policy, passes):
 def test_a_quorum_is_a_share_of_the_pinned_sites(n, pinned, share, passes):
     site = masked_sites(n, pinned, quorum=share)["S0"]
     if passes:
-        ask(site, "sum", masked=0, n=5)
+        request(site, "sum", masked=0, n=5)
     else:
         with pytest.raises(PolicyError, match=rf"\(quorum\) .* of the {pinned} that are pinned, and this"):
-            ask(site, "sum", masked=0, n=5)
+            request(site, "sum", masked=0, n=5)
 
 
 @pytest.mark.parametrize(
@@ -924,18 +924,18 @@ def test_a_quorum_is_a_share_of_the_pinned_sites(n, pinned, share, passes):
 )
 def test_three_sites_or_all_add_to_a_masked_sum(drawn, passes):
     def add(data, state):
-        state.tell(facts.SampledSites(drawn))
+        state.report(facts.SampledSites(drawn))
         return STEPS["sum"].run(data, state, n=np.array(5.0))
 
     FAMILIES[FAMILY] = {"sum": Step(add, {}, STEPS["sum"].gives)}
     site = masked_sites(4)["S0"]
     if passes:
-        ask(site, "sum", masked=0)
+        request(site, "sum", masked=0)
     else:
         with pytest.raises(FedstatError, match="a masked sum over 4 sites is asked for"):
-            ask(site, "sum", masked=0)
+            request(site, "sum", masked=0)
     # Nothing is to be hidden where nobody masks.
-    ask(site_of(name="S0"), "sum")
+    request(site_of(name="S0"), "sum")
 
 
 # ---- what the owner may write, and which of two values is stricter ------------------------------------

@@ -14,7 +14,7 @@ import fedstat as fs
 from fedstat.codec import from_plain, to_plain
 from fedstat.errors import (
     DescriptionError,
-    DoorError,
+    DisclosureError,
     EngineError,
     MessageError,
     PolicyError,
@@ -60,9 +60,9 @@ WHOLE = rho_of_budget(1.0, 1e-6)
 HALF = str(round_to_grid(WHOLE / 2))
 
 
-def site_of(frame=FRAME, trust=None, account=None, published=PUBLISHED, **policy):
+def site_of(frame=FRAME, trust=None, site_ledger=None, published=PUBLISHED, **policy):
     rules = Policy.strict(**{"privacy": BUDGET, **policy})
-    return Site("Bank", frame, rules, trust=trust, account=account, published=published)
+    return Site("Bank", frame, rules, trust=trust, site_ledger=site_ledger, published=published)
 
 
 def question(text, session="s", masked=None):
@@ -74,8 +74,8 @@ def bins(column="x", rho=HALF, edges=EDGES):
     return {"column": column, "rho": rho, "edges": list(edges)}
 
 
-def counts(site, text, session="s", asker=""):
-    return unpack_reply(site.answer(question(text, session), asker)).arrays["counts"]
+def counts(site, text, session="s", client=""):
+    return unpack_reply(site.answer(question(text, session), client)).arrays["counts"]
 
 
 def exact(edges=EDGES):
@@ -88,8 +88,8 @@ def test_counts_leave_with_noise_and_are_charged():
     assert noisy.dtype == np.int64 and noisy.shape == (4,)
     # The deviation of each is rho^-1/2.
     assert 0 < np.abs(noisy - exact()).max() < 6.0 / np.sqrt(float(Fraction(HALF)))
-    assert site.account.charges.spent == Fraction(HALF)
-    (charge,) = site.account.charges.made
+    assert site.site_ledger.charges.spent == Fraction(HALF)
+    (charge,) = site.site_ledger.charges.made
     assert "margins count_bins counts" in charge.what and '"x"' in charge.what
     spent = site.privacy
     assert spent.releases == 1 and spent.epsilon_spent < 1.0
@@ -122,9 +122,9 @@ def test_the_same_question_again_costs_nothing_and_has_the_same_noise():
         bins(rho=f"0{2 * Fraction(HALF).numerator}/{2 * Fraction(HALF).denominator}"),
     ):
         for session in ("s", "another", ""):
-            np.testing.assert_array_equal(counts(site, spelling, session, asker="somebody else"), first)
-    assert len(site.account.charges.made) == 1
-    links = [link for chain in site.account.chains for link in chain.entries if link.array == "counts"]
+            np.testing.assert_array_equal(counts(site, spelling, session, client="somebody else"), first)
+    assert len(site.site_ledger.charges.made) == 1
+    links = [link for chain in site.site_ledger.chains for link in chain.entries if link.array == "counts"]
     assert [Fraction(link.charged) for link in links] == [Fraction(HALF)] + [Fraction(0)] * 9
 
 
@@ -134,7 +134,7 @@ def test_another_question_has_noise_of_its_own():
     other = counts(site, bins(rho="1/101"))
     finer = counts(site, bins(rho="1/100", edges=(-1.0, 0.0, 0.5, 1.0)))
     assert (one - exact() != other - exact()).any() and (finer[:2] - one[:2]).any()
-    assert site.account.charges.spent == sum(
+    assert site.site_ledger.charges.spent == sum(
         round_to_grid(Fraction(rho), up=True) for rho in ("1/100", "1/101", "1/100")
     )
 
@@ -157,27 +157,31 @@ def test_what_would_exceed_the_budget_is_refused_with_what_is_left():
     assert "its policy (privacy budget) has rho 0.00609 left, of 0.0244 (epsilon 1 at delta 1e-06)" in text
     assert "costs 0.0122" in text and "epsilon = 1.13  in section [privacy] of policy.toml" in text
     # The line that is named would do.
-    assert rho_of_budget(1.13, 1e-6) > site.account.charges.spent + Fraction(HALF) > rho_of_budget(1.11, 1e-6)
+    assert (
+        rho_of_budget(1.13, 1e-6)
+        > site.site_ledger.charges.spent + Fraction(HALF)
+        > rho_of_budget(1.11, 1e-6)
+    )
     np.testing.assert_array_equal(counts(site, bins()), kept)
-    assert site.account.refusals[""] == 0
+    assert site.site_ledger.refusals[""] == 0
 
 
 def test_a_refusal_for_the_budget_does_not_depend_on_rows():
-    told = []
+    reported = []
     for frame in (FRAME, FRAME.assign(x=np.nan, g="z", k=7)):
         site = site_of(frame)
         counts(site, bins())
         with pytest.raises(DescriptionError) as caught:
             counts(site, bins("g", str(WHOLE.limit_denominator(10**12)), ()))
-        told.append(str(caught.value))
-    assert told[0] == told[1]
+        reported.append(str(caught.value))
+    assert reported[0] == reported[1]
 
 
 def test_noise_beyond_all_use_is_refused_before_it_is_charged():
     site = site_of()
     with pytest.raises(DescriptionError, match="variance"):
         counts(site, bins(rho=f"1/{10**39}"))
-    assert not site.account.charges.made and not site.refusals.reasons
+    assert not site.site_ledger.charges.made and not site.refusals.reasons
 
 
 def test_without_a_budget_nothing_is_charged_and_nothing_leaves():
@@ -210,7 +214,7 @@ def test_a_question_that_is_none_costs_nothing(text):
     site = site_of()
     with pytest.raises(DescriptionError, match="question about a margin"):
         counts(site, text)
-    assert not site.account.charges.made and not site.refusals.reasons
+    assert not site.site_ledger.charges.made and not site.refusals.reasons
 
 
 @pytest.mark.parametrize("text", [bins("nothing"), bins("g"), bins("x", edges=())])
@@ -272,7 +276,7 @@ def test_a_table_that_changes_while_it_is_served_is_charged_again():
     one = counts(site, bins())
     frame.loc[:, "x"] = -5.0
     other = counts(site, bins())
-    assert len(site.account.charges.made) == 2
+    assert len(site.site_ledger.charges.made) == 2
     assert not np.array_equal(other - one, [N, 0, 0, 0] - exact())
 
 
@@ -289,10 +293,10 @@ class Full:
 
 def test_what_cannot_be_written_down_does_not_leave():
     site = site_of()
-    site.account.store = Full()
+    site.site_ledger.store = Full()
     with pytest.raises(PolicyError):
         counts(site, bins())
-    assert not site.account.charges.made and not site.ledger.entries
+    assert not site.site_ledger.charges.made and not site.ledger.entries
 
 
 def test_charges_outlive_the_process(tmp_path):
@@ -301,24 +305,25 @@ def test_charges_outlive_the_process(tmp_path):
 
     def start():
         return site_of(
-            trust=SiteTrust(_identity=identity), account=open_ledger(tmp_path, "Bank", identity, patience=0.1)
+            trust=SiteTrust(_identity=identity),
+            site_ledger=open_ledger(tmp_path, "Bank", identity, patience=0.1),
         )
 
     site = start()
     first = counts(site, bins())
-    site.account.store.close()
+    site.site_ledger.store.close()
     site = start()
-    assert site.account.charges.spent == Fraction(HALF) and site.privacy.releases == 1
+    assert site.site_ledger.charges.spent == Fraction(HALF) and site.privacy.releases == 1
     np.testing.assert_array_equal(counts(site, bins(), "new"), first)
     counts(site, bins("g", HALF, ()), "new")
     with pytest.raises(DescriptionError, match="privacy budget"):
         counts(site, bins("k", "1/1000", ()), "new")
-    site.account.store.close()
+    site.site_ledger.store.close()
     # An owner who raises the budget keeps what was spent.
-    account = open_ledger(tmp_path, "Bank", identity, patience=0.1)
-    site = site_of(trust=SiteTrust(_identity=identity), account=account, privacy=Budget(2.0, 1e-6))
+    site_ledger = open_ledger(tmp_path, "Bank", identity, patience=0.1)
+    site = site_of(trust=SiteTrust(_identity=identity), site_ledger=site_ledger, privacy=Budget(2.0, 1e-6))
     counts(site, bins("k", "1/1000", ()), "newer")
-    assert site.account.charges.spent == 2 * Fraction(HALF) + round_to_grid(Fraction(1, 1000), up=True)
+    assert site.site_ledger.charges.spent == 2 * Fraction(HALF) + round_to_grid(Fraction(1, 1000), up=True)
 
 
 def by_rows(n_sites=3, **rules):
@@ -333,8 +338,8 @@ def by_rows(n_sites=3, **rules):
 
 def test_margins_of_a_partition_and_its_description():
     partition = by_rows()
-    asked = [(name, BinsRequest("x", HALF, EDGES)) for name in partition.sites]
-    found = partition.engine.run(request_margins(asked, "s"), Ledger())
+    request = [(name, BinsRequest("x", HALF, EDGES)) for name in partition.sites]
+    found = partition.engine.run(request_margins(request, "s"), Ledger())
     assert [site for site, _, _ in found] == ["A", "B", "C"]
     total = sum(part for _, _, part in found)
     assert 0 < np.abs(total - exact()).max() < 10.0 / np.sqrt(float(Fraction(HALF)))
@@ -347,13 +352,13 @@ def test_margins_of_a_partition_and_its_description():
 def test_parts_of_a_masked_sum_have_noise_each():
     """The coordinator has the sum alone; all others together have one part, with the noise of its site."""
     partition = by_rows()
-    ledger, asked = Ledger(), [(name, BinsRequest("x", HALF, EDGES)) for name in partition.sites]
+    ledger, request = Ledger(), [(name, BinsRequest("x", HALF, EDGES)) for name in partition.sites]
     found = partition.engine.run(
-        masked_protocol(request_margins(asked, "s"), tuple(partition.sites), "s"), ledger
+        masked_protocol(request_margins(request, "s"), tuple(partition.sites), "s"), ledger
     )
     total = found[0][2]
     assert not found[1][2].any() and not found[2][2].any()
-    clear = partition.engine.run(request_margins(asked, "t"), Ledger())
+    clear = partition.engine.run(request_margins(request, "t"), Ledger())
     # The same noise in clear, so that it is known here: the sum is that of the noisy parts.
     np.testing.assert_array_equal(total, sum(part for _, _, part in clear))
     for place, name in enumerate(partition.sites):
@@ -361,7 +366,7 @@ def test_parts_of_a_masked_sum_have_noise_each():
         left = total - rest
         x = FRAME["x"].iloc[place::3]
         assert (left != np.bincount(np.searchsorted(EDGES, x), minlength=4)).any()
-    assert all(site.account.charges.spent == Fraction(HALF) for site in partition.sites.values())
+    assert all(site.site_ledger.charges.spent == Fraction(HALF) for site in partition.sites.values())
     kinds = {entry.kind: entry.masked for entry in ledger.entries if entry.array == "counts"}
     assert kinds == {"noisy aggregate": True}
 
@@ -370,9 +375,9 @@ def test_the_charge_is_signed_in_the_statement():
     site = site_of()
     counts(site, bins())
     counts(site, bins(), "later")
-    asked = Request("Bank", "receipt", "state_ledger", {}, "s", json.dumps("0" * 64))
+    request = Request("Bank", "receipt", "state_ledger", {}, "s", json.dumps("0" * 64))
     statement = SiteStatement.from_dict(
-        json.loads(unpack_reply(site.answer(pack_request(asked))).text), "a statement"
+        json.loads(unpack_reply(site.answer(pack_request(request))).text), "a statement"
     )
     assert statement.privacy == site.privacy and statement.signed()["privacy"]["rho"] == HALF
     assert [link.charged for link in statement.entries if link.array == "counts"] == [HALF]
@@ -384,16 +389,16 @@ def test_the_charge_is_signed_in_the_statement():
 )
 def test_a_statement_on_a_budget_is_read_as_if_a_stranger_had_written_it(wrong):
     """What a site tells of its budget is computed with by others."""
-    told = to_plain(site_of().privacy) | wrong
+    reported = to_plain(site_of().privacy) | wrong
     with pytest.raises(ReceiptError, match="budget"):
-        from_plain(BudgetSpent, told, "a statement")
+        from_plain(BudgetSpent, reported, "a statement")
 
 
 @pytest.mark.parametrize("charged", ["", "1e999999999", "-1", "1/0", "x"])
 def test_a_charge_in_a_chain_is_a_fraction(charged):
     site = site_of()
     counts(site, bins())
-    (link,) = (one for chain in site.account.chains for one in chain.entries if one.charged)
+    (link,) = (one for chain in site.site_ledger.chains for one in chain.entries if one.charged)
     row = json.loads(json.dumps(link.signed))
     assert read_site_entry(row) == link and link.named["charged"] == HALF
     with pytest.raises(ValueError, match="charge"):
@@ -409,15 +414,15 @@ def toy(monkeypatch, run, **declared):
 
 def test_a_step_that_does_not_tell_its_sensitivity_releases_nothing(monkeypatch):
     def forgot(data, state):
-        state.tell(EntityCount(N))
+        state.report(EntityCount(N))
         return {"total": np.ones(1, dtype=np.int64)}
 
     def of_another(data, state):
-        state.tell(EntityCount(N), NoiseRequired("other", "", 1, Fraction(10**6)))
+        state.report(EntityCount(N), NoiseRequired("other", "", 1, Fraction(10**6)))
         return {"total": np.ones(1, dtype=np.int64)}
 
     def without(data, state):
-        state.tell(EntityCount(N), NoiseRequired("total", "", 0, Fraction(1)))
+        state.report(EntityCount(N), NoiseRequired("total", "", 0, Fraction(1)))
         return {"total": np.ones(1, dtype=np.int64)}
 
     for run in (forgot, of_another, without):
@@ -430,8 +435,8 @@ def test_an_answer_is_charged_as_a_whole_or_not_at_all(monkeypatch):
     read = []
 
     def two(data, state, first):
-        state.tell(EntityCount(N), NoiseRequired("one", "", 1, Fraction(1, 2) / share))
-        state.tell(NoiseRequired("two", "", 1, Fraction(1, 2) / (share if first[0] else share / 2)))
+        state.report(EntityCount(N), NoiseRequired("one", "", 1, Fraction(1, 2) / share))
+        state.report(NoiseRequired("two", "", 1, Fraction(1, 2) / (share if first[0] else share / 2)))
         read.append(first)
         return {name: np.ones(3, dtype=np.int64) for name in ("one", "two")}
 
@@ -445,23 +450,23 @@ def test_an_answer_is_charged_as_a_whole_or_not_at_all(monkeypatch):
     packed = [pack_request(Request("Bank", "toy", "two", {"first": np.array([i])}, "s")) for i in (1, 0)]
     with pytest.raises(DescriptionError, match=r"rho 0\.0244 left"):
         site.answer(packed[0])
-    assert not read and not site.account.charges.made
+    assert not read and not site.site_ledger.charges.made
     site.answer(packed[1])
-    assert len(read) == 1 and len(site.account.charges.made) == 2
+    assert len(read) == 1 and len(site.site_ledger.charges.made) == 2
 
 
 @pytest.mark.parametrize(
     "declared", [{"noisy": False}, {"dtype": ""}, {"behind": (EntityCount,)}, {"dtype": "float64"}]
 )
 def test_a_declaration_that_lacks_what_noise_needs_does_not_install(monkeypatch, declared):
-    with pytest.raises(DoorError, match="NoiseOwed"):
+    with pytest.raises(DisclosureError, match="NoiseOwed"):
         toy(monkeypatch, lambda data, state: {}, **declared)
 
 
 @pytest.mark.parametrize("kind", ["aggregate", "per entity", "control", "schema", "raw columns"])
 def test_no_value_leaves_unpaid(monkeypatch, kind):
     line = ArrayDeclaration(kind, "values", behind=(EntityCount,), unpaid="the author says so")
-    with pytest.raises(DoorError, match="presence and sealed"):
+    with pytest.raises(DisclosureError, match="presence and sealed"):
         monkeypatch.setitem(FAMILIES, "toy", {"values": Step(lambda data, state: {}, gives={"x": line})})
 
 
@@ -480,7 +485,7 @@ def test_two_questions_of_one_canonical_form_do_not_share_noise(monkeypatch):
 
     def careless(data, state, column):
         total = cell_counts(np.zeros(int(column[0]), dtype=np.int64), 1)
-        state.tell(EntityCount(N), NoiseRequired("total", "the same", total.squared, Fraction(10**4)))
+        state.report(EntityCount(N), NoiseRequired("total", "the same", total.squared, Fraction(10**4)))
         return {"total": total.values}
 
     line = ArrayDeclaration(
@@ -490,6 +495,6 @@ def test_two_questions_of_one_canonical_form_do_not_share_noise(monkeypatch):
     monkeypatch.setitem(FAMILIES, "toy", {"total": step})
     site, differences = site_of(privacy=Budget(9.0, 1e-6)), []
     for n in range(2, 40):
-        ask = Request("Bank", "toy", "total", {"column": np.array([n])}, "s")
-        differences.append(int(unpack_reply(site.answer(pack_request(ask))).arrays["total"][0]) - n)
-    assert len(set(differences)) > 20 and len(site.account.charges.made) == 38
+        request = Request("Bank", "toy", "total", {"column": np.array([n])}, "s")
+        differences.append(int(unpack_reply(site.answer(pack_request(request))).arrays["total"][0]) - n)
+    assert len(set(differences)) > 20 and len(site.site_ledger.charges.made) == 38

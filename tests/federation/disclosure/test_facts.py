@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedstat.errors import DoorError, PolicyError
+from fedstat.errors import DisclosureError, PolicyError
 from fedstat.federation.disclosure.facts import EntityCount, ExternalWeights, GroupSums
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.site import FAMILIES, Site
@@ -36,7 +36,7 @@ def step(takes, **gives):
 WHOLE = {"weighs": "weights"}, {"behind": (EntityCount, ExternalWeights)}
 
 
-def ask(weight, **policy):
+def request(weight, **policy):
     site = Site("Kiel", pd.DataFrame({"x": np.arange(20.0)}), Policy(**policy))
     return site.answer(pack_request(Request("Kiel", "toy", "total", {"weight": weight}, "s"))), site
 
@@ -50,32 +50,34 @@ def ask(weight, **policy):
     ],
 )
 def test_what_is_left_open_does_not_install(takes, gives, words):
-    with pytest.raises(DoorError, match=f"family 'toy', step 'total': array {words}"):
+    with pytest.raises(DisclosureError, match=f"family 'toy', step 'total': array {words}"):
         FAMILIES["toy"] = {"total": step(takes, **gives)}
     assert "toy" not in FAMILIES
 
 
 def test_weights_are_judged_whatever_the_step_does(monkeypatch):
     monkeypatch.setitem(FAMILIES, "toy", {"total": step(WHOLE[0], **WHOLE[1])})
-    ask(np.ones(20))
-    ask(np.ones(20) * np.where(np.arange(20) % 2, 1.0, -1.0))
-    ask(np.eye(20)[3], min_count=1)
+    request(np.ones(20))
+    request(np.ones(20) * np.where(np.arange(20) % 2, 1.0, -1.0))
+    request(np.eye(20)[3], min_count=1)
     for few in (np.eye(20)[3], -np.eye(20)[3], np.eye(20)[:4].sum(axis=0), np.eye(20)[3] + 1e-6):
         with pytest.raises(
             PolicyError, match=r"Kiel: its policy \(minimum count\).*these weights belong to fewer"
         ):
-            ask(few)
+            request(few)
 
 
 def test_a_fact_that_was_not_told_holds_the_answer_back(monkeypatch):
     monkeypatch.setitem(FAMILIES, "toy", {"total": step(WHOLE[0], behind=(EntityCount, GroupSums))})
-    with pytest.raises(DoorError, match="'total' does not leave: GroupSums is declared to stand behind it"):
-        ask(np.ones(20))
+    with pytest.raises(
+        DisclosureError, match="'total' does not leave: GroupSums is declared to stand behind it"
+    ):
+        request(np.ones(20))
 
 
 def test_facts_are_kept_with_what_a_step_keeps(monkeypatch):
     def stage(data, state):
-        state.tell(GroupSums(np.zeros(20, dtype=np.int64)))
+        state.report(GroupSums(np.zeros(20, dtype=np.int64)))
         state.keep("x", data.frame["x"], 20)
         return {}
 

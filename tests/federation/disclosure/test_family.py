@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedstat.errors import DoorError, MessageError
+from fedstat.errors import DisclosureError, MessageError
 from fedstat.federation.disclosure.facts import EntityCount, RowCount
 from fedstat.federation.disclosure.family import include, step
 from fedstat.federation.disclosure.site import FAMILIES, load_families
@@ -51,13 +51,13 @@ def test_facts_that_an_array_declares_itself_take_the_place_of_those_of_all():
 
 
 def test_a_release_without_facts_does_not_install():
-    with pytest.raises(DoorError, match="nothing to stand behind"):
+    with pytest.raises(DisclosureError, match="nothing to stand behind"):
         step("toy", releases={"sum": SUM})(dict)
     assert "dict" not in FAMILIES["toy"]
 
 
 def test_a_request_arrives_as_its_type_and_the_reply_may_be_arrays_alone():
-    @step("toy", request=Options, asks=OPTIONS)
+    @step("toy", request=Options, requests=OPTIONS)
     def choose(data, state, options):
         return {"n": np.array(len(options.columns))}
 
@@ -68,7 +68,7 @@ def test_a_request_arrives_as_its_type_and_the_reply_may_be_arrays_alone():
 
 
 def test_a_text_without_a_type_arrives_as_it_is():
-    @step("toy", asks=OPTIONS, replies=OPTIONS)
+    @step("toy", requests=OPTIONS, replies=OPTIONS)
     def echo(data, state, text):
         return {}, text
 

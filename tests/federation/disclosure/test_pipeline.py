@@ -17,7 +17,7 @@ from fedstat.federation.disclosure import checks
 from fedstat.federation.disclosure import facts as fact_module
 from fedstat.federation.disclosure.facts import EntityCount
 from fedstat.federation.disclosure.policy import Policy
-from fedstat.federation.disclosure.rules import ANALYST, rule, rules_of, stricter_rules, whole
+from fedstat.federation.disclosure.rules import ANALYST, integer, rule, rules_of, stricter_rules
 from fedstat.federation.disclosure.site import FAMILIES, Site
 from fedstat.federation.disclosure.threat_statements import threats_under
 from fedstat.federation.message import ArrayDeclaration, Request, Step, pack_request, unpack_reply
@@ -100,7 +100,7 @@ class LongerPolicy(Policy):
     max_arrays: int = rule(
         9,
         "maximum arrays",
-        whole(1, lambda a, b: a <= b),
+        integer(1, lambda a, b: a <= b),
         "Most arrays that leave in one reply.",
         strict=2,
         without={ANALYST: "More arrays at a time."},
@@ -116,7 +116,7 @@ def check_array_count(context):
 
 
 def three(data, state):
-    state.tell(EntityCount(20))
+    state.report(EntityCount(20))
     return {name: np.array(1.0) for name in "abc"}
 
 
@@ -124,16 +124,16 @@ def test_a_rule_is_its_record_its_check_and_its_test(monkeypatch):
     monkeypatch.setattr("fedstat.federation.disclosure.site.AFTER", (*checks.AFTER, check_array_count))
     gives = {name: ArrayDeclaration("aggregate", "sum", 0, behind=(EntityCount,)) for name in "abc"}
     monkeypatch.setitem(FAMILIES, "toy", {"three": Step(three, {}, gives)})
-    ask = pack_request(Request("Kiel", "toy", "three", {}, "s"))
+    request = pack_request(Request("Kiel", "toy", "three", {}, "s"))
     open_, strict = LongerPolicy.open(), LongerPolicy.strict()
     table = pd.DataFrame({"x": np.arange(20.0)})
-    assert len(unpack_reply(Site("Kiel", table, open_).answer(ask)).arrays) == 3
+    assert len(unpack_reply(Site("Kiel", table, open_).answer(request)).arrays) == 3
     # The check, the error's fields and the ledger.
     site = Site("Kiel", table, LongerPolicy(max_arrays=2))
     with pytest.raises(PolicyError, match=r"^Kiel: its policy \(maximum arrays\) allows 2 arrays") as caught:
-        site.answer(ask)
+        site.answer(request)
     assert (caught.value.rule, caught.value.site) == ("maximum arrays", "Kiel")
-    assert site.account.present.entries[-1].rule == "PolicyError (maximum arrays)"
+    assert site.site_ledger.present.entries[-1].rule == "PolicyError (maximum arrays)"
     # Strict value and comparison.
     assert (strict.max_arrays, strict.is_strict) == (2, True)
     assert LongerPolicy.strict(max_arrays=3).looser_than_strict() == ("max_arrays",)

@@ -155,16 +155,16 @@ def test_before_a_plan_only_its_design_is_answered(family, kind, prepares, passe
 @pytest.mark.parametrize(("n", "passes"), [(999, True), (1000, False)])
 def test_before_a_plan_a_thousand_requests_are_answered(n, passes):
     session, approvals = FollowedPlan(), Approvals("Kiel", SiteLedger())
-    ask = ask_count(family=DESIGN_FAMILY)
+    request = ask_count(family=DESIGN_FAMILY)
     for k in range(n):
-        session.hold(approvals, replace(ask, text=str(k)), {}, ())
-        session.hold(approvals, replace(ask, text=str(k)), {}, ())  # a repetition is the same request
+        session.hold(approvals, replace(request, text=str(k)), {}, ())
+        session.hold(approvals, replace(request, text=str(k)), {}, ())  # a repetition is the same request
     assert len(session.prepared) == n
     if passes:
-        session.admit(approvals, ask, PREPARING)
+        session.admit(approvals, request, PREPARING)
     else:
         with pytest.raises(ConsentError, match="none that was proposed"):
-            session.admit(approvals, ask, PREPARING)
+            session.admit(approvals, request, PREPARING)
 
 
 # ---- decisions of the owner ---------------------------------------------------------------------------
@@ -306,8 +306,8 @@ def test_the_owner_reads_every_step_with_its_size():
 @pytest.mark.parametrize(("n", "more"), [(1, ""), (12, ""), (13, " and 1 more")])
 def test_the_owner_reads_twelve_names(n, more):
     names = [f"v{k}" for k in range(n)]
-    asked = PreparedStep("survey", json.dumps({"terms": names, "weights": {"freq": "w"}, "labels": []}), "")
-    (line,) = [one for one in describe_plan(replace(PLAN, prepared=(asked,))) if "terms v0" in one]
+    request = PreparedStep("survey", json.dumps({"terms": names, "weights": {"freq": "w"}, "labels": []}), "")
+    (line,) = [one for one in describe_plan(replace(PLAN, prepared=(request,))) if "terms v0" in one]
     assert f"terms {', '.join(names[:12])}{more}; weights freq w" in line
     assert "groups" not in line
 
@@ -334,11 +334,11 @@ def test_the_owner_reads_what_a_design_asks_for(content, expected):
 
 
 def test_requests_before_the_plan_are_counted_for_the_owner():
-    asked = tuple(
+    request = tuple(
         PreparedStep(step, "", digest) for step, digest in (("survey", "a"), ("survey", "b"), ("open", ""))
     )
     assert any(
-        line.endswith(": survey (2 times), open") for line in describe_plan(replace(PLAN, prepared=asked))
+        line.endswith(": survey (2 times), open") for line in describe_plan(replace(PLAN, prepared=request))
     )
 
 

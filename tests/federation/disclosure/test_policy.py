@@ -23,7 +23,7 @@ def total(data, state):
     return {"total": np.array(float(data.frame["x"].sum()))}
 
 
-def asked(data, state):
+def requested(data, state):
     return {"asked": np.array(state.use("asked", int) if "asked" in state else 0)}
 
 
@@ -51,7 +51,7 @@ STEPS = {
         total,
         gives={"total": ArrayDeclaration("aggregate", "sum of x", 0, maskable=True, behind=(EntityCount,))},
     ),
-    "asked": Step(asked, gives={"asked": ArrayDeclaration("control", "times asked", 0)}, public=True),
+    "asked": Step(requested, gives={"asked": ArrayDeclaration("control", "times asked", 0)}, public=True),
     "likelihood": Step(
         total, gives={"part": ArrayDeclaration("control", "log-likelihood", 0, maskable=True)}
     ),
@@ -84,7 +84,7 @@ def sites(names=("Bank",), n=6, **policy):
     return made
 
 
-def ask(site, step, family="toy", **kwds):
+def requested(site, step, family="toy", **kwds):
     return unpack_reply(site.answer(pack_request(Request(site.name, family, step, session="s", **kwds))))
 
 
@@ -166,7 +166,7 @@ def test_a_refusal_names_site_rule_array_and_remedy_and_leaves_no_trace(case):
     text = {"text": "{}"} if step == "code" else {}
     for _ in range(2):
         with pytest.raises(PolicyError, match=f"Bank: its policy {words}"):
-            ask(site, step, **text)
+            requested(site, step, **text)
     assert site.ledger.entries == [] and site.ledger.rounds == 0
     assert {name: dict(vars(state)) for name, state in site.states.items()} == before
     assert site._data.memory.released is None
@@ -176,24 +176,24 @@ def test_a_refusal_names_site_rule_array_and_remedy_and_leaves_no_trace(case):
 def test_what_a_rule_allows_passes(case):
     policy, step = PASSES[case]
     site = sites(**policy)["Bank"]
-    assert set(ask(site, step).arrays) == set(STEPS[step].gives)
+    assert set(requested(site, step).arrays) == set(STEPS[step].gives)
 
 
 def test_what_was_kept_before_a_refusal_is_there_after_it():
     site = sites()["Bank"]
-    ask(site, "total")
-    ask(site, "open")
+    requested(site, "total")
+    requested(site, "open")
     site.policy = Policy(min_count=7)
     with pytest.raises(PolicyError, match="minimum count"):
-        ask(site, "total")
-    assert int(ask(site, "asked").arrays["asked"]) == 1
+        requested(site, "total")
+    assert int(requested(site, "asked").arrays["asked"]) == 1
     assert len(site._data.memory.released.cells) == 3
 
 
 def masked_total(names, **policy):
     made = sites(names, **policy)
     LocalEngine(made).run(agree_keys(names, "s"), Ledger())
-    return made, ask(made[names[0]], "total", masked=0)
+    return made, requested(made[names[0]], "total", masked=0)
 
 
 def test_a_masked_sum_of_two_sites_is_refused_where_the_owner_says_so():
@@ -215,7 +215,7 @@ def test_a_masked_sum_is_not_charged_to_a_budget_either():
     made = sites(("Bank", "Court", "Tax"), privacy=BUDGET)
     LocalEngine(made).run(agree_keys(tuple(made), "s"), Ledger())
     with pytest.raises(PolicyError, match="hidden in a masked sum, and the sum is released"):
-        ask(made["Bank"], "total", masked=0)
+        requested(made["Bank"], "total", masked=0)
 
 
 def test_a_mask_that_is_refused_is_not_used_up():
@@ -224,9 +224,9 @@ def test_a_mask_that_is_refused_is_not_used_up():
     LocalEngine(made).run(agree_keys(names, "s"), Ledger())
     made["Bank"].policy = Policy(two_sites="refuse")
     with pytest.raises(PolicyError, match="two sites"):
-        ask(made["Bank"], "total", masked=0)
+        requested(made["Bank"], "total", masked=0)
     made["Bank"].policy = Policy()
-    ask(made["Bank"], "total", masked=0)
+    requested(made["Bank"], "total", masked=0)
 
 
 def test_columns_are_those_that_are_open_at_once():

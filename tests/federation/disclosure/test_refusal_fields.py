@@ -26,9 +26,9 @@ from fedstat.federation.message import (
 TRAP = "x: its policy (quorum) of"
 
 
-def ask(monkeypatch, told, **policy):
+def request(monkeypatch, reported, **policy):
     def run(data, state):
-        state.tell(told)
+        state.report(reported)
         return {"total": np.array(1.0)}
 
     gives = {"total": ArrayDeclaration("aggregate", "sum", 0, behind=(EntityCount,))}
@@ -36,12 +36,12 @@ def ask(monkeypatch, told, **policy):
     site = Site("Kiel", pd.DataFrame({"x": np.arange(20.0)}), Policy(**policy))
     with pytest.raises(PolicyError) as caught:
         site.answer(pack_request(Request("Kiel", "toy", "total", {}, "s")))
-    (entry,) = [entry for entry in site.account.present.entries if entry.kind == "refusal"]
+    (entry,) = [entry for entry in site.site_ledger.present.entries if entry.kind == "refusal"]
     return caught.value, entry.rule, site
 
 
 def test_the_ledger_has_the_rule_of_the_error(monkeypatch):
-    error, rule, _ = ask(monkeypatch, EntityCount(3))
+    error, rule, _ = request(monkeypatch, EntityCount(3))
     assert (error.rule, error.site) == ("minimum count", "Kiel")
     assert str(error).startswith("Kiel: its policy (minimum count) wants at least 5 entities")
     assert rule == "PolicyError (minimum count)"
@@ -49,7 +49,7 @@ def test_the_ledger_has_the_rule_of_the_error(monkeypatch):
 
 @pytest.mark.parametrize("known", [True, False])
 def test_a_column_named_like_a_refusal_changes_no_rule(monkeypatch, known):
-    error, rule, _ = ask(monkeypatch, LevelRowCounts(TRAP, [2, 9], known))
+    error, rule, _ = request(monkeypatch, LevelRowCounts(TRAP, [2, 9], known))
     assert TRAP in str(error) and error.rule == "minimum rows per level"
     assert rule == "PolicyError (minimum rows per level)"
 
@@ -64,8 +64,8 @@ def test_the_analyst_reads_one_word_where_reasons_are_logged(monkeypatch, told, 
         def judge(*_):
             raise told
 
-        monkeypatch.setattr("fedstat.federation.disclosure.state.State.tell", judge)
-    error, entered, site = ask(monkeypatch, told, reasons="logged")
+        monkeypatch.setattr("fedstat.federation.disclosure.state.State.report", judge)
+    error, entered, site = request(monkeypatch, told, reasons="logged")
     text = (
         "Kiel: refused for a reason that depends on rows; the owner's log has the reason. Rows (min_count, "
         "remember): use the rows of an earlier model (complete=[...]), or fewer columns"

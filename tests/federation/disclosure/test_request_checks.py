@@ -28,8 +28,8 @@ BUDGET = Budget(1.0, 1e-6)
 
 def refused(policy, declared, masked=None, **step):
     """Rules by which a policy refuses an array."""
-    ask = Request("Kiel", "toy", "sum", {}, "s", masked=masked)
-    found = list(refusals("Kiel", Policy(**policy), ask, Step(dict, gives={"total": declared}, **step)))
+    request = Request("Kiel", "toy", "sum", {}, "s", masked=masked)
+    found = list(refusals("Kiel", Policy(**policy), request, Step(dict, gives={"total": declared}, **step)))
     assert all(one.site == "Kiel" for one in found)
     return [one.rule for one in found]
 
@@ -78,9 +78,10 @@ def test_an_array_is_refused_by_the_rules_that_it_meets(policy, declared, masked
     ],
 )
 def test_a_step_that_gives_nothing_may_still_depend_on_rows(policy, public, gives, refused_here):
-    ask = Request("Kiel", "toy", "sum")
+    request = Request("Kiel", "toy", "sum")
     found = [
-        one.rule for one in refusals("Kiel", Policy(**policy), ask, Step(dict, gives=gives, public=public))
+        one.rule
+        for one in refusals("Kiel", Policy(**policy), request, Step(dict, gives=gives, public=public))
     ]
     assert found == (["privacy budget"] if refused_here else [])
 

@@ -39,9 +39,9 @@ ASKED = {
 def answer(table, family, step, array, arrays, text):
     """What a site releases; None where a category alone is missing, which no mean stands in for."""
     site = Site("Bank", table, fs.Policy.open())
-    ask = Request("Bank", family, step, arrays, "s", json.dumps(text))
+    request = Request("Bank", family, step, arrays, "s", json.dumps(text))
     try:
-        return unpack_reply(site.answer(pack_request(ask))).arrays[array].astype(float)
+        return unpack_reply(site.answer(pack_request(request))).arrays[array].astype(float)
     except fs.errors.DesignError:
         return None
 

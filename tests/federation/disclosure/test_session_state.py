@@ -60,7 +60,7 @@ def test_a_reply_rests_on_the_fewest_entities_behind_anything_that_it_uses():
     state.rest_on(12)
     assert state.entities == 9
     assert (state.use("few", float), state.entities) == (2.0, 4)
-    state.tell(EntityCount(3))
+    state.report(EntityCount(3))
     assert state.entities == 3
     assert (state.look_at("many"), state.entities) == (1.0, 3)
 
@@ -80,14 +80,14 @@ def test_most_columns_that_are_open_at_once_count():
 def test_facts_stay_with_what_was_kept_and_every_fact_is_judged():
     judged = []
     state = begun(State("Kiel"), judged.append)
-    state.tell(EntityCount(7), RowCount(7, 2))
+    state.report(EntityCount(7), RowCount(7, 2))
     state.keep("rows", 0, 7)
     assert judged == [EntityCount(7), RowCount(7, 2)]
     begun(state)
-    assert state.told == set()
+    assert state.reported == set()
     state.use("rows", int)
-    assert state.told == {EntityCount, RowCount}
-    assert begun(state, among=("A", "B")).hidden_among == ("A", "B")
+    assert state.reported == {EntityCount, RowCount}
+    assert begun(state, among=("A", "B")).masked_among == ("A", "B")
 
 
 def test_all_of_a_beginning_is_forgotten_and_the_rest_stays():
@@ -112,11 +112,11 @@ def test_what_a_refused_step_has_changed_is_undone():
     sums.by_name["a"].append(5)
     state.keep("more", 0, 3, columns=9)
     state.play(["y"])
-    state.tell(RowCount(3, 1))
+    state.report(RowCount(3, 1))
     state.restore(earlier)
     assert (state.look_at("sums").total, state.look_at("sums").by_name) == ([1, [2]], {"a": [3]})
     assert "more" not in state and state.in_play == {"x"}
-    assert (state.entities, state.columns, state.told) == (8, 2, set())
+    assert (state.entities, state.columns, state.reported) == (8, 2, set())
 
 
 def test_arrays_and_frozen_records_are_not_copied():
@@ -145,18 +145,18 @@ def test_arrays_and_frozen_records_are_not_copied():
 def test_a_request_is_answered_in_its_turn(turn, resumed, error, monkeypatch):
     site = site_of()
 
-    def ask(number):
+    def request(number):
         site.answer(pack_request(Request("Kiel", FAMILY, "report", {}, "s", turn=number)))
 
     assert refusal_of(site, session="other") is None
     for number in (1, 2):
-        ask(number)
-    monkeypatch.setattr(site.account, "resumed", lambda session: resumed)
+        request(number)
+    monkeypatch.setattr(site.site_ledger, "resumed", lambda session: resumed)
     if error is None:
-        ask(turn)
+        request(turn)
     else:
         with pytest.raises(error):
-            ask(turn)
+            request(turn)
 
 
 # ---- what a refusal reveals ---------------------------------------------------------------------------
@@ -179,13 +179,13 @@ POLICIES = {
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("error", [*ABOUT_ROWS, *ABOUT_THE_REQUEST], ids=lambda error: type(error).__name__)
 def test_only_a_refusal_that_depends_on_rows_is_short_and_counted(policy, error):
-    lines, account = [], SiteLedger()
-    log = RefusalLog("Kiel", account, lines.append)
+    lines, site_ledger = [], SiteLedger()
+    log = RefusalLog("Kiel", site_ledger, lines.append)
     found = log.outward(POLICIES[policy], error, "one")
     rows = error in ABOUT_ROWS
     short = rows and not policy.startswith("in full")
     assert (found is error) is not short
-    assert account.refusals["one"] == (rows and policy.endswith("counted"))
+    assert site_ledger.refusals["one"] == (rows and policy.endswith("counted"))
     assert lines == log.reasons == ([str(error)] if short else [])
     if short:
         assert isinstance(found, PolicyError) and found.site == "Kiel"
@@ -208,7 +208,7 @@ def test_the_latest_hundred_reasons_are_kept_for_the_owner(n):
 def test_the_problem_of_an_own_fit_is_one_bit_for_each_model(policy, counted):
     site = site_of(**{f.name: getattr(POLICIES[policy], f.name) for f in dataclasses.fields(Policy)})
 
-    def tell(model):
+    def report(model):
         shown = []
         problem = OwnFitProblem(
             "is singular", model, lambda text: shown.append(text) or ({"reported": np.array(1.0)}, "")
@@ -217,10 +217,10 @@ def test_the_problem_of_an_own_fit_is_one_bit_for_each_model(policy, counted):
         return shown
 
     in_full = policy.startswith("in full")
-    assert tell("a") == tell("a") == ([] if in_full else ["not shown"])
-    assert site.account.refusals[""] == counted
+    assert report("a") == report("a") == ([] if in_full else ["not shown"])
+    assert site.site_ledger.refusals[""] == counted
     assert [line for line in site.refusals.reasons if "singular" in line] == (
         [] if in_full else ["own fit not shown: is singular"]
     )
-    tell("b")
-    assert site.account.refusals[""] == 2 * counted
+    report("b")
+    assert site.site_ledger.refusals[""] == 2 * counted

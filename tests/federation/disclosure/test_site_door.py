@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedstat.errors import DoorError, MessageError, PolicyError, SessionError
+from fedstat.errors import DisclosureError, MessageError, PolicyError, SessionError
 from fedstat.federation.disclosure.facts import EntityCount
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.site import FAMILIES, Site
@@ -13,8 +13,8 @@ from fedstat.federation.message import ArrayDeclaration, Request, Step, pack_req
 
 
 def total(data, state, weight):
-    asked = state.use("asked", int) if "asked" in state else 0
-    state.keep("asked", asked + 1, len(data.frame))
+    request = state.use("asked", int) if "asked" in state else 0
+    state.keep("asked", request + 1, len(data.frame))
     return {"total": np.array(float(data.frame["x"].sum() * weight[0]))}
 
 
@@ -141,17 +141,17 @@ def test_ten_thousand_random_byte_strings_leave_the_site_intact(make):
     site = make()
     site.answer(question(session="kept"))
     generator = np.random.default_rng(3)
-    whole = question(session="kept")
+    complete = question(session="kept")
     for _ in range(10_000):
-        data = bytearray(whole)
+        data = bytearray(complete)
         for _ in range(int(generator.integers(1, 6))):
             data[int(generator.integers(len(data)))] = int(generator.integers(256))
         try:
             site.answer(bytes(data[: int(generator.integers(1, len(data)))]))
-        except DoorError:
+        except DisclosureError:
             continue
     assert len(site.ledger.entries) == 1
-    assert float(unpack_reply(site.answer(whole)).arrays["total"]) == 15.0
+    assert float(unpack_reply(site.answer(complete)).arrays["total"]) == 15.0
 
 
 def test_sessions_are_apart_and_the_oldest_is_forgotten(make):

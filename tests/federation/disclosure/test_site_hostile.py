@@ -55,8 +55,8 @@ def fit(name, engine=None):
     formula = "y ~ a + b" if layout == "rows" else "y ~ ."
     with np.errstate(all="ignore"):
         # The iterative exchange has no other law.
-        law = {"between": "independent"} if options.get("exchange") == "iterative" else {}
-        model = kind.from_formula(formula, partition, **law)
+        joint = {"between": "independent"} if options.get("exchange") == "iterative" else {}
+        model = kind.from_formula(formula, partition, **joint)
         return model, model.fit(**options)
 
 
@@ -65,10 +65,10 @@ class Recording(LocalEngine):
 
     def __init__(self, sites, site="S2"):
         super().__init__(sites)
-        self.asks, self.replies, door = [], [], self._doors[site]
+        self.requests, self.replies, door = [], [], self._doors[site]
 
         def listen(request):
-            self.asks.append(request)
+            self.requests.append(request)
             self.replies.append(door(request))
             return self.replies[-1]
 
@@ -77,7 +77,7 @@ class Recording(LocalEngine):
 
 def record(name):
     model, _ = fit(name, Recording)
-    return model.engine.asks, model.engine.replies
+    return model.engine.requests, model.engine.replies
 
 
 @pytest.fixture(scope="module")
@@ -104,14 +104,14 @@ def same_answer(ours, theirs):
 class Replayed:
     """A site that has been asked the first questions of a recorded fit."""
 
-    def __init__(self, name, asks, replies):
-        self.name, self.asks, self.replies, self.asked = name, asks, replies, 0
+    def __init__(self, name, requests, replies):
+        self.name, self.requests, self.replies, self.requested = name, requests, replies, 0
         self.reset()
 
     def reset(self):
         """A new site, asked the same questions again."""
         self.site = make_partition(FITS[self.name][0]).sites["S2"]
-        for request in self.asks[: self.asked]:
+        for request in self.requests[: self.requested]:
             self.site.answer(request)
 
     def attempt(self, request):
@@ -126,16 +126,16 @@ class Replayed:
 
     def honest(self):
         """Ask the next honest question, and hold the answer against that of a site left in peace."""
-        answer = self.site.answer(self.asks[self.asked])
-        if unpack_request(self.asks[self.asked]).family != "receipt":  # signed, with times
-            assert same_answer(answer, self.replies[self.asked])
-        self.asked += 1
+        answer = self.site.answer(self.requests[self.requested])
+        if unpack_request(self.requests[self.requested]).family != "receipt":  # signed, with times
+            assert same_answer(answer, self.replies[self.requested])
+        self.requested += 1
 
 
 def chains_are_whole(site):
     """Every chain of a site gives the head that it claims."""
     keys = site.trust.identity.public
-    for session, chain in site._data.account._chains.items():
+    for session, chain in site._data.site_ledger._chains.items():
         digest = genesis_digest(site.name, keys, session, chain.ordinal, chain.previous)
         for link in chain.entries:
             digest = extended_digest(digest, link)
@@ -153,17 +153,17 @@ def mutated(data, generator):
 @pytest.mark.parametrize("name", REPEATABLE)
 def test_recorded_questions_give_the_same_bytes_at_a_new_site(recorded, name):
     replayed = Replayed(name, *recorded[name])
-    for _ in replayed.asks:
+    for _ in replayed.requests:
         replayed.honest()
-    assert len(replayed.asks) > 5 and chains_are_whole(replayed.site)
+    assert len(replayed.requests) > 5 and chains_are_whole(replayed.site)
 
 
 def besiege(recorded, name, attempts):
     """Single bytes of every question changed, `attempts` times in all; outcomes."""
     replayed, generator = Replayed(name, *recorded[name]), np.random.default_rng(5)
     outcomes = {"named": 0, "answered": 0}
-    each = -(-attempts // len(replayed.asks))
-    for request in replayed.asks:
+    each = -(-attempts // len(replayed.requests))
+    for request in replayed.requests:
         for _ in range(each):
             outcomes[replayed.attempt(mutated(request, generator))] += 1
         replayed.honest()
@@ -235,9 +235,9 @@ def test_a_besieged_fit_ends_where_it_would_have_ended(name):
 
 @pytest.mark.parametrize("name", FITS)
 def test_every_truncation_of_every_question_is_named(recorded, name):
-    asks, _ = recorded[name]
+    requests, _ = recorded[name]
     site = make_partition(FITS[name][0]).sites["S2"]
-    shortest = {unpack_request(request).step: request for request in sorted(asks, key=len, reverse=True)}
+    shortest = {unpack_request(request).step: request for request in sorted(requests, key=len, reverse=True)}
     for request in shortest.values():
         for length in range(len(request)):
             with pytest.raises(MessageError, match="bytes that are not"):
@@ -248,7 +248,7 @@ def test_every_truncation_of_every_question_is_named(recorded, name):
 @pytest.mark.parametrize("name", REPEATABLE)
 def test_ten_thousand_random_byte_strings_in_the_middle_of_a_fit(recorded, name):
     replayed, generator = Replayed(name, *recorded[name]), np.random.default_rng(9)
-    for _ in range(len(replayed.asks) // 2):
+    for _ in range(len(replayed.requests) // 2):
         replayed.honest()
     for _ in range(10_000):
         with pytest.raises(MessageError):
@@ -271,18 +271,20 @@ def hostile_values(array):
 @pytest.mark.parametrize("name", REPEATABLE)
 def test_hostile_values_and_shapes_are_named_or_answered(recorded, name):
     replayed, seen, count = Replayed(name, *recorded[name]), set(), 0
-    for request in replayed.asks:
-        ask = unpack_request(request)
-        if ask.step not in seen:
-            for array, value in ask.arrays.items():
+    for request in replayed.requests:
+        requested = unpack_request(request)
+        if requested.step not in seen:
+            for array, value in requested.arrays.items():
                 for other in hostile_values(value):
-                    replayed.attempt(pack_request(replace(ask, arrays=ask.arrays | {array: other})))
+                    replayed.attempt(
+                        pack_request(replace(requested, arrays=requested.arrays | {array: other}))
+                    )
                     count += 1
-                fewer = {k: v for k, v in ask.arrays.items() if k != array}
-                replayed.attempt(pack_request(replace(ask, arrays=fewer)))
+                fewer = {k: v for k, v in requested.arrays.items() if k != array}
+                replayed.attempt(pack_request(replace(requested, arrays=fewer)))
             for text in ("", "null", "[]", "{}", "1e999", '"' + "x" * 10_000 + '"', "[" * 5_000, "nonsense"):
-                replayed.attempt(pack_request(replace(ask, text=text)))
-        seen.add(ask.step)
+                replayed.attempt(pack_request(replace(requested, text=text)))
+        seen.add(requested.step)
         replayed.honest()
     assert count > 50 and chains_are_whole(replayed.site)
 
@@ -291,11 +293,11 @@ def test_hostile_values_and_shapes_are_named_or_answered(recorded, name):
 def test_the_same_question_again(recorded, name):
     """Answered alike, but for the step of VFEM's iteration, which goes on from where it is."""
     replayed, differ = Replayed(name, *recorded[name]), set()
-    for request in replayed.asks:
+    for request in replayed.requests:
         replayed.honest()
         step = unpack_request(request).step
         try:
-            if not same_answer(replayed.site.answer(request), replayed.replies[replayed.asked - 1]):
+            if not same_answer(replayed.site.answer(request), replayed.replies[replayed.requested - 1]):
                 differ.add(step)
         except FedstatError:
             continue
@@ -305,8 +307,8 @@ def test_the_same_question_again(recorded, name):
 
 def test_a_masked_answer_is_given_once():
     model, _ = fit("glm masked", Recording)
-    site, asks = model.partition.sites["S2"], model.engine.asks
-    masked = [request for request in asks if unpack_request(request).masked is not None]
+    site, requests = model.partition.sites["S2"], model.engine.requests
+    masked = [request for request in requests if unpack_request(request).masked is not None]
     assert len(masked) > 3
     for request in masked:
         with pytest.raises(SecurityError, match="was masked before"):
@@ -317,18 +319,18 @@ def test_a_masked_answer_is_given_once():
 def test_an_unknown_step_or_family_of_a_running_fit_is_named(recorded):
     replayed = Replayed("glm", *recorded["glm"])
     replayed.honest()
-    ask = unpack_request(replayed.asks[1])
+    request = unpack_request(replayed.requests[1])
     for other, words in (
-        (replace(ask, step="no such step"), "has no step 'no such step'"),
-        (replace(ask, family="no such family"), "unknown family 'no such family'"),
-        (replace(ask, site="S1"), "addressed to 'S1'"),
-        (replace(ask, step="x" * 100_000), "has no step 'xxx"),
-        (replace(ask, masked=0), "the sites have not agreed on keys"),
+        (replace(request, step="no such step"), "has no step 'no such step'"),
+        (replace(request, family="no such family"), "unknown family 'no such family'"),
+        (replace(request, site="S1"), "addressed to 'S1'"),
+        (replace(request, step="x" * 100_000), "has no step 'xxx"),
+        (replace(request, masked=0), "the sites have not agreed on keys"),
     ):
         with pytest.raises(MessageError, match=f"S2.*{words}"):
             replayed.site.answer(pack_request(other))
     replayed.honest()
-    assert max(len(link.step) for link in replayed.site._data.account.present.entries) <= 80
+    assert max(len(link.step) for link in replayed.site._data.site_ledger.present.entries) <= 80
 
 
 def test_a_reply_in_the_place_of_an_ask_or_of_another_sites_reply_is_named():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from reporting import FAMILY, PENDING, STEPS, ask, refusal_of, rule_against, site_of
+from reporting import FAMILY, PENDING, STEPS, refusal_of, request, rule_against, site_of
 
 from fedstat.errors import DescriptionError
 from fedstat.federation.disclosure import facts
@@ -48,7 +48,7 @@ def own_fit(n, numbers=1, *functions, weights=""):
 def is_shown(where, fact):
     PENDING.clear()
     PENDING.append(fact)
-    return int(ask(where, "report").arrays["reported"]) == 1
+    return int(request(where, "report").arrays["reported"]) == 1
 
 
 @pytest.mark.parametrize("n", [0, 1, 59, 60, 61])
@@ -79,7 +79,7 @@ def test_sums_add_up_over_models_and_repetitions_are_free():
     assert isinstance(error, DescriptionError) and "'x'" in str(error) and "max_column_sums" in str(error)
     assert rule_against(where, sums(10, "")) == ""
     again = site(max_column_sums=0.5)
-    again._data = type(again._data)(**{**_fields(again._data), "account": where.account})
+    again._data = type(again._data)(**{**_fields(again._data), "account": where.site_ledger})
     assert rule_against(again, sums(10, "", "sqrt")) == "maximum sums of one column"
 
 
@@ -100,9 +100,9 @@ def test_an_own_fit_beyond_the_limit_is_not_shown_and_leaves_no_trace():
     shown = [is_shown(where, own_fit(60, 1, "", weights=f"model {k}")) for k in range(20)]
     # x and x^2 without weights once, and with those of every model: 2 + 2 k <= 30
     assert shown == [k < 14 for k in range(20)]
-    before = set(where.account.spent)
+    before = set(where.site_ledger.spent)
     assert not is_shown(where, own_fit(60, 1, "", weights="another"))
-    assert where.account.spent == before
+    assert where.site_ledger.spent == before
     assert is_shown(where, own_fit(60, 1, "", weights="model 3"))
 
 

@@ -33,7 +33,7 @@ def site_of(table, remembered=None):
     return SiteData("Bank", table, None, fs.Policy.strict(), remembered or ReleaseHistory())
 
 
-def ask(data, keys):
+def request(data, keys):
     """A sum over the records with these keys."""
     data.memory.follow(data.table, SECRET)
     table = data.table
@@ -52,26 +52,26 @@ def later(data, table):
 
 def test_records_that_come_and_go():
     data = site_of(table_of(range(40)))
-    ask(data, range(40))
+    request(data, range(40))
     data = later(data, table_of([*range(50)]))
     with pytest.raises(PolicyError, match="differencing"):
-        ask(data, range(42))
-    ask(data, range(50))
+        request(data, range(42))
+    request(data, range(50))
     # One that is gone: the sum over the others is the earlier one less its row.
     data = later(data, table_of([k for k in range(50) if k != 7]))
     assert len(data.memory.gone) == 1
     with pytest.raises(PolicyError, match="differencing"):
-        ask(data, range(50))
+        request(data, range(50))
     # It is known again when it comes back, and nobody is gone.
     data = later(data, table_of(range(50)))
     assert len(data.memory.gone) == 0
-    ask(data, range(50))
+    request(data, range(50))
     # Five that are gone: what the sums differ by is over five.
     data = later(data, table_of(range(45)))
-    ask(data, range(45))
+    request(data, range(45))
     data = later(data, table_of(range(43)))
     with pytest.raises(PolicyError, match="differencing"):
-        ask(data, range(43))
+        request(data, range(43))
 
 
 @pytest.mark.parametrize("restart", [True, False])
@@ -79,44 +79,44 @@ def test_another_order_of_the_same_records(restart):
     """Aligned anew, records come in another order; groups are still those of the same records."""
     numbers = RNG.permutation(40)
     data = site_of(table_of(range(40)))
-    ask(data, range(20))
+    request(data, range(20))
     if restart:
         data = later(data, table_of(range(40), "1" * 16, numbers))
     else:
         data.table.keep("1" * 16, numbers)
-    ask(data, range(20))
+    request(data, range(20))
     assert len(data.memory.released.basis) == 1
     with pytest.raises(PolicyError, match="differencing"):
-        ask(data, range(22))
-    ask(data, range(30))
+        request(data, range(22))
+    request(data, range(30))
 
 
 def test_a_group_that_keeps_to_old_records_passes_beside_few_new_ones():
     data = site_of(table_of(range(40)))
-    ask(data, range(40))
+    request(data, range(40))
     data = later(data, table_of(range(42)))
-    ask(data, range(40))
+    request(data, range(40))
     with pytest.raises(PolicyError, match="differencing"):
-        ask(data, range(42))
+        request(data, range(42))
 
 
 def test_a_sum_from_before_and_one_from_after_a_record_was_corrected():
     """Attack: their difference is that of what one record held and holds."""
     data = site_of(table_of(range(40)))
-    ask(data, range(40))
+    request(data, range(40))
     data = later(data, table_of(range(40), corrected=[7]))
     with pytest.raises(PolicyError, match="differencing"):
-        ask(data, range(40))
-    ask(data, [k for k in range(40) if k not in range(5, 10)])
+        request(data, range(40))
+    request(data, [k for k in range(40) if k not in range(5, 10)])
     # Where it is as it was, the sums of then are those of now.
     data = later(data, table_of(range(40)))
-    ask(data, range(40))
+    request(data, range(40))
 
 
 def test_records_that_have_got_another_column_are_known_by_their_keys():
     data = site_of(table_of(range(40)))
-    ask(data, range(40))
+    request(data, range(40))
     data = later(data, table_of(range(42), more=["z"]))
-    ask(data, range(40))
+    request(data, range(40))
     with pytest.raises(PolicyError, match="differencing"):
-        ask(data, range(42))
+        request(data, range(42))

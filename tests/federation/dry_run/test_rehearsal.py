@@ -69,20 +69,20 @@ def family(monkeypatch):
     monkeypatch.setitem(FAMILIES, "toy", STEPS)
 
 
-def refusals(course):
-    found = course.refused.items()
+def refusals(dry_run):
+    found = dry_run.refused.items()
     return {place: [(one.rule, one.array, str(one)) for one in errors] for place, errors in found}
 
 
-def asks(step, sites=tuple(SITES)):
+def requests(step, sites=tuple(SITES)):
     return [Request(site, "toy", step, session="s") for site in sites]
 
 
 def protocol(rounds=2):
     for _ in range(rounds):
-        replies = yield asks("count")
+        replies = yield requests("count")
         assert sum(reply.arrays["total"].sum() for reply in replies) == pytest.approx(44.0)
-    yield asks("columns", ("B", "C"))
+    yield requests("columns", ("B", "C"))
 
 
 def rehearse(run, at=None, policies=None, repeated=()):
@@ -91,26 +91,26 @@ def rehearse(run, at=None, policies=None, repeated=()):
         sites[name], state = DrySite(name, (policies or {}).get(name, Policy()), n), State(name)
         state.keep("X", np.ones((n, 5)), n, columns=5)
         sites[name].open("s", state)
-    rehearsal = DryRunEngine(sites, repeated)
+    dry_run = DryRunEngine(sites, repeated)
     with pytest.raises(DryRunEnded):
-        rehearsal.run(run, Ledger(at=at))
-    return rehearsal.course()
+        dry_run.run(run, Ledger(at=at))
+    return dry_run.dry_run()
 
 
 def test_what_passes_is_entered_as_an_engine_enters_it():
-    course = rehearse(protocol(), at="A")
-    assert course.entries[0] == Entry(
+    dry_run = rehearse(protocol(), at="A")
+    assert dry_run.entries[0] == Entry(
         1, "B", "coordinator", "count", "total", "aggregate", "sum", (2,), 16, 9, family="toy"
     )
-    assert course.entries[0].what == "sum"
-    assert {entry.sender for entry in course.entries} == {"B", "C"}
-    assert course.rounds == (("count",), ("count",), ("columns",))
-    assert course.n_masked == 0 and not course.cut_short
+    assert dry_run.entries[0].what == "sum"
+    assert {entry.sender for entry in dry_run.entries} == {"B", "C"}
+    assert dry_run.rounds == (("count",), ("count",), ("columns",))
+    assert dry_run.n_masked == 0 and not dry_run.cut_short
 
 
 @pytest.mark.parametrize("hidden", [False, True])
 def test_a_repeated_step_runs_once_and_is_entered_as_often_as_it_is_asked(hidden, monkeypatch):
-    def course(repeated):
+    def dry_run(repeated):
         run, runs = protocol(rounds=4), []
         step = replace(STEPS["count"], run=lambda data, state: runs.append(data.name) or count(data, state))
         monkeypatch.setitem(FAMILIES, "toy", STEPS | {"count": step})
@@ -118,19 +118,23 @@ def test_a_repeated_step_runs_once_and_is_entered_as_often_as_it_is_asked(hidden
         policies = {"B": Policy(min_count=10), "C": Policy(masked_only=True)}
         return rehearse(run, policies=policies, repeated=repeated), len(runs)
 
-    whole, every = course(())
-    short, once = course({"count"})
-    assert (short.entries, short.rounds, refusals(short)) == (whole.entries, whole.rounds, refusals(whole))
+    complete, every = dry_run(())
+    short, once = dry_run({"count"})
+    assert (short.entries, short.rounds, refusals(short)) == (
+        complete.entries,
+        complete.rounds,
+        refusals(complete),
+    )
     assert every == 4 * once
 
 
 def test_masks_make_up_shape_and_bytes_and_leave_the_sum():
-    course = rehearse(masked_protocol(protocol(), tuple(SITES), "s"), at="A")
-    entry = next(entry for entry in course.entries if entry.step == "count")
+    dry_run = rehearse(masked_protocol(protocol(), tuple(SITES), "s"), at="A")
+    entry = next(entry for entry in dry_run.entries if entry.step == "count")
     assert (entry.shape, entry.bytes, entry.masked) == ((2,), 32, True)
-    assert course.n_masked == 3
-    asked = {step for steps in course.rounds[:2] for step in steps}
-    assert asked >= {"introduce", "announce", "finish"}
+    assert dry_run.n_masked == 3
+    request = {step for steps in dry_run.rounds[:2] for step in steps}
+    assert request >= {"introduce", "announce", "finish"}
 
 
 def test_every_rule_that_would_refuse_is_noted_and_the_rehearsal_goes_on():
@@ -138,8 +142,8 @@ def test_every_rule_that_would_refuse_is_noted_and_the_rehearsal_goes_on():
         "B": Policy(refused_kinds=frozenset({"aggregate"}), masked_only=True, min_count=10, max_columns=4),
         "C": Policy(min_events=7),
     }
-    course = rehearse(protocol(), policies=policies)
-    found = {(site, one.rule, one.array) for (site, _), all_ in course.refused.items() for one in all_}
+    dry_run = rehearse(protocol(), policies=policies)
+    found = {(site, one.rule, one.array) for (site, _), all_ in dry_run.refused.items() for one in all_}
     assert found == {
         ("A", "minimum count", "total"),
         ("B", "refused kinds", "total"),
@@ -148,7 +152,7 @@ def test_every_rule_that_would_refuse_is_noted_and_the_rehearsal_goes_on():
         ("B", "maximum columns", ""),
         ("C", "odd rule", ""),
     }
-    by_array = {(row.sender, row.array): row for row in ExpectedReleases(course).planned()}
+    by_array = {(row.sender, row.array): row for row in ExpectedReleases(dry_run).planned()}
     assert by_array["C", "columns"].refusals == ()
     assert by_array["B", "total"].rules == ("refused kinds", "masked only", "minimum count 10")
     assert len(by_array["B", "total"].refusals) == 4
@@ -156,38 +160,40 @@ def test_every_rule_that_would_refuse_is_noted_and_the_rehearsal_goes_on():
 
 def test_a_refusal_that_no_policy_takes_back_ends_the_rehearsal():
     def run():
-        yield asks("count")
-        yield asks("never")
-        yield asks("columns")
+        yield requests("count")
+        yield requests("never")
+        yield requests("columns")
 
-    course = rehearse(run())
-    assert course.cut_short == "never" and course.rounds == (("count",), ("never",))
-    assert course.refused["A", "never"][0].rule == "a rule without a limit"
+    dry_run = rehearse(run())
+    assert dry_run.cut_short == "never" and dry_run.rounds == (("count",), ("never",))
+    assert dry_run.refused["A", "never"][0].rule == "a rule without a limit"
 
 
 def test_a_forecast_counts_at_three_lengths():
     loop = IterationLoop(("count",), 5)
-    forecast = ExpectedReleases(rehearse(protocol(3)), [loop])
-    assert forecast.rounds() == [(("count",), (1, 3, 5)), (("columns",), (1, 1, 1))]
-    row = next(row for row in forecast.planned() if (row.sender, row.array) == ("A", "total"))
+    expected = ExpectedReleases(rehearse(protocol(3)), [loop])
+    assert expected.rounds() == [(("count",), (1, 3, 5)), (("columns",), (1, 1, 1))]
+    row = next(row for row in expected.planned() if (row.sender, row.array) == ("A", "total"))
     assert row.messages == (1, 3, 5) and row.bytes == (16, 48, 80) and row.shape == (2,)
 
 
 def test_arrays_grow_for_as_long_as_they_are_said_to():
     def run(rounds):
         for _ in range(rounds):
-            yield asks("grow")
+            yield requests("grow")
 
     real = ExpectedReleases(rehearse(run(6))).planned()[0]
-    told = ExpectedReleases(rehearse(run(2)), [IterationLoop(("grow",), 6, sizes=3)]).planned()[0]
-    assert (told.shape, told.bytes) == ((3, 2), (16, 48, 240))
-    assert (real.shape, real.bytes[1]) == (told.shape, told.bytes[2])
+    reported = ExpectedReleases(rehearse(run(2)), [IterationLoop(("grow",), 6, sizes=3)]).planned()[0]
+    assert (reported.shape, reported.bytes) == ((3, 2), (16, 48, 240))
+    assert (real.shape, real.bytes[1]) == (reported.shape, reported.bytes[2])
 
 
 def learned(run, at=None, dealers=None):
-    course = rehearse(run, at=at)
-    planned = ExpectedReleases(course).planned()
-    return " ".join(f"{who}: {text}" for who, text in who_learns(planned, at, course.n_masked, dealers or {}))
+    dry_run = rehearse(run, at=at)
+    planned = ExpectedReleases(dry_run).planned()
+    return " ".join(
+        f"{who}: {text}" for who, text in who_learns(planned, at, dry_run.n_masked, dealers or {})
+    )
 
 
 def test_who_learns_what_follows_from_kinds_masks_and_receivers():
@@ -206,7 +212,7 @@ def test_who_learns_what_follows_from_kinds_masks_and_receivers():
 
 def test_two_sites_under_masks():
     def run():
-        yield asks("count", ("A", "B"))
+        yield requests("count", ("A", "B"))
 
     assert "Masks hide nothing from the other institution here" in learned(
         masked_protocol(run(), ("A", "B"), "s")

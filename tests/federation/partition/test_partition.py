@@ -18,10 +18,10 @@ def three_clients(seed=0, n=60):
     rng = np.random.default_rng(seed)
     shapes = {"A": ("a1", "a2"), "B": ("b1",), "C": ("c1", "c2", "c3")}
     frames = {}
-    for client, names in shapes.items():
+    for site, names in shapes.items():
         keys = rng.permutation(n)[: rng.integers(n // 2, n)]
         frame = pd.DataFrame(rng.standard_normal((len(keys), len(names))), columns=list(names))
-        frames[client] = frame.assign(id=keys)
+        frames[site] = frame.assign(id=keys)
     return frames
 
 
@@ -51,14 +51,14 @@ def test_entities_rows_and_presence_are_those_of_an_outer_join():
 
 def test_attributes():
     partition = ClientPartition.from_frames(three_clients(), on="id", partial="mean", min_count=3)
-    assert partition.clients == ("A", "B", "C")
+    assert partition.sites == ("A", "B", "C")
     assert (partition.layout, partition.key) == ("vertical", ("id",))
     assert (partition.partial, partition.min_count) == ("mean", 3)
     assert partition.columns["C"] == ("c1", "c2", "c3")
     assert partition.n_entities == len(partition.entities)
-    for client, rows in partition.rows.items():
+    for site, rows in partition.rows.items():
         assert rows.dtype == np.int64 and np.all(np.diff(rows) > 0) and not rows.flags.writeable
-        assert partition.sites[client].name == client
+        assert partition.sites[site].name == site
     with pytest.raises(AttributeError):
         partition.layout = "horizontal"
 
@@ -74,8 +74,8 @@ def test_tables_of_the_caller_stay_as_they_were():
     frames = three_clients()
     before = {c: f.copy() for c, f in frames.items()}
     ClientPartition.from_frames(frames, on="id")
-    for client, frame in frames.items():
-        pd.testing.assert_frame_equal(frame, before[client])
+    for site, frame in frames.items():
+        pd.testing.assert_frame_equal(frame, before[site])
 
 
 def test_rows_without_a_value_are_no_record():
@@ -85,7 +85,7 @@ def test_rows_without_a_value_are_no_record():
     assert partition.rows["A"].tolist() == [1, 2]
     assert partition.empty_rows == {"A": 1, "B": 0}
     assert partition.presence()["A"].tolist() == [False, True, True]
-    assert partition.describe().clients.loc["A", "empty rows"] == 1
+    assert partition.describe().sites.loc["A", "empty rows"] == 1
 
 
 def test_an_entity_that_only_empty_rows_list_is_kept_without_records():
@@ -116,8 +116,8 @@ def test_polars_and_arrow_tables_are_pandas_tables(convert):
     converted = {c: convert(f) for c, f in frames.items()}
     one, two = (ClientPartition.from_frames(f, on="id") for f in (frames, converted))
     pd.testing.assert_index_equal(one.entities, two.entities)
-    for client in frames:
-        pd.testing.assert_frame_equal(one.frames[client], two.frames[client])
+    for site in frames:
+        pd.testing.assert_frame_equal(one.frames[site], two.frames[site])
 
 
 @pytest.mark.parametrize("dtype", ["int32", "uint8", "Int64", "category", object])
@@ -173,20 +173,20 @@ def test_from_frame_by_a_column_gives_each_site_its_rows():
     table = pd.DataFrame({"site": rng.choice(["b", "c", "a"], 40), "x": rng.standard_normal(40)})
     table["z"] = np.where(table["site"] == "a", NAN, table["x"] ** 2)
     partition = ClientPartition.from_frame(table, by="site")
-    assert partition.layout == "horizontal" and partition.clients == ("a", "b", "c")
+    assert partition.layout == "horizontal" and partition.sites == ("a", "b", "c")
     for site, rows in table.groupby("site").indices.items():
         assert np.array_equal(partition.rows[site], rows)
         pd.testing.assert_frame_equal(
             partition.frames[site], table.loc[rows, ["x", "z"]].reset_index(drop=True)
         )
-    assert partition.describe().clients["empty columns"].tolist() == [1, 0, 0]
+    assert partition.describe().sites["empty columns"].tolist() == [1, 0, 0]
 
 
 def test_sites_follow_the_order_of_categories_and_numbers():
     table = pd.DataFrame({"x": [1.0, 2.0, 3.0], "h": [10, 9, 100]})
-    assert ClientPartition.from_frame(table, by="h").clients == ("9", "10", "100")
+    assert ClientPartition.from_frame(table, by="h").sites == ("9", "10", "100")
     ordered = table.assign(h=pd.Categorical(["low", "high", "low"], categories=["low", "mid", "high"]))
-    assert ClientPartition.from_frame(ordered, by="h").clients == ("low", "high")
+    assert ClientPartition.from_frame(ordered, by="h").sites == ("low", "high")
 
 
 def test_horizontal_keys_may_repeat():
@@ -230,15 +230,15 @@ def test_files_hold_what_was_written(tmp_path, ending):
     frames["B"]["mood"] = np.where(frames["B"]["b1"] > 0, "None", "Several")
     frames["B"].loc[[0, 1], "mood"] = None
     paths = {}
-    for client, frame in frames.items():
-        paths[client] = tmp_path / f"{client}{ending}"
+    for site, frame in frames.items():
+        paths[site] = tmp_path / f"{site}{ending}"
         if ending == ".parquet":
-            frame.to_parquet(paths[client])
+            frame.to_parquet(paths[site])
         else:
-            frame.to_csv(paths[client], index=False, sep="\t" if "tsv" in ending else ",")
+            frame.to_csv(paths[site], index=False, sep="\t" if "tsv" in ending else ",")
     read, given = ClientPartition.from_files(paths, on="id"), ClientPartition.from_frames(frames, on="id")
-    for client in frames:
-        pd.testing.assert_frame_equal(read.frames[client], given.frames[client])
+    for site in frames:
+        pd.testing.assert_frame_equal(read.frames[site], given.frames[site])
     assert set(read.frames["B"]["mood"].dropna()) == {"None", "Several"}
 
 

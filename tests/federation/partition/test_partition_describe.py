@@ -49,7 +49,7 @@ def test_description_counts_what_pandas_counts():
     table, partition = partition_of()
     described = partition.describe()
     cells = table[["a1", "a2", "a3"]].notna()
-    row = described.clients.loc["A"]
+    row = described.sites.loc["A"]
     assert row["columns"] == 3
     assert row["entities"] == cells.any(axis=1).sum()
     assert row["complete"] == cells.all(axis=1).sum()
@@ -87,7 +87,7 @@ def test_texts_show_counts_and_no_data():
     for text in (repr(keyed), str(keyed.describe()), keyed._repr_html_()):
         assert "400" in text and "5000" not in text and "5,000" not in text
         assert not any(f"{value:.4f}" in text for value in table["a1"].dropna())
-    assert "A&lt;b&gt;" in keyed._repr_html_() and "<b>" not in keyed.describe()._clients_shown().to_html()
+    assert "A&lt;b&gt;" in keyed._repr_html_() and "<b>" not in keyed.describe()._sites_shown().to_html()
     assert repr(partition).startswith("ClientPartition (vertical): 400 entities, 3 institutions")
 
 
@@ -98,7 +98,7 @@ def test_correlations_are_those_of_the_pooled_table():
     pd.testing.assert_frame_equal(correlation.matrix, numeric.corr(method="spearman"))
     seen = numeric.notna().to_numpy().astype(int)
     assert np.array_equal(correlation.n.to_numpy(), seen.T @ seen)
-    assert correlation.client_of == {"a1": "A", "a2": "A", "a3": "A", "b1": "B", "b2": "B"}
+    assert correlation.site_of == {"a1": "A", "a2": "A", "a3": "A", "b1": "B", "b2": "B"}
     R = numeric.corr(method="spearman").abs()
     assert correlation.mean_between == pytest.approx(R.loc[["a1", "a2", "a3"], ["b1", "b2"]].mean(axis=None))
     within = [R.loc["a1", "a2"], R.loc["a1", "a3"], R.loc["a2", "a3"], R.loc["b1", "b2"]]
@@ -199,7 +199,7 @@ def test_nhanes_has_the_blocks_that_its_notes_count(shared_data):
         {c: adults[["ID", *names]] for c, names in NHANES.items()}, on="ID"
     )
     described = partition.describe()
-    shares = (100 * described.clients["missing share"]).round(1)
+    shares = (100 * described.sites["missing share"]).round(1)
     assert partition.n_entities == 11_778
     assert shares.tolist() == [0.0, 4.3, 7.7, 9.9, 5.3, 14.6]
     presence = partition.presence().to_numpy()
@@ -220,7 +220,7 @@ def test_heart_disease_hospitals_split_by_rows(shared_data):
         for site in ("cleveland", "hungarian", "switzerland", "va")
     ]
     partition = ClientPartition.from_frame(pd.concat(parts, ignore_index=True), by="site")
-    assert partition.describe().clients["entities"].tolist() == [303, 294, 123, 200]
+    assert partition.describe().sites["entities"].tolist() == [303, 294, 123, 200]
     assert partition.plot_missing().images[0].get_array().shape == (14, 4)
     plt.close("all")
 

@@ -61,7 +61,7 @@ def test_sites_hold_their_tables_one_after_the_other():
     partition = rows_of(frames, partial="error", min_count=3)
     assert (partition.layout, partition.key, partition.site_column) == ("horizontal", (), "site")
     assert (partition.partial, partition.min_count) == ("error", 3)
-    assert partition.clients == tuple(frames) and partition.n_entities == 125
+    assert partition.sites == tuple(frames) and partition.n_entities == 125
     assert np.array_equal(np.concatenate(list(partition.rows.values())), np.arange(125))
     for site, frame in frames.items():
         table = partition.sites[site]._data.table
@@ -147,9 +147,9 @@ def test_parquet_files_are_not_read(tmp_path):
     assert isinstance(partition.entities, pd.RangeIndex) and partition.n_entities == 125
     assert np.array_equal(partition.rows["Ulm"], np.arange(65, 125))
     described = partition.describe()
-    assert described.clients["entities"].to_dict() == SIZES and described.n_entities == 125
+    assert described.sites["entities"].to_dict() == SIZES and described.n_entities == 125
     unknown = ["complete", "partly filled", "missing share", "empty columns"]
-    assert described.clients[unknown].isna().all(axis=None)
+    assert described.sites[unknown].isna().all(axis=None)
     for text in (repr(partition), str(described), partition._repr_html_()):
         assert "streamed" in text and "125" in text
     assert "Some institutions lack 'smoker'." in str(described) and "unknown" in str(described)
@@ -175,9 +175,9 @@ def test_a_streamed_table_can_be_given_with_others(tmp_path):
     chunks = list(partition.sites["Bonn"]._data.table.chunks(["age"]))
     assert [len(chunk) for chunk in chunks] == [4] * 6 + [1]
     assert isinstance(partition.entities, pd.RangeIndex) and partition.n_entities == 125
-    clients = partition.describe().clients
-    assert clients["complete"].isna().tolist() == [False, True, False]
-    assert clients.loc["Kiel", "complete"] == frames["Kiel"].notna().all(axis=1).sum()
+    sites = partition.describe().sites
+    assert sites["complete"].isna().tolist() == [False, True, False]
+    assert sites.loc["Kiel", "complete"] == frames["Kiel"].notna().all(axis=1).sum()
     assert partition.plot_missing().images[0].get_array().shape == (2, 4)
     plt.close("all")
     with pytest.raises(PartitionError, match=r"'Bonn': a streamed table needs layout='horizontal'"):
@@ -211,7 +211,7 @@ def test_description_counts_what_pandas_counts():
     described = partition.describe()
     bare = {site: frame.drop(columns="nr") for site, frame in frames.items()}
     for site, frame in bare.items():
-        row = described.clients.loc[site]
+        row = described.sites.loc[site]
         assert row["columns"] == frame.shape[1] and row["entities"] == len(frame)
         assert row["complete"] == frame.notna().all(axis=1).sum()
         assert row["partly filled"] == len(frame) - row["complete"]
@@ -339,17 +339,17 @@ def test_a_site_may_have_no_value_of_a_column_whatever_its_type():
 
 
 def test_types_that_hold_the_same_are_the_same():
-    whole = table(x=[1, 2, 3, 4], s=list("uvuv"), b=[True, False] * 2)
-    nullable = whole.astype({"x": "Int64", "s": "category", "b": "boolean"})
-    objects = whole.astype({"x": object, "s": object, "b": object})
-    frames = {"A": table(s=list("uvuv"), b=[True, False] * 2), "B": whole, "C": nullable, "D": objects}
+    complete = table(x=[1, 2, 3, 4], s=list("uvuv"), b=[True, False] * 2)
+    nullable = complete.astype({"x": "Int64", "s": "category", "b": "boolean"})
+    objects = complete.astype({"x": object, "s": object, "b": object})
+    frames = {"A": table(s=list("uvuv"), b=[True, False] * 2), "B": complete, "C": nullable, "D": objects}
     assert rows_of(frames, on="id").pooled_columns == ("x", "s", "b")
 
 
 def test_new_data_may_lack_all_rows_of_a_site():
     frames = BASE | {"B": table().iloc[:0].astype({"x": object})}
     partition = rows_of(frames, on="id", new_data=True)
-    assert partition.describe().clients["entities"].tolist() == [4, 0]
+    assert partition.describe().sites["entities"].tolist() == [4, 0]
     assert partition.describe().patterns["count"].tolist() == [4]
 
 

@@ -48,9 +48,9 @@ def test_a_rehearsal_takes_descriptions_and_judges_by_them(tmp_path):
     assert fs.GLORE.from_formula("sick ~ log(grown)", rehearsed).fit().converged
     with pytest.raises(DescriptionError, match="its published range is not above 0"):
         fs.GLORE.from_formula("sick ~ log(income)", rehearsed).fit()
-    told = rehearsed.published()
-    assert told.loc[("A", "income"), ["kind", "low", "high"]].tolist() == ["number", 0.0, 1e6]
-    assert told.loc[("C", "region"), "levels"] == ("north", "south")
+    reported = rehearsed.published()
+    assert reported.loc[("A", "income"), ["kind", "low", "high"]].tolist() == ["number", 0.0, 1e6]
+    assert reported.loc[("C", "region"), "levels"] == ("north", "south")
 
 
 def test_without_descriptions_they_are_proposed_where_the_policy_needs_them():

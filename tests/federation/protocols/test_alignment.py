@@ -82,77 +82,77 @@ def test_points_of_small_order_are_refused(u):
 # ---- the same links as in clear --------------------------------------------------------------------------
 
 
-def tables(seed, make_key, n=60, clients="ABC"):
+def tables(seed, make_key, n=60, sites="ABC"):
     """Shuffled tables over partly common keys; every cell is of one client and entity only."""
     rng = np.random.default_rng(seed)
     frames = {}
-    for client in clients:
+    for site in sites:
         entities = rng.permutation(n)[: rng.integers(n // 2, n)]
         value = rng.normal(size=len(entities))
-        frames[client] = make_key(pd.DataFrame({"e": entities}), client).assign(**{f"x{client}": value})
-    frames[clients[0]].loc[:4, f"x{clients[0]}"] = np.nan  # records that hold a key and nothing else
+        frames[site] = make_key(pd.DataFrame({"e": entities}), site).assign(**{f"x{site}": value})
+    frames[sites[0]].loc[:4, f"x{sites[0]}"] = np.nan  # records that hold a key and nothing else
     return frames
 
 
-def whole(frame, client):
+def complete(frame, site):
     """Whole numbers of another width at every client, and numpy's own as objects."""
     ids = frame["e"] - 7
-    if client == "C":
+    if site == "C":
         return pd.DataFrame({"id": pd.Series(list(ids.to_numpy()), dtype=object)})
-    return pd.DataFrame({"id": ids.astype({"A": "int64", "B": "int16"}.get(client, "Int32"))})
+    return pd.DataFrame({"id": ids.astype({"A": "int64", "B": "int16"}.get(site, "Int32"))})
 
 
-def text(frame, client):
+def text(frame, site):
     names = frame["e"].map("Jürgen {}".format)
-    return pd.DataFrame({"id": names.astype("category") if client == "B" else names})
+    return pd.DataFrame({"id": names.astype("category") if site == "B" else names})
 
 
-def two_columns(frame, client):
+def two_columns(frame, site):
     return pd.DataFrame({"firm": frame["e"] // 7, "year": (frame["e"] % 7).map("Y{}".format)})
 
 
-def ambiguous(frame, client):
+def ambiguous(frame, site):
     """Pairs of text that would be alike if they were put together without their lengths."""
     return pd.DataFrame(
         {"a": frame["e"].map(lambda e: "x" * (e + 1)), "b": frame["e"].map(lambda e: "x" * (61 - e))}
     )
 
 
-def decimal(frame, client):
+def decimal(frame, site):
     """Zero is minus zero at A."""
-    return pd.DataFrame({"id": -(3.0 - frame["e"]) * 0.25 if client == "A" else (frame["e"] - 3) * 0.25})
+    return pd.DataFrame({"id": -(3.0 - frame["e"]) * 0.25 if site == "A" else (frame["e"] - 3) * 0.25})
 
 
-def dates(frame, client):
+def dates(frame, site):
     days = pd.Timestamp("1960-01-01") + pd.to_timedelta(frame["e"] * 300, unit="D")
-    return pd.DataFrame({"id": days.astype("datetime64[s]" if client == "A" else "datetime64[ns]")})
+    return pd.DataFrame({"id": days.astype("datetime64[s]" if site == "A" else "datetime64[ns]")})
 
 
 def links(partition):
     """Which records are of one entity, whatever the entities are called."""
     found = {}
-    for client, frame in partition.frames.items():
-        for entity, row in zip(partition.rows[client], frame.to_numpy(), strict=True):
-            found.setdefault(int(entity), set()).add((client, *row))
+    for site, frame in partition.frames.items():
+        for entity, row in zip(partition.rows[site], frame.to_numpy(), strict=True):
+            found.setdefault(int(entity), set()).add((site, *row))
     return set(map(frozenset, found.values()))
 
 
 @pytest.mark.parametrize("clients", ["AB", "ABC", "ABCDE"])
-@pytest.mark.parametrize("make_key", [whole, text, two_columns, ambiguous, decimal, dates])
+@pytest.mark.parametrize("make_key", [complete, text, two_columns, ambiguous, decimal, dates])
 def test_records_are_linked_as_in_clear(make_key, clients):
-    frames = tables(3, make_key, clients=clients)
+    frames = tables(3, make_key, sites=clients)
     key = [name for name in frames["A"].columns if name != "xA"]
     clear, private = (ClientPartition.from_frames(frames, on=key, align=how) for how in ("clear", "private"))
     assert links(private) == links(clear) and len(links(clear)) > 50
     assert private.n_entities == clear.n_entities and private.empty_rows == clear.empty_rows
     assert private.entities.equals(pd.RangeIndex(clear.n_entities))
-    for client in clients:
-        assert np.all(np.diff(private.rows[client]) > 0) and private.columns[client] == clear.columns[client]
+    for site in clients:
+        assert np.all(np.diff(private.rows[site]) > 0) and private.columns[site] == clear.columns[site]
     assert (private.describe().patterns.to_numpy() == clear.describe().patterns.to_numpy()).all()
 
 
 def test_clear_is_the_default_and_private_is_for_the_vertical_layout():
-    frames = tables(0, whole)
+    frames = tables(0, complete)
     pd.testing.assert_index_equal(
         ClientPartition.from_frames(frames, on="id").entities,
         ClientPartition.from_frames(frames, on="id", align="clear").entities,
@@ -191,9 +191,9 @@ class Spy(LocalEngine):
         super().__init__(sites)
         self.seen = []
 
-    def _carry(self, ask, ledger):
-        reply = super()._carry(ask, ledger)
-        self.seen.append((ask, reply))
+    def _send(self, request, ledger):
+        reply = super()._send(request, ledger)
+        self.seen.append((request, reply))
         return reply
 
 
@@ -223,7 +223,7 @@ def test_tokens_are_hashes_raised_by_all_scalars_and_by_no_fewer(drawn):
     keys, sites = open_sites(IDS)
     spy = Spy(sites)
     spy.run(align_entities(tuple(sites), "s"), Ledger())
-    tokens = [reply.arrays["tokens"] for ask, reply in spy.seen if ask.step == "show_tokens"]
+    tokens = [reply.arrays["tokens"] for request, reply in spy.seen if request.step == "show_tokens"]
     points = np.concatenate([keys[c].points(SALT) for c in ("B", "C", "A")])
     assert {len(drawn), len(IDS)} == {3}
     for size in range(4):
@@ -235,7 +235,7 @@ def test_tokens_are_hashes_raised_by_all_scalars_and_by_no_fewer(drawn):
             assert len(common) == (7 if size == 3 else 0)
     other = Spy(open_sites(IDS)[1])
     other.run(align_entities(tuple(sites), "s"), Ledger())
-    again = [reply.arrays["tokens"] for ask, reply in other.seen if ask.step == "show_tokens"]
+    again = [reply.arrays["tokens"] for request, reply in other.seen if request.step == "show_tokens"]
     assert not set(as_tokens(np.concatenate(tokens)).tolist()) & set(
         as_tokens(np.concatenate(again)).tolist()
     )
@@ -248,10 +248,10 @@ def test_the_coordinator_is_shown_no_point_and_no_salt_before_the_end(drawn):
     carried = (
         b"".join(
             array.tobytes()
-            for ask, reply in spy.seen
-            for array in (*ask.arrays.values(), *(a for n, a in reply.arrays.items() if n != "tokens"))
+            for request, reply in spy.seen
+            for array in (*request.arrays.values(), *(a for n, a in reply.arrays.items() if n != "tokens"))
         )
-        + "".join(ask.text + reply.text for ask, reply in spy.seen).encode()
+        + "".join(request.text + reply.text for request, reply in spy.seen).encode()
     )
     assert SALT not in carried and SALT.hex().encode() not in carried
     for size in range(4):
@@ -297,15 +297,15 @@ def test_every_site_has_its_own_numbers_and_the_coordinator_the_pattern():
     keys, sites = open_sites(IDS)
     found = LocalEngine(sites).run(align_entities(tuple(sites), "s"), Ledger())
     number = {}
-    for client, ids in IDS.items():
-        assert sorted(keys[client].places) == found.rows[client].tolist()
-        for entity, place in zip(ids, keys[client].places.tolist(), strict=True):
+    for site, ids in IDS.items():
+        assert sorted(keys[site].places) == found.rows[site].tolist()
+        for entity, place in zip(ids, keys[site].places.tolist(), strict=True):
             assert number.setdefault(entity, place) == place
     assert sorted(number.values()) == list(range(7))
 
 
 def test_a_policy_can_refuse():
-    frames = tables(0, whole)
+    frames = tables(0, complete)
     with pytest.raises(PolicyError, match=r"B: .*'presence'"):
         ClientPartition.from_frames(
             frames, on="id", align="private", policies={"B": Policy(refused_kinds=frozenset({"presence"}))}
@@ -329,8 +329,8 @@ class Hand:
 
     def __call__(self, site, step, text=None, **arrays):
         text = "" if step == "take_places" else self.ring if text is None else text
-        ask = Request(site, FAMILY, step, arrays, "s", text)
-        return unpack_reply(self.sites[site].answer(pack_request(ask))).arrays
+        request = Request(site, FAMILY, step, arrays, "s", text)
+        return unpack_reply(self.sites[site].answer(pack_request(request))).arrays
 
 
 @pytest.fixture
@@ -406,12 +406,12 @@ def test_the_coordinator_checks_what_comes_back(fault):
     _, sites = open_sites(IDS)
 
     class Faulty(LocalEngine):
-        def _carry(self, ask, ledger):
-            reply = super()._carry(ask, ledger)
+        def _send(self, request, ledger):
+            reply = super()._send(request, ledger)
             arrays = dict(reply.arrays)
-            if fault == "salt" and ask.step == "draw_salt":
+            if fault == "salt" and request.step == "draw_salt":
                 arrays["boxes"] = arrays["boxes"][:1]
-            if ask.step == "show_tokens" and ask.site == "A":
+            if request.step == "show_tokens" and request.site == "A":
                 tokens = arrays["tokens"]
                 arrays["tokens"] = tokens[:-1] if fault == "short" else tokens[[0, *range(len(tokens) - 1)]]
             return Reply(reply.site, arrays, reply.text, reply.entities)

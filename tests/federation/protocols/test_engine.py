@@ -40,8 +40,8 @@ def sites():
 def protocol(order="ABC", rounds=2):
     amount = 0.0
     for _ in range(rounds):
-        asks = [Request(name, "toy", "add", {"amount": np.array(amount)}) for name in order]
-        replies = yield asks
+        requests = [Request(name, "toy", "add", {"amount": np.array(amount)}) for name in order]
+        replies = yield requests
         assert [reply.site for reply in replies] == list(order)
         amount = sum(float(reply.arrays["total"]) for reply in replies)
     return amount
@@ -56,10 +56,10 @@ def test_replies_come_in_the_order_of_the_asks(sites):
 
 def test_a_protocol_needs_no_engine(sites):
     running = protocol()
-    asks = next(running)
+    requests = next(running)
     with pytest.raises(StopIteration) as stop:
         while True:
-            asks = running.send([unpack_reply(sites[a.site].answer(pack_request(a))) for a in asks])
+            requests = running.send([unpack_reply(sites[a.site].answer(pack_request(a))) for a in requests])
     assert stop.value.value == LocalEngine(sites).run(protocol(), Ledger())
 
 
@@ -72,7 +72,7 @@ def test_what_stays_at_the_coordinators_institution_is_not_entered(sites):
     assert apart.bytes == 3 * 2 * 2 * 8
     assert there.bytes == 2 * 2 * 2 * 8
     assert there.releases()["sender"].unique().tolist() == ["B", "A", "C"]
-    assert there.kinds_by_client() == {"B": ("control",), "A": ("aggregate",), "C": ("aggregate",)}
+    assert there.kinds_by_site() == {"B": ("control",), "A": ("aggregate",), "C": ("aggregate",)}
 
 
 def test_a_round_within_one_institution_is_not_counted(sites):

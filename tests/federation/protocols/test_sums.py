@@ -66,9 +66,9 @@ def make_sites(policy: Policy | None = None, names: tuple[str, ...] = SITES) -> 
 
 def protocol(names: tuple[str, ...] = SITES, seen: list | None = None) -> FitProtocol[list[Array]]:
     """Two steps in one round, then one more; adds replies up."""
-    ask = [Request(name, "toy", "total", {"offset": np.array(0.0)}, "s") for name in names]
+    request = [Request(name, "toy", "total", {"offset": np.array(0.0)}, "s") for name in names]
     more = [Request(name, "toy", "total", {"offset": np.array(1.5)}, "s") for name in names]
-    replies = yield [*ask, *more]
+    replies = yield [*request, *more]
     last = yield more
     if seen is not None:
         seen.extend([replies, last])
@@ -104,12 +104,12 @@ def test_the_protocol_adds_up_the_same_and_sees_no_part():
 def test_each_masked_reply_looks_random():
     sites = make_sites()
     LocalEngine(sites).run(agree_keys(SITES, "s"), Ledger())
-    ask = Request("A", "toy", "total", {"offset": np.array(0.0)}, "s", masked=0)
-    reply = unpack_reply(sites["A"].answer(pack_request(ask)))
+    request = Request("A", "toy", "total", {"offset": np.array(0.0)}, "s", masked=0)
+    reply = unpack_reply(sites["A"].answer(pack_request(request)))
     assert reply.arrays["sum"].shape == (2, 3) and reply.arrays["sum"].dtype == np.int64
     assert np.abs(reply.arrays["sum"]).min() > 2**40
     with pytest.raises(SecurityError, match="masked before"):
-        sites["A"].answer(pack_request(ask))
+        sites["A"].answer(pack_request(request))
 
 
 def test_masks_need_keys():

@@ -45,7 +45,7 @@ def aligned():
     return made, LocalEngine(made).run(align_persistently(tuple(made), "s", NAME), Ledger())
 
 
-def ask(site, step, text, session, family=FAMILY, **arrays):
+def request(site, step, text, session, family=FAMILY, **arrays):
     return unpack_reply(site.answer(pack_request(Request(site.name, family, step, arrays, session, text))))
 
 
@@ -102,7 +102,7 @@ def test_places_that_make_no_sense_change_nothing(places, name, expected):
     before = table.frame.copy()
     made["A"].states["s"].keep("order", np.arange(5))
     with pytest.raises(MessageError, match=expected):
-        ask(made["A"], "keep_places", json.dumps(name), "s", places=np.array(places))
+        request(made["A"], "keep_places", json.dumps(name), "s", places=np.array(places))
     pd.testing.assert_frame_equal(table.frame, before)
     assert table.alignment == alignment.name
 
@@ -112,12 +112,12 @@ def test_places_are_taken_in_their_turn_once_and_by_records_only():
     places = np.arange(5)
     for session in ("s", "another"):  # taken already, and never entered
         with pytest.raises(MessageError, match="out of turn"):
-            ask(made["A"], "keep_places", json.dumps(NAME), session, places=places)
+            request(made["A"], "keep_places", json.dumps(NAME), session, places=places)
     with pytest.raises(MessageError, match="is aligned for good"):
-        ask(made["A"], "take_places", "", "s", places=places)
+        request(made["A"], "take_places", "", "s", places=places)
     keys = Site("A", KeyTable("A", frames()["A"], ["id"]))
     with pytest.raises(MessageError, match="no records that are linked by a key"):
-        ask(keys, "keep_places", json.dumps(NAME), "s", places=places)
+        request(keys, "keep_places", json.dumps(NAME), "s", places=places)
 
 
 @pytest.mark.parametrize("session", ["0011223344556677", "fedcba9876543210-0011223344556677", "", "-", NAME])
@@ -125,16 +125,16 @@ def test_no_question_of_another_alignment_is_answered(session):
     made, _ = aligned()
     question = json.dumps({"response": "A", "columns": ["A"]})
     with pytest.raises(PartitionError, match="aligned again since this session began"):
-        ask(made["A"], "open_response", question, session, family="design")
+        request(made["A"], "open_response", question, session, family="design")
     ours = new_session(NAME)
     assert alignment_of(ours) == NAME and alignment_of("0011223344556677") == ""
-    reply = ask(made["A"], "open_response", question, ours, family="design")
+    reply = request(made["A"], "open_response", question, ours, family="design")
     assert reply.arrays["has"].sum() == 5
 
 
 def test_before_it_is_aligned_a_site_answers_on_its_schema_only():
     site = sites()["A"]
-    told = json.loads(ask(site, "describe_table", "{}", "s", family="schema").text)
-    assert told["link"] == {"key": ["id"], "alignment": "", "changed": False}
+    reported = json.loads(request(site, "describe_table", "{}", "s", family="schema").text)
+    assert reported["link"] == {"key": ["id"], "alignment": "", "changed": False}
     with pytest.raises(PartitionError, match=r"have not been aligned with those of the others yet"):
-        ask(site, "open_response", "{}", new_session(NAME), family="design")
+        request(site, "open_response", "{}", new_session(NAME), family="design")

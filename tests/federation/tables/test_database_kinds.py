@@ -145,11 +145,11 @@ NAMES = ("patient", "DOSE", "gra]de", "born")
 class ToldCursor:
     """Answers every query alike, and keeps what it was told."""
 
-    def __init__(self, told):
-        self.told, self.description, self.left = told, [(name,) for name in NAMES], []
+    def __init__(self, reported):
+        self.reported, self.description, self.left = reported, [(name,) for name in NAMES], []
 
     def execute(self, statement):
-        self.told.append(" ".join(statement.split()))
+        self.reported.append(" ".join(statement.split()))
         self.left = [[(len(ROWS),)]] if "count(*)" in statement else [] if "1 = 0" in statement else [ROWS]
 
     def fetchmany(self, size):
@@ -160,14 +160,14 @@ class ToldCursor:
 
 
 class ToldConnection:
-    def __init__(self, told):
-        self.told = told
+    def __init__(self, reported):
+        self.reported = reported
 
     def cursor(self):
-        return ToldCursor(self.told)
+        return ToldCursor(self.reported)
 
     def rollback(self):
-        self.told.append("ROLLBACK")
+        self.reported.append("ROLLBACK")
 
 
 @pytest.fixture

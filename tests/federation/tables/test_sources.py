@@ -174,7 +174,7 @@ def fitted(tables):
 def test_a_fit_is_the_same_to_the_bit_from_every_source(partition, ask, kind, tmp_path):
     expected = fitted(partition._tables)
     tables = {}
-    for seed, site in enumerate(partition.clients):
+    for seed, site in enumerate(partition.sites):
         if kind in DATABASES:
             tables[site] = ask(kind, f"SELECT * FROM ward{seed}")
             continue
@@ -356,8 +356,8 @@ def test_a_wrong_password_is_not_told(postgres, monkeypatch, caplog):
     monkeypatch.setenv("WARD_DATABASE", postgres.replace(SECRET, "Wrong-" + SECRET))
     with pytest.raises(PartitionError, match=r"could not be opened \(OperationalError\)") as caught:
         open_source(Source("Ward", "sql", query="SELECT 1 AS k", env="WARD_DATABASE", key=("k",)))
-    told = all_that_is_told(caught.value) + caplog.text
-    assert SECRET not in told and "127.0.0.1" not in told
+    reported = all_that_is_told(caught.value) + caplog.text
+    assert SECRET not in reported and "127.0.0.1" not in reported
 
 
 @pytest.mark.parametrize(
@@ -391,8 +391,8 @@ def test_neither_errors_nor_logs_quote_a_value(ask, caplog, kind):
     stacked(ask(kind), COLUMNS)
     with pytest.raises(PartitionError, match=r"Ward: the database refused the query \(\w+") as caught:
         ask(kind, FAILING[kind])
-    told = all_that_is_told(caught.value) + caplog.text
-    assert not any(word in told for word in ("it's", "hi:gh", SECRET))
+    reported = all_that_is_told(caught.value) + caplog.text
+    assert not any(word in reported for word in ("it's", "hi:gh", SECRET))
 
 
 def test_a_table_tells_nothing_of_its_database(ask, addresses):

@@ -116,17 +116,17 @@ def test_names_with_dots_are_told_apart(tmp_path):
 
 
 def test_only_the_columns_asked_for_are_read(path, monkeypatch):
-    asked = []
+    request = []
     real = pq.ParquetFile.iter_batches
 
     def spy(self, *args, **kwargs):
-        asked.append(kwargs["columns"])
+        request.append(kwargs["columns"])
         return real(self, *args, **kwargs)
 
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", spy)
     stacked(ParquetTable(path), ["z", "x"])
     stacked(ParquetTable(path), [])
-    assert asked == [["z", "x"]]
+    assert request == [["z", "x"]]
 
 
 @pytest.mark.parametrize("streamed", [True, False])
@@ -219,7 +219,7 @@ def count_of(data, state):
     return {"n": np.array(float((sites == data.name).sum()))}
 
 
-def whole(data, state):
+def complete(data, state):
     state.rest_on(len(data.frame))
     return {"n": np.array(float(len(data.frame)))}
 
@@ -228,7 +228,7 @@ def whole(data, state):
 def toy(monkeypatch):
     gives = {"n": ArrayDeclaration("aggregate", "rows", 0, behind=(EntityCount,))}
     monkeypatch.setitem(
-        FAMILIES, "toy", {"count": Step(count_of, {}, gives), "whole": Step(whole, {}, gives)}
+        FAMILIES, "toy", {"count": Step(count_of, {}, gives), "whole": Step(complete, {}, gives)}
     )
 
 

@@ -51,22 +51,22 @@ class Browser:
     def __init__(self, to: int, back: int) -> None:
         self._to, self._back = os.fdopen(to, "wb", 0), os.fdopen(back, "rb")
         self._number, self._session = 0, None
-        target = self.tell("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.tell("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        self.tell("Page.enable")
+        target = self.report("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.report("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.report("Page.enable")
 
-    def tell(self, method: str, **given: Any) -> dict[str, Any]:
+    def report(self, method: str, **given: Any) -> dict[str, Any]:
         """Have something done, and return what came of it."""
         self._number += 1
         said = {"id": self._number, "method": method, "params": given}
         if self._session:
             said["sessionId"] = self._session
         self._to.write(json.dumps(said).encode() + b"\0")
-        while (told := self._read()).get("id") != self._number:
+        while (reported := self._read()).get("id") != self._number:
             pass
-        if "error" in told:
-            raise BrowserError(f"{method}: {told['error']}")
-        return told["result"]
+        if "error" in reported:
+            raise BrowserError(f"{method}: {reported['error']}")
+        return reported["result"]
 
     def _read(self) -> dict[str, Any]:
         """Read one message; they end with a zero byte."""
@@ -79,7 +79,7 @@ class Browser:
 
     def open(self, address: str) -> None:
         """Open an address, and wait until it is there."""
-        self.tell("Page.navigate", url=address)
+        self.report("Page.navigate", url=address)
         self.wait_for("")
 
     def wait_for(self, words: str) -> None:
@@ -95,12 +95,12 @@ class Browser:
         )
         for kind in ("mousePressed", "mouseReleased"):
             given = {"type": kind, "x": where[0], "y": where[1], "button": "left", "clickCount": 1}
-            self.tell("Input.dispatchMouseEvent", **given)
+            self.report("Input.dispatchMouseEvent", **given)
 
     def find(self, expression: str) -> Any:
         """Return the value of an expression in the page; None where it is just left for another."""
         try:
-            found = self.tell("Runtime.evaluate", expression=expression, returnByValue=True)
+            found = self.report("Runtime.evaluate", expression=expression, returnByValue=True)
         except BrowserError:
             return None
         return found["result"].get("value")
@@ -113,10 +113,10 @@ class Browser:
     def picture(self, path: Path, width: int, height: int = 900, dark: bool = False) -> None:
         """Take a picture of the whole page at a width."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.tell("Emulation.setEmulatedMedia", features=[scheme])
+        self.report("Emulation.setEmulatedMedia", features=[scheme])
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
-        self.tell("Emulation.setDeviceMetricsOverride", **size)
-        taken = self.tell("Page.captureScreenshot", captureBeyondViewport=True)
+        self.report("Emulation.setDeviceMetricsOverride", **size)
+        taken = self.report("Page.captureScreenshot", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(taken["data"]))
 
 

@@ -78,23 +78,23 @@ class Place:
 
     def start(self) -> None:
         data, trust = self.site._data, SiteTrust(dict(self.site.trust.pinned), self.keys)
-        account = open_ledger(self.folder, self.site.name, self.keys)
+        site_ledger = open_ledger(self.folder, self.site.name, self.keys)
         table = data.table.table if isinstance(data.table, LabelledTable) else data.table
         column = "h" if isinstance(data.table, LabelledTable) else ""
-        site = Site(self.site.name, table, self.policy, data.shared_seed, column, trust, account)
+        site = Site(self.site.name, table, self.policy, data.shared_seed, column, trust, site_ledger)
         self.server = SiteServer(site)
 
     def restart(self) -> None:
         """What it held in memory is gone; its folder is not."""
-        self.server.site.account.store.close()
+        self.server.site.site_ledger.store.close()
         self.start()
 
-    def account(self) -> dict[str, list]:
+    def site_ledger(self) -> dict[str, list]:
         """What the file says, by session; every line is held against the chain."""
-        account = read_ledger(self.folder, self.site.name, self.keys.public)
+        site_ledger = read_ledger(self.folder, self.site.name, self.keys.public)
         return {
             chain.session: [entry.in_round(entry.round) for entry in chain.entries]
-            for chain in account.chains
+            for chain in site_ledger.chains
         }
 
 
@@ -109,7 +109,7 @@ class Study:
             name: Place(home / name, site, policies.get(name, Policy()))
             for name, site in self.partition.sites.items()
         }
-        self.asked: list[bytes] = []
+        self.requested: list[bytes] = []
         self.came: dict[bytes, str] = {}
 
     def connected(
@@ -119,15 +119,15 @@ class Study:
         study = self
 
         class Wires:
-            def carry(self, site: str, request: bytes) -> bytes:
-                ask, deliver = unpack_request(request), study.places[site].server.answer
+            def send(self, site: str, request: bytes) -> bytes:
+                requested, deliver = unpack_request(request), study.places[site].server.answer
                 if site == "B":
-                    study.asked.append(request)
-                if site == "B" and fault is not None and turn in (ask.turn, 0):
+                    study.requested.append(request)
+                if site == "B" and fault is not None and turn in (requested.turn, 0):
                     answer = fault(study, deliver, request)
                 else:
                     answer = study.places[site].server.answer(request)
-                study.note(ask.session, answer)
+                study.note(requested.session, answer)
                 return answer
 
         wires = Wires()
@@ -146,7 +146,7 @@ class Study:
             self.came[array.tobytes()] = session
 
     def accounts(self) -> dict[str, dict[str, list]]:
-        return {name: place.account() for name, place in self.places.items()}
+        return {name: place.site_ledger() for name, place in self.places.items()}
 
 
 def silent(study: Study, deliver, request: bytes) -> bytes:

@@ -84,8 +84,8 @@ def wait(
     while True:
         path = folder / "status.json"
         if path.exists():
-            told = json.loads(path.read_text())
-            if told["process"] == process.pid and told["state"] == state:
+            reported = json.loads(path.read_text())
+            if reported["process"] == process.pid and reported["state"] == state:
                 return
         if time.monotonic() > until or (process.poll() is not None and state == "running"):
             raise RuntimeError((folder / "log.txt").read_text())

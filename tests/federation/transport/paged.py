@@ -54,14 +54,14 @@ class Visitor:
     server: PageServer
     cookies: dict[str, str] = field(default_factory=dict)
 
-    def ask(
+    def request(
         self, method: str, path: str, body: str | None = None, headers: dict[str, str] | None = None
     ) -> Answered:
         """Ask by plain HTTP; `headers` stand in the place of a browser's."""
         port = self.server.server_port
-        told = {"Host": f"127.0.0.1:{port}", **self.cookies}
+        reported = {"Host": f"127.0.0.1:{port}", **self.cookies}
         if method == "POST":
-            told |= {
+            reported |= {
                 "Content-Type": "application/x-www-form-urlencoded",
                 "Origin": f"http://127.0.0.1:{port}",
                 "Sec-Fetch-Site": "same-origin",
@@ -70,7 +70,7 @@ class Visitor:
         connection = HTTPConnection("127.0.0.1", port, timeout=60)
         try:
             connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
-            for name, value in (told | (headers or {})).items():
+            for name, value in (reported | (headers or {})).items():
                 connection.putheader(name, value)
             connection.endheaders((body or "").encode())
             found: HTTPResponse = connection.getresponse()
@@ -81,14 +81,14 @@ class Visitor:
     def enter(self, address: str) -> Answered:
         """Open the address of the terminal."""
         parts = urlsplit(address)
-        found = self.ask("GET", f"{parts.path}?{parts.query}")
+        found = self.request("GET", f"{parts.path}?{parts.query}")
         if found.status == 200:
             self.cookies["Cookie"] = found.headers["Set-Cookie"].partition(";")[0]
         return found
 
     def get(self, page: str, **headers: str) -> Answered:
         """Open a page below the root."""
-        return self.ask("GET", self.server.root + page, headers=headers)
+        return self.request("GET", self.server.root + page, headers=headers)
 
     def token(self, page: str) -> str:
         """Read the token of a form on a page."""
@@ -96,7 +96,7 @@ class Visitor:
 
     def post(self, page: str, token: str, headers: dict[str, str] | None = None) -> Answered:
         """Send the form of a page."""
-        return self.ask("POST", self.server.root + page, urlencode({"token": token}), headers)
+        return self.request("POST", self.server.root + page, urlencode({"token": token}), headers)
 
 
 @contextmanager

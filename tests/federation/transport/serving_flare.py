@@ -64,7 +64,7 @@ class Federation:
     def submit(self, partition: fs.ClientPartition, **times: float) -> tuple[str, FlareTransport]:
         begun = time.monotonic()
         folder = self.kits.parent / "job"
-        job = self.session.submit_job(str(write_job(folder, partition.clients, **times)))
+        job = self.session.submit_job(str(write_job(folder, partition.sites, **times)))
         carrier = FlareTransport(self.kits / SERVER, self.coordinator, partition.fingerprints)
         carrier.wait(180)
         self.seconds["job"] = time.monotonic() - begun
@@ -125,7 +125,7 @@ def provision(home: Path, sites: Sequence[str], port: int) -> Path:
     """Draw keys and certificates; the folder with one kit per participant."""
     home.mkdir(parents=True)
     clients = "\n".join(CLIENT.format(name=name) for name in sites)
-    project = PROJECT.format(server=SERVER, port=port, clients=clients, analyst=ANALYST)
+    project = PROJECT.format(server=SERVER, port=port, sites=clients, analyst=ANALYST)
     (home / "project.yml").write_text(project)
     command = [sys.executable, "-m", "nvflare.cli", "provision", "-p", "project.yml", "-w", "ws", "--force"]
     subprocess.run(command, cwd=home, check=True, capture_output=True, timeout=180)

@@ -88,9 +88,9 @@ def test_an_analysis_waits_is_approved_and_runs_once(home, tmp_path, capsys):
     np.testing.assert_allclose(found, fs.GLORE.from_formula("y ~ age", here).fit(local=False).params)
 
     for name in NAMES:
-        account = read_ledger(home / name, name, load_identity(home / name).public)
-        decision = account.decisions[waiting[name]]
-        assert decision.verdict == "approved" and decision.name in account.spent
+        site_ledger = read_ledger(home / name, name, load_identity(home / name).public)
+        decision = site_ledger.decisions[waiting[name]]
+        assert decision.verdict == "approved" and decision.name in site_ledger.spent
         assert not digests(home, name)
     capsys.readouterr()
     assert main(["site", "ledger", str(home / "East")]) == 0
@@ -130,8 +130,8 @@ def test_what_is_there_and_is_no_plan_is_passed_over(home, tmp_path):
         (folder / PENDING / name).write_text(content)
         (folder / PENDING / name).chmod(0o600)
     site = open_site(folder)
-    assert not site.pending and not site.account.decisions
-    site.account.store.close()
+    assert not site.pending and not site.site_ledger.decisions
+    site.site_ledger.store.close()
     answer = run("site", "approve", folder, "ab")
     assert answer.returncode == 1 and "not the plan that was proposed" in answer.stderr
     assert replace(POLICY, approval="auto") == Policy()
@@ -143,11 +143,11 @@ class Tiring:
     def __init__(self, carrier, questions):
         self.carrier, self.left = carrier, questions
 
-    def carry(self, site, request):
+    def send(self, site, request):
         if not self.left:
             raise EngineError("the line is cut")
         self.left -= 1
-        return self.carrier.carry(site, request)
+        return self.carrier.send(site, request)
 
 
 def test_an_interrupted_analysis_goes_on_under_the_same_consent(home, tmp_path):
@@ -174,7 +174,7 @@ class InJob:
         self.sites = {name: SignedSite(folder, name) for name, folder in folders.items()}
         self.fingerprints = read_federation(study).sites
 
-    def carry(self, site, request):
+    def send(self, site, request):
         number, question = sign_request(self.identity, site, request)
         return open_reply(self.sites[site].answer(question), self.fingerprints[site], site, number, site)
 
@@ -198,4 +198,4 @@ def test_plans_wait_in_a_job_of_flare_as_well(tmp_path, capsys):
     with pytest.raises(ConsentError, match=r"East.*pending"):
         fit(tmp_path, "y ~ scale(age)", carrier=carrier)
     for site in carrier.sites.values():
-        site.site.account.store.close()
+        site.site.site_ledger.store.close()

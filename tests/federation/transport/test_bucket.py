@@ -56,8 +56,8 @@ class Service:
     """North, which answers in a thread from what is in the bucket."""
 
     def __init__(self, address, site, coordinator):
-        self.part, self.told = open_bucket(address).at(site.name), []
-        self.inbox = BucketInbox(self.part, self.told.append)
+        self.part, self.reported = open_bucket(address).at(site.name), []
+        self.inbox = BucketInbox(self.part, self.reported.append)
         self.pinned = PinnedSite(SiteServer(site), coordinator)
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self.run, daemon=True)
@@ -108,8 +108,8 @@ def test_a_fit_through_a_bucket_is_that_of_one_process(address):
     assert np.array_equal(fit.params, local.params) and np.array_equal(fit.bse, local.bse)
     # the record of what passed: every question and its answer, and nothing else
     keys = keys_of(carrier.bucket)
-    asked = [key for key in keys if "/asks/" in key]
-    assert len(asked) == len([key for key in keys if "/replies/" in key]) == len(keys) / 2
+    request = [key for key in keys if "/asks/" in key]
+    assert len(request) == len([key for key in keys if "/replies/" in key]) == len(keys) / 2
 
 
 def test_sites_are_served_through_a_bucket_by_their_commands(address, tmp_path, capsys):
@@ -136,12 +136,12 @@ def test_sites_are_served_through_a_bucket_by_their_commands(address, tmp_path, 
 def test_a_site_that_was_off_finds_what_was_asked_meanwhile(parts, address):
     _, site, coordinator, carrier = parts
     answers = []
-    asking = threading.Thread(target=lambda: answers.append(carrier.carry("North", QUESTION)))
-    asking.start()
+    requester = threading.Thread(target=lambda: answers.append(carrier.send("North", QUESTION)))
+    requester.start()
     while not keys_of(carrier.bucket):
         time.sleep(0.01)
     with Service(address, site, coordinator.public.fingerprint):
-        asking.join()
+        requester.join()
     assert unpack_reply(answers[0]).site == "North"
 
 
@@ -150,12 +150,12 @@ def test_a_site_that_starts_asks_for_no_single_answer_of_the_past(parts, address
     _, site, coordinator, carrier = parts
     with Service(address, site, coordinator.public.fingerprint):
         for session in "abc":
-            carrier.carry("North", pack_request(Request("North", "schema", "describe_table", {}, session)))
+            carrier.send("North", pack_request(Request("North", "schema", "describe_table", {}, session)))
     asked_for, has = [], Bucket.has
     monkeypatch.setattr(Bucket, "has", lambda self, key: asked_for.append(key) or has(self, key))
     service = Service(address, site, coordinator.public.fingerprint)
     assert not service.inbox.look(service.pinned) and not asked_for
-    carrier.bucket.put(carrier.bucket.at("North").new_ask("f" * 32), b"")
+    carrier.bucket.put(carrier.bucket.at("North").new_request("f" * 32), b"")
     assert not service.inbox.look(service.pinned) and len(asked_for) == 1
 
 
@@ -165,13 +165,13 @@ def test_what_lies_in_the_place_of_an_answer_is_put_aside_and_answered_anew(part
     carrier.bucket.put(part.reply(number), b"none" * 10)
     with Service(address, site, coordinator.public.fingerprint):
         with pytest.warns(FedstatWarning, match="put aside"):
-            answer = carrier.carry("North", QUESTION)
+            answer = carrier.send("North", QUESTION)
         assert unpack_reply(answer).site == "North"
         assert any("/odd/" in key for key in keys_of(carrier.bucket))
         # altered after it was read: asked again, the site puts the answer that it holds
         carrier.bucket.put(part.reply(number), b"altered")
         with pytest.warns(FedstatWarning, match="put aside"):
-            assert carrier.carry("North", QUESTION) == answer
+            assert carrier.send("North", QUESTION) == answer
 
 
 def test_a_stranger_is_not_answered_and_told_why(parts, address):
@@ -179,9 +179,9 @@ def test_a_stranger_is_not_answered_and_told_why(parts, address):
     stranger = BucketTransport(carrier.bucket, Identity.generate(), carrier.fingerprints, 60.0, 0.01)
     with Service(address, site, coordinator.public.fingerprint) as service:
         with pytest.raises(EngineError, match="refuses requests that are signed with the key of this"):
-            stranger.carry("North", QUESTION)
-        assert unpack_reply(carrier.carry("North", QUESTION)).site == "North"
-    assert len(service.told) == 1 and "stranger" not in service.told[0]
+            stranger.send("North", QUESTION)
+        assert unpack_reply(carrier.send("North", QUESTION)).site == "North"
+    assert len(service.reported) == 1 and "stranger" not in service.reported[0]
 
 
 def test_an_answer_under_another_key_is_not_believed(parts, address):
@@ -194,7 +194,7 @@ def test_an_answer_under_another_key_is_not_believed(parts, address):
         pytest.warns(FedstatWarning),
         pytest.raises((EngineError, SecurityError)),
     ):
-        wrong.carry("North", QUESTION)
+        wrong.send("North", QUESTION)
 
 
 def test_a_giant_object_costs_its_first_kilobytes(parts, address):
@@ -217,7 +217,7 @@ def test_a_giant_object_costs_its_first_kilobytes(parts, address):
             self.body.close()
 
     part = carrier.bucket.at("North")
-    carrier.bucket.put(part.new_ask("0" * 32), b"[" * 5_000_000)
+    carrier.bucket.put(part.new_request("0" * 32), b"[" * 5_000_000)
     service = Service(address, site, coordinator.public.fingerprint)
     opened = Bucket.open
     Bucket.open = lambda self, key: Counted(opened(self, key))
@@ -225,7 +225,7 @@ def test_a_giant_object_costs_its_first_kilobytes(parts, address):
         assert not service.inbox.look(service.pinned)
     finally:
         Bucket.open = opened
-    assert 0 < sum(read) < 10_000 and len(service.told) == 1
+    assert 0 < sum(read) < 10_000 and len(service.reported) == 1
 
 
 def test_a_connection_that_breaks_while_a_message_is_read_ends_nothing(parts, address, monkeypatch):
@@ -255,8 +255,8 @@ def test_a_connection_that_breaks_while_a_message_is_read_ends_nothing(parts, ad
         Service(address, site, coordinator.public.fingerprint) as service,
         pytest.warns(FedstatWarning, match="cannot be reached"),
     ):
-        assert unpack_reply(carrier.carry("North", QUESTION)).site == "North"
-    assert len(broken) == 2 and "not reached" in service.told[0]
+        assert unpack_reply(carrier.send("North", QUESTION)).site == "North"
+    assert len(broken) == 2 and "not reached" in service.reported[0]
 
 
 def test_a_key_of_the_future_does_not_hide_what_is_asked_after_it(parts, address):
@@ -264,30 +264,32 @@ def test_a_key_of_the_future_does_not_hide_what_is_asked_after_it(parts, address
     _, site, coordinator, carrier = parts
     part = carrier.bucket.at("North")
     number, question = sign_request(coordinator, "North", QUESTION)
-    carrier.bucket.put(f"{part.asks}{'9' * TIME_DIGITS}-{number}", question)
+    carrier.bucket.put(f"{part.requests}{'9' * TIME_DIGITS}-{number}", question)
     other = pack_request(Request("North", "schema", "describe_table", {}, "another"))
     with Service(address, site, coordinator.public.fingerprint):
-        assert unpack_reply(carrier.carry("North", other)).site == "North"
+        assert unpack_reply(carrier.send("North", other)).site == "North"
 
 
 def test_what_has_passed_is_not_listed_again(parts):
     _, _, _, carrier = parts
     part, now = carrier.bucket.at("North"), time.time_ns()
 
-    def ask(hours_ago, number):
-        carrier.bucket.put(f"{part.asks}{now - int(hours_ago * 3600e9):0{TIME_DIGITS}d}-{number:032x}", b"")
+    def request(hours_ago, number):
+        carrier.bucket.put(
+            f"{part.requests}{now - int(hours_ago * 3600e9):0{TIME_DIGITS}d}-{number:032x}", b""
+        )
 
     for hour in range(1, 9):
-        ask(hour, hour)
+        request(hour, hour)
     cursor = Cursor(part)
     found = cursor.new()
     for key, _ in found:
         cursor.pass_on(key)
-    listed = list(part.bucket.list_after(part.asks, cursor._last))
+    listed = list(part.bucket.list_after(part.requests, cursor._last))
     assert len(found) == 8 and len(listed) == 1 and cursor.new() == []
     # one that shows late, within the time that is allowed for, is found; an older one would not be
-    ask(1.1, 99)
-    ask(4.5, 100)
+    request(1.1, 99)
+    request(4.5, 100)
     assert [number for _, number in cursor.new()] == [f"{99:032x}"]
 
 

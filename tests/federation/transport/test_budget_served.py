@@ -67,18 +67,18 @@ def stop(running, name):
     running[name].wait(60)
 
 
-def ask(partition, column="x", edges=EDGES, rho=THIRD, session="", how=lambda protocol, *_: protocol):
+def requested(partition, column="x", edges=EDGES, rho=THIRD, session="", how=lambda protocol, *_: protocol):
     session = session or os.urandom(8).hex()
-    asked = [(name, BinsRequest(column, rho, edges)) for name in partition.sites]
-    protocol = how(request_margins(asked, session), tuple(partition.sites), session)
+    request = [(name, BinsRequest(column, rho, edges)) for name in partition.sites]
+    protocol = how(request_margins(request, session), tuple(partition.sites), session)
     return {site: part for site, _, part in partition.engine.run(protocol, Ledger())}
 
 
-def account(home, name):
+def site_ledger(home, name):
     return read_ledger(home / name, name, load_identity(home / name).public)
 
 
-def told(command, home, name, capsys):
+def reported(command, home, name, capsys):
     capsys.readouterr()
     main(["site", command, str(home / name)])
     return capsys.readouterr().out
@@ -88,11 +88,11 @@ def test_a_budget_outlives_restarts_and_coordinators(home, running, capsys):
     start(home, running)
     study = home / "study"
     partition = fs.ClientPartition.connect(study)
-    first = ask(partition)
+    first = requested(partition)
     for name, frame in FRAMES.items():
         true = np.bincount(np.searchsorted(EDGES, frame["x"]), minlength=4)
         assert 0 < np.abs(first[name] - true).max() < 6.0 * float(Fraction(THIRD)) ** -0.5
-    total = ask(partition, how=masked_protocol)
+    total = requested(partition, how=masked_protocol)
     np.testing.assert_array_equal(total["A"], sum(first.values()))
     assert not total["B"].any() and not total["C"].any()
 
@@ -102,8 +102,8 @@ def test_a_budget_outlives_restarts_and_coordinators(home, running, capsys):
     assert "Privacy budget of A: epsilon 0.556 of 1 at delta 1e-06 is charged, by 1 release" in str(
         again.describe()
     )
-    np.testing.assert_array_equal(ask(again)["A"], first["A"])
-    ask(again, "g", ())
+    np.testing.assert_array_equal(requested(again)["A"], first["A"])
+    requested(again, "g", ())
 
     # Another coordinator, whom the owner of A now trusts, finds what the first has spent.
     other, exchange = home / "other", str(study / "exchange")
@@ -112,15 +112,15 @@ def test_a_budget_outlives_restarts_and_coordinators(home, running, capsys):
     known = read_description(home / "A").coordinator
     assert main(["site", "pin", str(home / "A"), str(other), "--replace", known]) == 0
     second = fs.ClientPartition.connect(other)
-    np.testing.assert_array_equal(ask(second)["A"], first["A"])
-    ask(second, rho=THIRD, edges=(0.0,))
+    np.testing.assert_array_equal(requested(second)["A"], first["A"])
+    requested(second, rho=THIRD, edges=(0.0,))
     with pytest.raises(
         DescriptionError, match=r"A: its policy \(privacy budget\) has rho .* left, of 0.0244"
     ):
-        ask(second, rho=THIRD, edges=(0.5,))
-    assert account(home, "A").charges.spent == 3 * Fraction(THIRD)
+        requested(second, rho=THIRD, edges=(0.5,))
+    assert site_ledger(home, "A").charges.spent == 3 * Fraction(THIRD)
 
-    status, shown, left = (told(what, home, "A", capsys) for what in ("status", "check", "ledger"))
+    status, shown, left = (reported(what, home, "A", capsys) for what in ("status", "check", "ledger"))
     assert re.search(r"privacy budget +epsilon 1 of 1 at delta 1e-06 is charged, by 3 releases", status)
     assert "Its privacy budget" in shown and "Epsilon 1 of 1 at delta 1e-06 is charged" in shown
     assert "Of its privacy budget epsilon 1 of 1" in left and "rho charged" in left
@@ -144,8 +144,8 @@ def test_linked_records_are_aligned_and_counted_under_a_budget(tmp_path, running
             assert main(["site", "consent", str(tmp_path / name), *sorted({*SITES} - {name})]) == 0
         assert main(["federation", "align", str(study)]) == 0
         partition = fs.ClientPartition.connect(study)
-        asked = [(name, BinsRequest(f"x{name}", THIRD, EDGES)) for name in SITES]
-        found = partition.engine.run(request_margins(asked, partition._new_session()), Ledger())
+        request = [(name, BinsRequest(f"x{name}", THIRD, EDGES)) for name in SITES]
+        found = partition.engine.run(request_margins(request, partition._new_session()), Ledger())
         return partition, {site: part for site, _, part in found}
 
     _, first = counted()
@@ -155,7 +155,7 @@ def test_linked_records_are_aligned_and_counted_under_a_budget(tmp_path, running
     partition, again = counted()
     for name in SITES:
         np.testing.assert_array_equal(again[name], first[name])
-        assert account(tmp_path, name).charges.spent == Fraction(THIRD)
+        assert site_ledger(tmp_path, name).charges.spent == Fraction(THIRD)
     with pytest.raises(PolicyError, match="lets nothing that depends on rows leave but with noise"):
         fs.VFEMRegression.from_formula("xA ~ xB + xC", partition)
 
@@ -183,18 +183,18 @@ def test_killed_between_charge_and_answer(home, running, capsys):
     partition = fs.ClientPartition.connect(home / "study")
     path.write_text(patient)
     with pytest.raises(EngineError, match="did not answer"):
-        ask(partition, session="0123456789abcdef")
+        requested(partition, session="0123456789abcdef")
     running["A"].wait(60)
-    kept = account(home, "A")
+    kept = site_ledger(home, "A")
     assert kept.charges.spent == Fraction(THIRD) and len(kept.charges.made) == 1
     assert not [link for chain in kept.chains for link in chain.entries if link.array == "counts"]
-    assert "by 1 release" in told("status", home, "A", capsys)
+    assert "by 1 release" in reported("status", home, "A", capsys)
 
     start(home, running, "A")
     again = fs.ClientPartition.connect(home / "study")
-    first, second = ask(again)["A"], ask(again)["A"]
+    first, second = requested(again)["A"], requested(again)["A"]
     np.testing.assert_array_equal(first, second)
-    kept = account(home, "A")
+    kept = site_ledger(home, "A")
     assert kept.charges.spent == Fraction(THIRD)
     entries = [link for chain in kept.chains for link in chain.entries if link.array == "counts"]
     # The question of then, which waited, and two more: the one charge pays for all.
@@ -202,19 +202,19 @@ def test_killed_between_charge_and_answer(home, running, capsys):
     # It is the noise that the charge was for, and not one that was drawn since.
     stop(running, "A")
     site = open_site(home / "A")
-    (charge,) = site.account.charges.made
+    (charge,) = site.site_ledger.charges.made
     noise = discrete_gaussian(
         1 / Fraction(THIRD), 4, random_bytes(site._noise._keyed("noise", charge.answer))
     )
     true = np.bincount(np.searchsorted(EDGES, FRAMES["A"]["x"]), minlength=4)
     np.testing.assert_array_equal(first - true, noise)
-    site.account.store.close()
+    site.site_ledger.store.close()
 
 
 def test_a_lost_account_is_a_spent_budget(home, running, capsys):
     """Whoever can write to the folder of a site and cuts its account does not get the budget back."""
     start(home, running)
-    first = ask(fs.ClientPartition.connect(home / "study"))
+    first = requested(fs.ClientPartition.connect(home / "study"))
     stop(running, "A")
     ledger = home / "A" / "ledger.jsonl"
     lines = ledger.read_bytes().split(b"\n")
@@ -227,10 +227,10 @@ def test_a_lost_account_is_a_spent_budget(home, running, capsys):
     start(home, running, "A")
     partition = fs.ClientPartition.connect(home / "study")
     with pytest.raises(DescriptionError, match=r"A: .* has rho 0 left"):
-        ask(partition)
+        requested(partition)
     stop(running, "A")
     policy = home / "A" / "policy.toml"
     policy.write_text(policy.read_text().replace("epsilon = 1.0", "epsilon = 2.0"))
     start(home, running, "A")
-    again = ask(fs.ClientPartition.connect(home / "study"))
+    again = requested(fs.ClientPartition.connect(home / "study"))
     np.testing.assert_array_equal(again["A"], first["A"])

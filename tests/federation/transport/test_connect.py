@@ -66,7 +66,7 @@ def test_the_same_fit_to_the_bit(federation, here, formula, masked):
 
 def test_what_is_known_without_rows(federation, here):
     there = fs.ClientPartition.connect(federation["study"] / "federation.toml")
-    assert there.clients == here.clients and there.pooled_columns == here.pooled_columns
+    assert there.sites == here.sites and there.pooled_columns == here.pooled_columns
     assert there.n_entities == here.n_entities and there.site_column == "site"
     assert "connected" in repr(there)
     assert there.describe().n_entities == here.n_entities
@@ -86,7 +86,7 @@ def test_a_forecast_from_the_policies_that_the_sites_told(federation, here):
 
 def test_a_site_that_is_gone_for_good_is_left_out(federation, here):
     there = fs.ClientPartition.connect(federation["study"], without=["Hungary"])
-    assert there.clients == ("Cleveland", "Long Beach")
+    assert there.sites == ("Cleveland", "Long Beach")
     assert there.n_entities == here.n_entities - len(here.rows["Hungary"])
     with pytest.raises(PartitionError, match=r"no site Hungry; there are Cleveland, Hungary"):
         fs.ClientPartition.connect(federation["study"], without=["Hungry"])
@@ -106,8 +106,8 @@ def test_two_analysts_at_once_do_not_meet(federation, here, tmp_path):
         for formula, log in zip(formulas, logs, strict=True)
     ]
     assert [analyst.wait(600) for analyst in analysts] == [0, 0]
-    told = [log.read_text().split() for log in logs]
-    for formula, found in zip(formulas, told, strict=True):
+    reported = [log.read_text().split() for log in logs]
+    for formula, found in zip(formulas, reported, strict=True):
         expected = fs.GLORE.from_formula(formula, here).fit().params.to_numpy().tobytes().hex()
         assert found == [expected, expected]
 
@@ -185,7 +185,7 @@ def test_a_file_that_means_nothing_is_named(tmp_path, text, expected):
 
 def test_another_carrier_is_handed_over(here, federation, tmp_path):
     class Pigeons:
-        def carry(self, site, request):
+        def send(self, site, request):
             return here.sites[site].answer(request)
 
     text = (federation["study"] / "federation.toml").read_text()
@@ -196,7 +196,7 @@ def test_another_carrier_is_handed_over(here, federation, tmp_path):
 
 def test_tables_that_do_not_fit_together_are_listed(here, federation):
     class Odd:
-        def carry(self, site, request):
+        def send(self, site, request):
             answer = here.sites[site].answer(request)
             return answer.replace(b"numbers", b"numbars") if site == "Hungary" else answer
 

@@ -131,10 +131,10 @@ def test_predictions_of_the_entities_that_are_connected_to(there, here):
 def test_what_is_known_without_rows(there, here):
     assert there.layout == "vertical" and there.key == tuple(KEY) and there.columns == here.columns
     assert there.empty_rows == here.empty_rows and there.n_entities == here.n_entities
-    told, known = there.describe(), here.describe()
-    pd.testing.assert_frame_equal(told.patterns, known.patterns)
-    assert told.clients["entities"].tolist() == known.clients["entities"].tolist()
-    assert "unknown" in str(told) and "connected" in repr(there)
+    reported, known = there.describe(), here.describe()
+    pd.testing.assert_frame_equal(reported.patterns, known.patterns)
+    assert reported.sites["entities"].tolist() == known.sites["entities"].tolist()
+    assert "unknown" in str(reported) and "connected" in repr(there)
     there.plot_missing()
     with pytest.raises(NotAvailableError, match="in one place"):
         there.correlation()
@@ -167,8 +167,8 @@ def test_a_site_that_starts_again_takes_its_alignment_up(federation, here, capsy
     wait(folder, federation["running"]["Tax"])
     capsys.readouterr()
     assert main(["federation", "test", str(federation["study"])]) == 0
-    told = capsys.readouterr().out
-    assert "aligned" in told and told.count("id, visit") == told.count("  yes\n") == 3, told
+    reported = capsys.readouterr().out
+    assert "aligned" in reported and reported.count("id, visit") == reported.count("  yes\n") == 3, reported
     model = FITS["selection"][0](fs.ClientPartition.connect(federation["study"]))
     np.testing.assert_array_equal(model.fit().params, FITS["selection"][0](here).fit().params)
 
@@ -187,10 +187,10 @@ class Here:
     def start(self, name):
         """Start a site, again where it runs."""
         if name in self.sites:
-            self.sites[name].site.account.store.close()
+            self.sites[name].site.site_ledger.store.close()
         self.sites[name] = SiteServer(open_site(self.home / name))
 
-    def carry(self, site, request):
+    def send(self, site, request):
         return self.sites[site].answer(request)
 
 
@@ -200,7 +200,7 @@ def study(frames, tmp_path):
     carrier = Here(tmp_path, frames)
     yield Study(tmp_path, folder, carrier)
     for server in carrier.sites.values():
-        server.site.account.store.close()
+        server.site.site_ledger.store.close()
 
 
 @dataclass
@@ -219,9 +219,9 @@ class Study:
         return align_connected_sites(engine, names, self.folder)
 
     def standing(self):
-        asked = {name: server.site._data for name, server in self.carrier.sites.items()}
+        request = {name: server.site._data for name, server in self.carrier.sites.items()}
         return alignment_table(
-            self.folder, {name: table_schema(name, d.table, d.policy) for name, d in asked.items()}
+            self.folder, {name: table_schema(name, d.table, d.policy) for name, d in request.items()}
         )
 
 
@@ -234,9 +234,9 @@ def test_nothing_is_asked_before_the_entities_are_aligned(study):
         study.connect()
     assert "not yet" in study.standing()
     session = new_session("0123456789abcdef")
-    ask = Request("Bank", "design", "open_response", {}, session, '{"response": "y", "columns": ["y"]}')
+    request = Request("Bank", "design", "open_response", {}, session, '{"response": "y", "columns": ["y"]}')
     with pytest.raises(PartitionError, match=r"Bank: its entities have not been aligned .* yet"):
-        unpack_reply(study.carrier.carry("Bank", pack_request(ask)))
+        unpack_reply(study.carrier.send("Bank", pack_request(request)))
 
 
 def test_what_the_folders_keep(study, frames):
@@ -296,13 +296,13 @@ def test_without_a_site_its_own_entities_are_gone(study, frames):
     study.align()
     partition = study.connect(without=["Bank"])
     listed = {key for name in ("Tax", "Shop") for key in frames[name]["id"]}
-    assert partition.n_entities == len(listed) and partition.clients == ("Tax", "Shop")
+    assert partition.n_entities == len(listed) and partition.sites == ("Tax", "Shop")
     tables = {
         name: frames[name].drop(columns=KEY).assign(number=numbers_at(study.home / name))
         for name in ("Tax", "Shop")
     }
     known = fs.ClientPartition.from_frames(tables, on="number")
-    for name in partition.clients:
+    for name in partition.sites:
         np.testing.assert_array_equal(partition.rows[name], known.rows[name])
 
 
@@ -415,5 +415,7 @@ def test_the_command_shows_key_and_alignment(study, capsys):
     capsys.readouterr()
     name = load_alignment(study.folder).name
     main(["site", "check", str(study.home / "Shop")])
-    told = capsys.readouterr().out
-    assert "id, visit" in told and f"as {name}" in told and "182" in told and "175 rows" in told
+    reported = capsys.readouterr().out
+    assert (
+        "id, visit" in reported and f"as {name}" in reported and "182" in reported and "175 rows" in reported
+    )

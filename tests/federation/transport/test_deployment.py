@@ -60,8 +60,8 @@ def test_a_unit_is_understood_by_systemd(unit, tmp_path):
     run = subprocess.run(
         ["systemd-analyze", "verify", str(path)], capture_output=True, text=True, timeout=120
     )
-    told = [line for line in run.stderr.splitlines() if "fedstat-a" in line]
-    assert not told and run.returncode == 0, run.stderr
+    reported = [line for line in run.stderr.splitlines() if "fedstat-a" in line]
+    assert not reported and run.returncode == 0, run.stderr
 
 
 def test_a_compose_file_mounts_what_the_site_names(home, capsys, tmp_path):

@@ -67,7 +67,7 @@ def test_a_folder_in_which_nothing_changed_is_not_listed(clock, tmp_path, monkey
         box.look(site)
         clock.now += 0.05
     assert 5 <= len(listed) <= 12
-    place.ask("0" * 32).write_bytes(b"a question")
+    place.request("0" * 32).write_bytes(b"a question")
     box.look(site)
     assert place.reply("0" * 32).read_bytes() == b"an answer"
 
@@ -79,9 +79,9 @@ def test_a_change_that_bears_the_time_of_before_is_found_all_the_same(clock, tmp
     box.look(site)
     clock.now += 0.5
     box.look(site)
-    times = place.asks.stat()
-    place.ask("0" * 32).write_bytes(b"a question")
-    os.utime(place.asks, ns=(times.st_atime_ns, times.st_mtime_ns))
+    times = place.requests.stat()
+    place.request("0" * 32).write_bytes(b"a question")
+    os.utime(place.requests, ns=(times.st_atime_ns, times.st_mtime_ns))
     clock.now += 0.05
     assert not box.look(site)
     clock.now += 0.8
@@ -93,7 +93,7 @@ def test_pairs_that_nobody_moved_are_moved_when_they_are_old(clock, tmp_path):
     place.make()
     numbers = [f"{i:032x}" for i in range(20)]
     for number in numbers:
-        place.ask(number).write_bytes(b"?")
+        place.request(number).write_bytes(b"?")
         place.reply(number).write_bytes(b"!")
     for number in numbers[:10]:
         os.utime(place.reply(number), (0, 0))
@@ -109,7 +109,7 @@ def test_nothing_is_moved_through_a_link(tmp_path):
     elsewhere.mkdir()
     (place.place / "done").symlink_to(elsewhere)
     number = "0" * 32
-    place.ask(number).write_bytes(b"?")
+    place.request(number).write_bytes(b"?")
     place.reply(number).write_bytes(b"!")
     assert not place.settle(number) and not list(elsewhere.iterdir())
     (place.place / "odd").symlink_to(elsewhere)

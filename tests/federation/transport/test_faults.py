@@ -46,8 +46,8 @@ def undisturbed(tmp_path_factory):
     """The analysis without a fault, and what the sites' accounts then say."""
     study = Study(tmp_path_factory.mktemp("undisturbed"))
     result = analysis(study.connected())
-    assert len(study.asked) == ROUNDS
-    return result, {name: next(iter(account.values())) for name, account in study.accounts().items()}
+    assert len(study.requested) == ROUNDS
+    return result, {name: next(iter(site_ledger.values())) for name, site_ledger in study.accounts().items()}
 
 
 @pytest.fixture
@@ -60,10 +60,10 @@ def assert_same(result, study, undisturbed):
     expected, accounts = undisturbed
     np.testing.assert_array_equal(result.params, expected.params)
     np.testing.assert_array_equal(result.estimate.cov, expected.estimate.cov)
-    assert rows(result.ledger.account.passed) == rows(expected.ledger.account.passed)
+    assert rows(result.ledger.log.passed) == rows(expected.ledger.log.passed)
     session = result.receipt().session
-    for name, account in study.accounts().items():
-        assert rows(account[session]) == rows(accounts[name])
+    for name, site_ledger in study.accounts().items():
+        assert rows(site_ledger[session]) == rows(accounts[name])
     assert fs.verify_receipt(result.receipt(), study.partition.fingerprints).ok
 
 
@@ -104,7 +104,7 @@ def test_in_every_round_then_taken_up_again(fault, study, undisturbed, tmp_path,
         connected.engine._pool.shutdown()
     result = analysis(study.connected(tmp_path / "journal"))
     assert_same(result, study, undisturbed)
-    assert {len(account) for account in study.accounts().values()} == {1}
+    assert {len(site_ledger) for site_ledger in study.accounts().values()} == {1}
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_a_site_dies_with_an_answer_in_every_round(study, undisturbed, tmp_path)
 
 def test_without_a_journal_the_model_is_made_again(study, undisturbed):
     model = fs.FedAvg.from_formula("y ~ x + z", study.connected())
-    forgotten(study, None, study.asked[-1])
+    forgotten(study, None, study.requested[-1])
     with pytest.raises(SessionError, match=r"B: it was started again.*from_formula"):
         model.fit(rounds=10, seed=1, masked=True)
     assert_same(analysis(study.connected()), study, undisturbed)
@@ -181,7 +181,7 @@ def test_a_sites_full_disk_in_every_round(study, undisturbed, tmp_path):
     left = []
 
     def full_at_the_site(study, deliver, request):
-        store = study.places["B"].server.site.account.store
+        store = study.places["B"].server.site.site_ledger.store
         store._file = Cut(store._file)
         left.append(deliver(request))
         return left[-1]
@@ -193,7 +193,7 @@ def test_a_sites_full_disk_in_every_round(study, undisturbed, tmp_path):
             unpack_reply(left[-1])
         if turn == ROUNDS // 2:
             # Room alone does not help: after a line that is cut none is whole.
-            store = study.places["B"].server.site.account.store
+            store = study.places["B"].server.site.site_ledger.store
             store._file = store._file.file
             with pytest.raises(EngineError, match="its owner makes room and starts the site again"):
                 analysis(study.connected())
@@ -207,8 +207,8 @@ def test_a_sites_full_disk_in_every_round(study, undisturbed, tmp_path):
 def test_an_answer_is_in_the_account_before_it_leaves(study, undisturbed):
     def held(study, deliver, request):
         answer, session = deliver(request), unpack_request(request).session
-        (chain,) = (c for c in study.places["B"].server.site.account.chains if c.session == session)
-        assert study.places["B"].account()[session] == [
+        (chain,) = (c for c in study.places["B"].server.site.site_ledger.chains if c.session == session)
+        assert study.places["B"].site_ledger()[session] == [
             entry.in_round(entry.round) for entry in chain.entries
         ]
         return answer
@@ -218,7 +218,7 @@ def test_an_answer_is_in_the_account_before_it_leaves(study, undisturbed):
 
 def test_old_questions_are_not_answered_anew(study, undisturbed):
     def replayed(study, deliver, request):
-        for old in study.asked[:-2]:
+        for old in study.requested[:-2]:
             with pytest.raises(SecurityError, match=r"B: question \d+ of a session in which it has answered"):
                 unpack_reply(deliver(old))
         return deliver(request)
@@ -226,8 +226,8 @@ def test_old_questions_are_not_answered_anew(study, undisturbed):
     assert_same(analysis(study.connected(None, replayed)), study, undisturbed)
     study.places["B"].restart()
     # The latest one is known again, and has the same answer.
-    assert study.places["B"].server.answer(study.asked[-1]) is not None
-    for old in study.asked[:-1]:
+    assert study.places["B"].server.answer(study.requested[-1]) is not None
+    for old in study.requested[:-1]:
         with pytest.raises((SecurityError, SessionError)):
             unpack_reply(study.places["B"].server.answer(old))
     assert len(study.accounts()["B"]) == 2  # the session, and what belongs to none
@@ -313,10 +313,10 @@ def test_a_refusal_is_kept_and_what_others_answered_entered(tmp_path):
             model.fit(masked=False)
         return str(refused.value), model.fit()
 
-    told, first = script(study.connected(tmp_path / "journal"))
-    asked = len(study.asked)
+    reported, first = script(study.connected(tmp_path / "journal"))
+    request = len(study.requested)
     again, second = script(study.connected(tmp_path / "journal"))
-    assert told == again and len(study.asked) == asked
+    assert reported == again and len(study.requested) == request
     np.testing.assert_array_equal(second.params, first.params)
     for result in (first, second):
         assert fs.verify_receipt(result.receipt(), study.partition.fingerprints).ok
@@ -338,7 +338,7 @@ def test_drawn_numbers_are_not_drawn_again(tmp_path):
     class Wires:
         left = 0
 
-        def carry(self, site, request):
+        def send(self, site, request):
             answer = servers[site].answer(request)
             self.left -= 1
             if self.left < 0:

@@ -53,12 +53,12 @@ class Federation:
         finally:
             path.write_text(text)
 
-    def account(self, site: str, session: str) -> list:
+    def site_ledger(self, site: str, session: str) -> list:
         """What the site's file says of a session; every line is held against the chain."""
-        account = read_ledger(self.home / site, site, load_identity(self.home / site).public)
+        site_ledger = read_ledger(self.home / site, site, load_identity(self.home / site).public)
         (found,) = [
             [entry.in_round(entry.round) for entry in c.entries]
-            for c in account.chains
+            for c in site_ledger.chains
             if c.session == session
         ]
         return rows(found)
@@ -73,7 +73,9 @@ class Federation:
         np.testing.assert_array_equal(result.params, expected.params)
         assert rows(receipt.passed) == rows(expected.receipt().passed)
         for site in SITES:
-            assert self.account(site, receipt.session) == self.account(site, expected.receipt().session)
+            assert self.site_ledger(site, receipt.session) == self.site_ledger(
+                site, expected.receipt().session
+            )
         assert fs.verify_receipt(receipt, self.connect().fingerprints).ok
 
 
@@ -124,18 +126,18 @@ def in_the_middle(partition, turn: int, what, patience: float | None = None) -> 
 
     For the others as long as ever: on a busy machine their answers take their time.
     """
-    carrier, asked = partition.engine._sites["B"].carrier, itertools.count(1)
+    carrier, requested = partition.engine._sites["B"].carrier, itertools.count(1)
     hasty = copy(carrier)
     hasty.timeout = carrier.timeout if patience is None else patience
 
     class Watched:
-        def carry(self, site, request):
+        def send(self, site, request):
             if site != "B":
-                return carrier.carry(site, request)
-            number = next(asked)
+                return carrier.send(site, request)
+            number = next(requested)
             if number == turn:
                 what()
-            return (carrier if number < turn else hasty).carry(site, request)
+            return (carrier if number < turn else hasty).send(site, request)
 
     for name in SITES:
         partition.engine._sites[name] = RemoteSite(name, Watched())
@@ -208,27 +210,27 @@ def test_the_exchange_folders_disk_is_full(small_disk):
     coordinator, keys = Identity.generate(), site.trust.identity.public.fingerprint
     carrier = FolderTransport(small_disk, coordinator, {"A": keys}, 30.0, 0.01)
     question = pack_request(Request("A", "schema", "describe_table", {}, "a session", "{}", None, 1))
-    answers, told = [], []
-    asks, replies = (small_disk / "A" / name for name in ("asks", "replies"))
-    for place in (asks, replies):
+    answers, reported = [], []
+    requests, replies = (small_disk / "A" / name for name in ("asks", "replies"))
+    for place in (requests, replies):
         place.mkdir(parents=True)
     fill(small_disk)
     with pytest.raises(EngineError, match=r"asks' cannot be written .No space left on device.; make room"):
-        carrier.carry("A", question)
+        carrier.send("A", question)
     (small_disk / "filling").unlink()
 
-    def ask():
-        answers.append(carrier.carry("A", question))
+    def request():
+        answers.append(carrier.send("A", question))
 
-    analyst = threading.Thread(target=ask)
+    analyst = threading.Thread(target=request)
     analyst.start()
-    while not list(asks.glob("*.ask")):
+    while not list(requests.glob("*.ask")):
         assert analyst.is_alive()
         time.sleep(0.01)
     fill(small_disk)
 
     def make_room(why):
-        told.append(why)
+        reported.append(why)
         (small_disk / "filling").unlink()
 
     serve_folder(
@@ -240,9 +242,9 @@ def test_the_exchange_folders_disk_is_full(small_disk):
         refused=make_room,
     )
     analyst.join()
-    assert len(told) == 1 and "its reply cannot be written yet (No space left on device)" in told[0]
+    assert len(reported) == 1 and "its reply cannot be written yet (No space left on device)" in reported[0]
     assert unpack_reply(answers[0]).site == "A"
-    assert [chain.round for chain in site.account.chains] == [1]
+    assert [chain.round for chain in site.site_ledger.chains] == [1]
 
 
 def test_an_answer_that_is_there_is_not_replaced(tmp_path, monkeypatch):
@@ -252,7 +254,7 @@ def test_an_answer_that_is_there_is_not_replaced(tmp_path, monkeypatch):
     carrier = FolderTransport(tmp_path, coordinator, {"A": keys}, 0.0, 0.01)
     question = pack_request(Request("A", "schema", "describe_table", {}, "a session", "{}", None, 1))
     with pytest.raises(EngineError, match="did not answer within 0 s"):
-        carrier.carry("A", question)
+        carrier.send("A", question)
 
     def look(times):
         looks = itertools.count()
@@ -266,11 +268,11 @@ def test_an_answer_that_is_there_is_not_replaced(tmp_path, monkeypatch):
     monkeypatch.setattr(SiteMailbox, "open_numbers", lambda part: ([reply.stem], []))
     look(2)
     assert reply.read_bytes() == answer and reply.stat().st_mtime_ns == written
-    (asked,) = tmp_path.glob("A/asks/*.ask")
-    before = asked.stat().st_mtime_ns
-    assert unpack_reply(carrier.carry("A", question)).site == "A"
-    (asked,) = tmp_path.glob("A/done/*/*.ask")
-    assert asked.stat().st_mtime_ns == before
+    (request,) = tmp_path.glob("A/asks/*.ask")
+    before = request.stat().st_mtime_ns
+    assert unpack_reply(carrier.send("A", question)).site == "A"
+    (request,) = tmp_path.glob("A/done/*/*.ask")
+    assert request.stat().st_mtime_ns == before
 
 
 def test_a_site_that_leaves_for_good(federation, tmp_path):

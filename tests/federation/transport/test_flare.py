@@ -116,11 +116,11 @@ def test_an_interrupted_analysis_goes_on_from_its_journal(analysis, tmp_path):
     class Cut(FlareTransport):
         left = 4 * len(SITES)
 
-        def carry(self, site: str, request: bytes) -> bytes:
+        def send(self, site: str, request: bytes) -> bytes:
             Cut.left -= 1
             if Cut.left < 0:
                 raise EngineError(f"'{site}': the network is cut")
-            return FlareTransport.carry(self, site, request)
+            return FlareTransport.send(self, site, request)
 
     cut = Cut(good.server, good.identity, good.fingerprints)
     with pytest.raises(EngineError, match="the network is cut"):
@@ -134,19 +134,19 @@ def test_another_coordinator_is_not_answered(analysis):
     _, _, carrier = analysis
     stranger = FlareTransport(carrier.server, Identity.generate(), carrier.fingerprints)
     with pytest.raises(EngineError, match=r"'east' did not answer: .*not come from its pinned coordinator"):
-        stranger.carry("east", b"anything")
+        stranger.send("east", b"anything")
 
 
 def test_an_answer_that_the_site_did_not_sign_is_refused(analysis):
     _, _, carrier = analysis
     wrong = dict.fromkeys(SITES, Identity.generate().public.fingerprint)
     with pytest.raises(SecurityError, match="not the pinned key"):
-        FlareTransport(carrier.server, carrier.identity, wrong).carry("east", b"anything")
+        FlareTransport(carrier.server, carrier.identity, wrong).send("east", b"anything")
 
 
 def test_a_site_that_does_not_take_part_is_named(analysis):
     with pytest.raises(EngineError, match="'nowhere' did not answer: no site of this name"):
-        analysis[2].carry("nowhere", b"anything")
+        analysis[2].send("nowhere", b"anything")
 
 
 def test_only_the_owner_opens_the_socket_and_the_job_store(analysis):
@@ -219,10 +219,10 @@ def test_logs_are_quiet_and_stay_where_they_are(federation, analysis):
     for name in (SERVER, *SITES):
         for log in (federation.kits / name).rglob("log.txt"):
             assert " - INFO - " not in log.read_text(), log
-    told = [
+    reported = [
         path for path in (federation.kits / SERVER).rglob("*") if path.is_file() and path.suffix == ".txt"
     ]
-    assert not any("request was refused" in path.read_text() for path in told)
+    assert not any("request was refused" in path.read_text() for path in reported)
     assert any(
         "request was refused" in path.read_text() for path in (federation.kits / "east").rglob("log.txt")
     )

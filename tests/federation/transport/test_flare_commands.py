@@ -54,7 +54,7 @@ SITES = ("north", "south")
 FORMULA = "num > 0 ~ age"
 
 
-def told(capsys, *arguments, code=0):
+def reported(capsys, *arguments, code=0):
     capsys.readouterr()
     assert main([str(argument) for argument in arguments]) == code
     out = capsys.readouterr()
@@ -100,33 +100,37 @@ def make_folders(home: Path) -> Path:
     ],
 )
 def test_an_address_that_is_none_is_refused(tmp_path, capsys, given, expected):
-    text = told(capsys, "federation", "new", tmp_path / "study", "--carrier", "flare", *given, code=1)
+    text = reported(capsys, "federation", "new", tmp_path / "study", "--carrier", "flare", *given, code=1)
     assert expected in text and not (tmp_path / "study").exists()
 
 
 def test_a_name_that_flare_does_not_take_is_refused(tmp_path, capsys):
     given = ("--name", "Long Beach", "--carrier", "flare")
-    assert "without blanks" in told(capsys, "site", "init", tmp_path / "site", *given, code=1)
+    assert "without blanks" in reported(capsys, "site", "init", tmp_path / "site", *given, code=1)
     assert not (tmp_path / "site").exists()
-    told(capsys, "site", "init", tmp_path / "site", "--name", "Long Beach")
-    told(capsys, "federation", "new", tmp_path / "s", "--carrier", "flare", "--host", "h", "--port", "1")
-    assert "without blanks" in told(capsys, "federation", "join", tmp_path / "s", tmp_path / "site", code=1)
+    reported(capsys, "site", "init", tmp_path / "site", "--name", "Long Beach")
+    reported(capsys, "federation", "new", tmp_path / "s", "--carrier", "flare", "--host", "h", "--port", "1")
+    assert "without blanks" in reported(
+        capsys, "federation", "join", tmp_path / "s", tmp_path / "site", code=1
+    )
 
 
 def test_without_kits_it_is_said_what_to_do(tmp_path, capsys):
     study = make_folders(tmp_path)
-    assert "it has no kit for NVIDIA FLARE; ask" in told(capsys, "site", "check", tmp_path / "north", code=1)
-    assert "join-kit" in told(capsys, "site", "serve", tmp_path / "north", code=1)
+    assert "it has no kit for NVIDIA FLARE; ask" in reported(
+        capsys, "site", "check", tmp_path / "north", code=1
+    )
+    assert "join-kit" in reported(capsys, "site", "serve", tmp_path / "north", code=1)
     for name in ("serve", "status"):
-        assert "federation provision" in told(capsys, "federation", name, study, code=1)
+        assert "federation provision" in reported(capsys, "federation", name, study, code=1)
     with pytest.raises(PartitionError, match=r"has no kits for NVIDIA FLARE yet.*federation provision"):
         fs.ClientPartition.connect(study)
 
 
 def test_commands_of_flare_are_not_for_a_folder(tmp_path, capsys):
-    told(capsys, "federation", "new", tmp_path / "study")
+    reported(capsys, "federation", "new", tmp_path / "study")
     for name in ("provision", "serve", "start", "stop"):
-        text = told(capsys, "federation", name, tmp_path / "study", code=1)
+        text = reported(capsys, "federation", name, tmp_path / "study", code=1)
         assert 'its carrier is "folder"' in text
 
 
@@ -135,7 +139,7 @@ def test_without_the_extra_it_is_named(tmp_path_factory, capsys, monkeypatch):
     study = make_folders(home)
     monkeypatch.setattr(provisioning.importlib.util, "find_spec", lambda name: None)
     for words in (("site", "request", home / "north"), ("federation", "provision", study)):
-        assert "pip install fedstat[flare]" in told(capsys, *words, code=1)
+        assert "pip install fedstat[flare]" in reported(capsys, *words, code=1)
 
 
 # Kits
@@ -202,7 +206,9 @@ def test_a_stranger_and_a_site_that_wants_more_get_no_kit(provisioned, capsys, t
     kits = {path: path.read_bytes() for path in (study / "kits").iterdir()}
     for expected, content in forged.items():
         (tmp_path / "forged.request").write_bytes(content)
-        assert expected in told(capsys, "federation", "provision", study, tmp_path / "forged.request", code=1)
+        assert expected in reported(
+            capsys, "federation", "provision", study, tmp_path / "forged.request", code=1
+        )
     assert {path: path.read_bytes() for path in (study / "kits").iterdir()} == kits
 
 
@@ -210,13 +216,13 @@ def test_a_stranger_and_a_site_that_wants_more_get_no_kit(provisioned, capsys, t
 def test_a_kit_of_another_coordinator_or_for_another_site_is_refused(provisioned, capsys, tmp_path):
     home, post = provisioned["home"], provisioned["post"]
     granted = (post / "north.kit").read_bytes()
-    text = told(capsys, "site", "join-kit", home / "south", post / "north.kit", code=1)
+    text = reported(capsys, "site", "join-kit", home / "south", post / "north.kit", code=1)
     assert "is a kit for 'north', and this is 'south'" in text
     stranger = sign_envelope(Identity.generate(), Envelope(COORDINATOR, "north", "kit", b"anything"))
     (tmp_path / "stranger.kit").write_bytes(stranger)
-    text = told(capsys, "site", "join-kit", home / "north", tmp_path / "stranger.kit", code=1)
+    text = reported(capsys, "site", "join-kit", home / "north", tmp_path / "stranger.kit", code=1)
     assert "not the pinned key" in text
-    assert "no request is open" in told(
+    assert "no request is open" in reported(
         capsys, "site", "join-kit", home / "north", post / "north.kit", code=1
     )
     key = load_identity(provisioned["study"]).public.fingerprint
@@ -232,10 +238,10 @@ def test_what_a_job_would_stumble_over_is_told_when_serving(provisioned, capsys)
     text = path.read_text()
     try:
         path.write_text(text.replace("\ncoordinator = ", '\ncoordinator = "" # '))
-        assert "trusts no coordinator" in told(capsys, "site", "serve", folder, code=1)
+        assert "trusts no coordinator" in reported(capsys, "site", "serve", folder, code=1)
         path.write_text(text)
         table.rename(table.with_suffix(".away"))
-        assert "north.csv" in told(capsys, "site", "serve", folder, code=1)
+        assert "north.csv" in reported(capsys, "site", "serve", folder, code=1)
     finally:
         path.write_text(text)
         table.with_suffix(".away").rename(table)
@@ -245,12 +251,12 @@ def test_what_a_job_would_stumble_over_is_told_when_serving(provisioned, capsys)
 def test_the_end_of_a_certificate_is_told_in_time(provisioned, capsys, monkeypatch):
     home, study = provisioned["home"], provisioned["study"]
     assert 1000 < days_left(home / "north" / "flare" / "kit") <= 1095
-    assert "In order" in told(capsys, "site", "check", home / "north")
+    assert "In order" in reported(capsys, "site", "check", home / "north")
     for days, expected in ((12, "expires in 12 days"), (-1, "has expired")):
         monkeypatch.setattr(flare_commands, "days_left", lambda kit, days=days: days)
-        assert expected in told(capsys, "site", "check", home / "north", code=1)
-        assert expected in told(capsys, "federation", "status", study, code=1)
-        assert expected in told(capsys, "site", "status", home / "north", code=1)
+        assert expected in reported(capsys, "site", "check", home / "north", code=1)
+        assert expected in reported(capsys, "federation", "status", study, code=1)
+        assert expected in reported(capsys, "site", "status", home / "north", code=1)
 
 
 def test_a_process_that_serves_tells_it_once_a_day(tmp_path, capsys, monkeypatch):
@@ -377,9 +383,9 @@ def test_the_same_fit_to_the_bit_and_an_analysis_that_is_joined(served, here, ca
     study = served["study"]
     for name in SITES:
         wait_for(capsys, "connected yes", "site", "status", served["home"] / name)
-    assert "already" in told(capsys, "site", "serve", served["home"] / "north", code=1)
-    assert "is open now" in told(capsys, "federation", "start", study)
-    assert "was open before" in told(capsys, "federation", "start", study)
+    assert "already" in reported(capsys, "site", "serve", served["home"] / "north", code=1)
+    assert "is open now" in reported(capsys, "federation", "start", study)
+    assert "was open before" in reported(capsys, "federation", "start", study)
     first = fs.ClientPartition.connect(study)
     second = fs.ClientPartition.connect(study)
     expected = fs.GLORE.from_formula(FORMULA, here).fit()
@@ -389,13 +395,13 @@ def test_the_same_fit_to_the_bit_and_an_analysis_that_is_joined(served, here, ca
         assert result.ledger.bytes == expected.ledger.bytes
     for partition in (first, second):
         partition.close()  # it was opened by neither
-    assert "running" in told(capsys, "federation", "status", study)
-    found = json.loads(told(capsys, "federation", "status", study, "--json"))
+    assert "running" in reported(capsys, "federation", "status", study)
+    found = json.loads(reported(capsys, "federation", "status", study, "--json"))
     assert found["server"] and found["analyses"] and found["sites"]["north"]["connected"]
-    found = json.loads(told(capsys, "site", "status", served["home"] / "north", "--json"))
+    found = json.loads(reported(capsys, "site", "status", served["home"] / "north", "--json"))
     assert found["connected"] and found["questions"] and found["certificate_days"] > 300
-    assert "can answer" in told(capsys, "site", "health", served["home"] / "north")
-    text = told(capsys, "federation", "test", study)
+    assert "can answer" in reported(capsys, "site", "health", served["home"] / "north")
+    text = reported(capsys, "federation", "test", study)
     assert all(f"{name}  yes" in text for name in SITES)
 
 
@@ -406,14 +412,14 @@ def test_what_a_killed_site_started_ends_by_itself(served, capsys):
     study, folder, running = served["study"], served["home"] / "north", served["running"]
     for name in SITES:
         wait_for(capsys, "connected yes", "site", "status", served["home"] / name)
-    told(capsys, "federation", "start", study)
+    reported(capsys, "federation", "start", study)
     family = psutil.Process(running["north"].pid).children(recursive=True)
     assert len(family) >= 2  # FLARE's client, and the process that holds the records
     running["north"].kill()
     running["north"].wait()
     assert not psutil.wait_procs(family, 10)[1]
-    assert "ended without a word" in told(capsys, "site", "status", folder, code=1)
-    told(capsys, "federation", "stop", study)
+    assert "ended without a word" in reported(capsys, "site", "status", folder, code=1)
+    reported(capsys, "federation", "stop", study)
     running["north"] = serve(served, "site", "serve", folder)
     wait_for(capsys, "connected yes", "site", "status", folder)
 
@@ -423,20 +429,20 @@ def test_a_site_that_stops_is_named_and_left_out(served, here, capsys):
     home, study, running = served["home"], served["study"], served["running"]
     for name in SITES:
         wait_for(capsys, "connected yes", "site", "status", home / name)
-    told(capsys, "federation", "start", study)
+    reported(capsys, "federation", "start", study)
     running["south"].send_signal(signal.SIGTERM)
     assert running["south"].wait(60) == 0
-    assert "stopped" in told(capsys, "site", "status", home / "south", code=1)
+    assert "stopped" in reported(capsys, "site", "status", home / "south", code=1)
     with pytest.raises(EngineError, match=r"open without south.*federation stop"):
         fs.ClientPartition.connect(study)
-    assert "Ended: " in told(capsys, "federation", "stop", study)
-    assert "No analysis was open" in told(capsys, "federation", "stop", study)
+    assert "Ended: " in reported(capsys, "federation", "stop", study)
+    assert "No analysis was open" in reported(capsys, "federation", "stop", study)
     with fs.ClientPartition.connect(study, without=["south"]) as partition:
         assert fs.GLORE.from_formula(FORMULA, partition).fit().nobs == len(here.rows["north"])
     # the server forgets slowly
     wait_for(capsys, "south not connected", "federation", "status", study)
-    assert "none is open" in told(capsys, "federation", "status", study, code=1)
-    assert "not connected to the server: south" in told(
+    assert "none is open" in reported(capsys, "federation", "status", study, code=1)
+    assert "not connected to the server: south" in reported(
         capsys, "federation", "test", study, "--timeout", "0.1", code=1
     )
 
@@ -451,7 +457,7 @@ def test_of_two_with_one_kit_the_first_stops_and_says_why(served, capsys):
     twin = running["twin"] = serve(served, "site", "serve", home / "twin")
     assert running["south"].wait(120) == FOR_GOOD
     assert "another process with this kit" in (home / "south.out").read_text()
-    assert "another process with this kit" in told(capsys, "site", "status", home / "south", code=1)
+    assert "another process with this kit" in reported(capsys, "site", "status", home / "south", code=1)
     wait_for(capsys, "south connected", "federation", "status", study)
     assert twin.poll() is None
 
@@ -459,7 +465,7 @@ def test_of_two_with_one_kit_the_first_stops_and_says_why(served, capsys):
 @needs_flare
 def test_a_site_that_is_taken_out_is_turned_away(served, capsys):
     home, study, twin = served["home"], served["study"], served["running"]["twin"]
-    assert "refuses the certificates of: south" in told(capsys, "federation", "remove", study, "south")
+    assert "refuses the certificates of: south" in reported(capsys, "federation", "remove", study, "south")
     assert twin.wait(120) == FOR_GOOD
     assert "has taken this site out" in (home / "twin.out").read_text()
     again = serve(served, "site", "serve", home / "twin")
@@ -472,13 +478,13 @@ def test_a_site_that_is_taken_out_is_turned_away(served, capsys):
 def test_nothing_secret_is_shown_and_the_server_stops(served, capsys):
     home, study, running = served["home"], served["study"], served["running"]
     with fs.ClientPartition.connect(study) as partition:
-        assert "north" in partition.clients
+        assert "north" in partition.sites
         running["server"].send_signal(signal.SIGTERM)
         assert running["server"].wait(60) == 0
     kept = [path.read_text() for path in (study / "flare" / "server" / "store" / "jobs").glob("*/meta")]
     assert kept and not [meta for meta in kept if '"FINISHED' not in meta]
     wait_for(capsys, "connected no", "site", "status", home / "north")
-    assert "not running" in told(capsys, "federation", "status", study, code=1)
+    assert "not running" in reported(capsys, "federation", "status", study, code=1)
     shown = [*home.glob("*.out"), study / "flare" / "log.txt", home / "north" / "flare" / "log.txt"]
     texts = b"".join(path.read_bytes() for path in shown)
     keys = [path.read_bytes() for path in home.rglob("fedstat.key")]

@@ -74,12 +74,12 @@ class Running:
     def submit(self) -> None:
         self.job, self.carrier = self.federation.submit(self.partition, again_after=2.0, timeout=60.0)
 
-    def account(self, site: str, session: str) -> list:
+    def site_ledger(self, site: str, session: str) -> list:
         folder = self.federation.kits / site / "local" / FOLDER
-        account = read_ledger(folder, site, Identity.load(folder / "identity.json").public)
+        site_ledger = read_ledger(folder, site, Identity.load(folder / "identity.json").public)
         (found,) = [
             [entry.in_round(entry.round) for entry in c.entries]
-            for c in account.chains
+            for c in site_ledger.chains
             if c.session == session
         ]
         return rows(found)
@@ -90,7 +90,7 @@ class Running:
         np.testing.assert_array_equal(result.bse, self.expected.bse)
         assert rows(receipt.passed) == rows(expected.passed)
         for site in SITES:
-            assert self.account(site, receipt.session) == self.account(site, expected.session)
+            assert self.site_ledger(site, receipt.session) == self.site_ledger(site, expected.session)
         assert fs.verify_receipt(receipt, self.partition.fingerprints).ok
 
 
@@ -103,17 +103,17 @@ def running(tmp_path_factory):
 class Watched(FlareTransport):
     """Does something before a site is asked for the so-many-th time."""
 
-    def carry(self, site, request):
+    def send(self, site, request):
         if site == "north" and next(WATCH["asked"]) == WATCH["turn"]:
             WATCH["what"]()
-        return FlareTransport.carry(self, site, request)
+        return FlareTransport.send(self, site, request)
 
 
 WATCH: dict = {}
 
 
 def in_the_middle(running, journal, turn, what, **given):
-    WATCH.update(asked=count(1), turn=turn, what=what)
+    WATCH.update(requested=count(1), turn=turn, what=what)
     return analysis(connected(running.partition, running.analyst(Watched, **given), journal))
 
 
@@ -125,10 +125,10 @@ def test_undisturbed(running):
 def test_the_coordinator_is_killed(running, tmp_path):
     keys, journal = tmp_path / "identity.json", tmp_path / "journal"
     running.carrier.identity.save(keys)
-    told = {"server": str(running.carrier.server), "keys": str(keys), "journal": str(journal)}
-    told["fingerprints"] = dict(running.carrier.fingerprints)
+    reported = {"server": str(running.carrier.server), "keys": str(keys), "journal": str(journal)}
+    reported["fingerprints"] = dict(running.carrier.fingerprints)
     here = str(Path(__file__).parent)
-    analyst = subprocess.Popen([sys.executable, "-c", ANALYST, here, json.dumps(told)])
+    analyst = subprocess.Popen([sys.executable, "-c", ANALYST, here, json.dumps(reported)])
     until = time.monotonic() + 120
     while len(list(journal.glob("run-*/*.reply"))) < 4 * len(SITES):
         assert time.monotonic() < until and analyst.poll() is None
@@ -159,15 +159,15 @@ def test_old_questions_are_not_answered_anew(running):
     kept = []
 
     class Kept(FlareTransport):
-        def carry(self, site, request):
+        def send(self, site, request):
             kept.append((site, request))
-            return FlareTransport.carry(self, site, request)
+            return FlareTransport.send(self, site, request)
 
     running.assert_same(analysis(connected(running.partition, running.analyst(Kept))))
     again = running.analyst()
     for site, request in kept[: len(SITES)]:
         with pytest.raises(SecurityError, match=r"question 1 of a session in which it has answered"):
-            unpack_reply(again.carry(site, request))
+            unpack_reply(again.send(site, request))
 
 
 def test_two_analysts_at_once(running):

@@ -76,7 +76,7 @@ def test_another_coordinators_questions_are_passed_over(running):
     prints = service["carrier"].fingerprints
     stranger = FolderTransport(service["folder"], Identity.generate(), prints, timeout=600, poll=0.01)
     with pytest.raises(EngineError, match=r"refuses requests that are signed with the key of this coord"):
-        stranger.carry(next(iter(partition.sites)), b"anything")
+        stranger.send(next(iter(partition.sites)), b"anything")
 
 
 def test_an_answer_that_the_site_did_not_sign_is_refused(running):
@@ -84,7 +84,7 @@ def test_an_answer_that_the_site_did_not_sign_is_refused(running):
     carrier = service["carrier"]
     wrong = {name: Identity.generate().public.fingerprint for name in partition.sites}
     with pytest.raises(SecurityError, match="not the pinned key"):
-        FolderTransport(carrier.folder, carrier.identity, wrong, 600.0, 0.01).carry(
+        FolderTransport(carrier.folder, carrier.identity, wrong, 600.0, 0.01).send(
             next(iter(partition.sites)), b"x"
         )
 
@@ -118,11 +118,11 @@ def test_an_interrupted_analysis_goes_on_from_its_journal(running, tmp_path, sto
     class Cut(FolderTransport):
         left = stopped_at * len(partition.sites)
 
-        def carry(self, site: str, request: bytes) -> bytes:
+        def send(self, site: str, request: bytes) -> bytes:
             Cut.left -= 1
             if Cut.left < 0:
                 raise EngineError(f"'{site}': the network is cut")
-            return super().carry(site, request)
+            return super().send(site, request)
 
     good = service["carrier"]
     cut = Cut(good.folder, good.identity, good.fingerprints, good.timeout, good.poll)

@@ -31,7 +31,7 @@ def doors(home):
     opened = Doors(home)
     yield opened
     for site in opened.sites.values():
-        site.site.account.store.close()
+        site.site.site_ledger.store.close()
 
 
 def test_a_question_waits_for_room_and_its_session_goes_on(doors, monkeypatch):
@@ -53,7 +53,7 @@ def test_a_question_waits_for_room_and_its_session_goes_on(doors, monkeypatch):
 def test_what_could_not_be_entered_has_not_left_and_the_site_opens_itself_anew(doors, monkeypatch, tmp_path):
     model = fs.GLORE.from_formula("y ~ x", doors.connect(tmp_path / "journal"))
     site, path = doors.sites["B"], doors.home / "B" / "ledger.jsonl"
-    whole = path.read_bytes()
+    complete = path.read_bytes()
 
     class Full:
         def __init__(self, file):
@@ -66,14 +66,14 @@ def test_what_could_not_be_entered_has_not_left_and_the_site_opens_itself_anew(d
         def __getattr__(self, name):
             return getattr(self.file, name)
 
-    store = site.site.account.store
+    store = site.site.site_ledger.store
     store._file = Full(store._file)
     with pytest.raises(EngineError, match=r"ledger.jsonl' cannot be written .No space left.*kB are needed"):
         model.fit()
-    assert path.read_bytes().startswith(whole)
+    assert path.read_bytes().startswith(complete)
     with pytest.raises(SessionError, match=r"it was started again.*set aside"):
         fs.GLORE.from_formula("y ~ x", doors.connect(tmp_path / "journal")).fit()
-    assert site.site.account.store is not store
+    assert site.site.site_ledger.store is not store
     again = fs.GLORE.from_formula("y ~ x", doors.connect(tmp_path / "journal")).fit()
     assert again.converged and main(["site", "ledger", str(doors.home / "B")]) == 0
     assert any("reopened" in line for line in doors.log)

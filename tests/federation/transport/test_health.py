@@ -27,14 +27,14 @@ def home(tmp_path):
     return tmp_path
 
 
-def told(capsys, *words, code):
+def reported(capsys, *words, code):
     capsys.readouterr()
     assert main([str(word) for word in words]) == code
     return capsys.readouterr().out
 
 
 def standing(capsys, folder, code):
-    return json.loads(told(capsys, "site", "status", folder, "--json", code=code))
+    return json.loads(reported(capsys, "site", "status", folder, "--json", code=code))
 
 
 def test_how_a_site_stands_has_keys_that_stay(home, capsys):
@@ -60,28 +60,28 @@ def test_how_a_site_stands_has_keys_that_stay(home, capsys):
 
 def test_a_site_is_healthy_while_it_can_answer(home, capsys, monkeypatch):
     folder = home / "A"
-    assert told(capsys, "site", "health", folder, code=1) == "A: is not served (never started)\n"
+    assert reported(capsys, "site", "health", folder, code=1) == "A: is not served (never started)\n"
     process = serve(folder)
     try:
         wait(folder, process)
-        assert told(capsys, "site", "health", folder, code=0) == "A: is served, and can answer\n"
+        assert reported(capsys, "site", "health", folder, code=0) == "A: is served, and can answer\n"
         with monkeypatch.context() as patch:
             usage = shutil.disk_usage(folder)
             patch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=2**20))
-            assert "is full" in told(capsys, "site", "health", folder, code=1)
+            assert "is full" in reported(capsys, "site", "health", folder, code=1)
         rules = (folder / "policy.toml").read_text()
         (folder / "policy.toml").write_text("no rule")
-        assert "policy cannot be read" in told(capsys, "site", "health", folder, code=1)
+        assert "policy cannot be read" in reported(capsys, "site", "health", folder, code=1)
         (folder / "policy.toml").write_text(rules)
         process.send_signal(signal.SIGSTOP)  # it lives, holds its lock, and looks for no question
         os.utime(folder / "status.json", (0, 0))
-        assert "it hangs" in told(capsys, "site", "health", folder, "--patience", "60", code=1)
+        assert "it hangs" in reported(capsys, "site", "health", folder, "--patience", "60", code=1)
         process.send_signal(signal.SIGCONT)
         until_true(lambda: main(["site", "health", str(folder), "--patience", "60"]) == 0)
     finally:
         process.kill()
         process.wait()
-    assert told(capsys, "site", "health", folder, code=1) == "A: is not served (killed)\n"
+    assert reported(capsys, "site", "health", folder, code=1) == "A: is not served (killed)\n"
 
 
 def test_metrics_are_written_in_the_mode_that_was_asked_for_and_hold_no_row(home, capsys):
@@ -184,16 +184,16 @@ def test_a_log_is_set_aside_at_its_size_and_so_many_are_kept(tmp_path):
 
 def test_a_status_file_that_is_none_is_no_status(home, capsys):
     (home / "A" / "status.json").write_text("{")
-    assert "not been started" in told(capsys, "site", "status", home / "A", code=1)
+    assert "not been started" in reported(capsys, "site", "status", home / "A", code=1)
 
 
 def test_how_a_federation_stands_is_told_to_programs(home, capsys):
     words = ("federation", "status", home / "study")
-    found = json.loads(told(capsys, *words, "--json", code=1))
+    found = json.loads(reported(capsys, *words, "--json", code=1))
     assert found["sites"]["A"] == {"connected": None, "waiting": None, "roster": None}
     assert "has not been started" in found["problems"][0] and found["server"] is None
     for name in "AB":
         assert main(["site", "serve", str(home / name), "--once"]) == 0
-    found = json.loads(told(capsys, *words, "--json", code=0))
+    found = json.loads(reported(capsys, *words, "--json", code=0))
     assert found["sites"]["B"]["waiting"] == 0 and found["problems"] == []
-    assert "roster accepted" in told(capsys, *words, code=0)
+    assert "roster accepted" in reported(capsys, *words, code=0)

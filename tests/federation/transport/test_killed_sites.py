@@ -36,29 +36,31 @@ class Killing:
         self.short = replace(self.all, timeout=0.5)
         self.came = 0
 
-    def carry(self, site, request):
+    def send(self, site, request):
         if site != LOST:
-            return self.all.carry(site, request)
+            return self.all.send(site, request)
         self.came += 1
         if self.came < self.turn:
-            return self.all.carry(site, request)
+            return self.all.send(site, request)
         if self.came == self.turn:
             if self.answered:
-                self.all.carry(site, request)
+                self.all.send(site, request)
             self.running[LOST].kill()
             self.running[LOST].wait()
         if self.came == self.turn and self.answered:
             raise EngineError("'D' did not answer within 0.5 s")
-        return self.short.carry(site, request)
+        return self.short.send(site, request)
 
 
 @pytest.mark.parametrize("turn, answered", [(2, False), (5, True)])
 def test_a_process_that_is_killed_is_left_out(tmp_path, turn, answered):
     frame = patients()
-    whole = fs.ClientPartition.from_frame(frame, by="h")
+    complete = fs.ClientPartition.from_frame(frame, by="h")
     expected = fitted(fs.ClientPartition.from_frame(frame[frame.h != LOST], by="h"))
-    with served(whole, tmp_path / "sites") as place:
-        partition = replace(connected(whole, Killing(place, turn, answered), tmp_path / "journal"), quorum=4)
+    with served(complete, tmp_path / "sites") as place:
+        partition = replace(
+            connected(complete, Killing(place, turn, answered), tmp_path / "journal"), quorum=4
+        )
         with pytest.warns(DataWarning, match=r"'D' was lost in round \d+.*4 of 5 institutions"):
             result = fitted(partition)
         np.testing.assert_array_equal(result.params, expected.params)
@@ -72,6 +74,6 @@ def test_a_process_that_is_killed_is_left_out(tmp_path, turn, answered):
             place["running"][name].kill()
         silent = Killing(place, 1, False)
         silent.all = silent.short
-        again = replace(connected(whole, silent, tmp_path / "journal"), quorum=4)
+        again = replace(connected(complete, silent, tmp_path / "journal"), quorum=4)
         with pytest.warns(DataWarning, match="'D' was lost in round"):
             np.testing.assert_array_equal(fitted(again).params, expected.params)

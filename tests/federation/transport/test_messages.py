@@ -39,7 +39,7 @@ class Wires:
         self.servers = {name: SiteServer(site) for name, site in sites.items()}
         self.bundles, self.sent = bundles, defaultdict(list)
 
-    def carry(self, site, request):
+    def send(self, site, request):
         self.sent[site].append([unpack_request(one).step for one in unbundle(request)])
         return self.servers[site].answer(request)
 
@@ -73,7 +73,7 @@ def test_setting_up_and_receipt_take_six_messages_of_each_site(study, fit):
         assert [step for steps in sent for step in steps] == [step for (step,) in single.sent[site]]
     np.testing.assert_array_equal(result.params, again.params)
     np.testing.assert_array_equal(result.estimate.cov, again.estimate.cov)
-    steps = [[(e.round, e.step, e.array) for e in r.ledger.account.passed] for r in (result, again)]
+    steps = [[(e.round, e.step, e.array) for e in r.ledger.log.passed] for r in (result, again)]
     assert steps[0] == steps[1]
     assert fs.verify_receipt(result.receipt(), fs.ClientPartition.connect(path, carrier=single).fingerprints)
 
@@ -84,9 +84,9 @@ def test_with_a_journal_heads_are_asked_for_every_time(study, tmp_path):
         wires = Wires(sites)
         partition = fs.ClientPartition.connect(path, journal=tmp_path / "journal", carrier=wires)
         fs.GLORE.from_formula("y ~ x", partition).fit()
-        asked = Counter(step for steps in wires.sent["A"] for step in steps)
+        request = Counter(step for steps in wires.sent["A"] for step in steps)
     # All else was in the journal.
-    assert asked == {"recall_head": 1}
+    assert request == {"recall_head": 1}
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_a_refusal_ends_a_bundle_and_what_was_answered_counts(server):
     assert len(answers) == 2 and unpack_reply(answers[0]).site == "A"
     with pytest.raises(MessageError, match="no such step"):
         unpack_reply(answers[1])
-    assert server.site.account.rounds("a session") == 2
+    assert server.site.site_ledger.rounds("a session") == 2
     # Again it has the same answers, as a whole and in parts; what was not answered still can be.
     assert unbundle(server.answer(sent)) == answers
     assert server.answer(question(2, "no such step")) == answers[1]
@@ -118,23 +118,23 @@ def test_questions_of_several_sessions_go_together(server):
     sent = bundle([question(1), question(1, session="another"), question(2)])
     answers = server.answer(sent)
     assert len(unbundle(answers)) == 3 and server.answer(sent) == answers
-    assert [server.site.account.rounds(name) for name in ("a session", "another")] == [2, 1]
+    assert [server.site.site_ledger.rounds(name) for name in ("a session", "another")] == [2, 1]
 
 
 @pytest.mark.parametrize("cut", [-1, -100, 24, 20])
 def test_a_bundle_that_is_cut_is_not_answered(server, cut):
-    whole = bundle([question(1), question(2)])
-    assert is_bundle(whole)
+    complete = bundle([question(1), question(2)])
+    assert is_bundle(complete)
     with pytest.raises(MessageError, match=r"A: .* not a complete bundle"):
-        unpack_reply(server.answer(whole[:cut]))
-    assert not server.site.account.chains
+        unpack_reply(server.answer(complete[:cut]))
+    assert not server.site.site_ledger.chains
 
 
 def test_a_site_that_gives_fewer_answers_than_questions():
     class Short:
         bundles = True
 
-        def carry(self, site, request):
+        def send(self, site, request):
             return pack_reply(Reply(site, {}, "{}"))
 
     engine = RemoteEngine({"A": RemoteSite("A", Short())})
@@ -157,11 +157,13 @@ def test_protocols_side_by_side_each_have_their_own_answers():
         return heard
 
     both = side_by_side(counting("A", 1), counting("B", 3))
-    asks = next(both)
+    requests = next(both)
     found = None
     while found is None:
         try:
-            asks = both.send([Reply(ask.site, {}, ask.site + ask.step) for ask in asks])
+            requests = both.send(
+                [Reply(request.site, {}, request.site + request.step) for request in requests]
+            )
         except StopIteration as stop:
             found = stop.value
     assert found == (["A0", "A0"], ["B0", "B0", "B1", "B1", "B2", "B2"])

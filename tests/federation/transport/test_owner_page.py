@@ -34,7 +34,7 @@ from fedstat.operator.service import owner_view
 PAGES = ("", "plans", "ledger", "ledger/1", "refusals", "policy", "check")
 
 
-def ask(session: str, step: str = "describe_table") -> bytes:
+def request(session: str, step: str = "describe_table") -> bytes:
     return pack_request(Request("A", "schema", step, {}, session, "{}"))
 
 
@@ -44,13 +44,13 @@ def folder(tmp_path_factory):
     policy = Policy.strict(approval="owner", privacy=Budget(1.0, 1e-6), two_sites="warn")
     folder = make_site(tmp_path_factory.mktemp("page"), policy)
     site = open_site(folder)
-    site.answer(ask("first"))
-    site.answer(ask("second"))
+    site.answer(request("first"))
+    site.answer(request("second"))
     with pytest.raises(MessageError):
-        site.answer(ask("second", "no_such_step"))
-    site.account.count_refusal("c0ffee" * 10)
+        site.answer(request("second", "no_such_step"))
+    site.site_ledger.count_refusal("c0ffee" * 10)
     refusal_log(folder)("A: step 'score': its policy (minimum count) has fewer rows than 5")
-    site.account.store.close()
+    site.site_ledger.store.close()
     return folder
 
 
@@ -65,9 +65,9 @@ def test_every_page_shows_what_the_commands_print(folder, capsys):
     assert view.fingerprint in text[""] and "has not been started yet" in text[""]
     assert "epsilon 0 of 1 at delta 1e-06" in text[""] and "1 of 10" in text[""]
     assert digest[:12] in text[""] and digest[:12] in text["plans"]
-    for chain in view.account.chains:
+    for chain in view.site_ledger.chains:
         assert f"ledger/{chain.ordinal}" in text["ledger"]
-    assert view.account.chains[0].head in text["ledger/1"]
+    assert view.site_ledger.chains[0].head in text["ledger/1"]
     assert "minimum count" in text["refusals"] and "no_such_step" in text["refusals"]
     assert "two_sites = &#34;warn&#34;" in text["policy"]
     assert all(escape_text(threat.learns) in text["policy"] for threat in threats_under(view.policy))
@@ -100,9 +100,9 @@ def test_a_decision_is_that_of_the_command(folder, word, verdict):
     site = open_site(folder)
     try:
         assert site.approvals.status(digest) == verdict
-        assert site.account.decisions[digest].who == getpass.getuser()
+        assert site.site_ledger.decisions[digest].who == getpass.getuser()
     finally:
-        site.account.store.close()
+        site.site_ledger.store.close()
     with owner_of(folder) as owner:
         assert "is in force" in owner.get("plans").text
 
@@ -115,7 +115,7 @@ def test_a_decision_can_be_changed_by_the_page_of_a_plan_that_was_decided(folder
         assert owner.post(page, owner.token(page)).status == 303
     site = open_site(folder)
     assert site.approvals.status(digest) == "denied"
-    site.account.store.close()
+    site.site_ledger.store.close()
 
 
 def test_an_account_that_is_not_whole_is_said_and_the_rest_is_shown(tmp_path):

@@ -74,9 +74,9 @@ def test_an_owner_approves_by_clicks(tmp_path):
         assert hostile[:12] in browser.text.partition("Decided")[0]
     site = open_site(folder)
     try:
-        decisions = list(site.account.decisions.values())
+        decisions = list(site.site_ledger.decisions.values())
         assert [(one.plan, one.verdict, one.who) for one in decisions] == [
             (wanted, "approved", getpass.getuser())
         ]
     finally:
-        site.account.store.close()
+        site.site_ledger.store.close()

@@ -73,7 +73,7 @@ def doors(tmp_path, ward):
     opened = Doors(tmp_path)
     yield opened
     for site in opened.sites.values():
-        site.site.account.store.close()
+        site.site.site_ledger.store.close()
 
 
 def fitted(doors):
@@ -110,7 +110,7 @@ def test_a_session_goes_on_after_a_restart_over_the_same_records_only(doors, war
     """Two patients change numbers: the same rows in another order, which no count and no sum would show."""
     model = fs.GLORE.from_formula("y ~ x", doors.connect())
     first = model.fit()
-    doors.sites["B"].site.account.store.close()
+    doors.sites["B"].site.site_ledger.store.close()
     if change:
         for old, new in ((3, -1), (90, 3), (-1, 90)):
             ward.write("UPDATE ward SET patient = ? WHERE patient = ?", new, old)
@@ -175,7 +175,7 @@ def test_account_receipt_and_status_say_when_records_were_read(doors, ward, caps
     receipt = result.receipt()
     read = receipt.sites()["records as of"]
     assert (read.str.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")).all()
-    assert read["B"] == doors.sites["B"].site.account.as_of
+    assert read["B"] == doors.sites["B"].site.site_ledger.as_of
     assert Receipt.from_json(receipt.to_json()).to_json() == receipt.to_json()
     # a time, and nothing else in its place
     with pytest.raises(ReceiptError, match="time"):

@@ -143,8 +143,8 @@ def test_an_intruder_at_the_files_changes_nothing(home, capsys, alter):
         "altered since it was signed" in accept(home, capsys, "A", code=1) and site_file(home, "A") == before
     )
     stranger = Identity.generate()
-    told = last(home)
-    forged = {name: getattr(told, name) for name in ("name", "number", "date", "layout", "sites")}
+    reported = last(home)
+    forged = {name: getattr(reported, name) for name in ("name", "number", "date", "layout", "sites")}
     path.write_text(Roster(**forged, coordinator=stranger.public.fingerprint).sign(stranger))
     assert "not the roster that was compared" in accept(home, capsys, "A", code=1)
     assert site_file(home, "A") == before
@@ -197,9 +197,9 @@ def test_two_rosters_of_one_number_are_found(home, capsys):
     """The coordinator shows C another roster, in which a further site is its own."""
     for name in ("A", "B"):
         accept(home, capsys, name)
-    told, identity = last(home), Identity.load(home / "study" / "identity.json")
-    sites = {**told.sites, "D": Identity.generate().public.fingerprint}
-    other = Roster(told.name, 1, told.date, told.layout, told.coordinator, sites)
+    reported, identity = last(home), Identity.load(home / "study" / "identity.json")
+    sites = {**reported.sites, "D": Identity.generate().public.fingerprint}
+    other = Roster(reported.name, 1, reported.date, reported.layout, reported.coordinator, sites)
     path = home / "other.json"
     path.write_text(other.sign(identity))
     printed(capsys, "site", "accept", home / "C", path, "--fingerprint", other.fingerprint)
@@ -212,7 +212,15 @@ def test_two_rosters_of_one_number_are_found(home, capsys):
     # nor does a site take a second one, or one that does not go on from its own
     for text in (
         other,
-        Roster(told.name, 2, told.date, told.layout, told.coordinator, sites, earlier=(other.digest,)),
+        Roster(
+            reported.name,
+            2,
+            reported.date,
+            reported.layout,
+            reported.coordinator,
+            sites,
+            earlier=(other.digest,),
+        ),
     ):
         path.write_text(text.sign(identity))
         said = printed(capsys, "site", "accept", home / "A", path, "--fingerprint", text.fingerprint, code=1)
@@ -223,19 +231,21 @@ def test_rosters_travel_signed_for_their_session():
     keys = {name: Identity.generate() for name in "AB"}
     public = {name: key.public for name, key in keys.items()}
     one, two = {"1": "a" * 64}, {"1": "a" * 64, "2": "b" * 64}
-    told = {name: announce_roster(keys[name], "s", name, {"A": one, "B": two}[name], "{}") for name in "AB"}
+    reported = {
+        name: announce_roster(keys[name], "s", name, {"A": one, "B": two}[name], "{}") for name in "AB"
+    }
     # B is ahead, and A's roster is in its history
     for name, rosters in (("A", one), ("B", two)):
-        assert check_rosters(name, "s", rosters, public, told) == {"A": "{}", "B": "{}"}
-    assert check_rosters("A", "s", {}, public, told) == {"A": "{}", "B": "{}"}
+        assert check_rosters(name, "s", rosters, public, reported) == {"A": "{}", "B": "{}"}
+    assert check_rosters("A", "s", {}, public, reported) == {"A": "{}", "B": "{}"}
     with pytest.raises(SecurityError, match="another roster 2"):
-        check_rosters("A", "s", {**two, "2": "c" * 64}, public, told)
+        check_rosters("A", "s", {**two, "2": "c" * 64}, public, reported)
     with pytest.raises(SecurityError, match="was replaced on its way"):
-        check_rosters("A", "another", one, public, told)
+        check_rosters("A", "another", one, public, reported)
     with pytest.raises(SecurityError, match="'B' shows no roster"):
-        check_rosters("A", "s", one, public, {**told, "B": "{}"})
+        check_rosters("A", "s", one, public, {**reported, "B": "{}"})
     with pytest.raises(SecurityError, match="was replaced on its way"):
-        check_rosters("A", "s", one, public, {**told, "B": told["B"].replace("b" * 64, "a" * 64)})
+        check_rosters("A", "s", one, public, {**reported, "B": reported["B"].replace("b" * 64, "a" * 64)})
 
 
 def test_a_site_that_is_taken_out_is_unpinned_and_joins_no_more_unasked(home, capsys):

@@ -46,7 +46,7 @@ class Doors:
         self.sites = {name: SignedSite(home / name, name, self.log.append) for name in "ABC"}
         self.coordinator = load_identity(home / "study")
 
-    def carry(self, name, request):
+    def send(self, name, request):
         number, question = sign_request(self.coordinator, name, request)
         answer = self.sites[name].answer(question)
         return open_reply(answer, self.sites[name].site.fingerprint, name, number, "an answer")
@@ -62,7 +62,7 @@ def doors(home):
     opened = Doors(home)
     yield opened
     for site in opened.sites.values():
-        site.site.account.store.close()
+        site.site.site_ledger.store.close()
 
 
 def test_a_stricter_rule_counts_at_the_next_question_and_ends_open_sessions(doors, tmp_path):
@@ -91,12 +91,12 @@ def test_a_looser_rule_lets_open_sessions_go_on(doors):
 def test_account_memory_and_charges_are_not_begun_anew(doors):
     site, path = doors.sites["B"].site, doors.home / "B" / "policy.toml"
     fs.GLORE.from_formula("y ~ x", doors.connect()).fit()
-    account, memory, released = site.account, site._data.memory, site._data.memory.released
-    sessions = len(account.chains)
+    site_ledger, memory, released = site.site_ledger, site._data.memory, site._data.memory.released
+    sessions = len(site_ledger.chains)
     put(path, path.read_text().replace(LINE, "min_count = 6") + "\n[privacy]\nepsilon = 1.0\ndelta = 1e-6\n")
     doors.sites["B"].heed()
     assert released is not None and site._data.memory is memory and memory.released is released
-    assert site.account is account and len(account.chains) == sessions
+    assert site.site_ledger is site_ledger and len(site_ledger.chains) == sessions
     assert site.privacy.total == str(Budget(1.0, 1e-6).rho)
     assert site._noise.policy is site.policy
 
@@ -206,8 +206,8 @@ def test_check_and_status_compare_with_what_the_service_uses(home, capsys):
         assert "goes by policy.toml" in (A / "log.txt").read_text()
         os.kill(process.pid, 19)  # while it stands still it cannot read anything
         path.write_text(text.replace(LINE, "min_count = 8"))
-        for told in (shown("status"), shown("check")):
-            assert "goes by another policy.toml" in told
+        for reported in (shown("status"), shown("check")):
+            assert "goes by another policy.toml" in reported
         os.kill(process.pid, 18)
         until_true(lambda: "goes by another" not in shown("check"))
     finally:

@@ -48,7 +48,7 @@ def halfway(study, turn=9):
     """A session of which B has answered some questions; the next of its questions."""
     with pytest.raises(EngineError, match="stopped"):
         analysis(study.connected(None, *stops_before(turn)))
-    return study.asked[-1]
+    return study.requested[-1]
 
 
 def test_what_is_kept_is_the_owners_alone_and_sealed(study):
@@ -69,13 +69,13 @@ def test_a_state_of_an_earlier_answer_is_refused(study):
     """Its masks would serve twice."""
     place = study.places["B"]
     halfway(study, 8)
-    session = unpack_request(study.asked[-1]).session
+    session = unpack_request(study.requested[-1]).session
     old = {path: path.read_bytes() for path in files(place) if path.name != "anchor"}
-    assert unpack_reply(place.server.answer(study.asked[-1])).site == "B"
+    assert unpack_reply(place.server.answer(study.requested[-1])).site == "B"
     for path, content in old.items():
         path.write_bytes(content)
     place.restart()
-    for question in study.asked[-2:]:
+    for question in study.requested[-2:]:
         assert unpack_request(question).session == session
         with pytest.raises((SessionError, SecurityError)):
             unpack_reply(place.server.answer(question))
@@ -83,18 +83,18 @@ def test_a_state_of_an_earlier_answer_is_refused(study):
     # Nor does it begin anew, however often it is asked.
     place.restart()
     with pytest.raises(SessionError):
-        unpack_reply(place.server.answer(study.asked[-1]))
+        unpack_reply(place.server.answer(study.requested[-1]))
 
 
 def test_a_folder_that_is_put_back_as_a_whole_goes_on_with_no_session(study):
     """Ledger and state then agree; the time at which the ledger was changed does not."""
     place, before = study.places["B"], study.places["B"].folder.with_name("before")
     next_one = halfway(study, 8)
-    place.server.site.account.store.close()
+    place.server.site.site_ledger.store.close()
     shutil.copytree(place.folder, before, copy_function=shutil.copy2)
     place.start()
     assert unpack_reply(place.server.answer(next_one)).site == "B"
-    place.server.site.account.store.close()
+    place.server.site.site_ledger.store.close()
     for path in before.rglob("*"):
         if path.is_file():
             put_back = place.folder / path.relative_to(before)
@@ -214,8 +214,8 @@ def test_a_session_that_holds_what_is_not_written_is_not_kept_and_says_so(study)
 def test_large_arrays_are_written_once(study, monkeypatch):
     monkeypatch.setattr(session_store, "LARGE", 64)
     written = []
-    whole = session_store._write
-    monkeypatch.setattr(session_store, "_write", lambda p, c: (written.append(p.name), whole(p, c)))
+    complete = session_store._write
+    monkeypatch.setattr(session_store, "_write", lambda p, c: (written.append(p.name), complete(p, c)))
     result = analysis(study.connected(None, restarted, 12))
     parts = [name for name in written if name.endswith(".part")]
     assert len(parts) > 3
@@ -240,7 +240,7 @@ def test_sites_that_are_started_again_before_every_message(tmp_path, fit):
     class Wires:
         bundles = True
 
-        def carry(self, site, request):
+        def send(self, site, request):
             places[site].restart()
             answer = places[site].server.answer(request)
             places[site].restart()
@@ -274,14 +274,14 @@ def test_a_served_site_is_killed_between_every_two_messages(tmp_path, formula):
         class Watched:
             bundles = True
 
-            def carry(self, site, request):
+            def send(self, site, request):
                 if site == "B":
                     running["B"].kill()
                     running["B"].wait()
                     running["B"] = serve(tmp_path / "B")
                     wait(tmp_path / "B", running["B"])
                     next(killed)
-                return carrier.carry(site, request)
+                return carrier.send(site, request)
 
         for name in frames:
             partition.engine._sites[name] = RemoteSite(name, Watched())
@@ -294,12 +294,12 @@ def test_a_served_site_is_killed_between_every_two_messages(tmp_path, formula):
 
 def test_what_is_written_is_what_comes_back():
     """Objects that are one stay one; parts of arrays lie in the arrays that they are parts of."""
-    whole = np.arange(12.0).reshape(3, 4)
-    fortran = np.asfortranarray(whole)
+    complete = np.arange(12.0).reshape(3, 4)
+    fortran = np.asfortranarray(complete)
     state = {
-        "whole": whole,
-        "part": whole[1:, ::2],
-        "again": whole,
+        "whole": complete,
+        "part": complete[1:, ::2],
+        "again": complete,
         "fortran": fortran,
         "flags": frozenset({"a", "b"}),
         (1, "key"): [None, True, 2**70, -0.0, float("inf"), b"\x00\xff"],

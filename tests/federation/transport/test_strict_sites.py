@@ -56,7 +56,7 @@ def test_what_is_refused_at_a_distance_says_one_word_or_follows_from_the_questio
     fs.GLORE.from_formula(f"y ~ {first}", partition).fit().evaluate()
     with pytest.raises(DescriptionError, match="evaluation once"):
         fs.GLORE.from_formula(f"y ~ {second}", partition).fit().evaluate()
-    site = next(iter(partition.clients))
+    site = next(iter(partition.sites))
     done = run("site", "answer-again", home / site)
     assert done.returncode == 1 and "another process serves the site" in done.stderr
 

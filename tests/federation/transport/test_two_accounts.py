@@ -30,26 +30,26 @@ def mode(path: Path) -> int:
 
 def as_account(name: str, what: Callable[[], object]) -> str:
     """Do something as another account that is in the group, in a process of its own; what it returned."""
-    account, (reader, writer) = pwd.getpwnam(name), os.pipe()
+    site_ledger, (reader, writer) = pwd.getpwnam(name), os.pipe()
     child = os.fork()
     if not child:
-        told = b"nothing"
+        reported = b"nothing"
         try:
             os.setgroups([GROUP])
-            os.setgid(account.pw_gid)
-            os.setuid(account.pw_uid)
+            os.setgid(site_ledger.pw_gid)
+            os.setuid(site_ledger.pw_uid)
             os.umask(0o077)  # the strictest that an account may have
-            told = str(what()).encode()
+            reported = str(what()).encode()
         except BaseException as error:
-            told = f"{type(error).__name__}: {error}".encode()
+            reported = f"{type(error).__name__}: {error}".encode()
         finally:
-            os.write(writer, told)
+            os.write(writer, reported)
             os._exit(0)
     os.close(writer)
     with open(reader, "rb") as file:
-        told = file.read().decode()
+        reported = file.read().decode()
     os.waitpid(child, 0)
-    return told
+    return reported
 
 
 class Accounts:
@@ -61,21 +61,23 @@ class Accounts:
         self.coordinator, self.site = Identity.generate(), Site("North", pd.DataFrame({"x": range(50)}))
         self.key = self.site.fingerprint  # drawn here, before there are two processes
 
-    def ask(self, timeout: float = 0.0) -> str:
-        def carry() -> str:
+    def request(self, timeout: float = 0.0) -> str:
+        def send() -> str:
             keys = {"North": self.key}
             return unpack_reply(
-                FolderTransport(self.exchange, self.coordinator, keys, timeout).carry("North", QUESTION)
+                FolderTransport(self.exchange, self.coordinator, keys, timeout).send("North", QUESTION)
             ).site
 
-        return as_account(COORDINATORS, carry)
+        return as_account(COORDINATORS, send)
 
     def answer(self) -> str:
         def serve() -> str:
-            looks, told = iter([False, True]), []
+            looks, reported = iter([False, True]), []
             fingerprint = self.coordinator.public.fingerprint
-            serve_folder(self.site, self.exchange, fingerprint, stop=lambda: next(looks), refused=told.append)
-            return "; ".join(told)
+            serve_folder(
+                self.site, self.exchange, fingerprint, stop=lambda: next(looks), refused=reported.append
+            )
+            return "; ".join(reported)
 
         return as_account(SITES, serve)
 
@@ -101,38 +103,44 @@ def share(folder: Path) -> None:
 
 def test_both_sides_read_what_the_other_wrote(accounts):
     share(accounts.exchange)
-    assert "did not answer" in accounts.ask()
+    assert "did not answer" in accounts.request()
     assert accounts.answer() == ""
-    assert accounts.ask() == "North"
+    assert accounts.request() == "North"
     done = accounts.part.done(next(iter(accounts.part.place.glob("done/*/*.reply"))).stem)
     assert done.stat().st_uid != done.with_suffix(".ask").stat().st_uid
     assert [mode(path) for path in (done, done.with_suffix(".ask"))] == [0o640, 0o640]
-    assert all(mode(path) == 0o2770 for path in (accounts.part.asks, accounts.part.replies, done.parent))
+    assert all(mode(path) == 0o2770 for path in (accounts.part.requests, accounts.part.replies, done.parent))
 
 
 def test_a_site_names_the_question_that_it_cannot_read_and_the_remedy(accounts):
     share(accounts.exchange)
-    accounts.ask()
-    (ask,) = accounts.part.asks.iterdir()
-    ask.chmod(0o600)
-    told = accounts.answer()
-    assert str(ask) in told and "cannot be read" in told and "answer" not in told.replace(str(ask), "")
-    assert "chgrp" in told and "chmod -R g+rws" in told
-    assert "did not answer" in accounts.ask()  # written anew, as the folder wants it
-    assert accounts.answer() == "" and accounts.ask() == "North"
+    accounts.request()
+    (request,) = accounts.part.requests.iterdir()
+    request.chmod(0o600)
+    reported = accounts.answer()
+    assert (
+        str(request) in reported
+        and "cannot be read" in reported
+        and "answer" not in reported.replace(str(request), "")
+    )
+    assert "chgrp" in reported and "chmod -R g+rws" in reported
+    assert "did not answer" in accounts.request()  # written anew, as the folder wants it
+    assert accounts.answer() == "" and accounts.request() == "North"
 
 
 def test_a_coordinator_names_the_answer_that_it_cannot_read_and_the_remedy(accounts):
     share(accounts.exchange)
-    accounts.ask()
+    accounts.request()
     accounts.answer()
     (reply,) = accounts.part.replies.iterdir()
     reply.chmod(0o600)
-    told = accounts.ask(timeout=600)
-    assert told.startswith(EngineError.__name__) and str(reply) in told and "cannot be read" in told
-    assert "chgrp" in told and "chmod -R g+rws" in told
+    reported = accounts.request(timeout=600)
+    assert (
+        reported.startswith(EngineError.__name__) and str(reply) in reported and "cannot be read" in reported
+    )
+    assert "chgrp" in reported and "chmod -R g+rws" in reported
     reply.chmod(0o640)
-    assert accounts.ask() == "North"
+    assert accounts.request() == "North"
 
 
 @pytest.mark.parametrize("side", ["ask", "answer"])
@@ -140,8 +148,8 @@ def test_a_folder_of_one_account_alone_is_named_on_either_side(accounts, side):
     accounts.exchange.mkdir()
     os.chown(accounts.exchange, pwd.getpwnam(SITES if side == "ask" else COORDINATORS).pw_uid, GROUP)
     accounts.exchange.chmod(0o700)
-    told = getattr(accounts, side)()
-    assert "chgrp" in told and str(accounts.exchange) in told
+    reported = getattr(accounts, side)()
+    assert "chgrp" in reported and str(accounts.exchange) in reported
 
 
 def test_files_are_shared_where_the_folder_is_and_private_everywhere_else(tmp_path):

@@ -26,11 +26,11 @@ def as_of(monkeypatch, change):
 
     def altered(answer):
         reply = read(answer)
-        told = json.loads(reply.text) if reply.text.startswith("{") else {}
-        if "release" not in told:
+        reported = json.loads(reply.text) if reply.text.startswith("{") else {}
+        if "release" not in reported:
             return reply
-        change(told)
-        return Reply(reply.site, reply.arrays, json.dumps(told), reply.entities)
+        change(reported)
+        return Reply(reply.site, reply.arrays, json.dumps(reported), reply.entities)
 
     for module in (remote, engine):
         monkeypatch.setattr(module, "unpack_reply", altered)
@@ -81,10 +81,16 @@ def test_version_and_families_are_told_in_handshake_status_and_receipt(study, ca
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (lambda told: told["release"].update(messages=99, version="9.9.0"), "A: it runs fedstat 9.9.0"),
+        (
+            lambda reported: reported["release"].update(messages=99, version="9.9.0"),
+            "A: it runs fedstat 9.9.0",
+        ),
         # a later version may say more, and may say it in another way
-        (lambda told: told.update(release={"version": "9.9.0", "messages": 99, "more": 1}), "fedstat 9.9.0"),
-        (lambda told: told.update(release={}), "an earlier version, which does not tell its number"),
+        (
+            lambda reported: reported.update(release={"version": "9.9.0", "messages": 99, "more": 1}),
+            "fedstat 9.9.0",
+        ),
+        (lambda reported: reported.update(release={}), "an earlier version, which does not tell its number"),
     ],
 )
 def test_messages_of_another_version_are_an_error_that_names_both(
@@ -99,7 +105,7 @@ def test_messages_of_another_version_are_an_error_that_names_both(
 
 
 def test_another_version_of_the_same_messages_is_a_warning(study, monkeypatch, capsys):
-    as_of(monkeypatch, lambda told: told["release"].update(version="0.1.7"))
+    as_of(monkeypatch, lambda reported: reported["release"].update(version="0.1.7"))
     with pytest.warns(VersionWarning, match=rf"fedstat is {VERSION} here, and 0\.1\.7 at A, 0\.1\.7 at B"):
         fs.ClientPartition.connect(study)
     assert main(["federation", "test", str(study), "--timeout", "600"]) == 0
@@ -108,7 +114,7 @@ def test_another_version_of_the_same_messages_is_a_warning(study, monkeypatch, c
 
 def test_a_site_without_the_family_is_named_before_it_is_asked(study, monkeypatch):
     without = [name for name in schema.own_version().families if name != "glm"]
-    as_of(monkeypatch, lambda told: told["release"].update(families=without))
+    as_of(monkeypatch, lambda reported: reported["release"].update(families=without))
     partition = fs.ClientPartition.connect(study)
     monkeypatch.undo()
     with pytest.raises(

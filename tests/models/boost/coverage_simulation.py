@@ -32,13 +32,13 @@ STRONG, WEAK = 1.0, 0.2
 """Sizes of the effects: of those whose bands are looked at, and of those that stability has to find."""
 
 
-def draw(n, P, size, random, law="normal"):
+def draw(n, P, size, random, distribution="normal"):
     """Curves (P, n, 30), correlated by half, and responses whose errors are correlated along t."""
     common = random.normal(size=(n, 12, 1))
     scores = np.sqrt(0.5) * random.normal(size=(n, 12, P)) + np.sqrt(0.5) * common
     X = np.einsum("nkp,tk->pnt", scores, spline_basis(S, 0, 1, 8))
     waves = np.array([np.ones(30), np.sqrt(2) * np.sin(2 * np.pi * T), np.sqrt(2) * np.cos(2 * np.pi * T)])
-    e = random.standard_t(3, size=(n, 3)) if law == "t3" else random.normal(size=(n, 3))
+    e = random.standard_t(3, size=(n, 3)) if distribution == "t3" else random.normal(size=(n, 3))
     Y = 0.5 * e @ waves + random.normal(size=(n, 30)) * 0.5
     w = integration_weights(S)
     return X, Y + size * sum((x * w) @ inside(beta) for x, beta in zip(X, BETAS, strict=False))
@@ -60,9 +60,9 @@ def bands(n, setting, random, seed):
     """Shares of points, and of whole surfaces, that intervals and bands of the selected learners hold."""
     X, Y = draw(n, FEW, STRONG, random)
     result = fitted(X, Y, steps=400, select="cv", random_state=seed)
-    for method, ask in (("refit", result.refit), ("halves", result.split)):
+    for method, request in (("refit", result.refit), ("halves", result.split)):
         try:
-            fit = ask(random_state=seed)
+            fit = request(random_state=seed)
         except EstimationError:  # half of few rows for all columns
             continue
         for label in fit.tests.index:

@@ -104,7 +104,7 @@ def test_a_baseline_says_what_it_is_and_has_no_inference():
     result = fitted(aggregation="average", folds=4)
     text = " ".join(str(result.summary()).split())
     assert "averaged by rows" in text and "is a baseline without inference" in text and "in clear" in text
-    for ask in (
+    for request in (
         result.refit,
         result.split,
         result.entry_test,
@@ -112,15 +112,15 @@ def test_a_baseline_says_what_it_is_and_has_no_inference():
         result.cov_params,
     ):
         with pytest.raises(NotAvailableError, match="baseline without inference"):
-            ask()
+            request()
 
 
 def test_a_baseline_is_made_of_sums_in_the_clear_and_the_forecast_says_so():
     partition = by_site(FRAME, "x1", "x2", "y", policy=LOOSE)
     model = fs.FedFunctionBoost.from_formula(TEXT, partition, time=FREE)
-    told = model.explain(aggregation="lsa")
-    assert not told.table.query("step == 'sum_curves'")["masked"].any()
-    assert "every site's own sums" in str(told) and "membership inference at site 2" in str(told)
+    reported = model.explain(aggregation="lsa")
+    assert not reported.table.query("step == 'sum_curves'")["masked"].any()
+    assert "every site's own sums" in str(reported) and "membership inference at site 2" in str(reported)
     assert "every site's own sums" not in str(model.explain())
     left = model.fit(steps=5, aggregation="lsa").ledger.to_frame().query("kind == 'aggregate'")
     assert not left["masked"].any()

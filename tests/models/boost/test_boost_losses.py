@@ -171,10 +171,10 @@ def test_sites_as_folds_are_judged_by_the_fit_of_the_others():
 def test_a_fold_is_judged_by_the_fit_of_the_other_rows_and_masks_change_nothing():
     result = model("huber").fit(steps=20, select="cv", folds=2, random_state=5)
     assert result._record.masked
-    asked = CurveSumsRequest((Learner("1"),), None, 2, 5)
+    request = CurveSumsRequest((Learner("1"),), None, 2, 5)
     fold = np.empty(240, dtype=int)
     for k in range(3):
-        fold[np.arange(240) % 3 == k] = deal(80, asked, f"site {k}")
+        fold[np.arange(240) % 3 == k] = deal(80, request, f"site {k}")
     for f in range(2):
         alone = model("huber", frame=FRAME[fold != f]).fit(steps=20, masked=False)
         assert result._cv[f, 19] == pytest.approx(alone.score(FRAME[fold == f])["loss"], rel=1e-6)
@@ -207,9 +207,9 @@ def test_predictions_are_means_and_a_file_keeps_all(tmp_path):
     for statement in ("refit", "split", "entry_test"):
         with pytest.raises(NotAvailableError, match="where squares are minimised"):
             getattr(result, statement)()
-    for ask in (lambda: result.aicc, lambda: result.rsquared, lambda: result.stability(1)):
+    for request in (lambda: result.aicc, lambda: result.rsquared, lambda: result.stability(1)):
         with pytest.raises(NotAvailableError):
-            ask()
+            request()
     with pytest.raises(NotAvailableError, match="up to step 20"):
         result.steps(30)
 
@@ -222,10 +222,10 @@ def test_progress_is_a_line_an_exchange(capsys):
 
 
 def test_the_forecast_counts_rounds_and_what_all_scores_tell():
-    told = str(model("binomial").explain(steps=50))
+    reported = str(model("binomial").explain(steps=50))
     fit = model("binomial").fit(steps=50)
-    assert "6 exchanges of scores" in told and "One round" not in told
-    assert "products of 25 columns over 240 rows" in told and "of 25 columns" in str(fit.summary())
+    assert "6 exchanges of scores" in reported and "One round" not in reported
+    assert "products of 25 columns over 240 rows" in reported and "of 25 columns" in str(fit.summary())
     curves = model("poisson", True).explain(steps=20)
     assert "3 exchanges of scores" in str(curves)
     left = fit.ledger.to_frame().query("array == 'score' and sender == 'site 0'")

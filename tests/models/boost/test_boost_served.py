@@ -39,7 +39,7 @@ def home(tmp_path_factory):
 
 def test_the_same_fit_to_the_bit_as_in_one_process(home):
     there = fs.ClientPartition.connect(home / "study")
-    frames = {name: pd.read_csv(home / f"{name}.csv") for name in there.clients}
+    frames = {name: pd.read_csv(home / f"{name}.csv") for name in there.sites}
     here = fs.ClientPartition.from_frames(frames, layout="horizontal", curves=declared("x1", "x2", "y"))
     assert there.columns == here.columns
     for name in ("x1", "x2", "y"):

@@ -47,11 +47,11 @@ def test_a_curve_counts_with_all_its_points(result):
 
 def test_the_forecast_names_what_leaves_and_how_well_rows_are_traced():
     model = fs.FedFunctionBoost.from_formula(TEXT, by_site(FRAME, "x1", "x2", "y"))
-    told = model.explain(select="cv", folds=2)
-    table = told.table.query("sender == 'site 0' and step == 'sum_curves'")
+    reported = model.explain(select="cv", folds=2)
+    table = reported.table.query("sender == 'site 0' and step == 'sum_curves'")
     assert table.set_index("array")["shape"]["score"] == (2, 1 + 9 + 14 + 3 + 9, 14)
     assert table["passes"].all()
-    assert "AUC about 0.85" in str(told)  # Phi((36 + 14) / (2 sqrt 600))
+    assert "AUC about 0.85" in str(reported)  # Phi((36 + 14) / (2 sqrt 600))
     fit = model.fit(steps=5, select="cv", folds=2)
     sent = fit.ledger.to_frame().query("sender == 'site 0' and array == 'score'")["shape"]
     assert sent.tolist() == [(2, 36, 14)]
@@ -229,8 +229,8 @@ def test_a_model_of_columns_alone_is_explained():
     partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
     model = fs.FedFunctionBoost.from_formula("num ~ age + sex", partition)
     assert type(model) is fs.FedFunctionBoost and model.sites == tuple(partition.sites)
-    told = model.explain(steps=20)
-    assert told.passes and "FedFunctionBoost.fit(steps=20)" in str(told)
+    reported = model.explain(steps=20)
+    assert reported.passes and "FedFunctionBoost.fit(steps=20)" in str(reported)
     assert repr(model).startswith("<FedFunctionBoost: num ~ age + sex")
 
 

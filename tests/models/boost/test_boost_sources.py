@@ -37,7 +37,7 @@ CELLS = in_cells(WIDE)
 AT = {name: fs.Curve(name, at=f"{name}_t", domain=(0, 1)) for name in ("x1", "y")}
 
 
-def by_client(frame):
+def by_site(frame):
     return {site: part.drop(columns="site").reset_index(drop=True) for site, part in frame.groupby("site")}
 
 
@@ -48,7 +48,7 @@ def fitted(partition, text=TEXT, **settings):
 @pytest.fixture(scope="module")
 def expected():
     curves = declared("x1", "y")
-    return fitted(fs.ClientPartition.from_frames(by_client(WIDE), layout="horizontal", curves=curves))
+    return fitted(fs.ClientPartition.from_frames(by_site(WIDE), layout="horizontal", curves=curves))
 
 
 def parquet_files(folder, frames):
@@ -72,7 +72,7 @@ def long_tables(frame):
 
 
 def test_arrays_in_cells_parquet_lists_and_long_tables_are_the_same_curves(expected, tmp_path):
-    cells, horizontal = by_client(CELLS), {"layout": "horizontal"}
+    cells, horizontal = by_site(CELLS), {"layout": "horizontal"}
     paths = parquet_files(tmp_path, cells)
     long = {
         name: fs.LongCurve(table, entity="id", at="t", value="v", domain=(0, 1))
@@ -80,7 +80,7 @@ def test_arrays_in_cells_parquet_lists_and_long_tables_are_the_same_curves(expec
     }
     bare = {site: frame.drop(columns=["x1", "y", "x1_t", "y_t"]) for site, frame in cells.items()}
     (tmp_path / "wide").mkdir()
-    wide_files = parquet_files(tmp_path / "wide", by_client(WIDE))
+    wide_files = parquet_files(tmp_path / "wide", by_site(WIDE))
     partitions = {
         "cells": fs.ClientPartition.from_frames(cells, **horizontal, curves=AT),
         "polars": fs.ClientPartition.from_frames(
@@ -93,7 +93,7 @@ def test_arrays_in_cells_parquet_lists_and_long_tables_are_the_same_curves(expec
         "long": fs.ClientPartition.from_frames(bare, **horizontal, curves=long),
         "long with a key": fs.ClientPartition.from_frames(bare, "id", **horizontal, curves=long),
         "by site": fs.ClientPartition.from_frames(
-            {**cells, "site 1": by_client(WIDE)["site 1"]},
+            {**cells, "site 1": by_site(WIDE)["site 1"]},
             **horizontal,
             curves={
                 name: {"site 0": AT[name], "site 1": declared(name)[name], "site 2": AT[name]}
@@ -111,7 +111,7 @@ def test_arrays_in_cells_parquet_lists_and_long_tables_are_the_same_curves(expec
 
 def test_a_query_gives_arrays(expected, tmp_path, monkeypatch):
     tables = {}
-    for k, (site, held) in enumerate(by_client(CELLS).items()):
+    for k, (site, held) in enumerate(by_site(CELLS).items()):
         with duckdb.connect(str(tmp_path / f"{k}.duckdb")) as connection:
             connection.register("held", held)
             connection.execute("CREATE TABLE visits AS SELECT * FROM held")
@@ -131,7 +131,7 @@ def test_a_query_gives_arrays(expected, tmp_path, monkeypatch):
 
 def test_an_owner_names_the_file_of_a_long_table(expected, tmp_path):
     tables = {}
-    for site, frame in by_client(CELLS).items():
+    for site, frame in by_site(CELLS).items():
         frame[["id", "age", "g"]].to_csv(tmp_path / f"{site}.csv", index=False)
         curves = {}
         for name, table in long_tables(frame).items():
@@ -166,8 +166,8 @@ def test_curves_on_points_of_their_own_stream_and_are_integrated_on_them(tmp_pat
         "x": fs.Curve("x", at="x_t", domain=(0, 24), unit="h", max_gap=0.3),
         "y": fs.Curve("y", at="y_t", domain=(0, 24), unit="h"),
     }
-    held = fs.ClientPartition.from_frames(by_client(frame), layout="horizontal", curves=curves, policy=LOOSE)
-    paths = parquet_files(tmp_path, by_client(frame))
+    held = fs.ClientPartition.from_frames(by_site(frame), layout="horizontal", curves=curves, policy=LOOSE)
+    paths = parquet_files(tmp_path, by_site(frame))
     streamed = fs.ClientPartition.from_files(paths, layout="horizontal", curves=curves, policy=LOOSE)
     text = "y(t) ~ bsignal(x, knots=3)"
     fits = [fs.FedFunctionBoost.from_formula(text, one).fit(steps=150) for one in (held, streamed)]
@@ -261,7 +261,7 @@ def test_what_is_wrong_in_a_file_is_named_when_it_is_opened(tmp_path):
         ),
         (CELLS.assign(x1=None), AT, "institution 'site 0', curve 'x1': there is no curve in any row"),
     ):
-        paths = parquet_files(tmp_path, by_client(bad))
+        paths = parquet_files(tmp_path, by_site(bad))
         with pytest.raises(PartitionError, match=words):
             fs.ClientPartition.from_files(paths, layout="horizontal", curves=curves)
 
@@ -279,11 +279,11 @@ def test_a_declaration_that_contradicts_itself_is_refused():
 
 def test_curves_that_are_all_the_same_or_have_fewer_points_than_a_basis_are_refused():
     flat = WIDE.assign(**{f"x1_{j}": float(j) for j in range(30)})
-    held = fs.ClientPartition.from_frames(by_client(flat), layout="horizontal", curves=declared("x1", "y"))
+    held = fs.ClientPartition.from_frames(by_site(flat), layout="horizontal", curves=declared("x1", "y"))
     with pytest.raises(EstimationError, match=r"bsignal\(x1\): its columns do not vary"):
         fs.FedFunctionBoost.from_formula("y(t) ~ bsignal(x1, knots=3)", held).fit(steps=2)
     partition = fs.ClientPartition.from_frames(
-        by_client(WIDE.drop(columns=[f"x1_{j}" for j in range(6, 30)])),
+        by_site(WIDE.drop(columns=[f"x1_{j}" for j in range(6, 30)])),
         layout="horizontal",
         curves=declared("x1", "y"),
     )
@@ -295,7 +295,7 @@ def test_a_site_all_of_whose_curves_have_gaps_says_so():
     frame = WIDE.copy()
     frame.loc[frame["site"] == "site 1", [f"x1_{j}" for j in range(5, 20)]] = np.nan
     partition = fs.ClientPartition.from_frames(
-        by_client(frame), layout="horizontal", curves=declared("x1", "y")
+        by_site(frame), layout="horizontal", curves=declared("x1", "y")
     )
     with pytest.raises(DesignError, match=r"'site 1' has no row .* max_gap"):
         fs.FedFunctionBoost.from_formula(TEXT, partition)
@@ -306,7 +306,7 @@ def test_objects_of_scikit_fda_come_and_go(expected):
     import skfda
 
     frames = {}
-    for site, frame in by_client(WIDE).items():
+    for site, frame in by_site(WIDE).items():
         own = {}
         for name in ("x1", "y"):
             values = frame.filter(regex=f"^{name}_").to_numpy()

@@ -57,10 +57,10 @@ def boost_points(frame, steps, offset, nu=0.1):
     for z, K, df in zip([*Z, age @ centre], K1, (3.0, 12.0, 12.0, 3.0), strict=True):
         D = np.einsum("nj,nk->njk", b[at], z[row]).reshape(len(row), -1)
         gram, k = D.T @ D, z.shape[1]
-        whole = np.kron(K2, np.eye(k)) + np.kron(np.eye(8), K)
-        lam = brentq(lambda x, G=gram, K=whole, df=df: df_at(G, np.exp(x) * K) - df, -30, 30, xtol=1e-12)
+        complete = np.kron(K2, np.eye(k)) + np.kron(np.eye(8), K)
+        lam = brentq(lambda x, G=gram, K=complete, df=df: df_at(G, np.exp(x) * K) - df, -30, 30, xtol=1e-12)
         designs.append(D)
-        hats.append(np.linalg.solve(gram + np.exp(lam) * whole, D.T))
+        hats.append(np.linalg.solve(gram + np.exp(lam) * complete, D.T))
     left, chosen = Y[seen] - offset[at], []
     for _ in range(steps):
         fits = [D @ (H @ left) for D, H in zip(designs, hats, strict=True)]

@@ -179,13 +179,13 @@ def test_an_effect_of_the_past_is_found():
 def test_the_forecast_counts_the_products_of_varying_columns():
     partition = by_site(FRAME, "x1", "x2", "y", policy=LOOSE)
     model = fs.FedFunctionBoost.from_formula(TEXT, partition, time=TIME)
-    told = model.explain()
-    table = told.table.query("sender == 'site 0' and step == 'sum_curves_along'").set_index("array")
+    reported = model.explain()
+    table = reported.table.query("sender == 'site 0' and step == 'sum_curves_along'").set_index("array")
     M, K, L = 7 + 36, 1 + 8 + 3, 8
     assert table["shape"]["varying_gram"] == (1, M * (M + 1) // 2)
     assert table["shape"]["varying_cross"] == (1, K, L, M)
     columns = int(np.ceil(np.sqrt((K + L) ** 2 + M**2 + 2 * M * (K * L + 1))))
-    assert f"products of {columns} columns" in str(told)
+    assert f"products of {columns} columns" in str(reported)
     result = model.fit(steps=5)
     sent = result.ledger.to_frame().query("sender == 'site 0' and kind == 'aggregate'").set_index("array")
     assert sent["shape"]["varying_cross"] == (1, K, L, M) and sent["masked"].all()

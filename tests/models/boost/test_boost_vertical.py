@@ -124,20 +124,22 @@ def test_folds_are_of_all_entities_and_add_up(result):
 
 def test_the_forecast_counts_rounds_and_bytes_as_the_fit_does():
     model = fs.FedFunctionBoost.from_formula(TEXT, apart(), coordinator="apart")
-    told = model.explain(select="cv", folds=2)
+    reported = model.explain(select="cv", folds=2)
     found = model.fit(steps=5, select="cv", folds=2, random_state=1)
-    assert told.passes and sum(n for _, (_, n, _) in told.rounds) == 7
+    assert reported.passes and sum(n for _, (_, n, _) in reported.rounds) == 7
     sent = found.ledger.to_frame()
     for site in HELD:
-        asked = told.table.query("sender == @site").groupby("step")["bytes"].sum()
-        left = sent[(sent["sender"] == site) & sent["step"].isin(asked.index)].groupby("step")["bytes"].sum()
+        request = reported.table.query("sender == @site").groupby("step")["bytes"].sum()
+        left = (
+            sent[(sent["sender"] == site) & sent["step"].isin(request.index)].groupby("step")["bytes"].sum()
+        )
         exact = ["stage_block", "sum_products", "share_product", "open_product"]
-        assert (asked[exact] == left[exact]).all()
-    kinds = {kind for kinds in found.ledger.kinds_by_client().values() for kind in kinds}
+        assert (request[exact] == left[exact]).all()
+    kinds = {kind for kinds in found.ledger.kinds_by_site().values() for kind in kinds}
     assert kinds == {"control", "schema", "presence", "sealed", "masked share", "aggregate"}
     columns = model.source._n_columns
     assert columns == 1 + 9 + 8 + 3 + 24 + 14
-    assert f"sums of products of {columns} columns over 600 rows" in " ".join(str(told).split())
+    assert f"sums of products of {columns} columns over 600 rows" in " ".join(str(reported).split())
     assert f"sums of products of {columns} columns over 600 rows" in " ".join(str(found.summary()).split())
 
 

@@ -36,10 +36,10 @@ def result(model):
 def exact_products(model, frame):
     """Products of (1, scores) as the institutions cut them, the weight of the response taken off."""
     plan, parts = model.source._planned, []
-    for client, held in plan.parts.items():
-        asked = plan.gram_asked(client, 1)
+    for site, held in plan.parts.items():
+        request = plan.gram_requested(site, 1)
         scores = np.hstack([part.scores(column_of(part, model, frame)) for part in held])
-        parts.append(np.ldexp(cut_scores(asked, scores).astype(float), -PLACES))
+        parts.append(np.ldexp(cut_scores(request, scores).astype(float), -PLACES))
     u = np.hstack(parts) * np.where(plan.is_response(), 1.0 / plan.weight, 1.0)
     u = np.column_stack([np.ones(len(u)), u])
     return u.T @ u
@@ -64,7 +64,7 @@ def test_with_a_budget_beyond_all_use_the_products_are_those_of_the_scores():
 def test_noise_is_as_large_as_was_planned():
     model = private(FRAME, epsilon=1.0, partition=budgeted(FRAME))
     exact, plan = exact_products(model, FRAME), model.source._planned
-    widths = [plan.width(client) for client in plan.parts]
+    widths = [plan.width(site) for site in plan.parts]
     owner = np.repeat(np.arange(len(widths)), widths)
     own = owner[:, None] == owner
     scale = np.where(plan.is_response(), 1.0 / plan.weight, 1.0)
@@ -93,8 +93,8 @@ def test_budgets_are_charged_what_was_told_and_a_second_fit_costs_nothing():
     again = model.fit(steps=80)
     assert again.steps(10).path.equals(model.fit(steps=10).path)
     assert spent == {name: site.privacy.epsilon_spent for name, site in partition.sites.items()}
-    whole = epsilon_of_zcdp(model.source._planned.coordinator_cost(), 1e-6)
-    assert whole <= 3.0
+    complete = epsilon_of_zcdp(model.source._planned.coordinator_cost(), 1e-6)
+    assert complete <= 3.0
     with pytest.raises(DescriptionError, match=r"privacy budget.*left"):
         private(FRAME, 3.0, partition=partition).fit()
     with pytest.raises(DescriptionError, match=r"privacy budget.*is epsilon 2.*Use a smaller epsilon"):
@@ -208,10 +208,10 @@ def test_the_path_is_that_of_blocks_with_a_ridge(sd):
 def test_summary_and_forecast_say_what_it_costs_what_can_be_traced_and_what_other_budgets_would_give(
     model, result
 ):
-    told, printed = " ".join(str(model.explain()).split()), " ".join(str(result.summary()).split())
+    reported, printed = " ".join(str(model.explain()).split()), " ".join(str(result.summary()).split())
     plan = model.source._planned
     bound = f"{norm.cdf(np.sqrt(float(plan.coordinator_cost()))):.2f}"
-    for text in (told, printed):
+    for text in (reported, printed):
         assert f"AUC at most {bound}" in text
         assert "against the coordinator, who knows no site's noise" in text
         assert "Clinic 3" in text
@@ -258,12 +258,12 @@ def test_a_record_of_any_values_moves_the_sums_by_no_more_than_it_is_charged_for
     plan = model.source._planned
     usual = exact_products(model, frames["usual"])
     weight = np.append(1.0, np.where(plan.is_response(), plan.weight, 1.0))
-    widths = [plan.width(client) for client in plan.parts]
+    widths = [plan.width(site) for site in plan.parts]
     owner = np.append(-1, np.repeat(np.arange(len(widths)), widths))
     alone = (owner[:, None] == owner) | (owner < 0)[:, None] | (owner < 0)
     variances = np.where(alone, 1.0, 2.0)
     upper = np.triu(np.ones_like(usual, dtype=bool))
-    most = float(plan._whole() / 16**PLACES)
+    most = float(plan._complete() / 16**PLACES)
     for name, frame in frames.items():
         moved = (exact_products(model, frame) - usual) * np.outer(weight, weight)
         assert (moved[upper] ** 2 / variances[upper]).sum() <= most, name

@@ -89,7 +89,7 @@ def by_admm(data, family, seed):
 
 def error(table, data, family):
     """Root mean squared error of the coefficients that SCAD and BIC give."""
-    holders = {client: list(group.index) for client, group in data.truth.groupby("client", sort=False)}
+    holders = {site: list(group.index) for site, group in data.truth.groupby("client", sort=False)}
     first = next(iter(holders))
     holders[first] = ["y", *holders[first]]
     partition = fs.ClientPartition.from_frame(table.reset_index(drop=True), columns=holders)

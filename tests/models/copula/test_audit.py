@@ -61,8 +61,8 @@ def regression(epsilon=EPSILON):
 def planned(widths, bound, epsilon=1.0, n=2000):
     names = [f"x{j}" for j in range(sum(widths))]
     bounds, start, described = fs.Bounds(dict.fromkeys(names, bound)), 0, {}
-    for client, width in zip("ABCDE", widths, strict=False):
-        described[client] = bounds.of(names[start : start + width])
+    for site, width in zip("ABCDE", widths, strict=False):
+        described[site] = bounds.of(names[start : start + width])
         start += width
     rho = rho_of_budget(epsilon, 1e-6)
     return GramPlan.of_all(plan_columns(described, dict.fromkeys(described, n), Fraction(rho)))
@@ -185,8 +185,8 @@ def test_an_audit_asks_and_charges_nothing():
     frame = pd.DataFrame({name: np.arange(100) % 2 for name in "ab"})
     partition = fs.ClientPartition.from_frame(frame, columns={"A": ["a"], "B": ["b"]}, policy=budget)
     fs.audit(fs.CopulaSynthesizer(partition, 1.0, {"a": [0, 1], "b": [0, 1]}), releases=100)
-    assert all(not site.account.chains for site in partition.sites.values())
-    assert all(not site.account.charges.made for site in partition.sites.values())
+    assert all(not site.site_ledger.chains for site in partition.sites.values())
+    assert all(not site.site_ledger.charges.made for site in partition.sites.values())
 
 
 @pytest.mark.parametrize(
@@ -217,8 +217,8 @@ ADD, TAKE = NoiseMechanism.add, Charges.take
 def without_noise(names, site=None):
     """Charge as ever, and leave some arrays as they are."""
 
-    def add(self, ask, step, owed, arrays):
-        out, costs = ADD(self, ask, step, owed, arrays)
+    def add(self, requested, step, owed, arrays):
+        out, costs = ADD(self, requested, step, owed, arrays)
         bare = site in (None, self.site)
         return {k: arrays[k] if bare and k in names else v for k, v in out.items()}, costs
 
@@ -315,17 +315,17 @@ def over_a_restart(folder, monkeypatch=None):
     begin_ledger(folder, identity)
     question = to_json(BinsRequest("x", "1/1000", (0.0,)))
     for _ in range(2):
-        account = open_ledger(folder, "Bank", identity, patience=0.1)
+        site_ledger = open_ledger(folder, "Bank", identity, patience=0.1)
         policy, trust = fs.Policy(privacy=fs.Budget(1.0, 1e-6)), SiteTrust(_identity=identity)
         published = {"x": PublishedColumn("number", (-9.0, 9.0))}
         frame = pd.DataFrame({"x": np.arange(50.0) / 10.0})
-        site = Site("Bank", frame, policy, trust=trust, account=account, published=published)
+        site = Site("Bank", frame, policy, trust=trust, site_ledger=site_ledger, published=published)
         if not spent:
             unpack_reply(
                 site.answer(pack_request(Request("Bank", "margins", "count_bins", {}, "s", question)))
             )
-        spent.append(site.account.charges.spent)
-        site.account.store.close()
+        spent.append(site.site_ledger.charges.spent)
+        site.site_ledger.store.close()
         if monkeypatch is not None:
             charges_forgotten(monkeypatch)
     return spent

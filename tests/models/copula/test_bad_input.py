@@ -40,7 +40,7 @@ def regression(formula, sites=None, **options):
 
 
 def charged(sites):
-    return [float(site.account.charges.spent) for site in sites.sites.values()]
+    return [float(site.site_ledger.charges.spent) for site in sites.sites.values()]
 
 
 def test_columns_without_bounds_are_listed_to_be_filled_in():

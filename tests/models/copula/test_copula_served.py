@@ -30,7 +30,7 @@ EPSILON = 4.0
 def make_frames():
     Z = np.random.default_rng(0).standard_normal((N, 4))
     Z[:, 1:] += 0.7 * Z[:, :1]
-    whole = pd.DataFrame(
+    complete = pd.DataFrame(
         {
             "id": [f"P{i:04d}" for i in range(N)],
             "a": Z[:, 0],
@@ -39,7 +39,9 @@ def make_frames():
             "d": np.exp(Z[:, 3]),
         }
     )
-    return {name: whole[["id", *columns]].sample(frac=1, random_state=1) for name, columns in COLUMNS.items()}
+    return {
+        name: complete[["id", *columns]].sample(frac=1, random_state=1) for name, columns in COLUMNS.items()
+    }
 
 
 def same_noise():

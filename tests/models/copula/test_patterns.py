@@ -29,8 +29,8 @@ def presence(n=20_000, seed=0):
 @pytest.mark.parametrize("moments", [False, True])
 def test_no_view_of_any_pattern_costs_more_than_the_budget(moments):
     plan = GramPlan(NOISE, (("A", "B", "C"), ("A", "C"), ("A", "B"), ("C",)), moments)
-    for client in SIZES:
-        assert plan.site_cost(client) <= NOISE.rho
+    for site in SIZES:
+        assert plan.site_cost(site) <= NOISE.rho
     assert plan.coordinator_cost() <= NOISE.rho
     assert plan.scales[1] > plan.scales[0]  # fewer columns, less noise
     for needed, scale in zip(plan.needed, plan.scales, strict=True):
@@ -69,8 +69,8 @@ def test_no_record_moves_sums_by_more_than_is_charged(sizes, moments):
     held = {f"{k}": (Bins("x", (0, 1)),) * p for k, p in enumerate(sizes)}
     plan = GramPlan(NoisePlan(Fraction(1), held), (tuple(held),), moments)
     unit = 2 * plan.variance / 16**PLACES
-    whole = float(unit * (plan.coordinator_cost() - plan.noise.all_margins_cost()))
-    own = [float(unit * plan.products_cost(client)) for client in held]
+    complete = float(unit * (plan.coordinator_cost() - plan.noise.all_margins_cost()))
+    own = [float(unit * plan.products_cost(site)) for site in held]
     worst_whole, worst_own = 0.0, np.zeros(len(sizes))
     for _ in range(4_000):
         u, v = records(rng, sizes), records(rng, sizes)
@@ -82,9 +82,9 @@ def test_no_record_moves_sums_by_more_than_is_charged(sizes, moments):
             moved = [*u[:k], v[k], *u[k + 1 :]]
             change = (statistics(moved, moments)[0] - a) ** 2
             worst_own[k] = max(worst_own[k], float(change.sum()))
-    assert worst_whole <= whole * (1 + 1e-12)
+    assert worst_whole <= complete * (1 + 1e-12)
     assert (worst_own <= np.array(own) * (1 + 1e-12)).all()  # some are attained
-    assert worst_whole > 0.5 * whole  # the bound is not an idle one
+    assert worst_whole > 0.5 * complete  # the bound is not an idle one
 
 
 def test_small_patterns_lose_their_rarest_institution():
@@ -119,8 +119,13 @@ def test_a_choice_says_what_it_goes_by():
     assert "no entity in common" in describe_choice(NOISE, table)
     policy = fs.Policy(privacy=fs.Budget(1.0, 1e-6))
     partition = fs.ClientPartition.from_frame(missing_rows(), columns=HELD, policy=policy)
-    told = {m: str(fs.CopulaSynthesizer(partition, 1.0, BOUNDS, missing=m).explain()) for m in ("auto", "em")}
-    assert "depends on the noise alone" in told["auto"] and "depends on the noise alone" not in told["em"]
+    reported = {
+        m: str(fs.CopulaSynthesizer(partition, 1.0, BOUNDS, missing=m).explain()) for m in ("auto", "em")
+    }
+    assert (
+        "depends on the noise alone" in reported["auto"]
+        and "depends on the noise alone" not in reported["em"]
+    )
 
 
 def test_em_is_the_factored_estimate_of_monotone_patterns():
@@ -178,9 +183,9 @@ def test_sites_are_charged_once_for_disjoint_patterns():
     policy = fs.Policy(privacy=fs.Budget(20.0, 1e-6))
     partition = fs.ClientPartition.from_frame(missing_rows(), columns=HELD, policy=policy)
     result = fs.CopulaSynthesizer(partition, 20.0, BOUNDS, missing="em").fit()
-    for client in HELD:
-        spent = partition.sites[client].account.charges.spent
-        assert 0 <= spent - result._fit.sums.site_cost(client) < 1e-12
+    for site in HELD:
+        spent = partition.sites[site].site_ledger.charges.spent
+        assert 0 <= spent - result._fit.sums.site_cost(site) < 1e-12
     assert (result.privacy["epsilon"] <= 20.0).all()
 
 

@@ -60,7 +60,7 @@ def test_noise_is_in_the_spread(fit, redrawn):
     b = fit.columns.index("b")
     shares = [margins[b].probabilities[1] for margins, _ in redrawn]
     p = fit._fit.margins[b].probabilities[1]
-    deviation = np.sqrt(fit._fit.plan.margins_asked("A").of_levels / 2) / N
+    deviation = np.sqrt(fit._fit.plan.margins_requested("A").of_levels / 2) / N
     expected = np.hypot(np.sqrt(p * (1 - p) / N), deviation)
     assert np.std(shares) == pytest.approx(expected, rel=4.0 / np.sqrt(2 * 80))
 
@@ -82,9 +82,9 @@ def test_a_script_runs_on_a_rehearsal():
     policy = fs.Policy(privacy=fs.Budget(10.0, 1e-6))
     real = fs.ClientPartition.from_frames(frames, on="id", policy=policy)
     with pytest.warns(DataWarning, match="rows are synthetic, from one release with epsilon 6"):
-        rehearsal = fs.rehearse(real, 6.0, BOUNDS, seed=4)
-    assert rehearsal.columns == real.columns and rehearsal.key == real.key
-    assert all((rehearsal.rows[client] == real.rows[client]).all() for client in frames)
-    fit = fs.VFEMRegression.from_formula("y ~ x + b + u", rehearsal).fit()
+        dry_run = fs.rehearse(real, 6.0, BOUNDS, seed=4)
+    assert dry_run.columns == real.columns and dry_run.key == real.key
+    assert all((dry_run.rows[site] == real.rows[site]).all() for site in frames)
+    fit = fs.VFEMRegression.from_formula("y ~ x + b + u", dry_run).fit()
     assert fit.params["x"] == pytest.approx(1.0, abs=0.25)
     assert {"A", "B"} <= set(fit.receipt().released["about"])

@@ -88,27 +88,27 @@ def test_every_sum_of_products_has_the_noise_that_was_paid_for(fitted):
 
 def test_sites_were_charged_what_the_plan_says_and_no_more_than_epsilon(fitted):
     model, result = fitted
-    for client in COLUMNS:
-        charges = model.partition.sites[client].account.charges
+    for site in COLUMNS:
+        charges = model.partition.sites[site].site_ledger.charges
         # every charge is rounded up a little
-        assert 0 <= charges.spent - result._fit.sums.site_cost(client) < 1e-15
+        assert 0 <= charges.spent - result._fit.sums.site_cost(site) < 1e-15
         assert epsilon_of_zcdp(charges.spent, 1e-6) <= 5.0
     assert (result.privacy["epsilon"] <= 5.0).all()
     assert result.privacy["epsilon"].max() == pytest.approx(5.0, rel=1e-3)
-    told = result.privacy.set_index("record")
-    spent = model.partition.sites["A"].account.charges.spent
-    assert told.loc["its part at A", ["rho_margins", "rho_products"]].sum() == pytest.approx(float(spent))
+    reported = result.privacy.set_index("record")
+    spent = model.partition.sites["A"].site_ledger.charges.spent
+    assert reported.loc["its part at A", ["rho_margins", "rho_products"]].sum() == pytest.approx(float(spent))
 
 
 def test_the_same_margins_cost_nothing_again_and_products_do():
     model = synthesizer(epsilon=2.0)
     first = model.fit()
-    spent = {name: site.account.charges.spent for name, site in model.partition.sites.items()}
+    spent = {name: site.site_ledger.charges.spent for name, site in model.partition.sites.items()}
     second = fs.CopulaSynthesizer(model.partition, 2.0, BOUNDS).fit()
     assert (first.margins["probability"] == second.margins["probability"]).all()
     assert not np.allclose(first.correlation, second.correlation, atol=1e-9)
     for client in COLUMNS:
-        more = model.partition.sites[client].account.charges.spent - spent[client]
+        more = model.partition.sites[client].site_ledger.charges.spent - spent[client]
         assert Fraction(0) < more <= first._fit.sums.products_cost(client) + Fraction(1, 2**50)
 
 
@@ -138,13 +138,13 @@ def test_order_of_institutions_is_irrelevant_to_the_cost():
 
 def test_what_is_forecast_asks_nothing_and_says_the_noise():
     model = synthesizer(epsilon=1.0)
-    told = str(model.explain())
-    assert "Every policy lets this fit pass" in told
-    assert "Noise on a correlation near 0" in told
-    assert "the charge to the site's budget: A 1, B" in told
-    assert all(site.account.charges.spent == 0 for site in model.partition.sites.values())
+    reported = str(model.explain())
+    assert "Every policy lets this fit pass" in reported
+    assert "Noise on a correlation near 0" in reported
+    assert "the charge to the site's budget: A 1, B" in reported
+    assert all(site.site_ledger.charges.spent == 0 for site in model.partition.sites.values())
     noise = model.fit().noise.to_numpy()
-    assert f"{noise[2, 3]:.1g}" in told or np.isclose(noise[2, 3], 0.012, rtol=0.6)
+    assert f"{noise[2, 3]:.1g}" in reported or np.isclose(noise[2, 3], 0.012, rtol=0.6)
 
 
 def test_a_file_says_the_same(fitted, tmp_path):
@@ -186,7 +186,7 @@ def test_a_budget_that_is_too_small_is_said_before_anything_is_asked():
     model = synthesizer(epsilon=3.0, budget=1.0)
     with pytest.raises(DescriptionError, match=r"A: its policy .* costs 3.*no request was sent"):
         model.fit()
-    assert all(not site.account.charges.made for site in model.partition.sites.values())
+    assert all(not site.site_ledger.charges.made for site in model.partition.sites.values())
 
 
 def test_a_spent_budget_says_what_is_left():
@@ -226,7 +226,7 @@ def test_institutions_with_few_entities_in_common_are_named_before_any_charge():
     model = synthesizer(frame)
     with pytest.raises(EstimationError, match=r"fewer than 50 .* 'A' and 'C' \(20\), 'B' and 'C' \(20\)"):
         model.fit()
-    assert all(not site.account.charges.made for site in model.partition.sites.values())
+    assert all(not site.site_ledger.charges.made for site in model.partition.sites.values())
 
 
 # ---- reports ---------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from scipy import stats
 from fedstat.models.copula.bounds import Bounds
 from fedstat.models.copula_glm.design import ScoredColumn
 from fedstat.models.copula_glm.estimation import bootstrap, estimate
-from fedstat.models.copula_glm.protocol import MomentReleasePlan, whole_design
+from fedstat.models.copula_glm.protocol import MomentReleasePlan, complete_design
 from fedstat.models.copula_glm.released_distribution import ReleaseNoise, release_rows
 from fedstat.models.copula_glm.request import MomentPlan, radius_of
 from fedstat.models.copula_glm.score import OF_STEP, ScoreSensitivity, plan_score, take_step
@@ -40,11 +40,11 @@ LARGE = 1e4
 
 
 def make_plan(family, epsilon, n, of_step=0) -> MomentPlan:
-    clients = sorted(set(OWNERS.values()))
-    bounds = {client: {k: BOUNDS[k] for k in BOUNDS if OWNERS[k] == client} for client in clients}
+    sites = sorted(set(OWNERS.values()))
+    bounds = {site: {k: BOUNDS[k] for k in BOUNDS if OWNERS[k] == site} for site in sites}
     design = {
-        client: tuple(ScoredColumn(name, name, client, j) for j, name in enumerate(own))
-        for client, own in bounds.items()
+        site: tuple(ScoredColumn(name, name, site, j) for j, name in enumerate(own))
+        for site, own in bounds.items()
     }
     bounds["Y"] = {"y": Bounds({"y": RESPONSES[family]})["y"]}
     rho = rho_of_budget(epsilon if np.isfinite(epsilon) else LARGE, 1e-6)
@@ -72,7 +72,7 @@ class Cell:
     def __init__(self, family, epsilon, n, draws, polish=0):
         self.family, self.n, self.draws, self.polish = family, n, draws, polish
         self.plan = make_plan(family, epsilon, n, OF_STEP if polish else 0)
-        self.design, self.y_bins = whole_design(self.plan), self.plan.columns["Y"][0]
+        self.design, self.y_bins = complete_design(self.plan), self.plan.columns["Y"][0]
         self.noise = noise_of(self.plan, n) if np.isfinite(epsilon) else None
 
     def repeat(self, seed):
@@ -107,20 +107,20 @@ def step_on_rows(plan, fit, values, codes, y_codes, noisy, rng):
 
     In real numbers, with the noise that all institutions add together.
     """
-    n, design, response = len(values), fit.law.design, fit.release.response
+    n, design, response = len(values), fit.distribution.design, fit.release.response
     radii = {c: float(radius_of(len(own), "")) for c, own in plan.design.items() if own}
-    asked = plan_score(fit, plan.holder, n, np.sqrt(1.0 + sum(radii.values())))
-    found = ScoreSensitivity.of(asked.mean, radii, plan.holder)
+    request = plan_score(fit, plan.holder, n, np.sqrt(1.0 + sum(radii.values())))
+    found = ScoreSensitivity.of(request.mean, radii, plan.holder)
     rho = float(plan.rho * OF_STEP / (1 - OF_STEP))
-    deviation = np.sqrt(max(sum(found.parts.values()), found.whole) / (2.0 * rho)) if noisy else 0.0
-    V = np.column_stack([np.ones(n), design.score(codes, fit.law.tables)])
-    blocks = zip(design.clients, design.blocks, strict=True)
+    deviation = np.sqrt(max(sum(found.parts.values()), found.complete) / (2.0 * rho)) if noisy else 0.0
+    V = np.column_stack([np.ones(n), design.score(codes, fit.distribution.tables)])
+    blocks = zip(design.sites, design.blocks, strict=True)
     parts = {c: values[:, block] @ fit.root.params[1:][block] for c, block in blocks}
-    w = np.sum([asked.mean.part(c, part - asked.middles[c]) for c, part in parts.items()], axis=0)
+    w = np.sum([request.mean.part(c, part - request.middles[c]) for c, part in parts.items()], axis=0)
     score = response.table[y_codes]
     y = score if response.has_scale else (score + 1.0) / 2.0
-    sums = V.T @ (y - asked.mean.at(w)) + deviation * rng.standard_normal(V.shape[1])
-    step = take_step(fit, asked, sums, n, deviation)
+    sums = V.T @ (y - request.mean.at(w)) + deviation * rng.standard_normal(V.shape[1])
+    step = take_step(fit, request, sums, n, deviation)
     errors = (np.sqrt(np.diag(part)) for part in (step.covariance, step.sampling, step.noise))
     return step.params, *errors
 

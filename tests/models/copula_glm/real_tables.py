@@ -27,7 +27,7 @@ from fedstat.models.copula.bounds import Bounds
 from fedstat.models.copula.margins import Margin
 from fedstat.models.copula_glm.design import ScoredColumn
 from fedstat.models.copula_glm.estimation import bootstrap, estimate
-from fedstat.models.copula_glm.protocol import MomentReleasePlan, whole_design
+from fedstat.models.copula_glm.protocol import MomentReleasePlan, complete_design
 from fedstat.models.copula_glm.released_distribution import normal_points, release_rows
 from fedstat.models.copula_glm.score import OF_STEP
 from fedstat.privacy.zcdp import rho_of_budget
@@ -113,10 +113,9 @@ class Table:
         self.rows, levels, held = {"credit": credit, "nhanes": nhanes}[name]()
         self.names = [column for own in held.values() for column in own]
         described = Bounds({column: range(levels[column]) for column in self.names} | {"y": [0, 1]})
-        bounds = {client: {column: described[column] for column in own} for client, own in held.items()}
+        bounds = {site: {column: described[column] for column in own} for site, own in held.items()}
         design = {
-            client: tuple(ScoredColumn(c, c, client, j) for j, c in enumerate(own))
-            for client, own in held.items()
+            site: tuple(ScoredColumn(c, c, site, j) for j, c in enumerate(own)) for site, own in held.items()
         }
         rho = rho_of_budget(epsilon if np.isfinite(epsilon) else 1e4, 1e-6)
         plan = MomentReleasePlan(
@@ -129,7 +128,7 @@ class Table:
         self.polish = polish
         self.plan = plan.plan(dict.fromkeys([*bounds, "Outcome"], n))
         self.noise = noise_of(self.plan, n) if np.isfinite(epsilon) else None
-        self.design, self.points = whole_design(self.plan), normal_points(len(self.names), 1)
+        self.design, self.points = complete_design(self.plan), normal_points(len(self.names), 1)
         X = self.rows[self.names].to_numpy(dtype=float)
         self.spread = X.std(axis=0)
         self.known = sm.GLM(self.rows["y"], sm.add_constant(X), family=sm.families.Binomial()).fit()

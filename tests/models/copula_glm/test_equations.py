@@ -53,13 +53,20 @@ def test_the_scale_is_that_of_the_residuals(fitted):
 def test_the_root_is_that_of_a_million_rows(fitted):
     """Integrals over the law are those over rows drawn from it: a step of Newton on these moves little."""
     _, fit, _ = fitted
-    rng, law, response, b = np.random.default_rng(3), fit.law, fit.release.response, fit.root.params
-    shift, spread = law.values.mean(axis=0), law.values.std(axis=0)
+    rng, distribution, response, b = (
+        np.random.default_rng(3),
+        fit.distribution,
+        fit.release.response,
+        fit.root.params,
+    )
+    shift, spread = distribution.values.mean(axis=0), distribution.values.std(axis=0)
     r, J, rows = np.zeros(11), np.zeros((11, 11)), 50_000
     for _ in range(20):
-        latents = law.draw(rows, rng)
-        V = np.column_stack([np.ones(rows), law.design.score(law.code(latents), law.tables)])
-        X = law.design.values(latents, law.margins)
+        latents = distribution.draw(rows, rng)
+        V = np.column_stack(
+            [np.ones(rows), distribution.design.score(distribution.code(latents), distribution.tables)]
+        )
+        X = distribution.design.values(latents, distribution.margins)
         found = response.mean(b[0] + X @ b[1:], fit.root.scale)
         r += found.mean @ V / (20 * rows)
         J += (
@@ -118,11 +125,11 @@ def test_errors_of_many_rows_are_found_from_fewer(monkeypatch):
     y = draw_response("Binomial", columns, rng)
     fit = estimate(*released("Binomial", columns, y), POINTS)
     noise = ReleaseNoise(np.full(10, 60.0), 60.0, np.full((11, 11), 0.012))
-    whole = bootstrap(fit, N, noise, 40, np.random.default_rng(1))
+    complete = bootstrap(fit, N, noise, 40, np.random.default_rng(1))
     monkeypatch.setattr("fedstat.models.copula_glm.estimation.MOST_ROWS", N // 4)
     part = bootstrap(fit, N, noise, 40, np.random.default_rng(2))
     for kind in ("sampling", "noise"):
-        share = getattr(part, kind).std(axis=0) / getattr(whole, kind).std(axis=0)
+        share = getattr(part, kind).std(axis=0) / getattr(complete, kind).std(axis=0)
         assert np.exp(np.log(share).mean()) == pytest.approx(1.0, abs=0.15), kind
 
 
@@ -156,6 +163,8 @@ def test_bounds_of_counts_that_go_far_cost_nothing():
 
 def test_a_cut_row_is_no_longer_than_its_radius(fitted):
     _, fit, _ = fitted
-    for block, squared in zip(fit.law.design.blocks, fit.law.design.squared_radii, strict=True):
-        lengths = (fit.law.scores[:, block] ** 2).sum(axis=1)
+    for block, squared in zip(
+        fit.distribution.design.blocks, fit.distribution.design.squared_radii, strict=True
+    ):
+        lengths = (fit.distribution.scores[:, block] ** 2).sum(axis=1)
         assert lengths.max() <= squared * (1.0 + 1e-12) and (lengths > 0.999 * squared).any()

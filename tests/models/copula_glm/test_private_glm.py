@@ -96,14 +96,14 @@ def test_errors_add_up_and_are_printed_in_their_parts(fitted):
     parts = result.bse_parts
     assert np.hypot(parts["sampling"], parts["noise"]).to_numpy() == pytest.approx(result.bse.to_numpy())
     text = str(result.summary())
-    for told in (
+    for reported in (
         "sampling",
         "noise",
         "P>|t|",
         "Valid if the columns follow a Gaussian copula",
         "30% of the budget",
     ):
-        assert told in text
+        assert reported in text
     assert "BUDGET TOO SMALL" not in text and not result.budget_too_small
 
 
@@ -148,7 +148,7 @@ def test_what_left_is_noisy_sums_and_who_is_complete(fitted):
 def test_each_site_is_charged_what_was_planned(fitted):
     made, _, _ = fitted
     for name, site in made.partition.sites.items():
-        spent = site.account.charges.spent
+        spent = site.site_ledger.charges.spent
         assert 0 <= spent - made._planned.site_cost(name) < 1e-15  # doors round up
         assert epsilon_of_zcdp(spent, 1e-6) <= made.epsilon
     assert epsilon_of_zcdp(made._planned.coordinator_cost(), 1e-6) <= made.epsilon
@@ -158,7 +158,7 @@ def test_nothing_is_asked_where_a_budget_is_too_small():
     made, _ = model(epsilon=20.0, budget=2.0)
     with pytest.raises(DescriptionError, match="smaller epsilon"):
         made.fit()
-    assert not made.partition.sites["A"].account.charges.made
+    assert not made.partition.sites["A"].site_ledger.charges.made
 
 
 def test_nobody_is_charged_where_one_has_no_budget():
@@ -174,7 +174,7 @@ def test_nobody_is_charged_where_one_has_no_budget():
     )
     with pytest.raises(DescriptionError, match=r"C: its policy .* is none"):
         made.fit()
-    assert not any(site.account.charges.made for site in partition.sites.values())
+    assert not any(site.site_ledger.charges.made for site in partition.sites.values())
 
 
 def test_too_few_complete_entities_are_refused_with_what_to_do():
@@ -190,7 +190,7 @@ def test_too_few_complete_entities_are_refused_with_what_to_do():
     made, _ = model(frame=frame)
     with pytest.raises(EstimationError, match=r"0 entities .* needed. Make tables of fs.CopulaSynthesizer"):
         made.fit(draws=10)
-    assert not any(site.account.charges.made for site in made.partition.sites.values())
+    assert not any(site.site_ledger.charges.made for site in made.partition.sites.values())
 
 
 def test_a_file_holds_the_results(fitted, tmp_path):
@@ -218,12 +218,12 @@ def test_predictions_of_rows_that_are_at_hand(fitted, tmp_path):
     far = new.assign(a=np.where(np.arange(40) == 0, 1e9, new["a"]), b=new["b"].where(np.arange(40) != 1))
     at_end = result.predict(new.assign(a=np.where(np.arange(40) == 0, 4.0, new["a"])))
     assert result.predict(far)[0] == at_end[0] and np.isnan(result.predict(far)[1])
-    for wrong, told in [
+    for wrong, reported in [
         (new.drop(columns="c"), "lack the column 'c'"),
         (new.assign(d=17), "'d' has levels that its bounds do not list, in 40 rows"),
         (new.assign(a="x"), "'a' has values that are not numbers"),
     ]:
-        with pytest.raises(DesignError, match=told):
+        with pytest.raises(DesignError, match=reported):
             result.predict(wrong)
     with pytest.raises(ModelError, match="rows that you hold"):
         result.predict(None)
@@ -324,7 +324,7 @@ WIDE = Margin(Bins("x", (), (0.0, 1.0), depth=5), np.full(32, 1.0 / 32))
 X = ScoredColumn("x", "x", "A", 0)
 
 
-def asked(holder="A", response="Binomial", column=X):
+def request(holder="A", response="Binomial", column=X):
     return MomentsRequest({"B": 2}, 1, 10, "A", holder, response, (column,))
 
 
@@ -334,44 +334,44 @@ def test_rows_are_no_longer_than_their_radius_whatever_the_margins_are():
         p = rng.dirichlet(np.full(32, 0.05))
         margins = [Margin(WIDE.bins, p), Margin(BITS.bins, rng.dirichlet([0.1, 0.1]))]
         codes = np.column_stack([rng.integers(-1, 32, 400), rng.integers(-1, 2, 400)])
-        rows = asked().score(margins, codes)
-        assert (rows**2).sum(axis=1).max() <= asked().radius(2) * 4**16
+        rows = request().score(margins, codes)
+        assert (rows**2).sum(axis=1).max() <= request().radius(2) * 4**16
 
 
 def test_the_response_is_never_cut():
     codes = np.column_stack([np.zeros(2, dtype=int), [0, 1]])
-    rows = asked().score([WIDE, BITS], codes)
+    rows = request().score([WIDE, BITS], codes)
     assert rows[:, 1] == pytest.approx(np.array([-1.7, 1.7]) * 2**16, abs=1)
 
 
 def test_a_site_takes_another_radius_where_the_response_is():
-    assert asked(holder="B").peer_radius("B") == radius_of(1, "Binomial")
-    assert asked(holder="B", response="Gaussian").peer_radius("B") == radius_of(1, "Gaussian")
-    assert asked(holder="A").peer_radius("B") == radius_of(2, "")
-    assert asked(holder="A").radius(2) == radius_of(1, "Binomial")
+    assert request(holder="B").peer_radius("B") == radius_of(1, "Binomial")
+    assert request(holder="B", response="Gaussian").peer_radius("B") == radius_of(1, "Gaussian")
+    assert request(holder="A").peer_radius("B") == radius_of(2, "")
+    assert request(holder="A").radius(2) == radius_of(1, "Binomial")
 
 
 def test_two_sites_that_were_told_of_other_responses_share_no_product():
     """Told of a smaller radius of the other's row, a site would be charged too little for its share."""
     made, _ = model(n=200)
-    plan = MomentPlan.gram_asked
+    plan = MomentPlan.gram_requested
 
-    def lie(self, client, groups):
-        found = plan(self, client, groups)
-        if client != "B":
+    def lie(self, site, groups):
+        found = plan(self, site, groups)
+        if site != "B":
             return found
         fields = {name: getattr(found, name) for name in ("peers", "groups", "variance", "site", "columns")}
         return MomentsRequest(**fields, holder="C", response="Binomial")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MomentPlan, "gram_asked", lie)
+        patch.setattr(MomentPlan, "gram_requested", lie)
         with pytest.raises(PolicyError, match=r"B.* is not the planned one"):
             made.fit(draws=10)
 
 
 def test_products_are_numbered_with_what_was_agreed():
-    assert json.loads(asked().agreed) == ["values", "A", "Binomial"]
-    assert asked(holder="B").agreed != asked().agreed != asked(response="Poisson").agreed
+    assert json.loads(request().agreed) == ["values", "A", "Binomial"]
+    assert request(holder="B").agreed != request().agreed != request(response="Poisson").agreed
 
 
 def test_sensitivities_follow_from_radii():
@@ -386,7 +386,7 @@ def test_a_strange_column_is_refused():
     with pytest.raises(MessageError):
         ScoredColumn("x", "x", "A", 0, function="np.linalg.inv").check()
     with pytest.raises(DescriptionError):
-        asked(column=ScoredColumn("x", "x", "A", 1)).score([WIDE, BITS], np.zeros((2, 2), dtype=int))
+        request(column=ScoredColumn("x", "x", "A", 1)).score([WIDE, BITS], np.zeros((2, 2), dtype=int))
 
 
 def test_an_evaluation_is_not_had_from_one_release():

@@ -80,7 +80,7 @@ def record(mean, rng, t):
 
 def sums(mean, one):
     parts = [mean.encode(np.array([z])) for z in one["z"].values()]
-    w = int(sum(whole[0] for whole, _ in parts))
+    w = int(sum(complete[0] for complete, _ in parts))
     # Whole numbers of Python: what 64 bits hold in sites
     r = one["y"] - mean.constant - sum(int(at[0]) for _, at in parts) - mean.square * w**2 - mean.cube * w**3
     if mean.degree == 1:
@@ -93,8 +93,8 @@ def sums(mean, one):
 def test_no_neighbour_moves_the_sums_by_more_than_is_charged(name, holder):
     mean, rng = MEANS[name](), np.random.default_rng(4)
     found = ScoreSensitivity.of(mean, RADII, holder)
-    whole = reached(mean, holder, SITES, rng)
-    assert 0.9 * found.whole < whole <= found.whole
+    complete = reached(mean, holder, SITES, rng)
+    assert 0.9 * found.complete < complete <= found.complete
     for site in SITES:
         part = reached(mean, holder, {site}, rng)
         assert part <= found.parts[site]
@@ -112,8 +112,8 @@ def test_a_part_that_moves_the_mean_little_needs_less_noise():
 def test_the_polynomial_of_parts_in_integers_is_that_of_the_sum(name):
     mean, rng = MEANS[name](), np.random.default_rng(2)
     parts = {k: mean.part(k, rng.normal(0, 1, 2_000)) for k in SITES}
-    whole, fine = zip(*(mean.encode(part) for part in parts.values()), strict=True)
-    w = sum(whole)
+    complete, fine = zip(*(mean.encode(part) for part in parts.values()), strict=True)
+    w = sum(complete)
     shared = mean.constant + sum(fine) + mean.square * w**2 + mean.cube * w**3
     if mean.degree == 1:
         shared = mean.constant + sum(fine)
@@ -140,9 +140,9 @@ def test_sums_are_those_of_the_rows_to_the_last_bit(monkeypatch, family, held):
     monkeypatch.setattr(privacy_budget, "discrete_gaussian", lambda v, size, source: np.zeros(size, np.int64))
     seen = {}
 
-    def keep(fit, asked, found, n, deviation):
-        seen.update(fit=fit, asked=asked, sums=found)
-        return take_step(fit, asked, found, n, deviation)
+    def keep(fit, request, found, n, deviation):
+        seen.update(fit=fit, requested=request, sums=found)
+        return take_step(fit, request, found, n, deviation)
 
     monkeypatch.setattr(protocol, "take_step", keep)
     rng = np.random.default_rng(2)
@@ -153,17 +153,17 @@ def test_sums_are_those_of_the_rows_to_the_last_bit(monkeypatch, family, held):
         held, 50.0, frame=frame, family=getattr(sm.families, family)(), bounds=bounds, budget=90.0
     )
     result = made.fit(polish=1, draws=10)
-    fit, asked = seen["fit"], seen["asked"]
-    mean, design, b = asked.mean, fit.law.design, fit.root.params
+    fit, request = seen["fit"], seen["asked"]
+    mean, design, b = request.mean, fit.distribution.design, fit.root.params
     codes = np.column_stack([bins.code(frame[bins.name]) for bins in design.bins])
-    scores = np.trunc(design.score(codes, design.tables(fit.law.margins)) * 2.0**16) / 2.0**16
+    scores = np.trunc(design.score(codes, design.tables(fit.distribution.margins)) * 2.0**16) / 2.0**16
     V = np.column_stack([np.ones(600), np.trunc(scores * 2.0**SCORE_PLACES) / 2.0**SCORE_PLACES])
     values = frame[[column.name for column in design.columns]].to_numpy()
     parts = [
-        mean.encode(mean.part(client, values[:, block] @ b[1:][block] - asked.middles[client]))
-        for client, block in zip(design.clients, design.blocks, strict=True)
+        mean.encode(mean.part(site, values[:, block] @ b[1:][block] - request.middles[site]))
+        for site, block in zip(design.sites, design.blocks, strict=True)
     ]
-    w = sum(whole for whole, _ in parts)
+    w = sum(complete for complete, _ in parts)
     curved = mean.square * w**2 + mean.cube * w**3 if mean.degree == 3 else 0
     shared = np.ldexp(np.float64(mean.constant + sum(fine for _, fine in parts) + curved), -mean.places)
     response = fit.release.response
@@ -187,12 +187,12 @@ def test_every_institution_adds_noise_that_pays_for_its_own_part(monkeypatch):
     monkeypatch.setattr(ScoreNoise, "variances", property(lambda self: plans.append(self) or plan(self)))
     made, _ = model(n=400)
     made.fit(polish=1, draws=10)
-    asked = plan(plans[0])
-    assert drawn[-4:] == [(asked[site], 11) for site in ("Registry", "A", "B", "C")]
-    for site in asked:
-        assert plans[0].terms.squared(site) <= 2 * plans[0].rho * asked[site]
-    whole = plans[0].terms.sensitivity.whole * 4 ** plans[0].terms.sum_places
-    assert whole <= 2 * plans[0].rho * sum(asked.values())
+    request = plan(plans[0])
+    assert drawn[-4:] == [(request[site], 11) for site in ("Registry", "A", "B", "C")]
+    for site in request:
+        assert plans[0].terms.squared(site) <= 2 * plans[0].rho * request[site]
+    complete = plans[0].terms.sensitivity.complete * 4 ** plans[0].terms.sum_places
+    assert complete <= 2 * plans[0].rho * sum(request.values())
 
 
 @pytest.mark.parametrize("family", ["Binomial", "Gaussian"])
@@ -223,17 +223,19 @@ def test_the_covariance_is_that_of_steps_from_one_start():
     design, release = released("Binomial", columns, draw_response("Binomial", columns, rng))
     fit = estimate(design, release, POINTS)
     n, deviation, found = 3_000, 20.0, []
-    asked = plan_score(fit, "Y", n, 4.0)
+    request = plan_score(fit, "Y", n, 4.0)
     b = fit.root.params
     for _ in range(150):
-        latents = fit.law.draw(n, rng)
-        values = design.values(latents, fit.law.margins)
+        latents = fit.distribution.draw(n, rng)
+        values = design.values(latents, fit.distribution.margins)
         y = rng.uniform(size=n) < expit(b[0] + values @ b[1:])
-        V = np.column_stack([np.ones(n), design.score(fit.law.code(latents), fit.law.tables)])
-        pairs = zip(design.clients, design.blocks, strict=True)
-        w = sum(asked.mean.part(c, values[:, at] @ b[1:][at] - asked.middles[c]) for c, at in pairs)
-        total = V.T @ (y - asked.mean.at(w)) + deviation * rng.standard_normal(11)
-        found.append(take_step(fit, asked, total, n, deviation))
+        V = np.column_stack(
+            [np.ones(n), design.score(fit.distribution.code(latents), fit.distribution.tables)]
+        )
+        pairs = zip(design.sites, design.blocks, strict=True)
+        w = sum(request.mean.part(c, values[:, at] @ b[1:][at] - request.middles[c]) for c, at in pairs)
+        total = V.T @ (y - request.mean.at(w)) + deviation * rng.standard_normal(11)
+        found.append(take_step(fit, request, total, n, deviation))
     spread = np.std([one.params for one in found], axis=0)
     share = spread / np.sqrt(np.diag(found[0].covariance))
     assert np.sqrt(np.mean(share**2)) == pytest.approx(1.0, abs=0.06)  # 1,650 numbers that correlate
@@ -248,7 +250,7 @@ def test_what_is_charged_is_within_epsilon_and_as_planned():
     planned = made._with_steps(1)._planned
     assert planned.of_step == made._rho / 2
     for name, site in made.partition.sites.items():
-        spent = site.account.charges.spent
+        spent = site.site_ledger.charges.spent
         assert abs(spent - planned.site_cost(name)) < 1e-15
         assert epsilon_of_zcdp(spent, 1e-6) <= 8.0
     assert epsilon_of_zcdp(planned.coordinator_cost(), 1e-6) <= 8.0
@@ -299,7 +301,7 @@ def test_counts_have_no_step():
     made, _ = model(n=100, family=sm.families.Poisson(), bounds=bounds)
     with pytest.raises(ModelError, match=r"Poisson .* Use polish=0"):
         made.fit(polish=1)
-    assert not made.partition.sites["A"].account.charges.made
+    assert not made.partition.sites["A"].site_ledger.charges.made
 
 
 def test_a_strange_mean_is_refused():

@@ -28,7 +28,7 @@ def test_what_a_sites_coefficients_tell_is_said_where_they_come_in_clear():
 def test_a_refusal_is_told_as_the_site_will_say_it():
     policy = fs.Policy(refused_kinds=frozenset({"aggregate"}))
     model = model_of(fs.FedAvg, policies={"S2": policy})
-    told = chain(*model.explain(rounds=2, masked=False).refused["S2"].values())
+    reported = chain(*model.explain(rounds=2, masked=False).refused["S2"].values())
     with pytest.raises(fs.errors.PolicyError, match=r"S2: its policy \(refused kinds\)") as refusal:
         model.fit(rounds=2, masked=False)
-    assert str(refusal.value) in told
+    assert str(refusal.value) in reported

@@ -62,10 +62,10 @@ def test_no_update_of_a_site_reaches_the_coordinator(kind, fraction):
     one = model(kind)
     seen = spy_on(one)
     run(one, rounds=4, fraction=fraction)
-    replies = [(ask, reply) for ask, reply in seen if reply.arrays]
-    assert sum(ask.step == "run_epochs" for ask, _ in replies) == 4 * len(SITES)
-    for ask, reply in replies:
-        assert ask.masked is not None
+    replies = [(request, reply) for request, reply in seen if reply.arrays]
+    assert sum(request.step == "run_epochs" for request, _ in replies) == 4 * len(SITES)
+    for request, reply in replies:
+        assert request.masked is not None
         for array in reply.arrays.values():
             assert array.dtype == np.int64 and np.abs(array.ravel()).max() > 2**40
 
@@ -109,8 +109,8 @@ def test_coefficients_that_leave_one_row_are_answered_by_nothing():
     second, first = np.sort(FRAME.loc[FRAME["site"] == "S1", "x"].to_numpy())[-2:]
     slope = 200.0 / (first - second)
     beta = np.array([-slope * first, slope])  # the linear predictor is 0 at one row, -200 or less at others
-    ask = Request("S1", "fedavg", "sum_scores", {"beta": beta}, one._session)
-    found = unpack_reply(one.partition.sites["S1"].answer(pack_request(ask))).arrays
+    request = Request("S1", "fedavg", "sum_scores", {"beta": beta}, one._session)
+    found = unpack_reply(one.partition.sites["S1"].answer(pack_request(request))).arrays
     assert not found["spread"] and not found["score"].any() and not found["information"].any()
 
 

@@ -98,8 +98,10 @@ def test_converged_is_within_one_standard_error_in_every_coefficient(exact, step
     assert ours.converged is converged
     size = f"{abs(ours.distance['x']):.2f}"
     if converged:
-        told = f"after 1 round every coefficient is within {size} standard errors of the maximum-likelihood"
-        assert ours.estimate.convergence == f"{told} estimate"
+        reported = (
+            f"after 1 round every coefficient is within {size} standard errors of the maximum-likelihood"
+        )
+        assert ours.estimate.convergence == f"{reported} estimate"
         assert model(fs.FedAvg).fit(seed=1, **still).converged
     else:
         assert f"'x' is about {size} standard errors from the maximum" in ours.estimate.convergence

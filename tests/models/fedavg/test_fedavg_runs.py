@@ -66,10 +66,10 @@ def test_a_share_of_the_sites_is_asked_in_each_round(fraction, clients):
     assert result.trace["clients"].tolist() == [clients] * 12 + [4]
     frame = result.ledger.to_frame()
     left = frame[(frame["step"] == "run_epochs") & (frame["array"] == "loss")]
-    asked = left.groupby("round")["sender"].apply(frozenset)
-    assert [len(sites) for sites in asked] == [clients] * 12
-    assert set().union(*asked) == set(SITES)
-    assert (len(set(asked)) > 1) == (clients < 4)
+    request = left.groupby("round")["sender"].apply(frozenset)
+    assert [len(sites) for sites in request] == [clients] * 12
+    assert set().union(*request) == set(SITES)
+    assert (len(set(request)) > 1) == (clients < 4)
 
 
 def test_the_average_is_over_the_sites_that_were_drawn():
@@ -263,6 +263,6 @@ def test_a_malformed_question_is_refused(started, step, changes, complaint):
 def test_a_question_out_of_turn_is_refused(started, step):
     takes = FAMILIES["fedavg"][step].takes
     arrays = {name: np.ones((2,) * d.ndim, dtype=d.dtype or float) for name, d in takes.items()}
-    ask = Request("S1", "fedavg", step, arrays, "another session", TEXT.get(step, ""))
+    request = Request("S1", "fedavg", step, arrays, "another session", TEXT.get(step, ""))
     with pytest.raises(MessageError, match=r"was not started here|no rows are open"):
-        started[0].answer(pack_request(ask))
+        started[0].answer(pack_request(request))

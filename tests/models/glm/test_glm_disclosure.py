@@ -237,13 +237,13 @@ def opened(labels=("row", "ward"), strata=None, clusters="ward", **policy):
     model.fit()
     site = partition.sites["B"]
 
-    def ask(step, text="", **arrays):
+    def request(step, text="", **arrays):
         reply = site.answer(pack_request(Request("B", "glm", step, arrays, model._session, text)))
         return unpack_reply(reply).arrays
 
-    listed = ask("list_clusters", f'{{"clusters": "{clusters}", "strata": {strata or "null"}}}')
+    listed = request("list_clusters", f'{{"clusters": "{clusters}", "strata": {strata or "null"}}}')
     point = {"beta": np.zeros(2), "shift": np.zeros(2), "scale": np.ones(2)}
-    return site, ask, listed, point
+    return site, request, listed, point
 
 
 def hashes(*values):
@@ -251,11 +251,11 @@ def hashes(*values):
 
 
 def test_a_cluster_of_one_row_is_not_shared():
-    _, ask, listed, point = opened(clusters="row")
+    _, request, listed, point = opened(clusters="row")
     with pytest.raises(
         PolicyError, match=r"B: its policy \(minimum count\) wants at least 5 rows behind the score"
     ):
-        ask("sum_clusters", **point, shared=listed["clusters"][:1], spanning=hashes())
+        request("sum_clusters", **point, shared=listed["clusters"][:1], spanning=hashes())
 
 
 def test_what_others_share_leaves_no_single_cluster_behind():
@@ -265,16 +265,16 @@ def test_what_others_share_leaves_no_single_cluster_behind():
     model = fs.FederatedGLM.from_formula("z ~ x", partition, labels=["ward"])
     model.fit()
 
-    def ask(step, text="", **arrays):
+    def request(step, text="", **arrays):
         ask_ = Request("B", "glm", step, arrays, model._session, text)
         return unpack_reply(partition.sites["B"].answer(pack_request(ask_))).arrays
 
-    listed = ask("list_clusters", '{"clusters": "ward", "strata": null}')["clusters"]
+    listed = request("list_clusters", '{"clusters": "ward", "strata": null}')["clusters"]
     point = {"beta": np.zeros(2), "shift": np.zeros(2), "scale": np.ones(2)}
     refused = 0
     for leave in listed:
         try:
-            ask("sum_clusters", **point, shared=listed[listed != leave], spanning=hashes())
+            request("sum_clusters", **point, shared=listed[listed != leave], spanning=hashes())
         except PolicyError:
             refused += 1
     assert refused == len(listed)  # the small one alone, or among those that are shared
@@ -282,19 +282,19 @@ def test_what_others_share_leaves_no_single_cluster_behind():
 
 def test_a_stratum_of_one_row_is_not_summed_by_itself():
     """Strata of a row each: as a stranger's claim that others have them too, and as the model asks."""
-    site, ask, listed, point = opened(strata='"row"', clusters="row")
+    site, request, listed, point = opened(strata='"row"', clusters="row")
     before = len(site.ledger.entries)
     with pytest.raises(PolicyError, match="rows behind the score of a cluster or stratum"):
-        ask("sum_clusters", **point, shared=hashes(), spanning=listed["strata"][:1])
+        request("sum_clusters", **point, shared=hashes(), spanning=listed["strata"][:1])
     assert len(site.ledger.entries) == before
-    arrays = ask("sum_clusters", **point, shared=hashes(), spanning=hashes())
+    arrays = request("sum_clusters", **point, shared=hashes(), spanning=hashes())
     assert arrays["counts"].size == arrays["sums"].size == 0
     assert arrays["lonely"].tolist() == [100, 100] and not arrays["within"].any()
 
 
 def test_strata_within_a_site_leave_it_as_one_sum():
-    _, ask, _, point = opened(strata='"ward"', clusters="row")
-    arrays = ask("sum_clusters", **point, shared=hashes(), spanning=hashes())
+    _, request, _, point = opened(strata='"ward"', clusters="row")
+    arrays = request("sum_clusters", **point, shared=hashes(), spanning=hashes())
     assert arrays["lonely"].tolist() == [10, 0] and arrays["sums"].shape == (0, 2)
     assert arrays["within"].shape == (2, 2)
 

@@ -53,10 +53,10 @@ def site_of(model):
     return model.partition.sites[SITE]
 
 
-def refuse(site, ask, complaint=None, kind=MessageError):
+def refuse(site, request, complaint=None, kind=MessageError):
     before = len(site.ledger.entries)
     with pytest.raises(kind, match=complaint) as caught:
-        site.answer(pack_request(ask))
+        site.answer(pack_request(request))
     assert len(site.ledger.entries) == before
     return str(caught.value)
 
@@ -65,17 +65,17 @@ def refuse(site, ask, complaint=None, kind=MessageError):
 def test_every_step_holds_its_arrays_against_the_declaration(model, step):
     site, arrays = site_of(model), arrays_of(step)
 
-    def ask(changed):
+    def request(changed):
         return Request(SITE, "glm", step, changed, model._session, text_of(step))
 
-    refuse(site, ask(arrays | {"more": np.ones(1)}), r"unknown \['more'\]")
+    refuse(site, request(arrays | {"more": np.ones(1)}), r"unknown \['more'\]")
     for name, declared in FAMILIES["glm"][step].takes.items():
         where = rf"S2, step '{step}': .*'{name}'"
-        refuse(site, ask(arrays | {name: np.ones((2,) * (declared.ndim + 1))}), where)
-        refuse(site, ask(arrays | {name: np.full((2,) * declared.ndim, np.nan)}), where)
-        refuse(site, ask(arrays | {name: np.full((2,) * declared.ndim, -np.inf)}), where)
+        refuse(site, request(arrays | {name: np.ones((2,) * (declared.ndim + 1))}), where)
+        refuse(site, request(arrays | {name: np.full((2,) * declared.ndim, np.nan)}), where)
+        refuse(site, request(arrays | {name: np.full((2,) * declared.ndim, -np.inf)}), where)
         if not declared.optional:
-            refuse(site, ask({k: v for k, v in arrays.items() if k != name}), where)
+            refuse(site, request({k: v for k, v in arrays.items() if k != name}), where)
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -127,8 +127,8 @@ def first_round(model):
 @pytest.mark.parametrize("step", STEPS)
 def test_a_step_that_takes_no_text_refuses_one(model, step):
     if FAMILIES["glm"][step].text_in is None:
-        ask = Request(SITE, "glm", step, arrays_of(step), model._session, "{}")
-        refuse(site_of(model), ask, "received a text")
+        request = Request(SITE, "glm", step, arrays_of(step), model._session, "{}")
+        refuse(site_of(model), request, "received a text")
 
 
 TEXTS = ["", "{", "[]", "null", "3", '"x"', "{}", '{"clusters": 3}', "[" * 4000 + "]" * 4000, "x" * 10**6]
@@ -168,8 +168,8 @@ def one_of(step):
     ],
 )
 def test_a_forged_family_is_refused(model, family):
-    ask = Request(SITE, "glm", "start", {"local": np.array(False)}, model._session, json.dumps(family))
-    refuse(site_of(model), ask, kind=FedstatError)
+    request = Request(SITE, "glm", "start", {"local": np.array(False)}, model._session, json.dumps(family))
+    refuse(site_of(model), request, kind=FedstatError)
 
 
 @pytest.mark.parametrize(
@@ -225,32 +225,32 @@ class Mutating:
         self.site, self.mutations, self.outcomes, self.seen = site, mutations, outcomes, set()
 
     def answer(self, request):
-        ask = unpack_request(request)
-        if ask.family == "glm" and ask.step not in self.seen:
-            self.seen.add(ask.step)
-            for name, array in ask.arrays.items():
+        requested = unpack_request(request)
+        if requested.family == "glm" and requested.step not in self.seen:
+            self.seen.add(requested.step)
+            for name, array in requested.arrays.items():
                 for what, other in self.mutations(np.asarray(array)):
-                    self.attempt(replace(ask, arrays=ask.arrays | {name: other}), name, what)
+                    self.attempt(replace(requested, arrays=requested.arrays | {name: other}), name, what)
         return self.site.answer(request)
 
-    def attempt(self, ask, name, what):
+    def attempt(self, request, name, what):
         site = self.site
-        states, events = copy.copy(site.states), len(site.account.events)
+        states, events = copy.copy(site.states), len(site.site_ledger.events)
         entries = len(site.ledger.entries)
         site.states = {key: copy.copy(state) for key, state in states.items()}
         for key, state in states.items():
             site.states[key]._items, site.states[key]._counts = dict(state._items), dict(state._counts)
         try:
             with np.errstate(all="ignore"):
-                site.answer(pack_request(ask))
+                site.answer(pack_request(request))
             outcome = "answered"
         except FedstatError:
             outcome = "named" if len(site.ledger.entries) == entries else "entered"
         except Exception as error:
             outcome = type(error).__name__
         site.states = states
-        del site.account.events[events:]
-        self.outcomes.append((ask.step, name, what, outcome))
+        del site.site_ledger.events[events:]
+        self.outcomes.append((request.step, name, what, outcome))
 
 
 def mutated(mutations, family):

@@ -59,12 +59,12 @@ def test_augment_adds_the_predictions_of_statsmodels(which):
     assert found.index.equals(new.index) and found.iloc[3, 3:].isna().all()
     exog = sm.add_constant(new[["x", "z"]].drop(index=103)).to_numpy()
     expected = theirs.get_prediction(exog, which="mean" if which == "mean" else "linear")
-    whole = found.drop(index=103)
-    np.testing.assert_allclose(whole["fitted"], expected.predicted, rtol=1e-8)
-    np.testing.assert_allclose(whole["se_fit"], expected.se, rtol=1e-8)
+    complete = found.drop(index=103)
+    np.testing.assert_allclose(complete["fitted"], expected.predicted, rtol=1e-8)
+    np.testing.assert_allclose(complete["se_fit"], expected.se, rtol=1e-8)
     limits = theirs.get_prediction(exog, which="linear").conf_int(alpha=0.1)
     limits = limits if which == "linear" else F.links.Logit().inverse(limits)
-    np.testing.assert_allclose(whole[["conf_low", "conf_high"]], limits, rtol=1e-8)
+    np.testing.assert_allclose(complete[["conf_low", "conf_high"]], limits, rtol=1e-8)
 
 
 def test_augment_says_that_rows_and_residuals_stay_at_the_sites():

@@ -91,13 +91,13 @@ def answer(inverse):
     units = {"shift": np.zeros(3), "scale": np.ones(3)}
 
     def protocol():
-        yield session.opening() + session.ask_all("start", {}, model.distribution.to_json())
-        yield session.ask_all("sum_scores", units | {"beta": beta, "observed": np.array(False)})
+        yield session.opening() + session.request_all("start", {}, model.distribution.to_json())
+        yield session.request_all("sum_scores", units | {"beta": beta, "observed": np.array(False)})
         known = {"dispersion": np.ones(2), "null": np.array(0.0), "apart": np.array(False)}
         known |= {"meat": np.array(False), "between": np.array(False)}
-        yield session.ask_all("judge", units | known | {"beta": beta})
-        asked = {"inverse": inverse, "power": np.array(2), "beta": beta}
-        replies = yield session.ask_all("sum_leveraged", units | asked)
+        yield session.request_all("judge", units | known | {"beta": beta})
+        request = {"inverse": inverse, "power": np.array(2), "beta": beta}
+        replies = yield session.request_all("sum_leveraged", units | request)
         return add(replies, "meat")
 
     return FitAttempt(model, model._new_ledger()).run(protocol(), session.masked_sites)

@@ -48,14 +48,14 @@ def both(case, right=RIGHT, **fit):
 @pytest.mark.parametrize("case", FITS)
 def test_effects_and_errors_are_those_of_statsmodels(case):
     ours, theirs = both(case)
-    for asked in ASKED:
-        if case == "gaussian" and asked["method"].startswith("ey"):
+    for request in ASKED:
+        if case == "gaussian" and request["method"].startswith("ey"):
             continue  # logarithms of means that are negative
         # Derivatives by complex steps are exact, those by differences, of links without, are not.
         rtol = 2e-6 if case in ("probit", "cauchit", "cloglog", "loglog") else 1e-8
-        mine, other = ours.get_margeff(**asked), theirs.get_margeff(**asked)
-        np.testing.assert_allclose(mine.margeff, other.margeff, rtol=1e-8, atol=1e-14, err_msg=str(asked))
-        np.testing.assert_allclose(mine.margeff_se, other.margeff_se, rtol=rtol, err_msg=str(asked))
+        mine, other = ours.get_margeff(**request), theirs.get_margeff(**request)
+        np.testing.assert_allclose(mine.margeff, other.margeff, rtol=1e-8, atol=1e-14, err_msg=str(request))
+        np.testing.assert_allclose(mine.margeff_se, other.margeff_se, rtol=rtol, err_msg=str(request))
         np.testing.assert_allclose(mine.margeff_cov, other.margeff_cov, rtol=10 * rtol, atol=1e-9)
         np.testing.assert_allclose(mine.conf_int(), other.conf_int(), rtol=10 * rtol, atol=1e-9)
         frame, expected = mine.summary_frame(0.1), other.summary_frame(0.1)
@@ -96,8 +96,8 @@ def test_columns_are_held_at_values(at):
 def test_without_an_intercept_and_with_a_robust_covariance():
     for right, fit in (("0 + C(g) + x", {}), (RIGHT, {"cov_type": "HC0"})):
         ours, theirs = both("logit", right, **fit)
-        for asked in ({}, {"dummy": True}, {"at": "mean", "dummy": True}, {"method": "eyex"}):
-            mine, other = ours.get_margeff(**asked), theirs.get_margeff(**asked)
+        for request in ({}, {"dummy": True}, {"at": "mean", "dummy": True}, {"method": "eyex"}):
+            mine, other = ours.get_margeff(**request), theirs.get_margeff(**request)
             np.testing.assert_allclose(mine.margeff, other.margeff, rtol=1e-8)
             np.testing.assert_allclose(mine.margeff_se, other.margeff_se, rtol=1e-8)
 
@@ -127,8 +127,8 @@ def test_strict_sites_answer_what_a_fit_asks_for():
     strict = fs.Policy.strict()
     ours = fs.GLORE.from_formula(f"binary ~ {RIGHT}", partition(FRAME, policy=strict)).fit()
     _, theirs = both("logit")
-    for asked in ({}, {"dummy": True}, {"method": "eyex"}):
-        mine, other = ours.get_margeff(**asked), theirs.get_margeff(**asked)
+    for request in ({}, {"dummy": True}, {"method": "eyex"}):
+        mine, other = ours.get_margeff(**request), theirs.get_margeff(**request)
         np.testing.assert_allclose(mine.margeff_se, other.margeff_se, rtol=1e-8)
 
 

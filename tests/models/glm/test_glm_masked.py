@@ -68,21 +68,21 @@ def policies_of(**policy):
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_fit_is_that_in_clear(case):
-    hidden, clear = fit(case), fit(case, masked=False)
-    assert hidden._fit.masked and not clear._fit.masked
-    np.testing.assert_allclose(hidden.params, clear.params, rtol=1e-11, atol=1e-13)
-    np.testing.assert_allclose(hidden.cov_params(), clear.cov_params(), rtol=1e-10, atol=1e-15)
+    masked, clear = fit(case), fit(case, masked=False)
+    assert masked._fit.masked and not clear._fit.masked
+    np.testing.assert_allclose(masked.params, clear.params, rtol=1e-11, atol=1e-13)
+    np.testing.assert_allclose(masked.cov_params(), clear.cov_params(), rtol=1e-10, atol=1e-15)
     for statement in ("deviance", "null_deviance", "pearson_chi2", "llf", "scale", "df_resid"):
-        np.testing.assert_allclose(getattr(hidden, statement), getattr(clear, statement), rtol=1e-12)
-    pd.testing.assert_frame_equal(hidden.site_estimates, clear.site_estimates, rtol=1e-12)
+        np.testing.assert_allclose(getattr(masked, statement), getattr(clear, statement), rtol=1e-12)
+    pd.testing.assert_frame_equal(masked.site_estimates, clear.site_estimates, rtol=1e-12)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_score_test_of_equal_coefficients_is_that_in_clear(case):
-    hidden, clear = fit(case).heterogeneity, fit(case, masked=False).heterogeneity
-    np.testing.assert_allclose(hidden.joint, clear.joint, rtol=1e-8)
-    pd.testing.assert_frame_equal(hidden.to_frame(), clear.to_frame(), rtol=1e-9)
-    assert hidden.flagged == clear.flagged
+    masked, clear = fit(case).heterogeneity, fit(case, masked=False).heterogeneity
+    np.testing.assert_allclose(masked.joint, clear.joint, rtol=1e-8)
+    pd.testing.assert_frame_equal(masked.to_frame(), clear.to_frame(), rtol=1e-9)
+    assert masked.flagged == clear.flagged
 
 
 @pytest.mark.parametrize("factor", [1e-15, 1e15])
@@ -100,18 +100,18 @@ def test_sums_too_small_for_masks_are_told():
 
 def test_far_columns_keep_their_digits():
     far = FRAME.assign(x=FRAME["x"] + 1e4, z=1e-9 * FRAME["z"])
-    hidden, clear = fit("no own fits", far), fit("no own fits", far, masked=False)
-    np.testing.assert_allclose(hidden.params, clear.params, rtol=1e-9)
+    masked, clear = fit("no own fits", far), fit("no own fits", far, masked=False)
+    np.testing.assert_allclose(masked.params, clear.params, rtol=1e-9)
     near = fit("no own fits")
-    np.testing.assert_allclose(hidden.bse.iloc[1:], near.bse.iloc[1:] * [1.0, 1e9], rtol=1e-9)
+    np.testing.assert_allclose(masked.bse.iloc[1:], near.bse.iloc[1:] * [1.0, 1e9], rtol=1e-9)
 
 
 def test_a_score_test_of_left_out_terms_and_tests_between_fits():
-    hidden, clear = fit("logit"), fit("logit", masked=False)
-    np.testing.assert_allclose(hidden.score_test("days"), clear.score_test("days"), rtol=1e-9)
-    smaller = fs.FederatedGLM.from_formula("binary ~ x", hidden.model.partition, family=F.Binomial()).fit()
-    statistic = 2.0 * (hidden.llf - smaller.llf)
-    assert hidden.compare_lr_test(smaller).statistic == pytest.approx(statistic, rel=1e-12)
+    masked, clear = fit("logit"), fit("logit", masked=False)
+    np.testing.assert_allclose(masked.score_test("days"), clear.score_test("days"), rtol=1e-9)
+    smaller = fs.FederatedGLM.from_formula("binary ~ x", masked.model.partition, family=F.Binomial()).fit()
+    statistic = 2.0 * (masked.llf - smaller.llf)
+    assert masked.compare_lr_test(smaller).statistic == pytest.approx(statistic, rel=1e-12)
 
 
 # -- no part is seen -----------------------------------------------------------------------------
@@ -158,13 +158,13 @@ def test_no_site_s_part_of_a_sum_reaches_the_coordinator(case, monkeypatch):
     in_clear = set()
     seen = spied(case)
     assert len(seen) > 20
-    for ask, reply in seen:
-        gives = FAMILIES[ask.family][ask.step].gives
+    for request, reply in seen:
+        gives = FAMILIES[request.family][request.step].gives
         for name, array in reply.arrays.items():
             if not gives[name].maskable:
-                in_clear.add((ask.step, name))
+                in_clear.add((request.step, name))
                 continue
-            assert ask.masked is not None and array.dtype == np.int64
+            assert request.masked is not None and array.dtype == np.int64
             assert array.size == 0 or np.abs(array.ravel()).max() > 2**40
     allowed = {(step, name) for step, names in OPEN.items() for name in names}
     assert in_clear <= allowed | {("list_clusters", "clusters"), ("list_clusters", "strata")}
@@ -228,15 +228,15 @@ def test_two_strict_sites_say_what_stands_in_the_way(family):
     model = family.from_formula("binary ~ x", partition)
     with pytest.raises(DescriptionError, match=r"\(two sites\).*Add a third site.*two_sites = \"warn\""):
         model.fit()
-    assert not any(site.account.refusals.total() for site in partition.sites.values())
+    assert not any(site.site_ledger.refusals.total() for site in partition.sites.values())
     assert set(model.explain().refused["S3"]) == {"two sites"}
     loose = fs.ClientPartition.from_frame(TWO, by="site", policy=Policy.strict(two_sites="warn"))
     assert family.from_formula("binary ~ x", loose).fit() is not None
 
 
 def test_keys_cost_a_round():
-    hidden, clear = fit().ledger, fit(masked=False).ledger
-    assert hidden.rounds == clear.rounds + 1
+    masked, clear = fit().ledger, fit(masked=False).ledger
+    assert masked.rounds == clear.rounds + 1
 
 
 def test_a_second_fit_of_one_model_uses_new_masks():
@@ -277,11 +277,11 @@ def test_coefficients_that_leave_one_row_are_answered_by_nothing(case):
     columns = {"beta": beta, "shift": np.zeros(3), "scale": np.ones(3)}
     model.fit(masked=False)
 
-    def ask(step, **arrays):
+    def requested(step, **arrays):
         request = Request("A", "glm", step, columns | arrays, model._session)
         return unpack_reply(site.answer(pack_request(request)))
 
-    found = ask("sum_scores", observed=np.array(True)).arrays
+    found = requested("sum_scores", observed=np.array(True)).arrays
     assert not found["spread"]
     for name in ("score", "information", "totals", "observed"):
         assert not found[name].any()
@@ -290,7 +290,7 @@ def test_coefficients_that_leave_one_row_are_answered_by_nothing(case):
     with pytest.raises(
         PolicyError, match=r"A: its policy \(minimum count\) wants at least 5 rows behind sums"
     ):
-        ask("judge", dispersion=np.ones(2), null=np.array(0.0), **judge)
+        requested("judge", dispersion=np.ones(2), null=np.array(0.0), **judge)
     assert len(site.ledger.entries) == entries
 
 

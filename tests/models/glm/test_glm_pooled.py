@@ -213,7 +213,7 @@ def test_rows_with_missing_values_are_left_out_and_counted():
     frame.loc[frame.index[30:37], "g"] = None
     with pytest.warns(DataWarning, match="left out rows"):
         ours = federated("logit", frame)
-    whole = frame.dropna()
-    theirs = fit_pooled("binary ~ x + z + C(g)", whole, F.Binomial())
+    complete = frame.dropna()
+    theirs = fit_pooled("binary ~ x + z + C(g)", complete, F.Binomial())
     agree(ours.bse, theirs.bse, "standard errors")
-    assert ours.nobs == len(whole)
+    assert ours.nobs == len(complete)

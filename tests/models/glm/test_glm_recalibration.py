@@ -150,8 +150,8 @@ def test_separated_predictions_have_no_slope_and_are_evaluated_all_the_same():
 def test_sums_are_asked_of_the_model_that_was_evaluated():
     sites = partition(FRAME)
     with pytest.raises(MessageError, match="bin_counts"):
-        ask = Request("S1", "evaluation", "recalibrate", {"gamma": np.array([0.0, 1.0])}, "some session")
-        sites.engine.run((lambda: (yield [ask]))(), Ledger())
+        request = Request("S1", "evaluation", "recalibrate", {"gamma": np.array([0.0, 1.0])}, "some session")
+        sites.engine.run((lambda: (yield [request]))(), Ledger())
 
 
 def test_strict_sites_hide_their_parts_and_the_slope_is_the_same():

@@ -35,9 +35,9 @@ def separated():
     factor, every = "y ~ x + C(g)", r" \(at A, B, C\)"
     c = r"'C\(g\)\[T.c\]'"
     quasi = "quasi-complete separation: the responses of some rows follow exactly from "
-    whole = "complete separation: the responses of all rows follow exactly from "
+    complete = "complete separation: the responses of all rows follow exactly from "
     return {
-        "binary column": ("y ~ x + b", same, None, f"^{whole}'b'{every}"),
+        "binary column": ("y ~ x + b", same, None, f"^{complete}'b'{every}"),
         "half of the events": ("y ~ x + b", half, None, f"^{quasi}'b'{every}"),
         "level without events": (factor, no_events, None, f"^{quasi}{c}{every}"),
         "two levels without events": (factor, both, None, f"^{quasi}'C\\(g\\)\\[T.b\\]', {c}{every}"),
@@ -45,8 +45,8 @@ def separated():
         "no reference": ("y ~ 0 + C(g)", no_events, None, f"^{quasi}'C\\(g\\)\\[c\\]'{every}"),
         "no reference, first": ("y ~ 0 + C(g) + x", reference, None, f"^{quasi}'C\\(g\\)\\[a\\]'{every}"),
         "counts of zero": ("count ~ x + C(g)", zeros, F.Poisson(), f"^{quasi}{c}{every}"),
-        "one column": ("y ~ x + z", {"y": (FRAME["x"] > 0.2).astype(int)}, None, f"^{whole}'x'{every}"),
-        "two columns": ("y ~ x + z", combined, None, f"^{whole}'x', 'z'{every}"),
+        "one column": ("y ~ x + z", {"y": (FRAME["x"] > 0.2).astype(int)}, None, f"^{complete}'x'{every}"),
+        "two columns": ("y ~ x + z", combined, None, f"^{complete}'x', 'z'{every}"),
         "site without events": ("y ~ x + C(site)", site, None, rf"^{quasi}'C\(site\)\[T.B\]' \(at B\)"),
         "probit": (factor, no_events, F.Binomial(L.Probit()), f"^{quasi}{c}{every}"),
         "cloglog": (factor, no_events, F.Binomial(L.CLogLog()), f"^{quasi}{c}{every}"),

@@ -49,12 +49,12 @@ def table():
         # Forked processes would inherit threads of the linear algebra library in an unknown state.
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(2, mp_context=context, initializer=start) as pool:
-            whole = pd.concat([simulate(pool, case) for case in CASES], ignore_index=True)
+            complete = pd.concat([simulate(pool, case) for case in CASES], ignore_index=True)
     columns = ["size", "setting", "shift", "sample", "method", "target", "subject", "runs"]
-    whole = whole[[*columns, *whole.columns.difference(columns, sort=False)]].round(5)
-    whole.to_csv(TABLE, index=False, lineterminator="\n")
-    print(show(whole))
-    return whole
+    complete = complete[[*columns, *complete.columns.difference(columns, sort=False)]].round(5)
+    complete.to_csv(TABLE, index=False, lineterminator="\n")
+    print(show(complete))
+    return complete
 
 
 def pick(table, case, method="GLORE", subject=None, target=None, sample="all"):

@@ -203,10 +203,10 @@ def test_the_table_of_sites_counts_rows_and_own_fits():
     result = fit("binary ~ x + z + C(g)", frame=HOLES)
     sheet = result.summary().sheets[-1]
     assert sheet.headers == ("institution", "rows", "left out", "own fit", "what left it")
-    whole, known = HOLES.dropna(), result.site_estimates.notna().sum(axis=1)
+    complete, known = HOLES.dropna(), result.site_estimates.notna().sum(axis=1)
     for name, rows, missing, own, left in sheet.rows:
         at_site = HOLES["site"] == name
-        count = int((whole["site"] == name).sum())
+        count = int((complete["site"] == name).sum())
         assert rows == f"{count}"
         assert missing == f"{100 * (1 - count / at_site.sum()):.2f} %"
         assert own == ("yes" if known[name] == 5 else f"{known[name]} of 5")

@@ -187,10 +187,10 @@ def test_rows_without_a_label_are_left_out():
     frame = FRAME.copy()
     frame.loc[frame.index[::17], "psu"] = np.nan
     frame.loc[frame.index[5::29], "stratum"] = np.nan
-    whole = frame.dropna()
+    complete = frame.dropna()
     result = survey(model("y", F.Binomial(), "by_row", frame))
-    params, expected = svyrecvar(whole, "y", F.Binomial())
-    assert result.nobs == len(whole)
+    params, expected = svyrecvar(complete, "y", F.Binomial())
+    assert result.nobs == len(complete)
     np.testing.assert_allclose(result.params, params, rtol=1e-6)
     np.testing.assert_allclose(result.bse, np.sqrt(np.diag(expected)), rtol=1e-8)
 

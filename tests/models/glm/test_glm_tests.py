@@ -100,7 +100,7 @@ def test_auc_from_counts_is_that_of_the_rows():
     assert found.at_least <= exact <= found.at_most
     assert result.auc == pytest.approx(exact, abs=0.01)
     assert evaluation.to_frame().loc["all sites", "observed"] == FRAME["binary"].sum()
-    kinds = {kind for row in result.evaluation_ledger.kinds_by_client().values() for kind in row}
+    kinds = {kind for row in result.evaluation_ledger.kinds_by_site().values() for kind in row}
     assert kinds <= {"control", "schema", "aggregate"}
 
 

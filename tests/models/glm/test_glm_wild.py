@@ -95,9 +95,9 @@ def test_interval_holds_the_values_that_are_not_rejected():
 
 def test_masked_sums_of_a_linear_model_follow_from_own_fits():
     clear = linear().wild_cluster_bootstrap("x = 0", seed=1, reps=30)
-    hidden = linear(masked=True)
-    assert hidden._fit.masked
-    again = hidden.wild_cluster_bootstrap("x = 0", seed=1, reps=30)
+    masked = linear(masked=True)
+    assert masked._fit.masked
+    again = masked.wild_cluster_bootstrap("x = 0", seed=1, reps=30)
     np.testing.assert_allclose(again.boot_statistics, clear.boot_statistics, rtol=1e-8)
     with pytest.raises(NotAvailableError, match="masked=False"):
         linear(masked=True, local=False).wild_cluster_bootstrap("x = 0")

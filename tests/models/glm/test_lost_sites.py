@@ -29,12 +29,12 @@ class Dying:
     """A door that answers no requests from its question number `turn` on, or to that one only."""
 
     def __init__(self, site, turn, error=EngineError, back=False):
-        self.site, self.policy, self.turn, self.asked = site, site.policy, turn, 0
+        self.site, self.policy, self.turn, self.requested = site, site.policy, turn, 0
         self.error, self.back = error, back
 
     def answer(self, request):
-        self.asked += 1
-        if self.asked == self.turn or (self.asked > self.turn and not self.back):
+        self.requested += 1
+        if self.requested == self.turn or (self.requested > self.turn and not self.back):
             raise self.error(f"'{self.site.name}' did not answer within 1 s")
         return self.site.answer(request)
 
@@ -46,9 +46,11 @@ def ten_sites():
 
 def connected(turn, quorum=9, **how):
     """Ten sites of which one dies, as carriers see them; what they remember of rows is the same each time."""
-    whole = ten_sites()
-    doors = {name: Dying(site, turn, **how) if name == LOST else site for name, site in whole.sites.items()}
-    return replace(whole, _engine=LocalEngine(doors), quorum=quorum), doors[LOST]
+    complete = ten_sites()
+    doors = {
+        name: Dying(site, turn, **how) if name == LOST else site for name, site in complete.sites.items()
+    }
+    return replace(complete, _engine=LocalEngine(doors), quorum=quorum), doors[LOST]
 
 
 def logistic(partition):
@@ -69,16 +71,16 @@ def test_at_every_question_the_fit_is_that_of_the_others(fit):
     rest = fs.ClientPartition.from_frame(frame[frame.h != LOST], by="h", policy="strict")
     expected = fit(rest)
     undisturbed, door = connected(10**9)
-    whole, asked = fit(undisturbed), door.asked
-    assert asked > 10 and not whole.absent
-    for turn in range(1, asked + 1):
+    complete, request = fit(undisturbed), door.requested
+    assert request > 10 and not complete.absent
+    for turn in range(1, request + 1):
         partition, _ = connected(turn)
         with pytest.warns(DataWarning, match=rf"'{LOST}' was lost in round \d+.*9 of 10 institutions"):
             result = fit(partition)
         np.testing.assert_array_equal(result.params, expected.params)
         assert result.nobs == expected.nobs == len(frame) - 40
         (lost,) = result.absent
-        assert (lost.site, lost.back) == (LOST, False) and 1 <= lost.round <= whole.ledger.rounds + 1
+        assert (lost.site, lost.back) == (LOST, False) and 1 <= lost.round <= complete.ledger.rounds + 1
         assert f"'{LOST}' was lost in round {lost.round}, and its rows are not in the fit" in str(
             result.summary()
         )
@@ -122,10 +124,10 @@ def test_later_fits_of_the_model_go_on_among_the_rest():
     model = fs.GLORE.from_formula("y ~ x", partition)
     with pytest.warns(DataWarning):
         first = model.fit()
-    asked = door.asked
+    request = door.requested
     np.testing.assert_array_equal(model.fit().params, first.params)
     assert model.explain().passes  # a dry run asks nobody, also where later fits go on among the rest
-    assert door.asked == asked and first.evaluate().n.shape[0] == 9
+    assert door.requested == request and first.evaluate().n.shape[0] == 9
 
 
 def test_two_sites_lost_one_after_the_other():

@@ -42,7 +42,7 @@ def run(X, y, exchange, seed):
     model = fs.LASER.from_formula("default ~ .", credit_blocks.partition(X[learned], y[learned], seen))
     result = model.fit(exchange=exchange, seed=seed, **EXCHANGES[exchange])
     fitted, scores = result._record.fitted, result.calibration.scores
-    assert fitted.clients == credit_blocks.CLIENTS  # bits of sets are in this order
+    assert fitted.sites == credit_blocks.CLIENTS  # bits of sets are in this order
     label, rows = y[tested], []
     for s in raw.SETS:
         names = [credit_blocks.CLIENTS[k] for k in raw.members_of(s)]

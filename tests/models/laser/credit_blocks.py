@@ -40,10 +40,10 @@ def split(n, seed):
 def partition(X, y, seen):
     """Rows among the sites; `seen` (n, 4) says who has which."""
     n, frames = len(y), {"Lender": pd.DataFrame({"id": np.arange(len(y)), "default": y.astype(float)})}
-    for k, client in enumerate(CLIENTS):
+    for k, site in enumerate(CLIENTS):
         if seen[:, k].any():
-            own = pd.DataFrame(X[:, HELD * k : HELD * (k + 1)], columns=[f"{client}{j}" for j in range(HELD)])
-            frames[client] = own.assign(id=np.arange(n))[seen[:, k]]
+            own = pd.DataFrame(X[:, HELD * k : HELD * (k + 1)], columns=[f"{site}{j}" for j in range(HELD)])
+            frames[site] = own.assign(id=np.arange(n))[seen[:, k]]
     return fs.ClientPartition.from_frames(frames, on="id")
 
 

@@ -36,11 +36,11 @@ def read():
 
 def partition(X, digits, seen, varied, new_data=False):
     n, frames = len(digits), {"Reader": pd.DataFrame({"id": np.arange(len(digits)), "digit": digits})}
-    for k, client in enumerate(QUADRANTS):
+    for k, site in enumerate(QUADRANTS):
         if seen[:, k].any():
             pixels = [j for j in range(16) if varied[16 * k + j]]
-            own = {f"{client} {j}": X[:, 16 * k + j] for j in pixels}
-            frames[client] = pd.DataFrame(own).assign(id=np.arange(n))[seen[:, k]]
+            own = {f"{site} {j}": X[:, 16 * k + j] for j in pixels}
+            frames[site] = pd.DataFrame(own).assign(id=np.arange(n))[seen[:, k]]
     # Where a network has learned a digit by heart, gradients of a batch belong to fewer than five images.
     loose = fs.Policy(min_count=1)
     return fs.ClientPartition.from_frames(frames, on="id", policy=loose, new_data=new_data)

@@ -36,18 +36,22 @@ def attacks(X, y, exchange, seed):
     model = fs.LASER.from_formula("default ~ .", part)
     with tapped(model) as wire:
         model.fit(exchange=exchange, seed=seed, validation=0.3, calibration=0.0)
-    look = [ask.arrays for ask, _ in wire.passed if ask.step == "judge"][-1]
+    look = [request.arrays for request, _ in wire.passed if request.step == "judge"][-1]
     found = []
-    for k, client in enumerate(credit_blocks.CLIENTS):
-        asks = [ask.arrays for ask, _ in wire.passed if (ask.site, ask.step) == (client, "train")]
-        gradient = asks[BATCH + 1]["gradient"]
-        told = area(gradient @ np.linalg.svd(gradient, full_matrices=False)[2][0], label[asks[BATCH]["rows"]])
-        found.append(("labels", exchange, client, seed, told))
+    for k, site in enumerate(credit_blocks.CLIENTS):
+        requests = [
+            request.arrays for request, _ in wire.passed if (request.site, request.step) == (site, "train")
+        ]
+        gradient = requests[BATCH + 1]["gradient"]
+        reported = area(
+            gradient @ np.linalg.svd(gradient, full_matrices=False)[2][0], label[requests[BATCH]["rows"]]
+        )
+        found.append(("labels", exchange, site, seed, reported))
         own = X[rows][look["rows"], 5 * k : 5 * k + 5]
         own = (own - own.mean(axis=0)) / own.std(axis=0)
         view = look["outputs"][k if exchange == "clear" else 0]
-        told = columns_told(view, np.arange(len(view)) < KNOWN, own)
-        found.append(("columns", exchange, client, seed, told))
+        reported = columns_told(view, np.arange(len(view)) < KNOWN, own)
+        found.append(("columns", exchange, site, seed, reported))
     return found
 
 

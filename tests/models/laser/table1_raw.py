@@ -72,7 +72,7 @@ def choose_tasks(weights, clients, head, sizes, seen, sampled, rng):
 @njit(cache=True, nogil=True)
 def train(X, y, of_class, patterns, tasks, sampled, coast, epochs, decay, floor, theta, phi, rng):
     """Train networks theta (I, q) and heads phi (H, r) in place, on rows X (n, 20)."""
-    owner, members, clients, head, sizes = tasks
+    owner, members, sites, head, sizes = tasks
     nets, d = len(theta), WIDTHS[-1]
     first, second = np.zeros_like(theta), np.zeros_like(theta)
     first_h, second_h = np.zeros_like(phi), np.zeros_like(phi)
@@ -89,7 +89,7 @@ def train(X, y, of_class, patterns, tasks, sampled, coast, epochs, decay, floor,
             seen = patterns[rows[0] // BATCH]
             if seen == 0:
                 continue
-            choose_tasks(weights, clients, head, sizes, seen, sampled, rng)
+            choose_tasks(weights, sites, head, sizes, seen, sampled, rng)
             live, back = np.zeros(nets, np.bool_), np.zeros((nets, d, BATCH))
             of_heads, live_h = np.zeros_like(phi), np.zeros(len(phi), np.bool_)
             for t in range(len(head)):
@@ -147,9 +147,9 @@ def fit(method, X, y, missing, seed, plan=None, coast=True):
     phi = np.array([draw_parameters(HEAD, rng) for _ in range(assembly.heads)])
     patterns = (rng.random((-(-len(y) // BATCH), K)) >= missing) @ (1 << np.arange(K))
     of_class = tuple(np.flatnonzero(y == c) for c in (0, 1))
-    clients = np.array([task.clients for task in assembly.tasks])
-    sizes = np.array([task.clients.bit_count() for task in assembly.tasks])
-    tasks = (np.array(assembly.networks), assembly.members, clients, assembly.head_of, sizes)
+    sites = np.array([task.sites for task in assembly.tasks])
+    sizes = np.array([task.sites.bit_count() for task in assembly.tasks])
+    tasks = (np.array(assembly.networks), assembly.members, sites, assembly.head_of, sizes)
     epochs, decay, floor = plan or schedule(method, missing)
     laser = method == "laser"
     train(
@@ -171,9 +171,9 @@ def decide(assembly, theta, phi, X):
     return np.array(out)
 
 
-def weight_of(clients, missing):
+def weight_of(sites, missing):
     """Probability of a pattern."""
-    return prod((1.0 - missing) if clients >> k & 1 else missing for k in range(K))
+    return prod((1.0 - missing) if sites >> k & 1 else missing for k in range(K))
 
 
 def confusion(found, y):
@@ -203,13 +203,13 @@ def score(method, assembly, decided, y, missing, rng):
     return np.mean(found[found > 0.0] if method in ("local", "standard", "combinatorial") else found)
 
 
-def predictions(method, assembly, decided, clients, rng):
+def predictions(method, assembly, decided, sites, rng):
     """Heads that predict for a set of clients, each with its decisions (n,)."""
-    own, guess = members_of(clients), rng.random(decided.shape[1]) < 0.5
+    own, guess = members_of(sites), rng.random(decided.shape[1]) < 0.5
     if method == "standard":
         return [(0, decided[0] if len(own) == K else guess)]
     if method == "ensemble":
         votes = decided[own].mean(axis=0)
         return [(0, np.where(votes == 0.5, guess, votes > 0.5))]
-    tasks = own if method == "local" else assembly.of_set(clients)
+    tasks = own if method == "local" else assembly.of_set(sites)
     return [(assembly.tasks[t].head, decided[t]) for t in tasks]

@@ -80,13 +80,13 @@ def run_standardised(data, method, missing, seed):
 
 
 def f1_of_sets(method, decided, y, missing):
-    by_client = {}
+    by_site = {}
     for s in raw.SETS:
         for k in raw.members_of(s) if method in ("local", "laser") else [0]:
             one = decided[1 << k] if method == "local" else decided[s]
             counts = raw.weight_of(s, missing) * raw.confusion(one, y)
-            by_client[k] = by_client.get(k, 0.0) + counts
-    return np.mean([raw.f1(counts) for counts in by_client.values()])
+            by_site[k] = by_site.get(k, 0.0) + counts
+    return np.mean([raw.f1(counts) for counts in by_site.values()])
 
 
 def published():

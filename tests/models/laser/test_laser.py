@@ -37,7 +37,7 @@ def auc(frame, tables):
 
 
 def same_networks(a, b, atol):
-    for k in a._record.fitted.clients:
+    for k in a._record.fitted.sites:
         np.testing.assert_allclose(
             a._record.fitted.trained.networks[k], b._record.fitted.trained.networks[k], rtol=0, atol=atol
         )
@@ -183,7 +183,7 @@ def test_shapley_values_add_up():
     calibration = fitted.calibration
     full = calibration.to_frame().loc["bank + shop + telecom", "auc"]
     assert calibration.values().sum() == pytest.approx(full - 0.5)
-    assert fitted.clients()["value"].idxmax() == "bank"
+    assert fitted.sites()["value"].idxmax() == "bank"
 
 
 @pytest.mark.parametrize("kind", ["binary", "normal"])
@@ -265,20 +265,20 @@ def test_methods_side_by_side(part):
 
 def test_forecast_of_rounds_is_what_a_fit_takes(part):
     fitting = model(part)
-    forecast = fitting.explain(**QUICK)
+    expected = fitting.explain(**QUICK)
     fitted = fitting.fit(**QUICK)
-    rounds = sum(low for _, (low, _, _) in forecast.rounds)
+    rounds = sum(low for _, (low, _, _) in expected.rounds)
     assert rounds + 1 == fitted.ledger.rounds  # the design was agreed on before
-    assert "gradients of one batch" in str(forecast) and "columns" in str(forecast)
+    assert "gradients of one batch" in str(expected) and "columns" in str(expected)
 
 
 def record(monkeypatch):
     """Keep all asks and replies of what follows."""
     passed, plain = [], LocalEngine._round
 
-    def kept(self, asks, ledger):
-        replies = plain(self, asks, ledger)
-        passed.extend(zip(asks, replies, strict=True))
+    def kept(self, requests, ledger):
+        replies = plain(self, requests, ledger)
+        passed.extend(zip(requests, replies, strict=True))
         return replies
 
     monkeypatch.setattr(LocalEngine, "_round", kept)
@@ -337,22 +337,22 @@ def test_label_privacy(part, monkeypatch):
 @pytest.mark.parametrize("exchange", ["clear", "masked"])
 def test_a_training_that_was_broken_off_goes_on_to_the_bit(part, exchange, tmp_path, monkeypatch):
     options = {**QUICK, "exchange": exchange, "epochs": 5}
-    whole = model(part).fit(**options)
+    complete = model(part).fit(**options)
     plain, rounds = LocalEngine._round, []
 
-    def killed(self, asks, ledger):
-        rounds.append(len(asks))
-        if sum(ask.step == "judge" for ask in asks) and len(rounds) > 20:
+    def killed(self, requests, ledger):
+        rounds.append(len(requests))
+        if sum(request.step == "judge" for request in requests) and len(rounds) > 20:
             raise EngineError("shop: did not answer")
-        return plain(self, asks, ledger)
+        return plain(self, requests, ledger)
 
     with monkeypatch.context() as patched, pytest.raises(EngineError):
         patched.setattr(LocalEngine, "_round", killed)
         model(part).fit(**options, checkpoint=tmp_path / "training.fed")
     resumed = model(part).fit(**options, checkpoint=tmp_path / "training.fed")
-    same_networks(whole, resumed, atol=0.0)
-    np.testing.assert_array_equal(whole.history, resumed.history)
-    assert resumed.ledger.rounds < whole.ledger.rounds
+    same_networks(complete, resumed, atol=0.0)
+    np.testing.assert_array_equal(complete.history, resumed.history)
+    assert resumed.ledger.rounds < complete.ledger.rounds
     with pytest.raises(ModelError, match="other data or arguments"):
         model(part).fit(**{**options, "seed": 3}, checkpoint=tmp_path / "training.fed")
     with pytest.raises(ModelError, match="other data or arguments"):
@@ -431,4 +431,4 @@ def test_what_a_fit_lacks_is_said(part):
     fitted = model(part).fit(**QUICK, calibration=0.0)
     with pytest.raises(NotAvailableError, match=r"calibration=0\.2"):
         fitted.predict_set(part)
-    assert fitted.clients()["value"].isna().all()
+    assert fitted.sites()["value"].isna().all()

@@ -78,7 +78,7 @@ def assert_same_networks(one, other):
 def test_the_same_fit_to_the_bit_as_in_one_process(both, there, how):
     theirs, ours = both[how]
     assert_same_networks(theirs, ours)
-    pd.testing.assert_frame_equal(theirs.clients(), ours.clients(), check_exact=True)
+    pd.testing.assert_frame_equal(theirs.sites(), ours.sites(), check_exact=True)
     pd.testing.assert_frame_equal(
         theirs.calibration.to_frame(), ours.calibration.to_frame(), check_exact=True
     )
@@ -105,11 +105,11 @@ def test_a_client_that_has_left_is_one_that_never_had_an_entity(both, federation
         found = theirs.predict_proba(left)
         known = in_one_process(federation["home"], gone)
         np.testing.assert_array_equal(found, ours.predict_proba(known))
-        whole, absent = ours.predict_proba(here), np.ones(here.n_entities, dtype=bool)
+        complete, absent = ours.predict_proba(here), np.ones(here.n_entities, dtype=bool)
         for k in gone:
             absent[here.rows[k]] = False
-        np.testing.assert_allclose(found[absent], whole[absent], atol=1e-12)
-        assert (abs(found - whole)[~absent] > 1e-6).any(axis=None)
+        np.testing.assert_allclose(found[absent], complete[absent], atol=1e-12)
+        assert (abs(found - complete)[~absent] > 1e-6).any(axis=None)
         pd.testing.assert_frame_equal(
             theirs.evaluate(left).to_frame(), ours.evaluate(known).to_frame(), check_exact=True
         )
@@ -128,7 +128,7 @@ def test_the_order_of_clients_does_not_matter(both, federation):
         turned = fs.ClientPartition.connect(path)
     finally:
         path.write_text(text)
-    assert turned.clients == SITES[::-1]
+    assert turned.sites == SITES[::-1]
     for how in EXCHANGES:
         one, other = (fit._record.fitted.trained for fit in (both[how][0], fitted(turned, exchange=how)))
         for k in SITES:
@@ -146,21 +146,21 @@ def test_a_client_is_killed_in_a_fit_that_goes_on(federation, tmp_path, site, tu
     """Started again, it is handed what its networks were after the latest epoch."""
     study, running = federation["study"], federation["running"]
     checkpoint = tmp_path / "training.fed"
-    whole = fitted(fs.ClientPartition.connect(study), **options)
+    complete = fitted(fs.ClientPartition.connect(study), **options)
     partition = fs.ClientPartition.connect(study)
     fitting = model(partition, coordinator="apart")
-    carrier, asked = partition.engine._sites[site].carrier, itertools.count(1)
+    carrier, requested = partition.engine._sites[site].carrier, itertools.count(1)
     hasty = copy(carrier)
     hasty.timeout = 2.0
 
     class Watched:
-        def carry(self, name, request):
+        def send(self, name, request):
             if name != site:
-                return carrier.carry(name, request)
-            number = next(asked)
+                return carrier.send(name, request)
+            number = next(requested)
             if number == turn:
                 running[site].kill()
-            return (carrier if number < turn else hasty).carry(name, request)
+            return (carrier if number < turn else hasty).send(name, request)
 
     for name in SITES:
         partition.engine._sites[name] = RemoteSite(name, Watched())
@@ -171,6 +171,6 @@ def test_a_client_is_killed_in_a_fit_that_goes_on(federation, tmp_path, site, tu
     running[site] = serve(federation["home"] / site)
     wait(federation["home"] / site, running[site])
     resumed = fitted(fs.ClientPartition.connect(study), **options, checkpoint=checkpoint)
-    assert_same_networks(resumed, whole)
-    assert resumed.ledger.rounds < whole.ledger.rounds
-    assert str(resumed.clients()) == str(whole.clients())
+    assert_same_networks(resumed, complete)
+    assert resumed.ledger.rounds < complete.ledger.rounds
+    assert str(resumed.sites()) == str(complete.sites())

@@ -41,7 +41,7 @@ def test_importance_is_what_is_lost_where_a_block_is_exchanged(result, tables, o
     monkeypatch.setattr(site_steps, "secret_order", lambda data, n, number: orders[number])
     frame = result.importance(other, repeats=2)
     y = tables["bank"]["y"].to_numpy()
-    whole = area(result.predict_proba(other)[1.0].to_numpy(), y)
+    complete = area(result.predict_proba(other)[1.0].to_numpy(), y)
     for k in SITES:
         own = [c for c in tables[k] if c not in ("id", "y")]
         lost = []
@@ -49,7 +49,7 @@ def test_importance_is_what_is_lost_where_a_block_is_exchanged(result, tables, o
             moved = tables[k].copy()
             moved[own] = moved[own].to_numpy()[order]
             P = result.predict_proba(fs.ClientPartition.from_frames({**tables, k: moved}, on="id"))
-            lost.append(whole - area(P[1.0].to_numpy(), y))
+            lost.append(complete - area(P[1.0].to_numpy(), y))
         assert frame.loc[k, "importance"] == pytest.approx(np.mean(lost), abs=3e-3)
         assert frame.loc[k, "std_error"] == pytest.approx(np.std(lost, ddof=1) / np.sqrt(2), abs=3e-3)
 

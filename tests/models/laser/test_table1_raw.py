@@ -11,14 +11,14 @@ from fedstat.models.laser.training import assemble
 def test_one_set_of_each_head_and_size_stands_for_all(seen):
     """Of each set J within the clients that are there every head has weight 1/|J| in expectation."""
     assembly, rng, draws = assemble("laser", raw.K, "client"), np.random.default_rng(0), 6000
-    clients = np.array([task.clients for task in assembly.tasks])
-    sizes = np.array([task.clients.bit_count() for task in assembly.tasks])
+    sites = np.array([task.sites for task in assembly.tasks])
+    sizes = np.array([task.sites.bit_count() for task in assembly.tasks])
     total, weights = np.zeros(len(sizes)), np.zeros(len(sizes))
     for _ in range(draws):
-        raw.choose_tasks(weights, clients, assembly.head_of, sizes, seen, True, rng)
+        raw.choose_tasks(weights, sites, assembly.head_of, sizes, seen, True, rng)
         assert (weights > 0).sum() == seen.bit_count() ** 2
         total += weights
-    expected = np.where(clients & seen == clients, 1.0 / sizes, 0.0)
+    expected = np.where(sites & seen == sites, 1.0 / sizes, 0.0)
     np.testing.assert_allclose(total / draws, expected, atol=5 * np.sqrt(3 / draws) / 2)
 
 
@@ -41,6 +41,6 @@ def test_training_learns():
     y = (X[:, 0] + X[:, 6] > 0).astype(int)
     assembly, theta, phi = raw.fit("laser", X, y, 0.1, 0, plan=(200, 0.0, 1.0))
     right = (raw.decide(assembly, theta, phi, X) == y).mean(axis=1)
-    both = [t for t, task in enumerate(assembly.tasks) if task.clients == 0b0011]
-    alone = [t for t, task in enumerate(assembly.tasks) if task.clients == 0b0001]
+    both = [t for t, task in enumerate(assembly.tasks) if task.sites == 0b0011]
+    alone = [t for t, task in enumerate(assembly.tasks) if task.sites == 0b0001]
     assert right[both].min() > 0.9 > 0.8 > right[alone].max() > 0.7

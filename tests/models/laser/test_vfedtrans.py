@@ -24,9 +24,9 @@ def fitted(part):
     """A fit, and all that passed for it."""
     passed, plain = [], LocalEngine._round
 
-    def kept(self, asks, ledger):
-        replies = plain(self, asks, ledger)
-        passed.extend(zip(asks, replies, strict=True))
+    def kept(self, requests, ledger):
+        replies = plain(self, requests, ledger)
+        passed.extend(zip(requests, replies, strict=True))
         return replies
 
     with pytest.MonkeyPatch.context() as patched:
@@ -63,8 +63,8 @@ def test_outputs_of_clients_leave_as_a_sum(fitted):
     projected = [(a, r.arrays["projection"]) for a, r in fitted[1] if a.step == "project_columns"]
     Z, targets = blocks(), [a.arrays for a, _ in fitted[1] if a.step == "distil"]
     assert len(projected) == 3 and all(a.masked is not None for a, _ in projected)
-    ask, left = projected[0]
-    own = Z[ask.site].to_numpy()[ask.arrays["rows"]] @ ask.arrays["weights"]
+    request, left = projected[0]
+    own = Z[request.site].to_numpy()[request.arrays["rows"]] @ request.arrays["weights"]
     assert left.dtype != np.float64 and not np.allclose(own, targets[0]["target"], atol=0.1)
 
 
@@ -93,10 +93,10 @@ def test_files_hold_what_was_learned(fitted, tmp_path):
 
 
 def test_what_it_discloses_is_said_before_and_after(fitted, part):
-    forecast = model(part).explain(**QUICK)
-    rounds = sum(low for _, (low, _, _) in forecast.rounds)
+    expected = model(part).explain(**QUICK)
+    rounds = sum(low for _, (low, _, _) in expected.rounds)
     assert rounds + 1 == fitted[0].ledger.rounds
-    assert "leading singular vectors of every entity" in " ".join(str(forecast).split())
+    assert "leading singular vectors of every entity" in " ".join(str(expected).split())
     assert "singular vectors" in " ".join(str(fitted[0].summary()).split())
 
 

@@ -8,13 +8,13 @@ import fedstat as fs
 QUICK = {"n_init": 1, "starts": "sum", "select": None}
 
 
-def make_frames(n=150, clients=3, P=4, K=2, seed=0, missing=0.0, apart=2.0):
+def make_frames(n=150, sites=3, P=4, K=2, seed=0, missing=0.0, apart=2.0):
     """Frames of clients with continuous columns, by clusters k (n,)."""
     rng = np.random.default_rng(seed)
     k = rng.integers(K, size=n)
     frames = {}
-    for c in range(clients):
-        mu = rng.standard_normal((K, 1)) if c == clients - 1 else apart * np.linspace(-0.5, 0.5, K)[:, None]
+    for c in range(sites):
+        mu = rng.standard_normal((K, 1)) if c == sites - 1 else apart * np.linspace(-0.5, 0.5, K)[:, None]
         eta = mu[k] + rng.standard_normal((n, 1))
         X = eta @ rng.uniform(0.5, 1.0, (1, P)) + rng.standard_normal((n, P))
         frame = pd.DataFrame(X, columns=[f"{'abcdefgh'[c]}{p}" for p in range(P)])

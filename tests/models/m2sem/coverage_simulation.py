@@ -20,7 +20,7 @@ import pandas as pd
 
 import fedstat as fs
 from fedstat.models.m2sem.bootstrap import Drawable, ascend, draw_refits
-from fedstat.models.m2sem.information import ClientInformation, assemble, invert, local_information
+from fedstat.models.m2sem.information import SiteInformation, assemble, invert, local_information
 from fedstat.models.m2sem.modality.categorical import CategoricalModality
 from fedstat.models.m2sem.modality.gaussian import GaussianModality
 
@@ -48,10 +48,10 @@ def makers(data):
 def fit(data):
     """Modalities by client, shares and posteriors at the maximum."""
     mods = {}
-    for make, (client, frame) in zip(makers(data), data.frames.items(), strict=True):
+    for make, (site, frame) in zip(makers(data), data.frames.items(), strict=True):
         columns = [x if x.dtype == float else x.cat.codes for _, x in frame.iloc[:, 1:].items()]
-        mods[client] = [make(np.column_stack(columns))]
-        mods[client][0].begin(K)
+        mods[site] = [make(np.column_stack(columns))]
+        mods[site][0].begin(K)
     place = dict.fromkeys(mods, np.arange(N))
     r = ascend(mods, place, np.eye(K)[data.labels] * 0.8 + 0.2 / K)
     return mods, r.mean(axis=0), r
@@ -59,12 +59,10 @@ def fit(data):
 
 def information(mods, w, r):
     """Covariance of all statements by client, as over clients."""
-    made = {client: local_information(some, r) for client, some in mods.items()}
+    made = {site: local_information(some, r) for site, some in mods.items()}
     parts = {
-        client: ClientInformation(
-            one.own, one.with_shares, one.jacobian, one.communalities, one.columns.shape[2]
-        )
-        for client, one in made.items()
+        site: SiteInformation(one.own, one.with_shares, one.jacobian, one.communalities, one.columns.shape[2])
+        for site, one in made.items()
     }
     names = list(made)
     crossed = {
@@ -83,8 +81,8 @@ def profiles_of(mods):
 def errors_of(observed, mods):
     """Standard errors of the profiles (K, all), and of their differences."""
     own, apart = [], []
-    for client, some in mods.items():
-        cov = observed.of_client(client)
+    for site, some in mods.items():
+        cov = observed.of_site(site)
         width = some[0].profile().size // K
         R = np.hstack([-np.eye(width), np.eye(width)])
         own.append(np.sqrt(np.diag(cov)[: K * width]).reshape(K, width))
@@ -108,12 +106,12 @@ def one(kinds, separation, seed, bootstrapped, informed=True):
         }
     if bootstrapped:
         place = np.arange(N)
-        clients = {
-            client: Drawable(some, [lambda values, _, make=make: make(values)], place)
-            for make, (client, some) in zip(makers(data), mods.items(), strict=True)
+        sites = {
+            site: Drawable(some, [lambda values, _, make=make: make(values)], place)
+            for make, (site, some) in zip(makers(data), mods.items(), strict=True)
         }
-        draws = draw_refits(clients, w, N, SAMPLES, np.random.default_rng(seed))
-        sd = np.concatenate([draws.profiles[client] for client in clients], axis=2).std(axis=0, ddof=1)
+        draws = draw_refits(sites, w, N, SAMPLES, np.random.default_rng(seed))
+        sd = np.concatenate([draws.profiles[site] for site in sites], axis=2).std(axis=0, ddof=1)
         covered[BOOTSTRAP] = np.abs(found - truth) < 1.96 * sd
     return {name: (hit.sum(), hit.size) for name, hit in covered.items()}
 

@@ -108,7 +108,7 @@ def run(experiment, seed):
     # Masks change no digit of the selection and cost seconds, so do standard errors, which are not looked at.
     result = fs.M2SEM(partition, 3, 2).fit(masked=False, cov_type=None, seed=seed)
     cpu = time.process_time() - start
-    told = data.modalities["informative"].to_numpy()
+    reported = data.modalities["informative"].to_numpy()
     on = (
         result.modalities["selected"].groupby(level="client", sort=False).any().reindex(data.modalities.index)
     )
@@ -121,8 +121,8 @@ def run(experiment, seed):
         "accuracy": accuracy(result.labels, data.labels),
         "oracle": oracle(data),
         "stepmix": rival,
-        "modality_sens": on[told].mean(),
-        "modality_spec": 1.0 - on[~told].mean(),
+        "modality_sens": on[reported].mean(),
+        "modality_spec": 1.0 - on[~reported].mean(),
         "feature_sens": loads[informative].mean(),
         "feature_sens_all": loads[loaded].mean(),
         "feature_spec": 1.0 - loads[~loaded].mean(),
@@ -151,15 +151,15 @@ def main(arguments):
     parser.add_argument("experiments", nargs="*", help="noisy, 1, ..., 5; default: all")
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--first", type=int, default=0)
-    asked = parser.parse_args(arguments)
+    request = parser.parse_args(arguments)
     done = pd.read_csv(TABLE, dtype={"experiment": str}) if TABLE.exists() else None
     known = ["noisy", *PUBLISHED]
-    if unknown := set(asked.experiments) - set(known):
+    if unknown := set(request.experiments) - set(known):
         parser.error(
             f"experiments: expected some of {', '.join(known)}, received {', '.join(sorted(unknown))}"
         )
-    for experiment in asked.experiments or known:
-        for seed in range(asked.first, asked.first + asked.runs):
+    for experiment in request.experiments or known:
+        for seed in range(request.first, request.first + request.runs):
             if done is not None and ((done["experiment"] == experiment) & (done["seed"] == seed)).any():
                 continue
             row = pd.DataFrame([run(experiment, seed)])

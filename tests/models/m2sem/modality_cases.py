@@ -84,7 +84,7 @@ def objective(modality, r, row_penalties=0.0, means_penalty=0.0):
     return (r * modality.log_densities()).sum() - modality.penalty(row_penalties, means_penalty)
 
 
-def climb(modality, r, row_penalties=0.0, means_penalty=0.0, steps=30):
+def ascend(modality, r, row_penalties=0.0, means_penalty=0.0, steps=30):
     """Values of the objective before every one of so many M-steps, and after the last."""
     values = [objective(modality, r, row_penalties, means_penalty)]
     for _ in range(steps):

@@ -67,8 +67,8 @@ def test_pictures_show_how_far_clusters_are_apart_in_units_of_the_column():
     places = found.plot_heat().images[0].get_array()
     assert not any(faults(found.plot_heat(page(width, 3.5)).figure) for width in JOURNAL)
     assert not faults(found.plot_profiles())
-    for row, (client, column) in enumerate([("Client 1", "c1_1"), ("Client 2", "c2_1")]):
-        x = data.frames[client].set_index("id")[column]
+    for row, (site, column) in enumerate([("Client 1", "c1_1"), ("Client 2", "c2_1")]):
+        x = data.frames[site].set_index("id")[column]
         x = x.cat.codes if column == "c2_1" else x
         apart = x.groupby(found.labels).mean()
         np.testing.assert_allclose(places[4 * row], (apart - x.mean()) / x.std(), atol=0.08)

@@ -28,17 +28,17 @@ def confounded(n=300, seed=3):
     k = rng.integers(2, size=n)
     age = rng.uniform(20.0, 80.0, n).round()
     frames = {}
-    for number, client in enumerate("ABC"):
+    for number, site in enumerate("ABC"):
         eta = 2.6 * (k - 0.5) + rng.standard_normal(n)
         X = (
             eta[:, None] * np.array([0.9, 1.0, 0.8])
             + 0.12 * (age - 50)[:, None]
             + rng.standard_normal((n, 3))
         )
-        frame = pd.DataFrame(X, columns=[f"{client.lower()}{p}" for p in range(3)])
-        if client == "C":
+        frame = pd.DataFrame(X, columns=[f"{site.lower()}{p}" for p in range(3)])
+        if site == "C":
             frame = frame.apply(lambda x: pd.cut(x + rng.logistic(size=n), CUT, labels=list("wxyz")))
-        frames[client] = frame.assign(**{f"age{number}": age}).assign(id=range(n))
+        frames[site] = frame.assign(**{f"age{number}": age}).assign(id=range(n))
     return frames, k, age
 
 
@@ -180,7 +180,7 @@ def test_of_one_ordinal_client_it_is_the_graded_response_model_with_covariates()
     )
     model = M2SEM(partition_of({"A": frame.assign(z=z, id=range(n))}), 1, 1, adjust="~ z")
     found = model.fit(**QUICK, cov_type=None, local_steps=100)
-    held = found._record.clients["A"]
+    held = found._record.sites["A"]
     mean, sd = held.spread[:, 0]
     theta = held.parameters[:-1].reshape(P, 4)
     alpha, b, load = theta[:, :2], theta[:, 2], theta[:, 3]
@@ -212,7 +212,7 @@ def test_information_with_covariates_is_the_hessian_of_the_joint_likelihood():
         m.begin(2)
         m.begin_means(r)
     r, w = ascended(mods, r, 20)
-    info, told = joint_information({"A": [mods[0]], "B": [mods[1]]}, r, w)
+    info, reported = joint_information({"A": [mods[0]], "B": [mods[1]]}, r, w)
     bases, starts = [coordinates(m, r) for m in mods], [m.state() for m in mods]
 
     def put(u):
@@ -229,7 +229,7 @@ def test_information_with_covariates_is_the_hessian_of_the_joint_likelihood():
     assert np.abs(info + H).max() < 1e-6 * np.abs(H).max()
     # Jacobians of effects: of columns in their units, and of logits of levels.
     at, h = 1, 1e-6
-    for m, Z, part in zip(mods, bases, told.values(), strict=True):
+    for m, Z, part in zip(mods, bases, reported.values(), strict=True):
         local = local_information([m], r, np.array([2.0, 0.5]))
         for j in range(Z.shape[1]):
             sides = []

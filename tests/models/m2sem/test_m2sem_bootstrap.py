@@ -22,10 +22,10 @@ def test_errors_are_near_those_of_the_information_and_nobody_is_asked(fitted):
     rounds = fitted.ledger.rounds
     found = fitted.bootstrap(40, seed=1)
     assert fitted.ledger.rounds == rounds and (found.samples, found.failed) == (40, 0)
-    tidy, told = found.tidy(), fitted.tidy()
+    tidy, reported = found.tidy(), fitted.tidy()
     keys = ["client", "column", "level", "cluster", "estimate"]
-    assert tidy[keys].equals(told[keys])
-    ratio = tidy["std_error"] / told["std_error"]
+    assert tidy[keys].equals(reported[keys])
+    ratio = tidy["std_error"] / reported["std_error"]
     assert 0.85 < ratio.median() < 1.2 and ratio.between(0.5, 2.0).all()
     assert found.sizes["std_error"].iloc[0] == pytest.approx(fitted.sizes["std_error"].iloc[0], rel=0.35)
     assert "without any site" in " ".join(str(found).split())
@@ -35,7 +35,7 @@ def test_errors_are_near_those_of_the_information_and_nobody_is_asked(fitted):
 def test_samples_are_drawn_from_the_released_parameters(fitted):
     record = fitted._record
     labels = np.repeat([0, 1], 40_000)
-    for held in record.clients.values():
+    for held in record.sites.values():
         one = drawable(record, held, np.arange(2))
         profile = one.fitted[0].profile()
         values = one.fitted[0].draw(labels, np.random.default_rng(0))

@@ -9,7 +9,7 @@ from scipy.special import logsumexp
 import fedstat as fs
 from fedstat.errors import NotAvailableError
 from fedstat.models.m2sem.information import (
-    ClientInformation,
+    SiteInformation,
     _places,
     _unidentified,
     _without,
@@ -60,11 +60,11 @@ def ascended(mods, r, rounds):
 
 def client_information(parts, r):
     out = {}
-    for client, mods in parts.items():
+    for site, mods in parts.items():
         one = local_information(mods, r)
         q = one.columns.shape[2]
-        told = ClientInformation(one.own, one.with_shares, one.jacobian, one.communalities, q)
-        out[client] = told, one.columns
+        reported = SiteInformation(one.own, one.with_shares, one.jacobian, one.communalities, q)
+        out[site] = reported, one.columns
     return out
 
 
@@ -76,8 +76,8 @@ def joint_information(parts, r, w):
         for i, a in enumerate(names)
         for b in names[i + 1 :]
     }
-    told = {client: one for client, (one, _) in made.items()}
-    return assemble(r, w, told, crossed), told
+    reported = {site: one for site, (one, _) in made.items()}
+    return assemble(r, w, reported, crossed), reported
 
 
 def hessian(value, p, h=2e-3):
@@ -98,7 +98,7 @@ def test_three_clients_with_continuous_and_ordinal_columns_have_the_joint_hessia
     kinds = ["continuous", "ordinal", "continuous"]
     data = fs.datasets.make_clusters(150, kinds, p=3, separation=2.0, seed=3)
     mods, r, w = modalities_of(data)
-    info, told = joint_information({str(i): [m] for i, m in enumerate(mods)}, r, w)
+    info, reported = joint_information({str(i): [m] for i, m in enumerate(mods)}, r, w)
     # The same coordinates: where a client's jacobian of all its parameters is the identity.
     bases = [coordinates(m, r) for m in mods]
     starts = [m.state() for m in mods]
@@ -114,7 +114,7 @@ def test_three_clients_with_continuous_and_ordinal_columns_have_the_joint_hessia
 
     H = hessian(loglik, len(info))
     assert np.abs(info + H).max() < 1e-6 * np.abs(H).max()
-    assert [part.crossing for part in told.values()] == [10, 13, 10]
+    assert [part.crossing for part in reported.values()] == [10, 13, 10]
 
 
 def coordinates(m, r):
@@ -129,18 +129,18 @@ def coordinates(m, r):
 
 def errors_of(parts, r, w):
     """Variances of all statements."""
-    info, told = joint_information(parts, r, w)
-    found = invert(info, len(w), told)
+    info, reported = joint_information(parts, r, w)
+    found = invert(info, len(w), reported)
     assert found.available
-    return np.concatenate([np.diag(found.of_client(client)) for client in parts])
+    return np.concatenate([np.diag(found.of_site(site)) for site in parts])
 
 
 def test_how_factors_are_turned_and_which_client_holds_what_does_not_matter():
     """Of continuous columns; nodes of others do not turn with the factors."""
     data = fs.datasets.make_cluster_experiment(1, 300, noise=1.0, seed=1)
-    clients = ["Client 1", "Client 2", "Client 3"]
-    frames = {client: data.frames[client].iloc[:, :6] for client in clients}
-    mods, r, w = modalities_of(replace(data, frames=frames, modalities=data.modalities.loc[clients]), Q=2)
+    sites = ["Client 1", "Client 2", "Client 3"]
+    frames = {site: data.frames[site].iloc[:, :6] for site in sites}
+    mods, r, w = modalities_of(replace(data, frames=frames, modalities=data.modalities.loc[sites]), Q=2)
     expected = errors_of({str(i): [m] for i, m in enumerate(mods)}, r, w)
     joined = errors_of({"0": mods[:2], "2": mods[2:]}, r, w)
     np.testing.assert_allclose(joined, expected, rtol=1e-6, atol=1e-12)
@@ -166,19 +166,19 @@ def fitted():
 def test_over_sites_and_secure_products_it_is_the_same(fitted):
     """At the released parameters and posteriors, from the pooled rows."""
     data, partition, result = fitted
-    r, course = result.posterior.to_numpy(), result._live.fit.course
-    w = course.w[np.argsort(-course.r.sum(axis=0))]
+    r, state = result.posterior.to_numpy(), result._live.fit.state
+    w = state.w[np.argsort(-state.r.sum(axis=0))]
     n, K = r.shape
     parts, columns = {}, {}
-    for client, held in result._record.clients.items():
-        frame = data.frames[client].set_index("id")
+    for site, held in result._record.sites.items():
+        frame = data.frames[site].set_index("id")
         m = GaussianModality(frame.to_numpy(), list(frame), 1)
         m.restore(held.parameters)
-        at = partition.rows[client]
+        at = partition.rows[site]
         one = local_information([m], np.ascontiguousarray(r[at]))
-        columns[client] = np.zeros((n, K, one.columns.shape[2]))
-        columns[client][at] = one.columns
-        parts[client] = ClientInformation(
+        columns[site] = np.zeros((n, K, one.columns.shape[2]))
+        columns[site][at] = one.columns
+        parts[site] = SiteInformation(
             one.own, one.with_shares, one.jacobian, one.communalities, one.columns.shape[2]
         )
     names = list(parts)
@@ -189,8 +189,8 @@ def test_over_sites_and_secure_products_it_is_the_same(fitted):
     }
     pooled = invert(assemble(r, w, parts, crossed), K, parts)
     observed = result._record.observed
-    for client in names:
-        np.testing.assert_allclose(observed.of_client(client), pooled.of_client(client), rtol=1e-6, atol=1e-9)
+    for site in names:
+        np.testing.assert_allclose(observed.of_site(site), pooled.of_site(site), rtol=1e-6, atol=1e-9)
 
 
 def test_tables_with_errors(fitted):
@@ -249,7 +249,7 @@ def test_explain_says_what_products_tell():
 def test_of_two_columns_on_a_factor_profiles_have_errors_and_communalities_none():
     """Loading and error variance trade: only the covariance of the columns is known."""
     data = fs.datasets.make_clusters(300, p=4, separation=2.4, seed=5)
-    frames = {client: frame.iloc[:, : 5 - at] for at, (client, frame) in enumerate(data.frames.items())}
+    frames = {site: frame.iloc[:, : 5 - at] for at, (site, frame) in enumerate(data.frames.items())}
     frames["Client 3"] = frames["Client 3"].iloc[:, :2]
     partition = fs.ClientPartition.from_frames(frames, on=data.key)
     with pytest.warns(fs.errors.DisclosureWarning):
@@ -270,9 +270,9 @@ def test_profiles_that_no_row_tells_have_no_errors():
     assert np.linalg.eigvalsh(local_information([m], few).own)[-1] > 0.0
     local = local_information([m], nobody)
     assert np.linalg.eigvalsh(local.own)[-1] < 0.0
-    told = ClientInformation(local.own, local.with_shares, local.jacobian, local.communalities, 0)
+    reported = SiteInformation(local.own, local.with_shares, local.jacobian, local.communalities, 0)
     shares = np.append(w * 0.999, 0.001)
-    found = invert(assemble(nobody, shares, {"A": told}, {}), 3, {"A": told})
+    found = invert(assemble(nobody, shares, {"A": reported}, {}), 3, {"A": reported})
     assert not found.available and "not positive definite" in found.problem
 
 

@@ -40,7 +40,7 @@ def fitted():
 def test_means_of_a_variable_of_another_client(fitted):
     data, outside, _, result = fitted
     found = result.outside("age")
-    assert (found.client, found.nobs) == ("Registry", 270)
+    assert (found.site, found.nobs) == ("Registry", 270)
     larger = int(data.labels.value_counts().index[0])
     true = [50.0 + 10.0 * larger, 50.0 + 10.0 * (1 - larger)]
     assert np.abs(found.estimates["estimate"] - true).max() < 3 * found.estimates["std_error"].max()
@@ -73,7 +73,7 @@ def test_small_cells_and_columns_that_are_not_there(fitted):
     with pytest.raises(ModelError, match=r"'c1_1' was clustered"):
         result.outside("c1_1")
     with pytest.raises(ModelError, match="received 'age', which no site has"):
-        result.outside("age", client="Client 1")
+        result.outside("age", site="Client 1")
 
 
 def test_a_cluster_of_few_is_not_summed(fitted):
@@ -83,19 +83,19 @@ def test_a_cluster_of_few_is_not_summed(fitted):
     site = partition.sites["Registry"]
     text = to_json({"variable": "age", "clusters": 2})
 
-    def ask(cluster):
+    def request(cluster):
         question = Request("Registry", FAMILY, "sum_outside", {"cluster": cluster}, model._session, text)
         return model.engine.run(_once(question), model._new_ledger())
 
     alone = np.where(np.arange(300) == 100, 1, 0)
     with pytest.raises(FedstatError):
-        ask(alone)
+        request(alone)
     half = np.where(np.arange(300) < 150, 1, 0)
-    ask(half)
+    request(half)
     moved = half.copy()
     moved[200] = 1
     with pytest.raises(FedstatError):
-        ask(moved)
+        request(moved)
     assert site.policy.remember == "all"
     with pytest.raises(DescriptionError, match="has no column"):
         absent = to_json({"variable": "salary", "clusters": 2})

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from modality_cases import begun, categorical, climb, levels, objective
+from modality_cases import ascend, begun, categorical, levels, objective
 from scipy.integrate import quad
 from scipy.special import expit
 from scipy.stats import norm
@@ -26,7 +26,7 @@ ONE_FACTOR = ("ordinal", "ordinal", "binary", "ordinal")
 def test_no_step_lowers_the_objective(seed, missing, covariates, row, means):
     m, r = categorical(seed, n=60, missing=missing, covariates=covariates)
     rng = np.random.default_rng(seed)
-    values = climb(m, r * rng.uniform(0.0, 2.0, 60)[:, None], row * rng.random(m.P), means, steps=8)
+    values = ascend(m, r * rng.uniform(0.0, 2.0, 60)[:, None], row * rng.random(m.P), means, steps=8)
     assert np.diff(values).min() > -1e-8 * np.abs(values).max()
 
 
@@ -59,10 +59,10 @@ def test_graded_response_by_adaptive_quadrature():
     mu = m.means[0, 0]
     for x, f in zip(m.codes, m.log_densities()[:, 0], strict=True):
         seen = [(parameters[p], c) for p, c in enumerate(x) if c >= 0]
-        whole = integral(
+        complete = integral(
             lambda eta, seen=seen: norm.pdf(eta - mu) * np.prod([share(at, c, eta) for at, c in seen])
         )
-        assert f == pytest.approx(np.log(whole), abs=1e-6)
+        assert f == pytest.approx(np.log(complete), abs=1e-6)
 
 
 def test_profiles_by_adaptive_quadrature():
@@ -72,10 +72,10 @@ def test_profiles_by_adaptive_quadrature():
         assert np.all(np.isnan(profile[:, p, m.levels[p] :]))
         for c, level in enumerate(seen):
             for k, mu in enumerate(m.means[:, 0]):
-                whole = integral(
+                complete = integral(
                     lambda eta, c=c, mu=mu, p=p: norm.pdf(eta - mu) * share(parameters[p], c, eta)
                 )
-                assert profile[k, p, level] == pytest.approx(whole, abs=1e-8)
+                assert profile[k, p, level] == pytest.approx(complete, abs=1e-8)
 
 
 def test_nodes_of_a_search_are_near_those_of_the_end():
@@ -92,7 +92,7 @@ def test_penalised_maximum_satisfies_its_conditions():
     m, r = categorical(1, n=150, kinds=("ordinal", "nominal", "binary", "ordinal", "nominal", "ordinal"))
     rows, means = np.array([6.0, 8.0, 60.0, 6.0, 90.0, 6.0]), 2.0
     m.nodes = 21
-    climb(m, r, rows, means, steps=250)
+    ascend(m, r, rows, means, steps=250)
     at, h = m.state(), 1e-5
     value = np.empty((len(at), 2))
     for j in range(len(at)):
@@ -130,7 +130,7 @@ def test_means_are_zero_from_their_bound_on():
 def test_a_state_comes_back():
     m, r = categorical(1, missing=0.1)
     f, kept = m.log_densities(), m.state()
-    climb(m, r, steps=2)
+    ascend(m, r, steps=2)
     m.restore(kept)
     assert np.array_equal(m.log_densities(), f)
 
@@ -153,7 +153,7 @@ def test_rows_of_no_weight_at_a_level_stop_nothing():
     m.begin(3)
     m.begin_means(r)
     without = r * (codes[:, 0] != 1)[:, None]
-    values = climb(m, without, steps=60)
+    values = ascend(m, without, steps=60)
     assert np.diff(values).min() > -1e-8 * np.abs(values).max()
     assert m.profile()[:, 0, 1].max() < 1e-4 and np.diff(values)[-1] < 0.05
 
@@ -165,13 +165,13 @@ def test_columns_without_loadings_need_no_nodes(covariates):
     rows = np.array([1e6, 1e6, 0.0, 0.0, 0.0])
     for block in m._blocks:
         block.theta[np.isin(block.columns, [0, 1]), block.intercepts :] = 0.0
-    state, whole = m.state(), m.log_densities()
-    held = climb(m, r, rows, steps=25)
+    state, complete = m.state(), m.log_densities()
+    held = ascend(m, r, rows, steps=25)
     m.nodes = m.nodes
     m.support[[0, 1]] = False
     m.restore(state)
-    assert np.allclose(m.log_densities(), whole, rtol=0.0, atol=1e-10)
-    left = climb(m, r, steps=25)
+    assert np.allclose(m.log_densities(), complete, rtol=0.0, atol=1e-10)
+    left = ascend(m, r, steps=25)
     assert np.diff(left).min() > -1e-8 * np.abs(left).max()
     assert left[0] == pytest.approx(held[0], abs=1e-9) and left[-1] == pytest.approx(held[-1], abs=1e-3)
     assert np.array_equal(m.row_norms() == 0.0, rows > 0.0)
@@ -216,7 +216,7 @@ def test_new_rows_have_the_levels_of_the_fit():
     kinds = ("ordinal", "nominal", "binary", "ordinal", "nominal")
     codes[codes[:, 0] == 2, 0] = 1
     m = begun(CategoricalModality(codes, list("abcde"), 2, kinds, C), r)
-    climb(m, r, steps=2)
+    ascend(m, r, steps=2)
     some = CategoricalModality(codes[:7], list("abcde"), 2, kinds, C, units=m.units)
     some.restore(m.state())
     assert np.allclose(some.log_densities(), m.log_densities()[:7])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from modality_cases import climb, continuous, gaussian, objective
+from modality_cases import ascend, continuous, gaussian, objective
 from scipy.special import logsumexp
 from scipy.stats import multivariate_normal
 from sklearn.decomposition import FactorAnalysis
@@ -18,7 +18,7 @@ from fedstat.models.m2sem.modality.gaussian import FLOOR, GaussianModality
 @pytest.mark.parametrize("covariates", [0, 2])
 def test_densities_are_those_of_the_normal_law(missing, covariates):
     m, r = gaussian(n=40, missing=missing, covariates=covariates)
-    climb(m, r, steps=3)
+    ascend(m, r, steps=3)
     x, _, z = continuous(n=40, missing=missing, covariates=covariates)
     f = m.log_densities()
     mean = m.profile()
@@ -31,8 +31,8 @@ def test_densities_are_those_of_the_normal_law(missing, covariates):
             continue
         for k in range(3):
             at = mean[k] + (slopes @ z[i] if covariates else 0.0)
-            law = multivariate_normal(at[seen], cov[np.ix_(seen, seen)])
-            assert f[i, k] == pytest.approx(law.logpdf(x[i, seen]), rel=1e-9)
+            distribution = multivariate_normal(at[seen], cov[np.ix_(seen, seen)])
+            assert f[i, k] == pytest.approx(distribution.logpdf(x[i, seen]), rel=1e-9)
 
 
 @settings(max_examples=25, deadline=None)
@@ -47,7 +47,7 @@ def test_densities_are_those_of_the_normal_law(missing, covariates):
 def test_no_step_lowers_the_objective(seed, missing, covariates, row, means, noise):
     m, r = gaussian(seed, n=60, missing=missing, covariates=covariates, noise=noise)
     rng = np.random.default_rng(seed)
-    values = climb(m, r * rng.uniform(0.0, 2.0, 60)[:, None], row * rng.random(m.P), means, steps=15)
+    values = ascend(m, r * rng.uniform(0.0, 2.0, 60)[:, None], row * rng.random(m.P), means, steps=15)
     assert np.diff(values).min() > -1e-8 * np.abs(values).max()
 
 
@@ -55,7 +55,7 @@ def test_one_cluster_is_factor_analysis():
     x, _, _ = continuous(n=300, P=8, Q=2)
     m = GaussianModality(x, list("abcdefgh"), 2)
     m.begin(1)
-    values = climb(m, np.ones((300, 1)), steps=3000)
+    values = ascend(m, np.ones((300, 1)), steps=3000)
     peer = FactorAnalysis(2, tol=1e-12, max_iter=20_000, svd_method="lapack").fit(x)
     assert values[-1] == pytest.approx(300 * peer.score(x), abs=1e-4)
 
@@ -79,7 +79,7 @@ def test_penalised_maximum_satisfies_its_conditions(missing):
     """Numerical slopes of the observed objective: zero where free, within the penalty where zero."""
     m, r = gaussian(1, n=120, P=8, missing=missing, noise=2.0)
     rows, means = np.array([2.0, 30.0, 2.0, 200.0, 2.0, 2.0, 2.0, 300.0]), 5.0
-    climb(m, r, rows, means, steps=3000)
+    ascend(m, r, rows, means, steps=3000)
     at, h = m.state(), 1e-5
     slopes = np.empty(len(at))
     for j in range(len(at)):
@@ -120,7 +120,7 @@ def test_a_state_comes_back():
     m, r = gaussian(1, missing=0.1)
     f = m.log_densities()
     kept = m.state()
-    climb(m, r, steps=2)
+    ascend(m, r, steps=2)
     m.restore(kept)
     assert np.array_equal(m.log_densities(), f)
 
@@ -140,7 +140,7 @@ def test_support_and_silence_are_kept():
 
 def test_separation_is_free_of_the_factors_coordinates():
     m, r = gaussian(5)
-    climb(m, r, steps=10)
+    ascend(m, r, steps=10)
     w = r.mean(axis=0)
     at = m.separation(w)
     turn = np.linalg.qr(np.random.default_rng(0).standard_normal((2, 2)))[0]
@@ -155,7 +155,7 @@ def test_errors_that_vanish_are_held_at_the_floor():
     x[:, 1] = x[:, 0]
     m = GaussianModality(x, list("abcdef"), 2)
     m.begin(3)
-    climb(m, r, steps=200)
+    ascend(m, r, steps=200)
     assert m.psi.min() == FLOOR and set(m.at_floor) == {"a", "b"}
     assert np.isfinite(objective(m, r))
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from modality_cases import MIXED, categorical, central_hessian, climb, gaussian
+from modality_cases import MIXED, ascend, categorical, central_hessian, gaussian
 from scipy.special import logsumexp, softmax
 
 LOG_W = np.log([0.4, 0.6])
@@ -24,7 +24,7 @@ def likelihood(m):
 @pytest.mark.parametrize("case", CASES)
 def test_information_is_the_numerical_hessian(case):
     m, r = CASES[case]()
-    climb(m, r, steps=3)
+    ascend(m, r, steps=3)
     at = m.state()
     # A point where nothing is special: not the maximum, means not centered.
     at = at * (1.0 + 0.05 * np.random.default_rng(0).standard_normal(len(at)))
@@ -50,7 +50,7 @@ def test_information_is_the_numerical_hessian(case):
 @pytest.mark.parametrize("case", CASES)
 def test_slopes_of_profiles_are_central_differences(case):
     m, r = CASES[case]()
-    climb(m, r, steps=3)
+    ascend(m, r, steps=3)
     at, found = m.state(), m.profile_slopes()
     for j in range(len(at)):
         h = 1e-5 * (np.arange(len(at)) == j)

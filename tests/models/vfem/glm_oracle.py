@@ -140,8 +140,8 @@ def glm_theta(model, result, study):
         PooledGLM(study.table["y"], [study.table[c] for c in study.columns.values()], "Logit"),
     )
     Sigmas = []
-    for client in study.columns:
-        kept = model.partition.sites[client].states[model._session].look_at("vfem")
+    for site in study.columns:
+        kept = model.partition.sites[site].states[model._session].look_at("vfem")
         scale = kept.block.scale
         Sigmas.append(kept.accepted.Sigma * np.outer(scale, scale))
     return pooled.pack(

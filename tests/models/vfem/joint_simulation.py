@@ -72,28 +72,28 @@ class PooledSites:
     def by_pattern(self, values):
         return np.bincount(self.layout.code, values, len(self.layout.counts))
 
-    def answer(self, ask):
-        return SimpleNamespace(arrays=getattr(self, ask.step)(ask))
+    def answer(self, request):
+        return SimpleNamespace(arrays=getattr(self, request.step)(request))
 
     def columns(self, site):
         return self.X[:, self.layout.places()[site]]
 
-    def joint_predict(self, ask):
-        slopes = ask.arrays["slopes"][self.layout.code]
-        return {"linear_predictor": np.sum(self.columns(ask.site) * slopes, axis=1)}
+    def joint_predict(self, request):
+        slopes = request.arrays["slopes"][self.layout.code]
+        return {"linear_predictor": np.sum(self.columns(request.site) * slopes, axis=1)}
 
-    def glm_evaluate(self, ask):
-        given, code = ask.arrays, self.layout.code
+    def glm_evaluate(self, request):
+        given, code = request.arrays, self.layout.code
         self.m, v = given["predictor"] + given["centre"][code], given["spread"][code]
         self.terms = t = marginal_likelihood(LOGIT, self.y, self.m, v)
         sums = np.column_stack([self.by_pattern(w) for w in (t[BY_M], t[BY_V], -t[BY_MM], t[BY_V] ** 2)])
         return {"inside": np.array(1), "log_likelihood": np.array(t[LOG_P].sum()), "sums": sums}
 
-    def joint_score(self, ask):
-        own = np.column_stack([np.ones(len(self.y)), self.columns(ask.site)])
+    def joint_score(self, request):
+        own = np.column_stack([np.ones(len(self.y)), self.columns(request.site)])
         return {"sums": np.column_stack([self.by_pattern(self.terms[BY_M] * x) for x in own.T])}
 
-    def joint_weights(self, ask):
+    def joint_weights(self, request):
         mean = self.by_pattern(self.m) / self.layout.counts
         s, h, c = self.m - mean[self.layout.code], -self.terms[BY_MM], -self.terms[BY_MV]
         rows = (h * s, h * s * s, c, c * s, -self.terms[BY_VV])
@@ -118,7 +118,7 @@ def lay_out(y, X):
     kept = {k: every[~np.isnan(X[:, 2 * j])] for j, k in enumerate(CLIENTS)}
     names = tuple(f"{k}{i}" for k in CLIENTS for i in (1, 2))
     layout = Layout(
-        clients=CLIENTS,
+        sites=CLIENTS,
         active="A",
         names=names,
         terms=names,
@@ -154,17 +154,17 @@ def fit(y, X, between):
         iteration.linear = fit_joint_normal(moments, iteration.moves.edges)
     iteration.mean, iteration.dealers = y.mean(), {}
     sites = PooledSites(y, (X - moments.centre[:-1]) / moments.scale[:-1], layout)
-    protocol, asks = iteration._whole(), None
+    protocol, requests = iteration._complete(), None
     try:
-        asks = next(protocol)
+        requests = next(protocol)
         while True:
-            asks = protocol.send([sites.answer(ask) for ask in asks])
+            requests = protocol.send([sites.answer(request) for request in requests])
     except StopIteration as stop:
         found = stop.value
     assert found.converged
-    information, law = information_of(iteration, sites.curvatures())
+    information, joint = information_of(iteration, sites.curvatures())
     J = origin_jacobian(found, CLIENTS)
-    V = inverse_information(law, information, scale=False)[: J.shape[1], : J.shape[1]]
+    V = inverse_information(joint, information, scale=False)[: J.shape[1], : J.shape[1]]
     params = np.concatenate([[found.beta0], *[found.beta[k] for k in CLIENTS]])
     return params, np.sqrt(np.diag(J @ V @ J.T))
 

@@ -12,7 +12,7 @@ def moments_of(study):
     """Pattern moments of a study, from its pooled table."""
     sizes = [len(names) for names in study.columns.values()]
     X, y = study.table[study.covariates].to_numpy(), study.table["y"].to_numpy()
-    return moments_of_arrays(X, y, sizes, clients=list(study.columns), names=study.covariates)
+    return moments_of_arrays(X, y, sizes, sites=list(study.columns), names=study.covariates)
 
 
 def four_clients(seed=0, n=800, missing="mar", between=0.0):
@@ -33,8 +33,8 @@ def four_clients(seed=0, n=800, missing="mar", between=0.0):
     table.insert(0, "y", y)
     standard = (y - y.mean()) / y.std()
     slopes = {"A": 1.0, "B": 0.0, "C": -0.7, "D": 0.0} if missing == "mar" else dict.fromkeys(columns, 0.0)
-    for (client, own), share in zip(columns.items(), (0.3, 0.5, 0.2, 0.6), strict=True):
-        odds = np.log(share / (1.0 - share)) + slopes[client] * standard
+    for (site, own), share in zip(columns.items(), (0.3, 0.5, 0.2, 0.6), strict=True):
+        odds = np.log(share / (1.0 - share)) + slopes[site] * standard
         table.loc[rng.random(n) < 1.0 / (1.0 + np.exp(-odds)), own] = np.nan
     return Study(table, columns, "Registry")
 

@@ -146,12 +146,10 @@ class Study:
 
     def frames(self):
         out = {}
-        for client in dict.fromkeys([self.holder, *self.columns]):
-            names = self.columns.get(client, [])
-            frame = (
-                self.table[["y", *names]] if client == self.holder else self.table[names].dropna(how="all")
-            )
-            out[client] = frame.rename_axis("id").reset_index()
+        for site in dict.fromkeys([self.holder, *self.columns]):
+            names = self.columns.get(site, [])
+            frame = self.table[["y", *names]] if site == self.holder else self.table[names].dropna(how="all")
+            out[site] = frame.rename_axis("id").reset_index()
         return out
 
     def partition(self, **options):
@@ -167,13 +165,13 @@ class Study:
 
     def theta(self, model, result):
         """All parameters of the fit that was made last, as :class:`Pooled` packs them."""
-        found = [block_parameters(model, client) for client in self.columns]
+        found = [block_parameters(model, site) for site in self.columns]
         return self.pooled().pack(result.params["Intercept"], result.scale, *zip(*found, strict=True))
 
 
-def block_parameters(model, client):
+def block_parameters(model, site):
     """beta, mu, Sigma in the units of the data, from what the client's site remembers of the last fit."""
-    block = model.partition.sites[client].states[model._session].look_at("vfem")
+    block = model.partition.sites[site].states[model._session].look_at("vfem")
     at, scale = block.current, block.scale
     return at.beta / scale, block.shift + scale * at.mu, at.Sigma * np.outer(scale, scale)
 
@@ -192,14 +190,14 @@ def simulate(seed=0, n=500, holder="Bank", missing="mar", slopes=None):
         "Tax": rng.normal(size=(n, 2)) * [10.0, 0.1] + [100.0, 0.0],
     }
     slopes = slopes or {"Bank": [0.5, -0.3], "Court": [0.4, 0.0, -0.6], "Tax": [0.05, 3.0]}
-    y = 1.0 + sum(X @ slopes[client] for client, X in blocks.items()) + rng.normal(size=n)
-    columns = {client: [f"{client.lower()}{j}" for j in range(X.shape[1])] for client, X in blocks.items()}
+    y = 1.0 + sum(X @ slopes[site] for site, X in blocks.items()) + rng.normal(size=n)
+    columns = {site: [f"{site.lower()}{j}" for j in range(X.shape[1])] for site, X in blocks.items()}
     table = pd.concat([pd.DataFrame(X, columns=columns[c]) for c, X in blocks.items()], axis=1)
     table.insert(0, "y", y)
     if missing != "none":
         lacks_court = 1.0 / (1.0 + np.exp((y - y.mean()) / y.std()))
-        for client, share in {"Bank": 0.25, "Court": lacks_court, "Tax": 0.4}.items():
-            table.loc[rng.random(n) < share, columns[client]] = np.nan
+        for site, share in {"Bank": 0.25, "Court": lacks_court, "Tax": 0.4}.items():
+            table.loc[rng.random(n) < share, columns[site]] = np.nan
     return Study(table, columns, holder)
 
 

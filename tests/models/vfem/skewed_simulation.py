@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # as pytest does it
 from blocks_simulation import DESIGNS, Z, by_least_squares, by_mice, chance
 from pattern_moments import moments_of_arrays
 
-from fedstat.models.vertical.fit import StandardizedMoments, client_order
+from fedstat.models.vertical.fit import StandardizedMoments, site_order
 from fedstat.models.vertical.joint_normal.corrections import simulated_covariance, without_skewness
 from fedstat.models.vertical.joint_normal.fit import (
     JointNormalPoint,
@@ -91,7 +91,7 @@ def normal_law(X, y):
 def reported(fit, psi):
     """Estimates and standard errors, (1 + P,) each, from the covariance of (a, s2, beta_1, mu_1, ...)."""
     P = len(fit.beta)
-    place = np.argsort(client_order(fit.moments))
+    place = np.argsort(site_order(fit.moments))
     cov = psi[: 2 + 2 * P, : 2 + 2 * P][np.ix_(place, place)]
     J = np.zeros((1 + P, 2 + 2 * P))
     J[0, 0], J[0, 2 : 2 + P], J[0, 2 + P :] = 1.0, -fit.mu, -fit.beta

@@ -122,8 +122,8 @@ def test_institutions_tell_the_shapes_of_their_columns_and_count_them():
     X, y = draw(TWO, "log-normal", 0)
     result = fs.VFEMRegression.from_formula("y ~ a + b", partition_of(X, y)).fit()
     np.testing.assert_allclose(result.exchange.moments.shape, shapes(X), rtol=1e-10)
-    (told,) = [one for one in result.ledger.entries if one.array == "units" and one.sender == "Shop"]
-    assert told.shape == (3, 1)
+    (was_reported,) = [one for one in result.ledger.entries if one.array == "units" and one.sender == "Shop"]
+    assert was_reported.shape == (3, 1)
     assert result.exchange.numbers["Shop"] == 2 + 1 + 1 + 1  # b, b^2, b a, b y, and its shape
 
 

@@ -32,16 +32,16 @@ def draw(run, mechanism, n=N):
     """One data set; "A0" to "D0" have no effect given the others, and go where their client's record goes."""
     data = fs.datasets.make_blocks(n, BLOCKS, MISSING, mechanism=mechanism, seed=run, mean=1.0)
     rng = np.random.default_rng([run, 1])
-    for client in "ABCD":
-        frame = data.frames[client]
-        frame[f"{client}0"] = 0.6 * frame[f"{client}1"] + 0.8 * rng.standard_normal(len(frame))
+    for site in "ABCD":
+        frame = data.frames[site]
+        frame[f"{site}0"] = 0.6 * frame[f"{site}1"] + 0.8 * rng.standard_normal(len(frame))
     return data
 
 
 def truth(data):
     values = {"Intercept": data.intercept}
-    for client in "ABCD":
-        values |= data.truth.loc[data.truth["client"] == client, "coef"].to_dict() | {f"{client}0": 0.0}
+    for site in "ABCD":
+        values |= data.truth.loc[data.truth["client"] == site, "coef"].to_dict() | {f"{site}0": 0.0}
     return pd.Series(values)
 
 
@@ -91,11 +91,11 @@ def table():
                     jobs = [(run, mechanism, method) for run in range(runs)]
                     fits = np.array(list(pool.map(fit, jobs, chunksize=20)))
                     tables.append(summarise(mechanism, method, fits))
-    whole = pd.concat(tables, ignore_index=True).round(5)
-    whole.to_csv(TABLE, index=False, lineterminator="\n")
+    complete = pd.concat(tables, ignore_index=True).round(5)
+    complete.to_csv(TABLE, index=False, lineterminator="\n")
     print()
-    print(whole.to_string(index=False))
-    return whole
+    print(complete.to_string(index=False))
+    return complete
 
 
 def pick(table, mechanism, method):
@@ -111,13 +111,13 @@ def test_the_missingness_is_what_it_is_called():
         complete = data.complete.set_index(data.key)
         of_a = complete.index.isin(data.frames["A"][data.key])
         regressors = sm.add_constant(complete.loc[of_a, ["y", "A1", "B1", "C1"]])
-        for client in "BCD":
-            seen = complete.index.isin(data.frames[client][data.key])[of_a].astype(float)
-            t_values[mechanism, client] = sm.Logit(seen, regressors).fit(disp=0).tvalues
-    for client in "BCD":
-        assert (t_values["mar", client][["y", "A1"]] > 10).all()
-        assert (t_values["mar", client][["B1", "C1"]].abs() < 4).all()
-        assert (t_values["mcar", client].drop("const").abs() < 4).all()
+        for site in "BCD":
+            seen = complete.index.isin(data.frames[site][data.key])[of_a].astype(float)
+            t_values[mechanism, site] = sm.Logit(seen, regressors).fit(disp=0).tvalues
+    for site in "BCD":
+        assert (t_values["mar", site][["y", "A1"]] > 10).all()
+        assert (t_values["mar", site][["B1", "C1"]].abs() < 4).all()
+        assert (t_values["mcar", site].drop("const").abs() < 4).all()
 
 
 def test_some_coefficients_are_zero_and_some_are_not():

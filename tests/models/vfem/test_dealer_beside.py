@@ -11,7 +11,7 @@ from fedstat.federation.disclosure.policy import Policy
 
 FRAMES = fs.datasets.load_sme()
 MODELS = {"VFEM": (fs.VFEMRegression, {}), "VerticalGLM": (fs.VerticalGLM, {"missing": "em"})}
-NAMES = list(fs.ClientPartition.from_frames(FRAMES, on="enterprise_id").clients)
+NAMES = list(fs.ClientPartition.from_frames(FRAMES, on="enterprise_id").sites)
 PAIR = ("Platform", "Credit Agency")
 THIRD = next(name for name in NAMES if name not in PAIR)
 
@@ -35,8 +35,8 @@ def test_the_first_site_that_has_no_part_deals_where_owners_want_a_third(kind):
     np.testing.assert_allclose(found.bse, loose.bse, rtol=0.01)
     assert f"{THIRD} has no part in this model, and deals" in str(found.summary())
     assert "has no part" not in str(loose.summary())
-    told = found.ledger.releases().query("sender == @THIRD")
-    assert set(told["kind"]) == {"sealed", "control"} and set(told["step"]) >= {"deal_product"}
+    reported = found.ledger.releases().query("sender == @THIRD")
+    assert set(reported["kind"]) == {"sealed", "control"} and set(reported["step"]) >= {"deal_product"}
     own = [entry.array for entry in partition.sites[THIRD].ledger.entries]
     assert "for_a" in own and not {"sums", "grams", "share"} & set(own)
     # The same one whenever it is asked: the order is that of the partition.

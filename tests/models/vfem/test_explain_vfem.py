@@ -46,10 +46,10 @@ def test_first_coefficients_from_another_fit_double_the_iterations():
     # One iteration, those of the dry run, and the limit of the fit.
     assert once == (1, 12, 5_000) and (least, most) == (2, 10_000) and 12 < dry_run <= 24
     result = model.fit(**packed(**ITERATIVE, init="cc"))
-    told = set(twice.table[["sender", "step", "array", "masked"]].itertuples(index=False, name=None))
+    reported = set(twice.table[["sender", "step", "array", "masked"]].itertuples(index=False, name=None))
     passed = result.ledger.releases()
     passed = passed[~passed["step"].isin(["open_response", "open_block"])]
-    assert told == set(passed[["sender", "step", "array", "masked"]].itertuples(index=False, name=None))
+    assert reported == set(passed[["sender", "step", "array", "masked"]].itertuples(index=False, name=None))
 
 
 def test_the_number_of_iterations_is_at_most_the_one_that_is_given():
@@ -78,8 +78,8 @@ LEARNED = {
 @pytest.mark.parametrize("case", LEARNED)
 def test_who_could_learn_what(case):
     arguments, words = LEARNED[case]
-    told = model_of().explain(**packed(**arguments)).learned
-    assert words in " ".join(f"{who} {sentence}" for who, sentence in told)
+    reported = model_of().explain(**packed(**arguments)).learned
+    assert words in " ".join(f"{who} {sentence}" for who, sentence in reported)
 
 
 def test_single_contributors_are_counted():
@@ -87,9 +87,9 @@ def test_single_contributors_are_counted():
     model = model_of()
     ids = {name: set(JOINED[name].dropna()["id"]) for name in ("B", "C")}
     lonely = {"B": len(ids["B"] - ids["C"]), "C": len(ids["C"] - ids["B"])}
-    told = " ".join(sentence for _, sentence in model.explain(**packed(**ITERATIVE)).learned)
+    reported = " ".join(sentence for _, sentence in model.explain(**packed(**ITERATIVE)).learned)
     for name, count in lonely.items():
-        assert f"learn {name}'s own linear predictor for {count:,} of its {len(ids[name]):,}" in told
+        assert f"learn {name}'s own linear predictor for {count:,} of its {len(ids[name]):,}" in reported
 
 
 REFUSALS = {
@@ -105,11 +105,11 @@ REFUSALS = {
 def test_a_refusal_is_told_as_the_site_will_say_it(case):
     policy, arguments = REFUSALS[case]
     model = model_of(policies={"B": fs.Policy(**policy)})
-    told = model.explain(**packed(**arguments))
+    reported = model.explain(**packed(**arguments))
     with pytest.raises(fs.errors.PolicyError, match=r"^B: its policy") as refusal:
         model.fit(**packed(**arguments))
-    assert list(told.refused) == ["B"] and str(refusal.value) in chain(*told.refused["B"].values())
-    assert "REFUSED" in str(told) and "REFUSED" in told._repr_html_()
+    assert list(reported.refused) == ["B"] and str(refusal.value) in chain(*reported.refused["B"].values())
+    assert "REFUSED" in str(reported) and "REFUSED" in reported._repr_html_()
 
 
 def test_what_passes_under_masks_is_told_to_pass():

@@ -18,7 +18,7 @@ def model_of(**options):
 
 
 def two_institutions(coordinator):
-    frames = {client: STUDY.frames()[client] for client in ("Bank", "Tax")}
+    frames = {site: STUDY.frames()[site] for site in ("Bank", "Tax")}
     partition = fs.ClientPartition.from_frames(frames, on="id", shared_seed=7)
     return fs.VFEMGLM.from_formula(
         "y ~ .", partition, family=sm.families.Binomial(), between="independent", coordinator=coordinator
@@ -27,11 +27,11 @@ def two_institutions(coordinator):
 
 def test_nobody_to_deal_is_told_as_the_fit_will_say_it():
     model = two_institutions("Bank")
-    with pytest.raises(ModelError) as told:
+    with pytest.raises(ModelError) as reported:
         model.explain()
     with pytest.raises(ModelError) as said:
         model.fit()
-    assert str(told.value) == str(said.value)
+    assert str(reported.value) == str(said.value)
 
 
 def test_the_number_of_iterations_is_a_range_within_the_limit():
@@ -52,8 +52,8 @@ LEARNED = {
 @pytest.mark.parametrize("case", LEARNED)
 def test_who_could_learn_what(case):
     arguments, words = LEARNED[case]
-    told = model_of().explain(**arguments).learned
-    assert words in " ".join(f"{who} {sentence}" for who, sentence in told)
+    reported = model_of().explain(**arguments).learned
+    assert words in " ".join(f"{who} {sentence}" for who, sentence in reported)
 
 
 REFUSALS = {
@@ -68,10 +68,12 @@ REFUSALS = {
 def test_a_refusal_is_told_as_the_site_will_say_it(case):
     policy, arguments = REFUSALS[case]
     model = model_of(policies={"Court": fs.Policy(**policy)})
-    told = model.explain(**arguments)
+    reported = model.explain(**arguments)
     with pytest.raises(PolicyError, match=r"^Court: its policy") as refusal:
         model.fit(**arguments)
-    assert list(told.refused) == ["Court"] and str(refusal.value) in chain(*told.refused["Court"].values())
+    assert list(reported.refused) == ["Court"] and str(refusal.value) in chain(
+        *reported.refused["Court"].values()
+    )
 
 
 def test_what_passes_under_masks_is_told_to_pass():
@@ -82,8 +84,8 @@ def test_what_passes_under_masks_is_told_to_pass():
 
 def test_numbers_for_each_entity_are_held_against_what_owners_let_leave():
     model = model_of(policies={"Court": fs.Policy(per_entity=20)})
-    (told,) = [note for note in model.explain(cov_type="none").notes if "per_entity" in note]
+    (reported,) = [note for note in model.explain(cov_type="none").notes if "per_entity" in note]
     # One iteration in the dry run, and as many as the fit is allowed.
-    assert told.startswith("Court lets 20 numbers") and "1 to 200" in told
+    assert reported.startswith("Court lets 20 numbers") and "1 to 200" in reported
     fitted = model.fit(cov_type="none")
-    assert model.partition.sites["Court"].account.vectors <= 20 and fitted.converged
+    assert model.partition.sites["Court"].site_ledger.vectors <= 20 and fitted.converged

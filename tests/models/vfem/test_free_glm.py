@@ -52,7 +52,7 @@ def as_counted(study, result):
 def all_parameters(found, oracle):
     fit = found._fit
     beta, mu = (np.concatenate([by[k] for k in found.names]) for by in (fit.beta, fit.mu))
-    return oracle.pack(fit.beta0, beta, mu, fit.law.cov[:-1, :-1])
+    return oracle.pack(fit.beta0, beta, mu, fit.joint.cov[:-1, :-1])
 
 
 def make(study, link, **options):
@@ -84,7 +84,7 @@ def test_score_and_information_are_derivatives_of_the_pooled_likelihood(link):
     seen = np.array([own for own, _ in oracle.groups])
     sizes = tuple(len(names) for names in study.columns.values())
     moments = PatternMoments(
-        clients=tuple(study.columns),
+        sites=tuple(study.columns),
         sizes=sizes,
         names=tuple(study.covariates),
         seen=seen,
@@ -107,9 +107,9 @@ def test_score_and_information_are_derivatives_of_the_pooled_likelihood(link):
         beta, mu = vector[1 : 1 + P], vector[1 + P : 1 + 2 * P]
         return oracle.loglike(oracle.pack(vector[0] - beta @ mu, beta, mu, np.linalg.inv(Q)))
 
-    law, X = missing_model(point, seen), Z[:, 1:-1]
-    m = point.a + np.sum(law.slopes[code] * (X - point.mu), axis=1)
-    terms = marginal_likelihood(KERNELS[link], oracle.y, m, law.variance[code])
+    joint, X = missing_model(point, seen), Z[:, 1:-1]
+    m = point.a + np.sum(joint.slopes[code] * (X - point.mu), axis=1)
+    terms = marginal_likelihood(KERNELS[link], oracle.y, m, joint.variance[code])
     ones, sums, H = Z[:, :-1], [], np.zeros((G, P + 2, P + 2))
     for g in range(G):
         own, at = ones[code == g], terms[:, code == g]
@@ -120,8 +120,8 @@ def test_score_and_information_are_derivatives_of_the_pooled_likelihood(link):
     by_v = np.bincount(code, terms[BY_V])
     of_response = ResponseSums(np.array(sums), by_v, H[:, 0, 0])
     own = columns_derivatives(columns_alone(moments), point, edges)
-    score = response_score(point, law, of_response, seen, edges) + own.score
-    information = response_information(point, law, H, seen, edges, of_response) + own.information
+    score = response_score(point, joint, of_response, seen, edges) + own.score
+    information = response_information(point, joint, H, seen, edges, of_response) + own.information
     vector = np.concatenate([[point.a], point.beta, point.mu, point.Q[i, j]])
     np.testing.assert_allclose(without_scale(score), approx_fprime_cs(vector, loglike), atol=1e-6)
     np.testing.assert_allclose(without_scale(information), -approx_hess_cs(vector, loglike), atol=1e-5)

@@ -39,7 +39,7 @@ def draw(seed, n=700, rho=0.4, missing="mcar", apart=False, cells=0.0):
     Of the cells a share is missing by itself.
     """
     rng = np.random.default_rng([seed, 77])
-    names = [f"{client.lower()}{j}" for client, size in SIZES.items() for j in range(size)]
+    names = [f"{site.lower()}{j}" for site, size in SIZES.items() for j in range(size)]
     Z = rng.normal(size=(n, 5)) * np.sqrt(1.0 - rho) + np.sqrt(rho) * rng.normal(size=(n, 1))
     y = 2.0 + Z @ [1.0, -0.5, 0.8, 0.0, 0.6] + rng.normal(size=n)
     table = pd.DataFrame(Z * [1.0, 10.0, 1.0, 0.1, 1.0] + [0.0, 5.0, 0.0, 0.0, -3.0], columns=names)
@@ -48,9 +48,9 @@ def draw(seed, n=700, rho=0.4, missing="mcar", apart=False, cells=0.0):
     lacks = {"Court": rng.random(n) < stats.norm.cdf(0.8 * lead - 0.2), "Tax": rng.random(n) < 0.6}
     if apart:
         lacks["Tax"] = ~lacks["Court"] | (rng.random(n) < 0.2)
-    columns = {client: [c for c in names if c.startswith(client.lower())] for client in SIZES}
-    for client, gone in lacks.items():
-        table.loc[gone, columns[client]] = np.nan
+    columns = {site: [c for c in names if c.startswith(site.lower())] for site in SIZES}
+    for site, gone in lacks.items():
+        table.loc[gone, columns[site]] = np.nan
     table[names] = table[names].mask(rng.random((n, 5)) < cells)
     return Study(table, columns, "Bank")
 
@@ -58,7 +58,7 @@ def draw(seed, n=700, rho=0.4, missing="mcar", apart=False, cells=0.0):
 def moments_of(study):
     X, y = study.table[study.covariates].to_numpy(), study.table["y"].to_numpy()
     sizes = [len(names) for names in study.columns.values()]
-    return moments_of_arrays(X, y, sizes, clients=list(study.columns), names=study.covariates, partial=True)
+    return moments_of_arrays(X, y, sizes, sites=list(study.columns), names=study.covariates, partial=True)
 
 
 def of_rows(study, moments, theta, edges):
@@ -75,8 +75,8 @@ def of_rows(study, moments, theta, edges):
     seen, total, mean = ~np.isnan(rows), 0.0, np.append(mu, a)
     for pattern in np.unique(seen, axis=0):
         own = rows[(seen == pattern).all(axis=1)][:, pattern]
-        law = stats.multivariate_normal(mean[pattern], cov[np.ix_(pattern, pattern)])
-        total += np.sum(law.logpdf(own))
+        joint = stats.multivariate_normal(mean[pattern], cov[np.ix_(pattern, pattern)])
+        total += np.sum(joint.logpdf(own))
     return total
 
 
@@ -102,7 +102,7 @@ def test_score_and_information_are_those_of_the_rows(design, between):
     moments = moments_of(study)
     fit = fit_joint_model(moments, between)
     edges, theta = fit.moves.edges, theta_of(fit)
-    assert moments.whole == (design != "single cells")
+    assert moments.complete == (design != "single cells")
     assert fit.converged and edges.all() == (
         design != "two clients that share no entity" and between == "free"
     )
@@ -131,8 +131,8 @@ def test_derivatives_are_those_of_the_likelihood_away_from_the_maximum():
     at = moves.step(fit.point, theta)
 
     def likelihood(by):
-        law = moves.step(at, by)
-        return joint_normal_likelihood(moments, law.mean, law.cov)
+        joint = moves.step(at, by)
+        return joint_normal_likelihood(moments, joint.mean, joint.cov)
 
     found, zero = differentiate_joint_normal(moments, at, moves), np.zeros_like(theta)
     score = approx_fprime(zero, likelihood, epsilon=1e-5, centered=True)
@@ -192,9 +192,9 @@ def test_covariances_agree(study, result):
 
 def test_of_many_columns_the_part_that_is_kept_is_the_same(study, monkeypatch):
     fit = fit_joint_normal(moments_of(study), np.ones((5, 5), dtype=bool))
-    whole = estimates_covariance(fit)
+    all_complete = estimates_covariance(fit)
     monkeypatch.setattr(law_covariances, "MAX_FULL_INVERSE", 10)
-    np.testing.assert_allclose(estimates_covariance(fit), whole[:12, :12], rtol=1e-8, atol=1e-14)
+    np.testing.assert_allclose(estimates_covariance(fit), all_complete[:12, :12], rtol=1e-8, atol=1e-14)
     result = study.model(between="free").fit()
     assert result.predict(result.model.partition).notna().all()
     with pytest.raises(NotAvailableError, match="covariance of all"):
@@ -228,8 +228,8 @@ def test_standard_errors_of_predictions_are_those_of_the_delta_method(study, res
         has = ~np.isnan(X[row])
 
         def predicted(by, has=has, row=row):
-            law = fit.moves.step(fit.point, by)
-            cov, mean = law.cov, law.mean
+            joint = fit.moves.step(fit.point, by)
+            cov, mean = joint.cov, joint.mean
             seen = np.flatnonzero(has)
             slopes = np.linalg.solve(cov[np.ix_(seen, seen)], cov[seen, -1])
             return mean[-1] + slopes @ (X[row, seen] - mean[seen])
@@ -349,7 +349,7 @@ def test_iteration_and_other_families_say_what_they_assume(study):
 
 def test_a_smaller_institution_is_told_alike(study):
     """What leaves the sites is the same as with independent blocks."""
-    free, ours = (study.model(between=law).fit().ledger for law in ("free", "independent"))
+    free, ours = (study.model(between=joint).fit().ledger for joint in ("free", "independent"))
     columns = ["sender", "receiver", "array", "kind", "numbers"]
     kept = [c for c in columns if c in free.to_frame()]
     pd.testing.assert_frame_equal(free.to_frame()[kept], ours.to_frame()[kept])
@@ -365,8 +365,8 @@ def test_estimates_do_not_drift_with_correlation():
         y = 1.0 + a + b + rng.normal(size=2_000)
         X = np.column_stack([a, np.where(rng.random(2_000) < 0.5, np.nan, b)])
         moments = moments_of_arrays(X, y, [1, 1])
-        for law, out in errors.items():
-            out.append(fit_joint_normal(moments, edges_between(moments, law)).params[1] - 1.0)
+        for joint, out in errors.items():
+            out.append(fit_joint_normal(moments, edges_between(moments, joint)).params[1] - 1.0)
     assert abs(np.mean(errors["free"])) < 0.02
     assert np.mean(errors["independent"]) > 0.1
 
@@ -374,7 +374,7 @@ def test_estimates_do_not_drift_with_correlation():
 def test_the_summary_says_what_freedom_costs_and_whether_the_data_ask_for_it():
     for rho, verdict in ((0.0, "do not contradict"), (0.4, "contradict")):
         study = draw(8, rho=rho)
-        free, other = (study.model(between=law).fit() for law in ("free", "independent"))
+        free, other = (study.model(between=joint).fit() for joint in ("free", "independent"))
         notes = " ".join(free.summary().notes)
         ratio = (free.bse / other.bse).drop("Intercept")
         assert f"are {ratio.median():.2f} times (median; {ratio.min():.2f} to {ratio.max():.2f})" in notes

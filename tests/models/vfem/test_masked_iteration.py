@@ -69,18 +69,18 @@ def test_so_are_baselines_first_points_and_steps(study, options):
 def test_scores_that_nearly_vanish_are_not_lost_in_fixed_point(study):
     """At a relative score of 1e-12 its square is 4e-22, below the last bit of two words."""
     model, tight = study.model(), {"tol_score": 1e-12, "tol_change": 1e-10, "cov_type": "none"}
-    hidden, plain = model.fit(**packed(**ITERATIVE, **tight)), model.fit(**packed(**PLAIN, **tight))
-    close(hidden, plain)
-    np.testing.assert_allclose(hidden.trace["score"], plain.trace["score"], rtol=1e-2)
-    assert hidden.converged
+    masked, plain = model.fit(**packed(**ITERATIVE, **tight)), model.fit(**packed(**PLAIN, **tight))
+    close(masked, plain)
+    np.testing.assert_allclose(masked.trace["score"], plain.trace["score"], rtol=1e-2)
+    assert masked.converged
 
 
 def test_supplemented_em_is_masked_too(study):
     model = study.model()
-    hidden = model.fit(**packed(**ITERATIVE, cov_type="sem"))
+    masked = model.fit(**packed(**ITERATIVE, cov_type="sem"))
     plain = model.fit(**packed(**PLAIN, cov_type="sem", cross_products="exact"))
-    np.testing.assert_allclose(hidden.bse, plain.bse, rtol=1e-7)
-    frame = hidden.ledger.to_frame()
+    np.testing.assert_allclose(masked.bse, plain.bse, rtol=1e-7)
+    frame = masked.ledger.to_frame()
     assert frame.loc[
         (frame["step"] == "sem_predictor") & (frame["array"] == "linear_predictor"), "masked"
     ].all()
@@ -152,7 +152,7 @@ def test_an_owner_who_refuses_values_per_entity_refuses_their_sums_too(study):
 
 def two_clients():
     study = simulate(seed=4, n=300, holder="Registry")
-    columns = {client: study.columns[client] for client in ("Bank", "Tax")}
+    columns = {site: study.columns[site] for site in ("Bank", "Tax")}
     return Study(study.table[["y", *columns["Bank"], *columns["Tax"]]], columns, "Registry")
 
 
@@ -178,9 +178,9 @@ def expose(seen, receivers):
     """Who is alone at an entity, but for a receiver: counted entity by entity."""
     alone = dict.fromkeys(seen, 0)
     for i in range(len(next(iter(seen.values())))):
-        here = {client for client, has in seen.items() if has[i]}
-        for client in here:
-            alone[client] += any(here - {r} == {client} for r in receivers)
+        here = {site for site, has in seen.items() if has[i]}
+        for site in here:
+            alone[site] += any(here - {r} == {site} for r in receivers)
     return alone
 
 
@@ -192,15 +192,15 @@ def test_entities_at_which_the_sum_is_ones_own_part_are_counted(holder, coordina
     model = study.model(coordinator=coordinator)
     layout = make_layout(model.design, method)
     at = model._new_ledger().at
-    seen = {client: study.table[names[0]].notna().to_numpy() for client, names in study.columns.items()}
+    seen = {site: study.table[names[0]].notna().to_numpy() for site, names in study.columns.items()}
     if method == "cc":
         complete = np.logical_and.reduce(list(seen.values()))
-        seen = {client: has[complete] for client, has in seen.items()}
+        seen = {site: has[complete] for site, has in seen.items()}
     expected = expose(seen, {holder, at})
     assert count_exposed(layout, at) == expected
     if method == "vfem":
         text = notes(model.fit(**packed(**ITERATIVE, cov_type="none")))
-        assert all(f"{n} of {seen[client].sum()} at {client}" in text for client, n in expected.items() if n)
+        assert all(f"{n} of {seen[site].sum()} at {site}" in text for site, n in expected.items() if n)
         assert ("response of every entity" in text) == (at != holder)
 
 

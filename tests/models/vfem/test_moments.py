@@ -54,9 +54,9 @@ def test_a_block_with_a_hole_counts_as_missing(study, moments):
     table = study.table.copy()
     rows = np.flatnonzero(table["c1"].notna())[:7]
     table.loc[rows, "c1"] = np.nan
-    whole = table.copy()
-    whole.loc[rows, ["c0", "c1", "c2"]] = np.nan
-    holes, blocks = (moments_of(replace(study, table=t)) for t in (table, whole))
+    complete = table.copy()
+    complete.loc[rows, ["c0", "c1", "c2"]] = np.nan
+    holes, blocks = (moments_of(replace(study, table=t)) for t in (table, complete))
     np.testing.assert_array_equal(holes.n, blocks.n)
     np.testing.assert_allclose(holes.grams, blocks.grams)
 
@@ -98,7 +98,7 @@ def test_shapes_that_do_not_fit_are_refused(moments, change, complaint):
 def from_columns(**columns):
     table = np.column_stack(list(columns.values()))
     y = np.random.default_rng(0).normal(size=len(table))
-    return moments_of_arrays(table, y, [table.shape[1]], clients=["Bank"], names=list(columns))
+    return moments_of_arrays(table, y, [table.shape[1]], sites=["Bank"], names=list(columns))
 
 
 def test_constant_and_collinear_columns_are_named():
@@ -125,7 +125,7 @@ def test_a_submodel_has_the_moments_of_its_columns(study, moments):
     columns = {"A": ["a1"], "C": ["c0", "c2"]}
     smaller = moments.submodel(["c2", "a1", "c0"])
     direct = moments_of(replace(study, columns=columns))
-    assert (smaller.clients, smaller.sizes, smaller.names) == (direct.clients, direct.sizes, direct.names)
+    assert (smaller.sites, smaller.sizes, smaller.names) == (direct.sites, direct.sizes, direct.names)
     one = {
         tuple(p): (n, g) for p, n, g in zip(smaller.patterns.tolist(), smaller.n, smaller.grams, strict=True)
     }

@@ -57,8 +57,8 @@ def air():
         gram += np.triu(gram, 1).T
     has = np.array([[*seen, True, True, True] for seen in AIR])
     names = ("Ozone", "Solar.R", "Wind", "Month", "Day")
-    clients = ("one", "two", "three")
-    return PatternMoments(clients, (1, 1, 3), names, has, grams[:, 0, 0], grams, np.zeros(6), np.ones(6))
+    sites = ("one", "two", "three")
+    return PatternMoments(sites, (1, 1, 3), names, has, grams[:, 0, 0], grams, np.zeros(6), np.ones(6))
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +71,9 @@ def fit(study):
     return fit_moments(moments_of(study))
 
 
-def in_units(fit, law):
+def in_units(fit, joint):
     scale = fit.moments.scale
-    return fit.moments.centre + scale * law.mean, law.cov * np.outer(scale, scale)
+    return fit.moments.centre + scale * joint.mean, joint.cov * np.outer(scale, scale)
 
 
 def test_little_s_test_of_air_quality_is_that_of_naniar(air):
@@ -105,9 +105,9 @@ def little_by_rows(study, mean, cov):
 
 
 def test_little_s_statistic_is_that_of_the_rows(study, fit):
-    for law in (joint_normal_of_fit(fit), unrestricted_normal(fit)):
-        test = little_test(fit, law)
-        d2, df = little_by_rows(study, *in_units(fit, law))
+    for joint in (joint_normal_of_fit(fit), unrestricted_normal(fit)):
+        test = little_test(fit, joint)
+        d2, df = little_by_rows(study, *in_units(fit, joint))
         assert test.statistic == pytest.approx(d2, rel=1e-8)
         assert test.df == df
         assert test.pvalue == pytest.approx(stats.chi2.sf(d2, df))
@@ -149,13 +149,13 @@ def normal_log_likelihood(study, fit, theta):
 
 
 def test_the_unrestricted_law_is_the_maximum_likelihood_of_the_rows(study, fit):
-    law = unrestricted_normal(fit)
-    theta = np.concatenate([law.mean, law.cov[np.tril_indices(len(law.mean))]])
-    assert law.log_likelihood == pytest.approx(normal_log_likelihood(study, fit, theta), rel=1e-10)
+    joint = unrestricted_normal(fit)
+    theta = np.concatenate([joint.mean, joint.cov[np.tril_indices(len(joint.mean))]])
+    assert joint.log_likelihood == pytest.approx(normal_log_likelihood(study, fit, theta), rel=1e-10)
     score = approx_fprime(theta, lambda x: normal_log_likelihood(study, fit, x), centered=True)
     assert np.abs(score).max() / np.sqrt(fit.moments.nobs) < 1e-4
     model = joint_normal_of_fit(fit)
-    theta = np.concatenate([model.mean, model.cov[np.tril_indices(len(law.mean))]])
+    theta = np.concatenate([model.mean, model.cov[np.tril_indices(len(joint.mean))]])
     assert model.log_likelihood == pytest.approx(normal_log_likelihood(study, fit, theta), rel=1e-10)
 
 
@@ -231,10 +231,10 @@ def test_two_clients_that_share_few_entities_have_no_covariance_of_their_own(bot
     rng = np.random.default_rng(1)
     X = rng.normal(size=(200, 12))
     X[both:100, :6], X[100:, 6:] = np.nan, np.nan
-    fit = fit_moments(moments_of_arrays(X, rng.normal(size=200), [6, 6], clients=["Bank", "Court"]))
-    law = unrestricted_normal(fit)
-    assert np.abs(np.linalg.inv(law.cov[:-1, :-1])[:6, 6:]).max() < 1e-12
-    assert law.log_likelihood == pytest.approx(joint_normal_of_fit(fit).log_likelihood, rel=1e-12)
+    fit = fit_moments(moments_of_arrays(X, rng.normal(size=200), [6, 6], sites=["Bank", "Court"]))
+    joint = unrestricted_normal(fit)
+    assert np.abs(np.linalg.inv(joint.cov[:-1, :-1])[:6, 6:]).max() < 1e-12
+    assert joint.log_likelihood == pytest.approx(joint_normal_of_fit(fit).log_likelihood, rel=1e-12)
 
 
 def test_one_em_step_from_anywhere_ends_at_the_moments_of_complete_data():

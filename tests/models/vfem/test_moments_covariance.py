@@ -84,7 +84,7 @@ def test_one_client_with_every_entity_has_the_covariance_of_least_squares():
     ols = sm.OLS(y, sm.add_constant(X)).fit()
     for cov_type in ("observed", "expected", "sem"):
         psi = moments_covariance(fit, cov_type).psi
-        J = origin_jacobian(fit_by_site(fit), fit.moments.clients)
+        J = origin_jacobian(fit_by_site(fit), fit.moments.sites)
         np.testing.assert_allclose(J @ psi @ J.T, ols.cov_params() * ols.df_resid / 200, rtol=1e-8)
         assert psi[1, 1] == pytest.approx(2.0 * fit.s2**2 / 200, rel=1e-9)
         np.testing.assert_allclose(psi[5:, 5:], np.cov(X.T, bias=True) / 200, rtol=1e-8, atol=1e-14)

@@ -40,10 +40,10 @@ def find_ask(fitted, step):
     """The first ask of a step, as a coordinator without scruples would send it."""
 
     class Engine(type(fitted.engine)):
-        def _carry(self, ask, ledger):
-            if ask.step == step:
-                raise FoundError(ask)
-            return super()._carry(ask, ledger)
+        def _send(self, request, ledger):
+            if request.step == step:
+                raise FoundError(request)
+            return super()._send(request, ledger)
 
     fitted.engine = Engine(fitted.partition.sites)
     with pytest.raises(FoundError) as found:
@@ -240,12 +240,12 @@ def test_means_are_those_of_what_is_released(holder):
 
 def test_a_site_gives_no_sums_without_a_few_of_those_that_take_part():
     fitted = fs.VFEMRegression.from_formula("y ~ .", small_pattern(30), between="independent")
-    ask = find_ask(fitted, "sum_products")
-    code = ask.arrays["code"].copy()
+    requested = find_ask(fitted, "sum_products")
+    code = requested.arrays["code"].copy()
     code[:3] = -1
-    request = pack_request(replace(ask, arrays=ask.arrays | {"code": code}))
+    request = pack_request(replace(requested, arrays=requested.arrays | {"code": code}))
     with pytest.raises(PolicyError, match="3 of those that take part are in no pattern"):
-        fitted.partition.sites[ask.site].answer(request)
+        fitted.partition.sites[requested.site].answer(request)
 
 
 def test_the_site_insists_though_the_coordinator_asks(monkeypatch):
@@ -256,9 +256,9 @@ def test_the_site_insists_though_the_coordinator_asks(monkeypatch):
         with monkeypatch.context() as careless:
             for rule in (pattern_merge, row_checks):
                 careless.setattr(rule, "MIN_ENTITIES_PER_EQUATION", 0)
-            ask = find_ask(fitted, step)
+            request = find_ask(fitted, step)
         with pytest.raises(PolicyError, match="1 Gram matrix of"):
-            fitted.partition.sites[ask.site].answer(pack_request(ask))
+            fitted.partition.sites[request.site].answer(pack_request(request))
 
 
 def test_many_entities_in_small_patterns_are_told_and_more_are_refused():
@@ -294,7 +294,7 @@ def test_the_summary_says_who_must_not_collude_and_what_was_released():
 def test_released_numbers_are_the_different_entries_of_the_gram_matrices():
     result = model(n=2_000).fit()
     moments = result.exchange.moments
-    owner = np.array([*[moments.clients[k] for k in moments.owner], "Bank"])  # the Bank has the response
+    owner = np.array([*[moments.sites[k] for k in moments.owner], "Bank"])  # the Bank has the response
     for site, count in result.exchange.numbers.items():
         distinct = (owner[:-1] == site).sum()  # the shapes of its columns
         for pattern in moments.patterns:
@@ -307,7 +307,7 @@ def test_released_numbers_are_the_different_entries_of_the_gram_matrices():
 
 def test_a_key_that_the_owner_did_not_pin_is_refused():
     fitted = model()
-    first, *_, last = fitted.partition.clients
+    first, *_, last = fitted.partition.sites
     pinned = fitted.partition.sites[last].trust.pinned
     pinned[first] = pinned[last]
     with pytest.raises(SecurityError):
@@ -316,7 +316,7 @@ def test_a_key_that_the_owner_did_not_pin_is_refused():
 
 def test_an_altered_box_is_refused():
     fitted = model()
-    name = fitted.partition.clients[-1]
+    name = fitted.partition.sites[-1]
     door = fitted.engine._doors[name]
 
     def altered(request):
@@ -357,8 +357,8 @@ def test_statements_from_the_same_moments_need_no_further_message():
     rounds = result.ledger.rounds
     assert 0.0 <= result.mcar_test().pvalue <= 1.0
     pairs = result.independence_tests()
-    clients = len(result.nobs_by_client)
-    assert len(pairs) == clients * (clients - 1) // 2
+    sites = len(result.nobs_by_site)
+    assert len(pairs) == sites * (sites - 1) // 2
     dropped = result.leave_one_out()
     assert len(dropped) == len(result.params) - 1
     assert result.ledger.rounds == rounds

@@ -55,10 +55,10 @@ def test_the_fit_is_that_of_the_iterative_exchange(study):
     assert (ours.a, ours.s2) == pytest.approx((theirs.a, theirs.s2), rel=1e-8)
     np.testing.assert_allclose(ours.response_moments, theirs.response_moments, rtol=1e-10)
     assert list(ours.beta) == list(theirs.beta)
-    for client in study.columns:
-        spread = study.table[study.columns[client]].std()
-        np.testing.assert_allclose((ours.mu[client] - theirs.mu[client]) / spread, 0.0, atol=1e-8)
-        assert ours.t[client] == pytest.approx(theirs.t[client], rel=1e-7)
+    for site in study.columns:
+        spread = study.table[study.columns[site]].std()
+        np.testing.assert_allclose((ours.mu[site] - theirs.mu[site]) / spread, 0.0, atol=1e-8)
+        assert ours.t[site] == pytest.approx(theirs.t[site], rel=1e-7)
 
 
 def test_the_score_of_the_rows_vanishes_in_every_parameter(study):
@@ -138,7 +138,7 @@ def test_complete_and_filled_moments_are_the_other_methods(mar, method):
 
 def test_the_order_of_the_clients_does_not_matter(mar):
     order = ["C", "A", "D", "B"]
-    turned = replace(mar, columns={client: mar.columns[client] for client in order})
+    turned = replace(mar, columns={site: mar.columns[site] for site in order})
     one, other = fit_moments(moments_of(mar)), fit_moments(moments_of(turned))
     place = [mar.covariates.index(name) for name in turned.covariates]
     np.testing.assert_allclose(one.beta[place], other.beta, rtol=1e-9)

@@ -62,7 +62,7 @@ def test_it_is_the_fresh_fit_of_its_formula(full, partition, formula):
     assert smaller.llf == pytest.approx(again.llf, rel=1e-12)
     assert smaller.rsquared == pytest.approx(again.rsquared, rel=1e-9)
     assert smaller.nobs == again.nobs and smaller.df_model == again.df_model
-    assert smaller.nobs_by_client.equals(again.nobs_by_client)
+    assert smaller.nobs_by_site.equals(again.nobs_by_site)
 
 
 def test_the_order_of_terms_and_factors_does_not_matter(full):
@@ -200,6 +200,6 @@ def test_entities_that_lack_one_column_stay_missing():
     with pytest.warns(DataWarning, match="50 at 'Court'"):
         full = fresh(partition, "y ~ .")
     smaller = full.refit("y ~ . - court1")
-    assert smaller.nobs_by_client["Court"] == 250
+    assert smaller.nobs_by_site["Court"] == 250
     assert full.compare_lr_test(smaller).df_diff == 1
-    assert fresh(partition, "y ~ . - court1").nobs_by_client["Court"] == 300
+    assert fresh(partition, "y ~ . - court1").nobs_by_site["Court"] == 300

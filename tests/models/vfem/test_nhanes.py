@@ -29,7 +29,7 @@ def adults(shared_data):
 
 @pytest.fixture(scope="module")
 def partition(adults):
-    frames = {client: adults[["ID", *columns]] for client, columns in COLUMNS.items()}
+    frames = {site: adults[["ID", *columns]] for site, columns in COLUMNS.items()}
     return fs.ClientPartition.from_frames(frames, on="ID", shared_seed=1)
 
 
@@ -45,7 +45,7 @@ def every(pressure):
 
 
 def test_blocks_are_missing_as_described(partition):
-    share = partition.describe().clients["missing share"]
+    share = partition.describe().sites["missing share"]
     assert partition.n_entities == 11_778
     assert share["Blood pressure"] == pytest.approx(0.077, abs=5e-4)
     assert share["Blood laboratory"] == pytest.approx(0.099, abs=5e-4)
@@ -93,10 +93,10 @@ def test_income_from_the_interview(partition):
 
 def test_single_cells_are_worth_something_and_are_not_filled_in(adults, every):
     """Beside taking a site as lacking whom it knows in part (what warned of 969 at 'Interview')."""
-    frames = {client: adults[["ID", *columns]] for client, columns in COLUMNS.items()}
-    whole = fs.ClientPartition.from_frames(frames, on="ID", shared_seed=1, partial="drop")
+    frames = {site: adults[["ID", *columns]] for site, columns in COLUMNS.items()}
+    complete = fs.ClientPartition.from_frames(frames, on="ID", shared_seed=1, partial="drop")
     with pytest.warns(DataWarning, match="969 at 'Interview'"):
-        dropped = fs.VFEMRegression.from_formula("BPSysAve ~ .", whole, missing="drop").fit()
+        dropped = fs.VFEMRegression.from_formula("BPSysAve ~ .", complete, missing="drop").fit()
     ratio = (every.bse / dropped.bse)[list(every.names["Interview"])]
     assert ratio.median() < 0.96 and ratio.max() < 1.02
     assert (abs(every.params - dropped.params) < dropped.bse).all()

@@ -45,8 +45,8 @@ def as_used(study, result):
     table, design, exchange = study.table.copy(), result.model.design, result.exchange
     for block in design.blocks:
         rows = design.entities[block.rows]
-        gone = np.repeat(~exchange.released[block.client][:, None], len(block.names), axis=1)
-        gone |= ~exchange.columns.get(block.client, ~gone)
+        gone = np.repeat(~exchange.released[block.site][:, None], len(block.names), axis=1)
+        gone |= ~exchange.columns.get(block.site, ~gone)
         for name, lost in zip(block.names, gone.T, strict=True):
             table.loc[table.index[rows[lost]], name] = np.nan
     return Study(table, study.columns, study.holder)
@@ -70,13 +70,13 @@ def test_the_fit_is_maximum_likelihood_of_every_value_that_is_used(study, betwee
 
 def test_predictions_condition_on_what_an_entity_has(study, result):
     """Mean and variance of the response given the values of each row, by the law that was fitted."""
-    law, X = result._fit.law, study.table[study.covariates].to_numpy()
+    joint, X = result._fit.joint, study.table[study.covariates].to_numpy()
     expected, variance = np.empty(len(X)), np.empty(len(X))
     for i, row in enumerate(X):
         has = np.flatnonzero(~np.isnan(row))
-        slopes = np.linalg.solve(law.cov[np.ix_(has, has)], law.cov[has, -1])
-        expected[i] = law.mean[-1] + slopes @ (row[has] - law.mean[has])
-        variance[i] = law.cov[-1, -1] - slopes @ law.cov[has, -1]
+        slopes = np.linalg.solve(joint.cov[np.ix_(has, has)], joint.cov[has, -1])
+        expected[i] = joint.mean[-1] + slopes @ (row[has] - joint.mean[has])
+        variance[i] = joint.cov[-1, -1] - slopes @ joint.cov[has, -1]
     prediction = result.get_prediction()
     np.testing.assert_allclose(prediction.predicted_mean, expected, rtol=1e-6, atol=1e-8)
     np.testing.assert_allclose(prediction.var_resid, variance, rtol=1e-6)
@@ -86,8 +86,8 @@ def test_predictions_condition_on_what_an_entity_has(study, result):
     single[["court0", "court1", "tax0"]] = np.nan
     frames = {"Bank": single[["bank0", "bank1"]].rename_axis("id").reset_index()}
     new = fs.ClientPartition.from_frames(frames, on="id", partial="condition", new_data=True)
-    slope = law.cov[0, -1] / law.cov[0, 0]
-    np.testing.assert_allclose(result.predict(new), law.mean[-1] + slope * (1.0 - law.mean[0]))
+    slope = joint.cov[0, -1] / joint.cov[0, 0]
+    np.testing.assert_allclose(result.predict(new), joint.mean[-1] + slope * (1.0 - joint.mean[0]))
 
 
 def test_statements_are_those_of_the_same_moments(study, result):
@@ -156,8 +156,8 @@ def test_columns_of_a_term_are_missing_together_and_transforms_rest_on_what_is_t
     for name, has in zip(block.names, block.has.T, strict=True):
         column = next(c for c in ("bank0", "bank1", "kind") if c in name)
         np.testing.assert_array_equal(has, bank[column].notna().to_numpy()[block.rows])
-    law = result._fit.law
-    assert law.mean[0] == pytest.approx(0.0, abs=0.05)  # scaled over the entities that have it
+    joint = result._fit.joint
+    assert joint.mean[0] == pytest.approx(0.0, abs=0.05)  # scaled over the entities that have it
     assert result.converged and np.isfinite(result.bse).all()
     assert len(result.predict(partition)) == 1_500
 
@@ -203,7 +203,7 @@ def test_every_plan_of_single_values_leaves_no_small_pattern(seed):
     np.add.at(released, plan.target[plan.target >= 0], n[plan.target >= 0])
     assert (released >= [rule.least(tuple(p)) for p in plan.patterns.tolist()]).all()
     assert (seen >= to).all()
-    whole = np.column_stack([seen[:, owner == k].all(axis=1) for k in range(owner.max() + 1)])
-    assert n @ to.sum(axis=1) > n @ (whole[:, owner]).sum(axis=1)  # more than what whole blocks would keep
+    complete = np.column_stack([seen[:, owner == k].all(axis=1) for k in range(owner.max() + 1)])
+    assert n @ to.sum(axis=1) > n @ (complete[:, owner]).sum(axis=1)  # more than what whole blocks would keep
     lost = (seen != to).any(axis=1) & (plan.target >= 0)
     assert n[lost].sum() == plan.moved + plan.trimmed

@@ -87,7 +87,7 @@ def test_a_product_over_few_entities_is_not_asked_for(study, shared, left_out):
 
 def two_clients(holder):
     study = simulate(seed=4, n=300, holder=holder)
-    columns = {client: study.columns[client] for client in ("Bank", "Tax")}
+    columns = {site: study.columns[site] for site in ("Bank", "Tax")}
     return Study(study.table[["y", *columns["Bank"], *columns["Tax"]]], columns, holder)
 
 
@@ -117,11 +117,11 @@ def altered(model, site, step, change):
     """Change header and arrays of the question that a site is asked."""
     door = model.engine._doors[site]
 
-    def ask(request):
+    def requested(request):
         header, arrays = unpack(request)
         return door(pack(*change(header, arrays)) if header["step"] == step else request)
 
-    model.engine._doors[site] = ask
+    model.engine._doors[site] = requested
     return model
 
 

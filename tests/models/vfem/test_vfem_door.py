@@ -40,10 +40,10 @@ def site():
     return partition.sites["Bank"]
 
 
-def refuse(site, ask, complaint):
+def refuse(site, request, complaint):
     before = len(site.ledger.entries)
     with pytest.raises(MessageError, match=complaint):
-        site.answer(pack_request(ask))
+        site.answer(pack_request(request))
     assert len(site.ledger.entries) == before
 
 
@@ -257,8 +257,8 @@ def opened(n=20):
 
 def start_response(site, keep):
     code = np.zeros(int(np.sum(keep != 0)) if keep.dtype == bool else len(keep), dtype=np.int64)
-    ask = Request("Registry", "vfem", "start_response", {"keep": keep, "code": code}, "s")
-    return unpack_reply(site.answer(pack_request(ask))).arrays["moments"]
+    request = Request("Registry", "vfem", "start_response", {"keep": keep, "code": code}, "s")
+    return unpack_reply(site.answer(pack_request(request))).arrays["moments"]
 
 
 def answer(site, step, **arrays):

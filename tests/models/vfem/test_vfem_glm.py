@@ -176,10 +176,10 @@ def test_mean_imputation_is_the_generalised_linear_model_of_filled_columns():
 
 def test_masks_and_secure_products_change_nothing():
     _, model, _ = make("Logit")
-    hidden, plain = model.fit(), model.fit(masked=False, cross_products="exact")
-    np.testing.assert_allclose(hidden.params, plain.params, rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(hidden.bse, plain.bse, rtol=1e-7)
-    assert len(hidden.trace) == len(plain.trace)
+    masked, plain = model.fit(), model.fit(masked=False, cross_products="exact")
+    np.testing.assert_allclose(masked.params, plain.params, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(masked.bse, plain.bse, rtol=1e-7)
+    assert len(masked.trace) == len(plain.trace)
 
 
 def test_order_of_institutions_is_irrelevant():
@@ -278,7 +278,7 @@ def test_a_partition_without_an_institution_is_predicted():
     result = fs.VFEMGLM.from_formula(
         "y ~ .", study.partition(), family=FAMILIES["Logit"], between="independent"
     ).fit()
-    frames = {client: frame for client, frame in study.frames().items() if client != "Court"}
+    frames = {site: frame for site, frame in study.frames().items() if site != "Court"}
     fewer = fs.ClientPartition.from_frames(frames, on="id", new_data=True)
     predicted = result.predict(fewer)
     assert predicted.between(0.0, 1.0).all()

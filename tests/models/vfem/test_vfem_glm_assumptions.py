@@ -31,7 +31,7 @@ def test_they_are_those_of_pooled_rows(family, tmp_path):
     columns = [name for names in study.columns.values() for name in names]
     sizes = [len(names) for names in study.columns.values()]
     pooled = moments_of_arrays(
-        study.table[columns].to_numpy(), study.table["y"].to_numpy(), sizes, clients=list(study.columns)
+        study.table[columns].to_numpy(), study.table["y"].to_numpy(), sizes, sites=list(study.columns)
     )
     fit = fit_moments(pooled)
     np.testing.assert_allclose(result.mcar_test(), little_test(fit, unrestricted_normal(fit)), rtol=1e-5)

@@ -145,8 +145,8 @@ def test_a_plan_counts_what_robust_errors_and_alpha_ask_for():
     for step in ("glm_scale_informa", "glm_scores"):
         assert step in more
         assert step not in plain
-    told = model.explain(cov_type="robust").learned
-    assert any("they learn the residuals" in sentence for _, sentence in told)
+    reported = model.explain(cov_type="robust").learned
+    assert any("they learn the residuals" in sentence for _, sentence in reported)
 
 
 def test_a_summary_of_overdispersed_counts_names_the_remedy_in_its_first_line():

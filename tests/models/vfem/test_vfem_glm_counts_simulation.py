@@ -70,7 +70,7 @@ def fit(frames, family):
     estimated = family == "NegativeBinomial"
     spec = DistributionSpec.of(FAMILIES[family])
     ascent = OpenIteration(layout, OPTIONS, "", distribution=spec, estimates_alpha=estimated)
-    names = {k: (f"{k}1", f"{k}2") for k in layout.clients}
+    names = {k: (f"{k}1", f"{k}2") for k in layout.sites}
 
     def rounds():
         found, covariances = (yield from ascent.maximise()), []
@@ -130,11 +130,11 @@ def table():
         for mechanism in ("mcar", "mar")
         for family in FAMILIES
     ]
-    whole = pd.concat(tables, ignore_index=True).round(4)
-    whole.to_csv(TABLE, index=False, lineterminator="\n")
+    complete = pd.concat(tables, ignore_index=True).round(4)
+    complete.to_csv(TABLE, index=False, lineterminator="\n")
     print()
-    print(brief(whole).to_string())
-    return whole
+    print(brief(complete).to_string())
+    return complete
 
 
 def brief(table):

@@ -58,9 +58,9 @@ def test_every_part_of_a_sum_is_masked_and_nothing_else(study):
 
 def test_clients_are_sent_no_number_of_an_entity_in_the_clear(study):
     frame = make(study).fit().ledger.to_frame()
-    told = frame[(frame["sender"] == "coordinator") & (frame["step"] == "glm_score")]
-    assert set(told["array"]) == {"shown", "h", "missing"}
-    assert set(told["kind"]) == {"sealed", "aggregate"}
+    reported = frame[(frame["sender"] == "coordinator") & (frame["step"] == "glm_score")]
+    assert set(reported["array"]) == {"shown", "h", "missing"}
+    assert set(reported["kind"]) == {"sealed", "aggregate"}
     at_end = frame[(frame["sender"] == "coordinator") & (frame["step"] == "glm_information")]
     assert set(at_end.loc[at_end["kind"] == "per entity", "array"]) == {"h"}
 
@@ -138,8 +138,8 @@ def client(model, name="Court"):
 
 
 def hostile(model, site, step, text="", **arrays):
-    ask = Request(site, "vfem", step, {k: np.asarray(a) for k, a in arrays.items()}, model._session, text)
-    return model.partition.sites[site].answer(pack_request(ask))
+    request = Request(site, "vfem", step, {k: np.asarray(a) for k, a in arrays.items()}, model._session, text)
+    return model.partition.sites[site].answer(pack_request(request))
 
 
 def test_lengths_are_checked_before_a_compiled_loop(model):

@@ -23,7 +23,7 @@ def adults(shared_data):
 
 @pytest.fixture(scope="module")
 def fits(adults):
-    frames = {client: adults[["ID", *columns]] for client, columns in COLUMNS.items()}
+    frames = {site: adults[["ID", *columns]] for site, columns in COLUMNS.items()}
     partition = fs.ClientPartition.from_frames(frames, on="ID", shared_seed=1)
     with pytest.warns(DataWarning, match="1,128 at 'Interview'"):
         model = fs.VFEMGLM.from_formula(

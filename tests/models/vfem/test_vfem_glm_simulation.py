@@ -90,7 +90,7 @@ def truth(design):
 
 def open_sites(frames):
     """What the sites of an opened model remember, and who has what."""
-    n, clients = len(frames["H"]), tuple(frames)
+    n, sites = len(frames["H"]), tuple(frames)
     data, states, kept = {}, {}, {}
     for k, frame in frames.items():
         X = frame[[f"{k}1", f"{k}2"]].to_numpy()
@@ -103,24 +103,24 @@ def open_sites(frames):
     states["H"].keep("response", frames["H"]["y"].to_numpy(), n)
     keep = {k: np.ones(len(rows), dtype=bool) for k, rows in kept.items()}
     everybody = np.ones(n, dtype=bool)
-    names = tuple(f"{k}{j}" for k in clients for j in (1, 2))
-    sizes = (2,) * len(clients)
-    layout = Layout(clients, "H", names, names, sizes, n, n, keep, kept, everybody, {})
+    names = tuple(f"{k}{j}" for k in sites for j in (1, 2))
+    sizes = (2,) * len(sites)
+    layout = Layout(sites, "H", names, names, sizes, n, n, keep, kept, everybody, {})
     return data, states, layout
 
 
 def drive(protocol, data, states):
     """Run a protocol on the steps themselves: no bytes, masks and ledgers, and the same numbers."""
-    asks = next(protocol)
+    requests = next(protocol)
     try:
         while True:
             replies = []
-            for ask in asks:
-                step = FAMILIES[ask.family][ask.step]
-                text = () if step.text_in is None else (ask.text,)
-                answer = step.run(data[ask.site], states[ask.site], *text, **ask.arrays)
-                replies.append(Reply(ask.site, answer[0] if text else answer))
-            asks = protocol.send(replies)
+            for request in requests:
+                step = FAMILIES[request.family][request.step]
+                text = () if step.text_in is None else (request.text,)
+                answer = step.run(data[request.site], states[request.site], *text, **request.arrays)
+                replies.append(Reply(request.site, answer[0] if text else answer))
+            requests = protocol.send(replies)
     except StopIteration as stop:
         return stop.value
 
@@ -150,7 +150,7 @@ def fit(design, mechanism, n, run, method):
 
     def rounds():
         found = yield from ascent.maximise()
-        names = {k: (f"{k}1", f"{k}2") for k in layout.clients}
+        names = {k: (f"{k}1", f"{k}2") for k in layout.sites}
         options = CovarianceOptions("observed", names, CrossProductOptions("exact"))
         return found, (yield from glm_covariance(ascent, options))
 
@@ -209,11 +209,11 @@ def table():
         for mechanism in MECHANISMS
     ]
     tables += [summarise("three", mechanism, 2_000, "cc", 500) for mechanism in MECHANISMS]
-    whole = pd.concat(tables, ignore_index=True).round(5)
-    whole.to_csv(TABLE, index=False, lineterminator="\n")
+    complete = pd.concat(tables, ignore_index=True).round(5)
+    complete.to_csv(TABLE, index=False, lineterminator="\n")
     print()
-    print(whole.to_string(index=False))
-    return whole
+    print(complete.to_string(index=False))
+    return complete
 
 
 def pick(table, design, mechanism, n, method="vfem"):

@@ -80,9 +80,9 @@ def mixed():
     return Study(table, {"Clinic": ["a", "b", "sex"], "Office": ["c", "region"]}, "Registry")
 
 
-def only(study, client, holder):
-    names = study.columns[client]
-    return Study(study.table[["y", *names]], {client: names}, holder)
+def only(study, site, holder):
+    names = study.columns[site]
+    return Study(study.table[["y", *names]], {site: names}, holder)
 
 
 @pytest.mark.parametrize("holder", ["Court", "Registry"])
@@ -169,7 +169,7 @@ def test_complete_cases_are_least_squares_on_the_complete_rows(holder):
     assert ols.agrees(result)
     assert list(result.fittedvalues.index) == list(complete.index)
     np.testing.assert_allclose(result.fittedvalues, ols.results.fittedvalues, rtol=1e-7)
-    assert result.nobs_by_client.tolist() == [len(complete)] * 3
+    assert result.nobs_by_site.tolist() == [len(complete)] * 3
     assert f"{600 - len(complete)} entities with a response were left out" in " ".join(
         result.summary().as_text().split()
     )
@@ -183,7 +183,7 @@ def test_imputation_is_least_squares_on_the_table_with_means(holder):
     ols = OLS.of(filled["y"], filled[study.covariates])
     assert ols.agrees(result)
     np.testing.assert_allclose(result.fittedvalues, ols.results.fittedvalues, rtol=1e-7)
-    assert result.nobs_by_client.tolist() == study.table[["bank0", "court0", "tax0"]].notna().sum().tolist()
+    assert result.nobs_by_site.tolist() == study.table[["bank0", "court0", "tax0"]].notna().sum().tolist()
 
 
 def test_single_is_least_squares_on_the_response_holders_rows():
@@ -191,7 +191,7 @@ def test_single_is_least_squares_on_the_response_holders_rows():
     result = study.model().fit(**packed(method="single", **TIGHT))
     own = study.table[["y", *study.columns["Bank"]]].dropna()
     assert OLS.of(own["y"], own[study.columns["Bank"]]).agrees(result)
-    assert set(result.clients) == {"", "Bank"}
+    assert set(result.coef_sites) == {"", "Bank"}
     assert set(result.ledger.to_frame()["sender"]) <= {"coordinator", "Court", "Tax"}
     assert not (result.ledger.to_frame()["kind"] == "per entity").any()
 

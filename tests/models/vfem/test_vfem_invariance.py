@@ -55,7 +55,7 @@ def same_bits(one, other):
 )
 def test_order_of_clients_does_not_matter(study, reference, order):
     frames = study.frames()
-    result = fit_frames({client: frames[client] for client in order}, cross_products="exact")
+    result = fit_frames({site: frames[site] for site in order}, cross_products="exact")
     assert list(result.params.index) != list(reference.params.index)
     names = reference.params.index
     np.testing.assert_allclose(result.params[names], reference.params, rtol=1e-10)
@@ -131,14 +131,14 @@ def by_hand(sites, protocol, order=1):
     replies, rounds = None, 0
     while True:
         try:
-            asks = protocol.send(replies)
+            requests = protocol.send(replies)
         except StopIteration as stop:
             return stop.value, rounds
         rounds += 1
         answers = {}
-        for i, ask in list(enumerate(asks))[::order]:
-            answers[i] = unpack_reply(sites[ask.site].answer(pack_request(ask)))
-        replies = [answers[i] for i in range(len(asks))]
+        for i, request in list(enumerate(requests))[::order]:
+            answers[i] = unpack_reply(sites[request.site].answer(pack_request(request)))
+        replies = [answers[i] for i in range(len(requests))]
 
 
 class BackwardsEngine:
@@ -169,19 +169,19 @@ def test_the_protocol_needs_no_engine(study):
     assert rounds >= 2 * len(lines)
     assert len(lines) == len(fit.trace) == len(result.trace)
     assert (fit.a, fit.s2, fit.log_likelihood) == (result._fit.a, result._fit.s2, result.llf)
-    for client in study.columns:
-        assert fit.beta[client].tobytes() == result._fit.beta[client].tobytes()
-        assert fit.mu[client].tobytes() == result._fit.mu[client].tobytes()
+    for site in study.columns:
+        assert fit.beta[site].tobytes() == result._fit.beta[site].tobytes()
+        assert fit.mu[site].tobytes() == result._fit.mu[site].tobytes()
     assert fit.converged
 
 
 def test_asks_of_a_protocol_are_arrays_and_names(study):
     model = study.model()
     layout = make_layout(model.design, "vfem")
-    asks = next(EMIteration(layout, IterationOptions(), model._session).maximise())
-    assert [ask.site for ask in asks] == ["Bank", "Court", "Tax", "Bank"]
-    assert {ask.family for ask in asks} == {"vfem"}
-    assert all(isinstance(array, np.ndarray) for ask in asks for array in ask.arrays.values())
+    requests = next(EMIteration(layout, IterationOptions(), model._session).maximise())
+    assert [request.site for request in requests] == ["Bank", "Court", "Tax", "Bank"]
+    assert {request.family for request in requests} == {"vfem"}
+    assert all(isinstance(array, np.ndarray) for request in requests for array in request.arrays.values())
 
 
 THREADS = """

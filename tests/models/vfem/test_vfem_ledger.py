@@ -92,19 +92,19 @@ def study():
     return study
 
 
-def account(study, model=None, **options):
+def site_ledger(study, model=None, **options):
     return study.model(**(model or {})).fit(**packed(**(SKETCHED | options)))
 
 
 def test_sketched_standard_errors(study):
     every = DESIGN | ASCENT | INFORMATION | SKETCH
-    asked = ASKED_DESIGN | ASKED_ASCENT | ASKED_INFORMATION | ASKED_SKETCH
-    assert left(account(study)) == dict.fromkeys(study.columns, every) | {COORDINATOR: asked}
+    request = ASKED_DESIGN | ASKED_ASCENT | ASKED_INFORMATION | ASKED_SKETCH
+    assert left(site_ledger(study)) == dict.fromkeys(study.columns, every) | {COORDINATOR: request}
 
 
 def test_exact_standard_errors_disclose_columns(study):
     fit = DESIGN | ASCENT | INFORMATION
-    assert left(account(study, cross_products="exact")) == {
+    assert left(site_ledger(study, cross_products="exact")) == {
         FIRST: fit | COLUMNS,
         MIDDLE: fit | COLUMNS | PRODUCTS,
         LAST: fit | PRODUCTS,
@@ -113,45 +113,50 @@ def test_exact_standard_errors_disclose_columns(study):
 
 
 def test_expected_standard_errors_need_sums_alone(study):
-    assert left(account(study, cov_type="expected")) == dict.fromkeys(
+    assert left(site_ledger(study, cov_type="expected")) == dict.fromkeys(
         study.columns, DESIGN | ASCENT | INFORMATION
     ) | {COORDINATOR: ASKED_DESIGN | ASKED_ASCENT | ASKED_INFORMATION}
 
 
 def test_no_standard_errors_need_the_iterations_alone(study):
-    assert left(account(study, cov_type="none")) == dict.fromkeys(study.columns, DESIGN | ASCENT) | {
+    assert left(site_ledger(study, cov_type="none")) == dict.fromkeys(study.columns, DESIGN | ASCENT) | {
         COORDINATOR: ASKED_DESIGN | ASKED_ASCENT
     }
 
 
 def test_robust_standard_errors(study):
     every = DESIGN | ASCENT | INFORMATION | SKETCH | SCORES
-    asked = ASKED_DESIGN | ASKED_ASCENT | ASKED_INFORMATION | ASKED_SKETCH
-    assert left(account(study, cov_type="robust")) == dict.fromkeys(study.columns, every) | {
-        COORDINATOR: asked
+    request = ASKED_DESIGN | ASKED_ASCENT | ASKED_INFORMATION | ASKED_SKETCH
+    assert left(site_ledger(study, cov_type="robust")) == dict.fromkeys(study.columns, every) | {
+        COORDINATOR: request
     }
 
 
 def test_supplemented_em(study):
     every = DESIGN | ASCENT | SKETCH | SEM
-    asked = ASKED_DESIGN | ASKED_ASCENT | ASKED_SKETCH | ASKED_SEM
-    assert left(account(study, cov_type="sem")) == dict.fromkeys(study.columns, every) | {COORDINATOR: asked}
+    request = ASKED_DESIGN | ASKED_ASCENT | ASKED_SKETCH | ASKED_SEM
+    assert left(site_ledger(study, cov_type="sem")) == dict.fromkeys(study.columns, every) | {
+        COORDINATOR: request
+    }
 
 
 def test_gradient_steps_send_a_rate_and_nothing_else(study):
-    result = account(study, cov_type="none", step="gradient")
+    result = site_ledger(study, cov_type="none", step="gradient")
     rate = triples(set_rate={"control": {"eta"}})
     assert left(result)[COORDINATOR] == ASKED_DESIGN | ASKED_ASCENT | rate
     assert left(result)[FIRST] == DESIGN | ASCENT
 
 
 def test_given_coefficients_are_sent(study):
-    result = account(study, cov_type="none", init=[0.0] * 7)
+    result = site_ledger(study, cov_type="none", init=[0.0] * 7)
     assert left(result)[COORDINATOR] == ASKED_DESIGN | ASKED_ASCENT | {("start", "beta", "control")}
 
 
 def test_a_coordinator_apart_sees_residuals_and_is_not_shown_fitted_values(study):
-    here, apart = account(study, cov_type="none"), account(study, {"coordinator": "apart"}, cov_type="none")
+    here, apart = (
+        site_ledger(study, cov_type="none"),
+        site_ledger(study, {"coordinator": "apart"}, cov_type="none"),
+    )
     assert left(apart) == dict.fromkeys(study.columns, DESIGN | ASCENT) | {
         "Registry": RESPONSE,
         COORDINATOR: ASKED_DESIGN | ASKED_ASCENT | ASKED_RESPONSE,
@@ -162,7 +167,7 @@ def test_a_coordinator_apart_sees_residuals_and_is_not_shown_fitted_values(study
 
 
 def test_a_coordinator_at_a_client_without_the_response(study):
-    result = account(study, {"coordinator": "Court"}, cov_type="none")
+    result = site_ledger(study, {"coordinator": "Court"}, cov_type="none")
     assert left(result) == {
         FIRST: DESIGN | ASCENT,
         LAST: DESIGN | ASCENT,
@@ -174,9 +179,9 @@ def test_a_coordinator_at_a_client_without_the_response(study):
 
 def test_a_response_holder_with_columns_releases_none_of_them_to_itself():
     study = simulate(seed=19, n=211, holder="Bank")
-    result = account(study, cov_type="none")
+    result = site_ledger(study, cov_type="none")
     assert set(left(result)) == {"Court", "Tax", COORDINATOR}
-    assert result.ledger.kinds_by_client()["Bank"] == (
+    assert result.ledger.kinds_by_site()["Bank"] == (
         "control",
         "schema",
         "presence",
@@ -197,8 +202,8 @@ def test_a_response_holder_with_columns_releases_none_of_them_to_itself():
     ],
 )
 def test_kinds_are_told_from_harmless_to_disclosing(study, options, kinds):
-    result = account(study, **options)
-    assert result.ledger.kinds_by_client()[FIRST] == kinds
+    result = site_ledger(study, **options)
+    assert result.ledger.kinds_by_site()[FIRST] == kinds
     assert kinds[-1] in result.summary().as_text()
 
 
@@ -209,7 +214,7 @@ def test_kinds_are_told_from_harmless_to_disclosing(study, options, kinds):
 )
 def test_an_array_as_long_as_the_entities_is_never_called_a_sum(study, options):
     """By shape: whatever has a dimension of a client's entities is declared as such."""
-    result = account(study, {"coordinator": "apart"}, sketch_size=777, **options)
+    result = site_ledger(study, {"coordinator": "apart"}, sketch_size=777, **options)
     counts = {len(study.table), *study.table[["bank0", "court0", "tax0"]].notna().sum()}
     long = {"presence", "per entity", "raw columns"}
     for entry in result.ledger.entries:
@@ -223,12 +228,12 @@ def test_an_array_as_long_as_the_entities_is_never_called_a_sum(study, options):
 
 
 def test_arrays_of_a_client_name_the_entities_behind_them(study):
-    result = account(study)
-    counts = {client: int(study.table[names[0]].notna().sum()) for client, names in study.columns.items()}
+    result = site_ledger(study)
+    counts = {site: int(study.table[names[0]].notna().sum()) for site, names in study.columns.items()}
     frame = result.ledger.to_frame()
     sent = frame[(frame["sender"] != COORDINATOR) & (frame["array"] != "text")]
-    for client, n in counts.items():
-        assert set(sent.loc[sent["sender"] == client, "entities"]) == {n}
+    for site, n in counts.items():
+        assert set(sent.loc[sent["sender"] == site, "entities"]) == {n}
     assert set(frame.loc[frame["sender"] == COORDINATOR, "entities"]) == {0}
 
 
@@ -248,7 +253,7 @@ def test_the_account_of_the_sites_is_that_of_the_coordinator(study):
 
 
 def test_an_iteration_is_one_round_of_two_numbers_per_entity(study):
-    result = account(study, cov_type="none")
+    result = site_ledger(study, cov_type="none")
     frame = result.ledger.to_frame()
     steps = frame[frame["step"] == "step"]
     n = sum(int(study.table[names[0]].notna().sum()) for names in study.columns.values())
@@ -262,7 +267,7 @@ def test_an_iteration_is_one_round_of_two_numbers_per_entity(study):
 
 
 def test_bytes_are_those_of_the_numbers(study):
-    ledger = account(study, cross_products="exact").ledger
+    ledger = site_ledger(study, cross_products="exact").ledger
     for entry in ledger.entries:
         if entry.array != "text":
             width = 1 if entry.array in ("use", "seen", "keep", "others", "filled", "forget", "padded") else 8
@@ -280,12 +285,12 @@ def test_every_fit_starts_its_own_account(study):
 
 
 def test_releases_put_the_coordinator_at_its_institution(study):
-    table = account(study).ledger.releases()
+    table = site_ledger(study).ledger.releases()
     assert COORDINATOR not in set(table["sender"]) | set(table["receiver"])
     row = table[
         (table["sender"] == FIRST) & (table["step"] == "step") & (table["array"] == "linear_predictor")
     ]
     assert row["receiver"].item() == "Registry"
     assert row["shape"].item() == (int(study.table["bank0"].notna().sum()),)
-    apart = account(study, {"coordinator": "apart"}).ledger.releases()
+    apart = site_ledger(study, {"coordinator": "apart"}).ledger.releases()
     assert COORDINATOR in set(apart["sender"])

@@ -28,10 +28,10 @@ class Solved:
 
     def fit(self, cov_type, **options):
         """Each fit once: the tests look at it, and change nothing."""
-        asked = (cov_type, *options.items())
-        if asked not in self.fits:
-            self.fits[asked] = self.model.fit(**packed(cov_type=cov_type, **(TIGHT | options)))
-        return self.fits[asked]
+        request = (cov_type, *options.items())
+        if request not in self.fits:
+            self.fits[request] = self.model.fit(**packed(cov_type=cov_type, **(TIGHT | options)))
+        return self.fits[request]
 
     def standard_errors(self, covariance):
         return np.sqrt(np.diag(covariance)[self.pooled.reported])
@@ -62,9 +62,9 @@ def cross_terms(pooled, theta):
     v = s2 + ~pooled.seen @ t
     U = np.nan_to_num(np.column_stack([X - m for X, m in zip(pooled.blocks, mus, strict=True)]))
     out = np.zeros((len(theta), len(theta)))
-    client = np.repeat(np.arange(len(pooled.sizes)), pooled.sizes)
-    between = client[:, None] != client
-    out[2 : 2 + len(client), 2 : 2 + len(client)] = (U.T / v) @ U * between
+    site = np.repeat(np.arange(len(pooled.sizes)), pooled.sizes)
+    between = site[:, None] != site
+    out[2 : 2 + len(site), 2 : 2 + len(site)] = (U.T / v) @ U * between
     return out
 
 

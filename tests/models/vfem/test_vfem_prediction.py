@@ -46,10 +46,10 @@ def new():
     return study
 
 
-def partition_of(study, clients=("Bank", "Court", "Tax"), **options):
+def partition_of(study, sites=("Bank", "Court", "Tax"), **options):
     """A partition of covariates alone; entities that no site has are not in it."""
     frames = study.frames()
-    return fs.ClientPartition.from_frames({k: frames[k] for k in clients}, on="id", new_data=True, **options)
+    return fs.ClientPartition.from_frames({k: frames[k] for k in sites}, on="id", new_data=True, **options)
 
 
 def known(study, columns=None):
@@ -96,8 +96,8 @@ def test_intervals_are_wider_where_more_is_missing(fitted, new):
     X = known(new)
     variance = fitted.result.get_prediction(partition_of(new)).var_resid
     expected = np.full(len(X), fitted.result.scale)
-    for client, names in new.columns.items():
-        expected += fitted.result._fit.t[client] * X[names].isna().all(axis=1)
+    for site, names in new.columns.items():
+        expected += fitted.result._fit.t[site] * X[names].isna().all(axis=1)
     np.testing.assert_allclose(variance, expected, rtol=1e-9)
 
 
@@ -109,10 +109,10 @@ def test_a_client_may_be_absent(fitted, new, method):
         if method == "vfem"
         else fitted.result.model.fit(**packed(method=method, cov_type="none", **ITERATIVE))
     )
-    whole = partition_of(new)
+    complete = partition_of(new)
     some = partition_of(new, ("Tax", "Bank"))
     rest = study_without(new, "Court")
-    assert len(rest) < whole.n_entities
+    assert len(rest) < complete.n_entities
     predicted = result.predict(some)
     assert list(predicted.index) == list(rest.index)
     frames = new.frames()
@@ -122,8 +122,8 @@ def test_a_client_may_be_absent(fitted, new, method):
     np.testing.assert_allclose(result.predict(same).reindex(rest.index), predicted, rtol=1e-12)
 
 
-def study_without(study, client):
-    names = [name for k, names in study.columns.items() if k != client for name in names]
+def study_without(study, site):
+    names = [name for k, names in study.columns.items() if k != site for name in names]
     return study.table[names].dropna(how="all")
 
 
@@ -248,10 +248,10 @@ def test_without_covariance_there_are_means_only(fitted, new):
 
 
 def test_means_need_linear_predictors_alone_and_errors_disclose_columns(fitted, new):
-    for ask, expected in (
+    for request, expected in (
         (lambda: fitted.result._prediction(partition_of(new), mean_only=True), {"per entity"}),
         (lambda: fitted.result.get_prediction(partition_of(new)), {"per entity", "raw columns"}),
     ):
-        frame = ask().ledger.to_frame()
+        frame = request().ledger.to_frame()
         left = frame[frame["sender"] != "coordinator"]
         assert set(left["kind"]) - {"presence", "schema"} == expected

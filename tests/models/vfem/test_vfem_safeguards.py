@@ -24,12 +24,12 @@ from fedstat.models.vfem.iteration import protocol, steps
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 
 
-def correlated(clients=4, noise=0.3, n=400):
+def correlated(sites=4, noise=0.3, n=400):
     """Complete blocks that share one factor: a joint Newton step is needed, a local one overshoots."""
     rng = np.random.default_rng(0)
     factor = rng.normal(size=n)
-    columns = {f"Bank {k}": [f"x{k}"] for k in range(clients)}
-    table = pd.DataFrame({f"x{k}": factor + noise * rng.normal(size=n) for k in range(clients)})
+    columns = {f"Bank {k}": [f"x{k}"] for k in range(sites)}
+    table = pd.DataFrame({f"x{k}": factor + noise * rng.normal(size=n) for k in range(sites)})
     table["y"] = 0.5 * table.sum(axis=1) + rng.normal(size=n)
     return Study(table, columns, "Registry")
 
@@ -41,8 +41,8 @@ def explained(seed, n=400, noise=0.1):
     mean = 1.0 + X @ beta
     table = study.table.assign(y=mean + noise * (study.table["y"] - mean))
     rng = np.random.default_rng(seed)
-    for client, share in zip(study.columns, (0.5, 0.7, 0.6), strict=True):
-        table.loc[rng.random(n) < share, study.columns[client]] = np.nan
+    for site, share in zip(study.columns, (0.5, 0.7, 0.6), strict=True):
+        table.loc[rng.random(n) < share, study.columns[site]] = np.nan
     return Study(table, study.columns, "Registry")
 
 
@@ -327,10 +327,10 @@ def test_a_refusal_names_site_rule_and_array_and_ends_all(policy, options, site,
     model = fs.VFEMRegression.from_formula("y ~ .", partition, between="independent")
     with pytest.raises(PolicyError, match=rf"{site}: .*{rule}.*'{array}' of step '{step}'"):
         model.fit(**packed(**(ITERATIVE | options)))
-    account = partition.sites[site].ledger.entries
-    assert all(entry.step != step for entry in account)
-    assert not {entry.kind for entry in account} & policy.get("refused_kinds", frozenset())
-    after = [k for k in partition.clients if partition.clients.index(k) > partition.clients.index(site)]
+    site_ledger = partition.sites[site].ledger.entries
+    assert all(entry.step != step for entry in site_ledger)
+    assert not {entry.kind for entry in site_ledger} & policy.get("refused_kinds", frozenset())
+    after = [k for k in partition.sites if partition.sites.index(k) > partition.sites.index(site)]
     assert all(entry.step != step for k in after for entry in partition.sites[k].ledger.entries)
     before = released()
     with pytest.raises(PolicyError):

@@ -101,7 +101,7 @@ def test_the_ledger_comes_back(result, path):
         result.ledger.bytes,
         "Bank",
     )
-    assert loaded.ledger.kinds_by_client() == result.ledger.kinds_by_client()
+    assert loaded.ledger.kinds_by_site() == result.ledger.kinds_by_site()
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_unusual_names_come_back(path):
 def test_no_value_of_an_entity_is_in_the_file(result, path):
     loaded = round_trip(result, path)
     header, arrays = unpack(path.read_bytes())
-    n = [result.nobs, *result.nobs_by_client]
+    n = [result.nobs, *result.nobs_by_site]
     assert not [name for name, array in arrays.items() if set(array.shape) & set(n)]
     assert set(header) == {"format", "content", "ledger"}
     lists = []

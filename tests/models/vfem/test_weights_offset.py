@@ -39,8 +39,8 @@ def draw(seed=0, missing=False):
 def partition(frame, **options):
     held = {"A": ["y", "n", "d", "w", "v", "log_t", "a1"], "B": ["b1", "b2"], "C": ["c1"]}
     frames = {
-        client: frame[["id", *names]].dropna(subset=[c for c in names if c in NAMES])
-        for client, names in held.items()
+        site: frame[["id", *names]].dropna(subset=[c for c in names if c in NAMES])
+        for site, names in held.items()
     }
     return fs.ClientPartition.from_frames(frames, on="id", **options)
 
@@ -174,7 +174,7 @@ def test_the_score_of_the_joint_likelihood_with_an_offset_is_zero(response):
     oracle = WithOffset(frame[response], frame[NAMES], link, frame["log_t"])
     fit = result._fit
     beta, mu = (np.concatenate([by[k] for k in result.names]) for by in (fit.beta, fit.mu))
-    at = oracle.pack(fit.beta0, beta, mu, fit.law.cov[:-1, :-1])
+    at = oracle.pack(fit.beta0, beta, mu, fit.joint.cov[:-1, :-1])
     score, information = oracle.score(at), oracle.information(at)
     assert score @ np.linalg.solve(information, score) < 1e-10 * N
     np.testing.assert_allclose(result.bse, oracle.bse(at), rtol=1e-3)
@@ -207,8 +207,8 @@ def test_weights_of_variances_need_whole_entities():
     weighted = model(frame, var_weights="v")
     with pytest.raises(ModelError, match="method='cc', or freq_weights"):
         weighted.fit()
-    whole = frame.dropna()
-    close(weighted.fit(method="cc"), smf.wls(FORMULA, whole, weights=whole["v"]).fit())
+    complete = frame.dropna()
+    close(weighted.fit(method="cc"), smf.wls(FORMULA, complete, weights=complete["v"]).fit())
 
 
 @pytest.mark.parametrize("roles", [{"offset": "log_t"}, {"freq_weights": "w"}])

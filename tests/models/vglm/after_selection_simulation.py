@@ -49,19 +49,19 @@ def refits(setting, random):
     y = X @ beta + random.normal(size=setting.n)
     halves, units = sums_by_fold(X, y, 2)
     names = [str(j) for j in range(setting.p)]
-    whole = halves.sum(axis=0)
-    for inference, mine, other in (("conditional", whole, whole), ("split", *halves)):
+    complete = halves.sum(axis=0)
+    for inference, mine, other in (("conditional", complete, complete), ("split", *halves)):
         path = normal_path(mine, units, setup_of(setting.p))
         S = path.selected[choose_fit(score_path(path, int(mine[0, 0])), "bic")]
         fit = normal_refit(other, units, S, names)
         yield inference, S, fit.params[1:], np.sqrt(np.diag(fit.cov))[1:]
 
 
-def share(part, whole):
+def share(part, complete):
     """Ratio of two means over runs, with its standard error."""
-    part, whole = np.asarray(part, dtype=float), np.asarray(whole, dtype=float)
-    ratio = part.sum() / whole.sum()
-    return ratio, np.std(part - ratio * whole) / whole.mean() / np.sqrt(len(part))
+    part, complete = np.asarray(part, dtype=float), np.asarray(complete, dtype=float)
+    ratio = part.sum() / complete.sum()
+    return ratio, np.std(part - ratio * complete) / complete.mean() / np.sqrt(len(part))
 
 
 def after_selection(setting, runs):

@@ -38,7 +38,7 @@ from fedstat.kernels.penalized.path import lambda_grid, lambda_max
 from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty, Terms
 from fedstat.models.vglm.distributions import POINTS
 from fedstat.models.vglm.steps import nearest
-from fedstat.privacy.gaussian_dp import GaussianAccount, epsilon_of
+from fedstat.privacy.gaussian_dp import GaussianAccountant, epsilon_of
 from fedstat.typing import Floats
 
 TIGHT = 1e-10
@@ -57,7 +57,7 @@ class NoisyFit:
     bic : (L,) array
     chosen : int
         Place of the smallest.
-    account : GaussianAccount
+    site_ledger : GaussianAccount
         Of all rounds, at one client.
     row_sensitivity : float
         ``2 clip``, in standard deviations of the noise.
@@ -68,16 +68,16 @@ class NoisyFit:
     intercepts: Floats
     bic: Floats
     chosen: int
-    account: GaussianAccount
+    site_ledger: GaussianAccountant
     row_sensitivity: float
 
     def epsilon(self, delta: float = 1e-6) -> float:
         """Epsilon of all rounds together for the record of one entity at one client."""
-        return self.account.epsilon(delta)
+        return self.site_ledger.epsilon(delta)
 
     def row_epsilon(self, delta: float = 1e-6, *, rounds: int | None = None) -> float:
         """Epsilon of some rounds, or all, as if a record moved its own predictor only; it moves all."""
-        times = self.account.releases if rounds is None else rounds
+        times = self.site_ledger.releases if rounds is None else rounds
         mu = self.row_sensitivity * np.sqrt(times)
         return float(np.inf) if np.isinf(mu) else epsilon_of(float(mu), delta)
 
@@ -114,7 +114,7 @@ class _Client:
 class _Sharing:
     """ADMM under noise: mean predictor z, dual u and the step to be made, (n,), beside who takes part."""
 
-    clients: list[_Client]
+    sites: list[_Client]
     y: Floats
     family: str
     noise: float
@@ -136,22 +136,22 @@ class _Sharing:
         random: np.random.Generator,
     ) -> _Sharing:
         """Start from the intercept alone."""
-        clients = [_Client.of(np.asarray(block, dtype=np.float64)) for block in blocks]
+        sites = [_Client.of(np.asarray(block, dtype=np.float64)) for block in blocks]
         a, zero = float(family.make().link(y.mean())), np.zeros(len(y))
-        z = np.full(len(y), a / (len(clients) + 1))
-        return cls(clients, y, family.name, *numbers, random, a, z, zero, zero)
+        z = np.full(len(y), a / (len(sites) + 1))
+        return cls(sites, y, family.name, *numbers, random, a, z, zero, zero)
 
     def largest(self, penalty: Penalty) -> float:
         """Return the smallest lambda at which all coefficients are zero."""
         residual = POINTS[self.family](np.full(len(self.y), self.intercept), self.y)[1]
-        gradients = [client.Z.T @ residual / len(self.y) for client in self.clients]
-        return max(lambda_max(g, penalty, c.groups) for g, c in zip(gradients, self.clients, strict=True))
+        gradients = [site.Z.T @ residual / len(self.y) for site in self.sites]
+        return max(lambda_max(g, penalty, c.groups) for g, c in zip(gradients, self.sites, strict=True))
 
     def round(self, lassos: Sequence[Terms]) -> None:
         """Let every client move and release its predictors; move the response's side."""
-        n, blocks, total = len(self.y), len(self.clients) + 1, np.zeros(len(self.y))
-        for client, lasso in zip(self.clients, lassos, strict=True):
-            eta = np.clip(client.move(self.step, lasso, self.rho), -self.clip, self.clip)
+        n, blocks, total = len(self.y), len(self.sites) + 1, np.zeros(len(self.y))
+        for site, lasso in zip(self.sites, lassos, strict=True):
+            eta = np.clip(site.move(self.step, lasso, self.rho), -self.clip, self.clip)
             total += eta + self.noise * self.random.standard_normal(n)
         self.intercept += float(self.step.mean())
         mean = (self.intercept + total) / blocks
@@ -161,7 +161,7 @@ class _Sharing:
 
     def score(self, a: Floats, b: Floats) -> Floats:
         """Return BIC of intercepts (L,) and coefficients (L, p), from predictors without noise."""
-        n, Z = len(self.y), np.hstack([client.Z for client in self.clients])
+        n, Z = len(self.y), np.hstack([site.Z for site in self.sites])
         loss = np.array([POINTS[self.family](a[i] + Z @ b[i], self.y)[0] for i in range(len(a))])
         minus_twice = profile_deviance(2.0 * n * loss, n) if self.family == "Gaussian" else 2.0 * n * loss
         return np.asarray(bic(minus_twice, 1.0 + np.count_nonzero(b, axis=1), n))
@@ -224,19 +224,19 @@ def noisy_admm(
     sharing = _Sharing.start(blocks, (y - mean) / sd, family, (noise, clip, rho), random)
     if lambdas is None:
         lambdas = lambda_grid(sharing.largest(penalty), ratio=ratio, size=n_lambdas)
-    account, b, a = GaussianAccount(), [], []
+    site_ledger, b, a = GaussianAccountant(), [], []
     for lam in lambdas:
         for number in range(rounds):
             if number in (0, rounds // 2):
                 first = number == 0 or penalty.convex
-                lassos = [client.lasso(penalty, float(lam), first) for client in sharing.clients]
+                lassos = [site.lasso(penalty, float(lam), first) for site in sharing.sites]
             sharing.round(lassos)
-        account.add(2.0 * clip * np.sqrt(len(y)), noise, rounds)
-        b.append(np.concatenate([client.theta for client in sharing.clients]))
+        site_ledger.add(2.0 * clip * np.sqrt(len(y)), noise, rounds)
+        b.append(np.concatenate([site.theta for site in sharing.sites]))
         a.append(sharing.intercept)
     scores = sharing.score(np.array(a), np.array(b))
     X = np.hstack(blocks)
     beta = sd * np.array(b) / X.std(axis=0)
     intercepts = mean + sd * np.array(a) - beta @ X.mean(axis=0)
     row = 2.0 * clip / noise if noise > 0.0 else np.inf
-    return NoisyFit(lambdas, beta, intercepts, scores, int(np.argmin(scores)), account, row)
+    return NoisyFit(lambdas, beta, intercepts, scores, int(np.argmin(scores)), site_ledger, row)

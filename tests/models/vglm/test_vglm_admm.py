@@ -51,8 +51,8 @@ def test_no_coefficient_reaches_the_coordinator_on_the_way_and_predictors_are_ma
     frame = result.ledger.to_frame()
     sent = frame[frame["array"] == "linear_predictor"]
     assert sent["masked"].all()
-    clients = result.clients[1:].nunique() - 1
-    assert (frame["step"] == "admm_coefficients").sum() <= 2 * clients
+    sites = result.coef_sites[1:].nunique() - 1
+    assert (frame["step"] == "admm_coefficients").sum() <= 2 * sites
 
 
 def test_the_door_refuses_residuals_that_pick_entities():
@@ -61,9 +61,9 @@ def test_the_door_refuses_residuals_that_pick_entities():
     one = np.zeros(300)
     one[7] = 1.0
     for step in ("admm_largest", "admm_certify"):
-        ask = Request("Registry", "vglm", step, {"residual": one}, model._session)
+        request = Request("Registry", "vglm", step, {"residual": one}, model._session)
         with pytest.raises(PolicyError, match="belong to fewer"):
-            model.partition.sites["Registry"].answer(pack_request(ask))
+            model.partition.sites["Registry"].answer(pack_request(request))
 
 
 @pytest.mark.parametrize("response", ["normal", "binary"])

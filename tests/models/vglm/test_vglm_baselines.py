@@ -62,9 +62,9 @@ def test_without_noise_it_is_the_fit_of_pooled_rows(family):
 def test_the_account_is_that_of_all_rounds_and_of_all_predictors():
     blocks, y = make("Gaussian")
     found = fit(blocks, y, "Gaussian", noise=40.0, rounds=10, n_lambdas=4, clip=2.0)
-    assert found.account.releases == 40
+    assert found.site_ledger.releases == 40
     mu = np.sqrt(40 * 300) * 4.0 / 40.0
-    assert found.account.mu == pytest.approx(mu)
+    assert found.site_ledger.mu == pytest.approx(mu)
     assert delta_of(found.epsilon(1e-6), mu) == pytest.approx(1e-6)
     assert delta_of(found.row_epsilon(1e-6, rounds=1), 0.1) == pytest.approx(1e-6)
     assert found.row_epsilon() < found.epsilon()

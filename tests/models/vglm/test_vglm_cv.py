@@ -152,10 +152,10 @@ def test_no_linear_predictor_is_added_where_the_choice_stays(monkeypatch):
     points = []
     original = protocol.use_folds
 
-    def watched(course, *args, **options):
-        before = course.oracle.points
-        fit = yield from original(course, *args, **options)
-        points.append((course.oracle.points - before, fit))
+    def watched(dry_run, *args, **options):
+        before = dry_run.oracle.points
+        fit = yield from original(dry_run, *args, **options)
+        points.append((dry_run.oracle.points - before, fit))
         return fit
 
     monkeypatch.setattr(protocol, "use_folds", watched)

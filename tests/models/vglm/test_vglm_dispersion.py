@@ -192,8 +192,8 @@ def test_the_holder_answers_outside_of_the_domain_without_a_number_per_entity(ki
     site, eta = model.partition.sites["Bank"], np.full(400, model.distribution.link_entry.sign)
     for wrong in (0.0, -eta[0]):
         eta[5] = wrong
-        ask = Request("Bank", "vglm", "respond", {"eta": eta}, model._session, "")
-        arrays = unpack_reply(site.answer(pack_request(ask))).arrays
+        request = Request("Bank", "vglm", "respond", {"eta": eta}, model._session, "")
+        arrays = unpack_reply(site.answer(pack_request(request))).arrays
         assert arrays["loss"] == rf.OUTSIDE
         assert set(arrays) == {"loss", "sums"} and not arrays["sums"].any()
 

@@ -360,25 +360,25 @@ def test_a_site_refuses_small_patterns_and_wrong_codes(step):
     door = model.partition.sites[site]
     first = np.arange(400) < 400 - 29
 
-    def told(code, **more):
+    def reported(code, **more):
         arrays = {"code": np.asarray(code, dtype=np.int64), "groups": np.array(2), **more}
         door.answer(
-            pack_request(SecureProductSession("vglm", model._session, None).ask(site, step, **arrays))
+            pack_request(SecureProductSession("vglm", model._session, None).request(site, step, **arrays))
         )
 
     rows = {"rows": layout.rows[site]} if step == "sum_with_response" else {}
     with pytest.raises(PolicyError, match="minimum count"):
-        told(np.where(first, 0, 1), **rows)
+        reported(np.where(first, 0, 1), **rows)
     with pytest.raises(PolicyError, match="minimum count"):
-        told(np.where(first, -1, 0), **rows)
-    told(np.where(np.arange(400) < 200, -1, 1), **rows)
+        reported(np.where(first, -1, 0), **rows)
+    reported(np.where(np.arange(400) < 200, -1, 1), **rows)
     for code in (np.full(400, -1), np.full(400, 2), np.where(first, 0, -2)):
         with pytest.raises(MessageError, match="patterns or folds from 0 to 1"):
-            told(code, **rows)
+            reported(code, **rows)
     if rows:
         for wrong in (layout.rows[site] + 1, layout.rows[site][::-1].copy()):
             with pytest.raises(MessageError, match="'rows' must ascend"):
-                told(np.zeros(400), rows=wrong)
+                reported(np.zeros(400), rows=wrong)
 
 
 def test_results_survive_a_file(tmp_path):

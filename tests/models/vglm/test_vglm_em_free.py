@@ -60,32 +60,32 @@ def test_without_a_penalty_it_is_vfem_of_the_same_law():
 
 def test_the_refit_keeps_all_columns_in_their_law():
     standard = StandardizedMoments(moments_of(MISSING))
-    law = FreeCovarianceModel.of(standard, edges_between(standard.moments, "free"))
+    joint = FreeCovarianceModel.of(standard, edges_between(standard.moments, "free"))
     support = np.arange(12) % 3 == 0
-    refit, _ = refit_joint_normal(law.whole, support)
-    assert refit.llf == pytest.approx(without_effects(law.whole, support).log_likelihood, rel=1e-10)
+    refit, _ = refit_joint_normal(joint.complete, support)
+    assert refit.llf == pytest.approx(without_effects(joint.complete, support).log_likelihood, rel=1e-10)
     # A profile of the likelihood: it falls by half a unit at one standard error, but for the third order.
-    x = law.whole.moments
+    x = joint.complete.moments
     j, column = 2, int(np.flatnonzero(support)[1])
     step = 0.05 * np.sqrt(refit.cov[j, j])
     falls = []
     for move in (-step, step):
         at = (refit.params[j] + move) * x.scale[column] / x.scale[-1]
-        falls.append(refit.llf - profile(law, support, column, at))
+        falls.append(refit.llf - profile(joint, support, column, at))
     assert np.mean(falls) == pytest.approx(0.5 * 0.05**2, rel=1e-3)
 
 
-def profile(law, support, column, value):
+def profile(joint, support, column, value):
     """Largest log-likelihood where a coefficient of standardized columns has this value."""
     others = support.copy()
     others[column] = False
-    start = without_effects(law.whole, support).point
+    start = without_effects(joint.complete, support).point
     beta = start.beta.copy()
     beta[column] = value
     found = maximize_joint_normal(
-        law.whole.moments, replace(start, beta=beta), FreeParameters(law.edges, others), 1e-9, 200
+        joint.complete.moments, replace(start, beta=beta), FreeParameters(joint.edges, others), 1e-9, 200
     )
-    return law.whole.log_likelihood + found.joint - law.whole.joint
+    return joint.complete.log_likelihood + found.joint - joint.complete.joint
 
 
 def draw(n=1_200, seed=2):

@@ -73,13 +73,13 @@ LEARNED = {
 @pytest.mark.parametrize("case", LEARNED)
 def test_who_could_learn_what(case):
     kind, arguments, words = LEARNED[case]
-    told = model_of(kind).explain(**arguments).learned
-    assert words in " ".join(f"{who} {sentence}" for who, sentence in told)
+    reported = model_of(kind).explain(**arguments).learned
+    assert words in " ".join(f"{who} {sentence}" for who, sentence in reported)
 
 
 def test_of_missing_blocks_patterns_are_told():
-    told = model_of(table=MISSING, missing="em").explain().learned
-    assert "the response, by missing pattern" in " ".join(sentence for _, sentence in told)
+    reported = model_of(table=MISSING, missing="em").explain().learned
+    assert "the response, by missing pattern" in " ".join(sentence for _, sentence in reported)
 
 
 REFUSALS = {
@@ -95,12 +95,12 @@ REFUSALS = {
 def test_a_refusal_is_told_as_the_site_will_say_it(case):
     kind, policy, arguments, options = REFUSALS[case]
     model = model_of(kind, partition={"policies": {"Registry": Policy(**policy)}, "min_count": 5}, **options)
-    told = model.explain(**arguments)
+    reported = model.explain(**arguments)
     with pytest.raises(fs.errors.PolicyError, match=r"^Registry: its policy") as refusal:
         model.fit(**arguments)
-    assert list(told.refused) == ["Registry"]
-    assert str(refusal.value) in chain(*told.refused["Registry"].values())
-    assert "REFUSED" in str(told)
+    assert list(reported.refused) == ["Registry"]
+    assert str(refusal.value) in chain(*reported.refused["Registry"].values())
+    assert "REFUSED" in str(reported)
 
 
 def test_a_wrong_argument_is_refused_as_by_the_fit():

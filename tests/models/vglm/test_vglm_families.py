@@ -122,11 +122,11 @@ def test_linear_predictors_travel_masked_only():
 
 
 def test_a_holder_without_columns_and_two_institutions():
-    whole = model_of("binary").fit(lam=0.04)
+    complete = model_of("binary").fit(lam=0.04)
     apart = {"Holder": ["y"], "Bank": COLUMNS["Bank"][1:], "Rest": [*COLUMNS["Clinic"], *COLUMNS["Registry"]]}
     for columns in (apart, {"Bank": COLUMNS["Bank"], "Rest": apart["Rest"]}):
         other = make_model(TABLES["binary"], columns, family=FAMILIES["binary"]).fit(lam=0.04)
-        np.testing.assert_allclose(other.params[whole.params.index], whole.params, atol=1e-6)
+        np.testing.assert_allclose(other.params[complete.params.index], complete.params, atol=1e-6)
 
 
 def staged_site():

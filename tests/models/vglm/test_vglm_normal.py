@@ -168,8 +168,8 @@ def test_entities_that_an_institution_lacks_are_left_out_and_counted():
     with pytest.warns(DataWarning, match=r"50 of 300 .*40 at Clinic, 20 at Registry"):
         model = make_model(table, penalty="lasso")
     result = model.fit(n_lambdas=6)
-    whole = make_model(TABLE.iloc[50:].reset_index(drop=True), penalty="lasso").fit(n_lambdas=6)
-    np.testing.assert_allclose(result.path_params, whole.path_params, atol=1e-6)
+    complete = make_model(TABLE.iloc[50:].reset_index(drop=True), penalty="lasso").fit(n_lambdas=6)
+    np.testing.assert_allclose(result.path_params, complete.path_params, atol=1e-6)
     assert result.nobs == 250
     assert "50 of 300" in " ".join(result.summary().notes)
 

@@ -163,9 +163,9 @@ def test_averages_need_columns_and_means_do_not(tmp_path):
     result = fs.VFEMGLM.from_formula("y ~ .", strict, family=FAMILIES["binary"]).fit()
     with pytest.raises(PolicyError, match="raw columns"):
         result.get_margeff()
-    asked = strict.sites["shop"].account.entities
+    request = strict.sites["shop"].site_ledger.entities
     at_means = result.get_margeff("mean")
-    assert strict.sites["shop"].account.entities == asked
+    assert strict.sites["shop"].site_ledger.entities == request
     result.save(tmp_path / "fit")
     np.testing.assert_array_equal(fs.load(tmp_path / "fit").get_margeff("mean").margeff, at_means.margeff)
 
@@ -221,11 +221,11 @@ def test_numbers_are_evaluated_by_squares_and_deviance(response):
     assert row["rsquared"] == pytest.approx(r2_score(y, p), rel=1e-9)
     assert row["rmse"] == pytest.approx(np.sqrt(np.mean((y - p) ** 2)), rel=1e-9)
     assert row[["observed", "expected"]].tolist() == pytest.approx([y.sum(), p.sum()])
-    law = FAMILIES[response]
-    null = sm.GLM(y, np.ones(N), family=law).fit(tol=1e-14).deviance
-    assert found.accuracy.deviance == pytest.approx(law.deviance(y, p), rel=1e-9)
+    joint = FAMILIES[response]
+    null = sm.GLM(y, np.ones(N), family=joint).fit(tol=1e-14).deviance
+    assert found.accuracy.deviance == pytest.approx(joint.deviance(y, p), rel=1e-9)
     assert found.accuracy.null_deviance == pytest.approx(null, rel=1e-9)
-    slope = sm.GLM(y, sm.add_constant(law.link(p)), family=law).fit(tol=1e-14)
+    slope = sm.GLM(y, sm.add_constant(joint.link(p)), family=joint).fit(tol=1e-14)
     np.testing.assert_allclose(found.recalibration.params, slope.params, rtol=1e-7, atol=1e-9)
     text = " ".join(found.summary().as_text().split())
     assert "RMSE R2" in text and "% explained" in text and "(as bank counts them)" in text

@@ -32,7 +32,7 @@ class SiteTerms:
     Columns are those that the terms read, in the order of first use.
     """
 
-    client: str
+    site: str
     terms: tuple[str, ...]
     columns: tuple[str, ...]
 
@@ -42,18 +42,18 @@ class Formula:
     """A checked formula.
 
     `response` is the left side, for instance ``"BPSysAve"``, ``"log(y)"``, ``"visits > 0"`` or
-    ``"cbind(events, n - events)"``; `response_client` the institution that holds it, None where all hold the
-    same columns; of a one-sided formula the response is empty. `clients` are the institutions with terms, in
+    ``"cbind(events, n - events)"``; `response_site` the institution that holds it, None where all hold the
+    same columns; of a one-sided formula the response is empty. `sites` are the institutions with terms, in
     partition order, always one where all hold the same columns. `offsets` is what stands inside each
     ``offset(...)``; the offset is their sum.
     """
 
     text: str
     response: str
-    response_client: str | None
+    response_site: str | None
     response_columns: tuple[str, ...]
     intercept: bool
-    clients: tuple[SiteTerms, ...]
+    sites: tuple[SiteTerms, ...]
     offsets: tuple[str, ...] = ()
     offset_columns: tuple[str, ...] = ()
 
@@ -92,7 +92,7 @@ def parse_pooled_formula(text: str, columns: Sequence[str], extra: Sequence[str]
 
     Columns in `extra` may be named, but ``.`` does not stand for them, such as the name of the site. There is
     one `SiteTerms`, whose institution is empty (without terms for an intercept alone), and no
-    `response_client`.
+    `response_site`.
     """
     own = [name for name in columns if name not in extra]
     return _parse(text, _Holdings.of({"": [*own, *extra]}), pooled=True, extra=extra)
@@ -112,7 +112,7 @@ def formula_of_terms(
     Otherwise as :func:`parse_formula` (`columns` by institution), or with `pooled` as
     :func:`parse_pooled_formula` (those of the institution "").
     """
-    holdings = _Holdings.of({client: [*names, *extra] for client, names in columns.items()})
+    holdings = _Holdings.of({site: [*names, *extra] for site, names in columns.items()})
     left = parse_expression(response, response=True)
     return _assemble(text, left, right_side_of(terms), holdings, pooled=pooled)
 
@@ -127,19 +127,19 @@ class _Holdings:
     @classmethod
     def of(cls, columns: Mapping[str, Sequence[str]]) -> _Holdings:
         owner: dict[str, str] = {}
-        for client, names in columns.items():
+        for site, names in columns.items():
             for name in names:
                 if not isinstance(name, str):
                     raise FormulaError(
-                        f"column names must be text, received {type(name).__name__}{_at(client)}; "
+                        f"column names must be text, received {type(name).__name__}{_at(site)}; "
                         "rename the column."
                     )
                 if name in owner:
                     raise FormulaError(
                         f"column {name!r} is held by institution {owner[name]!r} and by institution "
-                        f"{client!r}; rename one of the two or leave one out."
+                        f"{site!r}; rename one of the two or leave one out."
                     )
-                owner[name] = client
+                owner[name] = site
         return cls(columns, owner)
 
     def require(self, names: Iterable[str]) -> None:
@@ -160,7 +160,7 @@ class _Holdings:
             return f"Did you mean {', '.join(f'{held!r}{_at(self.owner[held])}' for held in close)}?"
         if len(self.owner) <= FEW:
             return f"There are {', '.join(f'{held!r}{_at(self.owner[held])}' for held in self.owner)}."
-        counts = [f"{len(held)} columns{_at(client)}" for client, held in self.columns.items()]
+        counts = [f"{len(held)} columns{_at(site)}" for site, held in self.columns.items()]
         return f"Nothing similar among {'; '.join(counts)}."
 
 
@@ -178,20 +178,20 @@ def _assemble(
     """Check who holds the response and the terms, and make the formula."""
     if isinstance(response.tree, Counts) and not pooled:
         raise refuse_formula("cbind(...)", response.text, "the response of this model is one column")
-    response_client = _response_client(response, holdings)
+    response_site = _response_site(response, holdings)
     _require_terms(right_side, pooled)
     _require_centred(right_side)
     offset_columns = tuple(dict.fromkeys(name for offset in right_side.offsets for name in offset.columns))
     holdings.require(offset_columns)
     _require_other_columns(right_side, response)
-    clients = tuple(_by_client(right_side.terms, holdings))
+    sites = tuple(_by_site(right_side.terms, holdings))
     return Formula(
         text=text,
         response=response.text,
-        response_client=response_client or None,
+        response_site=response_site or None,
         response_columns=response.columns,
         intercept=right_side.intercept,
-        clients=clients or (SiteTerms("", (), ()),),
+        sites=sites or (SiteTerms("", (), ()),),
         offsets=tuple(offset.text for offset in right_side.offsets),
         offset_columns=offset_columns,
     )
@@ -201,11 +201,11 @@ def _parse_one_sided(text: str, holdings: _Holdings) -> Formula:
     right_side = parse_terms(split_sides(text, response=False)[1], list(holdings.owner))
     if not right_side.terms:
         raise FormulaError("formula: no term is left; write for instance '~ a + b'.")
-    clients = tuple(_by_client(right_side.terms, holdings))
-    return Formula(text, "", None, (), right_side.intercept, clients)
+    sites = tuple(_by_site(right_side.terms, holdings))
+    return Formula(text, "", None, (), right_side.intercept, sites)
 
 
-def _response_client(response: Expression, holdings: _Holdings) -> str:
+def _response_site(response: Expression, holdings: _Holdings) -> str:
     holdings.require(response.columns)
     holders = holdings.holders(response.columns)
     if len(holders) > 1:
@@ -248,8 +248,8 @@ def _require_other_columns(right: RightSide, response: Expression) -> None:
             )
 
 
-def _by_client(terms: Sequence[Term], holdings: _Holdings) -> Iterator[SiteTerms]:
-    mine: dict[str, list[Term]] = {client: [] for client in holdings.columns}
+def _by_site(terms: Sequence[Term], holdings: _Holdings) -> Iterator[SiteTerms]:
+    mine: dict[str, list[Term]] = {site: [] for site in holdings.columns}
     for term in terms:
         used = term_columns(term)
         holdings.require(used)
@@ -261,21 +261,21 @@ def _by_client(terms: Sequence[Term], holdings: _Holdings) -> Iterator[SiteTerms
                 "institutions hold both columns."
             )
         mine[holders[0]].append(term)
-    for client, held in mine.items():
+    for site, held in mine.items():
         if held:
-            _require_distinct_labels(held, client)
+            _require_distinct_labels(held, site)
             names = dict.fromkeys(name for term in held for name in term_columns(term))
-            yield SiteTerms(client, tuple(map(term_text, held)), tuple(names))
+            yield SiteTerms(site, tuple(map(term_text, held)), tuple(names))
 
 
-def _require_distinct_labels(terms: Sequence[Term], client: str) -> None:
+def _require_distinct_labels(terms: Sequence[Term], site: str) -> None:
     """Refuse a column that is itself called ``log(x)`` beside the transform log(x)."""
     trees: dict[str, Tree] = {}
     for factor in (factor for term in terms for factor in term):
         # formulaic finds factors by their label: one of the two would be coded twice.
         if trees.setdefault(factor.label, factor.tree) != factor.tree:
             raise FormulaError(
-                f"formula: {factor.label!r} is the name of a column{_at(client)} and also a transform in "
+                f"formula: {factor.label!r} is the name of a column{_at(site)} and also a transform in "
                 "this formula; rename the column."
             )
 
@@ -284,5 +284,5 @@ def _owners(names: Iterable[str], holdings: _Holdings) -> str:
     return " and ".join(f"column {name!r}{_at(holdings.owner[name])}" for name in names)
 
 
-def _at(client: str) -> str:
-    return f" at institution {client!r}" if client else ""
+def _at(site: str) -> str:
+    return f" at institution {site!r}" if site else ""

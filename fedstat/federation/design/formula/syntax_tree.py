@@ -34,12 +34,12 @@ _POLYNOMIALS = (".Constant", ".Linear", ".Quadratic", ".Cubic")
 
 
 def contrast_matrix(
-    coding: str, levels: Sequence[object], omitted: object, *, whole: bool
+    coding: str, levels: Sequence[object], omitted: object, *, complete: bool
 ) -> tuple[Floats, list[str]]:
     """Rows by level, columns (l, l - 1), and what follows the factor's name in theirs.
 
-    `whole`: (l, l), with the constant, where no intercept takes it. `omitted` is that of Sum, by default the
-    last level. All codings span what dummies do.
+    `complete`: (l, l), with the constant, where no intercept takes it. `omitted` is that of Sum, by default
+    the last level. All codings span what dummies do.
     """
     n = len(levels)
     match coding:
@@ -58,7 +58,7 @@ def contrast_matrix(
             columns = steps / n - (np.arange(n)[:, None] < steps)
             # patsy calls each difference by its first level, and with the constant counts one further.
             names, first = [f"[D.{level}]" for level in levels[: n - 1]], f"[D.{levels[0]}]"
-            if whole:
+            if complete:
                 names = [f"[D.{level}]" for level in levels[1:]]
         case _:
             powers = (np.arange(n) - (n - 1) / 2)[:, None] ** np.arange(n)
@@ -66,7 +66,7 @@ def contrast_matrix(
             columns = (q * np.sign(np.diag(r)))[:, 1:]
             titles = [*_POLYNOMIALS[:n], *(f"^{degree}" for degree in range(len(_POLYNOMIALS), n))]
             first, *names = titles
-    if whole:
+    if complete:
         return np.column_stack([np.ones(n), columns]), [first, *names]
     return columns, names
 

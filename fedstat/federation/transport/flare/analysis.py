@@ -73,7 +73,7 @@ class FlareTransport:
                     ) from error
             time.sleep(CONNECT_PAUSE)
 
-    def carry(self, site: str, request: bytes) -> bytes:
+    def send(self, site: str, request: bytes) -> bytes:
         """Send one request, and wait for its reply.
 
         EngineError if no job is running or the site did not answer, SecurityError if the site did not sign
@@ -313,8 +313,8 @@ def _wait_until_ended(session: Any) -> dict[str, str]:
 def _connected(session: Any) -> tuple[str, ...]:
     # The server lists a stopped site for ten minutes; a running one sends a sign of life every ten seconds.
     since = time.time() - FRESH
-    clients = session.get_system_info().client_info
-    return tuple(client.name for client in clients if client.last_connect_time > since)
+    sites = session.get_system_info().client_info
+    return tuple(client.name for client in sites if client.last_connect_time > since)
 
 
 def _jobs(session: Any) -> dict[str, str]:

@@ -241,22 +241,23 @@ def create_key(folder: Path, participant: Participant) -> bytes:
     with TemporaryDirectory(dir=folder.parent) as place:
         description = Path(place, "participant.yaml")
         description.write_text(participant.describe())
-        told = _flare(folder.parent, "cert", REQUEST, "-p", str(description), "--out", str(folder))
-    return Path(told["request_zip"]).read_bytes()
+        reported = _flare(folder.parent, "cert", REQUEST, "-p", str(description), "--out", str(folder))
+    return Path(reported["request_zip"]).read_bytes()
 
 
 def certify(folder: Path, request: bytes, participant: Participant) -> bytes:
     """Sign a request with the coordinator's authority; SecurityError if it asks for other rights."""
     home = (folder / FLARE).resolve()
     with TemporaryDirectory(dir=home) as place:
-        asked, signed = Path(place, "it.request.zip"), Path(place, "it.signed.zip")
-        asked.write_bytes(request)
+        requested, signed = Path(place, "it.request.zip"), Path(place, "it.signed.zip")
+        requested.write_bytes(request)
         words = ("-c", AUTHORITY, "--profile", "profile.yaml", "--out", str(signed))
-        told = _flare(home, "cert", "approve", str(asked), *words)
+        reported = _flare(home, "cert", "approve", str(requested), *words)
         # a site could request the certificate of an analyst, who can submit jobs
-        if (told["name"], told["cert_type"]) != (participant.name, participant.kind):
+        if (reported["name"], reported["cert_type"]) != (participant.name, participant.kind):
             raise SecurityError(
-                f"the request asks for a certificate of '{told['name']}' as {told['cert_type']}; expected "
+                f"the request asks for a certificate of '{reported['name']}' as "
+                f"{reported['cert_type']}; expected "
                 f"'{participant.name}' as {participant.kind}. No certificate was issued"
             )
         return signed.read_bytes()
@@ -271,10 +272,13 @@ def assemble(request: Path, signed: bytes, kit: Path) -> None:
     with TemporaryDirectory(dir=kit.parent) as place:
         path = Path(place, "it.signed.zip")
         path.write_bytes(signed)
-        asked, root_is = ("--request-dir", str(request.resolve())), ("--fingerprint", f"SHA256:{fingerprint}")
-        told = _flare(kit.parent, "package", str(path), "-w", place, *asked, *root_is)
+        requested, root_is = (
+            ("--request-dir", str(request.resolve())),
+            ("--fingerprint", f"SHA256:{fingerprint}"),
+        )
+        reported = _flare(kit.parent, "package", str(path), "-w", place, *requested, *root_is)
         shutil.rmtree(kit, ignore_errors=True)
-        shutil.move(told["output_dir"], kit)
+        shutil.move(reported["output_dir"], kit)
     kit.chmod(0o700)
     shutil.rmtree(request)
 
@@ -359,14 +363,14 @@ def _flare(home: Path, *words: str) -> dict[str, Any]:
         check=False,
     )
     try:
-        told: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+        reported: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     except (IndexError, ValueError):
         raise EngineError(
             f"NVIDIA FLARE failed in '{words[0]} {words[1]}' (exit code {done.returncode})"
         ) from None
-    if told.get("status") != "ok":
+    if reported.get("status") != "ok":
         raise EngineError(
-            f"NVIDIA FLARE refused the command: {told.get('message')} {told.get('hint') or ''}".rstrip()
+            f"NVIDIA FLARE refused the command: {reported.get('message')} {reported.get('hint') or ''}".rstrip()
         )
-    data: dict[str, Any] = told["data"]
+    data: dict[str, Any] = reported["data"]
     return data

@@ -81,7 +81,7 @@ class LearnersAtSites:
         k = [c.shape[1] for c in C]
         ends = np.cumsum([0, *k]).tolist()
         fits = []
-        for p, (own, whole) in enumerate(target_df(design, k, len(gram))):
+        for p, (own, complete) in enumerate(target_df(design, k, len(gram))):
             rows = design.columns(p)
             grams = [C[p].T @ one.S[rows, rows] @ C[p] for one in parts]
             margin = margins[p]
@@ -93,7 +93,7 @@ class LearnersAtSites:
             if design.learners[p].constant:
                 R = np.full(gram.shape, 1.0 / gram.sum())
             else:
-                second = demmler_reinsch(gram, design.along(len(gram)), whole, pooled.h)
+                second = demmler_reinsch(gram, design.along(len(gram)), complete, pooled.h)
                 R = (second.V * second.h) @ second.V.T
             fits.append(
                 LearnerAtSites(

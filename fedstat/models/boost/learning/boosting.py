@@ -192,7 +192,7 @@ class Boosting:
         centred: Sums = sums.about(offset, self.basis)
         if self.varying is None:
             return centred, None
-        moved = offset - sums.told if isinstance(sums, IrregularSums) else offset
+        moved = offset - sums.reported if isinstance(sums, IrregularSums) else offset
         return centred, self.varying.over(folds).about(moved, self.basis, varying_of(self.design.learners))
 
     def cross_validate(self, steps: int) -> Floats:
@@ -271,12 +271,12 @@ class ScoredBoosting(Boosting):
         parts, coef, risk = [], np.zeros(self.scores.shape[2:]), []
         risk_test = np.full(steps, np.nan)
         for r, first in enumerate(range(0, steps, self.every)):
-            whole = min(self.every, self.taken - first)
+            complete = min(self.every, self.taken - first)
             own = replace(sums, S=self.bounds[r, p] * sums.S, T=self.scores[r, p], yy=0.0)
-            one = run_path(ready, own, whole, self.nu)
+            one = run_path(ready, own, complete, self.nu)
             risk.append(self._risk(one.risk, r, p))
-            if first + whole <= steps:
-                risk_test[first + whole - 1] = self.risks[r + 1, p, 1]
+            if first + complete <= steps:
+                risk_test[first + complete - 1] = self.risks[r + 1, p, 1]
             else:
                 one = run_path(ready, own, steps - first, self.nu)
             parts.append(one)
@@ -295,8 +295,8 @@ class ScoredBoosting(Boosting):
     def _risk(self, squares: Floats, r: int, p: int) -> Floats:
         """Loss after each step between two exchanges, which tell it, by the steps' shares of the gain."""
         start, end = float(self.risks[r, p, 0]), float(self.risks[r + 1, p, 0])
-        whole = squares[-1]  # of the parabolas, from zero
-        share = squares / whole if whole < 0.0 else np.arange(1, len(squares) + 1) / len(squares)
+        complete = squares[-1]  # of the parabolas, from zero
+        share = squares / complete if complete < 0.0 else np.arange(1, len(squares) + 1) / len(squares)
         return np.asarray(start + share * (end - start))
 
 

@@ -237,7 +237,7 @@ class IrregularMoments:
 
     `S` and `T` are as in :class:`CurveMoments`; `banded` are weighted products, one for each pair of splines
     that overlap; `cells` counts points, `yy` are their squares. `basis` are the splines at points at which
-    the response is shown, `told` is the offset there that sites took off already.
+    the response is shown, `reported` is the offset there that sites took off already.
     """
 
     S: Annotated[Floats, "f q q"]
@@ -246,18 +246,18 @@ class IrregularMoments:
     cells: Annotated[Floats, "f"]
     yy: Annotated[Floats, "f"]
     basis: Annotated[Floats, "g l"]
-    told: Annotated[Floats, "g"]
+    reported: Annotated[Floats, "g"]
     degree: int
 
     @classmethod
     def of(
-        cls, sums: Mapping[str, Array], basis: Floats, degree: int, told: Floats | None
+        cls, sums: Mapping[str, Array], basis: Floats, degree: int, reported: Floats | None
     ) -> IrregularMoments:
         """Unfold the sums that sites release."""
-        told = np.zeros(len(basis)) if told is None else told
+        reported = np.zeros(len(basis)) if reported is None else reported
         S = full_matrices(sums["gram"], sums["score"].shape[1])
         totals = sums["totals"]
-        return cls(S, sums["banded"], sums["score"], totals[:, 0], totals[:, 1], basis, told, degree)
+        return cls(S, sums["banded"], sums["score"], totals[:, 0], totals[:, 1], basis, reported, degree)
 
     @property
     def weighted(self) -> int:
@@ -275,7 +275,7 @@ class IrregularMoments:
         pairs = overlapping_pairs(T.shape[1], self.degree)
         grams = full_matrices(banded, len(S))
         cells, yy = float(self.cells[folds].sum()), float(self.yy[folds].sum())
-        return IrregularSums(S, grams, T, cells, yy, self.basis, self.told, pairs)
+        return IrregularSums(S, grams, T, cells, yy, self.basis, self.reported, pairs)
 
     @property
     def total(self) -> IrregularSums:
@@ -293,7 +293,7 @@ class IrregularSums:
     cells: float
     yy: float
     basis: Floats
-    told: Floats
+    reported: Floats
     pairs: tuple[Ints, Ints]
 
     @property
@@ -309,14 +309,14 @@ class IrregularSums:
     @property
     def mean(self) -> Floats:
         """Mean curve of the response in the span of the splines, by least squares, at its points: (G,)."""
-        return np.asarray(self.told + self.basis @ np.linalg.lstsq(self.along, self.T[0], rcond=None)[0])
+        return np.asarray(self.reported + self.basis @ np.linalg.lstsq(self.along, self.T[0], rcond=None)[0])
 
     def about(self, offset: Floats, basis: Floats) -> IrregularSums:
         """Take an offset (G,) from the response, as far as it is in the span of the splines."""
-        o = np.linalg.lstsq(basis, offset - self.told, rcond=None)[0]
+        o = np.linalg.lstsq(basis, offset - self.reported, rcond=None)[0]
         by_column = dense_from_band(self.grams[:, 0].T, self.pairs, len(o))  # (q, L, L)
         yy = self.yy - 2.0 * float(o @ self.T[0]) + float(o @ self.along @ o)
-        return replace(self, T=self.T - by_column @ o, yy=yy, told=offset)
+        return replace(self, T=self.T - by_column @ o, yy=yy, reported=offset)
 
     def turned(self, parts: Sequence[Floats]) -> tuple[Floats, Floats]:
         """All products, and those with the response, of learners' columns, splines outermost.

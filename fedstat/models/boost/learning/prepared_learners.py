@@ -186,9 +186,9 @@ def target_df(design: BoostDesign, k1: Sequence[int], k2: int) -> list[tuple[flo
             out.append((1.0, min(float(one.df or DF * along), float(one.coefficients))))
             continue
         own = min(float(one.df or DF), float(k))
-        whole = float(one.df or DF) * along
+        complete = float(one.df or DF) * along
         most = float(k if one.constant else k * k2)
-        out.append((min(whole, most) if one.constant else own, min(whole, most)))
+        out.append((min(complete, most) if one.constant else own, min(complete, most)))
     return out
 
 
@@ -206,9 +206,9 @@ def _prepare_separable(
     if any(one.constant for one in design.learners):
         V = constant_first(V, gram, len(K2) - np.linalg.matrix_rank(K2))
     wanted = target_df(design, list(map(len, grams)), k2)
-    for one, A, K1, (own, whole) in zip(design.learners, grams, margins, wanted, strict=True):
+    for one, A, K1, (own, complete) in zip(design.learners, grams, margins, wanted, strict=True):
         first = demmler_reinsch(A, K1, own)
-        along = np.eye(1, k2)[0] if one.constant else demmler_reinsch(gram, K2, whole, first.h).h
+        along = np.eye(1, k2)[0] if one.constant else demmler_reinsch(gram, K2, complete, first.h).h
         turns.append(first.V)
         shrunk.append(np.outer(first.h, along))
         found.append(float((2.0 * shrunk[-1] - shrunk[-1] ** 2).sum()))
@@ -232,10 +232,10 @@ def _prepare_full(
 ) -> PreparedLearners:  # fmt: skip
     k2, turns, shrunk, found = len(gram), [], [], []
     wanted = target_df(design, list(map(len, grams)), k2)
-    for one, A, K1, (_, whole) in zip(design.learners, grams, margins, wanted, strict=True):
+    for one, A, K1, (_, complete) in zip(design.learners, grams, margins, wanted, strict=True):
         k1 = len(A)
         if one.constant:  # one coefficient for all functions along the response, which add up to one
-            fit = demmler_reinsch(float(gram.sum()) * A, K1, whole)
+            fit = demmler_reinsch(float(gram.sum()) * A, K1, complete)
             turned = _padded(np.asarray(np.kron(np.ones((1, k2)), fit.V.T)))
             h = _padded(fit.h[:, None], k1 * k2).ravel()
         else:
@@ -243,7 +243,7 @@ def _prepare_full(
             fit = demmler_reinsch(
                 np.asarray(np.kron(gram, A), dtype=np.float64),
                 np.asarray(K, dtype=np.float64),
-                df_along(design) if one.kind == INTERCEPT else whole,
+                df_along(design) if one.kind == INTERCEPT else complete,
             )
             turned, h = fit.V.T, fit.h
         turns.append(np.ascontiguousarray(turned).ravel())
@@ -270,7 +270,7 @@ def _prepare_blocks(
         [0, *(one.coefficients or k2 * c.shape[1] for one, c in zip(design.learners, C, strict=True))]
     ).astype(np.int64)
     wanted = target_df(design, [c.shape[1] for c in C], k2)
-    for p, (one, c, K1, (own, whole)) in enumerate(zip(design.learners, C, margins, wanted, strict=True)):
+    for p, (one, c, K1, (own, complete)) in enumerate(zip(design.learners, C, margins, wanted, strict=True)):
         k1, block = c.shape[1], A[starts[p] : starts[p + 1], starts[p] : starts[p + 1]]
         R: Floats = np.eye(len(block))
         if one.varying:
@@ -279,13 +279,13 @@ def _prepare_blocks(
             R, K = np.asarray(np.kron(np.ones((k2, 1)), np.eye(k1))), K1
         elif design.penalty == "fdboost":
             K = np.kron(K2, np.eye(k1)) + (0.0 if one.kind == INTERCEPT else np.kron(np.eye(k2), K1))
-            whole = df_along(design) if one.kind == INTERCEPT else whole
+            complete = df_along(design) if one.kind == INTERCEPT else complete
         else:
             S = c.T @ sums.S[design.columns(p), design.columns(p)] @ c
             first = demmler_reinsch(S, K1, own)
-            smooth = demmler_reinsch(gram, K2, whole, first.h).smoothing * K2
+            smooth = demmler_reinsch(gram, K2, complete, first.h).smoothing * K2
             K = np.kron(smooth, S) + first.smoothing * np.kron(gram + smooth, K1)
-        fit = demmler_reinsch(np.asarray(R.T @ block @ R), np.asarray(K, dtype=np.float64), whole)
+        fit = demmler_reinsch(np.asarray(R.T @ block @ R), np.asarray(K, dtype=np.float64), complete)
         turns.append(_padded(np.asarray(fit.V.T @ R.T)).ravel())
         shrunk.append(_padded(fit.h[:, None], len(block)).ravel())
         found.append(fit.df)

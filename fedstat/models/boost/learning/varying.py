@@ -97,15 +97,15 @@ class ColumnsAlong:
 
     @classmethod
     def of(
-        cls, learners: Sequence[Learner], frame: pd.DataFrame, response: str, asked: CurveSumsRequest
+        cls, learners: Sequence[Learner], frame: pd.DataFrame, response: str, request: CurveSumsRequest
     ) -> ColumnsAlong:
         """Make them from the curves in `frame`."""
         t, y, lengths = curves_of(frame[response]).flat()
-        if asked.offset is not None:
-            y = y - np.interp(t, *asked.offset)
+        if request.offset is not None:
+            y = y - np.interp(t, *request.offset)
         d = [columns_along(one, curves_of(frame[one.of]), t, lengths) for one in learners]
         E = [row_tensor(own, basis_along(one, t)) for one, own in zip(learners, d, strict=True)]
-        return cls(np.column_stack(E), np.column_stack(d), y, time_basis(asked.time, t), lengths)
+        return cls(np.column_stack(E), np.column_stack(d), y, time_basis(request.time, t), lengths)
 
     def by_row(self, power: int = 1) -> Floats:
         """Add up over the points of a row, or squares: (n, M)."""

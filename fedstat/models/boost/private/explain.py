@@ -73,5 +73,5 @@ def release_notes(released: ReleasedCurves, delta: float) -> Iterator[Note]:
         yield Note(
             "left_out",
             "Entities that are not complete at every site are left out: "
-            f"{', '.join(f'{count:,} at {client}' for client, count in lost.items())}.",
+            f"{', '.join(f'{count:,} at {site}' for site, count in lost.items())}.",
         )

@@ -247,7 +247,7 @@ class ReleasedCurves:
 
 
 def release_curves(
-    asking: SecureProductSession,
+    requester: SecureProductSession,
     plan: CurvesPlan,
     rows: Mapping[str, Ints],
     sites: Sequence[str],
@@ -255,9 +255,9 @@ def release_curves(
 ) -> FitProtocol[ReleasedCurves]:
     """Request all inputs of boosting; `rows` are positions among all entities, `sites` may deal."""
     clients = list(plan.parts)
-    asked = {client: to_json(plan.parts[client]) for client in clients}
-    found = yield from request_participation(asking, asked, rows, n_entities)
-    entities = {client: found.count(client) for client in clients}
+    request = {site: to_json(plan.parts[site]) for site in clients}
+    found = yield from request_participation(requester, request, rows, n_entities)
+    entities = {site: found.count(site) for site in clients}
     used, present = found.everywhere()
     n = int(np.count_nonzero(used))
     if n < FEWEST:
@@ -265,12 +265,13 @@ def release_curves(
             f"fewer than {FEWEST} entities are complete at all of {', '.join(clients)}: {n:,}. Leave "
             f"out one of them"
         )
-    group = {client: np.where(present.seen[client], 0, -1) for client in clients}
-    asks = {client: plan.gram_asked(client, 1) for client in clients}
+    group = {site: np.where(present.seen[site], 0, -1) for site in clients}
+    requests = {site: plan.gram_requested(site, 1) for site in clients}
     replies = yield [
-        asking.ask(client, "release_gram", to_json(asks[client]), group=group[client]) for client in clients
+        requester.request(site, "release_gram", to_json(requests[site]), group=group[site])
+        for site in clients
     ]
-    sums = yield from gather_sums(asking, plan, asks, replies, group, present, sites)
+    sums = yield from gather_sums(requester, plan, requests, replies, group, present, sites)
     return ReleasedCurves(plan, _products(plan, sums, n), n, entities)
 
 
@@ -291,9 +292,9 @@ def sort_sums(released: ReleasedCurves, owners: Sequence[str], widths: Sequence[
     """
     plan, first = released.plan, {k: place.start + 1 for k, place in released.plan.places().items()}
     columns = [0]
-    for client, width in list(zip(owners, widths, strict=True))[1:]:
-        columns += range(first[client], first[client] + width)
-        first[client] += width
+    for site, width in list(zip(owners, widths, strict=True))[1:]:
+        columns += range(first[site], first[site] + width)
+        first[site] += width
     response = np.flatnonzero(plan.is_response()) + 1
     K = np.array(columns)
     Q = released.products[np.ix_(response, response)]

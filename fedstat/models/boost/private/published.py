@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedstat.errors import ModelError
-from fedstat.privacy.gaussian_dp import GaussianAccount, epsilon_of
+from fedstat.privacy.gaussian_dp import GaussianAccountant, epsilon_of
 from fedstat.typing import Floats
 
 
@@ -56,9 +56,9 @@ class PublishedBoosting:
     @property
     def true_epsilon(self) -> float:
         """Epsilon of all steps together at delta 1e-6, with the publication's sensitivity."""
-        account = GaussianAccount()
-        account.add(1.0, self._sigma, len(self.selected))
-        return account.epsilon()
+        site_ledger = GaussianAccountant()
+        site_ledger.add(1.0, self._sigma, len(self.selected))
+        return site_ledger.epsilon()
 
     @property
     def worst_epsilon(self) -> float:

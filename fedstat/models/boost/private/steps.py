@@ -153,38 +153,38 @@ class CurvesPlan(NoisePlan):
         """Number of columns of the right side at all sites."""
         return sum(map(self.width, self.parts)) - self.response
 
-    def width(self, client: str) -> int:
+    def width(self, site: str) -> int:
         """Return the number of scores of a site."""
-        return sum(part.width for part in self.parts[client])
+        return sum(part.width for part in self.parts[site])
 
-    def radius(self, client: str) -> Fraction:
+    def radius(self, site: str) -> Fraction:
         """Return R^2 of the scores of a site."""
-        response = self.response * (client == self.holder)
-        return radius_with(self.width(client) - response, self.others, response)
+        response = self.response * (site == self.holder)
+        return radius_with(self.width(site) - response, self.others, response)
 
-    def gram_asked(self, client: str, groups: int) -> CurveGramRequest:
+    def gram_requested(self, site: str, groups: int) -> CurveGramRequest:
         """Return the request for a site's part of the sums."""
-        return self._asked(client, self.gram_variance)
+        return self._request(site, self.gram_variance)
 
-    def _asked(self, client: str, variance: int) -> CurveGramRequest:
+    def _request(self, site: str, variance: int) -> CurveGramRequest:
         return CurveGramRequest(
-            peers=self._peers(client),
+            peers=self._peers(site),
             groups=1,
             variance=variance,
-            site=client,
+            site=site,
             holder=self.holder,
             response=self.response,
-            parts=self.parts[client],
+            parts=self.parts[site],
         )
 
-    def _whole(self) -> Fraction:
+    def _complete(self) -> Fraction:
         """Squared sensitivity to a whole record, in units of one share's noise."""
         return moments_sensitivity(list(map(self.radius, self.parts))).coordinator * Fraction(16**PLACES)
 
-    def _charged(self, client: str, unknown: Collection[str] = ()) -> Fraction:
-        return self._asked(client, 1).squared_here(unknown)
+    def _charged(self, site: str, unknown: Collection[str] = ()) -> Fraction:
+        return self._request(site, 1).squared_here(unknown)
 
-    def margins_cost(self, client: str) -> Fraction:
+    def margins_cost(self, site: str) -> Fraction:
         """Return 0: no margins are released."""
         return Fraction(0)
 
@@ -221,7 +221,7 @@ ReadScores: TypeAlias = Callable[[SiteData, tuple[PublicPart, ...]], Floats]
 @step(
     FAMILY,
     releases=noisy_products.COMPLETE,
-    asks=ArrayDeclaration("control", "what is public of columns"),
+    requests=ArrayDeclaration("control", "what is public of columns"),
     begins=True,
 )
 def find_complete(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
@@ -244,13 +244,13 @@ def read_scores(data: SiteData, parts: tuple[PublicPart, ...]) -> Floats:
     return np.hstack([part.scores(column) for part, column in zip(parts, _columns(data, parts), strict=True)])
 
 
-def cut_scores(asked: CurveGramRequest, scores: Floats) -> Ints:
+def cut_scores(request: CurveGramRequest, scores: Floats) -> Ints:
     """Cut a row's part of the right side, and its response, to their lengths, in units of 2^-PLACES."""
-    x, y = np.split(scores, [asked.own], axis=1)
-    cut = [clip_rows(x, squared_radius(asked.own), PLACES)] if asked.own else []
-    if asked.holds:
-        radius = radius_with(0, asked.others, asked.response)
-        cut.append(clip_rows(response_weight(asked.others, asked.response) * y, radius, PLACES))
+    x, y = np.split(scores, [request.own], axis=1)
+    cut = [clip_rows(x, squared_radius(request.own), PLACES)] if request.own else []
+    if request.holds:
+        radius = radius_with(0, request.others, request.response)
+        cut.append(clip_rows(response_weight(request.others, request.response) * y, radius, PLACES))
     return np.hstack(cut)
 
 
@@ -261,7 +261,7 @@ def cut_scores(asked: CurveGramRequest, scores: Floats) -> Ints:
     releases={
         "grams": noisy("sums of products of scores of the site's own columns, and of these, with noise", 2)
     },
-    asks=ArrayDeclaration("control", "what is public of the columns, variance of the noise"),
+    requests=ArrayDeclaration("control", "what is public of the columns, variance of the noise"),
 )
 def release_gram(
     data: SiteData, state: State, text: str, group: Ints, *, read: ReadScores = read_scores
@@ -271,22 +271,22 @@ def release_gram(
     `group` (n_rows,) is 0 for rows that take part, and -1 for others. The scores are kept for the products
     with other sites, whose noise is charged here as well.
     """
-    asked = read_question(CurveGramRequest, text, f"{data.name}: the requested products")
+    request = read_question(CurveGramRequest, text, f"{data.name}: the requested products")
     with by_question():
         check_lengths(data.name, group=(group, data.table.n_rows))
         parts, seen = state.use(COMPLETE, tuple, "the complete rows come first; request 'find_complete'")
     if (
-        parts != asked.parts
-        or asked.site != data.name
+        parts != request.parts
+        or request.site != data.name
         or (group[~seen] >= 0).any()
         or group.max(initial=-1) > 0
     ):
         raise DescriptionError(f"{data.name}: expected products of the requested columns over complete rows")
-    canonical = f"{to_json(asked)} {digest_of(group)} {secrets.token_hex(16)}"
-    owed = NoiseRequired("grams", canonical, asked.squared_here(), Fraction(asked.variance))
-    state.tell(EntityCount(fewest(group)), owed)
-    scores = cut_scores(asked, read(data, asked.parts))
-    return {"grams": sum_scores(state, asked, scores, group, canonical)}, ""
+    canonical = f"{to_json(request)} {digest_of(group)} {secrets.token_hex(16)}"
+    owed = NoiseRequired("grams", canonical, request.squared_here(), Fraction(request.variance))
+    state.report(EntityCount(fewest(group)), owed)
+    scores = cut_scores(request, read(data, request.parts))
+    return {"grams": sum_scores(state, request, scores, group, canonical)}, ""
 
 
 def invented_complete(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:

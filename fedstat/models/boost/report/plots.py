@@ -46,7 +46,7 @@ def draw_surface(
     where the band is apart from zero.
     """
     of, rest = frame.columns[0], [name for name in ("s", "x", "t") if name in frame.columns]
-    ax = axes_for(ax, 6.0, 4.5, hidden=OPEN if len(rest) < 2 else ())
+    ax = axes_for(ax, 6.0, 4.5, masked=OPEN if len(rest) < 2 else ())
     title, said = f"{label} on {response}" if title is None else title, ""
     if len(rest) == 2:
         table = frame.pivot_table("estimate", rest[0], rest[1])

@@ -26,18 +26,18 @@ def predict_boosted(
     held: BoostRecord, path: BoostPath, offset: Floats, new: pd.DataFrame
 ) -> pd.DataFrame | pd.Series:
     """Offset plus the effects of all learners at the coefficients of a path."""
-    whole, frame, Z = new_columns(held, new)
+    complete, frame, Z = new_columns(held, new)
     design = held.boosting.design
     out = np.full((len(new), len(offset)), np.nan)
-    out[whole] = offset + Z @ path.coef @ held.boosting.basis.T
+    out[complete] = offset + Z @ path.coef @ held.boosting.basis.T
     along = varying_of(design.learners)
-    if along and whole.any():
-        n, t = int(whole.sum()), held.t
+    if along and complete.any():
+        n, t = int(complete.sum()), held.t
         points, lengths = np.tile(t, n), np.full(n, len(t))
         for one, p in zip(along, map(design.learners.index, along), strict=True):
-            d = columns_along(one, curves_of(frame[one.of])[whole], points, lengths)
+            d = columns_along(one, curves_of(frame[one.of])[complete], points, lengths)
             E = row_tensor(d, basis_along(one, points))
-            out[whole] += (E @ path.varying[design.own(p)]).reshape(n, -1)
+            out[complete] += (E @ path.varying[design.own(p)]).reshape(n, -1)
     if not held.formula.functional:
         return pd.Series(out[:, 0], index=new.index, name=held.formula.response)
     return pd.DataFrame(out, index=new.index, columns=pd.Index(held.t, name="t"))
@@ -48,8 +48,8 @@ def new_columns(held: BoostRecord, new: pd.DataFrame) -> tuple[Bools, pd.DataFra
     check_frame("predict", new, "rows that stay at the sites are asked for nothing by it")
     basis = held.basis
     if isinstance(basis, PublicBasis):
-        whole, Z = basis.new_columns(new, held.curves)
-        return whole, new, Z
+        complete, Z = basis.new_columns(new, held.curves)
+        return complete, new, Z
     question = basis.agreement.question
     curves = {name: held.curves[name] for name in held.formula.curves}
     frame = with_curves("the new rows", new, curves) if curves else new
@@ -61,9 +61,9 @@ def new_columns(held: BoostRecord, new: pd.DataFrame) -> tuple[Bools, pd.DataFra
         spec = replace(basis.agreement.spec, names=columns.names, term_names=names)
         block = apply_block(frame, spec)
         seen, coded = block.seen, block.X
-    whole = seen & ~np.any([curves_of(frame[name]).gappy() for name in curves], axis=0) if curves else seen
-    Z = all_columns(held.boosting.design.learners, frame[whole], coded[whole[seen]], names)
-    return whole, frame, Z
+    complete = seen & ~np.any([curves_of(frame[name]).gappy() for name in curves], axis=0) if curves else seen
+    Z = all_columns(held.boosting.design.learners, frame[complete], coded[complete[seen]], names)
+    return complete, frame, Z
 
 
 def compared(

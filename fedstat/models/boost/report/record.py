@@ -74,9 +74,9 @@ class PublicBasis:
         parts = self.parts[:-1]
         held = {part.name: curves[part.name] for part in parts if part.curve is not None}
         frame = with_curves("the new rows", frame, held) if held else frame
-        whole = ~np.any([part.missing(frame[part.name]) for part in parts], axis=0)
-        scores = [part.scores(frame[part.name])[whole] for part in parts]
-        return whole, np.hstack([np.ones((int(whole.sum()), 1)), *scores])
+        complete = ~np.any([part.missing(frame[part.name]) for part in parts], axis=0)
+        scores = [part.scores(frame[part.name])[complete] for part in parts]
+        return complete, np.hstack([np.ones((int(complete.sum()), 1)), *scores])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -189,11 +189,11 @@ def _solve(
     middle = gram if Omega is None else gram @ Omega @ gram
     A = np.asarray(np.kron(middle, own.S))
     score = own.T if Omega is None else own.T @ Omega @ gram
-    whole = A.copy()
-    view = whole.reshape(L, q, L, q)
+    complete = A.copy()
+    view = complete.reshape(L, q, L, q)
     for weight, one in zip(lam, penalties, strict=True):
         view[:, one.place, :, one.place] += weight * np.einsum("jl,ik->jilk", one.M2, one.M1)
-    V = _spd_inverse(whole)
+    V = _spd_inverse(complete)
     beta = V @ score.ravel(order="F")
     yy = float(own.yy) if Omega is None else float((Omega * own.Q).sum())
     left = yy - 2.0 * float(beta @ score.ravel(order="F")) + float(beta @ A @ beta)
@@ -292,8 +292,8 @@ def _rough(own: CurveSums, gram: Floats, B: Floats, errors: Floats) -> float:
     """Variance of the errors at a point, but for what the response's basis can hold of them."""
     left = float(own.yy) - 2.0 * float((B * own.T).sum()) + float((B * (own.S @ B @ gram)).sum())
     rest = len(own.y) - int(np.linalg.matrix_rank(gram))
-    whole = left / (own.n - len(B)) - float(np.trace(np.linalg.pinv(gram) @ errors))
-    return max(whole, 0.0) / rest if rest > 0 else 0.0
+    complete = left / (own.n - len(B)) - float(np.trace(np.linalg.pinv(gram) @ errors))
+    return max(complete, 0.0) / rest if rest > 0 else 0.0
 
 
 def _inverse(errors: Floats) -> Floats:
@@ -559,13 +559,13 @@ class SurfaceFit:
             Its ``summary_frame(alpha=0.05)`` has statsmodels' names.
         """
         fitted, design, basis = self._fitted, self._held.boosting.design, self._held.boosting.basis
-        whole, _, columns = new_columns(self._held, new)
+        complete, _, columns = new_columns(self._held, new)
         chosen = zip(fitted.learners, fitted.parts, strict=True)
         Z = np.column_stack([columns[:, design.columns(p)] @ part for p, part in chosen])
         mean = np.full((len(new), len(basis)), np.nan)
         variances = mean.copy()
-        mean[whole] = self._start + Z @ fitted.B @ basis.T
-        variances[whole] = mean_variances(fitted, Z, basis)
+        mean[complete] = self._start + Z @ fitted.B @ basis.T
+        variances[complete] = mean_variances(fitted, Z, basis)
         t = None if design.time is None else self._held.t
         df, errors = fitted.rows - len(fitted.B), error_variances(fitted, basis)
         return BoostPrediction(mean, variances, errors, df, self.conditions, new.index, t)

@@ -78,23 +78,23 @@ def agree_columns(
     has: Bools = next(iter(reply.arrays.values()))
     entities = rows[holder][has]
     _check_entities(apart, n_entities, len(entities), missing)
-    use = {client: np.isin(rows[client], entities) for client in apart.clients}
-    asks = [
+    use = {site: np.isin(rows[site], entities) for site in apart.sites}
+    requests = [
         one
-        for client in apart.clients
-        for one in _request_blocks(apart, client, use[client], session, partial, min_count)
+        for site in apart.sites
+        for one in _request_blocks(apart, site, use[site], session, partial, min_count)
     ]
-    replies = (yield asks) if asks else []
+    replies = (yield requests) if requests else []
     coded: dict[str, BlockWithPatterns] = {}
     for reply in replies:
         use[reply.site] &= reply.arrays["seen"]
         if reply.text:
             where = f"{reply.site}: its description of columns"
             coded[reply.site] = codec.from_json(BlockWithPatterns, reply.text, where, defaults=True)
-    for client, own in use.items():
+    for site, own in use.items():
         if not own.any():
             raise DesignError(
-                f"sites '{holder}' (the response) and '{client}' have no complete entity of the formula in "
+                f"sites '{holder}' (the response) and '{site}' have no complete entity of the formula in "
                 "common. Check that both write the key alike, or leave out one site"
             )
     levels = {name for one in coded.values() for name in one.levels}
@@ -108,21 +108,21 @@ def agree_columns(
     columns = sum(widths) + 1
     yield [
         Request(
-            client,
+            site,
             FAMILY,
             "make_columns",
-            {"use": use[client]},
+            {"use": use[site]},
             session,
-            codec.to_json(apart.made(client, learners, time, columns)),
+            codec.to_json(apart.made(site, learners, time, columns)),
         )
-        for client in apart.clients
+        for site in apart.sites
     ]
     blocks = []
-    for client in apart.clients:
-        names, terms = _names(apart, client, learners, widths, k2)
-        at = np.searchsorted(entities, rows[client][use[client]]).astype(np.int64)
-        n_partial = coded[client].n_partial if client in coded else 0
-        blocks.append(BlockDesign(client, names, terms, at, n_partial))
+    for site in apart.sites:
+        names, terms = _names(apart, site, learners, widths, k2)
+        at = np.searchsorted(entities, rows[site][use[site]]).astype(np.int64)
+        n_partial = coded[site].n_partial if site in coded else 0
+        blocks.append(BlockDesign(site, names, terms, at, n_partial))
     design = Design(apart.formula, holder, entities, has, tuple(blocks), n_entities - len(entities))
     return AgreedDesign(design, widths)
 
@@ -136,22 +136,22 @@ def _request_response(apart: VerticalLearners, session: str) -> Request:
 
 
 def _request_blocks(
-    apart: VerticalLearners, client: str, use: Bools, session: str, partial: Partial, min_count: int
+    apart: VerticalLearners, site: str, use: Bools, session: str, partial: Partial, min_count: int
 ) -> list[Request]:
     """Request a site's columns, and the rows that have its curves."""
-    terms, curves, out = apart.terms(client), apart.curves(client), []
+    terms, curves, out = apart.terms(site), apart.curves(site), []
     if terms.terms:
-        asked = BlockRequest(
-            client=client,
+        request = BlockRequest(
+            site=site,
             terms=terms.terms,
             columns=terms.columns,
             partial="drop" if partial == "condition" else partial,
             min_count=min_count,
             intercept=True,
         )
-        out.append(design_request(client, "open_block", session, asked, use=use))
+        out.append(design_request(site, "open_block", session, request, use=use))
     if curves:
-        out.append(Request(client, FAMILY, "open_curves", {}, session, codec.to_json(CurvesRequest(curves))))
+        out.append(Request(site, FAMILY, "open_curves", {}, session, codec.to_json(CurvesRequest(curves))))
     return out
 
 
@@ -175,15 +175,15 @@ def _width(learner: Learner, coded: BlockWithPatterns | None) -> int:
 
 
 def _names(
-    apart: VerticalLearners, client: str, learners: Sequence[Learner], widths: Sequence[int], k2: int
+    apart: VerticalLearners, site: str, learners: Sequence[Learner], widths: Sequence[int], k2: int
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of a site's columns, and the term behind each."""
     names, terms = [], []
     for one, width, owner in zip(learners, widths, apart.owners, strict=True):
-        if owner == client and one.kind != INTERCEPT:
+        if owner == site and one.kind != INTERCEPT:
             names += [f"{one.label}[{j}]" for j in range(width)]
             terms += [name_expression(one.of).text if one.of_curve else one.of] * width
-    if client == apart.holder:
+    if site == apart.holder:
         names += [f"{apart.formula.response}[{j}]" for j in range(k2)]
         terms += [name_expression(apart.formula.response_columns[0]).text] * k2
     return tuple(names), tuple(terms)
@@ -195,27 +195,27 @@ def exchange_moments(
     widths: Sequence[int],
     layout: Layout,
     code: Ints,
-    conversation: SecureProductSession,
+    product_session: SecureProductSession,
 ) -> FitProtocol[VerticalMoments]:
     """Request the sums by fold; `code` (n,) is the fold of each entity."""
     F, p = int(code.max()) + 1, layout.p
-    with_terms = [client for client in layout.clients if apart.terms(client).terms]
+    with_terms = [site for site in layout.sites if apart.terms(site).terms]
     replies = yield [
-        conversation.ask(client, "stage_block", keep=layout.keep[client]) for client in layout.clients
-    ] + [design_request(client, "release_spec", conversation.session) for client in with_terms]
-    staged, specs = replies[: len(layout.clients)], replies[len(layout.clients) :]
+        product_session.request(site, "stage_block", keep=layout.keep[site]) for site in layout.sites
+    ] + [design_request(site, "release_spec", product_session.session) for site in with_terms]
+    staged, specs = replies[: len(layout.sites)], replies[len(layout.sites) :]
     shift, scale = np.concatenate([reply.arrays["units"] for reply in staged], axis=1)
-    everywhere = np.ones((F, len(layout.clients)), dtype=np.bool_)
+    everywhere = np.ones((F, len(layout.sites)), dtype=np.bool_)
     sides = product_operands(layout, BLOCK, code, everywhere, coded=False)
     *summed, points = yield [
-        conversation.ask(side.site, "sum_products", code=side.code, groups=F) for side in sides
-    ] + [conversation.ask(apart.holder, "sum_points", code=_of_holder(sides, apart.holder), groups=F)]
+        product_session.request(side.site, "sum_products", code=side.code, groups=F) for side in sides
+    ] + [product_session.request(apart.holder, "sum_points", code=_of_holder(sides, apart.holder), groups=F)]
     products = np.zeros((F, p + 2, p + 2))
     products[:, 0, 0] = np.bincount(code, minlength=F)
     for side, reply in zip(sides, summed, strict=True):
         products[:, 0, side.place] = reply.arrays["sums"]
         products[:, side.place, side.place] = reply.arrays["grams"]
-    dealers = yield from multiply_between_sites(layout, sides, products, conversation)
+    dealers = yield from multiply_between_sites(layout, sides, products, product_session)
     raw = in_units(symmetrized(products)[:, : p + 1, : p + 1], shift, scale)
     moments = unfold(raw, *places_of(apart, learners, widths, layout), points)
     coded = tuple(BlockSpec.from_json(reply.text) for reply in specs)
@@ -238,7 +238,7 @@ def places_of(
     apart: VerticalLearners, learners: Sequence[Learner], widths: Sequence[int], layout: Layout
 ) -> tuple[Ints, Ints]:
     """Positions of the columns of all learners, (K,), among (1, X), and of those of the response."""
-    first = {client: place.start for client, place in layout.places(1).items()}
+    first = {site: place.start for site, place in layout.places(1).items()}
     out: list[int] = []
     for one, width, owner in zip(learners, widths, apart.owners, strict=True):
         own = 0 if one.kind == INTERCEPT else width

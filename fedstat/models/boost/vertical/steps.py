@@ -93,33 +93,33 @@ class VerticalLearners:
     @property
     def holder(self) -> str:
         """Site of the response."""
-        return str(self.formula.response_client)
+        return str(self.formula.response_site)
 
     @property
-    def clients(self) -> tuple[str, ...]:
+    def sites(self) -> tuple[str, ...]:
         """Sites that take part, in the order of the partition."""
-        return tuple(terms.client for terms in self.formula.clients)
+        return tuple(terms.site for terms in self.formula.sites)
 
-    def curves(self, client: str) -> tuple[str, ...]:
+    def curves(self, site: str) -> tuple[str, ...]:
         """Curves of the right side at a site."""
         pairs = zip(self.boost.learners, self.owners, strict=True)
-        return tuple(one.of for one, owner in pairs if owner == client and one.of_curve)
+        return tuple(one.of for one, owner in pairs if owner == site and one.of_curve)
 
-    def terms(self, client: str) -> SiteTerms:
+    def terms(self, site: str) -> SiteTerms:
         """Terms of a site, and the columns that they read, without curves."""
-        (own,) = (terms for terms in self.formula.clients if terms.client == client)
-        written = {name_expression(name).text for name in self.curves(client)}
+        (own,) = (terms for terms in self.formula.sites if terms.site == site)
+        written = {name_expression(name).text for name in self.curves(site)}
         terms = tuple(text for text in own.terms if text not in written)
         names = dict.fromkeys(name for text in terms for name in term_columns(parse_term(text)))
-        return SiteTerms(client, terms, tuple(names))
+        return SiteTerms(site, terms, tuple(names))
 
     def made(
-        self, client: str, learners: Sequence[Learner], time: Learner | None, columns: int
+        self, site: str, learners: Sequence[Learner], time: Learner | None, columns: int
     ) -> LearnerColumnsRequest:
         """Return the request for a site's columns; `learners` are all, with the ends of their bases."""
         pairs = zip(learners, self.owners, strict=True)
-        own = tuple(one for one, k in pairs if k == client and one.kind != INTERCEPT)
-        holds = client == self.holder
+        own = tuple(one for one, k in pairs if k == site and one.kind != INTERCEPT)
+        holds = site == self.holder
         response = self.boost.response if holds else ""
         return LearnerColumnsRequest(
             own, response, holds and not self.boost.functional, time if holds else None, columns
@@ -144,27 +144,27 @@ def find_owners(
             f"formula: {along[0]} needs products of its columns with the response at each of its points. If "
             "sites hold different columns, the learners are bsignal(), bfpc(), bols(), bbs(), brandom()"
         )
-    held = {client: (*names, *curves[client]) for client, names in columns.items()}
+    held = {site: (*names, *curves[site]) for site, names in columns.items()}
     wanted = [name_expression(name).text for name in boost.curves]
     left = name_expression(boost.response).text if boost.functional else boost.response
     # A curve counts as a column of its site here, so that its site is found in the same way.
     terms = [parse_term(text) for text in (*boost.terms, *wanted)]
     parsed = formula_of_terms(boost.text, left, terms, held, pooled=False)
-    owner = {term: terms.client for terms in parsed.clients for term in terms.terms}
+    owner = {term: terms.site for terms in parsed.sites for term in terms.terms}
     owners = []
     for one in boost.learners:
         read = [*([name_expression(one.of).text] if one.of_curve else []), *one.terms]
-        holders = list(dict.fromkeys(owner[term] for term in read)) or [str(parsed.response_client)]
+        holders = list(dict.fromkeys(owner[term] for term in read)) or [str(parsed.response_site)]
         if len(holders) > 1:
             raise FormulaError(
                 f"formula: {one.label} needs columns of {' and '.join(map(repr, holders))}; a learner must "
                 "belong to one site"
             )
         owners += holders
-    at = {terms.client: terms for terms in parsed.clients}
-    clients = (at.get(k, SiteTerms(k, (), ())) for k in columns if k in at or k == parsed.response_client)
+    at = {terms.site: terms for terms in parsed.sites}
+    sites = (at.get(k, SiteTerms(k, (), ())) for k in columns if k in at or k == parsed.response_site)
     response = f"{boost.response}(t)" if boost.functional else parsed.response
-    return VerticalLearners(boost, replace(parsed, response=response, clients=tuple(clients)), tuple(owners))
+    return VerticalLearners(boost, replace(parsed, response=response, sites=tuple(sites)), tuple(owners))
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -192,25 +192,25 @@ RULES = ExchangeRules(remembers=True, flat=True, terms=learners_of_columns)
 @step(
     FAMILY,
     releases={"seen": ArrayDeclaration("presence", "which rows have the curves", dtype="bool")},
-    asks=ArrayDeclaration("schema", "curves of the formula"),
+    requests=ArrayDeclaration("schema", "curves of the formula"),
 )
 def open_curves(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Return which rows have the requested curves, without a long gap: ``seen`` (n_rows,).
 
     A response must be measured at all of its points.
     """
-    asked = codec.from_json(CurvesRequest, text, f"{data.name}: the request for curves")
-    names = (*asked.curves, *([asked.response] if asked.response else []))
-    state.tell(column_facts(names))
+    request = codec.from_json(CurvesRequest, text, f"{data.name}: the request for curves")
+    names = (*request.curves, *([request.response] if request.response else []))
+    state.report(column_facts(names))
     absent = [name for name in names if name not in data.table.columns]
     if absent or not names:
         raise MessageError(f"{data.name}: has no curve {', '.join(map(repr, absent)) or 'of the request'}")
     state.play(names)
     seen = np.ones(data.table.n_rows, dtype=np.bool_)
-    for name in asked.curves:
+    for name in request.curves:
         seen &= ~curves_of(data.frame[name]).gappy()
-    if asked.response:
-        seen &= ~np.isnan(curves_of(data.frame[asked.response]).values).any(axis=1)
+    if request.response:
+        seen &= ~np.isnan(curves_of(data.frame[request.response]).values).any(axis=1)
     return {"seen": seen}, ""
 
 
@@ -221,41 +221,41 @@ def open_curves(data: SiteData, state: State, text: str) -> tuple[dict[str, Arra
             "presence", "rows that have all that the formula reads here, and a response", dtype="bool"
         )
     },
-    asks=ArrayDeclaration("control", "learners, with the ends of their bases; the basis of the response"),
+    requests=ArrayDeclaration("control", "learners, with the ends of their bases; the basis of the response"),
 )
 def make_columns(data: SiteData, state: State, text: str, use: Bools) -> tuple[dict[str, Array], str]:
     """Make the columns of the learners, and of the response in its basis, for the rows in `use`, (n_rows,).
 
     Columns without a value, and constants, stay: they are zero after standardization.
     """
-    asked = codec.from_json(LearnerColumnsRequest, text, f"{data.name}: the requested columns")
+    request = codec.from_json(LearnerColumnsRequest, text, f"{data.name}: the requested columns")
     check_lengths(data.name, use=(use, data.table.n_rows))
-    state.tell(smooth_request(asked.learners), column_facts(asked.curves))
-    state.play(asked.curves)
+    state.report(smooth_request(request.learners), column_facts(request.curves))
+    state.play(request.curves)
     spec, coded = BlockSpec(data.name), np.empty((int(use.sum()), 0))
-    if any(one.terms for one in asked.learners):
+    if any(one.terms for one in request.learners):
         block = block_of(state)
         if (use & ~block.seen).any():
             raise MessageError(f"{data.name}: array 'use' names rows that lack columns of the formula")
         spec, coded = block.spec, block.X[use[block.seen]]
     frame = data.frame[use]
-    made = [learner_columns(one, frame, coded, spec.term_names) for one in asked.learners]
-    if asked.response:
-        Y = response_of(state)[use][:, None] if asked.number else curves_of(frame[asked.response]).values
+    made = [learner_columns(one, frame, coded, spec.term_names) for one in request.learners]
+    if request.response:
+        Y = response_of(state)[use][:, None] if request.number else curves_of(frame[request.response]).values
         if not np.isfinite(Y).all():
             raise MessageError(f"{data.name}: array 'use' names rows without a response")
-        grid = np.zeros(1) if asked.number else curves_of(frame[asked.response]).grid
-        made.append(Y @ time_basis(asked.time, grid))
+        grid = np.zeros(1) if request.number else curves_of(frame[request.response]).grid
+        made.append(Y @ time_basis(request.time, grid))
         state.keep(POINTS, Y, len(Y))
-    for label, Z in zip([*(one.label for one in asked.learners), asked.response], made, strict=False):
+    for label, Z in zip([*(one.label for one in request.learners), request.response], made, strict=False):
         _declare_directions(state, label, Z)
     X = np.ascontiguousarray(np.column_stack(made))
-    labels = [*(one.label for one in asked.learners), "response"]
+    labels = [*(one.label for one in request.learners), "response"]
     of_columns = [[label] * part.shape[1] for label, part in zip(labels, made, strict=False)]
     state.keep(LEARNER_COLUMNS, tuple(label for part in of_columns for label in part))
-    state.keep(WIDTH, asked.columns)
+    state.keep(WIDTH, request.columns)
     state.keep("block", CodedBlock(spec, use, X, 0), len(X), columns=X.shape[1])
-    state.keep("block detail", _detail(data, asked, spec, [part.shape[1] for part in made]))
+    state.keep("block detail", _detail(data, request, spec, [part.shape[1] for part in made]))
     return {}, ""
 
 
@@ -264,21 +264,21 @@ def _declare_directions(state: State, label: str, Z: Floats) -> None:
     size = np.sqrt((Z * Z).mean(axis=0)) if len(Z) else np.ones(Z.shape[1])
     parts = [Z / np.where(size > 0.0, size, 1.0)]
     names = [f"{label}[{j}]" for j in range(Z.shape[1])]
-    state.tell(DesignDirections(parts.__iter__, len(Z), names))
+    state.report(DesignDirections(parts.__iter__, len(Z), names))
 
 
 def _detail(
-    data: SiteData, asked: LearnerColumnsRequest, spec: BlockSpec, widths: list[int]
+    data: SiteData, request: LearnerColumnsRequest, spec: BlockSpec, widths: list[int]
 ) -> ColumnCardinality | None:
     """Declare which columns come from columns of few values, if the site's owner requires it."""
     if data.policy.discrete == "any":
         return None
     factors: list[Sequence[FormulaFactor]] = []
-    for one, width in zip(asked.learners, widths, strict=False):
+    for one, width in zip(request.learners, widths, strict=False):
         read = [factor for term in one.terms for factor in term_facts([parse_term(term)]).factors]
         factors += [read] * width
-    if asked.response:
-        factors += [response_facts(asked.response).factors if asked.number else []] * widths[-1]
+    if request.response:
+        factors += [response_facts(request.response).factors if request.number else []] * widths[-1]
     return columns_cardinality(data, factors)
 
 
@@ -286,7 +286,7 @@ def sum_products_by_fold(data: SiteData, state: State, code: Ints, groups: Array
     """Sum columns and their products by fold, if there are enough rows for the columns of all sites."""
     counts = np.bincount(code[code >= 0], minlength=1)
     width = max(state.look_at(WIDTH), staged_block(state).X.shape[1])
-    state.tell(RowCount(int(counts[counts > 0].min(initial=len(code))), width))
+    state.report(RowCount(int(counts[counts > 0].min(initial=len(code))), width))
     return sum_products(RULES, data, state, code, groups)
 
 
@@ -309,7 +309,7 @@ def sum_points(data: SiteData, state: State, code: Ints, groups: Array) -> dict[
     Y = dithered(data, state.use(POINTS, np.ndarray))[staged.keep]
     check_lengths(data.name, code=(code, len(Y)))
     require_groups(data.name, code, F, Y.shape[1] + 1)
-    state.tell(GroupSums(code), SummedColumns(Y, code))
+    state.report(GroupSums(code), SummedColumns(Y, code))
     members = [Y[code == f] for f in range(F)]
     return {"totals": np.array([np.append(rows.sum(axis=0), (rows * rows).sum()) for rows in members])}
 

@@ -89,7 +89,7 @@ class SmallPatterns:
 
 
 def exchange_patterns(
-    layout: Layout, small: SmallPatterns, conversation: SecureProductSession
+    layout: Layout, small: SmallPatterns, product_session: SecureProductSession
 ) -> FitProtocol[PatternExchange]:
     """Obtain the moments of a fit by missing pattern.
 
@@ -107,7 +107,7 @@ def exchange_patterns(
     if never:
         raise EstimationError(
             f"the entities of {', '.join(never)} are all in missing patterns with too few entities to be "
-            f"released: leave out columns{', or this site' if parts.whole else ''}"
+            f"released: leave out columns{', or this site' if parts.complete else ''}"
         )
     # Sites sum over the coarser patterns from the start. Finer sums never exist, so no difference of two
     # releases reveals the few entities.
@@ -116,10 +116,10 @@ def exchange_patterns(
     released, columns = released_values(layout, plan, code)
     # Means over entities that count as missing would reveal them, together with the sums over all others.
     layout, code = layout.narrowed(code >= 0, released, columns or None), code[code >= 0]
-    units = yield from standardize_columns(layout, NORMAL, conversation)
-    grams = yield from exchange_grams(layout, units, code, parts.any_of(plan.patterns), conversation)
+    units = yield from standardize_columns(layout, NORMAL, product_session)
+    grams = yield from exchange_grams(layout, units, code, parts.any_of(plan.patterns), product_session)
     moments = PatternMoments(
-        clients=layout.clients,
+        sites=layout.sites,
         sizes=layout.sizes,
         names=layout.names,
         seen=seen,
@@ -131,8 +131,8 @@ def exchange_patterns(
     )
     numbers, smallest = count_numbers(layout, seen), int(np.bincount(code, minlength=len(seen)).min())
     if units.shape is not None:
-        for client, size in zip(layout.clients, layout.sizes, strict=True):
-            numbers[client] += size
+        for site, size in zip(layout.sites, layout.sizes, strict=True):
+            numbers[site] += size
     return PatternExchange(
         moments, plan, grams.dealers, released, numbers, smallest, cost, columns=columns, lost=lost
     )
@@ -143,7 +143,7 @@ def value_names(layout: Layout) -> list[str]:
     parts = np.bincount(layout.units.owner)
     owner = np.repeat(np.arange(len(layout.sizes)), layout.sizes)
     return [
-        layout.clients[k] if parts[k] == 1 else f"'{term}' ({layout.clients[k]})"
+        layout.sites[k] if parts[k] == 1 else f"'{term}' ({layout.sites[k]})"
         for k, term in zip(owner.tolist(), layout.terms, strict=True)
     ]
 
@@ -158,11 +158,11 @@ def values_lost(layout: Layout, plan: MergePlan) -> dict[str, int]:
 def released_values(layout: Layout, plan: MergePlan, code: Ints) -> tuple[dict[str, Bools], dict[str, Bools]]:
     """Return by site which of its entities count as observed, (m,), and partial ones with which columns."""
     released, columns = {}, {}
-    for client, place in layout.places().items():
-        shown = plan.shows(code[layout.rows[client]])
-        released[client] = np.asarray(shown[:, layout.unit[place]].any(axis=1))
-        if client in layout.has:
-            columns[client] = shown[:, layout.unit[place]]
+    for site, place in layout.places().items():
+        shown = plan.shows(code[layout.rows[site]])
+        released[site] = np.asarray(shown[:, layout.unit[place]].any(axis=1))
+        if site in layout.has:
+            columns[site] = shown[:, layout.unit[place]]
     return released, columns
 
 
@@ -185,12 +185,12 @@ def cardinality_cost(layout: Layout, rule: PatternRule, plan: MergePlan) -> Card
         )
     )
     short = sum(max(rule.least(pattern) - int(m), 0) for pattern, m in sizes.items())
-    details = {**dict(zip(layout.clients, layout.details, strict=True))}
+    details = {**dict(zip(layout.sites, layout.details, strict=True))}
     sites = {k: d for k, d in details.items() if d is not None and d.levelled}
     if layout.response_detail is not None and layout.response_detail.levelled:
         sites[layout.active] = layout.response_detail
     return CardinalityCost(
-        {k: m for k, m in zip(layout.clients, lost, strict=True) if m > 0},
+        {k: m for k, m in zip(layout.sites, lost, strict=True) if m > 0},
         short,
         tuple(sites),
         tuple(k for k, d in sites.items() if d.carried == EXACT),
@@ -205,10 +205,10 @@ def count_numbers(layout: Layout, seen: Bools) -> dict[str, int]:
     widths = [seen[:, place].sum(axis=1) for place in layout.places().values()]
     widths.append(np.ones(len(seen), dtype=np.int64))
     total, counts = np.sum(widths, axis=0), dict[str, int]()
-    for own, site in zip(widths, [*layout.clients, layout.active], strict=True):
+    for own, site in zip(widths, [*layout.sites, layout.active], strict=True):
         each = own + own * (own + 1) // 2 + own * (total - own)
         counts[site] = counts.get(site, 0) + int(each.sum())
-        if site == layout.active and site in layout.clients and own is not widths[-1]:
+        if site == layout.active and site in layout.sites and own is not widths[-1]:
             counts[site] -= int(own.sum())  # products of block and response were counted twice
     return counts
 
@@ -226,9 +226,9 @@ def reuse_patterns(
     take part `partly`.
     """
     entities, division = _entities(layout, partition), partition.division
-    shown = {k: division.seen(k, entities[layout.kept[k]]) for k in layout.clients}
+    shown = {k: division.seen(k, entities[layout.kept[k]]) for k in layout.sites}
     has = {}
-    for k in layout.clients:
+    for k in layout.sites:
         own: Bools = ~division.without_values(k, _read(layout, k), entities[layout.kept[k]])
         if k in layout.has or (partly and not own.all()):
             has[k] = layout.has[k] & own if k in layout.has else own
@@ -236,9 +236,9 @@ def reuse_patterns(
         shown[k] = shown[k] & own.all(axis=1)
     used = ~np.isin(entities, division.left_out)
     if complete:
-        for k in layout.clients:
+        for k in layout.sites:
             used[layout.kept[k][~shown[k]]] = False
-        shown = {k: used[layout.kept[k]] for k in layout.clients}
+        shown = {k: used[layout.kept[k]] for k in layout.sites}
     aside = sum(int(np.count_nonzero(~own)) for own in shown.values())
     return replace(layout.narrowed(used, shown, has or None), aside=aside)
 
@@ -258,7 +258,7 @@ def remember_patterns(
     if all(site.policy.remember != "all" for site in partition.sites.values()) or layout.filled:
         return
     entities = _entities(layout, partition)
-    without = {k: entities[layout.kept[k][~released[k]]] for k in layout.clients}
+    without = {k: entities[layout.kept[k][~released[k]]] for k in layout.sites}
     gone = plan.target[layout.code] < 0
     partition.division.set_aside(without, entities[gone])
     for k, seen in columns.items():
@@ -277,9 +277,9 @@ def reused_pattern_notes(layout: Layout) -> Iterator[Note]:
         )
 
 
-def _read(layout: Layout, client: str) -> list[tuple[str, ...]]:
+def _read(layout: Layout, site: str) -> list[tuple[str, ...]]:
     """Return the columns of the site's table that each of its design columns uses."""
-    terms = layout.terms[layout.places()[client]]
+    terms = layout.terms[layout.places()[site]]
     return [term_columns(parse_terms(term).terms[0]) for term in terms]
 
 
@@ -329,7 +329,7 @@ def values_left_out(lost: Mapping[str, int]) -> str:
 
 def dithering_sites(layout: Layout) -> list[str]:
     """Return the sites that reported that they dither their columns before summing them."""
-    details = [*zip(layout.clients, layout.details, strict=False), (layout.active, layout.response_detail)]
+    details = [*zip(layout.sites, layout.details, strict=False), (layout.active, layout.response_detail)]
     return list(dict.fromkeys(site for site, detail in details if detail and detail.carried < EXACT))
 
 
@@ -347,7 +347,7 @@ def dither_notes(layout: Layout) -> Iterator[Note]:
 
 def merging_cost_note(cost: CardinalityCost) -> str:
     """State the cost of protecting columns of few values in sums, and how to avoid it."""
-    lost = ", ".join(f"{m:,} at {client}" for client, m in cost.lost.items())
+    lost = ", ".join(f"{m:,} at {site}" for site, m in cost.lost.items())
     exact = f' rounding = "dither" at {", ".join(cost.exact)} (a part of them);' if cost.exact else ""
     return (
         "Some of these entities count as missing so that sums do not determine columns of few values (such "
@@ -402,10 +402,10 @@ MANTISSA_BITS = 53
 PREDICTOR_STEP = "linear_predictor"
 
 
-def rounds_of_predictors(ledger: Ledger, clients: Sequence[str]) -> int:
+def rounds_of_predictors(ledger: Ledger, sites: Sequence[str]) -> int:
     """Largest number of linear predictors of the same entities that a site released, masked or not."""
     given = [one.sender for one in ledger.entries if one.array == PREDICTOR_STEP and one.kind == "per entity"]
-    return max((given.count(client) for client in clients), default=0)
+    return max((given.count(site) for site in sites), default=0)
 
 
 def solvable_note(numbers: int, columns: int, ledger: Ledger, sites: Sequence[str]) -> Iterator[Note]:

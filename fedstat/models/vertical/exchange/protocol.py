@@ -26,7 +26,7 @@ from fedstat.typing import Bools, Floats, Ints
 
 def dealing_sites(layout: Layout) -> tuple[str, ...]:
     """Sites that may deal for two others: sites and response holder, then a bystander."""
-    return tuple(dict.fromkeys([*layout.clients, layout.active, *layout.bystanders]))
+    return tuple(dict.fromkeys([*layout.sites, layout.active, *layout.bystanders]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,35 +63,37 @@ class Grams:
 
 
 def standardize_columns(
-    layout: Layout, distribution: DistributionSpec, conversation: SecureProductSession
+    layout: Layout, distribution: DistributionSpec, product_session: SecureProductSession
 ) -> FitProtocol[ColumnScales]:
     """Select the entities of a fit, and standardize the columns."""
-    replies = yield [_stage_request(layout, k, conversation) for k in layout.clients] + [
-        conversation.ask(layout.active, "stage_response", distribution.to_json(), keep=layout.response_keep)
+    replies = yield [_stage_request(layout, k, product_session) for k in layout.sites] + [
+        product_session.request(
+            layout.active, "stage_response", distribution.to_json(), keep=layout.response_keep
+        )
     ]
     shift, scale, *shape = np.concatenate([reply.arrays["units"] for reply in replies[:-1]], axis=1)
     mean, sd, constant = replies[-1].arrays["moments"].tolist()
-    told = np.where(shape[0] == UNRELEASED, np.nan, shape[0]) if shape else None
-    return ColumnScales(shift, scale, mean, sd, constant, told)
+    reported = np.where(shape[0] == UNRELEASED, np.nan, shape[0]) if shape else None
+    return ColumnScales(shift, scale, mean, sd, constant, reported)
 
 
-def _stage_request(layout: Layout, client: str, conversation: SecureProductSession) -> Request:
+def _stage_request(layout: Layout, site: str, product_session: SecureProductSession) -> Request:
     """Request that a site stages its block.
 
     If missing blocks are mean-imputed, it learns which entities it lacks.
 
     The request also states which columns count as observed if entities take part with some of them.
     """
-    more: dict[str, Any] = {"rows": layout.kept[client], "n": layout.n} if layout.filled else {}
-    if client in layout.has:
-        more["seen"] = layout.has[client]
+    more: dict[str, Any] = {"rows": layout.kept[site], "n": layout.n} if layout.filled else {}
+    if site in layout.has:
+        more["seen"] = layout.has[site]
     if layout.weights is not None:
-        more["weights"] = layout.relative[layout.rows[client]]
-    return conversation.ask(client, "stage_block", keep=layout.keep[client], **more)
+        more["weights"] = layout.relative[layout.rows[site]]
+    return product_session.request(site, "stage_block", keep=layout.keep[site], **more)
 
 
 def exchange_grams(
-    layout: Layout, units: ColumnScales, code: Ints, shown: Bools, conversation: SecureProductSession
+    layout: Layout, units: ColumnScales, code: Ints, shown: Bools, product_session: SecureProductSession
 ) -> FitProtocol[Grams]:
     """Obtain the sums of products by fold or missing pattern, of columns that :func:`stage` standardized.
 
@@ -106,9 +108,9 @@ def exchange_grams(
     response = ProductOperand(layout.active, RESPONSE, slice(last, last + 1), np.arange(layout.n), code)
     own = [side for side in sides if side.site == layout.active]
     *replies, of_response = yield (
-        [conversation.ask(s.site, "sum_products", code=s.code, groups=groups) for s in sides]
-        + [own_request(layout, s, groups, conversation) for s in own]
-        + [conversation.ask(layout.active, "sum_response", code=code, groups=groups)]
+        [product_session.request(s.site, "sum_products", code=s.code, groups=groups) for s in sides]
+        + [own_request(layout, s, groups, product_session) for s in own]
+        + [product_session.request(layout.active, "sum_response", code=code, groups=groups)]
     )
     for side, reply in zip(sides, replies, strict=False):
         products[:, 0, side.place] = reply.arrays["sums"]
@@ -116,16 +118,16 @@ def exchange_grams(
     for side in own:
         products[:, side.place, last] = replies[-1].arrays["products"]
     products[:, 0, last], products[:, last, last] = of_response.arrays["sums"]
-    dealers = yield from multiply_between_sites(layout, [*sides, response], products, conversation)
+    dealers = yield from multiply_between_sites(layout, [*sides, response], products, product_session)
     return Grams(layout.counted * symmetrized(products), units, dealers)
 
 
 def own_request(
-    layout: Layout, side: ProductOperand, groups: int, conversation: SecureProductSession
+    layout: Layout, side: ProductOperand, groups: int, product_session: SecureProductSession
 ) -> Request:
     """Request from the response holder its products with a block of its own, which may lack entities."""
     rows: dict[str, Any] = {} if len(side.rows) == layout.n else {"rows": side.rows}
-    return conversation.ask(side.site, "sum_with_response", code=side.code, groups=groups, **rows)
+    return product_session.request(side.site, "sum_with_response", code=side.code, groups=groups, **rows)
 
 
 def product_operands(
@@ -135,27 +137,25 @@ def product_operands(
 
     Columns that are not `coded` from terms of a formula have supports as those of terms of one factor.
     """
-    supports = layout.supports if coded else lambda client: None
+    supports = layout.supports if coded else lambda site: None
     sides = []
-    for (client, place), seen in zip(layout.places(1).items(), shown.T, strict=True):
-        rows = layout.rows[client]
+    for (site, place), seen in zip(layout.places(1).items(), shown.T, strict=True):
+        rows = layout.rows[site]
         own = code[rows]
         # Groups in which the columns do not count as observed are left out here, so that they are not summed.
         shown_code = np.where((own >= 0) & seen[own], own, -1)
-        sides.append(
-            ProductOperand(client, columns, place, rows, shown_code, layout.own(client), supports(client))
-        )
+        sides.append(ProductOperand(site, columns, place, rows, shown_code, layout.own(site), supports(site)))
     return sides
 
 
 def multiply_between_sites(
-    layout: Layout, sides: list[ProductOperand], products: Floats, conversation: SecureProductSession
+    layout: Layout, sides: list[ProductOperand], products: Floats, product_session: SecureProductSession
 ) -> FitProtocol[dict[tuple[str, str], str]]:
     """Enter the products of columns of any two sites above the diagonal; return the dealers."""
     apart = [(a, b) for a, b in combinations(sides, 2) if a.site != b.site]
     # If no entity has both, the product is zero, and a round for it is not needed.
     pairs = [(a, b) for a, b in apart if np.isin(a.present, b.present, assume_unique=True).any()]
-    multiplied = yield from conversation.multiply(pairs, dealing_sites(layout), len(products), layout.n)
+    multiplied = yield from product_session.multiply(pairs, dealing_sites(layout), len(products), layout.n)
     for one in multiplied:
         products[:, one.a.place, one.b.place] = one.products
     return {(min(one.a.site, one.b.site), max(one.a.site, one.b.site)): one.dealer for one in multiplied}

@@ -46,9 +46,9 @@ def dithered(data: SiteData, X: Floats) -> Floats:
     if data.policy.rounding == "none" or not len(X):
         return X
     secret, out = data.trust.identity.secret("dither"), np.array(X, dtype=np.float64)
-    for j, whole in enumerate(X.T):
-        here = ~np.isnan(whole)
-        column = whole[here]
+    for j, complete in enumerate(X.T):
+        here = ~np.isnan(complete)
+        column = complete[here]
         sd = float(column.std()) if len(column) else 0.0
         if not sd > 0.0:
             continue
@@ -92,14 +92,16 @@ class ProductHistory:
         Returns the entry for the history, which is stored when the product is released.
         """
         fresh: dict[str, list[str]] = {}
-        earlier = marks_by_group(data.account)
+        earlier = marks_by_group(data.site_ledger)
         for group, columns in zip(np.unique(code).tolist(), marks, strict=True):
             name = _name(data, rows[code == group])
             known, now = earlier.get(name, frozenset()), {one.tobytes().hex() for one in columns}
             self.marked[group] = self.marked.get(group, frozenset()) | known | now
             if now - known:
                 fresh[name] = sorted(now - known)
-        return lambda: data.account.spend(PRODUCT_MARK + json.dumps(fresh, sort_keys=True)) if fresh else None
+        return lambda: (
+            data.site_ledger.spend(PRODUCT_MARK + json.dumps(fresh, sort_keys=True)) if fresh else None
+        )
 
     @property
     def counts(self) -> dict[int, int]:
@@ -110,16 +112,16 @@ class ProductHistory:
         return dict(total)
 
 
-def marks_by_group(account: SiteLedger) -> dict[str, frozenset[str]]:
+def marks_by_group(site_ledger: SiteLedger) -> dict[str, frozenset[str]]:
     """List the marks of the columns that were multiplied with the site's, by group of rows."""
     found: dict[str, set[str]] = {}
-    for name, marks in _entered(account):
+    for name, marks in _entered(site_ledger):
         found.setdefault(name, set()).update(marks)
     return {name: frozenset(marks) for name, marks in found.items()}
 
 
-def _entered(account: SiteLedger) -> Iterator[tuple[str, list[str]]]:
-    for text in account.spent:
+def _entered(site_ledger: SiteLedger) -> Iterator[tuple[str, list[str]]]:
+    for text in site_ledger.spent:
         if text.startswith(PRODUCT_MARK):
             yield from json.loads(text.removeprefix(PRODUCT_MARK)).items()
 

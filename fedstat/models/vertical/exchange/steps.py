@@ -138,14 +138,14 @@ def stage_block(
         # The means of a column are over groups of rows that have the same columns.
         code[keep] = number_patterns(seen)[1]
         count = int(seen.sum(axis=0).min())
-    state.tell(EntityCount(count), rules.division(SUMMED, code, np.flatnonzero(block.seen)))
+    state.report(EntityCount(count), rules.division(SUMMED, code, np.flatnonzero(block.seen)))
     staged = standardize_block(data, state, keep, rows, 0 if n is None else int(n), seen, rules.flat)
     if weights is not None:
         check_lengths(data.name, weights=(weights, len(staged.X)))
         if not (weights > 0.0).all():
             raise MessageError(f"{data.name}: array 'weights' has values that are not positive")
         staged.case = weights
-    state.tell(SummedColumns(staged.X[staged.held]))
+    state.report(SummedColumns(staged.X[staged.held]))
     shapes = [signed_squares(staged)] if rules.shapes else []
     return {"units": np.array([staged.shift, staged.scale, *shapes])}
 
@@ -161,7 +161,7 @@ def stage_response(
     opened = response_of(state)
     check_lengths(data.name, keep=(keep, len(opened)))
     y, distribution = np.ascontiguousarray(opened[keep], dtype=np.float64), DistributionSpec.from_json(text)
-    state.tell(EntityCount(len(y)), rules.division(RESPONSES, np.where(keep, 0, -1), np.arange(len(keep))))
+    state.report(EntityCount(len(y)), rules.division(RESPONSES, np.where(keep, 0, -1), np.arange(len(keep))))
     check_response(data.name, distribution.name, y)
     if distribution.name == "Gaussian":  # others use linear predictors of every entity instead of sums
         y = (moved_response(data, opened) - offset_of(state))[keep]
@@ -170,7 +170,7 @@ def stage_response(
     weights = state.look_at("response weights") if "response weights" in state else None
     if weights is not None:
         staged.case = weights[keep] / weights[keep].mean()
-    state.tell(SummedColumns(y[:, None]))
+    state.report(SummedColumns(y[:, None]))
     state.keep("staged response", staged, len(y))
     return {"moments": np.array([y.mean(), y.std(), rules.constant(distribution, y) / len(y)])}, ""
 
@@ -194,10 +194,10 @@ def sum_products(
     X = staged.X
     check_lengths(data.name, code=(code, len(X)))
     require_groups(data.name, code, G, X.shape[1] * (X.shape[1] + 1), X.shape[1])
-    state.tell(staged.groups(code, X.shape[1]))
+    state.report(staged.groups(code, X.shape[1]))
     # Fits of one session may use different entities: what was summed is recorded by row of the block.
     rows = np.flatnonzero(block_of(state).seen)
-    state.tell(rules.division(SUMMED, staged.among_all(code), rows), left_out(code))
+    state.report(rules.division(SUMMED, staged.among_all(code), rows), left_out(code))
     members = [np.ascontiguousarray(X[code == g]) for g in range(G)]
     case = by_case(staged.case, len(X))
     ones = [case[code == g] for g in range(G)]
@@ -228,7 +228,7 @@ def sum_with_response(
     place = np.arange(len(X)) if rows is None else rows
     y = y * by_case(staged.case, len(y))
     held = response.summed(code[staged.held], place[staged.held])  # imputed rows add nothing
-    state.tell(staged.groups(code, X.shape[1]), response.groups(code, rows), held)
+    state.report(staged.groups(code, X.shape[1]), response.groups(code, rows), held)
     return {"products": np.array([column_sums(X, np.where(code == g, y, 0.0)) for g in range(G)])}
 
 
@@ -238,7 +238,7 @@ def sum_response(data: SiteData, state: State, code: Ints, groups: Array) -> dic
     y = staged.standardised
     check_lengths(data.name, code=(code, len(y)))
     require_groups(data.name, code, G, 2)
-    state.tell(staged.groups(code), left_out(code), RowGroups("", code, staged.rows))
+    state.report(staged.groups(code), left_out(code), RowGroups("", code, staged.rows))
     here, case = code >= 0, by_case(staged.case, len(y))
     sums = [np.bincount(code[here], (case * v)[here], minlength=G) for v in (y, y * y)]
     return {"sums": np.array(sums)}

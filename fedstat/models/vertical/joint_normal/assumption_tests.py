@@ -106,13 +106,13 @@ def unrestricted_normal(fit: MomentsFit | JointNormalFit) -> UnrestrictedNormal:
     return joint_normal_of_fit(fit)
 
 
-def little_test(fit: MomentsFit | JointNormalFit, law: UnrestrictedNormal | None = None) -> LittleTest:
+def little_test(fit: MomentsFit | JointNormalFit, joint: UnrestrictedNormal | None = None) -> LittleTest:
     """Test that the means of observed columns differ between missing patterns by chance alone (MCAR).
 
     d2 = sum_g n_g (xbar_g - mu_g)' Sigma_g^-1 (xbar_g - mu_g) over the observed columns (and response) of
     pattern g is chi-square with sum_g p_g - p degrees of freedom under MCAR. Sigma is the maximum likelihood
     estimate, as in R's naniar; a factor n / (n - 1) for it would make d2 smaller by the share 1 / n. Mean and
-    covariance under the null, `law`, are by default those of the model, :func:`joint_normal_of_fit`. If its
+    covariance under the null, `joint`, are by default those of the model, :func:`joint_normal_of_fit`. If its
     blocks are independent between sites, correlation between them may make the test reject as well. Little's
     own test has all covariances free, as :func:`unrestricted_normal`.
 
@@ -125,11 +125,11 @@ def little_test(fit: MomentsFit | JointNormalFit, law: UnrestrictedNormal | None
     used = moments.n > 0.0
     if used.sum() < 2:
         raise NotAvailableError("Little's test compares missing patterns, and all entities have the same one")
-    law = law or joint_normal_of_fit(fit)
+    joint = joint or joint_normal_of_fit(fit)
     seen = observed(moments)[used]
     n = moments.n[used]
-    K, _ = inverse_by_pattern(law.cov, seen)
-    d = moments.grams[used, 0, 1:] - n[:, None] * (seen * law.mean)
+    K, _ = inverse_by_pattern(joint.cov, seen)
+    d = moments.grams[used, 0, 1:] - n[:, None] * (seen * joint.mean)
     statistic = float(np.sum(np.einsum("gi,gij,gj->g", d, K, d) / n))
     df = int(seen.sum()) - seen.shape[1]
     return LittleTest(statistic, float(stats.chi2.sf(statistic, df)), df, len(n))
@@ -145,7 +145,7 @@ def independence_lr_test(
     independent blocks, if available.
     """
     moments = fit.moments
-    free, own = (edges_between(moments, law) for law in ("free", "independent"))
+    free, own = (edges_between(moments, joint) for joint in ("free", "independent"))
     df = (free & ~own).sum() // 2
     if not df:
         raise NotAvailableError("no two sites share enough entities, so correlation between sites is unknown")
@@ -210,7 +210,7 @@ def wilks(moments: PatternMoments, j: int, k: int) -> BlockIndependence:
     """Wilks' test of one pair of sites."""
     p, q = moments.sizes[j], moments.sizes[k]
     n, S = covariance_of_shared(moments, j, k)
-    names = moments.clients[j], moments.clients[k]
+    names = moments.sites[j], moments.sites[k]
     if n <= p + q + 1:
         return BlockIndependence(*names, int(n), np.nan, np.nan, p * q, np.nan, np.nan)
     root = np.sqrt(np.diag(S))

@@ -115,12 +115,12 @@ class ReferenceSample:
         self._share = moments.grams[:, 0][:, [0, *(1 + always), -1]] / moments.nobs
         self._chances = np.zeros_like(self._share)
 
-    def draw(self, law: SkewedModel, rows: slice = slice(None), *, same: bool = False) -> PatternMoments:
+    def draw(self, joint: SkewedModel, rows: slice = slice(None), *, same: bool = False) -> PatternMoments:
         """Sum over some rows of the sample, by pattern, in the units of the standardized data.
 
         Probabilities of patterns are those that give the sums of the data, or the `same` as in the last draw.
         """
-        X, y = self._columns(law, rows)
+        X, y = self._columns(joint, rows)
         causes = np.column_stack([np.ones(len(y)), X[:, self._always], y])
         if not same:
             self._chances = fit_pattern_probabilities(
@@ -129,13 +129,13 @@ class ReferenceSample:
         code = draw_patterns(self._chances @ causes.T, self._places[rows])
         return sums_by_pattern(self._moments, X, y, code)
 
-    def _columns(self, law: SkewedModel, rows: slice) -> tuple[Floats, Floats]:
+    def _columns(self, joint: SkewedModel, rows: slice) -> tuple[Floats, Floats]:
         """Return columns (N, P) and response (N,) of the model."""
-        at = law.point
+        at = joint.point
         Sigma = at.covariates
         sd = np.sqrt(np.diag(Sigma))
-        R = correlation_of_scores(Sigma / np.outer(sd, sd), law.log_sd)
-        X = skewed_columns(self._scores[rows] @ np.linalg.cholesky(R).T, law.log_sd) * sd
+        R = correlation_of_scores(Sigma / np.outer(sd, sd), joint.log_sd)
+        X = skewed_columns(self._scores[rows] @ np.linalg.cholesky(R).T, joint.log_sd) * sd
         y = at.a + X @ at.beta + np.sqrt(at.s2) * self._errors[rows]
         return X + at.mu, y
 
@@ -276,13 +276,13 @@ class SkewedFit:
     """A model with skewed columns whose sample, from `world`, has the estimates of `found`."""
 
     found: JointNormalFit
-    law: SkewedModel
+    joint: SkewedModel
     world: ReferenceSample
 
     @property
     def reported(self) -> JointNormalFit:
         """Return the normal model with means and covariances of the skewed one."""
-        return replace(self.found, point=self.law.point)
+        return replace(self.found, point=self.joint.point)
 
 
 def without_skewness(fit: JointNormalFit, *, seed: int = 0) -> SkewedFit:
@@ -300,29 +300,29 @@ def without_skewness(fit: JointNormalFit, *, seed: int = 0) -> SkewedFit:
     )
     world = ReferenceSample(fit.moments, SIMULATION_PARTS * part, seed)
     found = SkewedModel(fit.point, log_sd_of(fit.moments.shape))
-    law, change = found, np.inf
+    joint, change = found, np.inf
     information = differentiate_joint_normal(fit.moments, fit.point, fit.moves).information
     errors = np.sqrt(np.diag(solve_information(information, np.eye(len(information), 2 + P))))[2:]
     for _ in range(MOST_ROUNDS):
-        there = estimates_of_sample(fit, law, world.draw(law))
-        new = match_estimates(law, found, there)
-        change = float((np.abs(new.point.beta - law.point.beta) / errors).max())
-        law = new
+        there = estimates_of_sample(fit, joint, world.draw(joint))
+        new = match_estimates(joint, found, there)
+        change = float((np.abs(new.point.beta - joint.point.beta) / errors).max())
+        joint = new
         if change < CLOSE:
             break
     if not change < FAR:
         raise EstimationError(NO_SKEWED_MODEL)
-    return SkewedFit(fit, law, world)
+    return SkewedFit(fit, joint, world)
 
 
-def match_estimates(law: SkewedModel, found: SkewedModel, there: SkewedModel) -> SkewedModel:
+def match_estimates(joint: SkewedModel, found: SkewedModel, there: SkewedModel) -> SkewedModel:
     """Change a model by the error of the estimates in its sample; less if no valid model would result."""
     known = np.where(found.log_sd == 0.0, 0.0, found.log_sd - there.log_sd)
-    Sigma, gap = law.point.covariates, found.point.covariates - there.point.covariates
+    Sigma, gap = joint.point.covariates, found.point.covariates - there.point.covariates
     share = 1.0
     while np.linalg.eigvalsh(Sigma + share * gap)[0] < 0.5 * np.linalg.eigvalsh(Sigma)[0]:
         share /= 2.0
-    at, goal, seen = law.point, found.point, there.point
+    at, goal, seen = joint.point, found.point, there.point
     point = JointNormalPoint(
         at.mu + goal.mu - seen.mu,
         at.a + goal.a - seen.a,
@@ -330,14 +330,14 @@ def match_estimates(law: SkewedModel, found: SkewedModel, there: SkewedModel) ->
         at.s2 * float(np.clip(goal.s2 / seen.s2, 0.5, 2.0)),
         np.asarray(np.linalg.inv(Sigma + share * gap)),
     )
-    return SkewedModel(point, law.log_sd + known)
+    return SkewedModel(point, joint.log_sd + known)
 
 
-def estimates_of_sample(fit: JointNormalFit, law: SkewedModel, moments: PatternMoments) -> SkewedModel:
+def estimates_of_sample(fit: JointNormalFit, joint: SkewedModel, moments: PatternMoments) -> SkewedModel:
     """Fit a normal model to a sample of a skewed one; also return the shapes of its observed columns."""
     assert moments.shape is not None
     try:
-        found = maximize_joint_normal(moments, law.point, fit.moves, MATCHING_TOLERANCE, 100)
+        found = maximize_joint_normal(moments, joint.point, fit.moves, MATCHING_TOLERANCE, 100)
     except (EstimationError, np.linalg.LinAlgError):
         raise EstimationError(
             f"correction='skewness': {int(moments.nobs):,} simulated entities do not determine the "
@@ -348,19 +348,23 @@ def estimates_of_sample(fit: JointNormalFit, law: SkewedModel, moments: PatternM
 
 def simulated_covariance(skewed: SkewedFit) -> Floats:
     """Covariance of (a, s2, beta_1, mu_1, ...), in the units of the data, under skewed columns."""
-    fit, law, world = skewed.found, skewed.law, skewed.world
+    fit, joint, world = skewed.found, skewed.joint, skewed.world
     P, n = len(fit.point.beta), fit.moments.nobs
     part = world.N // SIMULATION_PARTS
     parts = [slice(first, first + part) for first in range(0, world.N, part)]
-    world.draw(law)
-    samples = [world.draw(law, rows, same=True) for rows in parts]
-    V = np.cov([estimates_of_sample(fit, law, sample).pack() for sample in samples], rowvar=False) * part / n
+    world.draw(joint)
+    samples = [world.draw(joint, rows, same=True) for rows in parts]
+    V = (
+        np.cov([estimates_of_sample(fit, joint, sample).pack() for sample in samples], rowvar=False)
+        * part
+        / n
+    )
     # The sample has sampling error of its own.
     V *= 1.0 + n / world.N
     some = slice(0, min(world.N, ROWS_OF_DERIVATIVES))
-    here = estimates_of_sample(fit, law, world.draw(law, some)).pack()
+    here = estimates_of_sample(fit, joint, world.draw(joint, some)).pack()
     J, errors = np.eye(len(V)), np.sqrt(np.diag(V))
-    shapes = 2 + 2 * P + np.flatnonzero(law.log_sd)
+    shapes = 2 + 2 * P + np.flatnonzero(joint.log_sd)
     # Location is irrelevant: means change only their own estimates, one for one.
     for c in [1, *range(2, 2 + P), *shapes]:
         by = np.zeros(len(V))
@@ -368,9 +372,9 @@ def simulated_covariance(skewed: SkewedFit) -> Floats:
         by[c] = (
             DIFFERENCE_STEP
             * errors[c]
-            * (-1.0 if c >= 2 + 2 * P and law.log_sd[c - 2 - 2 * P] > 0.0 else 1.0)
+            * (-1.0 if c >= 2 + 2 * P and joint.log_sd[c - 2 - 2 * P] > 0.0 else 1.0)
         )
-        new = law.moved(by)
+        new = joint.moved(by)
         J[:, c] = (estimates_of_sample(fit, new, world.draw(new, some)).pack() - here) / by[c]
     used = np.concatenate([np.arange(2 + 2 * P), shapes])
     try:
@@ -456,15 +460,15 @@ def second_order(fit: JointNormalFit, V: Floats) -> Floats:
     place[i, j] = place[j, i] = np.arange(len(i))
     moves = place >= 0
 
-    def whole(values: Floats) -> Floats:
+    def complete(values: Floats) -> Floats:
         return np.where(moves, values[..., np.where(moves, place, 0)], 0.0)
 
-    with_beta = whole(V[beta, Q])  # of dbeta_c, dQ_ab: (P, P, P)
+    with_beta = complete(V[beta, Q])  # of dbeta_c, dQ_ab: (P, P, P)
     c = -Sigma @ np.einsum("cab,bc->a", with_beta, Sigma)
     M = np.zeros((P, P))
     for a in range(P):
         row = np.where(moves[a], place[a], 0)
-        own = whole(V[Q, Q][row]) * moves[a][:, None, None]  # of dQ_ac, dQ_de: (c, d, e)
+        own = complete(V[Q, Q][row]) * moves[a][:, None, None]  # of dQ_ac, dQ_de: (c, d, e)
         M[a] = np.einsum("cde,cd->e", own, Sigma)
     second = Sigma @ M @ Sigma
     column = second @ at.beta + c

@@ -20,8 +20,8 @@ from fedstat.models.vertical.fit import (
     VANISHING,
     MomentsFit,
     StandardizedMoments,
-    client_order,
     fit_moments,
+    site_order,
     vanishing_variance_message,
 )
 from fedstat.models.vertical.moments import PatternMoments
@@ -369,7 +369,7 @@ def maximize_joint_normal(
         partial(joint_ascent_direction, moments, moves),
         partial(line_search_joint_normal, moments, moves),
     )
-    found = ascent.climb(point, tol, maxiter)
+    found = ascent.ascend(point, tol, maxiter)
     joint = joint_normal_likelihood(moments, found.point.mean, found.point.cov)
     return JointNormalFit(
         moments, found.point, moves, joint, np.nan, found.trace, found.converged, found.reason
@@ -462,8 +462,8 @@ def inverse_information(fit: JointNormalFit, information: Floats, *, scale: bool
     Its row and column are then zero in both.
     """
     moments = fit.moments
-    owners = [moments.clients[k] for k in moments.owner]
-    columns = [f"{name} ({client})" for name, client in zip(moments.names, owners, strict=True)]
+    owners = [moments.sites[k] for k in moments.owner]
+    columns = [f"{name} ({site})" for name, site in zip(moments.names, owners, strict=True)]
     i, j = fit.moves.entries
     pairs = [f"covariance of {columns[a]} and {columns[b]}" for a, b in zip(i, j, strict=True)]
     means = [f"mean of {column}" for column in columns]
@@ -495,7 +495,7 @@ def in_psi(fit: JointNormalFit, cov: Floats) -> Floats:
     i, j = fit.moves.entries
     x, y = moments.scale[:-1], moments.scale[-1]
     factor = np.concatenate([[y, y**2], y / x, x, 1.0 / (x[i] * x[j])])
-    head = client_order(moments)
+    head = site_order(moments)
     order, factor = [*head, *range(len(head), len(cov))], factor[: len(cov)]
     return np.asarray((cov * np.outer(factor, factor))[np.ix_(order, order)])
 
@@ -578,7 +578,7 @@ def fit_joint_model(
     moments: PatternMoments, between: Between, maxiter: int = 200
 ) -> MomentsFit | JointNormalFit:
     """Maximize the observed-data likelihood; columns may be correlated between sites or not."""
-    if between == "independent" and moments.whole:
+    if between == "independent" and moments.complete:
         return fit_moments(moments, maxiter=maxiter)
     return fit_joint_normal(moments, edges_between(moments, between), maxiter=maxiter)
 
@@ -590,19 +590,19 @@ def extremes(fit: JointNormalFit, pair: SparsePair) -> Floats:
     either side, these are the smallest and the largest value among all models with this likelihood.
     """
     first, second = (fit.moments.units[u] for u in (pair.first, pair.second))
-    law, shape = PartialCovariance(fit.point.cov, first, second), (len(first), len(second))
-    at = law.moved(np.zeros(shape))
+    joint, shape = PartialCovariance(fit.point.cov, first, second), (len(first), len(second))
+    at = joint.moved(np.zeros(shape))
     slopes = np.empty((len(at), *shape))
     for cell in np.ndindex(*shape):
         M = np.zeros(shape)
         M[cell] = SMALL_MOVE
-        slopes[(slice(None), *cell)] = (law.moved(M) - at) / SMALL_MOVE
+        slopes[(slice(None), *cell)] = (joint.moved(M) - at) / SMALL_MOVE
     out = np.empty((2, len(at)))
     for c, slope in enumerate(slopes):
         left, _, right = np.linalg.svd(slope, full_matrices=False)
         # Coefficients need not be monotone, and all change fastest near the limits.
         along = [
-            law.moved(r * left @ right)[c]
+            joint.moved(r * left @ right)[c]
             for r in MAX_PARTIAL_CORRELATION * np.cos(np.linspace(0.0, np.pi, GRID_POINTS))
         ]
         out[:, c] = min(along), max(along)

@@ -159,10 +159,10 @@ def evaluate_at_holder(
             constant = _inside(np.full(len(X), y[counted].mean()), distribution)
             squares = squared_errors(y[counted], given[counted], predicted[counted], code[counted], G)
             deviance = np.array([family.deviance(y[counted], mu) for mu in (predicted[counted], constant)])
-    state.tell(EntityCount(int(counted.sum())))
+    state.report(EntityCount(int(counted.sum())))
     sums = {"bins": bins, "squares": squares, "spread": spread, "deviance": deviance}
     sums["regression"] = _as_array(found)
-    state.tell(ModelEvaluation(np.concatenate([one.ravel() for one in sums.values()])))
+    state.report(ModelEvaluation(np.concatenate([one.ravel() for one in sums.values()])))
     return {**sums, "least": np.array(data.min_count)}, ""
 
 
@@ -182,11 +182,11 @@ def _as_array(found: Recalibration | None) -> Floats:
     return np.concatenate([np.asarray(one, dtype=np.float64) for one in numbers])
 
 
-def _from_array(told: Floats) -> Recalibration | None:
-    if not told[0]:
+def _from_array(reported: Floats) -> Recalibration | None:
+    if not reported[0]:
         return None
-    cov = np.array([[told[3], told[4]], [told[4], told[5]]])
-    return Recalibration(told[1:3], cov, (float(told[6]), float(told[7])), float(told[8]))
+    cov = np.array([[reported[3], reported[4]], [reported[4], reported[5]]])
+    return Recalibration(reported[1:3], cov, (float(reported[6]), float(reported[7])), float(reported[8]))
 
 
 def _sums_of_errors(what: str, ndim: int = 1) -> ArrayDeclaration:
@@ -221,28 +221,28 @@ def evaluate_predictions(
     family: str,
     response: ResponseSource,
     distribution: DistributionSpec,
-    clients: Sequence[str],
+    sites: Sequence[str],
     predicted: Callable[[], FitProtocol[tuple[Floats, str]]],
     analysis: PostFitAnalysis,
 ) -> Evaluation:
     """Compare predicted means of a partition's entities, nan for none, with its response.
 
     `predicted` requests them, and returns the session; `analysis` describes the analysis to owners, who
-    consent once to it and to the requests here. There is a row for each set of `clients` that entities have.
+    consent once to it and to the requests here. There is a row for each set of `sites` that entities have.
     Raises ModelError if the partition lacks the response; a DataWarning names sets that are too small to be
     counted.
     """
-    partition, holder = analysis.partition, response.client
+    partition, holder = analysis.partition, response.site
     if holder not in partition.sites:
         raise ModelError(f"evaluate: the partition lacks site '{holder}', which has the response")
     rows = partition.rows[holder]
     has = np.zeros(partition.n_entities, dtype=np.int64)
-    for k, client in enumerate(clients):
-        if client in partition.rows:
-            has[partition.rows[client]] |= 1 << k
+    for k, site in enumerate(sites):
+        if site in partition.rows:
+            has[partition.rows[site]] |= 1 << k
     question = {"response": response.text, "columns": response.columns}
 
-    def asking() -> FitProtocol[tuple[Mapping[str, Array], Ints, tuple[float, float]]]:
+    def requester() -> FitProtocol[tuple[Mapping[str, Array], Ints, tuple[float, float]]]:
         known, session = yield from predicted()
         use = np.isfinite(known[rows])
         if not use.any():
@@ -254,7 +254,7 @@ def evaluate_predictions(
         to = SecureProductSession(family, session, None)
         yield [design_request(holder, "open_response", session, question)]
         (reply,) = yield [
-            to.ask(
+            to.request(
                 holder,
                 "judge_predictions",
                 distribution.to_json(),
@@ -270,22 +270,22 @@ def evaluate_predictions(
 
     columns = {**analysis.columns, holder: (*analysis.columns.get(holder, ()), *response.columns)}
     analysis = replace(analysis, call="evaluate()", columns=columns)
-    told, sets, place = run_analysis(analysis, asking, new_ledger(partition, holder))
-    n, observed, expected = told["bins"].reshape(len(sets), 3, -1).swapaxes(0, 1)
+    reported, sets, place = run_analysis(analysis, requester, new_ledger(partition, holder))
+    n, observed, expected = reported["bins"].reshape(len(sets), 3, -1).swapaxes(0, 1)
     there = n.sum(axis=1) > 0.0
-    names = [" + ".join(k for i, k in enumerate(clients) if s >> i & 1) or "none" for s in sets.tolist()]
+    names = [" + ".join(k for i, k in enumerate(sites) if s >> i & 1) or "none" for s in sets.tolist()]
     if not there.all():
         few = ", ".join(name for name, fine in zip(names, there, strict=True) if not fine)
         warn(f"evaluate: sets of sites with too few entities are not counted: {few}", DataWarning)
     edges = np.concatenate([[-np.inf], bin_edges(distribution, *place), [np.inf]])
-    squares, binary = told["squares"][there], distribution.name == "Binomial"
+    squares, binary = reported["squares"][there], distribution.name == "Binomial"
     accuracy = Accuracy(
         n=n[there].sum(axis=1),
         total=observed[there].sum(axis=1),
         squares=squares,
-        spread=told["spread"][there],
-        deviance=float(told["deviance"][0]),
-        null_deviance=float(told["deviance"][1]),
+        spread=reported["spread"][there],
+        deviance=float(reported["deviance"][0]),
+        null_deviance=float(reported["deviance"][1]),
     )
     return Evaluation(
         edges=edges,
@@ -294,10 +294,10 @@ def evaluate_predictions(
         observed=observed[there],
         expected=expected[there],
         binary=binary,
-        least=int(told["least"]),
+        least=int(reported["least"]),
         means=probabilities(edges, distribution) if binary else None,
         squares=np.append(squares, squares.sum()) if binary else None,
-        recalibration=_from_array(told["regression"]),
+        recalibration=_from_array(reported["regression"]),
         accuracy=None if binary else accuracy,
         remarks=() if partition.sites[holder].policy.evaluation == "any" else (GROUP_AVERAGES,),
         counted=f"entities of one set of sites (as {holder} counts them)",

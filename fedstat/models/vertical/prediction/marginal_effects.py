@@ -27,7 +27,7 @@ class FittedMean:
     """Coefficients (p + 1,) with their covariance, nan where one has none, and the means of columns (p,).
 
     `means` is None if they are no longer known; `beside` has offset and weights of the fit by role; `words`
-    are the names of model and response, `law` and `student` the distribution of tests.
+    are the names of model and response, `test_distribution` and `student` the distribution of tests.
     """
 
     names: tuple[str, ...]
@@ -37,7 +37,7 @@ class FittedMean:
     means: Floats | None
     beside: Mapping[str, str]
     words: tuple[str, str]
-    law: Any
+    test_distribution: Any
     student: bool
 
 
@@ -47,7 +47,7 @@ class ProjectedEntities:
 
     linear: Floats
     projection: Floats
-    whole: Bools
+    complete: Bools
 
 
 def effects_over_columns(
@@ -93,7 +93,7 @@ def effects_over_columns(
         effects[shown],
         moved[shown],
         np.eye(factor.shape[1]),
-        law=of.law,
+        test_distribution=of.test_distribution,
         student=of.student,
         options={"method": method, "at": at},
         title=of.words,
@@ -141,9 +141,9 @@ def _averages(
             f"{AVAILABLE_OVER_ROWS}"
         )
     found = project(factor)
-    if not found.whole.any():
+    if not found.complete.any():
         raise EstimationError("get_margeff: at='overall': no entity is at every site; use at='mean'")
-    eta, rows = found.linear[found.whole], found.projection[found.whole]
+    eta, rows = found.linear[found.complete], found.projection[found.complete]
     with np.errstate(all="ignore"):
         _, first, second = mean_derivatives(eta, of.distribution, log)
     if not (np.isfinite(first).all() and np.isfinite(second).all() and all_inside(eta, of.distribution)):

@@ -63,9 +63,9 @@ class VerticalPredictor:
     @property
     def counted(self) -> Sequence[str]:
         """Sites by which an evaluation groups entities."""
-        return self.blocks.clients
+        return self.blocks.sites
 
-    def asked(self, partition: ClientPartition) -> tuple[str, ...]:
+    def requested(self, partition: ClientPartition) -> tuple[str, ...]:
         """Return the sites that receive requests; a ModelError if the partition lacks one that is needed."""
         raise NotImplementedError
 
@@ -78,24 +78,24 @@ class VerticalPredictor:
         return prediction_analysis(call, self.blocks, self.response_at[0], self.distribution, partition)
 
     def run(
-        self, call: str, partition: ClientPartition, asking: Callable[[], FitProtocol[Found]]
+        self, call: str, partition: ClientPartition, requester: Callable[[], FitProtocol[Found]]
     ) -> tuple[Found, Ledger]:
         """Run requests to the sites of a partition, with a separate ledger."""
         ledger = new_ledger(partition, self.response_at[1])
-        return run_analysis(self.analysis(call, partition), asking, ledger), ledger
+        return run_analysis(self.analysis(call, partition), requester, ledger), ledger
 
     def project(self, of: Sequence[str], partition: ClientPartition, factor: Floats) -> ProjectedEntities:
         """Request linear predictors, and projections of columns on a factor (p + 1, r) of the covariance.
 
         `of` (p,) names the site of each column.
         """
-        asked = self.asked(partition)
+        request = self.requested(partition)
 
-        def asking() -> FitProtocol[tuple[PredictedBlocks, Floats]]:
-            return project_blocks(self.blocks, asked, partition, self.steps, factor, of)
+        def requester() -> FitProtocol[tuple[PredictedBlocks, Floats]]:
+            return project_blocks(self.blocks, request, partition, self.steps, factor, of)
 
-        (found, rows), _ = self.run("get_margeff()", partition, asking)
-        return ProjectedEntities(found.linear, rows, (~found.missing).sum(axis=1) == len(asked))
+        (found, rows), _ = self.run("get_margeff()", partition, requester)
+        return ProjectedEntities(found.linear, rows, (~found.missing).sum(axis=1) == len(request))
 
     def evaluate(self, response: ResponseSource, partition: ClientPartition) -> Evaluation:
         """Compare predicted means of a partition's entities with the response, where that is."""
@@ -195,7 +195,7 @@ class VerticalPredictions(CoefficientResults):
             if self._model is None:
                 remedy = "fit the model again" if mean.means is None else "use at='mean'"
                 raise NotAvailableError(f"get_margeff: results from a file have no entities; {remedy}")
-            of = self.estimate.clients[1:]
+            of = self.estimate.sites[1:]
             return self._margin_predictor().project(of, self._model.partition, factor)
 
         others: dict[str, Any] = {"atexog": atexog, "dummy": dummy, "count": count}

@@ -30,15 +30,15 @@ from fedstat.typing import Bools, Floats, Ints
 class ResponseSource:
     """Source of the response of a fit: its holder, the left side of the formula, and its columns."""
 
-    client: str
+    site: str
     text: str
     columns: tuple[str, ...]
 
 
-def released_specs(model: VerticalModel, clients: tuple[str, ...]) -> dict[str, str]:
+def released_specs(model: VerticalModel, sites: tuple[str, ...]) -> dict[str, str]:
     """Request from the sites of a fit the coding of their columns, without those that the fit left out."""
     # A smaller model from the moments of a larger one uses its session, and sends no request twice.
-    unknown = [k for k in clients if k not in model._codings]
+    unknown = [k for k in sites if k not in model._codings]
 
     def protocol() -> FitProtocol[dict[str, str]]:
         replies = yield [design_request(k, "release_spec", model._session) for k in unknown]
@@ -46,30 +46,30 @@ def released_specs(model: VerticalModel, clients: tuple[str, ...]) -> dict[str, 
 
     if unknown:
         model._codings.update(model.engine.run(protocol(), model._new_ledger()))
-    terms = {part.client: part for part in model.formula.clients}
-    return {k: store_coded(model._codings[k], terms[k]) for k in clients}
+    terms = {part.site: part for part in model.formula.sites}
+    return {k: store_coded(model._codings[k], terms[k]) for k in sites}
 
 
 def store_coded(spec: str, terms: SiteTerms) -> str:
     """Keep the coding of some of the terms of a site."""
-    whole = BlockSpec.from_json(spec)
-    if whole.terms == terms.terms:
+    complete = BlockSpec.from_json(spec)
+    if complete.terms == terms.terms:
         return spec
     parsed = read_terms(terms.terms, terms.columns)
     transforms = {t.text for term in parsed for factor in term for t in iter_transforms(factor.tree)}
-    columns = [(n, t) for n, t in zip(whole.names, whole.term_names, strict=True) if t in terms.terms]
-    kinds = {name: whole.kinds[name] for name in terms.columns}
+    columns = [(n, t) for n, t in zip(complete.names, complete.term_names, strict=True) if t in terms.terms]
+    kinds = {name: complete.kinds[name] for name in terms.columns}
     coded = coded_columns(parsed, kinds)
     return replace(
-        whole,
+        complete,
         terms=terms.terms,
         columns=terms.columns,
         names=tuple(name for name, _ in columns),
         term_names=tuple(term for _, term in columns),
         kinds=kinds,
-        levels={name: whole.levels[name] for name in coded},
-        state={text: state for text, state in whole.state.items() if text in transforms},
-        means={name: mean for name, mean in whole.means.items() if name in terms.columns},
+        levels={name: complete.levels[name] for name in coded},
+        state={text: state for text, state in complete.state.items() if text in transforms},
+        means={name: mean for name, mean in complete.means.items() if name in terms.columns},
     ).to_json()
 
 
@@ -88,7 +88,7 @@ class FittedBlocks:
     each block, zero where left out.
     """
 
-    clients: tuple[str, ...]
+    sites: tuple[str, ...]
     specs: Mapping[str, str]
     beta: Mapping[str, Floats]
     mean: float
@@ -122,10 +122,10 @@ class PredictedBlocks:
         return self.opened.missing
 
 
-def present_clients(clients: Sequence[str], partition: ClientPartition) -> tuple[str, ...]:
+def present_sites(sites: Sequence[str], partition: ClientPartition) -> tuple[str, ...]:
     """Return the sites of a fit that a partition has, too; a ModelError if it is horizontal."""
     check_layout("a prediction", partition, "vertical")
-    return tuple(k for k in clients if k in partition.sites)
+    return tuple(k for k in sites if k in partition.sites)
 
 
 def new_ledger(partition: ClientPartition, holder: str) -> Ledger:
@@ -155,7 +155,7 @@ def prediction_analysis(
 
 def open_blocks(
     blocks: FittedBlocks,
-    asked: Sequence[str],
+    request: Sequence[str],
     partition: ClientPartition,
     family: str,
     *,
@@ -166,34 +166,34 @@ def open_blocks(
     Entities with some of a site's columns count as missing there, unless they may take part `partly`. Raises
     DesignError if a site's columns cannot be coded in this way.
     """
-    asking = SecureProductSession(family, partition._new_session(), None)
-    missing = np.ones((partition.n_entities, len(blocks.clients)), dtype=bool)
-    if not asked:
-        return OpenedBlocks(missing, {}, asking.session)
+    requester = SecureProductSession(family, partition._new_session(), None)
+    missing = np.ones((partition.n_entities, len(blocks.sites)), dtype=bool)
+    if not request:
+        return OpenedBlocks(missing, {}, requester.session)
     partial = "drop" if partition.partial == "condition" and not partly else partition.partial
     opened = yield [
-        design_request(k, "open_new_block", asking.session, {"spec": blocks.specs[k], "partial": partial})
-        for k in asked
+        design_request(k, "open_new_block", requester.session, {"spec": blocks.specs[k], "partial": partial})
+        for k in request
     ]
-    rows = {k: partition.rows[k][r.arrays["seen"]] for k, r in zip(asked, opened, strict=True)}
-    for k in asked:
-        missing[rows[k], blocks.clients.index(k)] = False
-    told = {k: observed_columns(reply) for k, reply in zip(asked, opened, strict=True)}
-    has = {k: columns for k, columns in told.items() if columns is not None}
-    return OpenedBlocks(missing, rows, asking.session, has)
+    rows = {k: partition.rows[k][r.arrays["seen"]] for k, r in zip(request, opened, strict=True)}
+    for k in request:
+        missing[rows[k], blocks.sites.index(k)] = False
+    reported = {k: observed_columns(reply) for k, reply in zip(request, opened, strict=True)}
+    has = {k: columns for k, columns in reported.items() if columns is not None}
+    return OpenedBlocks(missing, rows, requester.session, has)
 
 
 def predict_blocks(
-    blocks: FittedBlocks, asked: Sequence[str], partition: ClientPartition, family: str
+    blocks: FittedBlocks, request: Sequence[str], partition: ClientPartition, family: str
 ) -> FitProtocol[PredictedBlocks]:
     """Add up the linear predictors of some sites; a DesignError as in :func:`open_blocks`."""
     linear = np.full(partition.n_entities, blocks.mean)
-    opened = yield from open_blocks(blocks, asked, partition, family)
-    if not asked:
+    opened = yield from open_blocks(blocks, request, partition, family)
+    if not request:
         return PredictedBlocks(linear, opened)
-    asking = SecureProductSession(family, opened.session, None)
-    replies = yield [asking.ask(k, "predict_block", beta=blocks.beta[k]) for k in asked]
-    for k, reply in zip(asked, replies, strict=True):
+    requester = SecureProductSession(family, opened.session, None)
+    replies = yield [requester.request(k, "predict_block", beta=blocks.beta[k]) for k in request]
+    for k, reply in zip(request, replies, strict=True):
         # `mean` has every block at its average; an available block replaces its average.
         linear[opened.rows[k]] += reply.arrays["linear_predictor"] - blocks.means.get(k, 0.0)
     return PredictedBlocks(linear, opened)
@@ -201,7 +201,7 @@ def predict_blocks(
 
 def project_blocks(
     blocks: FittedBlocks,
-    asked: Sequence[str],
+    request: Sequence[str],
     partition: ClientPartition,
     family: str,
     factor: Floats,
@@ -211,11 +211,13 @@ def project_blocks(
 
     `of` (p,) names the site of each column. Missing blocks count as zero.
     """
-    found = yield from predict_blocks(blocks, asked, partition, family)
-    rows = {k: factor[1:][np.array(of) == k] for k in asked}
+    found = yield from predict_blocks(blocks, request, partition, family)
+    rows = {k: factor[1:][np.array(of) == k] for k in request}
     to = SecureProductSession(family, found.opened.session, None)
-    replies = yield [to.ask(k, "project_block", mu=np.zeros(len(rows[k])), factor=rows[k]) for k in asked]
+    replies = yield [
+        to.request(k, "project_block", mu=np.zeros(len(rows[k])), factor=rows[k]) for k in request
+    ]
     out = np.tile(factor[0], (len(found.linear), 1))
-    for k, reply in zip(asked, replies, strict=True):
+    for k, reply in zip(request, replies, strict=True):
         out[found.opened.rows[k]] += reply.arrays["projection"]
     return found, out

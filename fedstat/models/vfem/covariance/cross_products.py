@@ -40,10 +40,10 @@ STAGES = ("information", "scores", "columns")
 
 def staged(data: SiteData, state: State, stage: int) -> Floats:
     """Columns for a cross-product."""
-    client = block_state_of(state)
+    site = block_state_of(state)
     if STAGES[stage] == "columns":
-        return client.X
-    return client.staged["root" if STAGES[stage] == "information" else "scores"]
+        return site.X
+    return site.staged["root" if STAGES[stage] == "information" else "scores"]
 
 
 def column_of_stage(stage: int, data: SiteData, state: State, whom: str) -> Floats:
@@ -59,8 +59,8 @@ PRODUCT_COLUMNS: Mapping[str, ColumnSource] = {
 
 def staged_weights(data: SiteData, state: State) -> tuple[Floats | None, int]:
     """Return the weights of rows in the columns of the information."""
-    client: BlockState = state.look_at(BLOCK_STATE_ITEM).block
-    return client.staged.get("weights"), 1
+    site: BlockState = state.look_at(BLOCK_STATE_ITEM).block
+    return site.staged.get("weights"), 1
 
 
 def seed_of_stage(shared: int, stage: int) -> int:
@@ -95,13 +95,13 @@ def sketch(data: SiteData, state: State, stage: Array, size: Array, kind: Array)
     ``error``, the root mean squared error of the sketched products within the site, relative to the columns'
     lengths.
     """
-    client, columns = block_state_of(state), staged(data, state, int(stage))
+    site, columns = block_state_of(state), staged(data, state, int(stage))
     # Structured sketches come in complete blocks, of at most half the entities.
-    check_allocation(data.name, (int(size) + client.n) * columns.shape[1], columns.size)
+    check_allocation(data.name, (int(size) + site.n) * columns.shape[1], columns.size)
     seed = seed_of_stage(data.common_seed, int(stage))
     # If every site had its own projection, each product would be zero on average.
     draw = SKETCHES[SKETCH_KINDS[int(kind)]]
-    projected = draw(columns, client.rows, client.n, int(size), seed)
+    projected = draw(columns, site.rows, site.n, int(size), seed)
     exact = columns.T @ columns
     length = np.sqrt(np.diag(exact))
     error = (projected.T @ projected - exact) / np.outer(length, length)
@@ -133,14 +133,14 @@ def multiply_columns(
     data: SiteData, state: State, stage: Array, columns: Floats, rows: Ints
 ) -> dict[str, Array]:
     """Release products of another site's columns (m, q), on entities at `rows`, with the staged ones."""
-    client = block_state_of(state)
+    site = block_state_of(state)
     check_lengths(data.name, columns=(columns, len(rows)))
-    _, mine, theirs = np.intersect1d(client.rows, rows, assume_unique=True, return_indices=True)
+    _, mine, theirs = np.intersect1d(site.rows, rows, assume_unique=True, return_indices=True)
     # Rows imputed with their mean hide no other row, so they do not count as entities.
-    own, held = staged(data, state, int(stage)), client.held[mine]
-    state.tell(ExternalWeights(columns[theirs[held]], "columns"))
+    own, held = staged(data, state, int(stage)), site.held[mine]
+    state.report(ExternalWeights(columns[theirs[held]], "columns"))
     if held.any():  # the product over no rows is zero for any columns
-        state.tell(EntityCount(int(np.count_nonzero(held))))
+        state.report(EntityCount(int(np.count_nonzero(held))))
     return {"products": columns[theirs].T @ own[mine]}
 
 
@@ -243,8 +243,8 @@ def multiplied_products(
             blocks[j, k] = np.zeros((one.width, two.width))
             # Without a common entity the product is zero, and nothing is lost.
             few += common > 0
-    asking = product_session(layout, session, options.at)
-    multiplied = yield from asking.multiply(list(pairs.values()), dealing_sites(layout), 1, layout.n)
+    requester = product_session(layout, session, options.at)
+    multiplied = yield from requester.multiply(list(pairs.values()), dealing_sites(layout), 1, layout.n)
     blocks |= {pair: one.products[0] for pair, one in zip(pairs, multiplied, strict=True)}
     dealers = ", ".join(sorted({one.dealer or "the coordinator" for one in multiplied}))
     return CrossProducts(blocks, "secure", dealers=dealers, left_out=few)
@@ -258,7 +258,7 @@ def product_session(layout: Layout, session: str, at: str | None) -> SecureProdu
 def check_dealers(layout: Layout, options: CrossProductOptions) -> None:
     """Require a dealer for every two sites, before anything is computed."""
     if options.how == "secure":
-        for a, b in combinations(layout.clients, 2):
+        for a, b in combinations(layout.sites, 2):
             product_session(layout, "", options.at).dealer(a, b, dealing_sites(layout))
 
 
@@ -279,7 +279,7 @@ def sketched_products(
             size=options.size,
             kind=SKETCH_KINDS.index(options.sketch),
         )
-        for k in layout.clients
+        for k in layout.sites
     ]
     sketches = [reply.arrays["sketch"] for reply in replies]
     error = float(np.sqrt(np.mean([float(reply.arrays["error"]) ** 2 for reply in replies])))
@@ -293,17 +293,17 @@ def exchanged_products(
 ) -> FitProtocol[CrossProducts]:
     """Send each site's columns to the sites after it, which multiply them: this reveals the columns."""
     number = columns.number
-    replies = yield [vfem_request(k, "release_columns", session, stage=number) for k in layout.clients[:-1]]
+    replies = yield [vfem_request(k, "release_columns", session, stage=number) for k in layout.sites[:-1]]
     released = [reply.arrays["columns"] for reply in replies]
-    pairs = list(combinations(range(len(layout.clients)), 2))
+    pairs = list(combinations(range(len(layout.sites)), 2))
     products = yield [
         vfem_request(
-            layout.clients[k],
+            layout.sites[k],
             "multiply_columns",
             session,
             stage=number,
             columns=released[j],
-            rows=layout.rows[layout.clients[j]],
+            rows=layout.rows[layout.sites[j]],
         )
         for j, k in pairs
     ]
@@ -323,5 +323,5 @@ def cross_products(
     layout: Layout, session: str, columns: ProductRequest, options: CrossProductOptions
 ) -> FitProtocol[CrossProducts]:
     """Obtain X_j'X_k for every pair of sites, by the method in `options`; a single site needs none."""
-    how = options.how if len(layout.clients) > 1 else "none"
+    how = options.how if len(layout.sites) > 1 else "none"
     return (yield from CROSS_PRODUCTS[how](layout, session, columns, options))

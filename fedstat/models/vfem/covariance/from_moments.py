@@ -72,8 +72,8 @@ def joint_complete_information(fit: JointNormalFit) -> Floats:
     n = moments.n.sum(keepdims=True)
     grams = np.zeros((1, *moments.grams.shape[1:]))
     grams[:, 0, 0] = n
-    whole = replace(moments, seen=every, n=n, grams=grams)
-    return differentiate_joint_normal(whole, fit.point, fit.moves, expected=True).information
+    complete = replace(moments, seen=every, n=n, grams=grams)
+    return differentiate_joint_normal(complete, fit.point, fit.moves, expected=True).information
 
 
 def joint_em_map(moments: PatternMoments, theta: Array) -> Array:
@@ -201,11 +201,11 @@ class MomentsOptions:
 
 
 def estimate_from_moments(
-    moments: PatternMoments, asked: MomentsOptions
+    moments: PatternMoments, request: MomentsOptions
 ) -> tuple[MomentsFit | JointNormalFit, PsiCovariance | None]:
     """Maximum likelihood estimates and their covariance."""
-    found = fit_joint_model(moments, asked.between, asked.maxiter)
-    return found, None if asked.cov_type == "none" else moments_covariance(found, asked.cov_type)
+    found = fit_joint_model(moments, request.between, request.maxiter)
+    return found, None if request.cov_type == "none" else moments_covariance(found, request.cov_type)
 
 
 def moments_covariance(fit: MomentsFit | JointNormalFit, cov_type: CovType = "observed") -> PsiCovariance:

@@ -84,10 +84,10 @@ class ParameterLayout:
         return slice(self.start(k), self.start(k) + 2 * self.sizes[k])
 
 
-def psi_names(clients: Sequence[str], names: Mapping[str, tuple[str, ...]]) -> list[str]:
+def psi_names(sites: Sequence[str], names: Mapping[str, tuple[str, ...]]) -> list[str]:
     """Name each element of psi, for messages."""
     out = ["Intercept", "residual variance"]
-    for k in clients:
+    for k in sites:
         out += [f"{name} ({k})" for name in names[k]] + [f"mean of {name} ({k})" for name in names[k]]
     return out
 
@@ -137,7 +137,7 @@ class ScaleSums:
     m: Floats
     v: Floats
     r: Floats
-    by_client: Sequence[Floats]
+    by_site: Sequence[Floats]
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,12 +168,12 @@ class InformationSums:
 def assemble_information(within: Sequence[Floats], between: Mapping[tuple[int, int], Floats]) -> Floats:
     """Assemble a symmetric matrix from blocks within sites and, for j < k, between them."""
     places = block_slices(within)
-    whole = np.zeros((places[-1].stop, places[-1].stop))
+    complete = np.zeros((places[-1].stop, places[-1].stop))
     for here, block in zip(places, within, strict=True):
-        whole[here, here] = block
+        complete[here, here] = block
     for (j, k), block in between.items():
-        whole[places[j], places[k]], whole[places[k], places[j]] = block, block.T
-    return whole
+        complete[places[j], places[k]], complete[places[k], places[j]] = block, block.T
+    return complete
 
 
 def block_slices(within: Sequence[Floats]) -> list[slice]:
@@ -189,10 +189,10 @@ def project(within: Sequence[Floats], products: CrossProducts) -> tuple[dict[tup
     """
     if not products.blocks:
         return {}, 0.0
-    whole, places = assemble_information(within, products.blocks), block_slices(within)
+    complete, places = assemble_information(within, products.blocks), block_slices(within)
     # At unit diagonal, so that the distance does not depend on the units of the columns.
-    root = np.sqrt(np.maximum(np.diag(whole), np.finfo(float).tiny))
-    near, moved = nearest_psd(whole / np.outer(root, root))
+    root = np.sqrt(np.maximum(np.diag(complete), np.finfo(float).tiny))
+    near, moved = nearest_psd(complete / np.outer(root, root))
     near *= np.outer(root, root)
     return {(j, k): near[places[j], places[k]] for j, k in products.blocks}, moved
 
@@ -222,7 +222,7 @@ def hessian(at: InformationSums, cross: Mapping[tuple[int, int], Floats]) -> Flo
 def fill_scale(H: Floats, at: InformationSums, scale: ScaleSums) -> None:
     """Enter the row of a scale that is not a variance, above the diagonal of H."""
     H[0, SCALE_INDEX], H[SCALE_INDEX, SCALE_INDEX] = scale.m.sum(), scale.r.sum()
-    for k, (part, own) in enumerate(zip(at.parts, scale.by_client, strict=True)):
+    for k, (part, own) in enumerate(zip(at.parts, scale.by_site, strict=True)):
         H[SCALE_INDEX, at.places.beta(k)] = own + 2.0 * part["w"] * (at.missing[:, k] @ scale.v)
         H[SCALE_INDEX, at.places.mu(k)] = -part["beta"] * (at.seen[:, k] @ scale.m)
 

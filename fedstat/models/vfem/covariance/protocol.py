@@ -74,9 +74,9 @@ def glm_score_products(
 ) -> FitProtocol[Floats]:
     """Sum over entities of the products of the effective scores of psi, and of the t_k given psi."""
     openly = iteration.dealers is None or options.how == "exact"
-    whole = yield from (request_unmasked_scores if openly else request_secure_scores)(iteration, options)
+    complete = yield from (request_unmasked_scores if openly else request_secure_scores)(iteration, options)
     scores = np.vstack([effective_score_map(sums, eliminated.Q), score_of_spreads(sums, eliminated.share)])
-    return delta_method(nearest_psd(whole)[0], scores)
+    return delta_method(nearest_psd(complete)[0], scores)
 
 
 def request_unmasked_scores(
@@ -84,13 +84,13 @@ def request_unmasked_scores(
 ) -> FitProtocol[Floats]:
     """Send every site the derivatives of its entities."""
     lay = iteration.layout
-    (reply,) = yield [iteration.ask(lay.active, "glm_derivatives_openly")]
+    (reply,) = yield [iteration.request(lay.active, "glm_derivatives_openly")]
     derivatives = reply.arrays["derivatives"]
     replies = yield [
-        iteration.ask(k, "glm_scores_openly")
+        iteration.request(k, "glm_scores_openly")
         if k == lay.active
-        else iteration.ask(k, "glm_scores_openly", derivatives=derivatives[:, lay.rows[k]])
-        for k in lay.clients
+        else iteration.request(k, "glm_scores_openly", derivatives=derivatives[:, lay.rows[k]])
+        for k in lay.sites
     ]
     own = yield from request_response_scores(iteration, [])
     within = [reply.arrays["gram"] for reply in replies]
@@ -102,12 +102,12 @@ def request_unmasked_scores(
 
 
 def request_response_scores(
-    iteration: QuasiNewtonIteration, told: Sequence[str]
+    iteration: QuasiNewtonIteration, reported: Sequence[str]
 ) -> FitProtocol[dict[str, Floats]]:
     """Request from the response holder its own products, and what hides derivatives from some sites."""
     lay = iteration.layout
-    text = json.dumps([list(lay.clients), list(told)])
-    (reply,) = yield [iteration.ask(lay.active, "glm_response_scores", text, missing=lay.missing)]
+    text = json.dumps([list(lay.sites), list(reported)])
+    (reply,) = yield [iteration.request(lay.active, "glm_response_scores", text, missing=lay.missing)]
     return dict(reply.arrays)
 
 
@@ -116,13 +116,13 @@ def request_secure_scores(
 ) -> FitProtocol[Floats]:
     """Multiply securely: no party learns more of the derivatives than sums."""
     lay, sites, active = iteration.layout, dealing_sites(iteration.layout), iteration.layout.active
-    remote, K = [k for k in lay.clients if k != active], len(lay.clients)
-    widths = {k: 2 * p + 1 for k, p in zip(lay.clients, lay.sizes, strict=True)}
+    remote, K = [k for k in lay.sites if k != active], len(lay.sites)
+    widths = {k: 2 * p + 1 for k, p in zip(lay.sites, lay.sizes, strict=True)}
     yield from agree_keys(sites, iteration.session)
     own = yield from request_response_scores(iteration, remote)
     boxes = dict(zip(remote, split_by_site(own), strict=True))
     yield [
-        iteration.ask(k, "glm_scores", json.dumps([active, remote[:i], k == remote[-1]]), shown=boxes[k])
+        iteration.request(k, "glm_scores", json.dumps([active, remote[:i], k == remote[-1]]), shown=boxes[k])
         for i, k in enumerate(remote)
     ]
     q = len(own["gram"])
@@ -159,11 +159,11 @@ def request_secure_scores(
                 score_operand(lay, k, f"{BESIDE_SHARES}:{j}", widths[k]),
             )
         )
-    asking = product_session(lay, iteration.session, options.at)
-    found = yield from asking.multiply(pairs, sites, 1, STACKED * lay.n)
+    requester = product_session(lay, iteration.session, options.at)
+    found = yield from requester.multiply(pairs, sites, 1, STACKED * lay.n)
     products = [one.products[0] for one in found]
     within, between = dict[str, Floats](), dict[tuple[int, int], Floats]()
-    place = {k: j for j, k in enumerate(lay.clients)}
+    place = {k: j for j, k in enumerate(lay.sites)}
     if active in place:
         within[active] = own["gram"][2 + K :, 2 + K :]
         between[place[active], K] = own["gram"][2 + K :, : 2 + K]
@@ -177,7 +177,7 @@ def request_secure_scores(
             between[first, second] = block if first == place[k] else block.T
     for (j, k), one in zip(together, products[2 * len(remote) :], strict=True):
         between[place[j], place[k]] = one
-    return assemble_information([*[within[k] for k in lay.clients], own["gram"][: 2 + K, : 2 + K]], between)
+    return assemble_information([*[within[k] for k in lay.sites], own["gram"][: 2 + K, : 2 + K]], between)
 
 
 def score_operand(layout: Layout, site: str, columns: str, width: int) -> ProductOperand:
@@ -220,13 +220,13 @@ def request_information(
     weights: Mapping[str, Mapping[str, Any]],
 ) -> FitProtocol[InformationSums]:
     """Request from every site its sums, with the message that gives it the weights of its entities."""
-    lay, seen, asks = iteration.layout, ~iteration.layout.missing, []
-    for j, k in enumerate(lay.clients):
+    lay, seen, requests = iteration.layout, ~iteration.layout.missing, []
+    for j, k in enumerate(lay.sites):
         rows, mis, has = lay.rows[k], lay.missing[:, j], seen[:, j]
         totals = [mis @ curvatures.kappa, mis @ curvatures.e, has @ curvatures.h, has @ curvatures.z]
         own = dict(weights.get(k, {}))
-        asks.append(iteration.ask(k, step, **own, others=seen[lay.code[rows]], sums=totals))
-    replies = yield asks
+        requests.append(iteration.request(k, step, **own, others=seen[lay.code[rows]], sums=totals))
+    replies = yield requests
     return InformationSums(lay, curvatures, [reply.arrays for reply in replies])
 
 
@@ -249,10 +249,10 @@ def information_covariance(iteration: EMIteration, options: CovarianceOptions) -
     lay, at = iteration.layout, iteration.latest
     curvatures = PatternCurvatures.of_normal(lay.counts, at.v, at.z1, at.z2)
     inverse_v = 1.0 / at.v[lay.code]
-    weights = {k: {"inverse_v": inverse_v[lay.rows[k]]} for k in lay.clients}
+    weights = {k: {"inverse_v": inverse_v[lay.rows[k]]} for k in lay.sites}
     sums = yield from request_information(iteration, "information", curvatures, weights)
     eliminated, products, moved = yield from eliminate_sigmas(iteration, sums, options)
-    cov = invert_information(eliminated.information, psi_names(lay.clients, options.names))
+    cov = invert_information(eliminated.information, psi_names(lay.sites, options.names))
     if options.cov_type == "robust":
         meat = yield from score_products(iteration, options.cross, sums, eliminated)
         cov = cov @ meat @ cov
@@ -275,21 +275,21 @@ def glm_covariance(iteration: QuasiNewtonIteration, options: CovarianceOptions) 
     meat = None
     if options.cov_type == "robust":
         meat = yield from glm_score_products(iteration, options.cross, sums, eliminated)
-    joint = psi_covariance(sums, eliminated, psi_names(iteration.layout.clients, options.names), meat)
+    joint = psi_covariance(sums, eliminated, psi_names(iteration.layout.sites, options.names), meat)
     return PsiCovariance.of(joint, products, moved)
 
 
 def request_scale(iteration: QuasiNewtonIteration) -> FitProtocol[ScaleSums]:
     """Request the information on log alpha, and on it and the other parameters."""
     lay, remote = iteration.layout, list(iteration.dealers or ())
-    ask = partial(iteration.ask, lay.active, "glm_scale_curvature", json.dumps(remote))
-    (reply,) = yield [ask(patterns=len(lay.counts))]
-    arrays, told = reply.arrays, dict[str, dict[str, Any]]()
+    request = partial(iteration.request, lay.active, "glm_scale_curvature", json.dumps(remote))
+    (reply,) = yield [request(patterns=len(lay.counts))]
+    arrays, reported = reply.arrays, dict[str, dict[str, Any]]()
     if remote:
-        told = {k: {"shown": box} for k, box in zip(remote, split_by_site(arrays), strict=True)}
+        reported = {k: {"shown": box} for k, box in zip(remote, split_by_site(arrays), strict=True)}
     else:
-        told = {k: {"cross": arrays["cross"][lay.rows[k]]} for k in lay.clients if k != lay.active}
-    replies = yield [iteration.ask(k, "glm_scale_information", **told.get(k, {})) for k in lay.clients]
+        reported = {k: {"cross": arrays["cross"][lay.rows[k]]} for k in lay.sites if k != lay.active}
+    replies = yield [iteration.request(k, "glm_scale_information", **reported.get(k, {})) for k in lay.sites]
     m, v, r = arrays["sums"].T
     return ScaleSums(m, v, r, [reply.arrays["by_scale"] for reply in replies])
 
@@ -297,10 +297,10 @@ def request_scale(iteration: QuasiNewtonIteration) -> FitProtocol[ScaleSums]:
 def request_unmasked_sums(iteration: QuasiNewtonIteration) -> FitProtocol[InformationSums]:
     """Send the curvatures of every entity, if no third party can deal for sums with them."""
     lay = iteration.layout
-    (reply,) = yield [iteration.ask(lay.active, "glm_curvature_openly", patterns=len(lay.counts))]
+    (reply,) = yield [iteration.request(lay.active, "glm_curvature_openly", patterns=len(lay.counts))]
     curvatures = PatternCurvatures(*reply.arrays["sums"].T)
     weights = {name: reply.arrays[name] for name in ("h", "cross")}
-    own = {k: {name: w[lay.rows[k]] for name, w in weights.items()} for k in lay.clients if k != lay.active}
+    own = {k: {name: w[lay.rows[k]] for name, w in weights.items()} for k in lay.sites if k != lay.active}
     return (yield from request_information(iteration, "glm_information", curvatures, own))
 
 
@@ -313,12 +313,12 @@ def request_sealed_sums(iteration: QuasiNewtonIteration) -> FitProtocol[Informat
     squares = [one.site for one in iteration.openings if one.columns == SQUARES]
     text, alone = json.dumps({BLOCK: remote, SQUARES: squares}), {k: iteration.alone(k) for k in remote}
     each = ~np.any([alone[k] for k in squares], axis=0) if squares else np.ones(len(lay.counts), dtype=bool)
-    (reply,) = yield [iteration.ask(lay.active, "glm_curvature", text, missing=lay.missing, each=each)]
+    (reply,) = yield [iteration.request(lay.active, "glm_curvature", text, missing=lay.missing, each=each)]
     arrays = reply.arrays
     curvatures = PatternCurvatures(*arrays["sums"].T)
     boxes, own = iter(split_by_site(arrays)), dict[str, dict[str, Any]]()
     for k in remote:
-        shown = [next(boxes) for _ in range(len(lay.clients) + (k in squares))]
+        shown = [next(boxes) for _ in range(len(lay.sites) + (k in squares))]
         own[k] = {
             "h": arrays["h"][lay.rows[k]],
             "alone": float(alone[k] @ curvatures.h) / max(float(alone[k] @ lay.counts), 1.0),
@@ -336,14 +336,14 @@ def score_products(
 ) -> FitProtocol[Floats]:
     """Sum over entities of the products of the effective scores of psi."""
     lay = iteration.layout
-    *clients, response = yield [
-        *[iteration.ask(k, "scores") for k in lay.clients],
-        iteration.ask(lay.active, "response_products", missing=lay.missing),
+    *sites, response = yield [
+        *[iteration.request(k, "scores") for k in lay.sites],
+        iteration.request(lay.active, "response_products", missing=lay.missing),
     ]
-    within = [reply.arrays["gram"] for reply in clients]
+    within = [reply.arrays["gram"] for reply in sites]
     wanted = ProductRequest("scores", tuple(len(gram) for gram in within))
     products = yield from cross_products(lay, iteration.session, wanted, options)
     # The response holder is last, as a site whose products with all others are known exactly.
-    last = {(k, len(clients)): reply.arrays["with_response"] for k, reply in enumerate(clients)}
-    whole = assemble_information([*within, response.arrays["gram"]], {**products.blocks, **last})
-    return delta_method(nearest_psd(whole)[0], effective_score_map(sums, eliminated.Q))
+    last = {(k, len(sites)): reply.arrays["with_response"] for k, reply in enumerate(sites)}
+    complete = assemble_information([*within, response.arrays["gram"]], {**products.blocks, **last})
+    return delta_method(nearest_psd(complete)[0], effective_score_map(sums, eliminated.Q))

@@ -103,20 +103,20 @@ def scores(data: SiteData, state: State) -> dict[str, Array]:
 
     Released: ``gram`` F'F and ``with_response`` F'[z, -e, -e by absent site], e = (1/v - z^2)/2.
     """
-    client = block_state_of(state)
-    F = ScoreParts.of(state, client, client.estimate).scores(client.z)
-    client.staged["scores"] = F
-    minus_e = -0.5 * (client.staged["weights"] - client.z**2)
-    return local_products(data, client, np.column_stack([client.z, minus_e]), minus_e)
+    site = block_state_of(state)
+    F = ScoreParts.of(state, site, site.estimate).scores(site.z)
+    site.staged["scores"] = F
+    minus_e = -0.5 * (site.staged["weights"] - site.z**2)
+    return local_products(data, site, np.column_stack([site.z, minus_e]), minus_e)
 
 
-def local_products(data: SiteData, client: BlockState, of_response: Floats, by_v: Floats) -> dict[str, Array]:
+def local_products(data: SiteData, site: BlockState, of_response: Floats, by_v: Floats) -> dict[str, Array]:
     """Multiply the staged scores F with themselves, with the scores of (a, scale), (n_k, 2), and with L_v.
 
     Released: ``gram`` F'F and ``with_response`` (2p + 1, 2 + K), with L_v by absent site.
     """
-    F = client.staged["scores"]
-    absent = safe_weighted_sums(F, by_v, ~client.staged["others"], data.min_count)[1:]
+    F = site.staged["scores"]
+    absent = safe_weighted_sums(F, by_v, ~site.staged["others"], data.min_count)[1:]
     return {"gram": F.T @ F, "with_response": np.column_stack([F.T @ of_response, absent.T])}
 
 
@@ -168,7 +168,7 @@ TIMES = {
 class ResponseScores:
     """Columns that the response holder multiplies: z, L_v and the scores of its own parameters (n,), (n, q).
 
-    `clients` are those of the fit; `missing` (n, K) states which of them lack each entity. A sum over some
+    `sites` are those of the fit; `missing` (n, K) states which of them lack each entity. A sum over some
     entities must include at least `least` of them. `own` (n, 2 p + 1) are scores of its own block, zero if it
     has none.
     """
@@ -176,18 +176,18 @@ class ResponseScores:
     z: Floats
     by_scale: Floats
     by_v: Floats
-    clients: Sequence[str]
+    sites: Sequence[str]
     missing: Bools
     least: int
     own: Floats
 
-    def rows(self, client: str) -> Ints:
+    def rows(self, site: str) -> Ints:
         """Return the entities that a site has, among those of the fit."""
-        return np.flatnonzero(~self.missing[:, self.clients.index(client)])
+        return np.flatnonzero(~self.missing[:, self.sites.index(site)])
 
-    def columns(self, client: str) -> Floats:
+    def columns(self, site: str) -> Floats:
         """Return R (n, 2 + K + 2p + 1): z, score of the scale, L_v by absent site, the own block."""
-        absent, rows = np.zeros(self.missing.shape), self.rows(client)
+        absent, rows = np.zeros(self.missing.shape), self.rows(site)
         # Sums over the few that a site has and another lacks would reveal them.
         kept = safe_weights(self.by_v[rows], self.missing[rows], self.least)[1:]
         absent[rows] = np.column_stack(kept)
@@ -217,14 +217,14 @@ def glm_scores_unmasked(data: SiteData, state: State, derivatives: Floats | None
     The response holder has them, see :func:`first_derivatives`. The local products are released, as for a
     normal response.
     """
-    client = glm_block_state_of(state)
-    block = client.block
+    site = glm_block_state_of(state)
+    block = site.block
     if derivatives is None:
         derivatives = first_derivatives(glm_response_of(state))[:, block.rows]
     check_lengths(data.name, derivatives=(derivatives.T, block.n_seen))
     z, by_v, by_scale = derivatives
-    state.tell(block.weights(z, "residuals"))
-    block.staged["scores"] = ScoreParts.of(state, block, client.accepted).scores(z)
+    state.report(block.weights(z, "residuals"))
+    block.staged["scores"] = ScoreParts.of(state, block, site.accepted).scores(z)
     return local_products(data, block, np.column_stack([z, by_scale]), by_v)
 
 
@@ -246,7 +246,7 @@ def first_derivatives(response: GLMResponse) -> Floats:
     f"glm_scores_openly {AFTER_INFORMATION}",
     takes={"missing": MISSING},
     releases={"gram": declare_weighted_sums("products of the scores of the response", 2), **SEALED_SUMS},
-    asks=WHICH,
+    requests=WHICH,
 )
 def glm_response_scores(data: SiteData, state: State, text: str, missing: Bools) -> dict[str, Array]:
     """Stage the response holder's columns, release their products, and seal what hides z from the sites.
@@ -256,23 +256,23 @@ def glm_response_scores(data: SiteData, state: State, text: str, missing: Bools)
     each of them.
     """
     response = glm_response_of(state)
-    clients, told = json.loads(text)
-    check_lengths(data.name, clients=(missing.T, len(clients)))
+    sites, reported = json.loads(text)
+    check_lengths(data.name, sites=(missing.T, len(sites)))
     if int(response.code.max()) >= len(missing):
         raise MessageError(f"{data.name}: expected the missing patterns of the fit")
     z, by_v, by_scale = first_derivatives(response)
     own = np.zeros((len(z), 0))
-    if data.name in clients:
-        client = glm_block_state_of(state)
-        F = ScoreParts.of(state, client.block, client.accepted).scores(z[client.block.rows])
+    if data.name in sites:
+        site = glm_block_state_of(state)
+        F = ScoreParts.of(state, site.block, site.accepted).scores(z[site.block.rows])
         own = np.zeros((len(z), F.shape[1]))
-        own[client.block.rows] = F
-    held = ResponseScores(z, by_scale, by_v, clients, missing[response.code], data.min_count, own)
-    for name in clients:
-        state.tell(ExternalWeights(z[held.rows(name)] ** 2, "squared residuals"))
+        own[site.block.rows] = F
+    held = ResponseScores(z, by_scale, by_v, sites, missing[response.code], data.min_count, own)
+    for name in sites:
+        state.report(ExternalWeights(z[held.rows(name)] ** 2, "squared residuals"))
     state.keep(ITEM_OF_RESPONSE, held, len(z))
     state.keep("staged response", response_for_products(state, response), len(z))
-    return {"gram": held.gram()} | seal_all(shares(data, state, held, response, told))
+    return {"gram": held.gram()} | seal_all(shares(data, state, held, response, reported))
 
 
 def response_for_products(state: State, response: GLMResponse) -> StandardizedResponse:
@@ -283,36 +283,36 @@ def response_for_products(state: State, response: GLMResponse) -> StandardizedRe
 
 
 def shares(
-    data: SiteData, state: State, held: ResponseScores, response: GLMResponse, told: Sequence[str]
+    data: SiteData, state: State, held: ResponseScores, response: GLMResponse, reported: Sequence[str]
 ) -> list[Array]:
     """Seal for each site the scale of z, z minus a mask that later sites receive, and earlier masks."""
-    if not told:
+    if not reported:
         return []
     keys, entities = keys_of(state), entities_of(data.table)[response.rows]
     unit = 2.0 ** np.ceil(np.log2(max(float(np.abs(held.z).max()), np.finfo(float).tiny)))
     scaled = np.array([held.z / unit, (held.z / unit) ** 2])
-    masks = {client: mask_of(data, client, held.z) for client in told[:-1]}
+    masks = {site: mask_of(data, site, held.z) for site in reported[:-1]}
     boxes = []
-    for place, client in enumerate(told):
-        rows = held.rows(client)
-        parts = [masks[other][:, rows] for other in told[:place]]
-        if client in masks:
-            parts.insert(0, (scaled - masks[client])[:, rows])
-        marked = keyed_digest(keys.secret(client, "marks scores"), "rows", entities[rows].tobytes())
+    for place, site in enumerate(reported):
+        rows = held.rows(site)
+        parts = [masks[other][:, rows] for other in reported[:place]]
+        if site in masks:
+            parts.insert(0, (scaled - masks[site])[:, rows])
+        marked = keyed_digest(keys.secret(site, "marks scores"), "rows", entities[rows].tobytes())
         content = marked + np.array([unit]).tobytes() + b"".join(part.tobytes() for part in parts)
-        boxes.append(as_bytes(SealedChannel(keys, client, "scores").seal(content)))
+        boxes.append(as_bytes(SealedChannel(keys, site, "scores").seal(content)))
     return boxes
 
 
-def mask_of(data: SiteData, client: str, z: Floats) -> Floats:
+def mask_of(data: SiteData, site: str, z: Floats) -> Floats:
     """Draw a1 and a2 of all entities, (2, n), from the site's secret and z."""
     secret = data.trust.identity.secret("masks of scores")
-    drawn = hmac.digest(secret, client.encode() + b"\0" + z.tobytes(), "sha256")
+    drawn = hmac.digest(secret, site.encode() + b"\0" + z.tobytes(), "sha256")
     rng = np.random.default_rng(int.from_bytes(drawn, "big"))
     return SPREAD * rng.standard_normal((2, len(z)))
 
 
-@step(FAMILY, AFTER_INFORMATION, takes={"shown": SHOWN}, asks=WHICH)
+@step(FAMILY, AFTER_INFORMATION, takes={"shown": SHOWN}, requests=WHICH)
 def glm_scores(data: SiteData, state: State, text: str, shown: Array) -> dict[str, Array]:
     """Stage the columns whose products are those of the effective scores; nothing is released.
 
@@ -320,9 +320,9 @@ def glm_scores(data: SiteData, state: State, text: str, shown: Array) -> dict[st
     `shown` is what the response holder sealed.
     """
     holder, before, last = json.loads(text)
-    client = glm_block_state_of(state)
-    block, parts = client.block, ScoreParts.of(state, client.block, client.accepted)
-    unit, numbers = open_shares(data, state, client, holder, shown)
+    site = glm_block_state_of(state)
+    block, parts = site.block, ScoreParts.of(state, site.block, site.accepted)
+    unit, numbers = open_shares(data, state, site, holder, shown)
     if numbers.shape != (len(before) + (not last), 2, block.n_seen):
         raise MessageError(f"{data.name}: expected other numbers of '{holder}'")
     C, V = parts.C, parts.V
@@ -340,10 +340,10 @@ def glm_scores(data: SiteData, state: State, text: str, shown: Array) -> dict[st
 
 
 def open_shares(
-    data: SiteData, state: State, client: GLMBlockState, holder: str, shown: Array
+    data: SiteData, state: State, site: GLMBlockState, holder: str, shown: Array
 ) -> tuple[float, Floats]:
     """Open what the response holder sealed: the scale of z, and numbers of the own entities (q, 2, n_k)."""
-    keys, block = keys_of(state), client.block
+    keys, block = keys_of(state), site.block
     content = SealedChannel(keys, holder, "scores").open(shown.tobytes())
     entities = entities_of(data.table)[block.table_rows]
     marked = keyed_digest(keys.secret(holder, "marks scores"), "rows", entities.tobytes())

@@ -46,7 +46,7 @@ class SEMPoint:
     @staticmethod
     def unpack(theta: Array, sizes: tuple[int, ...]) -> SEMPoint:
         """Read :meth:`pack`."""
-        places, clients = ParameterLayout(sizes), range(len(sizes))
+        places, sites = ParameterLayout(sizes), range(len(sizes))
         at, Sigma = places.total, []
         for p in sizes:
             i, j = np.tril_indices(p)
@@ -54,7 +54,7 @@ class SEMPoint:
             S[i, j] = S[j, i] = theta[at : at + len(i)]
             Sigma.append(S)
             at += len(i)
-        beta, mu = [theta[places.beta(k)] for k in clients], [theta[places.mu(k)] for k in clients]
+        beta, mu = [theta[places.beta(k)] for k in sites], [theta[places.mu(k)] for k in sites]
         return SEMPoint(theta[0], theta[1], beta, mu, Sigma)
 
 
@@ -104,39 +104,41 @@ class ExactEMMap:
 
     def evaluate(self, point: SEMPoint) -> FitProtocol[tuple[SEMPoint, Floats]]:
         """Return the image of a point, and E sum (1, u)(1, u)' there, u = x - mu."""
-        lay, ask = self.layout, self.iteration.ask
+        lay, request = self.layout, self.iteration.request
         eta = yield from self.predict(point)
         w = [S @ b for S, b in zip(point.Sigma, point.beta, strict=True)]
         t = np.array([b @ v for b, v in zip(point.beta, w, strict=True)])
         a = point.beta0 + sum(float(m @ b) for m, b in zip(point.mu, point.beta, strict=True))
         t_missing = lay.missing @ t
-        (response,) = yield [ask(lay.active, "residuals", a=a, s2=point.s2, eta=eta, t_missing=t_missing)]
+        (response,) = yield [request(lay.active, "residuals", a=a, s2=point.s2, eta=eta, t_missing=t_missing)]
         z, v = response.arrays["z"], point.s2 + t_missing
         sums = np.column_stack([response.arrays["z1"], response.arrays["z2"], lay.counts / v])
-        parts = yield from self.ask_sums(point, z, sums)
+        parts = yield from self.request_sums(point, z, sums)
         at = EvaluatedSEM(point, a, w, v, sums, parts)
         P = self.expected_gram(at)
         return self.image(at, P), P
 
     def predict(self, point: SEMPoint) -> FitProtocol[Floats]:
         """Sum of the sites' linear predictors around their means: (n,)."""
-        lay, ask = self.layout, self.iteration.ask
+        lay, request = self.layout, self.iteration.request
         replies = yield [
-            ask(name, "sem_predictor", beta=point.beta[k], mu=point.mu[k])
-            for k, name in enumerate(lay.clients)
+            request(name, "sem_predictor", beta=point.beta[k], mu=point.mu[k])
+            for k, name in enumerate(lay.sites)
         ]
         eta = np.zeros(lay.n)
-        for name, reply in zip(lay.clients, replies, strict=True):
+        for name, reply in zip(lay.sites, replies, strict=True):
             part = reply.arrays["linear_predictor"]
             # With masks, every site sends all entities, zero if it lacks them.
             eta[slice(None) if self.iteration.masked else lay.rows[name]] += part
         return eta
 
-    def ask_sums(self, point: SEMPoint, z: Floats, sums: Floats) -> FitProtocol[list[Mapping[str, Array]]]:
+    def request_sums(
+        self, point: SEMPoint, z: Floats, sums: Floats
+    ) -> FitProtocol[list[Mapping[str, Array]]]:
         """Each site's part of the expected cross-products: residuals z (n,), their sums by pattern."""
-        lay, ask = self.layout, self.iteration.ask
+        lay, request = self.layout, self.iteration.request
         replies = yield [
-            ask(
+            request(
                 name,
                 "sem_sums",
                 z=z[lay.rows[name]],
@@ -146,7 +148,7 @@ class ExactEMMap:
                 mu=point.mu[k],
                 Sigma=point.Sigma[k],
             )
-            for k, name in enumerate(lay.clients)
+            for k, name in enumerate(lay.sites)
         ]
         return [reply.arrays for reply in replies]
 
@@ -251,7 +253,7 @@ def sem_covariance(
     lay = iteration.layout
     seen = ~lay.missing
     replies = yield [
-        iteration.ask(k, "sem_constants", others=seen[lay.code[lay.rows[k]]]) for k in lay.clients
+        iteration.request(k, "sem_constants", others=seen[lay.code[lay.rows[k]]]) for k in lay.sites
     ]
     parts = [reply.arrays for reply in replies]
     wanted = ProductRequest("columns", tuple(len(part["S2"]) for part in parts))

@@ -84,21 +84,21 @@ class SigmaElimination:
         return float(np.sum(self.b * self.inverse * self.b))
 
 
-def local_scatter(client: BlockState, mu: Floats) -> tuple[Floats, Floats]:
+def local_scatter(site: BlockState, mu: Floats) -> tuple[Floats, Floats]:
     """Mean of (x - mu) and of (x - mu)(x - mu)' over the rows that the site has."""
-    n = client.n_seen
-    mean = client.s1 / n
+    n = site.n_seen
+    mean = site.s1 / n
     d = mean - mu
-    return d, client.S2 / n - np.outer(mean, mean) + np.outer(d, d)
+    return d, site.S2 / n - np.outer(mean, mean) + np.outer(d, d)
 
 
-def eliminate_sigma(client: BlockState, theta: BlockParameters, e: float) -> SigmaElimination:
+def eliminate_sigma(site: BlockState, theta: BlockParameters, e: float) -> SigmaElimination:
     """Prepare the elimination of Sigma_k; `e` is the sum of (1/v - z^2)/2 over missing entities.
 
     Raises EstimationError when the information on Sigma_k is not positive.
     """
-    n = client.n_seen
-    d, S = local_scatter(client, theta.mu)
+    n = site.n_seen
+    d, S = local_scatter(site, theta.mu)
     s, V = eigh(S, theta.Sigma)
     T = theta.Sigma @ V
     curvature = 0.5 * n * (s[:, None] + s - 1.0)
@@ -113,9 +113,9 @@ def eliminate_sigma(client: BlockState, theta: BlockParameters, e: float) -> Sig
     return SigmaElimination(T, 1.0 / curvature, np.outer(beta, beta), symmetric)
 
 
-def units(client: BlockState) -> Floats:
+def units(site: BlockState) -> Floats:
     """Return factors that convert derivatives by (beta, mu) of standardized columns to units of the data."""
-    return np.concatenate([client.scale, 1.0 / client.scale])
+    return np.concatenate([site.scale, 1.0 / site.scale])
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -175,12 +175,12 @@ def information(
     data: SiteData, state: State, inverse_v: Floats, others: Bools, sums: Floats
 ) -> dict[str, Array]:
     """Local sums of the information of a normal response, where -L_mm = 1/v and -L_mv = z/v; see above."""
-    client = block_state_of(state)
-    check_lengths(data.name, inverse_v=(inverse_v, client.n_seen), others=(others, client.n_seen))
-    state.tell(client.weights(inverse_v, "weights"), client.weights(client.z * inverse_v, "residuals"))
-    U = client.X - client.estimate.mu
-    rows = WeightedRows.of(U, inverse_v, client.z * inverse_v, others, data.min_count)
-    return sum_information(state, client, client.estimate, rows, sums)
+    site = block_state_of(state)
+    check_lengths(data.name, inverse_v=(inverse_v, site.n_seen), others=(others, site.n_seen))
+    state.report(site.weights(inverse_v, "weights"), site.weights(site.z * inverse_v, "residuals"))
+    U = site.X - site.estimate.mu
+    rows = WeightedRows.of(U, inverse_v, site.z * inverse_v, others, data.min_count)
+    return sum_information(state, site, site.estimate, rows, sums)
 
 
 @step(
@@ -221,8 +221,8 @@ def glm_information(
     these `lengths`. If no third party can deal, `h` and `cross`, -L_mv, are those of all entities; the
     response holder has them.
     """
-    client = glm_block_state_of(state)
-    block, theta = client.block, client.accepted
+    site = glm_block_state_of(state)
+    block, theta = site.block, site.accepted
     U = block.X - theta.mu
     if h is None:
         terms = glm_response_of(state).terms[:, block.rows]
@@ -232,7 +232,7 @@ def glm_information(
         raise MessageError(f"{data.name}: array 'h' has negative values, but the likelihood is log-concave")
     if cross is not None:
         check_lengths(data.name, cross=(cross, len(U)))
-        state.tell(block.weights(h, "weights"), block.weights(cross, "weights"))
+        state.report(block.weights(h, "weights"), block.weights(cross, "weights"))
         rows = WeightedRows.of(U, h, cross, others, data.min_count)
     elif alone is None or shown is None or lengths is None:
         raise MessageError(f"{data.name}: expected 'alone', 'shown' and 'lengths'")
@@ -240,22 +240,22 @@ def glm_information(
         boxes = np.split(shown, np.cumsum(lengths)[:-1])
         if len(boxes) > others.shape[1]:
             h = np.where(others.sum(axis=1) == 1, float(alone), h)
-        state.tell(block.weights(h, "weights"))
+        state.report(block.weights(h, "weights"))
         rows = sealed_weighted_rows(
-            data, state, client, WeightedRows.of(U, h, 0.0 * h, others, data.min_count), boxes
+            data, state, site, WeightedRows.of(U, h, 0.0 * h, others, data.min_count), boxes
         )
     return sum_information(state, block, theta, rows, sums)
 
 
 def sealed_weighted_rows(
-    data: SiteData, state: State, client: GLMBlockState, rows: WeightedRows, boxes: Sequence[Array]
+    data: SiteData, state: State, site: GLMBlockState, rows: WeightedRows, boxes: Sequence[Array]
 ) -> WeightedRows:
     """Replace sums over rows whose weights the response holder keeps by the response holder's sums.
 
     `boxes` have the sums with -L_mv by absent site and, unless these are few, those with -L_mm over entities
     that no other site has.
     """
-    mu, p = client.accepted.mu, len(client.accepted.mu)
+    mu, p = site.accepted.mu, len(site.accepted.mu)
     K, alone = rows.others.shape[1], rows.others.sum(axis=1) == 1
     sums = np.array([open_sums(state, BLOCK, box) for box in boxes[:K]])
     by_cross = np.vstack([np.zeros(p), sums[:, 1:] - sums[:, :1] * mu])
@@ -265,17 +265,17 @@ def sealed_weighted_rows(
     S = np.zeros((p, p))
     S[np.triu_indices(p)] = second
     S += np.triu(S, 1).T
-    U, h = client.block.X - mu, rows.h
+    U, h = site.block.X - mu, rows.h
     missed = S - np.outer(first, mu) - np.outer(mu, first) + n * np.outer(mu, mu) - gram(U, h * alone)
     of_alone = first - n * mu - column_sums(U, h * alone)
     # They are in the sum over all rows, and in that of a group if too few other rows are outside of it.
     kept = safe_weights(h, rows.others, data.min_count)
-    whole = np.array([bool(w[alone].any()) for w in kept])[:, None]
-    return replace(rows, gram=rows.gram + missed, by_h=rows.by_h + whole * of_alone, by_cross=by_cross)
+    complete = np.array([bool(w[alone].any()) for w in kept])[:, None]
+    return replace(rows, gram=rows.gram + missed, by_h=rows.by_h + complete * of_alone, by_cross=by_cross)
 
 
 def sum_information(
-    state: State, client: BlockState, theta: BlockParameters, rows: WeightedRows, totals: Floats
+    state: State, site: BlockState, theta: BlockParameters, rows: WeightedRows, totals: Floats
 ) -> dict[str, Array]:
     """Eliminate Sigma_k from the information, and stage the weighted columns for products with others.
 
@@ -284,14 +284,14 @@ def sum_information(
     of (beta, mu) without it; weighted sums of u over all rows and by the presence (``by_v``) or absence
     (``by_z``) of every other site; and the results of the elimination.
     """
-    n, p, scale = client.n_seen, len(theta.mu), units(client)
+    n, p, scale = site.n_seen, len(theta.mu), units(site)
     check_lengths(state.site, sums=(totals, 4))
     kappa, e, h_seen, z_seen = totals
-    U, w, beta = client.X - theta.mu, theta.Sigma @ theta.beta, theta.beta
+    U, w, beta = site.X - theta.mu, theta.Sigma @ theta.beta, theta.beta
     # Products with another site's columns give the sums over common entities of h u_j u_k'.
-    root = np.sqrt(rows.h)[:, None] * U * client.scale
-    client.staged = {"U": U, "weights": rows.h, "others": rows.others, "root": root}
-    elimination = eliminate_sigma(client, theta, float(e))
+    root = np.sqrt(rows.h)[:, None] * U * site.scale
+    site.staged = {"U": U, "weights": rows.h, "others": rows.others, "root": root}
+    elimination = eliminate_sigma(site, theta, float(e))
     state.keep("vfem elimination", elimination, state.entities)
     own = np.zeros((2 * p, 2 * p))
     own[:p, :p] = 4.0 * kappa * np.outer(w, w) + 2.0 * e * theta.Sigma
@@ -300,12 +300,12 @@ def sum_information(
     own[p:, :p] = own[:p, p:].T
     own[p:, p:] = h_seen * np.outer(beta, beta) + n * np.linalg.inv(theta.Sigma)
     return {
-        "beta": beta / client.scale,
-        "w": w * client.scale,
+        "beta": beta / site.scale,
+        "w": w * site.scale,
         "own": own * np.outer(scale, scale),
-        "gram": rows.gram * np.outer(client.scale, client.scale),
-        "by_v": rows.by_h * client.scale,
-        "by_z": rows.by_cross * client.scale,
+        "gram": rows.gram * np.outer(site.scale, site.scale),
+        "by_v": rows.by_h * site.scale,
+        "by_z": rows.by_cross * site.scale,
         "J": elimination.lost * np.outer(scale, scale),
         "j": elimination.coupling * scale,
         "N": np.array(elimination.curvature),
@@ -335,21 +335,21 @@ MIXED_DERIVATIVE = per_entity("mixed derivative of the log-likelihood", optional
     "glm_curvature glm_curvature_openly glm_information",
     takes={"patterns": control("number of missing patterns", 0)},
     releases={"sums": CURVATURES, "cross": MIXED_DERIVATIVE, **SEALED_SUMS},
-    asks=control("which sites learn sums"),
+    requests=control("which sites learn sums"),
 )
 def glm_scale_curvature(data: SiteData, state: State, text: str, patterns: Array) -> dict[str, Array]:
     """Release ``sums`` (G, 3) of -L_mr, -L_vr and -L_rr by pattern, and seal the sites' sums.
 
     `text` lists the sites. If it lists none, ``cross``, -L_mr of every entity, is released.
     """
-    response, clients = count_response(data, state), json.loads(text)
+    response, sites = count_response(data, state), json.loads(text)
     if int(response.code.max()) >= int(patterns):
         raise MessageError(f"{data.name}: expected the number of missing patterns")
     sums = response.by_pattern(-response.terms[[BY_MR, BY_VR, BY_RR]], int(patterns))
     cross = -response.terms[BY_MR]
-    if not clients:
+    if not sites:
         return {"sums": sums, "cross": cross}
-    return {"sums": sums} | seal_all(seal_of(data, state, BLOCK, k, cross) for k in clients)
+    return {"sums": sums} | seal_all(seal_of(data, state, BLOCK, k, cross) for k in sites)
 
 
 @step(
@@ -362,15 +362,15 @@ def glm_scale_information(
     data: SiteData, state: State, shown: Array | None = None, cross: Floats | None = None
 ) -> dict[str, Array]:
     """Release the sums of the columns, minus their means, with -L_mr of the site's entities: (p,)."""
-    client = glm_block_state_of(state)
-    block, mu = client.block, client.accepted.mu
+    site = glm_block_state_of(state)
+    block, mu = site.block, site.accepted.mu
     if shown is not None:
         sums = open_sums(state, BLOCK, shown)
         return {"by_scale": (sums[1:] - sums[0] * mu) * block.scale}
     if cross is None:
         cross = -count_response(data, state).terms[BY_MR][block.rows]
     check_lengths(data.name, cross=(cross, block.n_seen))
-    state.tell(block.weights(cross, "weights"))
+    state.report(block.weights(cross, "weights"))
     return {"by_scale": column_sums(block.X - mu, cross) * block.scale}
 
 
@@ -401,18 +401,18 @@ def constants(data: SiteData, state: State, others: Bools) -> dict[str, Array]:
     beta, mu, Sigma of standardized columns; ``scale``; ``s1`` sums of the columns, over all rows and over
     those that each other site has; ``S2`` their cross-products.
     """
-    client = block_state_of(state)
-    theta = client.estimate
-    check_lengths(data.name, others=(others, client.n_seen))
-    client.staged["others"] = others
-    sums = safe_weighted_sums(client.X, np.ones(client.n_seen), others, data.min_count)
+    site = block_state_of(state)
+    theta = site.estimate
+    check_lengths(data.name, others=(others, site.n_seen))
+    site.staged["others"] = others
+    sums = safe_weighted_sums(site.X, np.ones(site.n_seen), others, data.min_count)
     return {
         "beta": theta.beta,
         "mu": theta.mu,
         "Sigma": theta.Sigma,
-        "scale": client.scale,
+        "scale": site.scale,
         "s1": sums,
-        "S2": client.S2,
+        "S2": site.S2,
     }
 
 
@@ -428,9 +428,9 @@ def constants(data: SiteData, state: State, others: Bools) -> dict[str, Array]:
 )
 def predictor(data: SiteData, state: State, beta: Floats, mu: Floats) -> dict[str, Array]:
     """Release the centered linear predictor at another point."""
-    client = block_state_of(state)
-    check_lengths(data.name, beta=(beta, len(client.scale)), mu=(mu, len(client.scale)))
-    return {"linear_predictor": client.pad(row_dots(client.X, beta) - float(mu @ beta))}
+    site = block_state_of(state)
+    check_lengths(data.name, beta=(beta, len(site.scale)), mu=(mu, len(site.scale)))
+    return {"linear_predictor": site.pad(row_dots(site.X, beta) - float(mu @ beta))}
 
 
 @step(
@@ -467,14 +467,14 @@ def em_sums(
     Released: ``gradient`` of s2 Q by beta; ``mu`` and ``Sigma``, TWFL (6); ``u_z``, sums of (x - mu) z over
     the entities that each other site lacks, (K, p).
     """
-    client = block_state_of(state)
-    p = len(client.scale)
-    check_lengths(data.name, z=(z, client.n_seen), missing=(missing, 3), beta=(beta, p), mu=(mu, p))
-    state.tell(client.weights(z, "residuals"))
+    site = block_state_of(state)
+    p = len(site.scale)
+    check_lengths(data.name, z=(z, site.n_seen), missing=(missing, 3), beta=(beta, p), mu=(mu, p))
+    state.report(site.weights(z, "residuals"))
     theta = BlockParameters(beta, mu, Sigma)
     factor = cho_factor(Sigma, lower=True)
-    image, direction, _ = m_step(client, theta, factor, z, missing, float(s2))
-    u_z = safe_weighted_sums(client.X - mu, z, ~client.staged["others"], data.min_count)[1:]
+    image, direction, _ = m_step(site, theta, factor, z, missing, float(s2))
+    u_z = safe_weighted_sums(site.X - mu, z, ~site.staged["others"], data.min_count)[1:]
     # The coordinator solves for beta at all sites at once, from the gradients that give their directions.
-    gradient = client.n * image.Sigma @ direction if not client.eta else direction * client.n / client.eta
+    gradient = site.n * image.Sigma @ direction if not site.eta else direction * site.n / site.eta
     return {"gradient": gradient, "mu": image.mu, "Sigma": image.Sigma, "u_z": u_z}

@@ -119,7 +119,7 @@ class QuasiNewtonIteration(IterationState):
         """Maximize the observed-data likelihood."""
         # With keys of all sites, which replace those of the masks.
         yield from self._open()
-        return (yield from self.hide(self._whole()))
+        return (yield from self.hide(self._complete()))
 
     def _open(self) -> FitProtocol[None]:
         """Open the fit at every site, and the columns for sums with what stays at the response holder."""
@@ -131,12 +131,14 @@ class QuasiNewtonIteration(IterationState):
             self.dealers = None
         if self.dealers:
             yield from agree_keys(sites, self.session)
-        asks = [self.ask(k, "glm_start", **self.opening(k), memory=options.memory) for k in lay.clients]
+        requests = [self.request(k, "glm_start", **self.opening(k), memory=options.memory) for k in lay.sites]
         response: dict[str, Any] = {"keep": lay.response_keep, "code": lay.code}
         if self.estimates_alpha:
             response["estimated"] = 1
-        asks.append(self.ask(lay.active, "glm_start_response", self.distribution.to_json(), **response))
-        *_, reply = yield asks
+        requests.append(
+            self.request(lay.active, "glm_start_response", self.distribution.to_json(), **response)
+        )
+        *_, reply = yield requests
         self.mean, self.null = reply.arrays["null"].tolist()
         if self.dealers:
             yield from sums.begin(self.dealers)
@@ -151,12 +153,12 @@ class QuasiNewtonIteration(IterationState):
     def _openings(self) -> list[ColumnOpening]:
         """List what all sites except the response holder open for sums with the values that it keeps."""
         lay, openings = self.layout, []
-        for k, p in zip(lay.clients, lay.sizes, strict=True):
+        for k, p in zip(lay.sites, lay.sizes, strict=True):
             if k == lay.active:
                 continue
             rows = lay.rows[k]
             # In addition to every iteration, the covariance needs one for each client that may lack them.
-            rounds = self.options.maxiter + 1 + (len(lay.clients) + self.estimates_alpha) * self.curved
+            rounds = self.options.maxiter + 1 + (len(lay.sites) + self.estimates_alpha) * self.curved
             openings.append(ColumnOpening(k, BLOCK, 1 + p, np.arange(len(rows)), rows, rounds))
             alone = np.flatnonzero(self.alone(k)[lay.code[rows]])
             width = (p + 1) * (p + 2) // 2
@@ -169,10 +171,10 @@ class QuasiNewtonIteration(IterationState):
         """Return columns as they were opened, and the site of each of the sums that an evaluation seals."""
         return [(BLOCK, k) for k in self.dealers or ()]
 
-    def alone(self, client: str) -> Bools:
+    def alone(self, site: str) -> Bools:
         """Return which patterns have this site's columns and no others: (G,)."""
         seen = ~self.layout.missing
-        return np.asarray(seen[:, self.layout.clients.index(client)] & (seen.sum(axis=1) == 1))
+        return np.asarray(seen[:, self.layout.sites.index(site)] & (seen.sum(axis=1) == 1))
 
     def start(self) -> FitProtocol[None]:
         """Evaluate coefficients of zero."""
@@ -183,7 +185,7 @@ class QuasiNewtonIteration(IterationState):
         if self.estimates_alpha:
             own = np.append(own, np.log(self.distribution.alpha or 1.0))
         zero = {"of_steps": np.zeros(0), "of_scores": np.zeros(1)}
-        point = yield from self._evaluate(own, [zero] * len(lay.clients), 0.0)
+        point = yield from self._evaluate(own, [zero] * len(lay.sites), 0.0)
         assert point is not None
         self.point = point
 
@@ -199,7 +201,7 @@ class QuasiNewtonIteration(IterationState):
             return None
         lay = self.layout
         replies = yield [
-            self.ask(k, "glm_move", length=length, **w) for k, w in zip(lay.clients, weights, strict=True)
+            self.request(k, "glm_move", length=length, **w) for k, w in zip(lay.sites, weights, strict=True)
         ]
         arrays = [reply.arrays for reply in replies]
         if not all(a["inside"] for a in arrays):
@@ -210,7 +212,7 @@ class QuasiNewtonIteration(IterationState):
             more["alpha"] = float(np.exp(at[1]))
         # Missing blocks enter by their pattern: the mean and the variance of the absent linear predictors.
         (reply,) = yield [
-            self.ask(
+            self.request(
                 lay.active,
                 "glm_evaluate",
                 json.dumps(self.sealed),
@@ -220,21 +222,21 @@ class QuasiNewtonIteration(IterationState):
                 **more,
             )
         ]
-        told = reply.arrays
-        if not told["inside"]:
+        reported = reply.arrays
+        if not reported["inside"]:
             self.at_the_edge = True
-        if "sums" not in told:
+        if "sums" not in reported:
             return None
         shown: dict[str, Array] = {}
         if self.dealers:
-            shown = dict(zip(self.dealers, split_by_site(told), strict=True))
+            shown = dict(zip(self.dealers, split_by_site(reported), strict=True))
         return GLMPoint(
             own=at,
-            log_likelihood=float(told["log_likelihood"]) + of_blocks,
+            log_likelihood=float(reported["log_likelihood"]) + of_blocks,
             change=max(float(a["change"]) for a in arrays),
-            sums=told["sums"],
+            sums=reported["sums"],
             shown=shown,
-            of_alpha=told.get("of_alpha", np.zeros(0)),
+            of_alpha=reported.get("of_alpha", np.zeros(0)),
         )
 
     def _residuals(self) -> FitProtocol[dict[str, dict[str, Any]]]:
@@ -242,24 +244,24 @@ class QuasiNewtonIteration(IterationState):
         lay = self.layout
         if self.dealers is not None:
             return {k: {"shown": shown} for k, shown in self.point.shown.items()}
-        (reply,) = yield [self.ask(lay.active, "glm_residuals")]
-        return {k: {"z": reply.arrays["z"][lay.rows[k]]} for k in lay.clients if k != lay.active}
+        (reply,) = yield [self.request(lay.active, "glm_residuals")]
+        return {k: {"z": reply.arrays["z"][lay.rows[k]]} for k in lay.sites if k != lay.active}
 
     def take(self) -> FitProtocol[None]:
         """Accept the evaluated point: request products of scores, and combine the next direction."""
         lay, at = self.layout, self.point
         self.memory.take(at.own, at.score)
         self.first_information = self.first_information or at.information
-        told = yield from self._residuals()
+        reported = yield from self._residuals()
         replies = yield [
-            self.ask(
+            self.request(
                 k,
                 "glm_score",
                 missing=lay.missing[:, j] @ at.sums,
                 h=~lay.missing[:, j] @ at.sums[:, 2],
-                **told.get(k, {}),
+                **reported.get(k, {}),
             )
-            for j, k in enumerate(lay.clients)
+            for j, k in enumerate(lay.sites)
         ]
         sy, yhy = self.memory.products(self._scale)
         sy = sy + np.sum([reply.arrays["sy"] for reply in replies], axis=0)
@@ -286,14 +288,14 @@ class QuasiNewtonIteration(IterationState):
         while length >= SHORTEST:
             at = before.own + length * own
             needed = before.log_likelihood + SUFFICIENT * length * self.slope - slack
-            point = yield from self._evaluate(at, [weights] * len(self.layout.clients), length, needed)
+            point = yield from self._evaluate(at, [weights] * len(self.layout.sites), length, needed)
             if point is not None:
                 self.point = point
                 self.edges = self.edges + 1 if self.at_the_edge else 0
                 return True
             length /= 2.0
         # The sites hold the last point that was tried; the estimates are those of the accepted one.
-        yield from self._evaluate(before.own, [weights] * len(self.layout.clients), 0.0, np.inf)
+        yield from self._evaluate(before.own, [weights] * len(self.layout.sites), 0.0, np.inf)
         return False
 
     def separated(self) -> bool:
@@ -302,7 +304,7 @@ class QuasiNewtonIteration(IterationState):
         collapsed = self.point.information < COLLAPSE * self.first_information
         return bool(collapsed or self.edges >= MOST_EDGES)
 
-    def climb(self) -> FitProtocol[None]:
+    def ascend(self) -> FitProtocol[None]:
         """Continue to a stationary point of the observed-data likelihood.
 
         Raises EstimationError if the likelihood has no maximum.
@@ -322,15 +324,15 @@ class QuasiNewtonIteration(IterationState):
 
     def estimate(self) -> FitProtocol[VFEMFit]:
         """Collect the estimates of the accepted point."""
-        by_client = yield from self.ask_estimates("glm_estimates")
+        by_site = yield from self.request_estimates("glm_estimates")
         distribution = self.distribution
         if self.estimates_alpha:
             distribution = replace(distribution, alpha=float(np.exp(self.point.own[1])))
         # The intercept was that of standardized columns.
-        beta0 = self.point.intercept - sum(float(a["shift"]) for a in by_client.values())
+        beta0 = self.point.intercept - sum(float(a["shift"]) for a in by_site.values())
         return self.make_fit(
-            by_client,
-            a=beta0 + sum(float(a["mu"] @ a["beta"]) for a in by_client.values()),
+            by_site,
+            a=beta0 + sum(float(a["mu"] @ a["beta"]) for a in by_site.values()),
             s2=1.0,
             log_likelihood=self.point.log_likelihood,
             distribution=distribution,

@@ -99,7 +99,7 @@ CURVATURES = declare_sums("sums of derivatives of the log-likelihood by pattern"
         "estimated": control("whether alpha is estimated", 0, optional=True),
     },
     releases={"null": declare_sums("mean of the response, and its log-likelihood under that mean")},
-    asks=control("family and link"),
+    requests=control("family and link"),
 )
 def glm_start_response(
     data: SiteData, state: State, text: str, keep: Bools, code: Ints, estimated: Array | None = None
@@ -117,7 +117,7 @@ def glm_start_response(
     state.keep("vfem glm response", response, len(y))
     if isinstance(offset, float):
         return {"null": np.array([y.mean(), null_log_likelihood(spec, y, alpha_too)])}
-    state.tell(ExternalWeights(offset - np.median(offset), "deviations of offsets from their median"))
+    state.report(ExternalWeights(offset - np.median(offset), "deviations of offsets from their median"))
     return {"null": np.array(null_with_offset(spec, y, offset, alpha_too))}
 
 
@@ -142,7 +142,7 @@ def glm_start_response(
         **SEALED_SUMS,
     },
     rows_behind=(EntityCount,),
-    asks=control("which sites learn sums"),
+    requests=control("which sites learn sums"),
 )
 def glm_evaluate(
     data: SiteData,
@@ -176,24 +176,24 @@ def glm_evaluate(
     if np.abs(m).max() > LARGEST_MEAN or v.max() > LARGEST_VARIANCE:
         return {"inside": np.array(0)}
     # If predictors differ for only a few entities, the likelihood would reveal the responses of these.
-    state.tell(ExternalWeights(m - np.median(m), "deviations of linear predictors from their median"))
+    state.report(ExternalWeights(m - np.median(m), "deviations of linear predictors from their median"))
     response.m, response.v = m, v
     terms = observed_likelihood(response.spec, response.y, m, v)
     if not np.isfinite(terms).all():
         return {"inside": np.array(0)}
     response.terms = terms
     log_likelihood = np.array(terms[LOG_P].sum())
-    told = {"inside": np.array(1), "log_likelihood": log_likelihood}
+    reported = {"inside": np.array(1), "log_likelihood": log_likelihood}
     # If the point is not accepted, nothing else is released.
     if lowest is not None and not log_likelihood >= lowest:
-        return told
+        return reported
     # The likelihood is log-concave in m; negative values are only rounding.
     z, h = terms[BY_M], np.maximum(-terms[BY_MM], 0.0)
-    told["sums"] = response.by_pattern(np.array([z, terms[BY_V], h, terms[BY_V] ** 2]), G)
+    reported["sums"] = response.by_pattern(np.array([z, terms[BY_V], h, terms[BY_V] ** 2]), G)
     if alpha is not None:
-        told["of_alpha"] = np.array([terms[BY_R].sum(), terms[BY_R] @ terms[BY_R]])
+        reported["of_alpha"] = np.array([terms[BY_R].sum(), terms[BY_R] @ terms[BY_R]])
     sealed = (seal_of(data, state, columns, k, z) for columns, k in json.loads(text or "[]"))
-    return told | seal_all(sealed)
+    return reported | seal_all(sealed)
 
 
 def with_alpha(site: str, spec: DistributionSpec, alpha: float) -> DistributionSpec:
@@ -203,9 +203,9 @@ def with_alpha(site: str, spec: DistributionSpec, alpha: float) -> DistributionS
     return replace(spec, alpha=alpha)
 
 
-def seal_of(data: SiteData, state: State, columns: str, client: str, values: Floats) -> Array:
+def seal_of(data: SiteData, state: State, columns: str, site: str, values: Floats) -> Array:
     """Seal the sums of a site's opened columns with some numbers, (n,) for all entities."""
-    taken = taken_of(state, columns, client, rows_of_numbers(state))
+    taken = taken_of(state, columns, site, rows_of_numbers(state))
     return seal_sums(data, state, taken, values[taken.rows])
 
 
@@ -235,7 +235,7 @@ def glm_residuals(data: SiteData, state: State) -> dict[str, Array]:
         "each": control("patterns whose curvatures leave one by one", dtype="bool"),
     },
     releases={"h": CURVATURE, "sums": CURVATURES, **SEALED_SUMS},
-    asks=control("which sites learn sums"),
+    requests=control("which sites learn sums"),
 )
 def glm_curvature(data: SiteData, state: State, text: str, missing: Bools, each: Bools) -> dict[str, Array]:
     """Release the values of the last evaluation that the observed information needs.
@@ -247,23 +247,23 @@ def glm_curvature(data: SiteData, state: State, text: str, missing: Bools, each:
     with -L_mm.
     """
     response = glm_response_of(state)
-    told = {"sums": sum_curvatures(data, response, len(missing))}
+    reported = {"sums": sum_curvatures(data, response, len(missing))}
     h, cross = np.maximum(-response.terms[BY_MM], 0.0), -response.terms[BY_MV]
-    told["h"] = np.where(each[response.code], h, 0.0)
-    asked, boxes = json.loads(text), []
-    for client in asked[BLOCK]:
-        rows = taken_of(state, BLOCK, client, response.rows).rows
+    reported["h"] = np.where(each[response.code], h, 0.0)
+    request, boxes = json.loads(text), []
+    for site in request[BLOCK]:
+        rows = taken_of(state, BLOCK, site, response.rows).rows
         kept = safe_weights(cross[rows], missing[response.code[rows]], data.min_count)[1:]
         for weights in kept:
             values = np.zeros(len(cross))
             values[rows] = weights
-            boxes.append(seal_of(data, state, BLOCK, client, values))
-        if client in asked[SQUARES]:
-            taken = taken_of(state, SQUARES, client, response.rows)
+            boxes.append(seal_of(data, state, BLOCK, site, values))
+        if site in request[SQUARES]:
+            taken = taken_of(state, SQUARES, site, response.rows)
             # As many sums as entities would reveal the curvatures.
-            state.tell(GroupSums(np.zeros_like(taken.rows), taken.part.product.columns_a - CHECK))
+            state.report(GroupSums(np.zeros_like(taken.rows), taken.part.product.columns_a - CHECK))
             boxes.append(seal_sums(data, state, taken, h[taken.rows]))
-    return told | seal_all(boxes)
+    return reported | seal_all(boxes)
 
 
 @step(
@@ -324,7 +324,7 @@ def glm_pearson(data: SiteData, state: State) -> dict[str, Array]:
     response = glm_response_of(state)
     mean, variance = marginal_moments(response.spec, response.m, response.v)
     terms = (response.y - mean) ** 2 / variance
-    state.tell(ExternalWeights(terms, "squared residuals"))
+    state.report(ExternalWeights(terms, "squared residuals"))
     return {"pearson": np.array([terms.sum(), terms @ terms])}
 
 
@@ -388,10 +388,10 @@ def unpack(vector: Floats, p: int) -> BlockParameters:
 
 def glm_block_state_of(state: State) -> GLMBlockState:
     """Return this fit's site, or report that the fit was not started here."""
-    client = state.use(BLOCK_STATE_ITEM, GLMBlockState, NOT_STARTED)
-    if not isinstance(client, GLMBlockState):  # a fit by another algorithm was
+    site = state.use(BLOCK_STATE_ITEM, GLMBlockState, NOT_STARTED)
+    if not isinstance(site, GLMBlockState):  # a fit by another algorithm was
         raise MessageError(f"{state.site}: {NOT_STARTED}")
-    return client
+    return site
 
 
 def _inner(what: str) -> ArrayDeclaration:
@@ -447,20 +447,20 @@ def glm_score(
     Released: ``sy`` S'[Y, g] and ``yhy`` [Y, g]'H[Y, g]; see
     :class:`~fedstat.models.vfem.iteration.quasi_newton.QuasiNewtonMemory`.
     """
-    client = glm_block_state_of(state)
-    block = client.block
+    site = glm_block_state_of(state)
+    block = site.block
     check_lengths(data.name, missing=(missing, 4))
     if shown is not None:
         by_beta = open_sums(state, BLOCK, shown)[1:]
     else:
         z = glm_response_of(state).terms[BY_M][block.rows] if z is None else z
         check_lengths(data.name, z=(z, block.n_seen))
-        state.tell(block.weights(z, "residuals"))
+        state.report(block.weights(z, "residuals"))
         by_beta = column_sums(block.X, z)
-    theta = client.trial
-    client.inverses = local_inverses(block, theta, float(h), missing)
-    client.memory.take(pack(theta), local_score(block, theta, by_beta, missing))
-    sy, yhy = client.memory.products(client.scale_scores)
+    theta = site.trial
+    site.inverses = local_inverses(block, theta, float(h), missing)
+    site.memory.take(pack(theta), local_score(block, theta, by_beta, missing))
+    sy, yhy = site.memory.products(site.scale_scores)
     return {"sy": sy, "yhy": yhy}
 
 
@@ -524,26 +524,26 @@ def glm_move(
     the linear predictor of all n entities, zero where the site lacks them; ``centre`` mu'beta and ``spread``
     beta'Sigma beta; the log-likelihood of the block minus its maximum; the largest change.
     """
-    client = glm_block_state_of(state)
-    kept, p = len(client.memory.steps), len(client.trial.mu)
+    site = glm_block_state_of(state)
+    kept, p = len(site.memory.steps), len(site.trial.mu)
     check_lengths(data.name, of_steps=(of_steps, kept), of_scores=(of_scores, kept + 1))
     # A length of zero must reproduce the accepted point exactly.
-    move = np.zeros_like(client.memory.point)
+    move = np.zeros_like(site.memory.point)
     if length != 0.0:
         weights = DirectionWeights(of_steps, of_scores)
-        move = float(length) * client.memory.direction(weights, client.scale_scores)
-    theta = unpack(client.memory.point + move, p)
+        move = float(length) * site.memory.direction(weights, site.scale_scores)
+    theta = unpack(site.memory.point + move, p)
     try:
         factor = cho_factor(theta.Sigma, lower=True)
     except np.linalg.LinAlgError:
         return {"inside": np.array(0)}
-    client.trial = theta
+    site.trial = theta
     return {
         "inside": np.array(1),
-        "linear_predictor": client.block.pad(row_dots(client.block.X, theta.beta)),
+        "linear_predictor": site.block.pad(row_dots(site.block.X, theta.beta)),
         "centre": np.array(theta.mu @ theta.beta),
         "spread": np.array(theta.beta @ theta.Sigma @ theta.beta),
-        "log_likelihood": np.array(block_log_likelihood(client.block, theta, factor)),
+        "log_likelihood": np.array(block_log_likelihood(site.block, theta, factor)),
         "change": np.array(np.abs(move).max()),
     }
 
@@ -560,8 +560,8 @@ def glm_move(
 )
 def glm_estimates(data: SiteData, state: State) -> dict[str, Array]:
     """Release the estimates of the accepted point, in the units of the data."""
-    client = glm_block_state_of(state)
-    block, theta = client.block, client.accepted
+    site = glm_block_state_of(state)
+    block, theta = site.block, site.accepted
     beta = theta.beta / block.scale
     return {
         "beta": beta,

@@ -41,12 +41,12 @@ class SitePoints:
         self.newest = (self.newest + 1) % len(self.predictors)
         total = self.predictors[self.newest]
         total[:] = 0.0
-        for client, reply in zip(layout.clients, replies, strict=True):
+        for site, reply in zip(layout.sites, replies, strict=True):
             part = reply.arrays["linear_predictor"]
             if self.padded:
                 total += part
             else:
-                add_at(total, layout.rows[client], part)
+                add_at(total, layout.rows[site], part)
         self.centres = [reply.arrays["centres"] for reply in replies]
         self.spreads = [reply.arrays["spreads"] for reply in replies]
 
@@ -218,12 +218,12 @@ class EMIteration(IterationState):
         lay = self.layout
         memory = self.options.memory if self.options.acceleration else SMALLEST_MEMORY
         common: dict[str, Any] = {"memory": memory, "padded": self.masked}
-        asks = []
-        for k in lay.clients:
+        requests = []
+        for k in lay.sites:
             first: dict[str, Any] = {} if self.first is None else {"beta": self.first[k]}
-            asks.append(self.ask(k, "start", **self.opening(k), **common, **first))
-        response = self.ask(lay.active, "start_response", keep=lay.response_keep, code=lay.code)
-        *replies, reply = yield [*asks, response]
+            requests.append(self.request(k, "start", **self.opening(k), **common, **first))
+        response = self.request(lay.active, "start_response", keep=lay.response_keep, code=lay.code)
+        *replies, reply = yield [*requests, response]
         self.response = ResponsePoints(lay.counts, memory, reply.arrays["moments"])
         self.points = SitePoints(np.zeros((memory + 2, lay.n)), self.masked)
         self.points.take(lay, replies)
@@ -234,7 +234,7 @@ class EMIteration(IterationState):
         ends = np.array(eigenvalues)
         # The step with which gradient ascent on a quadratic contracts fastest.
         eta = self.options.learning_rate or 2.0 / (ends[:, 0].min() + ends[:, 1].max())
-        yield [self.ask(k, "set_rate", eta=eta) for k in self.layout.clients]
+        yield [self.request(k, "set_rate", eta=eta) for k in self.layout.sites]
 
     def evaluate(self) -> FitProtocol[list[Reply] | None]:
         """Request likelihood and score at the mixed point; None if it is not admissible."""
@@ -244,12 +244,14 @@ class EMIteration(IterationState):
         v = s2 + lay.missing @ t
         if self.response.vanishing(s2, v):
             return None
-        (reply,) = yield [self.ask(lay.active, "residuals", a=a, s2=s2, eta=eta, t_missing=lay.missing @ t)]
+        (reply,) = yield [
+            self.request(lay.active, "residuals", a=a, s2=s2, eta=eta, t_missing=lay.missing @ t)
+        ]
         z, z1, z2 = (reply.arrays[name] for name in ("z", "z1", "z2"))
         # For the entities that it lacks, a site receives three sums by pattern, and no row-level value.
         sums = np.column_stack([z1, z2, lay.counts / v])
         replies = yield [
-            self.ask(
+            self.request(
                 k,
                 "step",
                 weights=self.weights,
@@ -259,7 +261,7 @@ class EMIteration(IterationState):
                 omega=self.omega,
                 forget=self.forget,
             )
-            for j, k in enumerate(lay.clients)
+            for j, k in enumerate(lay.sites)
         ]
         self.forget = not all(reply.arrays["inside"] for reply in replies)
         if self.forget:
@@ -331,14 +333,14 @@ class EMIteration(IterationState):
                 "the log-likelihood decreases along every step, however short; the columns are probably "
                 "collinear across sites"
             )
-        replies = yield [self.ask(k, "shorten", point=self.accepted, omega=self.omega) for k in lay.clients]
+        replies = yield [self.request(k, "shorten", point=self.accepted, omega=self.omega) for k in lay.sites]
         self.points.take(lay, replies)
         recentring = sum(float(reply.arrays["recentring"]) for reply in replies)
         self.response.shorten(self.accepted, self.omega, recentring)
         # Products with steps of another length are not comparable: the history begins again.
         self.gram, self.weights, self.move, self.accepted = np.empty((0, 0)), np.ones(1), "shortened", -1
 
-    def climb(self) -> FitProtocol[None]:
+    def ascend(self) -> FitProtocol[None]:
         """Continue to a stationary point of the observed-data likelihood."""
         failures = 0
         for _ in range(self.options.maxiter):
@@ -359,9 +361,9 @@ class EMIteration(IterationState):
 
     def estimate(self) -> FitProtocol[VFEMFit]:
         """Collect the estimates of the last evaluated point."""
-        by_client = yield from self.ask_estimates("estimates")
+        by_site = yield from self.request_estimates("estimates")
         return self.make_fit(
-            by_client,
+            by_site,
             a=self.latest.a,
             s2=self.latest.s2,
             log_likelihood=self.trace[-1].log_likelihood,

@@ -78,7 +78,7 @@ def null_with_offset(
     """Mean at an offset of zero, and log-likelihood, of intercept and offset alone, over alpha if wanted."""
     zero = np.zeros(len(y))
 
-    def climb(at: DistributionSpec) -> tuple[float, float]:
+    def ascend(at: DistributionSpec) -> tuple[float, float]:
         a = float(at.make().link(np.array([y.mean()]))[0]) - float(np.mean(offset))
         for _ in range(100):
             terms = observed_likelihood(at, y, a + offset, zero)
@@ -90,12 +90,12 @@ def null_with_offset(
 
     if estimates_alpha:
         found = minimize_scalar(
-            lambda log_alpha: -climb(replace(spec, alpha=float(np.exp(log_alpha))))[1],
+            lambda log_alpha: -ascend(replace(spec, alpha=float(np.exp(log_alpha))))[1],
             bounds=ALPHAS,
             method="bounded",
         )
         spec = replace(spec, alpha=float(np.exp(found.x)))
-    a, log_likelihood = climb(spec)
+    a, log_likelihood = ascend(spec)
     return float(spec.make().link.inverse(np.array([a]))[0]), log_likelihood
 
 
@@ -239,10 +239,10 @@ def stage_block_state(
         raise MessageError(f"{data.name}: expected at most {MOST_STEPS_KEPT} remembered steps")
     staged = standardize_block(data, state, keep, rows if filled else None, n)
     check_collinear(data.name, block_of(state).spec.names, staged.X, len(rows))
-    client = summarise(staged, np.arange(n) if filled else rows, n, memory)
+    site = summarise(staged, np.arange(n) if filled else rows, n, memory)
     # With imputation, the block has as many rows as the fit, but only the site's own rows count.
-    state.keep(BLOCK_STATE_ITEM, client, len(rows))
-    return client
+    state.keep(BLOCK_STATE_ITEM, site, len(rows))
+    return site
 
 
 def summarise(staged: StandardizedBlock, rows: Ints, n: int, memory: int) -> BlockState:

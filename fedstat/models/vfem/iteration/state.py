@@ -16,7 +16,7 @@ from fedstat.federation.protocols.engine import Fit, FitProtocol
 from fedstat.federation.protocols.masked_sums import masked_protocol
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.row_products import column_sums
-from fedstat.models.checks import check_choice, check_positive, check_whole
+from fedstat.models.checks import check_choice, check_integer, check_positive
 from fedstat.models.vertical.fit import MomentsFit
 from fedstat.models.vertical.joint_normal.fit import Between, JointNormalFit
 from fedstat.models.vertical.layout import Layout
@@ -175,10 +175,10 @@ class Iteration:
         check_choice("masked", self.masked, (True, False))
         check_choice("cross_products", self.cross_products, get_args(CrossSource))
         check_choice("sketch", self.sketch, get_args(SketchKind))
-        check_whole("sketch_size", self.sketch_size, 1)
+        check_integer("sketch_size", self.sketch_size, 1)
         check_choice("step", self.step, ("gradient", "local-newton"))
         check_choice("acceleration", self.acceleration, ("anderson", None))
-        check_whole("memory", self.memory, 1)
+        check_integer("memory", self.memory, 1)
         check_positive("tol_score", self.tol_score)
         check_positive("tol_change", self.tol_change)
         if self.learning_rate is not None:
@@ -216,7 +216,7 @@ class IterationOptions:
 
     def __post_init__(self) -> None:
         """Refuse a limit without a meaning."""
-        check_whole("maxiter", self.maxiter, 1)
+        check_integer("maxiter", self.maxiter, 1)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ class VFEMFit:
     a is the mean of the linear predictor, beta0 + sum_k mu_k'beta_k; s2 the residual variance, 1 if the
     response is not normal; beta, mu (p_k,) and t = beta_k'Sigma_k beta_k are by site. `response_moments` (2,)
     are mean and variance of a normal response, `null` the log-likelihood of the intercept alone for another
-    one. `reason` states why the iteration ended. `law` is the joint normal model of columns and response if
+    one. `reason` states why the iteration ended. `joint` is the joint normal model of columns and response if
     blocks are not independent between sites, or if entities have parts of them. `estimates_alpha`: alpha of a
     negative binomial distribution was estimated. `dispersion` of counts has Pearson's statistic per entity,
     and its standard error.
@@ -262,7 +262,7 @@ class VFEMFit:
     distribution: DistributionSpec = NORMAL
     response_moments: Floats | None = None
     null: float | None = None
-    law: NormalModel | None = None
+    joint: NormalModel | None = None
     estimates_alpha: bool = False
     dispersion: tuple[float, float] | None = None
 
@@ -280,22 +280,22 @@ class VFEMFit:
 
 def fit_by_site(found: MomentsFit | JointNormalFit, between: Between = "free") -> VFEMFit:
     """Return estimates from moments as the iterative exchange does; `between` describes the joint model."""
-    moments, law = found.moments, None
+    moments, joint = found.moments, None
     if isinstance(found, JointNormalFit):
-        law = NormalModel(np.append(found.mu, found.a), found.cov, found.moves.edges, between)
-    places = {c: moments.places(k) for k, c in enumerate(moments.clients)}
+        joint = NormalModel(np.append(found.mu, found.a), found.cov, found.moves.edges, between)
+    places = {c: moments.places(k) for k, c in enumerate(moments.sites)}
     return VFEMFit(
         a=found.a,
         s2=found.s2,
         beta={c: found.beta[here] for c, here in places.items()},
         mu={c: found.mu[here] for c, here in places.items()},
-        t={c: float(t) for c, t in zip(moments.clients, found.t, strict=True)},
+        t={c: float(t) for c, t in zip(moments.sites, found.t, strict=True)},
         log_likelihood=found.log_likelihood,
         trace=found.trace,
         converged=found.converged,
         reason=found.reason,
         response_moments=moments.response_moments,
-        law=law,
+        joint=joint,
     )
 
 
@@ -358,7 +358,7 @@ class IterationState:
         """Open the fit at every site, with its first point."""
         raise NotImplementedError
 
-    def climb(self) -> FitProtocol[None]:
+    def ascend(self) -> FitProtocol[None]:
         """Continue to a stationary point of the observed-data likelihood."""
         raise NotImplementedError
 
@@ -368,42 +368,42 @@ class IterationState:
 
     def maximise(self) -> FitProtocol[VFEMFit]:
         """Maximize the observed-data likelihood."""
-        return self.hide(self._whole())
+        return self.hide(self._complete())
 
-    def _whole(self) -> FitProtocol[VFEMFit]:
+    def _complete(self) -> FitProtocol[VFEMFit]:
         yield from self.start()
-        yield from self.climb()
+        yield from self.ascend()
         return (yield from self.estimate())
 
     @property
     def masked(self) -> bool:
         """Whether sites hide their parts of sums; a single site's part is the sum."""
-        return self.options.masked and len(self.layout.clients) > 1
+        return self.options.masked and len(self.layout.sites) > 1
 
     def hide(self, protocol: FitProtocol[Fit]) -> FitProtocol[Fit]:
         """Run rounds in which all sites receive the same request, masked if requested."""
-        return masked_protocol(protocol, self.layout.clients, self.session) if self.masked else protocol
+        return masked_protocol(protocol, self.layout.sites, self.session) if self.masked else protocol
 
-    def ask(self, site: str, step: str, text: str = "", **arrays: object) -> Request:
+    def request(self, site: str, step: str, text: str = "", **arrays: object) -> Request:
         """Address one step of this fit."""
         return vfem_request(site, step, self.session, text, **arrays)
 
-    def opening(self, client: str) -> dict[str, Any]:
+    def opening(self, site: str) -> dict[str, Any]:
         """Send a site which rows of its block take part, and their positions."""
         lay = self.layout
-        return {"keep": lay.keep[client], "rows": lay.kept[client], "n": lay.n, "filled": lay.filled}
+        return {"keep": lay.keep[site], "rows": lay.kept[site], "n": lay.n, "filled": lay.filled}
 
-    def ask_estimates(self, step: str) -> FitProtocol[dict[str, Mapping[str, Array]]]:
+    def request_estimates(self, step: str) -> FitProtocol[dict[str, Mapping[str, Array]]]:
         """Request the estimates from every site."""
-        replies = yield [self.ask(k, step) for k in self.layout.clients]
-        return {k: reply.arrays for k, reply in zip(self.layout.clients, replies, strict=True)}
+        replies = yield [self.request(k, step) for k in self.layout.sites]
+        return {k: reply.arrays for k, reply in zip(self.layout.sites, replies, strict=True)}
 
-    def make_fit(self, by_client: Mapping[str, Mapping[str, Array]], **own: Any) -> VFEMFit:
+    def make_fit(self, by_site: Mapping[str, Mapping[str, Array]], **own: Any) -> VFEMFit:
         """Combine the sites' estimates with those that belong to no site."""
         return VFEMFit(
-            beta={k: a["beta"] for k, a in by_client.items()},
-            mu={k: a["mu"] for k, a in by_client.items()},
-            t={k: float(a["t"]) for k, a in by_client.items()},
+            beta={k: a["beta"] for k, a in by_site.items()},
+            mu={k: a["mu"] for k, a in by_site.items()},
+            t={k: float(a["t"]) for k, a in by_site.items()},
             trace=tuple(self.trace),
             converged=self.converged,
             reason=self.reason,

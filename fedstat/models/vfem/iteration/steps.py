@@ -47,10 +47,10 @@ def extrapolate(points: list[BlockParameters], weights: Floats) -> BlockParamete
     )
 
 
-def set_first_point(client: BlockState, theta: BlockParameters) -> None:
+def set_first_point(site: BlockState, theta: BlockParameters) -> None:
     """Forget the history and start it at theta."""
-    client.points, client.evaluated = [theta], [None]
-    client.root = None
+    site.points, site.evaluated = [theta], [None]
+    site.root = None
 
 
 def recentring(old: BlockParameters, new: BlockParameters) -> Array:
@@ -59,7 +59,7 @@ def recentring(old: BlockParameters, new: BlockParameters) -> Array:
 
 
 def m_step(
-    client: BlockState,
+    site: BlockState,
     theta: BlockParameters,
     factor: tuple[Floats, bool],
     z: Floats,
@@ -71,23 +71,23 @@ def m_step(
     Returns the image, the direction of beta (p,) before it is shortened, and the squared norm of the score in
     the complete-data information.
     """
-    n, n_seen = client.n, client.n_seen
+    n, n_seen = site.n, site.n_seen
     beta, mu, Sigma = theta.beta, theta.mu, theta.Sigma
     w = Sigma @ beta
     z_mis, z2_mis, h_mis = missing
     n_mis = n - n_seen
     # Gradient of s2 times the expected complete-data log-likelihood: observed rows, then missing ones.
-    g = s2 * (column_sums(client.X, z) - mu * z.sum() + w * (z2_mis - h_mis))
+    g = s2 * (column_sums(site.X, z) - mu * z.sum() + w * (z2_mis - h_mis))
     # TWFL (6): missing rows are at their conditional mean, mu + w z.
-    mu_new = mu + (client.s1 - n_seen * mu + w * z_mis) / n
+    mu_new = mu + (site.s1 - n_seen * mu + w * z_mis) / n
     d = mu - mu_new
-    cross = np.outer(d, w) * z_mis + np.outer(client.s1, mu_new) * -1.0
-    scatter = client.S2 + n_seen * np.outer(mu_new, mu_new) + cross + cross.T
+    cross = np.outer(d, w) * z_mis + np.outer(site.s1, mu_new) * -1.0
+    scatter = site.S2 + n_seen * np.outer(mu_new, mu_new) + cross + cross.T
     # Their conditional covariance is Sigma - ww'/v, which missing rows contribute.
     scatter += n_mis * (Sigma + np.outer(d, d)) + np.outer(w, w) * (z2_mis - h_mis)
     Sigma_new = scatter / n
     # Without a rate, this is Newton's step with the Hessian n Sigma of this block: blocks are independent.
-    direction = client.eta / n * g if client.eta else np.linalg.solve(n * Sigma_new, g)
+    direction = site.eta / n * g if site.eta else np.linalg.solve(n * Sigma_new, g)
     # Steps are scores times the inverse complete-data information: no derivative is needed.
     R = cho_solve(factor, Sigma_new - Sigma)
     score2 = (
@@ -95,17 +95,17 @@ def m_step(
         + n * (mu_new - mu) @ cho_solve(factor, mu_new - mu)
         + 0.5 * n * np.sum(R * R.T)
     )
-    return BlockParameters(beta + client.omega * direction, mu_new, Sigma_new), direction, float(score2)
+    return BlockParameters(beta + site.omega * direction, mu_new, Sigma_new), direction, float(score2)
 
 
-def block_log_likelihood(client: BlockState, theta: BlockParameters, factor: tuple[Floats, bool]) -> float:
+def block_log_likelihood(site: BlockState, theta: BlockParameters, factor: tuple[Floats, bool]) -> float:
     """Log-likelihood of the observed rows at (mu, Sigma) minus its unrestricted maximum."""
-    n = client.n_seen
-    d = client.s1 / n - theta.mu
-    S = client.S2 / n - np.outer(client.s1, client.s1) / n**2 + np.outer(d, d)
+    n = site.n_seen
+    d = site.s1 / n - theta.mu
+    S = site.S2 / n - np.outer(site.s1, site.s1) / n**2 + np.outer(d, d)
     log_det = 2.0 * np.log(np.diag(factor[0])).sum()
     p = len(theta.mu)
-    return float(-0.5 * n * (log_det + np.trace(cho_solve(factor, S)) - client.log_det - p))
+    return float(-0.5 * n * (log_det + np.trace(cho_solve(factor, S)) - site.log_det - p))
 
 
 def largest_change(old: BlockParameters | None, new: BlockParameters, s2: float) -> float:
@@ -121,36 +121,36 @@ def largest_change(old: BlockParameters | None, new: BlockParameters, s2: float)
     )
 
 
-def whiten_move(client: BlockState, theta: BlockParameters, image: BlockParameters, s2: float) -> Floats:
+def whiten_move(site: BlockState, theta: BlockParameters, image: BlockParameters, s2: float) -> Floats:
     """Return image - theta in coordinates in which the complete-data information is the identity.
 
     The coordinates stay those of the history's first point, so that products of steps are comparable.
     """
-    if client.root is None:
-        client.root, client.s2_reference = np.linalg.inv(np.linalg.cholesky(theta.Sigma)), s2
-    W, n = client.root, client.n
+    if site.root is None:
+        site.root, site.s2_reference = np.linalg.inv(np.linalg.cholesky(theta.Sigma)), s2
+    W, n = site.root, site.n
     return np.concatenate(
         [
-            np.sqrt(n / client.s2_reference) * np.linalg.solve(W.T, image.beta - theta.beta),
+            np.sqrt(n / site.s2_reference) * np.linalg.solve(W.T, image.beta - theta.beta),
             np.sqrt(n) * (W @ (image.mu - theta.mu)),
             np.sqrt(n / 2.0) * (W @ (image.Sigma - theta.Sigma) @ W.T).ravel(),
         ]
     )
 
 
-def remember_m_step(client: BlockState, evaluated: EvaluatedPoint) -> None:
+def remember_m_step(site: BlockState, evaluated: EvaluatedPoint) -> None:
     """Append an image to the points; the first, bare point and those beyond the memory are dropped."""
-    client.points.append(evaluated.image)
-    client.evaluated.append(evaluated)
-    if client.evaluated[0] is None or len(client.points) > client.memory + 1:
-        del client.points[0], client.evaluated[0]
+    site.points.append(evaluated.image)
+    site.evaluated.append(evaluated)
+    if site.evaluated[0] is None or len(site.points) > site.memory + 1:
+        del site.points[0], site.evaluated[0]
 
 
-def move_products(client: BlockState) -> Floats:
+def move_products(site: BlockState) -> Floats:
     """Return inner products of the newest step with every remembered step."""
-    newest = client.evaluated[-1]
+    newest = site.evaluated[-1]
     assert newest is not None
-    return np.array([newest.move @ e.move for e in client.evaluated if e is not None])
+    return np.array([newest.move @ e.move for e in site.evaluated if e is not None])
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -219,16 +219,16 @@ def start(
     data. Released: the first linear predictor and scalars, and the extreme eigenvalues of the local
     covariance.
     """
-    client = stage_block_state(data, state, keep, rows, int(n), bool(filled), int(memory))
+    site = stage_block_state(data, state, keep, rows, int(n), bool(filled), int(memory))
     if padded:
-        check_allocation(data.name, int(n), client.X.size)
-    client.padded = bool(padded)
-    first = client.first_point(None if beta is None else np.asarray(beta, dtype=float) * client.scale)
-    set_first_point(client, first)
-    return describe_points(client) | {"eigenvalues": np.linalg.eigvalsh(first.Sigma)[[0, -1]]}
+        check_allocation(data.name, int(n), site.X.size)
+    site.padded = bool(padded)
+    first = site.first_point(None if beta is None else np.asarray(beta, dtype=float) * site.scale)
+    set_first_point(site, first)
+    return describe_points(site) | {"eigenvalues": np.linalg.eigvalsh(first.Sigma)[[0, -1]]}
 
 
-def describe_points(client: BlockState) -> dict[str, Array]:
+def describe_points(site: BlockState) -> dict[str, Array]:
     """Return the newest linear predictor, and the scalars for any mixture of the points.
 
     For weights c over the points, the coordinator needs mu'beta and t = beta'Sigma beta of the mixed
@@ -236,12 +236,12 @@ def describe_points(client: BlockState) -> dict[str, Array]:
     newest are stored as differences from it (whose own weight is then one), because with large weights of
     both signs the products of the points themselves would cancel.
     """
-    *earlier, newest = client.points
+    *earlier, newest = site.points
     B = np.array([*[p.beta - newest.beta for p in earlier], newest.beta])
     MU = np.array([*[p.mu - newest.mu for p in earlier], newest.mu])
     S = np.array([*[p.Sigma - newest.Sigma for p in earlier], newest.Sigma])
     return {
-        "linear_predictor": client.pad(row_dots(client.X, newest.beta)),
+        "linear_predictor": site.pad(row_dots(site.X, newest.beta)),
         "centres": MU @ B.T,
         "spreads": B @ S @ B.T,
     }
@@ -282,32 +282,30 @@ def take_step(
     maximum, the squared score norm, the largest change, and the products of the newest step with the earlier
     ones.
     """
-    client = block_state_of(state)
-    check_lengths(data.name, z=(z, client.n_seen), missing=(missing, 3))
-    state.tell(client.weights(z, "residuals"))
+    site = block_state_of(state)
+    check_lengths(data.name, z=(z, site.n_seen), missing=(missing, 3))
+    state.report(site.weights(z, "residuals"))
     if forget:
-        client.points, client.evaluated = client.previous
+        site.points, site.evaluated = site.previous
     # Another site may find the point inadmissible: this evaluation is then undone.
-    client.previous = list(client.points), list(client.evaluated)
-    client.omega = float(omega)
-    theta = extrapolate(client.points, weights)
+    site.previous = list(site.points), list(site.evaluated)
+    site.omega = float(omega)
+    theta = extrapolate(site.points, weights)
     try:
         # Weights of both signs may mix covariances to a matrix that is not a covariance.
         factor = cho_factor(theta.Sigma, lower=True)
     except np.linalg.LinAlgError:
         return {"inside": np.array(0)}
-    change = largest_change(client.current, theta, float(s2))
-    client.current, client.z = theta, z
-    image, direction, score2 = m_step(client, theta, factor, z, missing, float(s2))
-    remember_m_step(
-        client, EvaluatedPoint(theta, image, direction, whiten_move(client, theta, image, float(s2)))
-    )
-    return describe_points(client) | {
+    change = largest_change(site.current, theta, float(s2))
+    site.current, site.z = theta, z
+    image, direction, score2 = m_step(site, theta, factor, z, missing, float(s2))
+    remember_m_step(site, EvaluatedPoint(theta, image, direction, whiten_move(site, theta, image, float(s2))))
+    return describe_points(site) | {
         "inside": np.array(1),
-        "log_likelihood": np.array(block_log_likelihood(client, theta, factor)),
+        "log_likelihood": np.array(block_log_likelihood(site, theta, factor)),
         "score2": np.array(score2),
         "change": np.array(change),
-        "products": move_products(client),
+        "products": move_products(site),
         "recentring": recentring(theta, image),
     }
 
@@ -323,14 +321,14 @@ def take_step(
 )
 def shorten(data: SiteData, state: State, point: Array, omega: Array) -> dict[str, Array]:
     """Go back to an evaluated point (-1: that of the last call), and take a shorter step of beta from it."""
-    client = block_state_of(state)
-    client.base = base = client.evaluated[int(point)] if point >= 0 else client.base
+    site = block_state_of(state)
+    site.base = base = site.evaluated[int(point)] if point >= 0 else site.base
     assert base is not None
-    client.current = base.at
+    site.current = base.at
     beta = base.at.beta + float(omega) * base.direction
     image = BlockParameters(beta, base.image.mu, base.image.Sigma)
-    set_first_point(client, image)
-    return describe_points(client) | {"recentring": recentring(base.at, image)}
+    set_first_point(site, image)
+    return describe_points(site) | {"recentring": recentring(base.at, image)}
 
 
 @step(FAMILY, "start start_response", takes={"eta": control("learning rate", 0)})
@@ -351,11 +349,11 @@ def set_rate(data: SiteData, state: State, eta: Array) -> dict[str, Array]:
 )
 def estimates(data: SiteData, state: State) -> dict[str, Array]:
     """Release the estimates of the last evaluated point, in the units of the data."""
-    client = block_state_of(state)
-    theta = client.estimate
+    site = block_state_of(state)
+    theta = site.estimate
     return {
-        "beta": theta.beta / client.scale,
-        "mu": client.shift + client.scale * theta.mu,
+        "beta": theta.beta / site.scale,
+        "mu": site.shift + site.scale * theta.mu,
         "t": np.array(theta.beta @ (theta.Sigma @ theta.beta)),
     }
 
