@@ -11,7 +11,7 @@
         ├── EngineError          a site was not reached or did not answer; says how to continue
         ├── NotAvailableError    this result does not have the requested value (also an AttributeError)
         ├── ReceiptError         a receipt does not match the sites' signatures or the transferred messages
-        └── DoorError            a message did not pass a site's checks
+        └── DisclosureError            a message did not pass a site's checks
             ├── MessageError     it is malformed: unknown step, wrong array, shape or value
             │   └── SessionError the site was restarted, and no longer has the session
             ├── PolicyError      it is well formed, but the site's owner does not allow it

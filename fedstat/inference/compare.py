@@ -174,7 +174,7 @@ def _column(result: object, stars: Sequence[float], digits: int) -> _Column:
         errors = (f" ({number(se, digits)})" for se in bse)
         marks = ("*" * sum(p < level for level in stars) for p in pvalues)
         cells = ["".join(parts) for parts in zip(cells, errors, marks, strict=True)]
-    sites = getattr(result, "sites", [""] * len(names))
+    sites = getattr(result, "coef_sites", [""] * len(names))
     return _Column(
         cells=dict(zip(names, cells, strict=True)),
         sites=dict(zip(names, sites, strict=True)),

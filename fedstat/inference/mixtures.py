@@ -136,7 +136,7 @@ class OutsideResults:
 
     Attributes
     ----------
-    variable, client : str
+    variable, site : str
         The variable, and who holds it.
     estimates : DataFrame
         Rows by cluster, from 1, and level (of a categorical variable); columns ``estimate``, ``std_error``,

@@ -274,7 +274,7 @@ class CoefficientResults(Results[Any]):
     (True, True)
     >>> fit.pvalues.index.tolist(), fit.conf_int(0.1).shape, fit.cov_params().shape
     (['Intercept', 'age', 'sex'], (3, 2), (3, 3))
-    >>> fit.sites.tolist(), fit.model.endog_names
+    >>> fit.coef_sites.tolist(), fit.model.endog_names
     (['', '', ''], 'num')
     >>> fit.nobs, fit.df_model, fit.df_resid, fit.use_t, fit.df_inference
     (920, 2.0, 917.0, True, 917.0)
@@ -308,7 +308,7 @@ class CoefficientResults(Results[Any]):
         return self._series(self.estimate.params)
 
     @property
-    def sites(self) -> pd.Series:
+    def coef_sites(self) -> pd.Series:
         """Institution of each coefficient; empty for the intercept."""
         return pd.Series(self.estimate.sites, index=list(self.estimate.names), dtype=object)
 

@@ -41,7 +41,7 @@ def opened(*terms):
 
 
 def dealt(rows=0, columns=10, groups=1):
-    product = {"client_a": "B", "client_b": "P", "rows": rows, "groups": groups}
+    product = {"site_a": "B", "site_b": "P", "rows": rows, "groups": groups}
     product |= {"columns_a": columns, "columns_b": 10}
     part = {"number": "1", "product": product, "bits": 20, "columns": "block", "first": True}
     text = json.dumps(part | {"peer": "P", "dealer": "A"})

@@ -27,7 +27,7 @@ from fedstat.federation.tables.published import PublishedColumn
 from fedstat.federation.transport.remote import SiteServer
 from fedstat.privacy.zcdp import rho_of_budget, round_to_grid
 
-assert margins.STEPS
+assert margins.FAMILY in FAMILIES
 N = 60
 FRAME = pd.DataFrame({"x": np.repeat([-2.0, -0.5, 0.5, 2.0], N // 4)})
 PUBLISHED = {"x": PublishedColumn("number", (-9.0, 9.0))}

@@ -75,7 +75,7 @@ class Coordinator:
         return unpack_reply(self.partition.sites[site].answer(request)).arrays
 
     def describe(self, a, b, dealer="", number="1", groups=1, first=True, n=N):
-        product = {"client_a": a, "client_b": b, "rows": n, "groups": groups}
+        product = {"site_a": a, "site_b": b, "rows": n, "groups": groups}
         product |= {"columns_a": len(COLUMNS[a]), "columns_b": len(COLUMNS[b])}
         part = {"number": number, "product": product, "bits": BITS, "columns": "block", "first": first}
         return json.dumps(part | {"peer": b if first else a, "dealer": dealer}), secure.MatrixProduct(
@@ -239,7 +239,7 @@ def columns_from_a_dealer(dealer, policy="open", first="A"):
     requester, seed = Coordinator(["A", "B", "P"], policy), secure.new_seed()
     keys = requester.partition.sites["P"].states[requester.session].look_at("keys")
     text, product = requester.describe("A", "P", dealer)
-    text = text.replace('"client_a": "A"', f'"client_a": "{first}"')
+    text = text.replace('"site_a": "A"', f'"site_a": "{first}"')
     group, rows = np.zeros(N, dtype=np.int64), np.arange(N)
     dealt = SealedChannel(keys, "A", "deal 1").seal(seed) if dealer else seed
     box = requester.request("A", "open_product", text, rows=rows, group=group, dealt=as_array(dealt))[

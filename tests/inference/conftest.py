@@ -53,7 +53,7 @@ def estimate_of(fit, **changes) -> Estimate:
         "params": fit.params.to_numpy(),
         "cov": fit.cov_params().to_numpy(),
         "names": tuple(fit.params.index),
-        "clients": tuple(CLIENTS.get(term, "" if term == "Intercept" else "Register") for term in terms),
+        "sites": tuple(CLIENTS.get(term, "" if term == "Intercept" else "Register") for term in terms),
         "terms": terms,
         "response": "y",
         "nobs": int(fit.nobs),

@@ -79,7 +79,7 @@ class PartitionViews:
     --------
     >>> import fedstat as fs
     >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
-    >>> partition.sites[:2], partition.n_entities, len(partition.pooled_columns)
+    >>> tuple(partition.sites)[:2], partition.n_entities, len(partition.pooled_columns)
     (('Cleveland', 'Hungary'), 920, 14)
     >>> partition.curves["Hungary"], partition.frames["Hungary"].shape
     ({}, (294, 14))
@@ -140,11 +140,6 @@ class PartitionViews:
             empty_rows=MappingProxyType({site: self.empty_rows[site] for site in sites}),
             _tables=MappingProxyType(tables),
         )
-
-    @property
-    def sites(self) -> tuple[str, ...]:
-        """Names of the institutions, in the order in which they were given."""
-        return tuple(self.sites)
 
     @property
     def fingerprints(self) -> dict[str, str]:

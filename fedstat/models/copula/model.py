@@ -371,7 +371,7 @@ def rehearse(
     >>> with warnings.catch_warnings():
     ...     warnings.simplefilter("ignore")
     ...     rehearsal = fs.rehearse(partition, epsilon=3.0, bounds=bounds)
-    >>> rehearsal.sites, rehearsal.n_entities == len(table)
+    >>> tuple(rehearsal.sites), rehearsal.n_entities == len(table)
     (('Registry', 'Laboratory'), True)
     """
     synthesizer = CopulaSynthesizer(partition, epsilon, bounds, delta=delta)

@@ -120,7 +120,7 @@ class PrivateCopulaGLM(PrivateRelease):
                 f"family: expected Gaussian(), Binomial() or Poisson() with the canonical link, received "
                 f"{self.distribution}"
             )
-        columns = columns_by_site(formula, partition.sites)
+        columns = columns_by_site(formula, tuple(partition.sites))
         super().__init__(partition, epsilon, delta, columns, bounds, coordinator)
         described = {name: column for own in self.bounds.values() for name, column in own.items()}
         check_response(formula, self.distribution.name, described)

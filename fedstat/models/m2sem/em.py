@@ -240,7 +240,7 @@ class MixtureExchange:
                 place=s.place[site],
                 pattern=s.pattern,
                 members=s.members,
-                client=np.array(number),
+                number=np.array(number),
             )
             for number, site in enumerate(s.sites)
         ]

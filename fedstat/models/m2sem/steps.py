@@ -86,7 +86,7 @@ ADJUSTED: tuple[type, ...] = (*RELEASED, FactorsRequested, SummedColumns)
         "place": presence("positions of the site's entities", dtype="int64"),
         "pattern": presence("presence pattern of every entity", dtype="int64", common=True),
         "members": presence("sites that each pattern has", 2, dtype="bool", common=True),
-        "client": control("which of these it is", 0),
+        "number": control("which of these it is", 0),
     },
     request=BeginRequest,
     requests=control("numbers of factors and nodes", common=True),
@@ -98,7 +98,7 @@ def begin(
     place: Ints,
     pattern: Ints,
     members: Bools,
-    client: Array,
+    number: Array,
 ) -> dict[str, Array]:
     """Run the factor analysis of every modality, with one cluster; nothing is released.
 
@@ -109,9 +109,9 @@ def begin(
     opened = state.use(COLUMNS_ITEM, OpenedModalities, "its columns are not open; make the model again")
     total, (groups, sites) = len(pattern), members.shape
     check_lengths(data.name, place=(place, int(opened.seen.sum())))
-    if not 0 <= int(client) < sites or (total and not 0 <= pattern.min() <= pattern.max() < groups):
+    if not 0 <= int(number) < sites or (total and not 0 <= pattern.min() <= pattern.max() < groups):
         raise MessageError(f"{data.name}: expected a site and patterns that are among the members")
-    mine = members[:, int(client)]
+    mine = members[:, int(number)]
     # Otherwise sites could receive different patterns for one entity, and with them different posteriors.
     if not np.array_equal(place, np.flatnonzero(mine[pattern])):
         raise DescriptionError(f"{data.name}: its entities are not those of its presence patterns")

@@ -37,7 +37,7 @@ ORDER = {
     "AFTER": [
         "check_reply_arrays",
         "check_weights_received",
-        "check_facts_told",
+        "check_facts_reported",
         "check_column_limit",
         "check_entities_behind",
         "check_released_alone",

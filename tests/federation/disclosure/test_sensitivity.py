@@ -26,7 +26,7 @@ RECORDS = [
     {"y": 0.0, "x": np.nan, "g": "a"},
 ]
 COLUMNS = ("x", "g")
-BLOCK = {"client": "Bank", "terms": COLUMNS, "columns": COLUMNS, "min_count": 1, "intercept": True}
+BLOCK = {"site": "Bank", "terms": COLUMNS, "columns": COLUMNS, "min_count": 1, "intercept": True}
 SPEC = build_block(TABLE, SiteTerms("Bank", COLUMNS, COLUMNS), partial="mean", min_count=1).spec.to_json()
 USE = {"use": np.ones(N, dtype=bool)}
 ASKED = {

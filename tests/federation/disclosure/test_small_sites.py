@@ -79,7 +79,7 @@ def test_sums_add_up_over_models_and_repetitions_are_free():
     assert isinstance(error, DescriptionError) and "'x'" in str(error) and "max_column_sums" in str(error)
     assert rule_against(where, sums(10, "")) == ""
     again = site(max_column_sums=0.5)
-    again._data = type(again._data)(**{**_fields(again._data), "account": where.site_ledger})
+    again._data = type(again._data)(**{**_fields(again._data), "site_ledger": where.site_ledger})
     assert rule_against(again, sums(10, "", "sqrt")) == "maximum sums of one column"
 
 

@@ -61,7 +61,7 @@ def test_sites_hold_their_tables_one_after_the_other():
     partition = rows_of(frames, partial="error", min_count=3)
     assert (partition.layout, partition.key, partition.site_column) == ("horizontal", (), "site")
     assert (partition.partial, partition.min_count) == ("error", 3)
-    assert partition.sites == tuple(frames) and partition.n_entities == 125
+    assert tuple(partition.sites) == tuple(frames) and partition.n_entities == 125
     assert np.array_equal(np.concatenate(list(partition.rows.values())), np.arange(125))
     for site, frame in frames.items():
         table = partition.sites[site]._data.table

@@ -16,7 +16,8 @@ from fedstat.operator.site_status import BudgetStatus, SiteStatus
 
 KEYS = (
     "form site carrier state is_served process since heartbeat connected version installed problem "
-    "records_as_of account sessions questions refused arrays_left entries last_question passed_over waiting "
+    "records_as_of site_ledger sessions questions refused arrays_left entries last_question "
+    "passed_over waiting "
     "plans_waiting certificate_days budget"
 )
 
@@ -55,7 +56,7 @@ def test_how_a_site_stands_has_keys_that_stay(home, capsys):
     assert standing(capsys, folder, 1)["state"] == "killed"
     (folder / "ledger.jsonl").unlink()
     found = standing(capsys, folder, 1)
-    assert "is absent" in found["account"] and found["questions"] is None
+    assert "is absent" in found["site_ledger"] and found["questions"] is None
 
 
 def test_a_site_is_healthy_while_it_can_answer(home, capsys, monkeypatch):
@@ -154,10 +155,10 @@ def test_every_metric_has_the_count_that_its_name_says(start):
 @pytest.mark.parametrize(
     ("known", "answers"),
     [
-        ({"is_served": True, "account": "whole", "problem": ""}, 1),
-        ({"is_served": False, "account": "whole", "problem": ""}, 0),
-        ({"is_served": True, "account": "is absent", "problem": ""}, 0),
-        ({"is_served": True, "account": "whole", "problem": "a full disk"}, 0),
+        ({"is_served": True, "site_ledger": "whole", "problem": ""}, 1),
+        ({"is_served": False, "site_ledger": "whole", "problem": ""}, 0),
+        ({"is_served": True, "site_ledger": "is absent", "problem": ""}, 0),
+        ({"is_served": True, "site_ledger": "whole", "problem": "a full disk"}, 0),
     ],
 )
 def test_a_site_answers_where_nothing_hinders_it(known, answers):

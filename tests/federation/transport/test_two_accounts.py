@@ -143,10 +143,10 @@ def test_a_coordinator_names_the_answer_that_it_cannot_read_and_the_remedy(accou
     assert accounts.request() == "North"
 
 
-@pytest.mark.parametrize("side", ["ask", "answer"])
+@pytest.mark.parametrize("side", ["request", "answer"])
 def test_a_folder_of_one_account_alone_is_named_on_either_side(accounts, side):
     accounts.exchange.mkdir()
-    os.chown(accounts.exchange, pwd.getpwnam(SITES if side == "ask" else COORDINATORS).pw_uid, GROUP)
+    os.chown(accounts.exchange, pwd.getpwnam(SITES if side == "request" else COORDINATORS).pw_uid, GROUP)
     accounts.exchange.chmod(0o700)
     reported = getattr(accounts, side)()
     assert "chgrp" in reported and str(accounts.exchange) in reported

@@ -81,7 +81,7 @@ def test_units_of_the_sums_do_not_matter(moments):
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"clients": ("A",)}, "expected clients of 4, received 1"),
+        ({"sites": ("A",)}, "expected sites of 4, received 1"),
         ({"names": ("a0",)}, "expected names of 8, received 1"),
         ({"n": np.ones(3)}, r"expected seen of \(3, 8\), received \(16, 8\)"),
         ({"centre": np.zeros(8)}, r"expected centre of \(9,\)"),

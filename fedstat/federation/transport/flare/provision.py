@@ -369,8 +369,7 @@ def _flare(home: Path, *words: str) -> dict[str, Any]:
             f"NVIDIA FLARE failed in '{words[0]} {words[1]}' (exit code {done.returncode})"
         ) from None
     if reported.get("status") != "ok":
-        raise EngineError(
-            f"NVIDIA FLARE refused the command: {reported.get('message')} {reported.get('hint') or ''}".rstrip()
-        )
+        reason = f"{reported.get('message')} {reported.get('hint') or ''}"
+        raise EngineError(f"NVIDIA FLARE refused the command: {reason}".rstrip())
     data: dict[str, Any] = reported["data"]
     return data
