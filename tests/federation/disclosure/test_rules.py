@@ -10,7 +10,7 @@ from fedstat.federation.disclosure.rules import (
     RELEASE_KINDS,
     check_policy_values,
     choice,
-    complete,
+    integer,
     is_integer,
     is_name_set,
     is_number,
@@ -32,12 +32,12 @@ class Small:
     """A policy of few rules."""
 
     least: int = rule(
-        5, "least", complete(1, lambda a, b: a >= b), "The least.\n\nA second paragraph.", strict=9
+        5, "least", integer(1, lambda a, b: a >= b), "The least.\n\nA second paragraph.", strict=9
     )
     most: int | None = rule(
         None,
         "most",
-        complete(0, limit(None), none=True),
+        integer(0, limit(None), none=True),
         "The most.",
         example="most = 3",
         moot=lambda p: p.mode == "off",
@@ -65,8 +65,8 @@ class Small:
 )
 def test_whole_numbers_are_no_truth_values(value, least, fits):
     assert is_integer(value, least) is fits
-    assert complete(least, limit(0))[1](value) is fits
-    assert complete(least, limit(0), none=True)[1](value) is (fits or value is None)
+    assert integer(least, limit(0))[1](value) is fits
+    assert integer(least, limit(0), none=True)[1](value) is (fits or value is None)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_rule_without_effect_is_not_looser():
 
     @dataclass(frozen=True)
     class Limited:
-        most: int = rule(7, "most", complete(0, limit(0)), "The most.", strict=3, moot=lambda p: p.most == 5)
+        most: int = rule(7, "most", integer(0, limit(0)), "The most.", strict=3, moot=lambda p: p.most == 5)
 
     assert looser_rules(Limited()) == ("most",) and looser_rules(Limited(5)) == looser_rules(Limited(3)) == ()
 
@@ -246,7 +246,7 @@ def test_lists_of_texts_are_sets_where_a_rule_holds_one():
 def test_what_a_party_learns_without_a_rule_stands_in_its_record():
     @dataclass(frozen=True)
     class Explained:
-        most: int = rule(7, "most", complete(0, limit(0)), "The most.", without={ANALYST: "All."})
+        most: int = rule(7, "most", integer(0, limit(0)), "The most.", without={ANALYST: "All."})
 
     assert rules_of(Explained)["most"].without == {ANALYST: "All."}
     assert rules_of(Small)["least"].without == {}

@@ -1,6 +1,7 @@
 """What a session keeps at a site, in which turn its requests are answered, and what refusals reveal."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +19,8 @@ from fedstat.errors import (
 from fedstat.federation.audit.event_log import SiteLedger
 from fedstat.federation.disclosure.facts import EntityCount, OwnFitProblem, RowCount
 from fedstat.federation.disclosure.policy import Budget, Policy
-from fedstat.federation.disclosure.site import FAMILIES, MAX_REASONS_KEPT, RefusalLog
+from fedstat.federation.disclosure.refusals import MAX_REASONS_KEPT, ROWS, RefusalLog
+from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.disclosure.state import State, snapshot
 from fedstat.federation.message import Request, pack_request
 
@@ -181,7 +183,8 @@ POLICIES = {
 def test_only_a_refusal_that_depends_on_rows_is_short_and_counted(policy, error):
     lines, site_ledger = [], SiteLedger()
     log = RefusalLog("Kiel", site_ledger, lines.append)
-    found = log.outward(POLICIES[policy], error, "one")
+    data = SimpleNamespace(name="Kiel", policy=POLICIES[policy], published={})
+    found = log.outward(data, [], error, "one")
     rows = error in ABOUT_ROWS
     short = rows and not policy.startswith("in full")
     assert (found is error) is not short
@@ -189,8 +192,8 @@ def test_only_a_refusal_that_depends_on_rows_is_short_and_counted(policy, error)
     assert lines == log.reasons == ([str(error)] if short else [])
     if short:
         assert isinstance(found, PolicyError) and found.site == "Kiel"
-        assert "more" not in str(found) and "singular" not in str(found)
-        assert (found.rule == "minimum count") is isinstance(error, PolicyError)
+        assert "wants more" not in str(found) and "singular" not in str(found)
+        assert found.rule == ROWS  # the same for every reason
 
 
 @pytest.mark.parametrize("n", [0, 1, MAX_REASONS_KEPT, MAX_REASONS_KEPT + 1])
