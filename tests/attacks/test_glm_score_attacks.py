@@ -129,13 +129,13 @@ def told_of_cell(policy, scale=1.0, slope=0.0, family="glm", sessions=1):
 
 
 WHO = (1.0, PERSON["z"], PERSON["y"])
-SHARED = fs.Policy.strict(max_share=1.0)
+SHARED = fs.Policy.strict(max_share=1.0, products="any")
 
 
 @pytest.mark.parametrize("family", ["glm", "fedavg"])
 def test_the_only_row_of_a_cell_is_not_told_by_one_session(family):
     # The order of FedAvg's steps has one score only, after epochs.
-    strict, shared = (fs.Policy.strict(max_share=share, order="any") for share in (0.2, 1.0))
+    strict, shared = (fs.Policy.strict(max_share=share, order="any", products="any") for share in (0.2, 1.0))
     for policy in ("open", shared):  # whose owner allows any share; of masked sites, from sums over three
         assert told_of_cell(policy, family=family) == pytest.approx(WHO, abs=1e-6)
     with refused_for("largest share"):
