@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -16,7 +16,7 @@ from fedstat import codec
 from fedstat.errors import DesignError
 from fedstat.federation.design.coding import BlockSpec, CodedColumns, coded_columns
 from fedstat.federation.design.formula.expression import parse_expression
-from fedstat.federation.design.formula.syntax_tree import Category, Column, Relation
+from fedstat.federation.design.formula.syntax_tree import TREATMENT, Category, Column, Relation
 from fedstat.federation.design.formula.terms import Term, term_text
 from fedstat.federation.design.levels import LevelCounts, SiteColumns, check_declared, declared_levels
 from fedstat.federation.design.site_rows import CompleteRows, RowsRequest, design_matrix, find_complete_rows
@@ -213,6 +213,8 @@ def count_ones(X: Floats) -> Ints:
 # Steps of a site that holds rows of its own: survey them, code them, sum their columns.
 
 CONSTANT = 1e-12
+FEW_VALUES = 3
+"""Values of a number up to which sums of its powers that every fit releases are sums by value."""
 INTERCEPT, OFFSET = "Intercept", "offset"
 MOST_LEVELS = 1000
 
@@ -279,48 +281,86 @@ class OpenRows:
         np.copyto(raw, 0.0, where=(0.0 - self.shift) / self.scale == X)
         return raw
 
+    def design_columns(self) -> Iterator[Floats]:
+        """Return the design without intercept, in the units of the data, and the cells of its factors."""
+        first = int(self.question.intercept)
+        X = np.concatenate([self.in_units(X)[:, first:] for _, X in self.chunks()])
+        yield np.column_stack([X, *(column for _, column in self.cells_of_terms(X))])
+
     def released_columns(self) -> Iterator[Floats]:
-        """Return blocks of design without intercept, response, offset and weights, in units of the data."""
-        for rows, X in self.chunks():
-            y = [] if self.question.curve_response else [rows.y]
-            more = [*y, *([] if rows.offset is None else [rows.offset]), *rows.weights.values()]
-            for start in range(0, len(X), BLOCK):
-                part = slice(start, start + BLOCK)
-                raw = self.in_units(X[part])[:, int(self.question.intercept) :]
-                yield np.column_stack([raw, *(values[part] for values in more)])
+        """Return the same, with response, offset and weights."""
+        more = [
+            [
+                *([] if self.question.curve_response else [rows.y]),
+                *([] if rows.offset is None else [rows.offset]),
+                *rows.weights.values(),
+            ]
+            for rows, _ in self.chunks()
+        ]
+        for design in self.design_columns():
+            yield np.column_stack([design, *(np.concatenate(parts) for parts in zip(*more, strict=True))])
 
-    def weighted_columns(self) -> Iterator[Floats]:
-        """Return blocks of the design without intercept, times the roots of the weights."""
-        for rows, X in self.chunks():
-            assert rows.weight is not None
-            root = np.sqrt(rows.weight)
-            for start in range(0, len(X), BLOCK):
-                part = slice(start, start + BLOCK)
-                yield self.in_units(X[part])[:, int(self.question.intercept) :] * root[part, None]
+    def cells_of_terms(self, X: Floats) -> Iterator[tuple[str, Floats]]:
+        """Yield terms with factors of few values in every cell of these, as far as columns hide the cells.
 
-    @property
-    def joined(self) -> list[bool]:
-        """Whether the columns of the design are products of several factors."""
-        several = {term_text(term) for term in self.terms if len(term) > 1}
-        return [term in several for term in self.term_names]
+        A column such as ``center(a):z`` is zero nowhere, and is a sum over both levels of a. Sums over one
+        level follow from it and from the sum of z.
+        """
+        for term in self.terms:
+            coded = [getattr(factor.tree, "coding", TREATMENT) != TREATMENT for factor in term]
+            if len(term) < 2 and not any(coded):
+                continue
+            names = dict.fromkeys(name for factor in term for name in factor.columns)
+            found = [
+                pd.factorize(pd.concat([rows.frame[name] for rows, _ in self.chunks()]))[0]
+                for name in names
+                if self._has_few_values(name)
+            ]
+            if not found:
+                continue
+            _, code = np.unique(np.column_stack(found), axis=0, return_inverse=True)
+            text = term_text(term)
+            size = np.abs(X[:, [name == text for name in self.term_names]]).max(axis=1, initial=0.0)
+            for cell in range(int(code.max()) + 1):
+                yield text, np.where(code.ravel() == cell, size, 0.0)
 
-    def score_products(self, scores: Callable[[], Iterator[Floats]]) -> SummedProducts:
-        """Fact on products of residuals and of columns times residuals, which `scores` yields."""
-        names = ["the residual", *self.names]
-        return SummedProducts(scores, names, np.flatnonzero(self.used), [False, *self.joined], weighs=True)
+    def _has_few_values(self, name: str) -> bool:
+        if name in self.spec.levels:
+            return True
+        values = [rows.frame[name].iloc[:BLOCK].nunique() for rows, _ in self.chunks()]
+        return (
+            max(values) <= FEW_VALUES
+            and len(set().union(*(rows.frame[name].unique().tolist() for rows, _ in self.chunks())))
+            <= FEW_VALUES
+        )
 
     def products(self) -> Iterator[SummedProducts]:
         """Facts on the columns whose products are summed: all columns, and those of the design by weights."""
-        rows, question, names, joined = np.flatnonzero(self.used), self.question, self.names, self.joined
+        question = self.question
         response = [question.response] if question.response else []
         if question.response.startswith("cbind"):
             response *= 2
         offset = [OFFSET] if question.offsets or "exposure" in question.weights else []
         weights = [name for role, name in question.weights.items() if role != "exposure"]
+        names, joined = self._columns()
         more = [*response, *offset, *weights]
+        rows = np.flatnonzero(self.used)
         yield SummedProducts(self.released_columns, [*names, *more], rows, [*joined, *[False] * len(more)])
         if weights or len(response) > 1:
-            yield SummedProducts(self.weighted_columns, names, rows, joined, weighs=True)
+            found = [rows.weight for rows, _ in self.chunks() if rows.weight is not None]
+            yield self.products_with(np.concatenate(found))
+
+    def products_with(self, weights: Floats) -> SummedProducts:
+        """Fact on sums of products of two columns of the design with weights of the rows, (n,)."""
+        names, joined = self._columns()
+        return SummedProducts(self.design_columns, names, np.flatnonzero(self.used), joined, weights=weights)
+
+    def _columns(self) -> tuple[list[str], list[bool]]:
+        """Names of the design's columns and of the cells of factors, and which belong to several factors."""
+        several = {term_text(term) for term in self.terms if len(term) > 1}
+        X = np.zeros((sum(len(X) for _, X in self.chunks()), len(self.term_names)))
+        cells = [text for text, _ in self.cells_of_terms(X)]
+        return [*self.names, *cells], [term in several for term in (*self.term_names, *cells)]
 
 
 @dataclass(slots=True, eq=False)

@@ -302,9 +302,8 @@ class SummedProducts:
         Whether a column is a product of several factors.
     code : (n,) array of int, optional
         Group of each row, if products are summed by group.
-    weighs : bool
-        Whether what is summed are products of two columns with weights of many values, which do not leave by
-        themselves: the columns were told before.
+    weights : (n,) array, optional
+        With which the products are summed once more; the columns were told before.
     """
 
     chunks: Callable[[], Iterable[Floats]]
@@ -312,7 +311,7 @@ class SummedProducts:
     rows: Ints | None = None
     joined: Sequence[bool] = ()
     code: Ints | None = None
-    weighs: bool = False
+    weights: Floats | None = None
 
 
 @dataclass(frozen=True, slots=True)

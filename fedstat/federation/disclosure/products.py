@@ -168,7 +168,9 @@ def check_products(data: SiteData, state: State, fact: SummedProducts) -> None:
     few = data.policy.min_level_count - 1
     if data.policy.products == "any" or few < 1:
         return
-    X = np.concatenate([*fact.chunks()])
+    X = _with_indicators(np.concatenate([*fact.chunks()]))
+    if fact.weights is not None:
+        X *= np.sqrt(fact.weights)[:, None]
     code = np.zeros(len(X), dtype=np.int64) if fact.code is None else fact.code
     groups = np.unique(code[code >= 0])
     found = [product_rows(X if len(groups) == 1 else X[code == group]) for group in groups]
@@ -209,6 +211,15 @@ def check_products(data: SiteData, state: State, fact: SummedProducts) -> None:
     )
 
 
+def _with_indicators(X: Floats) -> Floats:
+    """Replace columns of two values, (n, q), by indicators of the larger one, however they are coded."""
+    X = np.array(X, dtype=np.float64)
+    for j in range(X.shape[1]):
+        if len(np.unique(X[:BLOCK_ROWS, j])) <= 2 and len(few := np.unique(X[:, j])) == 2 and few.all():
+            X[:, j] = X[:, j] == few[1]
+    return X
+
+
 def entered_columns(X: Floats, fact: SummedProducts, found: ProductRows) -> tuple[Floats, list[str]]:
     """Columns that the sums of a request are about: (n, q) -> (n, r), with length one, and their names.
 
@@ -221,7 +232,7 @@ def entered_columns(X: Floats, fact: SummedProducts, found: ProductRows) -> tupl
     joined = found.partly & ~found.constant & np.array(fact.joined or [False] * len(names), dtype=bool)
     more: list[Floats] = [np.ones(len(X))]
     called = [ALL_ROWS]
-    if not fact.weighs:
+    if fact.weights is None:
         three = [j for j in range(len(names)) if _has_three_values(X[:, j])]
         more += [X[:, j] ** 2 for j in three]
         called += [names[j] for j in three]
@@ -229,11 +240,11 @@ def entered_columns(X: Floats, fact: SummedProducts, found: ProductRows) -> tupl
     for at, i in enumerate(partly):
         more += [X[:, i] != 0.0] if joined[i] else []
         called += [names[i]] if joined[i] else []
-        others = [j for j in partly[at + 1 :] if fact.weighs or joined[i] or joined[j]]
+        others = [j for j in partly[at + 1 :] if fact.weights is not None or joined[i] or joined[j]]
         others = [j for j in others if found.counts[i, j] > 0]
         more += [(X[:, i] != 0.0) & (X[:, j] != 0.0) for j in others]
         called += [f"{names[i]} and {names[j]}" for j in others]
-    first = 0 if fact.weighs else X.shape[1]
+    first = X.shape[1] if fact.weights is None else 0
     columns = np.empty((len(X), first + len(more)))
     columns[:, :first] = X[:, :first]
     for k, column in enumerate(more):

@@ -57,7 +57,6 @@ from fedstat.typing import Array, Bools, Floats, Ints
 # sites.
 
 FAMILY = "glm"
-SCORE_BLOCK = 65_536
 LARGEST = 300.0
 """Offset above which its exponential is truncated; it serves as a first guess only."""
 
@@ -108,17 +107,11 @@ class SiteModel:
 
     def score_products(self, beta: Floats) -> SummedProducts:
         """Fact on the products of rows' scores at coefficients of the site's own columns."""
-        opened, first = self.opened, int(self.opened.question.intercept)
-
-        def scores() -> Iterator[Floats]:
-            for rows in self.chunks():
-                for start in range(0, len(rows), SCORE_BLOCK):
-                    part = rows.part(slice(start, start + SCORE_BLOCK))
-                    ones = replace(part, X=np.ones((len(part), 1)), offset=linear_predictor(part, beta))
-                    residual = row_scores(ones, np.zeros(1), self.distribution)
-                    yield np.hstack([residual, opened.in_units(part.X)[:, first:] * residual])
-
-        return opened.score_products(scores)
+        squares = []
+        for rows in self.chunks():
+            ones = replace(rows, X=np.ones((len(rows), 1)), offset=linear_predictor(rows, beta))
+            squares.append(row_scores(ones, np.zeros(1), self.distribution)[:, 0] ** 2)
+        return self.opened.products_with(np.concatenate(squares))
 
     def translation(self, name: str, beta: Floats | None, shift: Floats, scale: Floats) -> Floats:
         """Matrix that converts coefficients of all sites' standardized columns to those of this site's."""
@@ -388,6 +381,7 @@ def judge(
 # The coordinator must know which clusters occur at several sites, but no label. It receives keyed hashes; the
 # sites share the key, and the coordinator does not have it.
 
+CLUSTER_BLOCK = 65_536
 ZERO = 1e-9
 """Standard deviations from zero within which a value counts as zero."""
 MAX_CLUSTER_CELLS = 2**24
@@ -590,8 +584,8 @@ def cluster_scores(data: SiteData, state: State, groups: RowClusters, beta: Floa
     for rows, X in model.opened.chunks():
         all_rows = glm_rows(rows, X)
         # Scores of all rows at once would be as large as the design.
-        for start in range(0, len(X), SCORE_BLOCK):
-            part = all_rows.part(slice(start, start + SCORE_BLOCK))
+        for start in range(0, len(X), CLUSTER_BLOCK):
+            part = all_rows.part(slice(start, start + CLUSTER_BLOCK))
             np.add.at(out, groups.code[at : at + len(part.y)], row_scores(part, beta, model.distribution))
             at += len(part.y)
     return out
