@@ -236,12 +236,16 @@ def entered_columns(X: Floats, fact: SummedProducts, found: ProductRows) -> tupl
         three = [j for j in range(len(names)) if _has_three_values(X[:, j])]
         more += [X[:, j] ** 2 for j in three]
         called += [names[j] for j in three]
+    group = found.constant | joined  # what has zeros because of levels, and not by its own values
+
+    def paired(i: int, j: int) -> bool:
+        return fact.weights is not None or bool((joined[i] or joined[j]) and group[i] and group[j])
+
     partly = np.flatnonzero(found.partly).tolist()
     for at, i in enumerate(partly):
         more += [X[:, i] != 0.0] if joined[i] else []
         called += [names[i]] if joined[i] else []
-        others = [j for j in partly[at + 1 :] if fact.weights is not None or joined[i] or joined[j]]
-        others = [j for j in others if found.counts[i, j] > 0]
+        others = [j for j in partly[at + 1 :] if found.counts[i, j] > 0 and paired(i, j)]
         more += [(X[:, i] != 0.0) & (X[:, j] != 0.0) for j in others]
         called += [f"{names[i]} and {names[j]}" for j in others]
     first = X.shape[1] if fact.weights is None else 0
