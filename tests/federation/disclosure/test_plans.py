@@ -235,7 +235,7 @@ def test_the_beginning_of_a_digest_names_one_plan(given, found):
         ('{"a": true, "b": null, "c": "d"}', '{"a":true,"b":null,"c":"d"}'),
         ('{"a": [1, {"number": 4}]}', '{"a":[0,{"number":0}]}'),
         ("[1, true, [2]]", "[0,true,[0]]"),
-        (json.dumps(dict.fromkeys(CHANGING_FIELDS, "x") | {"kept too": "x"}), '{"kept too":"x"}'),
+        (json.dumps(dict.fromkeys(sorted(CHANGING_FIELDS), "x") | {"kept too": "x"}), '{"kept too":"x"}'),
     ],
 )
 def test_numbers_of_a_request_are_not_bound_and_its_words_are(text, bound):
