@@ -1,9 +1,8 @@
 """A column of one site times a column of another, of which one entity alone has both: its value.
 
 The court has indicator a, the bank b and incomes; entity 17 alone has a and b. The sum of products of a and
-of
-b times income is its income. Columns move by up to half a hundredth of their standard deviation (dither), so
-values are read with an error of about one percent; a hundredth part of a standard deviation counts as read.
+of b times income is its income. Under the strict policy columns move by up to half a hundredth of their
+standard deviation, so that a value is read with a small error; one below READ counts as read.
 """
 
 from __future__ import annotations
