@@ -50,7 +50,7 @@ def test_what_the_commands_write_is_private(folder):
 @pytest.mark.parametrize("name", ["site.toml", "policy.toml", "identity.json", "ledger.jsonl", "ledger.key"])
 def test_a_file_that_others_may_use_is_a_refusal_with_its_remedy(folder, name, mode, capsys):
     (folder / name).chmod(mode)
-    with pytest.raises(SecurityError, match=f"others may .*chmod 600 '.*{name}'"):
+    with pytest.raises(SecurityError, match=f"others can .*chmod 600 '.*{name}'"):
         open_site(folder)
     assert main(["site", "check", str(folder)]) == 1
     assert "chmod 600" in "".join(capsys.readouterr())

@@ -58,7 +58,7 @@ def test_who_knows_when_people_were_measured_solves_for_their_curves():
     known = {name: {"kind": "curve", "domain": [0, 1]} for name in ("x", "y")}
     strict = {"policy": "strict", "published": dict.fromkeys("ABC", known)}
     many = population(144, np.random.default_rng(2))[0]
-    with pytest.raises(DesignError, match=r"take 51 weighted sums .* Curve\(..., max_gap=0\)"):
+    with pytest.raises(DesignError, match=r"need 51 weighted sums .* Curve\(..., max_gap=0\)"):
         summed(many, **strict)
 
 

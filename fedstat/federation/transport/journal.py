@@ -184,8 +184,10 @@ class Journal:
     @property
     def kept(self) -> str:
         """Say where a refusal is stored, and how to repeat the request."""
-        return f"stored in the journal '{self.folder}'; to repeat the request after a change at the "
-        "site, use another"
+        return (
+            f"stored in the journal '{self.folder}'; to repeat the request after a change at the site, use "
+            "another"
+        )
 
     def begin_run(self) -> None:
         """Open the folder of the next run of a protocol; a run in a lost session is set aside first."""

@@ -134,7 +134,7 @@ def test_a_sum_that_is_masked_is_about_all_together(monkeypatch):
 
 def test_the_rows_themselves_are_flagged_with_a_warning():
     study = Study()
-    with pytest.warns(DisclosureWarning, match=r"rows may be solved for: 29 about 20 values of A to coord"):
+    with pytest.warns(DisclosureWarning, match=r"rows could be computed: 29 about 20 values of A to coord"):
         receipt = study.run(steps=("moments", "rows"))
     assert receipt.released.set_index("about").loc[list(SITES), "verdict"].eq(VERDICT_SOLVABLE).all()
     assert receipt.alarm in str(receipt)

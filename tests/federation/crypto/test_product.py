@@ -319,7 +319,7 @@ def test_other_groups_at_one_client_are_noticed():
     X = secure.encode_columns(columns(200, 5), f, "A")
     sent = run(product, X, X, group)
     b = secure.share_b(product, SEED_B, sent["E"], sent["Z_b"], np.roll(group, 1), MASK)
-    with pytest.raises(SecurityError, match="Tax Office and Court do not fit"):
+    with pytest.raises(SecurityError, match="Tax Office and Court do not match"):
         secure.combine(product, sent["a"], b, f)
 
 

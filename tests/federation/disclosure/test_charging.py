@@ -426,7 +426,7 @@ def test_a_step_that_does_not_tell_its_sensitivity_releases_nothing(monkeypatch)
         return {"total": np.ones(1, dtype=np.int64)}
 
     for run in (forgot, of_another, without):
-        with pytest.raises(PolicyError, match="log of its owner"):
+        with pytest.raises(PolicyError, match="owner's log has the reason"):
             site_of().answer(toy(monkeypatch, run))
 
 

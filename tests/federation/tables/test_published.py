@@ -78,7 +78,7 @@ def test_departures_are_told_to_the_owner():
         ('[age]\nkind = "number"\nrange = [5.0, 1.0]', "have to ascend"),
         ('[age]\nkind = "number"\nrange = [0.0, 9.0]\nknots = [10.0]', "have to ascend"),
         ('[sex]\nkind = "category"', "levels"),
-        ('[sex]\nkind = "category"\nlevels = ["f", "f"]', "stands twice"),
+        ('[sex]\nkind = "category"\nlevels = ["f", "f"]', "occurs twice"),
         ('[sex]\nkind = "text"', "kind"),
         ("[" * 5000, "is not TOML"),
     ],

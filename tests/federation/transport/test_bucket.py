@@ -256,7 +256,7 @@ def test_a_connection_that_breaks_while_a_message_is_read_ends_nothing(parts, ad
         pytest.warns(FedstatWarning, match="cannot be reached"),
     ):
         assert unpack_reply(carrier.send("North", QUESTION)).site == "North"
-    assert len(broken) == 2 and "not reached" in service.reported[0]
+    assert len(broken) == 2 and "cannot be reached" in service.reported[0]
 
 
 def test_a_key_of_the_future_does_not_hide_what_is_asked_after_it(parts, address):
@@ -304,6 +304,6 @@ def test_a_store_out_of_reach_is_named_with_its_remedy(monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "here")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-of-the-store")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    with pytest.raises(EngineError, match="not reached") as error:
+    with pytest.raises(EngineError, match="cannot be reached") as error:
         open_bucket("s3://messages/x").has("a")
     assert "secret-of-the-store" not in str(error.value)

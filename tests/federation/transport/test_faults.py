@@ -75,8 +75,8 @@ def full(study, deliver, request):
 
 
 RESUMED = {
-    "silent": (silent, EngineError, r"did not answer.*are stored in .*run the same analysis again"),
-    "late": (late, EngineError, r"did not answer.*are stored in .*run the same analysis again"),
+    "silent": (silent, EngineError, r"did not answer.*are stored in .*Run the same analysis again"),
+    "late": (late, EngineError, r"did not answer.*are stored in .*Run the same analysis again"),
     "coordinator killed before a question": (killed, Killed, None),
     "coordinator killed before it keeps an answer": (killed_with_the_answer, Killed, None),
     "disk full": (full, EngineError, r"the journal .* cannot be written .No space left on device"),
@@ -140,7 +140,7 @@ def test_a_site_forgets_its_session_in_every_round(study, undisturbed, tmp_path,
 def test_a_site_dies_with_an_answer_in_every_round(study, undisturbed, tmp_path):
     journal = tmp_path / "journal"
     for turn in range(1, ROUNDS + 1):
-        with pytest.raises(EngineError, match=r"did not answer.*run the same analysis again"):
+        with pytest.raises(EngineError, match=r"did not answer.*Run the same analysis again"):
             analysis(study.connected(journal, died_with_the_answer, turn))
     assert_same(analysis(study.connected(journal)), study, undisturbed)
 
@@ -156,7 +156,7 @@ def test_without_a_journal_the_model_is_made_again(study, undisturbed):
 def test_an_open_question_ends_its_model_and_no_other(study, undisturbed):
     partition = study.connected(None, late, 5)
     model = fs.FedAvg.from_formula("y ~ x + z", partition)
-    with pytest.raises(EngineError, match=r"round 2\); no journal.*from_formula.*without="):
+    with pytest.raises(EngineError, match=r"round 2\); there is no journal.*from_formula.*without="):
         model.fit(rounds=10, seed=1, masked=True)
     with pytest.raises(
         EngineError, match=r"an earlier request of this model has no known reply.*from_formula"

@@ -146,7 +146,7 @@ def in_the_middle(partition, turn: int, what, patience: float | None = None) -> 
 
 def test_a_site_is_frozen_and_answers_late(federation, expected, tmp_path):
     pid, journal = federation.running["B"].pid, tmp_path / "journal"
-    with pytest.raises(EngineError, match=r"'B' did not answer within 1.5 s.*run the same analysis again"):
+    with pytest.raises(EngineError, match=r"'B' did not answer within 1.5 s.*Run the same analysis again"):
         in_the_middle(federation.connect(journal), 9, lambda: os.kill(pid, signal.SIGSTOP), patience=1.5)
     os.kill(pid, signal.SIGCONT)
     federation.assert_same(analysis(federation.connect(journal)), expected)
