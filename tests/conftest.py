@@ -1,7 +1,5 @@
 import os
-import secrets
 from pathlib import Path
-from random import Random
 
 # On a busy machine, threads that wait for each other over small matrices take many times as long as one. The
 # variable is for processes that a test starts and for libraries that are loaded later; a plugin of pytest may
@@ -10,8 +8,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import matplotlib
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from seeded_secrets import SECRETS, draw_from_seeds
 from threadpoolctl import threadpool_limits
 
 threadpool_limits(int(os.environ["OPENBLAS_NUM_THREADS"]), "blas")
@@ -50,35 +47,21 @@ def shared_data():
     return folder
 
 
-DRAWN = Random()
-"""What keys, seeds and nonces of a test come from."""
-os.register_at_fork(after_in_child=DRAWN.seed)  # sites in forked processes draw different keys
-
-
 @pytest.fixture(scope="session", autouse=True)
 def same_secrets():
-    """Draw the secrets of each test from a seed of its own.
-
-    The noise of private releases, randomized labels, masks and shared seeds all follow from keys. What a test
-    finds of them once, it finds always: in any order, in any process, and next to any other test. Processes
-    that a test starts draw from the operating system.
-    """
+    """Draw the secrets of each test from a seed of its own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(secrets, "token_bytes", DRAWN.randbytes)
-        patch.setattr(secrets, "token_hex", lambda count: DRAWN.randbytes(count).hex())
-        patch.setattr(secrets, "randbits", DRAWN.getrandbits)
-        for kind in (Ed25519PrivateKey, X25519PrivateKey):
-            patch.setattr(kind, "generate", lambda kind=kind: kind.from_private_bytes(DRAWN.randbytes(32)))
+        draw_from_seeds(patch.setattr)
         yield
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_fixture_setup(fixturedef, request):
     """Begin the secrets of a fixture, which may serve several tests."""
-    DRAWN.seed(f"{request.node.nodeid} {fixturedef.argname}")
+    SECRETS.seed(f"{request.node.nodeid} {fixturedef.argname}")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item):
     """Begin the secrets of a test."""
-    DRAWN.seed(item.nodeid)
+    SECRETS.seed(item.nodeid)

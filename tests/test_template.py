@@ -18,6 +18,7 @@ TREE = ("fedstat", "docs", "data", "vignettes", "pyproject.toml", "setup.cfg", *
 TESTS = (
     "conftest.py",
     "public_api.py",
+    "seeded_secrets.py",
     "test_documentation.py",
     "test_examples.py",
     "test_layers.py",
@@ -34,7 +35,8 @@ def tree(tmp_path_factory):
         source, target = ROOT / name, root / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
-            shutil.copytree(source, target)
+            # Files that another process of the suite is writing disappear while they are copied.
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.pyc.*", "*.tmp.*"))
         else:
             shutil.copy2(source, target)
     for name in NAMES:

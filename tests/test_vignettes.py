@@ -485,6 +485,16 @@ CLAIMS_IN_FULL = """
 """
 
 
+SEEDED = """
+import sys
+sys.path.append({tests!r})
+from seeded_secrets import SECRETS, draw_from_seeds
+draw_from_seeds()
+SECRETS.seed({name!r})
+"""
+"""First cell, which no page shows: what the text says about the noise of a release holds in every run."""
+
+
 @pytest.fixture(scope="module")
 def render():
     spec = importlib.util.spec_from_file_location("vignettes_render", FOLDER / "render.py")
@@ -498,8 +508,9 @@ def run(render, name, *claims):
     assert sum(cell.cell_type == "code" for cell in notebook.cells) > 5
     source = "\n".join(line.removeprefix(8 * " ") for claim in claims for line in claim.splitlines())
     notebook.cells.append(nbformat.v4.new_code_cell(source))
+    notebook.cells.insert(0, nbformat.v4.new_code_cell(SEEDED.format(tests=str(ROOT / "tests"), name=name)))
     executed = render.execute(notebook)
-    executed.cells.pop()
+    executed.cells = executed.cells[1:-1]
     if "FEDSTAT_NOTEBOOKS" in os.environ:
         render.keep(name, executed)
     return executed
