@@ -4,25 +4,28 @@ import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
-from reporting import FAMILY, STEPS, refusal_of, site_of
+from reporting import FAMILY, N_ROWS, STEPS, refusal_of, site_of
 
 from fedstat.errors import (
     ConsentError,
     DescriptionError,
     DesignError,
     MessageError,
+    PartitionError,
     PolicyError,
     SecurityError,
     SessionError,
 )
 from fedstat.federation.audit.event_log import SiteLedger
-from fedstat.federation.disclosure.facts import EntityCount, OwnFitProblem, RowCount
+from fedstat.federation.disclosure.facts import EntityCount, OwnFitProblem, RowCount, RowsUsed
 from fedstat.federation.disclosure.policy import Budget, Policy
 from fedstat.federation.disclosure.refusals import MAX_REASONS_KEPT, ROWS, RefusalLog
 from fedstat.federation.disclosure.site import FAMILIES
-from fedstat.federation.disclosure.state import State, snapshot
+from fedstat.federation.disclosure.state import SiteData, SiteTrust, State, snapshot
 from fedstat.federation.message import Request, pack_request
+from fedstat.federation.tables.table import FrameTable, LabelledTable
 
 BUDGET = Budget(1.0, 1e-6)
 
@@ -125,6 +128,43 @@ def test_arrays_and_frozen_records_are_not_copied():
     array, frozen = np.zeros(3), EntityCount(3)
     held = snapshot([array, frozen, {"kind": Sums}])
     assert held[0] is array and held[1] is frozen and held[2]["kind"] is Sums
+
+
+# ---- what a step is handed ----------------------------------------------------------------------------
+
+
+def test_a_step_sees_records_in_memory_alone_and_a_secret_that_the_sites_have():
+    table = pd.DataFrame({"x": [1.0]})
+    assert SiteData("Kiel", FrameTable(table), 7, Policy()).common_seed == 7
+    assert SiteData("Kiel", FrameTable(table), 0, Policy()).common_seed == 0
+    for held in (FrameTable(table), LabelledTable(FrameTable(table), "site", "Kiel")):
+        assert SiteData("Kiel", held, None, Policy()).frame is table
+    streamed = SiteData("Kiel", object(), None, Policy())
+    with pytest.raises(DesignError, match=r"Kiel: .*in memory"):
+        _ = streamed.frame
+    with pytest.raises(PartitionError, match=r"Kiel: .*seed"):
+        _ = streamed.common_seed
+
+
+@pytest.mark.parametrize(
+    ("used", "why", "passes"), [(True, "", True), (True, "are others", False), (False, "are others", True)]
+)
+def test_records_that_do_not_fit_earlier_replies_are_not_taken(used, why, passes):
+    site = site_of()
+    if used:
+        assert refusal_of(site, RowsUsed(np.ones(N_ROWS, dtype=bool))) is None
+    table = FrameTable(pd.DataFrame({"x": np.arange(N_ROWS + 9.0)}))
+    if passes:
+        site.change_records(table, lambda *_: why)
+        assert site.data.table is table
+    else:
+        with pytest.raises(SecurityError, match="Kiel: are others"):
+            site.change_records(table, lambda *_: why)
+
+
+def test_keys_are_drawn_once():
+    trust = SiteTrust()
+    assert trust.identity is trust.identity
 
 
 # ---- turns --------------------------------------------------------------------------------------------
