@@ -19,7 +19,14 @@ from fedstat.errors import (
     SessionError,
 )
 from fedstat.federation.audit.event_log import SiteLedger
-from fedstat.federation.disclosure.facts import EntityCount, OwnFitProblem, RowCount, RowsUsed
+from fedstat.federation.disclosure.facts import (
+    EntityCount,
+    FactorsRequested,
+    FormulaFactor,
+    OwnFitProblem,
+    RowCount,
+    RowsUsed,
+)
 from fedstat.federation.disclosure.policy import Budget, Policy
 from fedstat.federation.disclosure.refusals import MAX_REASONS_KEPT, ROWS, RefusalLog
 from fedstat.federation.disclosure.site import FAMILIES
@@ -93,6 +100,18 @@ def test_facts_stay_with_what_was_kept_and_every_fact_is_judged():
     state.use("rows", int)
     assert state.reported == {EntityCount, RowCount}
     assert begun(state, among=("A", "B")).masked_among == ("A", "B")
+
+
+def test_the_formula_of_the_latest_request_that_has_one_is_kept():
+    a, b, c = (FactorsRequested([FormulaFactor(name, (name,))]) for name in "abc")
+    state = State("Kiel")
+    assert state.requested == ()
+    state.report(a, b)
+    assert state.requested == (a, b)
+    begun(state).report(EntityCount(9))
+    assert state.requested == (a, b)
+    begun(state).report(c)
+    assert state.requested == (c,)
 
 
 def test_all_of_a_beginning_is_forgotten_and_the_rest_stays():
