@@ -104,7 +104,8 @@ def test_lists_are_remembered_beyond_the_process():
     model = fs.GLORE.from_formula("y ~ x", hospitals(apart=2))
     moments(model, NAMES)
     for site in model.partition.sites.values():
-        assert site.site_ledger.spent == {"masked sums over " + json.dumps(list(NAMES))}
+        lists = {one for one in site.site_ledger.spent if one.startswith("masked sums")}
+        assert lists == {"masked sums over " + json.dumps(list(NAMES))}
 
 
 @pytest.mark.parametrize("quorum, least", [(5, 5), (0.9, 5), (1.0, 5), (4, 4), (0.61, 4)])

@@ -103,7 +103,7 @@ def test_left_out_folds_are_judged_by_the_averages_of_the_others():
 def test_a_baseline_says_what_it_is_and_has_no_inference():
     result = fitted(aggregation="average", folds=4)
     text = " ".join(str(result.summary()).split())
-    assert "averaged by rows" in text and "is a baseline without inference" in text and "in clear" in text
+    assert "averaged by rows" in text and "is a baseline without inference" in text and "unmasked" in text
     for request in (
         result.refit,
         result.split,
