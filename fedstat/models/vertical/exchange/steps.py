@@ -7,7 +7,7 @@ standard deviations, sums of columns, and sums of products of the site's own col
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
@@ -25,6 +25,7 @@ from fedstat.federation.disclosure.facts import (
     GroupSums,
     RowGroups,
     SummedColumns,
+    SummedProducts,
 )
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import (
@@ -194,7 +195,7 @@ def sum_products(
     X = staged.X
     check_lengths(data.name, code=(code, len(X)))
     require_groups(data.name, code, G, X.shape[1] * (X.shape[1] + 1), X.shape[1])
-    state.report(staged.groups(code, X.shape[1]))
+    state.report(staged.groups(code, X.shape[1]), *summed_products(rules, state, code))
     # Fits of one session may use different entities: what was summed is recorded by row of the block.
     rows = np.flatnonzero(block_of(state).seen)
     state.report(rules.division(SUMMED, staged.among_all(code), rows), left_out(code))
@@ -205,6 +206,23 @@ def sum_products(
         "sums": np.array([column_sums(rows, one) for rows, one in zip(members, ones, strict=True)]),
         "grams": np.array([gram(rows, one) for rows, one in zip(members, ones, strict=True)]),
     }
+
+
+def summed_products(rules: ExchangeRules, state: State, code: Ints) -> Iterator[SummedProducts]:
+    """Tell of the columns of the block, in the units of the data, whose products are summed by group, (n,).
+
+    The history has the columns over the rows of all groups together: it judges what two designs differ by.
+    """
+    staged, block = staged_block(state), block_of(state)
+    own = code[staged.held]
+    X = block.X[staged.keep][own >= 0]
+    there = ~np.isnan(X) if staged.seen is None else staged.seen[own >= 0]
+    X, own = np.where(there, X, 0.0), own[own >= 0]
+    names = block.spec.names if rules.terms is None else rules.terms(state)
+    yield SummedProducts(lambda: [X], names, code=own)
+    terms = block.spec.term_names if rules.terms is None else ()
+    rows = np.flatnonzero(block.seen)[staged.keep][code[staged.held] >= 0]
+    yield SummedProducts(lambda: [X], names, rows, [len(parse_term(term)) > 1 for term in terms])
 
 
 def sum_with_response(
@@ -406,6 +424,7 @@ SEEN = presence("which columns count as seen, of each entity that takes part", 2
 CODE = presence("fold or missing pattern of each entity", dtype="int64")
 GROUPS = control("number of folds or missing patterns", 0)
 ENTITY_FACTS = (EntityCount, RowGroups)
+PRODUCT_FACTS = (*ENTITY_FACTS, GroupSums, ExcludedEntities, SummedProducts)
 INCLUDED = presence("which of the site's entities take part", dtype="bool")
 ROWS = presence("positions of the block's entities among those of the response", dtype="int64", optional=True)
 
@@ -449,7 +468,7 @@ def exchange_steps(rules: ExchangeRules) -> Mapping[str, Step]:
             grouped,
             {
                 "sums": _summed("sums of the columns", 2),
-                "grams": _summed("sums of products of the columns", 3),
+                "grams": _summed("sums of products of the columns", 3, PRODUCT_FACTS),
             },
         ),
         "sum_with_response": Step(
