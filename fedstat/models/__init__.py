@@ -1,6 +1,6 @@
 """Model families: one folder and one entry in INSTALLED for each.
 
-The front door makes their classes public, sites answer their steps, and saved results of all can be read.
+The package imports their classes from here, sites answer their steps, and saved results of all can be read.
 """
 
 INSTALLED: dict[str, tuple[str, ...]] = {
@@ -15,5 +15,7 @@ INSTALLED: dict[str, tuple[str, ...]] = {
     "copula_glm": ("PrivateCopulaGLM",),
     "m2sem": ("M2SEM",),
 }
-"""Folders that enter steps into ``fedstat.federation.disclosure.site.FAMILIES``, and the public classes of
-their ``model.py``; what families share has steps and no class."""
+"""Folders that add steps to ``fedstat.federation.disclosure.site.FAMILIES``, and their public classes.
+
+What families share has steps and no class.
+"""

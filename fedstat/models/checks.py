@@ -22,7 +22,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 LAYOUTS = {
     "horizontal": ("sites hold different rows", "ClientPartition.from_frame(table, by='site')"),
     "vertical": (
-        "institutions hold different columns",
+        "sites hold different columns",
         "ClientPartition.from_frames({client: table}, on=key)",
     ),
 }
@@ -31,8 +31,8 @@ POSITIONAL = Parameter.POSITIONAL_OR_KEYWORD
 
 
 WEIGHTS = {
-    "freq_weights": "where a row stands for several",
-    "var_weights": "where the variance of a row is the dispersion over its weight",
+    "freq_weights": "for a row that represents several",
+    "var_weights": "for a row whose variance is the dispersion over its weight",
 }
 OTHER_WEIGHTS = ("weights", "weight", "sample_weight", *WEIGHTS)
 
@@ -161,13 +161,13 @@ def check_level(name: str, value: object) -> None:
 
 
 def check_integer(name: str, value: object, least: int) -> None:
-    """Refuse what is not a whole number of at least `least`."""
+    """Refuse a value that is not an integer of at least `least`."""
     if not isinstance(value, Integral) or value < least:
         raise ModelError(f"{name}: expected a whole number, {least} or more, received {value!r}")
 
 
 def check_masked(masked: object, n_sites: int, wanted: bool) -> bool:
-    """Whether to mask sums over so many sites: by default where that hides each site's part from all.
+    """Return whether to mask sums over this number of sites: by default if masks hide each part from all.
 
     Two whose owners have `wanted` it mask as well: what they refuse then is a sum over two, and not that it
     came in clear.

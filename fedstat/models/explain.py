@@ -47,7 +47,7 @@ class DryRunPlan:
     """Steps whose shapes are not known in advance."""
 
     repeated: ClassVar[frozenset[str]] = frozenset()
-    """Steps at the end of a fit that keep nothing; one rehearsed answer stands for all of the same shape."""
+    """Steps at the end of a fit that keep nothing; one dry reply counts for all of the same shape."""
 
     nested: tuple[str, ...] = ()
     """Columns of groups that have one level a site."""
@@ -88,9 +88,9 @@ class Explainable:
     Attributes
     ----------
     engine : Engine
-        What asks the sites; that of the partition.
+        Engine that sends the requests; that of the partition.
     distribution : DistributionSpec
-        Law and link of the response, of models that have one.
+        Distribution and link of the response, for models that have one.
     """
 
     partition: ClientPartition
@@ -114,15 +114,13 @@ class Explainable:
             shown.append(str(self.distribution))
         what = "rows" if self.partition.layout == "horizontal" else "entities"
         n, K = self.partition.n_entities, len(self.partition.sites)
-        return (
-            f"<{type(self).__name__}: {', '.join([*shown, f'{n:,} {what}'])} of {K} institutions; see .fit()>"
-        )
+        return f"<{type(self).__name__}: {', '.join([*shown, f'{n:,} {what}'])} of {K} sites; see .fit()>"
 
     def explain(self, **arguments: Any) -> Explanation:
-        """Say what :meth:`fit` would ask for and what would leave each institution, and ask nothing.
+        """Report the requests of :meth:`fit` and the releases of each site, without sending a request.
 
-        The steps of the fit run here, on designs that are invented: of the agreed columns and entities, and
-        with numbers that are drawn. No record is read, and no message is sent.
+        The steps of the fit run here on synthetic designs: with the agreed columns and entities, and with
+        random numbers. No record is read, and no message is sent.
 
         Parameters
         ----------
@@ -132,13 +130,13 @@ class Explainable:
         Returns
         -------
         Explanation
-            What would be refused, rounds and bytes, every array with the rules that it meets, and who could
-            learn what.
+            Refusals, rounds and bytes, every array with the rules that apply to it, and what each party could
+            learn.
 
         Raises
         ------
         NotAvailableError
-            The family cannot tell.
+            The model family has no dry run.
         ModelError, EstimationError
             As the fit, as far as it does not depend on the data.
 
@@ -152,7 +150,7 @@ class Explainable:
         """
         if self._plan is None:
             raise NotAvailableError(
-                f"no forecast for {type(self).__name__}: fit, and look at result.ledger.releases()"
+                f"no dry run for {type(self).__name__}: fit, and read result.ledger.releases()"
             )
         return explain_fit(self, self._plan(self, settled(self.fit, arguments)), arguments)
 
@@ -187,7 +185,7 @@ class Explainable:
         yield from ()
 
     def _invent_sites(self, plan: DryRunPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
-        """Make sites with an invented design of this model."""
+        """Make sites with a synthetic design of this model."""
         raise NotImplementedError
 
 
@@ -265,27 +263,27 @@ def propose(model: Explainable, sites: Sequence[str], arguments: Mapping[str, An
 def rehearse(
     model: Explainable, plan: DryRunPlan, arguments: Mapping[str, Any], method: str = "fit"
 ) -> DryRunRecord:
-    """Carry a fit's own questions to sites with invented designs, as far as they are known in advance."""
+    """Send a fit's own requests to sites with synthetic designs, as far as they are known in advance."""
     policies = {name: site.policy for name, site in model.partition.sites.items()}
     dry_run = DryRunEngine(model._invent_sites(plan, policies), plan.repeated)
-    # The model keeps its own engine: only the copy asks sites that are invented.
+    # The model keeps its own engine: only the copy addresses synthetic sites.
     double = copy.copy(model)
     double.engine = dry_run
-    # What a fit of invented numbers warns of says nothing of the real one.
+    # Warnings of a fit to synthetic numbers do not apply to the real one.
     with warnings.catch_warnings(), progress(False):
         warnings.simplefilter("ignore")
         try:
-            # Of a rehearsal nothing is told, also where the fit is to tell.
+            # A dry run reports no progress, even if the fit does.
             silent = {"progress": False} if "progress" in arguments else {}
             getattr(double, method)(**{**arguments, **plan.arguments(), **silent})
         except DryRunEnded:
             return dry_run.dry_run()
-    raise NotAvailableError("no forecast: this fit asks nothing of its engine")
+    raise NotAvailableError("no dry run: this fit sends no request through its engine")
 
 
 def as_table(planned: Sequence[ExpectedArray], at: str | None, guessed: frozenset[str]) -> pd.DataFrame:
-    """One row per array, with the institution in the place of the coordinator that sits there."""
-    # The coordinator that sits at an institution is that institution, for whoever reads the table.
+    """One row per array; a coordinator at a site appears under the name of the site."""
+    # For readers of the table, a coordinator at a site is that site.
     table = pd.DataFrame([_cells(row) | {"guessed": row.step in guessed} for row in planned], columns=COLUMNS)
     if at is not None:
         for role in ("sender", "receiver"):
@@ -343,9 +341,9 @@ def iteration_notes(expected: ExpectedReleases) -> Iterator[str]:
             f"'{step}' {usual:,}, {low:,} to {high:,}" for step, (low, usual, high) in open_ended.items()
         )
         yield (
-            "The number of iterations depends on the data. Counts are those of a dry run on invented data; "
-            f"in parentheses stand those with one iteration and at the fit's limit: {counts}. Steps that are "
-            "shortened add rounds."
+            "The number of iterations depends on the data. Counts are those of a dry run on synthetic "
+            f"data; in parentheses are those with one iteration and at the fit's limit: {counts}. Shortened "
+            "steps add rounds."
         )
 
 
@@ -356,9 +354,9 @@ def consent_notes(model: Explainable) -> Iterator[str]:
 
 
 def dry_run_notes(dry_run: DryRunRecord) -> Iterator[str]:
-    """Say what making the model has asked for already, and where the forecast ends."""
+    """State the requests already sent when the model was made, and where the dry run ends."""
     kinds = dict.fromkeys(kind for found in dry_run.earlier.values() for kind in found)
     if kinds:
         yield f"Making the model has asked already, for values of these kinds: {', '.join(kinds)}."
     if dry_run.cut_short:
-        yield f"What would follow the refusal of step '{dry_run.cut_short}' is not told."
+        yield f"Nothing is reported beyond the refusal of step '{dry_run.cut_short}'."

@@ -54,7 +54,7 @@ class EffectPoint:
 def effects_of(beta: Floats, at: EffectSums, changes: Mapping[int, ChangeSums]) -> tuple[Floats, Floats]:
     """Effects of all columns, (p,), and their derivatives by the coefficients, (p, p), from averages.
 
-    `changes` are those of each column from 0 to 1 whose discrete effect is asked for.
+    `changes` are those of each column from 0 to 1 with a requested discrete effect.
     """
     p = len(beta)
     slope, bend = at.first[1:], at.second[1:, 1:]
@@ -129,7 +129,7 @@ class MarginalEffects:
 
     @property
     def pvalues(self) -> pd.Series:
-        """Two-sided p-values of each effect being zero, of the law of the fit's own tests."""
+        """Two-sided p-values for each effect being zero, by the distribution of the fit's own tests."""
         return pd.Series(
             2.0 * self._test_distribution.sf(np.abs(self.tvalues.to_numpy())), index=self.margeff.index
         )

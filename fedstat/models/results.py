@@ -102,10 +102,10 @@ class Results(Generic[Record]):
         return self._ledger
 
     def receipt(self) -> ReceiptLike:
-        """Return the account of the run that every institution signed.
+        """Return the receipt of the run, signed by every site.
 
-        Save it with ``receipt.save(path)``; whoever has the institutions' fingerprints can check it with
-        :func:`fedstat.verify_receipt`. Its ``released`` holds released numbers against unknown values.
+        Save it with ``receipt.save(path)``; the sites' fingerprints are sufficient to check it with
+        :func:`fedstat.verify_receipt`. Its ``released`` compares released numbers with unknown values.
 
         Raises
         ------
@@ -114,11 +114,11 @@ class Results(Generic[Record]):
         """
         found: ReceiptLike | None = getattr(self._ledger, "receipt", None)
         if found is None:
-            raise NotAvailableError("no receipt: the institutions were not asked for one when this run ended")
+            raise NotAvailableError("no receipt: none was requested from the sites when this run ended")
         return found
 
     def _kinds(self) -> Mapping[str, Sequence[str]] | None:
-        """Kinds of values that each institution released; None without a ledger."""
+        """Kinds of values that each site released; None without a ledger."""
         return None if self._ledger is None else self._ledger.kinds_by_site()
 
     def _ledger_lines(self) -> list[tuple[str, str]]:
@@ -244,7 +244,7 @@ class CoefficientResults(Results[Any]):
     ----------
     record : EstimateRecord
     ledger : LedgerLike, optional
-        None for an estimate that was read from a file without its account.
+        None for an estimate that was read from a file without its ledger.
     model : optional
 
     Raises
@@ -309,7 +309,7 @@ class CoefficientResults(Results[Any]):
 
     @property
     def coef_sites(self) -> pd.Series:
-        """Institution of each coefficient; empty for the intercept."""
+        """Site of each coefficient; empty for the intercept."""
         return pd.Series(self.estimate.sites, index=list(self.estimate.names), dtype=object)
 
     @property
@@ -320,7 +320,10 @@ class CoefficientResults(Results[Any]):
 
     @property
     def tvalues(self) -> pd.Series:
-        """Coefficients over their standard errors; of zero coefficients they have the law of `use_t`."""
+        """Coefficients over their standard errors.
+
+        For zero coefficients their distribution follows `use_t`.
+        """
         return self.params / self.bse
 
     @property
@@ -367,7 +370,7 @@ class CoefficientResults(Results[Any]):
 
     @property
     def llf(self) -> float:
-        """Maximised log-likelihood."""
+        """Maximized log-likelihood."""
         return self._need("llf", self.estimate.llf)
 
     @property
@@ -424,7 +427,7 @@ class CoefficientResults(Results[Any]):
     # -- tests of hypotheses ----------------------------------------------------------------------
 
     def t_test(self, r_matrix: Hypothesis) -> ContrastResults:
-        """Test linear hypotheses one by one, against the law of `use_t`.
+        """Test linear hypotheses one by one; `use_t` sets the distribution.
 
         Parameters
         ----------
@@ -539,7 +542,8 @@ class CoefficientResults(Results[Any]):
         Raises
         ------
         NotAvailableError
-            They are derivatives of the mean at a linear predictor, and here there is none, or no covariance.
+            They are derivatives of the mean at a linear predictor; this fit has no linear predictor, or no
+            covariance.
 
         Examples
         --------
@@ -550,8 +554,8 @@ class CoefficientResults(Results[Any]):
         True
         """
         raise NotAvailableError(
-            "get_margeff: marginal effects are derivatives of a mean at a linear predictor, and errors of "
-            "them need a covariance of its coefficients; these results lack one or the other. Of a linear "
+            "get_margeff: marginal effects are derivatives of a mean at a linear predictor, and their "
+            "errors need a covariance of its coefficients; these results lack one of the two. For a linear "
             "model they are the coefficients; FederatedGLM, VFEMRegression and VerticalGLM have them"
         )
 
@@ -601,7 +605,7 @@ class CoefficientResults(Results[Any]):
         return _exponentials(frame) if exponentiate else frame
 
     def glance(self) -> pd.DataFrame:
-        """Put the fit as a whole into one row, with broom's names; ``concat`` puts several under one another.
+        """Return the fit as one row, with broom's names; ``concat`` combines the rows of several fits.
 
         Returns
         -------
@@ -620,7 +624,7 @@ class CoefficientResults(Results[Any]):
         return pd.DataFrame([self._glance()])
 
     def summary(self, alpha: float = 0.05) -> SheetSummary:
-        """Estimate, federation, coefficients by institution, what each institution brought, notes.
+        """Return estimate, federation, coefficients by site, contributions of sites, and notes.
 
         Parameters
         ----------
@@ -657,7 +661,7 @@ class CoefficientResults(Results[Any]):
         standardised: bool | Mapping[str, float] = False,
         selected: bool = False,
     ) -> Axes:
-        """Coefficients with their intervals, grouped and coloured by institution.
+        """Plot coefficients with their intervals, grouped and colored by site.
 
         Parameters
         ----------
@@ -754,7 +758,7 @@ class CoefficientResults(Results[Any]):
         return [*rows, *self._ledger_lines(), ("Privacy spent", self.estimate.privacy)]
 
     def _error_parts(self) -> dict[str, Floats]:
-        """Parts of the standard errors to print beside them, by heading: (d,) each."""
+        """Parts of the standard errors to print with them, by heading: (d,) each."""
         return {}
 
     def _summary_notes(self) -> Iterator[Note]:
@@ -769,7 +773,7 @@ class CoefficientResults(Results[Any]):
             yield Note(
                 "undetermined_errors",
                 f"The covariance does not determine a standard error (nan) of: {', '.join(undetermined)}. "
-                "Tests and intervals of the other coefficients stand.",
+                "Tests and intervals of the other coefficients are valid.",
                 "warning",
             )
         if est.llf is None:
@@ -825,7 +829,7 @@ class CoefficientResults(Results[Any]):
         }
 
     def _sites(self) -> list[str]:
-        """Names of the institutions behind the fit."""
+        """Names of the sites behind the fit."""
         blocks = self.estimate.blocks
         return [block.site for block in blocks] or list(dict.fromkeys(filter(None, self.estimate.sites)))
 

@@ -101,7 +101,7 @@ def run_fit(
     Parameters
     ----------
     model : Explainable
-        Whose fit it is.
+        Model of the fit.
     call : Call
         The method as the analyst called it.
     estimate : callable
@@ -174,7 +174,7 @@ def rest_after(
     names = lost or tuple(error.sites)
     absent = tuple(AbsentSite(name, ledger.rounds, again) for name in names)
     ledger.absent += absent
-    warn(f"{'; '.join(map(str, absent))} ({len(left)} of {len(partition.sites)} institutions)", DataWarning)
+    warn(f"{'; '.join(map(str, absent))} ({len(left)} of {len(partition.sites)} sites)", DataWarning)
     return partition._among(left) if lost else partition
 
 
@@ -184,12 +184,12 @@ def rest_after(
 
 @dataclass(frozen=True, slots=True)
 class PostFitAnalysis:
-    """An analysis after a fit, such as a prediction or an evaluation, as it is proposed to owners.
+    """An analysis after a fit, such as a prediction or an evaluation, as proposed to owners.
 
     `call`, `formula` and `distribution` describe it; `invent` makes sites without data that can answer it,
     under the policies of the real ones; `columns` names the columns that it reads, by site. `loops` are
-    rounds whose number depends on the data, and `guessed` steps whose sizes are not known. Only owners of
-    sites that receive a request consent.
+    rounds whose number depends on the data, and `guessed` steps of unknown size. Only owners of sites that
+    receive a request consent.
     """
 
     partition: ClientPartition

@@ -26,8 +26,8 @@ READERS: dict[str, Reader] = {}
 def load(path: str | Path) -> Any:
     """Read results that ``save`` wrote: estimates, covariance, ledger, and all that follows from them.
 
-    What needs the rows of the fit (fitted values, residuals, a new score test) is not in the file;
-    predictions are made for the rows or the partition that you give.
+    Methods that need the rows of the fit (fitted values, residuals, a new score test) are not available;
+    predictions are made for given rows or a given partition.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ def load(path: str | Path) -> Any:
     Returns
     -------
     Results
-        Of the family that wrote it.
+        Model family of the file.
 
     Raises
     ------
@@ -66,10 +66,10 @@ def load(path: str | Path) -> Any:
         raise ModelError(f"{path.name}: expected one of the formats {sorted(READERS)}, received {received!r}")
     try:
         return READERS[form](header, arrays)
-    # Of a stranger's file anything may be wrong; the cause stays attached for whoever wrote it.
+    # A file from an untrusted source may have any error; the cause stays attached for its author.
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError, FedstatError) as error:
         reported = f": {error}" if isinstance(error, FedstatError) else ""
-        raise ModelError(f"{path.name}: the file is not whole ({type(error).__name__}){reported}") from error
+        raise ModelError(f"{path.name}: the file is incomplete ({type(error).__name__}){reported}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class SavedLedger:
 
     @classmethod
     def of(cls, ledger: LedgerLike | None) -> SavedLedger | None:
-        """Take a ledger apart; None where there is none."""
+        """Convert a ledger to plain values; None without a ledger."""
         if not isinstance(ledger, Ledger):
             return None
         receipt = None if ledger.receipt is None else ledger.receipt.to_json()

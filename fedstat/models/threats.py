@@ -51,7 +51,7 @@ class ThreatTable(SheetSummary):
 
 
 def threats(policy: Policy | str | Path | None = None) -> ThreatTable:
-    """Say who can learn what: an analyst, coordinators, other institutions, and intruders.
+    """State what an analyst, coordinators, other sites, and intruders can learn.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def threats(policy: Policy | str | Path | None = None) -> ThreatTable:
     Raises
     ------
     PartitionError
-        The policy is none, or its file has no meaning.
+        The policy or its file is invalid.
 
     Examples
     --------

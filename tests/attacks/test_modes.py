@@ -1,4 +1,4 @@
-"""Somebody else on the same machine: files of a site that others may read or write are not used."""
+"""Somebody else on the same machine: files of a site that others can read or write are not used."""
 
 import os
 import stat

@@ -68,7 +68,7 @@ def test_the_unmasked_iteration_of_vfem_is_flagged_after_a_dozen_rounds():
     partition = fs.ClientPartition.from_frames(fs.datasets.load_sme(), on="enterprise_id")
     model = fs.VFEMRegression.from_formula("NPGR ~ .", partition, between="independent")
     options = {"exchange": "iterative", "iteration": fs.Iteration(masked=False), "cov_type": "none"}
-    with pytest.warns(DisclosureWarning, match="rows may be solved for") as caught:
+    with pytest.warns(DisclosureWarning, match="rows could be computed") as caught:
         result = model.fit(**options, maxiter=12)
     assert __file__ in {w.filename for w in caught}
     receipt = result.receipt()

@@ -25,11 +25,11 @@ COLUMNS = fs.ClientPartition.from_frames({"A": TABLE[["id", "y", "x"]], "B": TAB
     [
         (
             lambda: fs.FederatedGLM.from_formula("y ~ x + z", ROWS, family=sm.families.Gaussian()),
-            "<FederatedGLM: y ~ x + z, Gaussian(link=Identity), 200 rows of 2 institutions; see .fit()>",
+            "<FederatedGLM: y ~ x + z, Gaussian(link=Identity), 200 rows of 2 sites; see .fit()>",
         ),
         (
             lambda: fs.VFEMRegression.from_formula("y ~ x + z", COLUMNS),
-            "<VFEMRegression: y ~ x + z, 200 entities of 2 institutions; see .fit()>",
+            "<VFEMRegression: y ~ x + z, 200 entities of 2 sites; see .fit()>",
         ),
         (
             lambda: fs.VFEMRegression.from_formula("y ~ x + z", COLUMNS).design,
@@ -37,9 +37,9 @@ COLUMNS = fs.ClientPartition.from_frames({"A": TABLE[["id", "y", "x"]], "B": TAB
         ),
         (
             lambda: fs.CopulaSynthesizer(COLUMNS, epsilon=1.0, bounds=dict.fromkeys("xyz", (-9, 9))),
-            "<CopulaSynthesizer: 200 entities of 2 institutions; see .fit()>",
+            "<CopulaSynthesizer: 200 entities of 2 sites; see .fit()>",
         ),
-        (lambda: fs.M2SEM(COLUMNS, n_factors=1), "<M2SEM: 200 entities of 2 institutions; see .fit()>"),
+        (lambda: fs.M2SEM(COLUMNS, n_factors=1), "<M2SEM: 200 entities of 2 sites; see .fit()>"),
     ],
 )
 def test_models_say_what_they_are(model, printed):

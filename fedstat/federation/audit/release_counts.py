@@ -38,7 +38,7 @@ SYMMETRY_TOLERANCE = 1e-10
 VERDICT_FEW_BITS, VERDICT_ENOUGH_BITS, VERDICT_SOLVABLE = (
     "less than a bit a value",
     "bits enough for columns of few values",
-    "as many equations as unknowns: rows may be solved for",
+    "as many equations as unknowns: rows could be computed",
 )
 BITS_PER_NUMBER = 53
 """Of a number that leaves exactly; a value of zero or one has one bit."""

@@ -1,7 +1,7 @@
 """Parties that could learn something from the releases of a fit, and what each could learn.
 
-The sentences follow from the kinds of what passes, whether masks hide it, who receives it, and how many
-institutions there are. They hold for parties that keep to the protocol, and keep and combine what they see.
+The sentences follow from the kinds of the messages, from masks, from the receivers, and from the number of
+sites. They hold for parties that follow the protocol, and that keep and combine everything they see.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def who_learns(
 ) -> Iterator[tuple[str, str]]:
     """Say who could learn what: pairs of a party and a sentence.
 
-    `at` is where the coordinator sits; `n_masked` counts the sites of the masked sums, 0 where there are
-    none; `dealers` name who deals for the secure product of each two institutions, empty for the coordinator.
+    `at` is the site of the coordinator; `n_masked` counts the sites of the masked sums, 0 without any;
+    `dealers` name the dealer for the secure product of each two sites, empty for the coordinator.
     """
     coordinator = "Coordinator" if at is None else f"Coordinator, at {at}"
     yield from ((coordinator, sentence) for sentence in coordinator_learns(planned, at))
@@ -59,22 +59,20 @@ def masked_sums_reveal(planned: Sequence[ExpectedArray], n_masked: int) -> Itera
     rows = [row for row in planned if row.masked and row.kind != "per entity"]
     if rows:
         yield (
-            f"receives under masks: {_array_meanings(rows)}. It learns the sums over {n_masked} "
-            "institutions, and no "
-            "institution's part."
+            f"receives under masks: {_array_meanings(rows)}. It learns the sums over {n_masked} sites, and "
+            "no site's part."
         )
     if each:
         yield (
-            f"receives sums over {n_masked} institutions entity by entity, in every round: "
-            f"{_array_meanings(each)}. "
-            "Masks hide an institution's part of one round: about as many rounds as there are columns give "
-            "the rows of all institutions away. At an entity of which one institution alone has a record the "
-            "sum is that one's part."
+            f"receives sums over {n_masked} sites entity by entity, in every round: "
+            f"{_array_meanings(each)}. Masks hide a site's part of one round. About as many rounds as there "
+            "are columns reveal the rows of all sites. If only one site has a record of an entity, the sum "
+            "is that site's part."
         )
 
 
 def sites_learn(planned: Sequence[ExpectedArray]) -> Iterator[str]:
-    """Say what the institutions are told."""
+    """State what the sites receive."""
     for kind, meaning in SITE_LEARNS.items():
         rows = [row for row in planned if row.kind == kind and row.sender == COORDINATOR]
         if rows:
@@ -91,13 +89,13 @@ def sites_learn(planned: Sequence[ExpectedArray]) -> Iterator[str]:
 def collusions(
     at: str | None, n_masked: int, dealers: Mapping[tuple[str, str], str], noisy: bool = False
 ) -> Iterator[str]:
-    """Say who together learns more; `noisy` where every institution adds noise to its own shares."""
+    """State which parties learn more together; `noisy` if every site adds noise to its own shares."""
     if n_masked and not hides(n_masked):
-        yield f"Masks hide nothing from the other institution here. {TWO_SITES}"
+        yield f"Masks hide nothing from the other site here. {TWO_SITES}"
     elif n_masked:
         yield (
-            f"The coordinator and c of the {n_masked} institutions learn the sum over the other "
-            f"{n_masked} - c; all but one of them learn that one's part."
+            f"The coordinator and c of the {n_masked} sites together learn the sum over the other "
+            f"{n_masked} - c; if all sites but one collude, they learn the part of the last one."
         )
     where = "the coordinator" if at is None else f"the coordinator (at {at})"
     for dealer in dict.fromkeys(dealers.values()):
@@ -108,15 +106,15 @@ def collusions(
         )
     if dealers and noisy:
         yield (
-            f"{where[0].upper()}{where[1:]} and all institutions but one know the sums of products with that "
-            "one's noise alone, for which its budget was charged."
+            f"{where[0].upper()}{where[1:]} and all sites but one together know the sums of products with "
+            "only that site's noise, which its budget was charged for."
         )
     elif dealers:
         yield (
-            f"{where[0].upper()}{where[1:]} and one institution of a product know the sums of products and "
-            "that one's columns: equations in the other's columns. Continuous ones are not determined by "
-            "them where a pattern has twice as many entities as columns; those of few values can be, where "
-            "a policy does not judge sums by bits (discrete)."
+            f"{where[0].upper()}{where[1:]} and one site of a product together know the sums of products "
+            "and that site's columns: these are equations in the other site's columns. They do not "
+            "determine continuous columns if a pattern has twice as many entities as columns. They can "
+            "determine columns of few values, unless a policy checks sums by bits (discrete)."
         )
 
 
@@ -131,7 +129,7 @@ def _join_or_count(names: Sequence[str], planned: Sequence[ExpectedArray]) -> st
     """Names in a sentence; of many that are all to which anything passes, how many they are."""
     every = {name for row in planned for name in (row.sender, row.receiver)} - {COORDINATOR}
     if len(names) > MAX_ARRAYS_NAMED and every.issubset(names):
-        return f"all {len(names)} institutions"
+        return f"all {len(names)} sites"
     return join_names(names)
 
 

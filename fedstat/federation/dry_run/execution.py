@@ -32,12 +32,12 @@ from fedstat.federation.tables.table import FrameTable
 from fedstat.typing import Ints
 
 # ----------------------------------------------------------------------------------------------------
-# A site without data: a real door, behind it an invented design, and its owner's policy to be heard out.
+# A site without data: real disclosure checks, a synthetic design, and all rules of its owner's policy.
 #
-# A door stops at the first rule that refuses. A forecast tells every rule that would, and goes on: rules
-# that follow from the question alone are listed by the functions that the door itself calls; the others are
-# left to the door. What it refuses is asked again under a policy that allows all, for what would come
-# after.
+# The checks of a site stop at the first rule that refuses. A dry run reports every such rule, and continues.
+# Rules that depend on the request alone are listed by the functions that the site itself calls; the others
+# are left to the site's checks. A refused request is repeated under a policy that allows all, to find what
+# would follow.
 
 ALLOW_ALL = Policy(min_count=0, min_events=0, min_level_count=0, max_parameters=1e9, remember="nothing")
 """A policy that allows all."""
@@ -46,10 +46,10 @@ COMMON_SEED = 1
 
 
 class DrySite(Site):
-    """A site of which name, policy and the number of records are known, and whose design is invented.
+    """A site with known name, policy and number of records, and a synthetic design.
 
-    `instead` are steps, by family and name, that stand in the place of those that read records; `entities`
-    (n_rows,) number those of the records.
+    `instead` are steps, by family and name, that replace those that read records; `entities` (n_rows,) number
+    those of the records.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class DrySite(Site):
         self.refused: list[PolicyError] = []
 
     def open(self, session: str, state: State) -> None:
-        """Let a session have opened an invented design."""
+        """Open a synthetic design in a session."""
         self.states[session] = state
 
     @property
@@ -78,7 +78,7 @@ class DrySite(Site):
         return max((len(masker.sites) for masker in maskers), default=0)
 
     def hear(self, request: Request) -> Reply:
-        """Answer a question, and note in :attr:`refused` which of the owner's rules refuse the answer.
+        """Answer a request, and record in :attr:`refused` which of the owner's rules refuse the reply.
 
         A PolicyError where not even a policy that allows all lets the answer pass.
         """
@@ -96,7 +96,7 @@ class DrySite(Site):
         return reply
 
     def _hold_reply(self, request: Request, reply: Reply) -> None:
-        # Columns are open for the whole session; refused once, they would be refused again at every answer.
+        # Columns are open for the whole session; a refusal is reported once, not for every reply.
         columns = 0 if self._reported_columns else self.states.get(request.session, State(self.name)).columns
         if not self._hold(
             "maximum columns", "", partial(check_columns, self.name, self.owners, request, columns)
@@ -116,7 +116,7 @@ class DrySite(Site):
         return True
 
     def _note(self, error: PolicyError, array: str, rule: str = "") -> None:
-        """Note a refusal; what the door said of an answer is not said again of one of its arrays."""
+        """Record a refusal; a rule that refused a reply is not repeated for one of its arrays."""
         message = str(error)
         earlier = [one for one in self.refused if str(one) != message]
         refused = PolicyError(message, rule=rule or error.rule, site=self.name, array=array)
@@ -124,7 +124,7 @@ class DrySite(Site):
 
     def _request(self, request: Request, policy: Policy) -> Reply:
         """Answer under some policy, which steps are handed with the data."""
-        # Steps read the policy too, for instance how many rows stand behind a level.
+        # Steps read the policy too, for instance for the number of rows behind a level.
         self.policy, self._data = policy, replace(self._data, policy=policy)
         return unpack_reply(self.answer(pack_request(request)))
 
@@ -142,17 +142,16 @@ REPLY_RULES = (
     "dealer",
     "discrete",
 )
-"""Rules of a policy that need the answer, or all of the question."""
+"""Rules of a policy that need the reply, or the complete request."""
 
 
 # ----------------------------------------------------------------------------------------------------
-# A fit without data: its own questions, answered by its own steps on designs that are invented.
+# A fit without data: its own requests, answered by its own steps on synthetic designs.
 #
-# :class:`Rehearsal` is an engine whose sites are dry (:mod:`fedstat.federation.dry_run.execution`).
-# Questions,
-# answers, rounds, masks and texts are those of the fit, since it is the fit that asks and its steps that
-# answer; what would pass is entered as an engine enters it. Only the numbers are made up, and what the fit
-# makes of them is thrown away.
+# :class:`Rehearsal` is an engine whose sites are dry (:mod:`fedstat.federation.dry_run.execution`). Requests,
+# replies, rounds, masks and texts are those of the fit, since the fit sends the requests and its steps answer
+# them. Releases are recorded as an engine records them. Only the numbers are synthetic, and the results
+# computed from them are discarded.
 
 OPEN_PRODUCT_STEP = "open_product"
 RequestSignature: TypeAlias = tuple[
@@ -166,7 +165,7 @@ class DryRunEnded(Exception):  # noqa: N818  (no error: the end of a fit that wa
 
 @dataclass(frozen=True, slots=True)
 class DryRunRequest:
-    """One question of a rehearsal, with its text as an owner consents to it and the numbers that it gave."""
+    """One request of a dry run, with its text for the owner's consent and the numbers that it released."""
 
     site: str
     family: str
@@ -181,14 +180,13 @@ class DryRunRequest:
 class DryRunRecord:
     """What a rehearsal went through.
 
-    `at` is where the coordinator sits; `entries` are as the ledger of the fit would have them; `rounds` are
-    the steps of every round trip between institutions. `declared` tells, by site, step and array, what the
-    array is and the policy that it meets; `refused` what policies would refuse, by site and step. `n_masked`
-    counts the sites of the masked sums, 0 where there are none; `dealers` name who deals for the secure
-    product of each two institutions, empty for the coordinator. `earlier` are kinds of what has left each
-    institution already, when the model was made. `request` are all questions, also those in place at the
-    coordinator's own institution. `cut_short` is the step at which a refusal ended it, because
-    no policy could let it pass.
+    `at` is the site of the coordinator; `entries` are those that the ledger of the fit would have; `rounds`
+    are the steps of every round trip between sites. `declared` has, by site, step and array, the array's
+    declaration and its policy; `refused` has the refusals of policies, by site and step. `n_masked` counts
+    the sites of the masked sums, 0 without any; `dealers` name the dealer for the secure product of each two
+    sites, empty for the coordinator. `earlier` are kinds of values that each site has already released when
+    the model was made. `request` are all requests, including local ones at the coordinator's own site.
+    `cut_short` is the step at which a refusal ended the dry run, because no policy could allow it.
     """
 
     at: str | None
@@ -211,7 +209,7 @@ class DryRunRecord:
         return tuple(rules_in_force(policy, declared, self.n_masked if entry.masked else 0))
 
     def refusals(self, entry: Entry) -> tuple[PolicyError, ...]:
-        """Refusals that keep an array in: its own, and those of the whole answer."""
+        """Return the refusals that apply to an array: its own, and those of the complete reply."""
         found = self.refused.get((entry.sender, entry.step), ())
         return tuple(one for one in found if one.array in ("", entry.array))
 
@@ -219,9 +217,9 @@ class DryRunRecord:
 class DryRunEngine:
     """An engine whose sites are dry.
 
-    The steps in `repeated` end a fit, and keep nothing; which arrays they release depends on the shapes of
-    what they are asked alone. Asked again in the same shapes they are not run again: the first answer stands
-    for all, and is entered as often as it is asked for.
+    The steps in `repeated` end a fit, and keep nothing; the arrays that they release depend only on the
+    shapes of their input. Requests with the same shapes are not run again: the first reply counts for all,
+    and is recorded for each request.
     """
 
     def __init__(self, sites: Mapping[str, DrySite], repeated: Collection[str] = ()) -> None:
@@ -259,9 +257,9 @@ class DryRunEngine:
         )
 
     def run(self, protocol: FitProtocol[Fit], ledger: Ledger) -> NoReturn:
-        """Carry a protocol's questions to the dry sites; ends in :class:`Rehearsed`.
+        """Send a protocol's requests to the dry sites; it ends in :class:`Rehearsed`.
 
-        What the protocol returns rests on made up numbers, and is not handed on.
+        The result of the protocol depends on synthetic numbers, and is not returned.
         """
         self._ledger, self._earlier = Ledger(at=ledger.at), ledger.kinds_by_site()
         try:
@@ -291,7 +289,7 @@ class DryRunEngine:
         if same is not None:
             self._answers[same] = reply
         enter(request, reply, self._ledger)
-        # What is hidden travels as several words a number: its first axis is none of its own.
+        # A masked number is transferred as several words: the first axis is not part of its shape.
         gives = FAMILIES[request.family][request.step].gives
         hidden = {name for name in reply.arrays if request.masked is not None and gives[name].maskable}
         gave = {name: prod(array.shape[name in hidden :]) for name, array in reply.arrays.items()}
@@ -315,7 +313,8 @@ class DryRunEngine:
                 found.setdefault((one.rule, one.array, str(one)), one)
         for name, declared in FAMILIES[request.family][request.step].given.items():
             self._declared[request.site, request.step, name] = (declared, site.owners)
-        # The coordinator's own dealing is no message; who deals stands in the questions to both institutions.
+        # Random numbers dealt by the coordinator are not messages; the requests to both sites name the
+        # dealer.
         if request.step == OPEN_PRODUCT_STEP:
             part = read_part(request.text)
             self._dealers[part.product.site_a, part.product.site_b] = part.dealer
@@ -323,7 +322,7 @@ class DryRunEngine:
 
 
 def request_signature(request: Request) -> RequestSignature:
-    """All of a question but the numbers in its arrays, and the round whose masks hide its answer."""
+    """Return a request without the numbers in its arrays, and the round whose masks hide its reply."""
     shapes = tuple((name, array.dtype.str, array.shape) for name, array in request.arrays.items())
     return (
         request.site,

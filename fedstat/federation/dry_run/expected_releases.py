@@ -77,7 +77,7 @@ class IterationLoop:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedArray:
-    """Messages of one array from one institution to another, as the account enters them (`Entry`).
+    """Messages of one array from one site to another, as the ledger records them (`Entry`).
 
     `shape` is the largest; `entities` those behind one message, 0 where none are; `messages` and `bytes` are
     counted with one iteration, as in the dry run, and at the limit. `rules` are those of the sender's policy
@@ -120,7 +120,7 @@ class ExpectedReleases:
         return max(self._counts((step,), count))
 
     def planned(self) -> list[ExpectedArray]:
-        """List what would leave each institution, array by array, as the ledger's releases do."""
+        """List the releases of each site, array by array, as the ledger's releases do."""
         found: dict[ArrayKey, list[Entry]] = {}
         for e in self.dry_run.entries:
             key = (e.sender, e.receiver, e.step, e.array, e.kind, e.what, e.masked)
@@ -161,7 +161,7 @@ class ExpectedReleases:
         step = (0,) * len(shape)
         if len(entries) > 1 and grows > 0:
             step = tuple(b - a for a, b in zip(entries[-2].shape, shape, strict=True))
-        # Bytes are scaled and not counted anew: a masked number takes one word or six.
+        # Bytes are scaled and not counted again: a masked number takes one word or six.
         size = last.bytes / max(prod(shape), 1)
         out = []
         for i in range(1, more + 1):
@@ -170,7 +170,7 @@ class ExpectedReleases:
         return out
 
     def refusals(self) -> dict[str, list[PolicyError]]:
-        """List what policies would refuse, by site, also in place at the coordinator's own institution."""
+        """List the refusals of policies, by site, including local ones at the coordinator's own site."""
         out: dict[str, list[PolicyError]] = {}
         for (site, _), found in self.dry_run.refused.items():
             if found:
@@ -179,7 +179,7 @@ class ExpectedReleases:
 
 
 # ----------------------------------------------------------------------------------------------------
-# From a forecast to the plan that the owner of one site is asked to consent to.
+# From a dry run to the plan for the consent of one site's owner.
 
 MIN_ROUNDS = 12
 """Fewest rounds of a loop in a plan: a fit that is refused at its end has released all and yields nothing."""
@@ -203,7 +203,7 @@ class AnalysisDescription:
 
 
 def plan_text_release(family: str, step: str) -> PlannedStep:
-    """Plan one question of a step that takes nothing, and tells a text."""
+    """Plan one request of a step without input that returns a text."""
     reported = FAMILIES[family][step].given[TEXT]
     gives = ReleasedArray(TEXT, reported.kind, reported.what, False, 0, 0)
     return PlannedStep(family, step, 1, False, ("",), (gives,))
@@ -211,14 +211,14 @@ def plan_text_release(family: str, step: str) -> PlannedStep:
 
 @dataclass(frozen=True, slots=True)
 class PlanBuilder:
-    """Makes the plan of every site from one forecast; `guessed` are steps whose sizes are not known."""
+    """Makes the plan of every site from one dry run; `guessed` are steps of unknown size."""
 
     expected: ExpectedReleases
     words: AnalysisDescription
     guessed: frozenset[str]
 
     def plan(self, site: str, columns: Sequence[str], afterwards: Sequence[PlannedStep] = ()) -> AnalysisPlan:
-        """Plan for one site, of which these columns are read; also steps that may be asked afterwards."""
+        """Plan for one site with its columns; also steps that may be requested afterwards."""
         rounds = sum(self._with_room(kinds, max(counts)) for kinds, counts in self.expected.rounds())
         return self.words.plan(site, columns, (*self._steps(site), *afterwards), rounds)
 
@@ -248,8 +248,8 @@ class PlanBuilder:
             gave = max((one.gave[name] for one in found if name in one.gave), default=None)
             if gave is None:
                 continue
-            # In a longer fit than was rehearsed arrays may be larger. What is asked in place is no message,
-            # and grows as an array of the same size that is one.
+            # In a longer fit than the dry run arrays may be larger. A local request is not a message, and
+            # grows like an array of the same size that is one.
             later = [
                 prod(row.shape)
                 for row in planned

@@ -28,7 +28,7 @@ from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.typing import Array, Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# Sites that hold different columns, with invented blocks of the agreed design.
+# Sites that hold different columns, with synthetic blocks of the agreed design.
 
 
 def synthetic_column_sites(
@@ -79,7 +79,7 @@ def synthetic_block(block: BlockDesign, X: Floats, seen: Bools) -> CodedBlock:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Sites with entities to predict, which code none of them: every column that is asked for is zero.
+# Sites with entities to predict, without coded columns: every requested column is zero.
 
 
 def synthetic_entity_sites(rows: Mapping[str, Ints], policies: Mapping[str, Policy]) -> dict[str, DrySite]:

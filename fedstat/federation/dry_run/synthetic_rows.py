@@ -36,9 +36,9 @@ from fedstat.typing import Array, Floats
 # Designs of the agreed shape with drawn numbers: normal columns, and a response that mildly depends on
 # them.
 #
-# Invented is what a site holds once its columns are coded. Names, institutions, entities and missing
-# patterns are those that have been agreed on, and all that the shape of an answer can depend on; no kind,
-# level or transform of a column has to be known for it, nor does any value matter.
+# The synthetic part is a site's coded columns. Names, sites, entities and missing patterns are the agreed
+# ones, and the shape of a reply depends on nothing else: no kind, level or transform of a column is needed,
+# and values do not matter.
 
 SYNTHETIC_SEED = 20_240_229
 PREDICTOR_VARIANCE = 0.5
@@ -52,7 +52,7 @@ RESPONSE_SHAPE = 4.0
 
 
 def synthetic_generator() -> np.random.Generator:
-    """Return the same random numbers for every forecast."""
+    """Return the same random numbers for every dry run."""
     return np.random.default_rng(SYNTHETIC_SEED)
 
 
@@ -89,7 +89,7 @@ def draw_response(distribution: DistributionSpec, predictor: Floats, rng: np.ran
 
 
 # ----------------------------------------------------------------------------------------------------
-# Sites that hold different rows of the same columns, which open an invented design of the agreed columns.
+# Sites that hold different rows of the same columns, with a synthetic design of the agreed columns.
 
 OPEN_STEP, SUM_STEP = "open_rows", "transform_sums"
 MAX_SYNTHETIC_ROWS, SYNTHETIC_ROWS_PER_COLUMN = 400, 20
@@ -125,7 +125,7 @@ class SyntheticRows:
         }
 
     def _sum(self, data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-        """Sum for transforms; of what stands behind it the number of rows alone is judged."""
+        """Sum for transforms; only the number of rows behind the sum is checked."""
         request = from_json(TransformRequest, text, "")
         state.report(RowCount(self._n_rows(data.name), count_power_sums(request)))
         state.reported.update(FAMILIES[FAMILY][SUM_STEP].gives["sums"].behind)
@@ -136,14 +136,14 @@ class SyntheticRows:
         return next(row.n for row in self.agreement.sites if row.site == site)
 
     def _opener(self) -> Step:
-        """Make a step that opens drawn rows; of what stands behind them their number alone is judged."""
+        """Make a step that opens synthetic rows; only their number is checked."""
         columns = coded_names(self.agreement)
         names, answer = columns.names, to_json(columns)
 
         def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
             n = self._n_rows(data.name)
             state.report(RowCount(n, len(names) + self.agreement.question.intercept))
-            state.reported.update(OPEN_ROWS)  # the other facts are about rows that are not there
+            state.reported.update(OPEN_ROWS)  # the other facts describe rows, which a dry run does not have
             state.keep("rows", self._draw(data, n, len(names)), n, columns=len(names))
             return {}, answer
 
@@ -156,10 +156,10 @@ class SyntheticRows:
     def _draw(self, data: SiteData, n: int, columns: int) -> OpenRows:
         """Draw columns, response and groups of a site."""
         question = self.agreement.question
-        # Spawned by place, so that sites draw differently and each draws alike in every forecast.
+        # Spawned by position, so that sites draw differently and each draws the same in every dry run.
         place = [row.site for row in self.agreement.sites].index(data.name)
         rng = synthetic_generator().spawn(place + 1)[place]
-        # More rows than columns, or the invented fit would stop at a singular matrix.
+        # More rows than columns, or the synthetic fit would stop at a singular matrix.
         m = min(n, max(MAX_SYNTHETIC_ROWS, SYNTHETIC_ROWS_PER_COLUMN * columns))
         X = rng.normal(size=(m, columns))
         y = draw_response(self.distribution, X @ draw_effects(columns), rng)

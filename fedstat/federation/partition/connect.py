@@ -41,7 +41,7 @@ from fedstat.federation.transport.remote import RemoteEngine, RemoteSite, Transp
 def align_connected_sites(engine: Engine, sites: Sequence[str], folder: Path) -> PersistentAlignment:
     """Align the entities of all sites, and keep what the coordinator knows of it.
 
-    What was aligned before is gone: sessions that rest on it are refused.
+    The earlier alignment is removed: sessions that depend on it are refused.
     """
     alignment = engine.run(align_persistently(sites, secrets.token_hex(8), secrets.token_hex(8)), Ledger())
     alignment.save(folder)
@@ -107,7 +107,7 @@ def alignment_problems(
 
 
 def alignment_status(known: PersistentAlignment | None, site: str, schema: TableSchema) -> str:
-    """Say in a word or two how a site stands to the alignment that the coordinator knows."""
+    """Return in a few words whether a site has the alignment that the coordinator knows."""
     if schema.link is None:
         return "it has no key"
     if schema.link.changed:
@@ -118,13 +118,13 @@ def alignment_status(known: PersistentAlignment | None, site: str, schema: Table
 
 
 # ----------------------------------------------------------------------------------------------------
-# A partition whose sites are other processes, and what is asked to connect.
+# A partition whose sites are other processes, and the requests for the connection.
 
 
 class ConnectedSite:
-    """A site of a connected partition: its name, its fingerprint, and what it told of.
+    """A site of a connected partition: its name, its fingerprint, and its own description.
 
-    Policy and description are for a forecast; it is the site that heeds them.
+    Policy and description serve a dry run; the site itself enforces them.
     """
 
     def __init__(self, name: str, fingerprint: str, schema: TableSchema) -> None:
@@ -176,7 +176,7 @@ def connect(
     remote = {name: RemoteSite(name, carrier) for name in fingerprints}
     heads = LedgerCheckpoints(federation.folder, fingerprints)
     engine = RemoteEngine(remote, None if journal is None else Journal(Path(journal)), heads)
-    # Heads last: which of them are known changes, and a journal knows the other questions by their places.
+    # Heads last: the set of known heads changes, and a journal identifies the other requests by position.
     request = side_by_side(
         request_schemas(tuple(fingerprints), secrets.token_hex(8)),
         request_ledger_heads(heads.known(), secrets.token_hex(8)),
@@ -238,8 +238,8 @@ def _check_quorum(federation: FederationDescription, quorum: object, n_sites: in
         )
     if quorum and federation.layout != "horizontal":
         raise PartitionError(
-            "quorum: in the vertical layout no fit goes on without a site, whose columns nobody else has. "
-            "Connect without=[...] it, and fit a model without its columns"
+            "quorum: in the vertical layout no fit can continue without a site, because only this site has "
+            "its columns. Connect without=[...] it, and fit a model without its columns"
         )
 
 
@@ -266,7 +266,7 @@ def schema_problems(schemas: Mapping[str, TableSchema], layout: Layout = "horizo
     )
     for name in common:
         kinds = {site: s.columns[name] for site, s in schemas.items() if s.columns[name] is not None}
-        # one kind: beside missing cells whole numbers are read as decimal ones
+        # one kind: integers with missing cells are read as decimals
         plain = {site: "numbers" if kind == "whole numbers" else kind for site, kind in kinds.items()}
         if len(set(plain.values())) > 1:
             reported = ", ".join(f"{kind} at {site!r}" for site, kind in kinds.items())

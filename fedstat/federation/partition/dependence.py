@@ -1,7 +1,7 @@
 """Rank correlation within and between sites, and a test of independence between two sites.
 
-A model for vertical partitions may take the institutions' covariates as independent of each other.
-This is where that is looked at, with all columns in one place.
+A model for vertical partitions may assume that the sites' covariates are independent of each other. This
+module checks the assumption, with all columns in one process.
 
 References
 ----------
@@ -29,24 +29,24 @@ RANK_TOLERANCE = 1e-10
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockCorrelation:
-    """Spearman rank correlations of the numeric columns of all institutions.
+    """Spearman rank correlations of the numeric columns of all sites.
 
     Attributes
     ----------
     matrix : DataFrame, (p, p)
         Each entry over all entities that have both columns; NaN where fewer than three do.
     site_of : mapping of str to str
-        The institution of each column.
+        The site of each column.
     n : DataFrame of int, (p, p)
         Entities behind each entry.
     pairs : DataFrame
-        One row per pair of institutions: ``client_1``, ``client_2``; ``n_common``, entities with every
+        One row per pair of sites: ``client_1``, ``client_2``; ``n_common``, entities with every
         numeric column of both; ``mean_abs`` and ``max_abs`` of the correlations between them;
         ``statistic`` and ``df`` of Bartlett's chi-square test of independence on ranks, with
         ``p_value`` and ``p_adjusted`` (Holm); ``flagged`` if ``p_adjusted < alpha`` and
         ``max_abs > threshold``. The test is NaN where too few entities are common.
     alpha, threshold : float
-        What decides ``flagged``.
+        Thresholds of ``flagged``.
 
     Examples
     --------
@@ -66,16 +66,16 @@ class BlockCorrelation:
 
     @property
     def mean_within(self) -> float:
-        """Mean absolute correlation of two columns of the same institution."""
+        """Mean absolute correlation of two columns of the same site."""
         return _mean_abs(self.matrix.to_numpy(), self._same_site())
 
     @property
     def mean_between(self) -> float:
-        """Mean absolute correlation of two columns of different institutions."""
+        """Mean absolute correlation of two columns of different sites."""
         return _mean_abs(self.matrix.to_numpy(), ~self._same_site())
 
     def in_doubt(self) -> pd.DataFrame:
-        """Entries between flagged institutions that exceed the threshold, as a bool DataFrame (p, p)."""
+        """Entries between flagged sites that exceed the threshold, as a bool DataFrame (p, p)."""
         flagged = self.pairs[self.pairs["flagged"]]
         pairs = {frozenset(pair) for pair in zip(flagged["client_1"], flagged["client_2"], strict=True)}
         owners = list(self.site_of.values())
@@ -104,10 +104,10 @@ def rank_correlation(
     alpha: float = 0.05,
     threshold: float = 0.1,
 ) -> BlockCorrelation:
-    """Correlate the ranks of all numeric columns of the records (m_k, p_k), and test pairs of institutions.
+    """Correlate the ranks of all numeric columns of the records (m_k, p_k), and test pairs of sites.
 
     `rows` (m_k,) are their entities' positions, `alpha` the level after Holm's adjustment and `threshold` the
-    smallest absolute correlation worth a flag. PartitionError if no institution has a numeric column.
+    smallest absolute correlation worth a flag. PartitionError if no site has a numeric column.
     """
     blocks = {c: _numeric_block(frame, rows[c], n_entities) for c, frame in frames.items()}
     site_of = {name: c for c, block in blocks.items() for name in block.columns}
@@ -164,7 +164,7 @@ def bartlett_test(X: Floats, Y: Floats) -> BartlettTest:
     if df == 0:
         return BartlettTest(np.nan, 0, np.nan)
     r = np.linalg.svd(U.T @ V, compute_uv=False)
-    # collinear blocks have r = 1, of which the logarithm is not finite
+    # collinear blocks have r = 1, whose logarithm is not finite
     log_lambda = np.log1p(-np.minimum(r**2, 1 - np.finfo(float).eps)).sum()
     statistic = -(n - (U.shape[1] + V.shape[1] + 3) / 2) * log_lambda
     return BartlettTest(float(statistic), df, float(chdtrc(df, statistic)))
@@ -181,7 +181,7 @@ def holm(p_values: Floats) -> Floats:
 
 
 def _numeric_block(frame: pd.DataFrame, rows: Ints, n_entities: int) -> pd.DataFrame:
-    """Place the numeric columns of one institution at their entities, with NaN elsewhere."""
+    """Place the numeric columns of one site at their entities, with NaN elsewhere."""
     numeric = frame.select_dtypes(include=["number", "bool"])
     values = np.full((n_entities, numeric.shape[1]), np.nan)
     values[rows] = numeric.to_numpy(dtype=np.float64, na_value=np.nan)
@@ -221,7 +221,7 @@ def _group_by_mask(X: Floats) -> list[tuple[Bools, Ints]]:
 
 
 def _standard_ranks(X: Floats) -> Floats:
-    """Average ranks of each column, centred and of length one."""
+    """Average ranks of each column, centered and of length one."""
     ranks = pd.DataFrame(X).rank().to_numpy()
     ranks = ranks - ranks.mean(axis=0)
     with np.errstate(invalid="ignore"):  # a constant column becomes NaN

@@ -32,24 +32,23 @@ class PartitionDescription:
     key : tuple of str
     n_entities : int
     sites : DataFrame
-        Indexed by institution: ``columns``; ``entities`` with a record; of these ``complete`` and
-        ``partly filled``; ``missing share`` of all entities without a record (vertical) or of
-        cells without a value (horizontal). Vertical also ``empty rows``, which held a key and
-        nothing else; horizontal also ``empty columns`` of that institution. Missing where a table is
-        streamed and would have to be read.
+        Indexed by site: ``columns``; ``entities`` with a record; of these ``complete`` and ``partly filled``;
+        ``missing share`` of all entities without a record (vertical) or of cells without a value
+        (horizontal). Vertical also ``empty rows``, which had a key but no value; horizontal also ``empty
+        columns`` of that site. Missing if a table is streamed and would have to be read.
     patterns : DataFrame
-        One bool column per institution (has a record), ``count`` and ``share`` of the entities with
+        One bool column per site (has a record), ``count`` and ``share`` of the entities with
         that pattern, most frequent first.
     not_pooled : tuple of str
-        Horizontal: columns that some institutions lack.
+        Horizontal: columns that some sites lack.
     use : DataFrame or None
-        Vertical, where entities have some of an institution's columns only: the patterns as a fit of all
-        columns takes them by the partition's rule, before small ones are merged. One column each ("all",
-        "some" or "none" of its columns), ``count`` and ``share``. With ``partial="condition"`` a fit that
-        cannot condition takes "some" for "none".
+        Vertical, if entities have only some of a site's columns: the patterns of a fit of all columns by the
+        partition's rule, before small ones are merged. One column each ("all", "some" or "none" of its
+        columns), ``count`` and ``share``. With ``partial="condition"`` a fit that cannot condition treats
+        "some" as "none".
     budgets : mapping of str to BudgetSpent
-        How the privacy budget of an institution stands that has one; where the institution is another
-        process, when the partition was connected.
+        State of the privacy budget of each site with a budget; for a site in another process, at the time of
+        the connection.
 
     Examples
     --------
@@ -71,7 +70,7 @@ class PartitionDescription:
 
     @property
     def n_complete(self) -> int:
-        """Entities that have a record at every institution."""
+        """Entities that have a record at every site."""
         marks = self.patterns.iloc[:, : len(self.sites)].to_numpy(dtype=bool)
         return int(self.patterns["count"].to_numpy()[marks.all(axis=1)].sum())
 
@@ -113,7 +112,7 @@ class PartitionDescription:
         return f"Patterns as a fit of all columns takes them ({first}; x all columns, o some, . none):"
 
     def _row_lines(self) -> list[str]:
-        """Say which columns and values the table of institutions leaves open, and what budgets do."""
+        """State the columns and values that the table of sites does not show, and the state of budgets."""
         lines = []
         if self.not_pooled:
             shown = ", ".join(map(repr, self.not_pooled[:COLUMNS_SHOWN]))
@@ -151,11 +150,11 @@ def describe_blocks(
     empty_rows: Mapping[str, int],
     partial: str,
 ) -> PartitionDescription:
-    """Vertical layout: count every institution's records and the patterns in which they are missing.
+    """Vertical layout: count every site's records and the patterns in which they are missing.
 
     `rows` (m_k,) are the positions of the records' entities, `empty_rows` the rows without a value that were
-    left out; cells of tables that are elsewhere are not counted. `partial` is the rule for entities with some
-    of an institution's columns.
+    left out; cells of tables in other processes are not counted. `partial` is the rule for entities with some
+    of a site's columns.
     """
     counts = {site: _count_records(table) for site, table in tables.items()}
     sites = pd.DataFrame.from_dict(counts, orient="index").rename_axis("client")
@@ -171,7 +170,7 @@ def describe_blocks(
             {site: rows[site][_complete(frames[site], tables[site].columns)] for site in tables},
             n_entities,
         )
-        # What becomes of the entities with some of an institution's columns.
+        # Treatment of the entities with some of a site's columns.
         taken = {"drop": (complete, complete), "mean": (presence, presence)}.get(
             partial, (presence, complete)
         )
@@ -181,7 +180,7 @@ def describe_blocks(
 
 
 def _pattern_texts(patterns: pd.DataFrame, sites: list[str]) -> pd.DataFrame:
-    """Say in words how much of every institution's columns a pattern has."""
+    """Describe how much of every site's columns a pattern has."""
     K = len(sites)
     some, every = patterns.iloc[:, :K].to_numpy(bool), patterns.iloc[:, K : 2 * K].to_numpy(bool)
     words = pd.DataFrame(np.select([every, some], ["all", "some"], "none"), columns=sites)
@@ -191,7 +190,7 @@ def _pattern_texts(patterns: pd.DataFrame, sites: list[str]) -> pd.DataFrame:
 def describe_rows(
     tables: Mapping[str, Table], pooled: Sequence[str], *, key: tuple[str, ...]
 ) -> PartitionDescription:
-    """Horizontal layout: count every institution's rows and missing cells; all have the `pooled` columns."""
+    """Horizontal layout: count every site's rows and missing cells; all have the `pooled` columns."""
     sites = pd.DataFrame({site: _count_rows(table) for site, table in tables.items()}).T
     # Int64 knows missing counts, which streamed tables have
     dtypes = {"missing share": "float64"} | dict.fromkeys(sites.columns.drop("missing share"), "Int64")
@@ -214,7 +213,7 @@ def describe_rows(
 
 
 def presence_matrix(rows: Mapping[str, Ints], n_entities: int) -> Bools:
-    """Whether institution k has a record of entity i, shape (n_entities, n_clients)."""
+    """Whether site k has a record of entity i, shape (n_entities, n_clients)."""
     presence = np.zeros((n_entities, len(rows)), dtype=bool)
     for k, positions in enumerate(rows.values()):
         presence[positions, k] = True
@@ -231,9 +230,9 @@ def count_patterns(presence: Bools, sites: list[str]) -> pd.DataFrame:
 
 
 def missing_shares(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Share of missing cells of every column at every institution, shape (n_clients, p).
+    """Share of missing cells of every column at every site, shape (n_clients, p).
 
-    NaN where the institution lacks the column.
+    NaN where the site lacks the column.
     """
     columns = dict.fromkeys(name for frame in frames.values() for name in frame.columns)
     shares = {site: frame.isna().mean().reindex(list(columns)) for site, frame in frames.items()}
@@ -268,7 +267,7 @@ def _count_rows(table: Table) -> dict[str, Any]:
 
 def _unique_rows(presence: Bools) -> tuple[Bools, Array]:
     """Distinct rows and their counts, from all present to none."""
-    # eight institutions to a byte: rows of bytes are sorted much faster than rows of bool
+    # eight sites to a byte: rows of bytes are sorted much faster than rows of bool
     packed = np.packbits(presence, axis=1)
     _, first, counts = np.unique(packed, axis=0, return_index=True, return_counts=True)
     # sorted from none to all present, and wanted the other way round

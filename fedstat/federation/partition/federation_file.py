@@ -37,12 +37,12 @@ class FederationFile:
     """The entries of ``federation.toml``.
 
     `layout` is "horizontal" or "vertical"; `sites` has a fingerprint by site, in the order of the partition;
-    `name` is for people. `exchange` is the folder through which questions go and answers come, relative to
-    that of the file, or the address of a bucket, `timeout` the seconds until a site counts as silent,
-    `min_count` the fewest entities of a category level in a design. `carrier` brings questions to the sites:
-    "folder", "bucket", "flare", whose server is at `host` and `port`, or the name of one that is handed to
-    :func:`connect`. `coordinator` is the site at whose institution this coordinator is, or "apart". `revoked`
-    has the names of sites that were taken out, by the fingerprint of their keys.
+    `name` is for people. `exchange` is the folder of requests and replies, relative to that of the file, or
+    the address of a bucket; `timeout` the seconds until a site counts as silent; `min_count` the fewest
+    entities of a category level in a design. `carrier` transfers requests to the sites: "folder", "bucket",
+    "flare", whose server is at `host` and `port`, or the name of a transport that is passed to
+    :func:`connect`. `coordinator` is the site of this coordinator, or "apart". `revoked` has the names of
+    removed sites, by the fingerprint of their keys.
     """
 
     layout: str
@@ -72,8 +72,7 @@ def read_federation(path: str | Path) -> FederationDescription:
     path = path / FEDERATION_FILENAME if path.is_dir() else path
     if is_open_to_others(path, WRITERS):
         raise SecurityError(
-            f"others may write '{path}', and so put sites of their own in the place of those that were "
-            f"pinned: chmod go-w '{path}'"
+            f"others can write '{path}', and so replace the pinned sites by their own: chmod go-w '{path}'"
         )
     folder = path.parent if path.suffix else path  # a folder that is not there is named as it was given
     file = read_entries(FederationFile, path, f"make it with 'fedstat federation new {folder}'")
@@ -97,9 +96,9 @@ def open_carrier(
     """Open what the file of a federation names, with the coordinator's keys.
 
     `timeout`, by default that of the file, is the seconds until a site counts as silent and in which it has
-    to connect; without any of `sites`, by default all, no job of NVIDIA FLARE is started. PartitionError
-    where the file names another carrier or the keys are absent, SecurityError where others may read them; see
-    also :func:`fedstat.federation.transport.flare.analysis.open_analysis`.
+    to connect; without any of `sites`, by default all, no job of NVIDIA FLARE is started. PartitionError if
+    the file names another transport or the keys are absent, SecurityError if others may read them; see also
+    :func:`fedstat.federation.transport.flare.analysis.open_analysis`.
     """
     if federation.carrier == BUCKET_TRANSPORT:
         return bucket_carrier(federation, timeout)

@@ -76,7 +76,7 @@ class ExcludedRecords:
         return np.column_stack([np.isin(entities, of) for of in gone])
 
     def seen(self, site: str, entities: Ints) -> Bools:
-        """Whether records of these entities count as seen at an institution: (n,)."""
+        """Return whether records of these entities count as observed at a site: (n,)."""
         aside = np.union1d(self.without.get(site, NO_ENTITIES), self.left_out)
         return np.asarray(~np.isin(entities, aside))
 
@@ -117,7 +117,7 @@ class PartitionOptions:
         )
 
     def open_sites(self, tables: Mapping[str, Table], site_column: str = "") -> dict[str, Site]:
-        """One site per institution, all with the same shared secret and each other's fingerprints."""
+        """Make one site per name, all with the same shared secret and each other's fingerprints."""
         rules = site_policies(tuple(tables), self.policy, self.policies)
         given = self.published or {}
         sites = {
@@ -131,7 +131,7 @@ class PartitionOptions:
             )
             for client, table in tables.items()
         }
-        # what owners do by cards: sums are masked together only with whom one has pinned
+        # as owners do by cards: sums are masked together only with pinned sites
         fingerprints = {client: site.trust.identity.public.fingerprint for client, site in sites.items()}
         for site in sites.values():
             site.trust.pinned.update(fingerprints)
@@ -140,7 +140,7 @@ class PartitionOptions:
     def align_privately(
         self, tables: Mapping[str, pd.DataFrame], key: Sequence[str]
     ) -> tuple[pd.Index[Any], dict[str, Ints]]:
-        """Let sites that hold the institutions' keys, and nothing else, number their entities."""
+        """Let sites that hold only the keys number their entities."""
         # sites that hold keys and no column: nothing else can leave while entities are numbered
         keys = {client: KeyTable(client, frame, key) for client, frame in tables.items()}
         sites = replace(self, published=None).settled(tuple(keys)).open_sites(keys)
@@ -179,7 +179,7 @@ def published_description(
 ) -> Published | None:
     """Take a description, or propose what an owner would publish, where the policy asks for it.
 
-    A PartitionError where the table is not as described: whoever gives both is its owner here.
+    PartitionError if the table does not match its description: the caller provides both as the owner.
     """
     if given is not None:
         published = as_published(given, f"published[{site!r}]")

@@ -114,7 +114,7 @@ class PartitionViews:
 
     @property
     def engine(self) -> Engine:
-        """What carries questions to the sites: in this process, unless the partition was connected to."""
+        """Engine that transfers requests to the sites: in this process, unless the partition is connected."""
         return LocalEngine(self.sites) if self._engine is None else self._engine
 
     def _new_session(self) -> str:
@@ -143,49 +143,48 @@ class PartitionViews:
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """Fingerprint of each institution's keys, by which its statement in a receipt is known."""
+        """Fingerprint of each site's keys, which identifies its statement in a receipt."""
         return {client: site.fingerprint for client, site in self.sites.items()}
 
     @property
     def n_entities(self) -> int:
-        """Number of entities that at least one institution's table lists."""
+        """Number of entities that at least one site's table lists."""
         return len(self.entities)
 
     @property
     def pooled_columns(self) -> tuple[str, ...]:
-        """Columns that every institution has, in the order of the first; none in the vertical layout."""
+        """Columns that every site has, in the order of the first; none in the vertical layout."""
         return common_columns(self.columns.values()) if self.layout == "horizontal" else ()
 
     @property
     def curves(self) -> dict[str, dict[str, CurveArray]]:
-        """Curves by institution and name; see :class:`fedstat.Curve`."""
+        """Curves by site and name; see :class:`fedstat.Curve`."""
         return {site: table_curves(table) for site, table in self._tables.items()}
 
     @property
     def frames(self) -> dict[str, pd.DataFrame]:
-        """Tables of institutions in the memory of this process, for simulation; others are not in it."""
+        """Tables of sites in the memory of this process, for simulation; others are not in it."""
         return {c: table.frame for c, table in self._tables.items() if isinstance(table, FrameTable)}
 
     def presence(self) -> pd.DataFrame:
-        """Which institution has a record of which entity.
+        """Return which site has a record of which entity.
 
         Returns
         -------
         DataFrame of bool, (n_entities, n_clients)
-            True where the institution's record has at least one value.
+            True where the site's record has at least one value.
         """
         return pd.DataFrame(
             presence_matrix(self.rows, self.n_entities), index=self.entities, columns=list(self.sites)
         )
 
     def describe(self) -> PartitionDescription:
-        """Count what each institution has, and the patterns in which records are missing.
+        """Count what each site has, and the patterns in which records are missing.
 
-        Where entities have some of an institution's columns only, patterns are shown as a fit of all
-        columns takes them, by `partial`; a fit merges those that are too small to be released, and its
-        summary says which.
+        If entities have only some of a site's columns, patterns are shown as in a fit of all columns, by
+        `partial`; a fit merges those that are too small to be released, and its summary lists them.
 
-        Of streamed tables only what their metadata tell is known: columns and rows.
+        For streamed tables only the metadata are known: columns and rows.
 
         Examples
         --------
@@ -211,12 +210,12 @@ class PartitionViews:
         return replace(found, budgets={client: spent for client, spent in budgets.items() if spent})
 
     def published(self) -> pd.DataFrame:
-        """List what the owners publish of their columns, from which questions are judged.
+        """List the owners' public descriptions of their columns, by which requests are checked.
 
         Returns
         -------
         DataFrame
-            One row per institution and column: ``kind``, ``low`` and ``high`` of the range or of a curve's
+            One row per site and column: ``kind``, ``low`` and ``high`` of the range or of a curve's
             domain, ``levels``,
             ``knots`` and ``unit``. A column that is not here cannot be asked for where formulas are "simple".
         """
@@ -229,15 +228,15 @@ class PartitionViews:
         return pd.DataFrame(rows, columns=columns).set_index(["client", "column"])
 
     def correlation(self, *, alpha: float = 0.05, threshold: float = 0.1) -> BlockCorrelation:
-        """Spearman rank correlations within and between institutions, with a test of independence.
+        """Spearman rank correlations within and between sites, with a test of independence.
 
-        This puts columns of different institutions beside each other. It is for simulation and for
-        data that are in one process anyway, and does not exist for institutions at a distance.
+        This brings columns of different sites together. It is for simulation and for data that are in one
+        process anyway, and is not available for sites in other processes.
 
         Parameters
         ----------
         alpha : float
-            Level of the test for a pair of institutions, after Holm's adjustment.
+            Level of the test for a pair of sites, after Holm's adjustment.
         threshold : float
             Smallest absolute correlation that matters. A pair is flagged if its test rejects *and*
             one of its correlations exceeds the threshold, because among very many entities every
@@ -246,9 +245,9 @@ class PartitionViews:
         Raises
         ------
         PartitionError
-            If the layout is horizontal or no institution has a numeric column.
+            If the layout is horizontal or no site has a numeric column.
         NotAvailableError
-            The institutions are in other processes.
+            The sites are in other processes.
 
         Examples
         --------
@@ -276,10 +275,10 @@ class PartitionViews:
     def plot_missing(self, ax: Axes | None = None, max_patterns: int = 30) -> Axes:
         """Draw which records are missing together.
 
-        Vertical: one row per pattern of present and missing records (of records that are there in part, as
-        a fit of all columns takes them by `partial`), most frequent first, with the
-        number of entities at the right and each institution's share of missing records on top.
-        Horizontal: the share of missing cells of every column at every institution whose table is in memory.
+        Vertical: one row per pattern of present and missing records (of partly filled records, as in a fit of
+        all columns by `partial`), most frequent first, with the number of entities on the right and each
+        site's share of missing records on top. Horizontal: the share of missing cells of every column at
+        every site whose table is in memory.
 
         Parameters
         ----------
@@ -315,8 +314,8 @@ class PartitionViews:
     ) -> Axes:
         """Draw the rank correlations of :meth:`correlation` as a heat map.
 
-        Dots mark correlations between institutions whose independence is in doubt. As for
-        :meth:`correlation`, columns of different institutions come into one place here.
+        Dots mark correlations between sites whose independence is in doubt. As in :meth:`correlation`,
+        columns of different sites are brought together here.
 
         Parameters
         ----------
@@ -330,7 +329,7 @@ class PartitionViews:
         ImportError
             If matplotlib is not installed.
         PartitionError
-            If the layout is horizontal or no institution has a numeric column.
+            If the layout is horizontal or no site has a numeric column.
 
         Examples
         --------
@@ -392,7 +391,7 @@ def _range_ends(column: PublishedColumn) -> tuple[float | None, float | None]:
 
 
 # ----------------------------------------------------------------------------------------------------
-# What a pickle or a copy of a partition holds: tables and settings, of which sites are made anew.
+# Content of a pickle or a copy of a partition: tables and settings, from which sites are made again.
 
 CONNECTED_MESSAGE = (
     "a partition that was connected to is not pickled or copied: its sites are other processes, and all that "
@@ -425,17 +424,16 @@ def copied_parts(partition: PartitionViews) -> PartitionParts:
 
 
 # ----------------------------------------------------------------------------------------------------
-# The data of one analysis: which institution holds which rows and columns.
+# The data of one analysis: the rows and columns of each site.
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class ClientPartition(PartitionViews):
-    """Tables of several institutions over one set of entities.
+    """Tables of several sites over one set of entities.
 
-    Make one with :meth:`from_frames`, :meth:`from_frame` or :meth:`from_files`, or reach sites in other
-    processes with :meth:`connect`. In the *vertical*
-    layout institutions hold different columns of overlapping entities; in the *horizontal* layout they
-    hold the same columns of different entities.
+    Make one with :meth:`from_frames`, :meth:`from_frame` or :meth:`from_files`, or connect to sites in other
+    processes with :meth:`connect`. In the *vertical* layout sites hold different columns of overlapping
+    entities; in the *horizontal* layout they hold the same columns of different entities.
 
     It can be pickled and copied where its rows are in this process or in Parquet files. The copy's sites have
     keys and accounts of their own, and do not know what was asked of the others, or spent of their budgets.
@@ -444,29 +442,29 @@ class ClientPartition(PartitionViews):
     ----------
     layout : {"vertical", "horizontal"}
     key : tuple of str
-        Columns that tell entities apart; empty where rows are the entities.
+        Columns that identify entities; empty if rows are the entities.
     entities : Index, (n_entities,)
-        All entities: vertical, the sorted union of the institutions' keys (a MultiIndex for several
+        All entities: vertical, the sorted union of the sites' keys (a MultiIndex for several
         keys), and a RangeIndex without a key; horizontal, one entry per row, a RangeIndex without a
         key or where a table is streamed.
     sites : mapping of str to Site
-        One site per institution.
+        One site per site.
     rows : mapping of str to int64 array
-        ``rows[c][j]`` is the position in ``entities`` of record ``j`` of institution ``c``, ascending.
+        ``rows[c][j]`` is the position in ``entities`` of record ``j`` of site ``c``, ascending.
     columns : mapping of str to tuple of str
-        Columns of each institution, without the key and without curves.
+        Columns of each site, without the key and without curves.
     pooled_columns : tuple of str
-        Horizontal: columns that every institution has, in the order of the first; vertical: none.
+        Horizontal: columns that every site has, in the order of the first; vertical: none.
     partial : {"condition", "drop", "error", "mean"}
-        What a design does with an entity whose columns are only partly filled at an institution.
+        What a design does with an entity whose columns are only partly filled at a site.
     min_count : int
         Fewest entities of a category level in a design.
     empty_rows : mapping of str to int
-        Rows of each institution's table that held a key and nothing else, and were left out.
+        Rows of each site's table that held a key and nothing else, and were left out.
     site_column : str
-        Horizontal: the name by which a formula may ask for the institution itself; vertical: empty.
+        Horizontal: the name by which a formula may ask for the site itself; vertical: empty.
     coordinator : str
-        Connected to, vertical: the institution at which the coordinator is, or "apart". Empty where
+        Connected to, vertical: the site at which the coordinator is, or "apart". Empty where
         that follows from the formula.
     division : Division
         Records that are set aside, and entities that take no part.
@@ -504,51 +502,51 @@ class ClientPartition(PartitionViews):
         published: Mapping[str, IntoPublished] | None = None,
         curves: Mapping[str, SiteCurve] | None = None,
     ) -> ClientPartition:
-        """Take one table per institution: linked by a key (vertical), or stacked (horizontal).
+        """Take one table per site: linked by a key (vertical), or stacked (horizontal).
 
-        Vertical: a row that holds its key alone is no record; the institution does not have that entity.
-        Horizontal: every row is a record, and models use the columns that all institutions have.
+        Vertical: a row with only a key is not a record; the site does not have that entity. Horizontal: every
+        row is a record, and models use the columns that all sites have.
 
         Parameters
         ----------
         frames : mapping of str to pandas, polars or pyarrow table
-            One per institution. Vertical: no column but the key may be at two. Horizontal: also what
+            One per site. Vertical: no column but the key may be at two. Horizontal: also what
             :func:`fedstat.federation.tables.sources.open_source` gives: Parquet and queries are streamed.
         on : str or sequence of str, optional
-            Key columns, the same in every table. Vertical: required; whole numbers of any width match
-            each other. Horizontal: no model sees them, and no two rows of an institution in memory have the
-            same.
+            Key columns, the same in every table. Vertical: required; integers of any width match each other.
+            Horizontal: no model sees them, and no two rows of a site in memory have the same.
         layout : {"vertical", "horizontal"}
             Different columns or rows.
         align : {"clear", "private"}
-            Vertical: put the keys side by side, or link them by
-            :mod:`fedstat.federation.protocols.linkage`, in which no institution shows a key. The records are
-            linked alike; `entities` are then numbers, in an order drawn anew every time, because nobody knows
-            all keys. It takes 43 microseconds a key, times the squared number of institutions in one process.
+            Vertical: compare the keys in one process, or link them by
+            :mod:`fedstat.federation.protocols.linkage`, in which no site reveals a key. The records are
+            linked equally; `entities` are then numbers, in an order drawn again every time, because no
+            participant knows all keys. It takes 43 microseconds per key, times the squared number of sites in
+            one process.
         site_column : str
-            Horizontal: the name by which a formula may ask for the institution, as in ``C(site)``.
+            Horizontal: the name by which a formula refers to the site, as in ``C(site)``.
         partial : {"condition", "drop", "error", "mean"}
-            What a design does with an entity whose columns are only partly filled at an institution:
-            use what there is, take the institution not to have it, refuse it, or fill in the institution's
-            means. To "condition" on any set of columns, :class:`VFEMRegression` does with sums that are
-            exchanged once; other fits take such entities as "drop" does, and warn of the values.
+            Treatment in a design of an entity whose columns are only partly filled at a site: use the
+            existing values, treat the entity as missing there, refuse it, or fill in the site's means.
+            :class:`VFEMRegression` can "condition" on any set of columns with sums that are exchanged once;
+            other fits treat such entities as "drop" does, and warn.
         min_count : int
             Fewest entities of a category level in a design.
         policy : Policy or path, optional
-            What the owners of the institutions allow to leave: a policy, or a file of
+            What the owners of the sites allow to be released: a policy, or a file of
             :meth:`Policy.from_toml`. The default is ``Policy()``.
         policies : mapping of str to Policy or path, optional
-            Policies of single institutions, in the place of the common one.
+            Policies of single sites, instead of the common one.
         shared_seed : int, optional
-            Secret that the institutions share, from which common sketches are drawn; give one to repeat a fit
-            number for number. Drawn from the operating system, 128 bits, when not given: a short number can
-            be found by trying, which matters where sites are served, and is refused there.
+            Secret that the sites share, from which common sketches are drawn; give one to repeat a fit
+            exactly. By default 128 bits drawn from the operating system. A short number can be found by
+            trying; running sites refuse it.
         new_data : bool
-            True for entities that are only predicted for: institutions may lack rows, or all values.
+            True for entities to be predicted only: sites may lack rows, or all values.
         published : mapping of str to path or mapping, optional
-            By institution, what its owner publishes of its columns: a ``columns.toml``, or what such a file
-            says. By default proposed from the institution's table where its policy judges questions from it.
-        curves : mapping of str to Curve, LongCurve, or mapping of str to these by institution, optional
+            By site, the owner's public description of its columns: a ``columns.toml``, or the content of such
+            a file. By default proposed from the site's table if its policy checks requests by it.
+        curves : mapping of str to Curve, LongCurve, or mapping of str to these by site, optional
             By name, the columns of each table that hold a curve, such as
             ``{"ecg": fs.Curve("ecg_*", domain=(0, 24))}``; vertical: of the one table that has them. A curve
             takes the place of its columns; models of curves ask for it by its name.
@@ -592,17 +590,17 @@ class ClientPartition(PartitionViews):
         published: Mapping[str, IntoPublished] | None = None,
         curves: Mapping[str, AnyCurve] | None = None,
     ) -> ClientPartition:
-        """Split one table among institutions, as in a simulation.
+        """Divide one table among sites, as in a simulation.
 
         Parameters
         ----------
         frame : pandas, polars or pyarrow table
         columns : mapping of str to sequence of str, optional
-            Columns of each institution (vertical layout), which has no entity of which all are missing; those
-            that are not named are left out.
+            Columns of each site (vertical layout). A site does not have an entity if all of them are missing;
+            columns that are not named are left out.
         by : str, optional
-            The column that names each row's institution (horizontal layout), the ``site_column``;
-            institutions come in sorted or categorical order and hold all other columns.
+            The column that names each row's site (horizontal layout), the ``site_column``; sites are in
+            sorted or categorical order and hold all other columns.
         on : str or sequence of str, optional
             Key columns; without them every row is an entity.
         partial, min_count, policy, policies, shared_seed, new_data, published, curves
@@ -653,7 +651,7 @@ class ClientPartition(PartitionViews):
         published: Mapping[str, IntoPublished] | None = None,
         curves: Mapping[str, SiteCurve] | None = None,
     ) -> ClientPartition:
-        """Take one CSV, TSV or Parquet file per institution.
+        """Take one CSV, TSV or Parquet file per site.
 
         In the horizontal layout Parquet files are not read here: their rows stream past whenever a model
         asks, in memory that does not grow with their length. All other files are read at once.
@@ -666,7 +664,7 @@ class ClientPartition(PartitionViews):
         on, layout, site_column
             As in :meth:`from_frames`.
         na_values : sequence of str
-            What a missing cell of a text file looks like; a level called "None" stays a level.
+            Text of a missing cell in a text file; a level called "None" stays a level.
         dtype : mapping of str to str, optional
             Types of columns of text files, e.g. ``{"id": "str"}`` for keys with leading zeros.
         partial, min_count, policy, policies, shared_seed, new_data, published, curves
@@ -714,11 +712,11 @@ class ClientPartition(PartitionViews):
     ) -> ClientPartition:
         """Connect to sites that run in processes of their own.
 
-        They are asked for names and types of their columns, the number of their rows, and their policy. No
-        row comes: views that need rows raise :class:`~fedstat.errors.NotAvailableError`. In the vertical
-        layout they have been aligned once, by 'fedstat federation align'. Entities are then numbers, in an
-        order that tells nothing, and the coordinator sits apart from all sites unless the file says at which
-        of them; `coordinator` of a model goes before both.
+        The sites report names and types of their columns, the number of their rows, and their policy, but no
+        row: views that need rows raise :class:`~fedstat.errors.NotAvailableError`. In the vertical layout
+        they have been aligned once, by 'fedstat federation align'. Entities are then numbers, in a random
+        order. The coordinator is apart from all sites unless the file names its site; `coordinator` of a
+        model overrides both.
 
         Parameters
         ----------
@@ -730,12 +728,12 @@ class ClientPartition(PartitionViews):
             Sites that are not asked, and whose rows are left out, such as one that is gone for good;
             vertical: with the entities that they alone have.
         quorum : int
-            Fewest sites among which a horizontal fit of a GLM, or of federated averaging, is begun anew where
-            others are lost; by default none is. The lost ones' parts of earlier sums follow by subtraction,
-            which owners' policies may refuse (`apart`).
+            Fewest remaining sites with which a horizontal fit of a GLM, or of federated averaging, is
+            repeated if other sites are lost; by default it is not repeated. The lost sites' parts of earlier
+            sums follow by subtraction, which owners' policies may refuse (`apart`).
         carrier : Carrier, optional
-            What brings questions to the sites; by default the file names a folder or NVIDIA FLARE, of which
-            the job that is open is joined, and one is begun where none is; see :meth:`close`.
+            Transport of requests to the sites; by default the file names a folder or NVIDIA FLARE, whose open
+            job is joined, or started if there is none; see :meth:`close`.
 
         Raises
         ------
@@ -745,14 +743,14 @@ class ClientPartition(PartitionViews):
         EngineError
             A site did not answer; names it.
         SecurityError
-            An answer is not signed by the site's key, or its account does not hold what it signed earlier.
+            A reply is not signed by the site's key, or its ledger does not contain its earlier signed state.
         PolicyError
-            A site has too few rows, or its owner does not allow the question.
+            A site has too few rows, or its owner does not allow the request.
         """
         return cls._of(connect(path, journal, without, carrier, quorum))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle and copy tables and settings, of which :meth:`_again` makes sites with keys of their own."""
+        """Pickle and copy tables and settings, from which :meth:`_again` makes sites with new keys."""
         return ClientPartition._again, (copied_parts(self),)
 
     @classmethod

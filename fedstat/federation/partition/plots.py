@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 PRESENT, PARTLY, ABSENT = COLORS[0], "#8EC1E3", "#E3E3E3"
 MOST_ACROSS, MOST_DOWN = 12, 40
-"""Columns beside each other, and among each other, of a map of missing cells."""
+"""Gaps in a map of missing cells: between blocks of columns, and between columns."""
 DARK, SMALLEST = 0.55, 5.5
 """Share above which a tile is dark, and points of the smallest numbers."""
 LABEL_WIDTH, MOST_UPRIGHT = 13, 6
@@ -46,7 +46,7 @@ MAX_DOTTED = 60
 
 
 def draw_patterns(description: PartitionDescription, ax: Axes | None, max_patterns: int) -> Axes:
-    """Tile map of the patterns in which institutions' records are missing."""
+    """Tile map of the patterns in which sites' records are missing."""
     sites = list(description.sites.index)
     patterns = description.patterns if description.use is None else description.use
     shown = patterns.head(max_patterns)
@@ -65,10 +65,10 @@ def draw_patterns(description: PartitionDescription, ax: Axes | None, max_patter
 
 
 def draw_missing_cells(cells: pd.DataFrame, ax: Axes | None, n_streamed: int = 0) -> Axes:
-    """Map of the share of missing cells, with numbers; grey where an institution lacks a column.
+    """Map of the share of missing cells, with numbers; gray if a site lacks a column.
 
-    Institutions are rows while columns are few; else columns are, of very many those that lack cells
-    somewhere.
+    Sites are rows if columns are few; otherwise columns are rows. If there are very many columns, only those
+    with missing cells are shown.
     """
     across = cells.shape[1] <= MOST_ACROSS
     complete = (cells == 0.0).all() if cells.shape[1] > MOST_DOWN else pd.Series(False, cells.columns)
@@ -123,7 +123,7 @@ def _write_shares(ax: Axes, shares: Array) -> bool:
 
 
 def _whole_percent(share: float) -> str:
-    """Write a share as a whole percentage that is 0 and 100 only where nothing and everything is missing."""
+    """Write a share as an integer percentage; 0 and 100 are used only for exactly none and all."""
     if np.isnan(share):
         return "–"
     if 0.0 < share < 0.005:
@@ -132,7 +132,7 @@ def _whole_percent(share: float) -> str:
 
 
 def draw_correlation(correlation: BlockCorrelation, ax: Axes | None) -> Axes:
-    """Heat map of rank correlations, blocks of institutions apart."""
+    """Heat map of rank correlations, blocks of sites apart."""
     R = correlation.matrix
     side = 0.24 * min(len(R), MAX_TICK_LABELS)
     ax = ax if ax is not None else _new_axes(max(6.5, side + 4.0), max(5.2, side + 2.6))
@@ -162,7 +162,7 @@ def _new_axes(width: float, height: float, **figure: Any) -> Axes:
 
 
 def _map_axes(sites: Sequence[str], n_patterns: int) -> Axes:
-    """Axes for the tile map, with room in inches for what stands around it."""
+    """Axes for the tile map, with space in inches for the parts around it."""
     labels, angle = _site_labels(sites)
     longest = max(len(line) for label in labels for line in label.split("\n"))
     left = 0.45 if angle == 0 else max(0.45, 0.06 * longest - 0.3)
@@ -175,7 +175,7 @@ def _map_axes(sites: Sequence[str], n_patterns: int) -> Axes:
 
 
 def _draw_tiles(ax: Axes, tiles: Array) -> None:
-    """Colour has a record or all columns, some of them, and none."""
+    """Colors for a complete, a partial, and a missing record."""
     has, some = (tiles == True) | (tiles == "all"), tiles == "some"  # noqa: E712
     colours = np.where(has[..., None], _rgb(PRESENT), np.where(some[..., None], _rgb(PARTLY), _rgb(ABSENT)))
     ax.imshow(colours, aspect="auto", interpolation="nearest")
@@ -193,7 +193,7 @@ def _part_tiles(ax: Axes, shape: tuple[int, ...], width: float) -> None:
 
 
 def _site_labels(sites: Sequence[str], *, turned: bool = False) -> tuple[list[str], float]:
-    """Names as tick labels and their angle: upright while institutions are few."""
+    """Names as tick labels and their angle: horizontal if sites are few."""
     if len(sites) <= MOST_UPRIGHT and not turned:
         return [fill(site, LABEL_WIDTH, break_long_words=False) for site in sites], 0.0
     return [shorten(site, 2 * LABEL_WIDTH) for site in sites], 40.0
@@ -222,7 +222,7 @@ def _draw_counts(ax: Axes, counts: Array, shares: Array) -> None:
 
 
 def _draw_shares(ax: Axes, shares: Array) -> float:
-    """Bars above the map: share of entities without a record at each institution; returns where they end."""
+    """Bars above the map: share of entities without a record at each site; returns where they end."""
     width, height = _inches(ax)
     top = ax.inset_axes((0.0, 1 + GAP / height, 1.0, SHARES_HEIGHT / height))
     top.bar(np.arange(len(shares)), shares, color="#8C8C8C", width=0.6)
@@ -254,7 +254,7 @@ def _label_columns(ax: Axes, names: Sequence[str], *, both: bool = False) -> Non
 
 
 def _draw_blocks(ax: Axes, owners: Sequence[str]) -> list[tuple[str, int]]:
-    """Lines between institutions, and room at the right for their names; returns these with their columns."""
+    """Lines between sites, and space on the right for their names; returns these with their columns."""
     sizes = [(site, len(list(block))) for site, block in groupby(owners)]
     ends = np.cumsum([size for _, size in sizes])
     for end in ends[:-1] - 0.5:
@@ -264,7 +264,7 @@ def _draw_blocks(ax: Axes, owners: Sequence[str]) -> list[tuple[str, int]]:
 
 
 def _name_blocks(ax: Axes, right: SecondaryAxis, sizes: Sequence[tuple[str, int]]) -> None:
-    """Names of institutions right of their blocks, in as many lines as a block has room for."""
+    """Names of sites right of their blocks, in as many lines as fit into a block."""
     n = np.array([size for _, size in sizes])
     tall = axes_height_points(ax) / max(int(n.sum()), 1)
     centres, names, free = np.cumsum(n) - n / 2 - 0.5, [], -np.inf
@@ -282,7 +282,7 @@ def _name_blocks(ax: Axes, right: SecondaryAxis, sizes: Sequence[tuple[str, int]
 
 
 def _draw_doubts(ax: Axes, doubts: Bools) -> None:
-    """Dots on correlations between institutions that speak against independence."""
+    """Dots on correlations between sites that contradict independence."""
     i, j = np.nonzero(doubts)
     size = 10.0 if len(doubts) <= MAX_DOTTED else 2.0
     ax.scatter(j, i, s=size, color="black", linewidths=0)
@@ -343,5 +343,5 @@ def _inches(ax: Axes) -> tuple[float, float]:
 
 
 def _rgb(colour: str) -> Array:
-    """Red, green and blue of a hexadecimal colour, each between 0 and 1."""
+    """Red, green and blue of a hexadecimal color, each between 0 and 1."""
     return np.array([int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)])

@@ -21,7 +21,7 @@ SiteCurve: TypeAlias = AnyCurve | Mapping[str, AnyCurve]
 
 
 class RowRanges(Mapping[str, Ints]):
-    """Positions of the sites' rows where one site's rows follow another's; made when asked for."""
+    """Positions of the rows if the sites' rows are stacked; computed on demand."""
 
     def __init__(self, n_rows: Mapping[str, int]) -> None:
         ends = np.cumsum([0, *n_rows.values()]).tolist()
@@ -43,7 +43,7 @@ class RowRanges(Mapping[str, Ints]):
 def with_site_curves(
     tables: Mapping[str, HeldTable], curves: Mapping[str, SiteCurve], key: Sequence[str]
 ) -> dict[str, HeldTable]:
-    """Put curves in the place of their columns, chunk by chunk where a table is streamed."""
+    """Replace the columns of curves by the curves, chunk by chunk for a streamed table."""
     made: dict[str, HeldTable] = {}
     for site, table in tables.items():
         by_site = {name: one.get(site) if isinstance(one, Mapping) else one for name, one in curves.items()}
@@ -89,7 +89,7 @@ def row_problems(
 ) -> Iterator[str]:
     """Problems of one table per site that hold different rows.
 
-    Of streamed tables names, types and length are looked at, and no row.
+    For streamed tables names, types and length are checked, but no row.
     """
     columns = {site: _columns_without_key(table, key) for site, table in tables.items()}
     for site, table in tables.items():
@@ -154,7 +154,7 @@ def _has_column(table: HeldTable, name: str) -> bool:
 
 
 def streams_query(table: HeldTable | Table) -> bool:
-    """Whether rows come from a database whenever they are asked for."""
+    """Return whether rows are read from a database for each request."""
     return isinstance(inner_table(table) if isinstance(table, CurveTable) else table, SqlTable)
 
 

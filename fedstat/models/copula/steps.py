@@ -275,7 +275,7 @@ def digest_of(*arrays: Array) -> str:
     return digest.hexdigest()
 
 
-# ---- products with another institution -----------------------------------------------------------
+# ---- products with another site -----------------------------------------------------------
 
 
 def columns_of(data: SiteData, state: State, which: str) -> tuple[Floats, None]:

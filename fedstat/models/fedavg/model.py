@@ -37,7 +37,7 @@ from fedstat.typing import Floats
 
 def check_drawn(masked: object, fraction: float, n_sites: int, wanted: bool) -> bool:
     """Whether to mask; an error where a round draws so few sites that their sum would not hide a part."""
-    # A mask hides a part among those drawn; of two, each could tell the other's.
+    # A mask hides one of the drawn parts; of two parts, each site could compute the other's.
     few = sampled_site_count(n_sites, fraction)
     if few == n_sites or hides(few):
         return check_masked(masked, n_sites, wanted)
@@ -73,10 +73,10 @@ def read_init(init: ArrayLike) -> Floats:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Forecast of federated averaging before it runs.
+# Dry run of federated averaging.
 
 SHORT = 1e-3
-"""Learning rate of the rehearsal: invented rows must not send the descent out of the finite numbers."""
+"""Learning rate of the dry run: the descent on synthetic rows must stay finite."""
 
 
 class FedAvgPlan(DryRunPlan):
@@ -87,7 +87,7 @@ class FedAvgPlan(DryRunPlan):
         return {"local_epochs": 1, "batch_size": None, "learning_rate": SHORT}
 
     def learned(self, expected: ExpectedReleases) -> Iterator[tuple[str, str]]:
-        """Say what the coefficients that a site returns tell."""
+        """State what the coefficients of a site disclose."""
         returned = [e for e in expected.dry_run.entries if e.step == "run_epochs" and e.sender != COORDINATOR]
         if any(entry.array == "beta" and not entry.masked for entry in returned):
             yield (
@@ -100,7 +100,7 @@ class FedAvgPlan(DryRunPlan):
         """Say what is left to chance."""
         yield f"The number of rounds is fixed: {self.given['rounds']:,} of averaging, and some around them."
         if self.given["fraction"] < 1.0:
-            more = "; without seed= other ones will be drawn in the fit" if self.given["seed"] is None else ""
+            more = "; without seed= the fit will draw other ones" if self.given["seed"] is None else ""
             yield f"A share of the sites is drawn in every round{more}."
         yield UNTOLD
 
@@ -126,10 +126,10 @@ class FedAvg(HorizontalModel):
     is the maximum of the likelihood only where sites do not differ. With ``batch_size=None`` and one local
     epoch it is gradient descent on the pooled loss.
 
-    Rows count by their frequency weights and binomial trials, in the losses and in the average. Descent is
-    that in the columns of the data unless they are standardised. A column that is far from all others at one
-    site, as in other units, is warned of where sums are in clear; masks hide it here, and not in fits of
-    :class:`GLORE`, where sites tell means and deviations.
+    Rows count by their frequency weights and binomial trials, in the losses and in the average. Descent uses
+    the columns of the data unless they are standardized. With unmasked sums there is a warning if a column at
+    one site is far from that of all others, for instance in other units. Masks hide this here, but not in
+    fits of :class:`GLORE`, where sites release means and deviations.
 
     Make one with :meth:`from_formula`; the family is Binomial unless given.
 
@@ -173,7 +173,7 @@ class FedAvg(HorizontalModel):
         masked: bool | None = None,
         progress: bool | None = None,
     ) -> FedAvgResults:
-        """Run the rounds, and tell how far from the maximum of the likelihood they end.
+        """Run the rounds, and report the distance of their end from the maximum of the likelihood.
 
         Parameters
         ----------
@@ -189,8 +189,8 @@ class FedAvg(HorizontalModel):
         learning_rate : float
             Length eta of a step per unit of gradient.
         seed : int, optional
-            The whole run is a function of it, whatever the order of the sites; drawn, and kept in the result,
-            where None.
+            Seed of the whole run, independent of the order of the sites; None draws a seed and keeps it in
+            the result.
         standardize : bool
             Whether to descend in columns standardised over all sites; the coefficients are given in the units
             of the data all the same.
@@ -199,10 +199,10 @@ class FedAvg(HorizontalModel):
         masked : bool, optional
             Whether sites weight their updates themselves and hide them, and their parts of all sums, by
             pairwise masks that cancel in the total: the coordinator sees no site's update. The estimate is
-            the same. By default where three sites or more are drawn in every round, or all of two whose
-            owners want masks; it costs one round, and `site_loss` needs False.
+            the same. By default if at least three sites are drawn in every round, or both of two whose owners
+            require masks. Masks cost one round, and `site_loss` needs False.
         progress : bool, optional
-            Tell how far the computation has come (:func:`fedstat.progress`).
+            Report the progress of the computation (:func:`fedstat.progress`).
 
         Returns
         -------
@@ -318,7 +318,7 @@ class FedAvgM(FedAvg):
         progress: bool | None = None,
         momentum: float = 0.9,
     ) -> FedAvgResults:
-        """Run the rounds, and tell how far from the maximum of the likelihood they end.
+        """Run the rounds, and report the distance of their end from the maximum of the likelihood.
 
         Parameters
         ----------
@@ -339,9 +339,9 @@ class FedAvgM(FedAvg):
 class QFedAvg(FedAvg):
     """q-FedAvg: sites with a high loss have more weight in the average; see :class:`FedAvg`.
 
-    It minimises ``sum_k F_k^(q+1) / (q+1)`` over the sites' mean losses F_k (Li et al. 2020, Algorithm 2).
-    Each site counts once, whatever its rows: where sites differ, that is not the likelihood. Here sites are
-    drawn with equal probability; the publication draws them in proportion to their rows.
+    It minimizes ``sum_k F_k^(q+1) / (q+1)`` over the sites' mean losses F_k (Li et al. 2020, Algorithm 2).
+    Each site counts once, with any number of rows: if sites differ, this is not the likelihood. Here sites
+    are drawn with equal probability; the publication draws them in proportion to their rows.
 
     References
     ----------
@@ -378,7 +378,7 @@ class QFedAvg(FedAvg):
         q: float = 0.2,
         lipschitz: float | None = None,
     ) -> FedAvgResults:
-        """Run the rounds, and tell how far from the maximum of the likelihood they end.
+        """Run the rounds, and report the distance of their end from the maximum of the likelihood.
 
         Parameters
         ----------
@@ -405,10 +405,10 @@ class QFedAvg(FedAvg):
 class FedProx(FedAvg):
     """FedProx: a site's descent is held near the common coefficients; see :class:`FedAvg`.
 
-    Each site minimises ``F_k(w) + mu/2 ||w - beta||^2``, and may stop once the gradient of that is gamma
+    Each site minimizes ``F_k(w) + mu/2 ||w - beta||^2``, and may stop once the gradient of that is gamma
     times the first gradient of F_k (Li et al. 2020, Algorithm 2, Definition 2). The distance is that in the
-    columns in which the algorithm runs. Here sites are drawn with equal probability and averaged by rows, as
-    in FedAvg; the publication draws them in proportion to their rows and averages without weights.
+    columns of the algorithm. Here sites are drawn with equal probability and averaged by rows, as in FedAvg;
+    the publication draws them in proportion to their rows and averages without weights.
 
     References
     ----------
@@ -446,7 +446,7 @@ class FedProx(FedAvg):
         mu: float = 0.1,
         gamma: float = 0.0,
     ) -> FedAvgResults:
-        """Run the rounds, and tell how far from the maximum of the likelihood they end.
+        """Run the rounds, and report the distance of their end from the maximum of the likelihood.
 
         Parameters
         ----------

@@ -29,8 +29,8 @@ class FinalSums:
     """Sums over all sites at the final coefficients, for dispersion one.
 
     `totals` are the sum of the frequency weights, deviance and Pearson's statistic; `rows` are counted by
-    their weights. `slope` and `curvature` are those of what q-FedAvg minimises, each up to one factor;
-    `losses` are half the mean deviance of each site, None where sums were masked.
+    their weights. `slope` and `curvature` are those of q-FedAvg's criterion, each up to one factor; `losses`
+    are half the mean deviance of each site, None if sums were masked.
     """
 
     score: Vector
@@ -56,7 +56,7 @@ class FinalSums:
 
 @dataclass(frozen=True, slots=True)
 class AveragingRule:
-    """What the coordinator makes of the sums of a round; the average weighted by rows unless told otherwise.
+    """The coordinator's update from the sums of a round; by default the average weighted by rows.
 
     Parameters
     ----------
@@ -124,9 +124,9 @@ class RoundTrace:
 class FedAvgFit:
     """What the rounds hand over; `params` (p,) are in the units of the data.
 
-    `distance` (p,) is that from the maximum of the likelihood, `to_go` (p,) that from the minimum of what the
-    rule minimises, both in standard errors of the maximum; infinite where they cannot be told. `llf` is NaN
-    where the distribution does not define one. `masked`: the coordinator saw no site's part of the sums.
+    `distance` (p,) is that from the maximum of the likelihood, `to_go` (p,) that from the minimum of the
+    rule's criterion, both in standard errors of the maximum; infinite if they are unknown. `llf` is NaN if
+    the distribution does not define one. `masked`: the coordinator saw no site's part of the sums.
     """
 
     params: Vector
@@ -287,8 +287,8 @@ class FedAvgProtocol:
         )
 
     def _sums(self, replies: Sequence[Reply]) -> FinalSums:
-        """Add up; the score tells nothing where few rows weigh in that of a site."""
-        # Where one site is silent the sum of the others would tell a wrong distance; zeros make it infinite.
+        """Add up; the score is not used if few rows have weight in that of a site."""
+        # If one site is silent, the sum of the others would give a wrong distance; zeros make it infinite.
         reported = float(int(add(replies, "spread")) == len(replies))
         fair = {
             name: reported * add(replies, name)

@@ -56,15 +56,15 @@ class FedAvgResults(RowsResults, saved_as="fedstat fedavg results 4", record=Fed
     """Results of :meth:`fedstat.FedAvg.fit` and its relatives: coefficients without standard errors.
 
     A fixed number of rounds has no tolerance to reach. Score and information of all sites at the last
-    coefficients tell how far the maximum is: Newton's step, in standard errors of the maximum-likelihood
-    estimate. ``converged`` is True where it is at most one in every coefficient; for q-FedAvg the step is
-    that towards the minimum of its own criterion.
+    coefficients give the distance from the maximum: Newton's step, in standard errors of the
+    maximum-likelihood estimate. ``converged`` is True if it is at most one in every coefficient; for q-FedAvg
+    the step is that towards the minimum of its own criterion.
 
     Attributes
     ----------
     family : statsmodels family
     model : HorizontalModel
-        Of results that were read from a file, the names of response and coefficients only.
+        For results that were read from a file, the names of response and coefficients only.
 
     Examples
     --------
@@ -179,7 +179,7 @@ class FedAvgResults(RowsResults, saved_as="fedstat fedavg results 4", record=Fed
         spec = self.distribution
         dropped = ("R-squared", "AIC", "BIC", "Covariance Type")
         rows = [row for row in super()._summary_left() if row[0] not in dropped]
-        # Distribution and link stand where a summary of GLM results has them.
+        # Distribution and link are placed as in a summary of GLM results.
         at = next(i for i, (label, _) in enumerate(rows) if label == "No. Observations")
         rows[at:at] = [("Model Family", spec.name), ("Link Function", spec.link)]
         return [*rows[:-1], ("Deviance", number(self.deviance)), ("Seed", str(self.seed)), rows[-1]]
@@ -266,7 +266,7 @@ def _distance_notes(name: str, fit: FedAvgFit) -> Iterator[Note]:
     if fit.rule.fair is not None:
         yield Note(
             "fair_criterion",
-            f"{name} minimises the sum over sites of F^(q+1) / (q+1), F a site's mean loss: sites count "
-            "alike, whatever their rows, and those with a high loss more. It leads to the maximum of the "
-            "likelihood only where sites do not differ.",
+            f"{name} minimizes the sum over sites of F^(q+1) / (q+1), where F is a site's mean loss: sites "
+            "count equally, with any number of rows, and those with a high loss count more. It leads to "
+            "the maximum of the likelihood only if sites do not differ.",
         )

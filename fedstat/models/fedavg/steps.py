@@ -35,7 +35,7 @@ from fedstat.typing import Array, Floats, Ints
 FAMILY = "fedavg"
 TINY = float(np.finfo(float).tiny)
 MOST_EPOCHS = 10_000
-"""Of a round: a question must not keep a site busy for ever."""
+"""Limits of a round, so that a request cannot keep a site busy forever."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +49,7 @@ class DescentRows:
     def answered_at(
         self, beta: Floats, sums: Sums, instead: Mapping[str, Array]
     ) -> tuple[FittedMeanSums | WorkingWeights, ...]:
-        """Tell what sums at coefficients rest on."""
+        """Declare the facts behind sums at coefficients."""
         n, kind = len(self.rows), self.distribution
         return answered_at(self.opened, lambda: [self.rows], n, beta, kind, sums, instead)
 
@@ -81,7 +81,7 @@ EPOCHS = (*OPEN_ROWS, SampledSites)
 
 
 def _chosen(what: str, ndim: int = 0, dtype: str = "", *, optional: bool = False) -> ArrayDeclaration:
-    """Declare what the coordinator chooses of a round: a step of length zero tells no less than not drawn."""
+    """Declare the coordinator's choices for a round; a step of length zero discloses the same as no draw."""
     return control(what, ndim, optional=optional, dtype=dtype, common=True)
 
 
@@ -211,13 +211,13 @@ def run_epochs(
     },
 )
 def sum_scores(data: SiteData, state: State, beta: Floats, fair: Floats | None = None) -> dict[str, Array]:
-    """Sum score and information over the rows, to tell how far the maximum of the likelihood is.
+    """Sum score and information over the rows, to compute the distance from the likelihood's maximum.
 
-    `beta` (p,) and `fair` (3,) are as in :func:`run_epochs`. Released are ``inside``: whether all means lie
-    inside the distribution's domain; ``spread``: whether more than a few rows weigh; score and information
-    are zero where one of the two is not so. ``score`` (p,) and ``information`` (p, p) for dispersion one;
-    ``totals``: sum of the frequency weights, deviance, Pearson's statistic. With `fair`, ``slope`` (p,) and
-    ``curvature`` (p, p) of the site's part of what q-FedAvg minimises.
+    `beta` (p,) and `fair` (3,) are as in :func:`run_epochs`. It releases ``inside``: whether all means are
+    inside the distribution's domain; ``spread``: whether more than a few rows have weight. Score and
+    information are zero if one of the two is false. ``score`` (p,) and ``information`` (p, p) are for
+    dispersion one; ``totals``: sum of the frequency weights, deviance, Pearson's statistic. With `fair`,
+    ``slope`` (p,) and ``curvature`` (p, p) of the site's part of q-FedAvg's criterion.
     """
     site = site_rows(data, state, beta)
     if fair is not None:

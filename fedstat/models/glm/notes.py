@@ -122,7 +122,7 @@ def _event_lines(result: GLMStatements) -> list[tuple[str, str]]:
 
 
 def tests_line(result: GLMStatements) -> str:
-    """Say of which law tests and intervals are."""
+    """State the distribution of tests and intervals."""
     return "normal" if result.df_inference is None else f"t on {result.df_inference:,g} df"
 
 
@@ -175,7 +175,7 @@ def _joint_test(result: GLMStatements) -> str:
 
 
 def compare_sites(result: GLMStatements) -> tuple[Heterogeneity | None, str]:
-    """Heterogeneity, or None and why there is none."""
+    """Return heterogeneity, or None with the reason."""
     try:
         return result.heterogeneity, ""
     except NotAvailableError as error:
@@ -231,7 +231,7 @@ def _in_clear(result: GLMStatements) -> str:
     left = getattr(result._ledger, "events", ())
     if any((one.step, one.array, one.masked) == ("transform_sums", "sums", False) for _, one in left):
         reported.append("the sums that transforms such as center() need")
-    return f", but for {' and '.join(reported)}" if reported else ""
+    return f", except {' and '.join(reported)}" if reported else ""
 
 
 def _rounds_note(result: GLMStatements) -> str:
@@ -272,7 +272,7 @@ def _sites_note(result: GLMStatements) -> str:
 
 
 def _spread(compared: Heterogeneity, name: str) -> str:
-    """Say how far a coefficient differs between sites, beside its estimate."""
+    """Return how far a coefficient differs between sites, relative to its estimate."""
     estimate, tau2, share = compared.table.loc[[name], ["estimate", "tau2", "I2"]].to_numpy()[0].tolist()
     sizes = f"standard deviation {number(tau2**0.5)} between sites by REML, estimate {number(estimate)}"
     return f"{name} ({100.0 * share:.0f} %: {sizes})"
@@ -302,8 +302,8 @@ def _alpha_note(result: GLMStatements) -> str:
 def excess(result: GLMStatements) -> float:
     """Pearson's statistic per degree of freedom over the dispersion taken as known, where chance has no part.
 
-    Of counts and of numbers of events out of several; 0 where nothing is shown, and for single outcomes, of
-    which the statistic tells nothing.
+    For counts and for numbers of events in several trials; 0 if there is no evidence, and for single
+    outcomes, where the statistic has no information.
     """
     question, name = result.basis.agreement.question, result.distribution.name
     grouped = name == "Binomial" and len(question.response_columns) == 2
@@ -363,7 +363,7 @@ def _cluster_note(result: GLMStatements) -> str:
         distribution = "normal intervals are too short"
         if result.df_inference is not None:
             distribution = f"t on {result.df_inference:g} df helps only in part"
-        few = f" There are {clusters}: with so few they are too small as a rule, and {distribution}."
+        few = f" There are {clusters}: with this few they are usually too small, and {distribution}."
     own = "" if K == 1 else " The test of heterogeneity does not allow for them."
     return f"Standard errors are for clusters by '{basis.clusters}'{strata}.{few}{own}"
 

@@ -138,5 +138,5 @@ def _result(newton: Newton, point: Floats, information: Floats) -> Overdispersio
 
 
 def with_alpha(newton: Newton, alpha: float) -> Newton:
-    """Start the same fit anew at an estimated alpha."""
+    """Start the same fit again at an estimated alpha."""
     return Newton(newton.session, replace(newton.distribution, alpha=alpha), newton.options, newton.scaletype)

@@ -64,7 +64,7 @@ class ChangeVectors:
 
 
 def by_rows(rows: Rows, found: Sequence[tuple[Floats, ...]]) -> Floats:
-    """Put vectors side by side, times the rows' counts; what is not finite is zero, and tells nothing."""
+    """Join vectors, times the rows' counts; a value that is not finite becomes zero, and reveals nothing."""
     vectors = np.nan_to_num(
         np.column_stack([one for several in found for one in several]), posinf=0, neginf=0
     )
@@ -121,13 +121,13 @@ def sum_effects(
 ) -> dict[str, Array]:
     """Sum derivatives of the mean by the linear predictor over the rows, and changes of the mean.
 
-    `beta` (p,) are coefficients of the columns standardised by `shift` and `scale` (p,), `constant` what is
-    added to the linear predictor; `log`: of the logarithm of the mean; `products`: of products of columns.
-    `changed` (c, p) are coefficients between whose `ends` (c, 2), constants, the mean changes. Released are
-    ``first`` (q,) and ``second`` (q, p + 1), see :class:`~fedstat.kernels.glm.effects.EffectSums`, and
-    ``changes`` (c,), ``slopes`` (c, p + 1), ``high`` (c,), see
+    `beta` (p,) are coefficients of the columns standardized by `shift` and `scale` (p,); `constant` is added
+    to the linear predictor; `log` requests sums of the logarithm of the mean, `products` those of products of
+    columns. `changed` (c, p) are coefficients between whose `ends` (c, 2), constants, the mean changes. It
+    releases ``first`` (q,) and ``second`` (q, p + 1), see :class:`~fedstat.kernels.glm.effects.EffectSums`,
+    and ``changes`` (c,), ``slopes`` (c, p + 1), ``high`` (c,), see
     :class:`~fedstat.kernels.glm.effects.ChangeSums`. A row of frequency weight f counts as f, one of several
-    trials once. ``inside``: whether all means lie inside the family's domain; else all are zero.
+    trials once. ``inside`` is whether all means are inside the family's domain; otherwise all are zero.
     """
     model = model_of(state)
     T = model.translation(data.name, beta, shift, scale)
@@ -156,7 +156,7 @@ def sum_effects(
 def _effects_at(
     state: State, model: SiteModel, beta: Floats, constant: float, log: bool, products: bool
 ) -> EffectSums:
-    """Sum at coefficients of the site's own columns, which the door judges before anything leaves."""
+    """Sum at coefficients of the site's own columns; the disclosure checks judge the sums before release."""
     q = model.p + 1 if products else 1
     total = EffectSums(np.zeros(q), np.zeros((q, model.p + 1)))
     for rows in _pieces(model):
@@ -188,7 +188,7 @@ def _changes_at(
 def _declare_vectors(
     state: State, model: SiteModel, beta: Floats, view: RowVectors, constants: Sequence[float]
 ) -> None:
-    """Tell by which vectors columns are summed; probabilities that are zero or one make a cut of them."""
+    """Declare the vectors by which columns are summed; probabilities of zero or one make a cut of them."""
     flat = None
     if model.distribution.name == "Binomial":
 

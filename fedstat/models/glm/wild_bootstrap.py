@@ -35,9 +35,9 @@ class WildBootstrap:
     method : str
         In words.
     weights : str
-        Law of the draws.
+        Distribution of the draws.
     statistic : float
-        Of the data: t of one restriction, Wald's statistic over their number of several.
+        Statistic of the data: t for one restriction, Wald's statistic over the number of several.
     pvalue : float
         Share of the draws whose statistic is as large or larger, in absolute value.
     conf_int : (float, float) or None
@@ -46,9 +46,9 @@ class WildBootstrap:
         tested.
     boot_statistics : (reps,) array
     draws : (reps, sites) array
-        What each site's residuals, or scores, were multiplied by.
+        Multipliers of each site's residuals, or scores.
     enumerated : bool
-        Whether the draws are all that there are, since these are no more than were asked for.
+        Whether the draws are all possible ones, since these are no more than requested.
 
     Examples
     --------

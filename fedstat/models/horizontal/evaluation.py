@@ -97,10 +97,10 @@ RECALIBRATION_FACTS = (*SUMS, ModelEvaluation)
 def recalibrate(data: SiteData, state: State, gamma: Floats) -> dict[str, Array]:
     """Sum score and information of the response's regression on the linear predictor that was evaluated.
 
-    `gamma` (2,) is intercept and slope. What is summed are combinations of what a fit sums at the same
-    coefficients, and is held against the same rules. Released as by a fit: ``inside``, ``spread``, ``score``
-    (2,), ``information`` (2, 2), ``totals``: sums of the weights, deviance, Pearson's statistic; and
-    ``squares``, the sum of squared differences between event and predicted probability, 0 of other responses.
+    `gamma` (2,) is intercept and slope. The sums are combinations of a fit's sums at the same coefficients,
+    and are checked by the same rules. It releases, as a fit does, ``inside``, ``spread``, ``score`` (2,),
+    ``information`` (2, 2), ``totals``: sums of the weights, deviance, Pearson's statistic; and ``squares``,
+    the sum of squared differences between event and predicted probability, 0 for other responses.
     """
     model = state.use(JUDGED, EvaluatedModel, "no model was evaluated here; ask 'bin_counts' first")
     check_lengths(data.name, gamma=(gamma, 2))
@@ -128,7 +128,7 @@ def _squares(model: EvaluatedModel, gamma: Floats) -> float:
 
 
 def trials_weight(rows: Rows) -> Floats:
-    """How many rows or trials each row stands for, (m,)."""
+    """Return the number of rows or trials of each row, (m,)."""
     weight = np.ones(len(rows.y))
     for factor in (rows.freq, rows.trials):
         weight = weight if factor is None else weight * factor
@@ -143,9 +143,9 @@ def recalibrated(
 ) -> FitProtocol[tuple[Recalibration | None, Floats | None]]:
     """Regress the response on the evaluated linear predictor over all sites, whose parts may be `masked`.
 
-    It returns the regression, and sums of squared errors by site and of all (K + 1,), nan of sites that are
-    hidden. Both are None where they cannot be told: where nearly all weight is in a few rows, or events and
-    others are separated.
+    It returns the regression, and sums of squared errors by site and in total (K + 1,), nan for masked sites.
+    Both are None if they are not available: if nearly all weight is in a few rows, or the outcomes are
+    separated.
     """
     search = RecalibrationState(distribution.estimates_scale)
     squares: Floats | None = None
@@ -203,10 +203,9 @@ def bin_counts(
 ) -> dict[str, Array]:
     """Count rows, and sum response and predicted mean, by bins of the linear predictor.
 
-    `beta` (p,) is in the units of the data; for `centre` and `width` see
-    :func:`bin_edges`. Released are ``bins`` (3, B): rows (or trials), sum of the response, sum of the
-    predicted means; bins with fewer rows than the owner's policy allows are counted with a neighbour.
-    ``least`` is that number of rows.
+    `beta` (p,) is in the units of the data; for `centre` and `width` see :func:`bin_edges`. It releases
+    ``bins`` (3, B): rows (or trials), sum of the response, sum of the predicted means; bins with fewer rows
+    than the owner's policy allows are merged with a neighbor. ``least`` is that number of rows.
     """
     if not float(width) > 0.0:
         raise MessageError(f"{data.name}: array 'width' must be positive")

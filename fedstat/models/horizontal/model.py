@@ -48,7 +48,7 @@ from fedstat.models.run import PostFitAnalysis, rest_after, run_analysis
 from fedstat.typing import Floats
 
 # ----------------------------------------------------------------------------------------------------
-# Sites at which a column lies far from all others: by its mean or spread, as where units differ.
+# Sites with a column far from all others, by its mean or spread, for instance with other units.
 
 DEVIATIONS, FOLD = 5.0, 20.0
 """Between means, in the larger of two standard deviations, and between these: what is far."""
@@ -61,8 +61,8 @@ SHARE = 1e-6
 def far_sites(own: Floats) -> list[tuple[int, int, str]]:
     """Find sites and columns, (k, j), and what is far there, from means and deviations by site, (K, 2, p).
 
-    Columns of zeros and ones are shares, whose deviations say how rare one is: they are left out, as are
-    sites that tell nothing of a column, or where it does not vary.
+    Columns of zeros and ones are shares, whose deviations depend on their mean: they are left out. So are
+    sites without moments of a column, or with a constant column.
     """
     found = []
     for j in range(own.shape[2]):
@@ -90,7 +90,7 @@ def _far(values: Floats, least: Floats) -> list[int]:
 
 
 def warn_of_far_sites(agreement: RowsAgreement, names: Sequence[str], own: Floats | None) -> None:
-    """Warn of columns that are numbers as they stand; `own` is None where no site's moments are known."""
+    """Warn about untransformed numeric columns; `own` is None if no site's moments are known."""
     if own is None:
         return
     plain = [j for j, name in enumerate(names) if agreement.spec.kinds.get(name) == "number"]
@@ -104,7 +104,7 @@ def warn_of_far_sites(agreement: RowsAgreement, names: Sequence[str], own: Float
 
 
 # ----------------------------------------------------------------------------------------------------
-# Models over sites with different rows: formula, family, weights, agreed levels, and a fit's account.
+# Models over sites with different rows: formula, family, weights, agreed levels, and a fit's ledger.
 
 
 class HorizontalModel(Explainable):
@@ -124,16 +124,16 @@ class HorizontalModel(Explainable):
     formula, partition
         As given.
     engine : Engine
-        What asks the sites; that of the partition.
+        Engine that sends the requests; that of the partition.
     distribution : DistributionSpec
         Family and link, by name.
     family : statsmodels family
     sites : tuple of str
-        Institutions, in the order of the partition.
+        Sites, in the order of the partition.
     weights : dict of str to str
         Columns of weights and of the exposure, by their argument.
     question : RowsRequest
-        Columns and terms that every site is asked for.
+        Columns and terms that are requested from every site.
     agreement : RowsAgreement
         Levels, transforms and numbers of rows that the sites agreed on.
     model_name, method_name : str
@@ -154,7 +154,7 @@ class HorizontalModel(Explainable):
     method_name: ClassVar[str] = ""
     _default_family: ClassVar[Any] = sm_families.Gaussian
     _goes_on: ClassVar[bool] = False
-    """Whether a fit is begun anew among the rest where sites are lost."""
+    """Return whether a fit is repeated among the remaining sites if sites are lost."""
 
     def __init__(
         self,
@@ -193,12 +193,12 @@ class HorizontalModel(Explainable):
         Parameters
         ----------
         formula : str
-            ``response ~ terms``; ``.`` is every other column. The column that names the sites may stand
-            in it, as ``C(hospital)``. Allowed are ``+ - : * ^``, ``C()``, also with
-            ``levels=["one", "two"]``, by which a row with another one is an error, ``log``, ``exp``,
-            ``sqrt``, ``scale``, ``center``, ``bs``, ``cr`` and ``cc`` (with knots and bounds), ``poly``,
-            ``C(x, Sum)``, ``Helmert``, ``Diff`` or ``Poly``, ``I(x > 3)``, ``Q()`` and ``offset()``; on the
-            left a comparison such as ``num > 0``, or ``cbind(successes, failures)``.
+            ``response ~ terms``; ``.`` is every other column. The column that names the sites is allowed, as
+            ``C(hospital)``. Allowed are ``+ - : * ^``, ``C()``, also with ``levels=["one", "two"]``, by which
+            a row with another level is an error, ``log``, ``exp``, ``sqrt``, ``scale``, ``center``, ``bs``,
+            ``cr`` and ``cc`` (with knots and bounds), ``poly``, ``C(x, Sum)``, ``Helmert``, ``Diff`` or
+            ``Poly``, ``I(x > 3)``, ``Q()`` and ``offset()``; on the left a comparison such as ``num > 0``, or
+            ``cbind(successes, failures)``.
         partition : ClientPartition
             In the horizontal layout: ``ClientPartition.from_frame(table, by="hospital")``.
         family : statsmodels family, optional
@@ -206,7 +206,7 @@ class HorizontalModel(Explainable):
         offset, exposure : str, optional
             Columns; the logarithm of the exposure is an offset.
         freq_weights, var_weights : str, optional
-            Columns, with statsmodels' meaning: a row of frequency weight two stands for two rows; variances
+            Columns, with statsmodels' meaning: a row of frequency weight two counts as two rows; variances
             are the dispersion over the variance weight.
         complete : sequence of str, optional
             Columns that the rows must have as well, so that models with and without them are fitted to the
@@ -292,7 +292,10 @@ class HorizontalModel(Explainable):
         return RowsSession(family, self.sites, self._session, lambda: self.agreement, masked)
 
     def _run_beside(self, call: str, protocol: Callable[[Self], FitProtocol[Fit]]) -> Fit:
-        """Run a protocol that is none of a fit, for which owners who want to be asked consent by itself."""
+        """Run a protocol that is not part of a fit.
+
+        Owners with a consent requirement consent to it separately.
+        """
         ledger = self._new_ledger()
 
         def requester(model: Self) -> FitProtocol[Fit]:

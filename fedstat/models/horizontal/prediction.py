@@ -20,7 +20,7 @@ from fedstat.typing import Bools, Floats
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PredictedRows:
-    """Linear predictor of every row (NaN where a column is missing), and the design of the whole ones."""
+    """Linear predictor of every row (NaN if a column is missing), and the design of the complete rows."""
 
     linear: pd.Series
     complete: Bools
@@ -84,8 +84,8 @@ class GLMPrediction:
 
     `linear` and `se_linear` are of the linear predictor; `family` is that of the model.
 
-    `test_distribution` is that of a standardised error: normal, or of Student's t; `scale` the variance of a
-    response about its mean where it is normal, else None.
+    `test_distribution` is the distribution of a standardized error: normal, or Student's t; `scale` the
+    variance of a response about its mean if it is normal, otherwise None.
 
     Examples
     --------
@@ -141,7 +141,7 @@ class GLMPrediction:
     def summary_frame(self, alpha: float = 0.05) -> pd.DataFrame:
         """Table with ``mean``, ``mean_se``, ``mean_ci_lower``, ``mean_ci_upper``, as in statsmodels.
 
-        Of least squares also ``obs_ci_lower`` and ``obs_ci_upper``, of new responses.
+        For least squares also ``obs_ci_lower`` and ``obs_ci_upper``, of new responses.
         """
         limits = self.conf_int(alpha)
         frame = pd.DataFrame(

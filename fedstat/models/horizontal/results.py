@@ -111,9 +111,9 @@ class RowsResults(CoefficientResults):
     distribution : DistributionSpec
         Its name, link and numbers.
     model : HorizontalModel
-        Of results that were read from a file, the names of response and coefficients only.
+        For results that were read from a file, the names of response and coefficients only.
     evaluation_ledger : Ledger or None
-        What the latest evaluation released.
+        Releases of the latest evaluation.
 
     Examples
     --------
@@ -248,8 +248,8 @@ class RowsResults(CoefficientResults):
             New rows; by default those of the fit, on which the figures flatter: there the slope is 1.
         recalibrate : bool, optional
             Whether to regress the response on the linear predictor, for calibration slope and intercept and
-            the Brier score: some five more rounds, of sums as of a fit. By default where the response is
-            binary, and no owner wants sums hidden among those of three sites that are fewer.
+            the Brier score: about five more rounds, with sums as in a fit. By default if the response is
+            binary, unless an owner requires masks and there are fewer than three sites.
 
         Returns
         -------

@@ -28,14 +28,14 @@ NOTHING_SUMMED = np.zeros((0, 2))
 INSIDE = control("whether all means lie inside the family's domain", 0, maskable=True)
 NO_MEANS = FittedMeanSums(None, 0, None, tuple)
 AT_THE_START = (WorkingWeights(lambda: np.zeros((0, 0)), NOTHING_SUMMED), NO_MEANS)
-"""Weights and means where nobody has chosen coefficients yet: they are the data's own."""
+"""Weights and means before any coefficients are chosen: they depend on the data alone."""
 
 RowVectors: TypeAlias = Callable[[Rows, Floats, DistributionSpec], Floats]
 """Vectors over rows (m, k R) at the coefficients (p, R) of R points."""
 
 BLOCK = 8192
 FLAT = 1e-6
-"""Weights beside probabilities of either outcome below which these are at the ends of their range."""
+"""Largest ratio of weights to the outcome probabilities at which these are at the ends of their range."""
 
 
 def glm_rows(rows: CompleteRows, X: Floats) -> Rows:
@@ -43,7 +43,7 @@ def glm_rows(rows: CompleteRows, X: Floats) -> Rows:
     y, trials = rows.y, None
     if y.ndim == 2:
         trials = y.sum(axis=1)
-        # No trials, no proportion: the row has weight zero, whatever stands there.
+        # Without trials there is no proportion: the row has weight zero, for any value.
         y = np.divide(y[:, 0], trials, out=np.zeros(len(y)), where=trials > 0.0)
     weights = rows.weights
     return Rows(X, y, rows.offset, weights.get("freq_weights"), weights.get("var_weights"), trials)
@@ -92,7 +92,7 @@ class RowsAtPoints:
         return times_means(self.rows, beta, distribution, wide)
 
     def every(self, first: int, step: int) -> RowsAtPoints:
-        """Every so many rows from the first on."""
+        """Return every n-th row, from the first on."""
         return RowsAtPoints(self.rows.part(slice(first, None, step)), self.intercept)
 
 
@@ -117,9 +117,9 @@ def answered_at(
     sums: Sums | None = None,
     instead: Mapping[str, Array] | None = None,
 ) -> tuple[FittedMeanSums | WorkingWeights, ...]:
-    """Tell what weights the rows have at these coefficients, by sums at them if possible, and what means.
+    """Declare the rows' weights at these coefficients, if possible by sums at them, and the means.
 
-    First that there are no means: where weights let something else leave, none were told.
+    First declare that there are no means: if weights allow another release, no means were used.
     """
 
     def each() -> Floats:
@@ -153,9 +153,9 @@ def weighted_by(
     vectors: RowVectors,
     flat: Callable[[], bool] | None = None,
 ) -> tuple[WorkingWeights, FittedMeanSums]:
-    """Tell by which vectors, that can be compared and hashed, columns are multiplied at these coefficients.
+    """Return comparable and hashable vectors by which columns are multiplied at these coefficients.
 
-    `flat` tells whether means are at the ends of their range.
+    `flat` is whether means are at the ends of their range.
     """
 
     def each() -> Floats:

@@ -23,7 +23,7 @@ UNTOLD = (
     "Some rules need the rows, and only the site can apply them: minimum events, minimum rows per level, "
     "answers that differ in a few rows, and rows that a coefficient or a weight would single out."
 )
-"""What no forecast of a fit over rows can tell."""
+"""Values of a fit over rows that no dry run can know."""
 
 
 @dataclass(frozen=True, slots=True)

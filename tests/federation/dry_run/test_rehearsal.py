@@ -202,9 +202,9 @@ def test_who_learns_what_follows_from_kinds_masks_and_receivers():
     assert "(raw columns): x. It then has these columns." in plain
     assert "Collusion" not in plain
     hidden = learned(masked_protocol(protocol(), tuple(SITES), "s"))
-    assert "Coordinator: receives under masks: sum. It learns the sums over 3 institutions" in hidden
+    assert "Coordinator: receives under masks: sum. It learns the sums over 3 sites" in hidden
     assert "(aggregate)" not in hidden
-    assert "c of the 3 institutions learn the sum over the other 3 - c" in hidden
+    assert "c of the 3 sites together learn the sum over the other 3 - c" in hidden
     dealt = learned(protocol(), dealers={("A", "B"): "C", ("A", "C"): "B", ("B", "C"): ""})
     assert "C deals the random numbers for the products of A and B." in dealt
     assert "the coordinator deals the random numbers for the products of B and C." in dealt
@@ -214,9 +214,7 @@ def test_two_sites_under_masks():
     def run():
         yield requests("count", ("A", "B"))
 
-    assert "Masks hide nothing from the other institution here" in learned(
-        masked_protocol(run(), ("A", "B"), "s")
-    )
+    assert "Masks hide nothing from the other site here" in learned(masked_protocol(run(), ("A", "B"), "s"))
 
 
 def test_names_in_a_sentence():

@@ -141,7 +141,7 @@ def test_what_is_known_without_rows(there, here):
 
 
 def test_no_fit_goes_on_without_a_site_whose_columns_nobody_else_has(federation):
-    with pytest.raises(PartitionError, match="quorum: in the vertical layout no fit goes on without a site"):
+    with pytest.raises(PartitionError, match="vertical layout no fit can continue without a site"):
         fs.ClientPartition.connect(federation["study"], quorum=2)
     with pytest.raises(PartitionError, match="quorum: expected a whole number"):
         fs.ClientPartition.connect(federation["study"], quorum=4)

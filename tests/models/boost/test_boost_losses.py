@@ -205,7 +205,7 @@ def test_predictions_are_means_and_a_file_keeps_all(tmp_path):
     pd.testing.assert_frame_equal(again.cv, result.cv)
     assert result.plot("path").get_ylabel() == "loss" and result.plot("cv").has_data()
     for statement in ("refit", "split", "entry_test"):
-        with pytest.raises(NotAvailableError, match="where squares are minimised"):
+        with pytest.raises(NotAvailableError, match="for squared loss"):
             getattr(result, statement)()
     for request in (lambda: result.aicc, lambda: result.rsquared, lambda: result.stability(1)):
         with pytest.raises(NotAvailableError):

@@ -145,10 +145,10 @@ def test_rows_with_a_long_gap_or_without_a_curve_are_left_out_and_short_gaps_are
     [
         ("y ~ x1", FormulaError, r"write 'y\(t\)'"),
         ("age(t) ~ x1", FormulaError, "curves of all sites"),
-        ("y(t) ~ bsignal(age)", FormulaError, "takes a curve"),
+        ("y(t) ~ bsignal(age)", FormulaError, "needs a curve"),
         ("y(t) ~ bols(x1)", FormulaError, "use bsignal"),
         ("y(t) ~ y", FormulaError, "right side too"),
-        ("y(t) ~ x1 + bsignal(x1)", FormulaError, "stands twice"),
+        ("y(t) ~ x1 + bsignal(x1)", FormulaError, "occurs twice"),
         ("y(t) ~ bbs(age)", FormulaError, "lower_bound"),
         ("y(t) ~ bsignal(x1, knots=__import__('os'))", FormulaError, "are numbers"),
         ("y(t) ~ bsignal(x1, lag=3)", FormulaError, "no option 'lag'"),

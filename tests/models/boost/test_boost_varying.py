@@ -208,7 +208,7 @@ def test_what_needs_errors_along_the_response_is_not_there():
         ("mean ~ bhist(x1)", r"write its name with \(t\), or bsignal"),
         ("mean ~ bconcurrent(x1)", r"name with \(t\)"),
         ("y(t) ~ const(bhist(x1))", r"takes no const\(\)"),
-        ("y(t) ~ bhist(age)", r"bhist\(\) takes a curve"),
+        ("y(t) ~ bhist(age)", r"bhist\(\) needs a curve"),
         ("y(t) ~ bhist(x1, by=age)", "no option 'by'"),
         ("y(t) ~ bhist(x1, differences=3, df=8)", "leaves 9 directions free"),
         ("y(t) ~ bhist(y)", "right side too"),

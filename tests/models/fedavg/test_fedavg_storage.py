@@ -102,5 +102,5 @@ def test_parts_that_are_not_of_one_fit_are_refused(results, path):
 
 def refused(path, header, content, arrays):
     path.write_bytes(pack(header | {"content": json.dumps(content)}, arrays))
-    with pytest.raises(ModelError, match="the file is not whole"):
+    with pytest.raises(ModelError, match="the file is incomplete"):
         fs.load(path)

@@ -42,10 +42,10 @@ def model_of(formula, frame=FRAME, sites=None, policies=None, **kwds):
 def test_two_sites_are_told_that_masks_hide_nothing():
     model = model_of("sick ~ x", sites=["Bonn", "Kiel"], **BINOMIAL)
     reported = " ".join(sentence for _, sentence in model.explain(masked=True).learned)
-    assert "Masks hide nothing from the other institution here" in reported
+    assert "Masks hide nothing from the other site here" in reported
     assert "Masks hide nothing" not in str(model.explain())
     four = " ".join(sentence for _, sentence in model_of("sick ~ x", **BINOMIAL).explain().learned)
-    assert "c of the 4 institutions learn the sum over the other 4 - c" in " ".join(four.split())
+    assert "c of the 4 sites together learn the sum over the other 4 - c" in " ".join(four.split())
 
 
 REFUSALS = {

@@ -103,7 +103,7 @@ def test_few_clusters_are_told_wherever_they_lie():
     model = fs.FederatedGLM.from_formula("y ~ x", two, family=F.Gaussian(), labels=["group"])
     result = model.fit(cov_type="cluster", cov_kwds={"groups": "group"})
     text = " ".join(str(result.summary()).split())
-    assert "There are 8: with so few they are too small as a rule, and t on 7 df helps only in part" in text
+    assert "There are 8: with this few they are usually too small, and t on 7 df helps only in part" in text
     assert "t on 7 df" in text
 
 

@@ -284,5 +284,5 @@ def test_a_formula_that_is_not_allowed_is_refused(result, path, part):
 
 def refused(path, header, content, arrays):
     path.write_bytes(pack(header | {"content": json.dumps(content)}, arrays))
-    with pytest.raises(ModelError, match="the file is not whole"):
+    with pytest.raises(ModelError, match="the file is incomplete"):
         fs.load(path)

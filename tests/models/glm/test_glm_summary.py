@@ -361,14 +361,14 @@ def test_clusters_are_named_and_few_of_them_noted():
     assert lines(wards)["Covariance Type"] == "cluster (ward)"
     assert "Standard errors are for clusters by 'ward'." in notes(wards)
     assert "too small" not in notes(wards)
-    assert "clusters by 'site'. There are 4: with so few they are too small" in notes(sites)
+    assert "clusters by 'site'. There are 4: with this few they are usually too small" in notes(sites)
 
 
 @pytest.mark.parametrize(("clusters", "few"), [(29, True), (30, False)])
 def test_fewer_than_thirty_clusters_are_few(clusters, few):
     many = FRAME.assign(site=(np.arange(len(FRAME)) % clusters).astype(str))
     text = notes(fit("gauss ~ x", F.Gaussian(), many, **SITES))
-    assert (f"There are {clusters}: with so few they are too small" in text) == few
+    assert (f"There are {clusters}: with this few they are usually too small" in text) == few
     assert ("too small" in text) == few
 
 

@@ -122,7 +122,7 @@ def test_what_passes_under_masks_is_told_to_pass():
 
 def test_a_family_that_cannot_tell_says_so(monkeypatch):
     monkeypatch.setattr(fs.VFEMRegression, "_plan", None)
-    with pytest.raises(fs.errors.NotAvailableError, match=r"no forecast for VFEMRegression: fit, and look"):
+    with pytest.raises(fs.errors.NotAvailableError, match=r"no dry run for VFEMRegression: fit, and read"):
         model_of().explain()
 
 

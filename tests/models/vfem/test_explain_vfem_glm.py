@@ -42,7 +42,7 @@ def test_the_number_of_iterations_is_a_range_within_the_limit():
 
 LEARNED = {
     "in clear": ({"masked": False}, "(per entity): linear predictor x'beta of the site's block."),
-    "in sums": ({}, "about as many rounds as there are columns give the rows of all sites away"),
+    "in sums": ({}, "About as many rounds as there are columns reveal the rows of all sites"),
     "single contributors": ({}, "own linear predictor for"),
     "dealers": ({}, "deals the random numbers for the products of"),
     "raw columns": ({"cross_products": "exact"}, "It then has these columns"),

@@ -187,12 +187,12 @@ def test_a_file_that_lost_a_part_is_refused(result, path):
     for name in arrays:
         path.write_bytes(pack(header, {k: v for k, v in arrays.items() if k != name}))
         if name != "cov":
-            with pytest.raises(ModelError, match="the file is not whole"):
+            with pytest.raises(ModelError, match="the file is incomplete"):
                 fs.load(path)
     for name in content:
         rest = {k: v for k, v in content.items() if k != name}
         path.write_bytes(pack(header | {"content": json.dumps(rest)}, arrays))
-        with pytest.raises(ModelError, match="the file is not whole"):
+        with pytest.raises(ModelError, match="the file is incomplete"):
             fs.load(path)
 
 

@@ -1,10 +1,10 @@
 """Published baselines: each site boosts on its own rows, and the paths are aggregated.
 
-At every step a site fits each learner to what is left at its own rows, by its own smoothing parameter. What
-all move by is the average of these fits by rows ("average"), or least squares on them with their information
-as weights ("lsa", Ding 2024, equation 3.13, by the model-based covariance of a fit: as it is printed, its
-middle is the score at the local solution, which is zero). A fit of one site that knows no other is "local".
-Each fit is made of a site's own sums, so that these, in the clear, give all steps in one round.
+At every step a site fits each learner to the residuals of its own rows, by its own smoothing parameter. The
+common move is the average of these fits by rows ("average"), or their least squares fit with their
+information as weights ("lsa", Ding 2024, equation 3.13, with the model-based covariance of a fit: the middle
+of the printed formula is the score at the local solution, which is zero). A fit of one site alone is "local".
+Each fit is computed from a site's own sums, so that these, unmasked, give all steps in one round.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class LearnersAtSites:
     def follow(
         self, parts: Sequence[CurveSums], steps: int, nu: float, test: CurveSums | None, *, lsa: bool
     ) -> BoostPath:
-        """Take so many steps; what is left of every site's scores moves by its own products."""
+        """Take `steps` steps; the residual scores of every site move by its own products."""
         L, G, n = self.L, self.gram, np.array([one.n for one in parts])
         S = np.array([L.T @ one.S @ L for one in parts])
         T = np.array([L.T @ one.T for one in parts])
@@ -191,8 +191,8 @@ def _local(gram: Floats, penalty: Floats, df: float, what: str) -> tuple[Floats,
     fit = demmler_reinsch(gram, penalty, df)
     if not fit.smoothing and not fit.h.all():
         raise EstimationError(
-            f"{what}, {len(gram)} columns without a penalty: its own least squares, of which this baseline "
-            "is the average, do not exist. Give the learner less df or fewer knots; aggregation='exact' "
-            "needs no fit of one site"
+            f"{what}, {len(gram)} columns without a penalty: the site's own least squares fit, which this "
+            "baseline averages, does not exist. Give the learner less df or fewer knots; "
+            "aggregation='exact' needs no fit of one site"
         )
     return (fit.V * fit.h) @ fit.V.T, fit.smoothing, float(fit.h.sum())

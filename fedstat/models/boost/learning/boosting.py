@@ -35,14 +35,15 @@ Aggregation: TypeAlias = Literal["exact", "lsa", "average", "local"]
 AGGREGATIONS = ("exact", "lsa", "average", "local")
 NO_PRODUCTS = np.zeros((0, 0))
 UNEVEN = (
-    "the sums of a response with missing points, or points of its own, do not tell how its errors are "
-    "correlated along it, which intervals and tests need; stability() needs no errors. Curve(..., max_gap=0) "
-    "leaves such curves out"
+    "if the response has missing or different points, its sums do not contain the correlation of errors "
+    "along it, which intervals and tests need; stability() does not need it. Curve(..., max_gap=0) leaves "
+    "out such curves"
 )
 
 VARYING = (
-    "the sums of {}, which varies along the response, do not tell what errors that are correlated along it "
-    "do to its effect, which intervals and tests need; stability() and cross-validation need no errors"
+    "the sums of {}, which varies along the response, do not contain the effect of errors that are "
+    "correlated along the response, which intervals and tests need; stability() and cross-validation do "
+    "not need it"
 )
 
 
@@ -63,7 +64,7 @@ class BoostPath:
 def run_path(
     ready: PreparedLearners, sums: Sums, steps: int, nu: float, test: Sums | None = None
 ) -> BoostPath:
-    """Take so many steps from sums of a response less its offset; `test` are those over other rows."""
+    """Take steps from sums of a response minus its offset; `test` are the sums over other rows."""
     selected, risk, risk_test = np.empty(steps, np.int64), np.empty(steps), np.full(steps, np.nan)
     rss = (float(sums.yy), 0.0 if test is None else float(test.yy))
     L, V = ready.L, ready.V
@@ -88,7 +89,7 @@ def run_path_on_products(
     nu: float,
     test: tuple[Floats, Floats, float] | None,
 ) -> BoostPath:
-    """Take so many steps from products t with a response less its offset; `test` are all over other rows."""
+    """Take steps from products t with a response minus its offset; `test` are all sums over other rows."""
     selected, risk, risk_test = np.empty(steps, np.int64), np.empty(steps), np.full(steps, np.nan)
     A_test, t_test, rss_test = test or (NO_PRODUCTS, NO_PRODUCTS.ravel(), 0.0)
     flat = np.zeros(len(ready.A))
@@ -129,7 +130,7 @@ class Boosting:
 
     @property
     def even(self) -> CurveMoments:
-        """Sums of a response at common points, of which all learners are; else a NotAvailableError."""
+        """Return the sums of a response at common points for all learners; otherwise NotAvailableError."""
         along = [one.label for one in varying_of(self.design.learners)]
         if along:
             raise NotAvailableError(VARYING.format(along[0]))
@@ -154,7 +155,7 @@ class Boosting:
 
     @property
     def n_scores(self) -> int:
-        """How many products of the columns with slopes of a loss that is no square were told."""
+        """Number of released products of the columns with slopes of a loss other than squares."""
         return 0
 
     @property
@@ -218,16 +219,16 @@ def explained(selected: Ints, risk: Floats, start: float, P: int) -> Floats:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Boosting of losses that are no squares: paths from scores that were exchanged every so many steps.
+# Boosting of losses other than squares: paths from scores that are exchanged after several steps.
 #
-# Learners are fitted to slopes u of the loss by unweighted penalised least squares, as in mboost, so that
-# of the columns Z = [Z_1 .. Z_P] the products S leave once, and of the slopes the scores Z'u b alone.
-# Between two exchanges scores move by c S B G, with c a bound of the loss's curvature: that of the parabola
-# above the loss.
+# Learners are fitted to slopes u of the loss by unweighted penalized least squares, as in mboost. The
+# products S of the columns Z = [Z_1 .. Z_P] are therefore released once, and of the slopes only the scores
+# Z'u b. Between two exchanges scores move by c S B G, where c bounds the loss's curvature: it is that of the
+# quadratic bound of the loss.
 
 NO_SQUARES = (
-    "it follows from sums of products where squares are minimised; of this loss sites tell scores along one "
-    "path and those of left-out folds only"
+    "it follows from sums of products for squared loss; for this loss sites release only scores along one "
+    "path and along those of left-out folds"
 )
 
 
@@ -293,9 +294,9 @@ class ScoredBoosting(Boosting):
         return int(out[0]) + 1
 
     def _risk(self, squares: Floats, r: int, p: int) -> Floats:
-        """Loss after each step between two exchanges, which tell it, by the steps' shares of the gain."""
+        """Loss after each step between two exchanges with known loss, by the steps' shares of the gain."""
         start, end = float(self.risks[r, p, 0]), float(self.risks[r + 1, p, 0])
-        complete = squares[-1]  # of the parabolas, from zero
+        complete = squares[-1]  # of the quadratic bounds, from zero
         share = squares / complete if complete < 0.0 else np.arange(1, len(squares) + 1) / len(squares)
         return np.asarray(start + share * (end - start))
 

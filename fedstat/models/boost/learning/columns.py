@@ -44,11 +44,11 @@ class CurveSumsRequest:
     def check(self) -> None:
         """Require an intercept first."""
         if not self.learners or self.learners[0].kind != INTERCEPT or not 1 <= self.folds <= 1000:
-            raise MessageError("the question about curves has no intercept, or no folds")
+            raise MessageError("the request for curves has no intercept, or no folds")
         if self.offset is not None:
             points, values = self.offset
             if not points or len(points) != len(values) or np.any(np.diff(points) <= 0.0):
-                raise MessageError("the question about curves has an offset without points that ascend")
+                raise MessageError("the request for curves has an offset without ascending points")
 
 
 def learner_columns(
@@ -63,7 +63,7 @@ def learner_columns(
     def of_term(term: str) -> Floats:
         own = coded[:, [name == term for name in term_names]]
         if not own.shape[1]:
-            raise MessageError(f"the question about curves asks for '{learner.label}', which is not open")
+            raise MessageError(f"the request for curves needs '{learner.label}', which is not open")
         return own
 
     if learner.of_curve:
@@ -73,14 +73,14 @@ def learner_columns(
         Z = spline_basis(x, learner.low, learner.high, learner.knots, learner.degree)
     elif learner.kind == "brandom":
         others = of_term(learner.of)
-        Z = np.column_stack([1.0 - others.sum(axis=1), others])  # the level that others are coded beside
+        Z = np.column_stack([1.0 - others.sum(axis=1), others])  # the reference level
     else:
         Z = np.column_stack([np.ones(len(coded)), of_term(learner.of)])
     return Z * _single(of_term(learner.by), learner) if learner.by else Z
 
 
 def _integrals(learner: Learner, curves: CurveArray) -> Floats:
-    """Integrals of curves times splines, (m, k), after a column of ones where these are to be centred."""
+    """Integrals of curves times splines, (m, k), after a column of ones if these are to be centered."""
     if curves.own:
         points, seen, lengths = curves.flat()
         W = integration_weights_irregular(points, lengths)
@@ -126,7 +126,7 @@ def time_basis(time: Learner | None, t: Floats) -> Floats:
 
 
 def smooth_request(learners: Sequence[Learner]) -> FactorsRequested:
-    """Tell of the splines that are made of columns, and of columns that are multiplied."""
+    """Declare which splines come from which columns, and which columns are multiplied."""
     factors = [
         FormulaFactor(
             one.label, (one.of,), ("bbs",), options={"ends": (one.low, one.high), "knots": one.knots}

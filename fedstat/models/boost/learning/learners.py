@@ -83,7 +83,7 @@ class Learner:
 
     @property
     def smooth(self) -> bool:
-        """Whether it has a basis of splines, whose differences are penalised."""
+        """Whether it has a basis of splines with a difference penalty."""
         return self.kind in ("bsignal", "bbs", *VARYING)
 
     @property
@@ -115,7 +115,7 @@ class Learner:
         return self.differences ** (2 if self.kind == "bhist" else 1) - self.centred
 
     def width(self, columns: int) -> int:
-        """Columns of a row whose products are summed, of a term with so many coded columns."""
+        """Return the number of columns of a row in sums of products, for a term with `columns` coded ones."""
         if self.varying or self.kind == INTERCEPT:
             return int(not self.varying)
         return self.splines + (self.kind == "bfpc") if self.of_curve or self.smooth else 1 + columns
@@ -169,7 +169,7 @@ NAMES = {"lower_bound": "low", "upper_bound": "high"}
 def parse_boost_formula(text: str, curves: Sequence[str]) -> BoostFormula:
     """Read a formula of base learners; `curves` are those that all sites have.
 
-    A FormulaError names what is not in the language, and what stands twice.
+    A FormulaError names an expression that is not in the language, or a repeated one.
     """
     left, right = split_sides(text)
     response, functional = _response(left.strip(), curves)
@@ -180,9 +180,9 @@ def parse_boost_formula(text: str, curves: Sequence[str]) -> BoostFormula:
     labels = [one.label for one in learners]
     twice = [label for label in labels if labels.count(label) > 1]
     if twice:
-        raise FormulaError(f"formula: {twice[0]} stands twice")
+        raise FormulaError(f"formula: {twice[0]} occurs twice")
     if functional and response in [one.of for one in learners]:
-        raise FormulaError(f"formula: curve '{response}' is the response, and stands on the right side too")
+        raise FormulaError(f"formula: curve '{response}' is the response, and is on the right side too")
     return BoostFormula(text, response, functional, tuple(learners))
 
 
@@ -253,8 +253,8 @@ def _constant(text: str, curves: Sequence[str], *, functional: bool) -> Learner:
     made = _learner(text.split("(", 1)[1][:-1].strip() if constant else text, curves)
     if (constant or made.varying) and not functional:
         raise FormulaError(
-            f"formula: {text[:80]!r} is of a response along a curve, and the response is none; write its "
-            f"name with (t), or {'drop const()' if constant else 'bsignal()'}"
+            f"formula: {text[:80]!r} needs a response along a curve, but the response is not a curve; write "
+            f"its name with (t), or {'drop const()' if constant else 'bsignal()'}"
         )
     if constant and made.varying:
         raise FormulaError(f"formula: {made.label} varies along the response, and takes no {CONST}()")
@@ -269,7 +269,7 @@ def _learner(text: str, curves: Sequence[str]) -> Learner:
     name, of, options = _call(text) if head in OPTIONS or LEARNER.fullmatch(head) else bare
     if name in OF_CURVES:
         if of.strip("`") not in curves:
-            raise FormulaError(f"formula: {name}() takes a curve, and '{of}' is none at all sites")
+            raise FormulaError(f"formula: {name}() needs a curve, but '{of}' is not a curve at all sites")
         of = of.strip("`")
     else:
         of = _one_term(of, text, curves)
@@ -291,7 +291,7 @@ def _one_term(of: str, text: str, curves: Sequence[str]) -> str:
 def _call(text: str) -> tuple[Any, str, dict[str, Any]]:
     """Name of a learner, what it is of, and its options."""
     try:
-        # Quotes and interactions are no Python; what stands for them is put back by _written.
+        # Quotes and interactions are not Python; _written restores them from their replacements.
         tree = ast.parse(text.replace("`", "__quote__").replace(":", " @ "), mode="eval").body
     except (SyntaxError, ValueError, RecursionError):
         raise FormulaError(f"formula: {text[:80]!r} is no learner") from None

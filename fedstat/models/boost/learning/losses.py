@@ -60,7 +60,7 @@ class LossSpec:
     def start(self, mean: Floats, sd: float) -> Floats:
         """Predictor to start from, (G,), by the mean of the response at each point.
 
-        One for all points where the mean at some of them lies at the end of its range.
+        One value for all points if the mean at some of them is at the end of its range.
         """
         with np.errstate(divide="ignore", invalid="ignore"):
             found = self.entry.start(mean, sd, self.number)

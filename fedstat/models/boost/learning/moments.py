@@ -24,7 +24,7 @@ from fedstat.models.boost.learning.learners import Learner
 from fedstat.typing import Array, Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# Responses of one institution's rows, and what they add up to beside the columns of learners.
+# Responses of one site's rows, and their sums with the columns of learners.
 
 REGULAR_SUMS = ("gram", "score", "spread", "totals")
 IRREGULAR_SUMS = ("gram", "banded", "score", "totals")
@@ -152,7 +152,7 @@ class CurveMoments:
 
     @classmethod
     def none(cls) -> CurveMoments:
-        """Make a place for sums that are still to be asked for."""
+        """Make an empty object for sums that are still to be requested."""
         return cls(*(np.zeros((0,) * ndim) for ndim in (3, 3, 3, 2, 1)))
 
     @classmethod
@@ -162,7 +162,7 @@ class CurveMoments:
 
     @property
     def weighted(self) -> int:
-        """Sums of products beside `S` in which rows weigh differently."""
+        """Number of sums of products with unequal row weights, in addition to `S`."""
         return 0
 
     @property
@@ -235,9 +235,9 @@ def full_matrices(upper: Floats, k: int) -> Floats:
 class IrregularMoments:
     """Sums by fold where curves of the response have points of their own.
 
-    `S` and `T` are as in :class:`CurveMoments`; `banded` are weighted products, one for each pair of splines
-    that overlap; `cells` counts points, `yy` are their squares. `basis` are the splines at points at which
-    the response is shown, `reported` is the offset there that sites took off already.
+    `S` and `T` are as in :class:`CurveMoments`; `banded` are weighted products, one for each pair of
+    overlapping splines; `cells` counts points, `yy` are their squares. `basis` are the splines at points at
+    which the response is shown, `reported` is the offset there that sites have subtracted already.
     """
 
     S: Annotated[Floats, "f q q"]
@@ -261,7 +261,7 @@ class IrregularMoments:
 
     @property
     def weighted(self) -> int:
-        """Sums of products beside `S` in which rows weigh differently."""
+        """Number of sums of products with unequal row weights, in addition to `S`."""
         return int(self.banded.shape[1])
 
     @property
@@ -312,7 +312,7 @@ class IrregularSums:
         return np.asarray(self.reported + self.basis @ np.linalg.lstsq(self.along, self.T[0], rcond=None)[0])
 
     def about(self, offset: Floats, basis: Floats) -> IrregularSums:
-        """Take an offset (G,) from the response, as far as it is in the span of the splines."""
+        """Subtract an offset (G,) from the response, as far as it is in the span of the splines."""
         o = np.linalg.lstsq(basis, offset - self.reported, rcond=None)[0]
         by_column = dense_from_band(self.grams[:, 0].T, self.pairs, len(o))  # (q, L, L)
         yy = self.yy - 2.0 * float(o @ self.T[0]) + float(o @ self.along @ o)

@@ -34,7 +34,7 @@ Sums: TypeAlias = CurveSums | IrregularSums
 class BoostDesign:
     """Learners with the places of their columns, the basis along the response, and the kind of penalty.
 
-    `starts` are the places of each learner's columns, and their number; `time` is None for a number.
+    `starts` are the positions of each learner's columns, and their number; `time` is None for a number.
     """
 
     learners: Annotated[tuple[Learner, ...], "b"]
@@ -55,7 +55,7 @@ class BoostDesign:
         return named[0] if len(named) == 1 else -1
 
     def margin(self, p: int) -> Floats:
-        """Penalty of a learner along what it is of, before its effects are centred."""
+        """Penalty of a learner along its own column, before its effects are centered."""
         learner, k = self.learners[p], self.starts[p + 1] - self.starts[p]
         if learner.kind == INTERCEPT:
             return np.zeros((1, 1))
@@ -120,8 +120,9 @@ def centering_transform(sums: Sums, columns: slice) -> Floats:
 def principal_directions(sums: Sums, columns: slice, learner: Learner) -> Floats:
     """Directions (1 + k, m) to scores of curves about their mean on their first principal components.
 
-    Of columns one and the integrals of x times splines: with J the Gram of the splines, eigenfunctions of the
-    covariance of x in their span have coefficients a with Cov a = mu J a, and scores are the integrals' a.
+    For columns of one and the integrals of x times splines: with J the Gram matrix of the splines,
+    eigenfunctions of the covariance of x in their span have coefficients a with Cov a = mu J a, and scores
+    are the integrals' a.
     """
     S = sums.S[columns, columns]
     mean = S[0, 1:] / sums.n
@@ -163,7 +164,7 @@ def prepare_learners(
     for p, (one, c) in enumerate(zip(design.learners, C, strict=True)):
         S = sums.S[design.columns(p), design.columns(p)]
         grams.append(c.T @ S @ c)
-        # What varies by itself may be nothing beside the intercept's effect, as where one row has it all.
+        # A learner may add nothing to the intercept's effect, for instance if one row has all its variation.
         _require_varying(one, float(np.trace(grams[-1])), float(np.trace(S)))
     starts = np.cumsum([0, *(c.shape[1] for c in C)]).astype(np.int64)
     K2 = design.along(len(gram))

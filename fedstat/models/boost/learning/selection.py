@@ -100,7 +100,7 @@ def _block_traces(
 
 
 def corrected_aic(df: Floats, risk: Floats, n: float) -> Floats:
-    """AICc of a fit with so many degrees of freedom and squared residuals, (steps,), to n numbers.
+    """Return AICc of a fit from its degrees of freedom and squared residuals, (steps,), for n numbers.
 
     Hurvich, Simonoff and Tsai (1998), as in mboost; infinite where df + 2 reach n.
     """
@@ -122,7 +122,7 @@ def selection_frequencies(
 ) -> Floats:
     """Share of halves of the folds that select each learner among the first q of their path: (P,).
 
-    Halves come in complementary pairs (Shah and Samworth 2013), each made of whole folds.
+    Halves come in complementary pairs (Shah and Samworth 2013), each of complete folds.
     """
     F, P = boosting.moments.folds, len(boosting.design.learners)
     counts = np.zeros(P)

@@ -39,7 +39,7 @@ VALUES = 4_000_000
 
 
 def columns_along(learner: Learner, curves: CurveArray, t: Floats, lengths: Ints) -> Floats:
-    """Columns of a learner at points t (N,) of the response, so many for each curve: (N, k).
+    """Columns of a learner at points t (N,) of the response, with a number for each curve: (N, k).
 
     A curve is linear between points at which it was measured.
     """
@@ -86,7 +86,7 @@ def basis_along(learner: Learner, t: Floats) -> Floats:
 class ColumnsAlong:
     """Columns E (N, M) of such learners at all points of n curves, made of d (N, k) times splines.
 
-    Beside them the response y (N,) and its basis (N, L); every curve has `lengths` (n,) of the points.
+    It has the response y (N,) and its basis (N, L) as well; every curve has `lengths` (n,) of the points.
     """
 
     E: Floats
@@ -114,7 +114,7 @@ class ColumnsAlong:
 
 
 def rows_at_once(learners: Sequence[Learner], points: int) -> int:
-    """Rows whose columns at so many points are held in memory."""
+    """Return the number of rows whose columns at all their points are in memory."""
     width = sum(one.coefficients for one in learners)
     return max(1, VALUES // max(1, points * width))
 
@@ -184,7 +184,7 @@ class VaryingSums:
     t: Floats
 
     def about(self, offset: Floats, basis: Floats, learners: Sequence[Learner]) -> VaryingSums:
-        """Take an offset (G,) from the response, at common points, or as far as it is in the basis (G, L)."""
+        """Subtract an offset (G,) from the response, at common points, or its part in the basis (G, L)."""
         if not len(self.t):
             o = np.linalg.lstsq(basis, offset, rcond=None)[0]
             return replace(self, score=self.score - o @ self.cross[0])

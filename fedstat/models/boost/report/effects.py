@@ -35,7 +35,7 @@ def learner_points(held: BoostRecord, p: int) -> tuple[str, list[Any], Floats]:
     if learner.of_curve or learner.smooth:
         x = held.grids[learner.of] if learner.of_curve else np.linspace(learner.low, learner.high, POINTS)
         basis = spline_basis(x, learner.low, learner.high, learner.knots, learner.degree)
-        if learner.kind == "bfpc":  # its first column is the constant by which curves are centred
+        if learner.kind == "bfpc":  # its first column is the constant that centers curves
             basis = np.column_stack([np.zeros(len(x)), basis])
         return ("s" if learner.of_curve else "x"), x.tolist(), basis
     coded = coded_names(basis_of.agreement)
@@ -44,7 +44,7 @@ def learner_points(held: BoostRecord, p: int) -> tuple[str, list[Any], Floats]:
         return "column", [_reference(basis_of, learner.of, names), *names], np.eye(len(names) + 1)
     if learner.by:
         return "column", [learner.by, *names], np.eye(len(names) + 1)
-    # The first column is the constant by which effects are centred; the others are effects beside it.
+    # The first column is the constant that centers effects; the others are effects in addition to it.
     return "column", list(names), np.eye(len(names) + 1)[1:]
 
 
@@ -138,7 +138,7 @@ def learner_sheet(learners: pd.DataFrame) -> Sheet:
 
 
 def loss_rows(boosting: Boosting, risk: float) -> list[tuple[str, str]]:
-    """Say of a loss that is no square what it is, how much is explained, and how often scores were told."""
+    """Describe a loss other than squares, the explained share, and the number of exchanges of scores."""
     if not isinstance(boosting, ScoredBoosting):
         return []
     return [

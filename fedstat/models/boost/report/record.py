@@ -23,7 +23,7 @@ from fedstat.typing import Bools, Floats
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlocksBasis(RowsBasis):
-    """Of institutions with different columns: their blocks, and notes on the exchange."""
+    """Of sites with different columns: their blocks, and notes on the exchange."""
 
     blocks: tuple[CoefficientBlock, ...]
     notes: tuple[Note, ...]
