@@ -86,7 +86,7 @@ def test_predictions_show_as_many_columns_as_are_claimed():
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("few", [6, 2])
 def test_own_fits_and_bins_are_of_as_many_rows_as_is_claimed(few):
-    """Three rows of a level and an outcome enter a site's own fit, two do not; a bin has five rows or more."""
+    """Three rows of a level and an outcome enter an own fit, two do not; a bin has five rows or more."""
     assert "of a level or an outcome of fewer than 3 none" in fs.threats("strict").tidy()["learns"][0]
     table = people(600)
     table["level"] = np.where(np.arange(600) % 200 < few, "rare", "common")
