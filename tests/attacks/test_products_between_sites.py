@@ -9,7 +9,7 @@ import pytest
 from refusals import refused_for
 
 import fedstat as fs
-from fedstat.errors import PolicyError
+from fedstat.errors import ConsentError, PolicyError
 
 N, OF_A, OF_B = 600, 30, 25
 STRICT = fs.Policy.strict()
@@ -160,3 +160,50 @@ def test_two_fits_whose_columns_differ_in_few_rows(without):
             model.fit(cov_type="none")
     else:
         assert np.isfinite(model.fit(cov_type="none").params).all()
+
+
+@pytest.mark.filterwarnings("ignore::fedstat.errors.DataWarning")
+@pytest.mark.parametrize(("each", "passes"), [(2, False), (3, True)])
+def test_rows_are_counted_in_every_pattern_that_is_released(each, passes):
+    """Twice as many rows in all, of which one half lacks the third site's record."""
+    rng = np.random.default_rng(7)
+    a, b, half = np.zeros(N), np.zeros(N), N // 2
+    for start in (0, half):
+        a[start : start + 40] = b[start + 40 - each : start + 80] = 1.0
+    columns = {
+        "Clinic": {"y": rng.normal(size=N)},
+        "Court": {"a": a},
+        "Bank": {"b": b},
+        "Third": {"t": rng.normal(size=N)},
+    }
+    tables = {site: pd.DataFrame({"k": range(N), **held}) for site, held in columns.items()}
+    tables["Third"] = tables["Third"][:half]
+    partition = fs.ClientPartition.from_frames(tables, on="k", policy=fs.Policy.strict(discrete="any"))
+    model = fs.VFEMRegression.from_formula("y ~ a + b + t", partition)
+    if passes:
+        fit = model.fit(cov_type="none")
+        assert len(fit.exchange.moments.n) == 2
+    else:
+        with refused_for("rows behind a product"):
+            model.fit(cov_type="none")
+
+
+def test_an_approved_plan_has_the_count():
+    partition, _ = study(3, fs.Policy.strict(approval="owner"))
+    model = fs.VFEMRegression.from_formula("y ~ a + b + t", partition)
+    with pytest.raises(ConsentError):
+        model.fit(cov_type="none")
+    for site in partition.sites.values():
+        for digest in list(site.pending):
+            site.approve(digest)
+    assert np.isfinite(model.fit(cov_type="none").params).all()
+
+
+def test_the_count_takes_two_rounds_as_the_dry_run_says():
+    planned, taken = [], []
+    for policy in (STRICT, fs.Policy.strict(products="any")):
+        model = fs.VFEMRegression.from_formula("y ~ a + b + t", study(3, policy)[0])
+        planned.append([steps for steps, _ in model.explain(cov_type="none").rounds])
+        taken.append(len({one.round for one in model.fit(cov_type="none").ledger.entries}))
+    assert set(planned[0]) - set(planned[1]) == {"open_comparison", "share_comparison"}
+    assert taken[0] - taken[1] == len(planned[0]) - len(planned[1]) == 2
