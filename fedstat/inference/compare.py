@@ -60,14 +60,14 @@ class Comparison(SheetSummary):
         tables = [part.reset_index() for part in (coefficients.apply(_align_stars), bottom)]
         heads = [str(heading) for heading in tables[0].columns]
         if coefficients.empty:
-            # Of fits that have figures alone there is one sheet, and no site beside a name.
+            # Fits that have only figures give one sheet, and no site next to a name.
             heads, body = ["", *heads[2:]], tables[1].drop(columns="client")
             widths = tuple(
                 min(max(map(len, [*body[c], h])), WIDEST) for c, h in zip(body, heads, strict=True)
             )
             super().__init__([_sheet(body, heads, widths, 1)], notes)
             return
-        # Coefficients and figures are two sheets of one width, so that their columns stand in line.
+        # Coefficients and figures are two sheets of one width, so that their columns are aligned.
         longest = [max(map(len, [*tables[0][head], *tables[1][head], head])) for head in heads]
         widths = tuple(min(length, WIDEST) for length in longest)
         headers = (heads, [""] * len(heads))
@@ -80,9 +80,9 @@ class Comparison(SheetSummary):
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """One fit: its cells by coefficient name, the sites of these, its bottom figures, what it lacks.
+    """One fit: its cells by coefficient name, their sites, its figures at the bottom, and missing figures.
 
-    `judged` says of which entities the figures of a fit without coefficients are.
+    `judged` states which entities the figures of a fit without coefficients describe.
     """
 
     cells: dict[str, str]
@@ -101,8 +101,8 @@ def compare(
     Parameters
     ----------
     results : mapping of str to CoefficientResults
-        Heading of each column to its fit. A statsmodels result fits too, for a pooled reference, and results
-        without coefficients that have figures, such as of networks, or evaluations of these.
+        Heading of each column to its fit. A statsmodels result is also accepted, as a pooled reference, and
+        results without coefficients that have figures, such as those of networks or their evaluations.
     stars : sequence of float
         A star for each level that the p-value is below; empty for none.
     digits : int
@@ -115,7 +115,8 @@ def compare(
     Raises
     ------
     ModelError
-        `results` is no mapping, is empty, or holds what is not a fit; or `stars` what is not a level.
+        `results` is not a mapping, is empty, or contains something that is not a fit; or `stars` is not a
+        level.
 
     Examples
     --------
@@ -167,7 +168,7 @@ def _column(result: object, stars: Sequence[float], digits: int) -> _Column:
     names = count_from_zero([_DOUBLE.sub(r"'\1'", str(name)) for name in params.index])
     bse, pvalues = getattr(result, "bse", None), getattr(result, "pvalues", None)
     values = params.to_numpy(dtype=np.float64)
-    # A number that is small beside its standard error is printed in fixed point.
+    # A number that is small compared with its standard error is printed in fixed point.
     known = [0.0] * len(values) if bse is None else bse
     cells = [number(value, digits, error) for value, error in zip(values, known, strict=True)]
     if bse is not None and pvalues is not None:
@@ -186,9 +187,9 @@ def _column(result: object, stars: Sequence[float], digits: int) -> _Column:
 
 def _bottom(result: object) -> tuple[str, ...]:
     ledger = getattr(result, "ledger", None)
-    # What a fit does not have is an AttributeError, so that a blank stands in its place.
+    # A missing value of a fit is an AttributeError, which leaves a blank.
     nobs, rsquared, llf, auc = (getattr(result, name, None) for name in ("nobs", "rsquared", "llf", "auc"))
-    # Of predictions that have no coefficients.
+    # Predictions without coefficients.
     figures = getattr(result, "figures", {})
     auc, rsquared = figures.get("auc", auc), figures.get("rsquared", rsquared)
     further = (figures.get(name) for name in ("accuracy", "f1", "log_loss", "rmse"))
@@ -241,7 +242,7 @@ def _notes(columns: Mapping[str, _Column], stars: Sequence[float]) -> tuple[str,
 
 
 def _align_stars(column: pd.Series) -> pd.Series:
-    """Blanks for the stars that a cell does not have, so that right-aligned brackets stand in line."""
+    """Blanks for the stars that a cell does not have, so that right-aligned brackets stay aligned."""
     stars = column.str.count(r"\*")
     return pd.Series(
         [cell + " " * blanks for cell, blanks in zip(column, stars.max() - stars, strict=True)],

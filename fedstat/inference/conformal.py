@@ -1,8 +1,9 @@
 """Prediction sets and intervals of split conformal prediction, from counts of scores in bins.
 
-A score says how well a prediction agrees with what was observed: ascending bins agree less. Of n scores of
-entities from which nothing was learned, the k-th smallest with k = ceil((n + 1)(1 - alpha)) is not exceeded
-by that of a new entity with probability 1 - alpha or more, if they are exchangeable; whatever the model is.
+A score measures the agreement of a prediction with the observation: higher bins agree less. Of n scores of
+entities that were not used for training, the k-th smallest with k = ceil((n + 1)(1 - alpha)) is not exceeded
+by that of a new entity with probability 1 - alpha or more, if they are exchangeable; this holds for any
+model.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from fedstat.typing import Floats, Ints
 def threshold_bins(counts: Floats, alpha: float) -> Ints:
     """Find the bins up to which new entities agree with probability 1 - alpha or more: (groups,).
 
-    `counts` (groups, B) are scores by group, in bins that agree less and less. Where a group has too few for
-    the level, every bin: B.
+    `counts` (groups, B) are scores by group, in bins of decreasing agreement. If a group has too few for the
+    level, every bin is included: B.
 
     Examples
     --------
@@ -24,7 +25,7 @@ def threshold_bins(counts: Floats, alpha: float) -> Ints:
     array([2, 5])
     """
     n = counts.sum(axis=1)
-    # Rounding must not ask for one more where (n + 1)(1 - alpha) is whole.
+    # Rounding must not require one more if (n + 1)(1 - alpha) is an integer.
     needed = np.ceil((n + 1.0) * (1.0 - alpha) - 1e-9)
     first = (counts.cumsum(axis=1) < needed[:, None]).sum(axis=1)
     return np.asarray(np.where(needed > n, counts.shape[1], first), dtype=np.int64)
@@ -33,9 +34,9 @@ def threshold_bins(counts: Floats, alpha: float) -> Ints:
 def merge_upwards(counts: Ints, least: int) -> Ints:
     """Group neighboring bins so that each group holds `least` or more, and count it in its last full bin.
 
-    What is left at the end belongs to the last group. A group reaches from above the one before to the bin in
-    which it counts, so that whoever reads the counts knows where its members may lie. (B,) -> (B,), a place
-    for every bin.
+    The rest at the end belongs to the last group. A group extends from above the previous one to the bin in
+    which it counts, so that a reader of the counts knows where its members can be. (B,) -> (B,), an index for
+    every bin.
 
     Examples
     --------

@@ -25,16 +25,16 @@ def delta_method(cov: Floats, jacobian: Floats) -> Floats:
 
 
 def symmetrize(A: Floats) -> tuple[Floats, float]:
-    """Symmetric part ``(A + A') / 2`` of a square matrix, with the share of its norm that is lost.
+    """Symmetric part ``(A + A') / 2`` of a square matrix, with the lost share of its norm.
 
-    The share ``||A - sym||_F / ||A||_F`` lies between 0 (symmetric) and 1 (antisymmetric).
+    The share ``||A - sym||_F / ||A||_F`` is between 0 (symmetric) and 1 (antisymmetric).
     """
     sym = (A + A.T) / 2.0
     return sym, _relative_distance(A, sym)
 
 
 def nearest_psd(A: Floats) -> tuple[Floats, float]:
-    """Positive semi-definite matrix nearest to a symmetric one in the Frobenius norm, and how far it moved.
+    """Positive semi-definite matrix nearest to a symmetric one in the Frobenius norm, and the distance.
 
     Negative eigenvalues become zero (Higham 1988, Computing a nearest symmetric positive semidefinite matrix,
     Linear Algebra and its Applications 103, theorem 2.1). The distance is relative to the norm of A.
@@ -50,9 +50,9 @@ def nearest_psd(A: Floats) -> tuple[Floats, float]:
 def invert_information(info: Floats, names: Sequence[str]) -> Floats:
     """Covariance of an estimate as the inverse of its information matrix (d, d), with a name for each row.
 
-    The matrix is brought to unit diagonal first, so that the test for flat directions does not depend on the
-    units of the columns. An EstimationError names the parameters where it is not finite or not positive
-    definite.
+    The matrix is first scaled to a unit diagonal, so that the test for flat directions does not depend on the
+    units of the columns. Raises EstimationError, which names the parameters, if the matrix is not finite or
+    not positive definite.
     """
     if info.shape != (len(names), len(names)):
         raise EstimationError(
@@ -62,14 +62,14 @@ def invert_information(info: Floats, names: Sequence[str]) -> Floats:
     finite = np.asarray(np.isfinite(info).all(axis=1))
     _refuse(~finite, names, "is not finite at", "look for an overflow or a scale")
     diagonal = np.diag(info)
-    _refuse(diagonal <= 0.0, names, "is not positive at", "drop what the data say nothing about")
-    # Eigenvalues of a correlation-like matrix compare with one, whatever the units.
+    _refuse(diagonal <= 0.0, names, "is not positive at", "drop what the data do not determine")
+    # Eigenvalues of a correlation-like matrix can be compared with one, in any units.
     root = np.sqrt(diagonal)
     values, vectors = np.linalg.eigh(symmetrize(info / np.outer(root, root))[0])
     flat = values <= len(names) * np.finfo(np.float64).eps * values.max(initial=1.0)
     if flat.any():
         raise EstimationError(_flat_message(vectors[:, flat], values, names))
-    # A product with its own transpose is symmetric to the bit, which an inverse is not.
+    # A product with its own transpose is exactly symmetric, but an inverse is not.
     half = vectors / np.sqrt(values) / root[:, None]
     return np.asarray(half @ half.T, dtype=np.float64)
 
@@ -92,9 +92,9 @@ def _flat_message(vectors: Floats, values: Floats, names: Sequence[str]) -> str:
         members = np.flatnonzero(loading >= LOADING * loading.max()).tolist()
         lines.append(" with ".join(repr(names[j]) for j in members))
     return (
-        f"expected a positive definite information matrix, received one with {len(lines)} direction(s) of "
-        f"no information (smallest relative eigenvalue {values.min():.1e}): {'; '.join(lines)}. These "
-        "coefficients cannot be told apart: drop or combine one of each direction."
+        f"expected a positive definite information matrix, received one with {len(lines)} direction(s) "
+        f"without information (smallest relative eigenvalue {values.min():.1e}): {'; '.join(lines)}. The "
+        "data cannot separate these coefficients: drop or combine one of each direction."
     )
 
 
@@ -102,7 +102,7 @@ def _flat_message(vectors: Floats, values: Floats, names: Sequence[str]) -> str:
 # Collinearity from the covariance of the coefficients alone: no rows, no design matrix.
 
 SINGULAR = 1e-12
-"""Smallest eigenvalue of a correlation matrix that is told from zero."""
+"""Smallest eigenvalue of a correlation matrix that counts as positive."""
 
 
 def gvif(cov: Floats, names: Sequence[str], terms: Sequence[str]) -> pd.DataFrame:
@@ -144,7 +144,7 @@ def _correlation(cov: Floats, names: Sequence[str]) -> Floats:
     if np.linalg.eigvalsh(R)[0] < SINGULAR:
         raise NotAvailableError(
             f"no variance inflation: the covariance of {', '.join(names)} is singular; leave out one of the "
-            "terms that say the same"
+            "redundant terms"
         )
     return R
 

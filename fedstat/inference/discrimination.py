@@ -34,7 +34,7 @@ def confusion_counts(events: Floats, others: Floats, first: int) -> Floats:
 
 
 def confusion_rates(tp: Floats, fp: Floats, fn: Floats, tn: Floats) -> dict[str, Floats]:
-    """Shares that a confusion table tells; nan where there is nothing to take a share of."""
+    """Shares from a confusion table; nan if the denominator is zero."""
     with np.errstate(invalid="ignore", divide="ignore"):
         return {
             "sensitivity": tp / (tp + fn),
@@ -49,17 +49,17 @@ def confusion_rates(tp: Floats, fp: Floats, fn: Floats, tn: Floats) -> dict[str,
 # Areas under receiver operating characteristics from counts in bins.
 
 LEVEL = 0.95
-"""Of the intervals that a summary prints."""
+"""Level of the intervals that a summary prints."""
 
 
 @dataclass(frozen=True, slots=True)
 class Discrimination:
     """Area under the receiver operating characteristic, from counts in bins; nan without both outcomes.
 
-    By the trapezoid rule: within a bin an event and a non-event count as a tie, one half. The standard error
-    is that of Hanley and McNeil (1982), equation 1, see `discrimination`. The AUC of the rows lies from
-    `at_least` to `at_most`, which is no interval for that of the population: within each bin all events are
-    ranked below, or above, all non-events.
+    By the trapezoid rule: within a bin, an event and a non-event count as a tie, one half. The standard error
+    is that of Hanley and McNeil (1982), equation 1, see `discrimination`. The AUC of the rows is between
+    `at_least` and `at_most`: within each bin all events are ranked below, or above, all non-events. This is
+    not an interval for the AUC of the population.
 
     Examples
     --------
@@ -75,7 +75,7 @@ class Discrimination:
     at_most: float = float("nan")
 
     def conf_int(self, alpha: float = 1.0 - LEVEL) -> tuple[float, float]:
-        """Give the normal interval of level 1 - alpha, within 0 and 1.
+        """Return the normal interval of level 1 - alpha, within 0 and 1.
 
         Examples
         --------
@@ -89,10 +89,10 @@ class Discrimination:
 
 
 def discrimination(events: Floats, others: Floats, least: int = 0) -> Discrimination:
-    """AUC of predictions that are known to their bin, from rows with and without the event, (K, B).
+    """AUC of predictions that are known up to their bin, from rows with and without the event, (K, B).
 
-    Bins ascend with the prediction. `least` is what sites merged by, 0 where they merged nothing: otherwise a
-    row may come from any of the empty bins next to its own, and the bounds allow for it.
+    Bins ascend with the prediction. `least` is the size to which sites merged bins, 0 without merging. With
+    merging, a row may come from any of the empty bins next to its own, and the bounds allow for this.
 
     The variance is ``(A (1 - A) + (n1 - 1)(Q1 - A^2) + (n0 - 1)(Q2 - A^2)) / (n1 n0)`` with Q1 (Q2) the
     probability that two events (two non-events) are ranked above (below) one non-event (event). Q1 and Q2 are
@@ -118,7 +118,10 @@ def discrimination(events: Floats, others: Floats, least: int = 0) -> Discrimina
 
 
 def _bounds(events: Floats, others: Floats, least: int) -> Floats:
-    """Pairs in which the event is surely above, and in which it may be above, the non-event; shape (2,)."""
+    """Pairs in which the event is certainly above, and in which it may be above, the non-event.
+
+    Shape (2,).
+    """
     n = events + others
     bins = np.broadcast_to(np.arange(n.shape[1]), n.shape)
     first, last = _spans(n) if least > 1 else (bins, bins)
@@ -131,7 +134,7 @@ def _bounds(events: Floats, others: Floats, least: int) -> Floats:
 
 
 def _pairs(events: Floats, others: Floats, first: Ints, last: Ints) -> Floats:
-    """`_bounds` of rows that lie somewhere between two bins, both included."""
+    """`_bounds` of rows that are between two bins, both included."""
     B = events.shape[1]
     ends = np.bincount(last.ravel(), others.ravel(), B)
     starts = np.bincount(first.ravel(), others.ravel(), B)

@@ -14,13 +14,13 @@ from fedstat.inference.summary import CoefficientBlock
 from fedstat.typing import Floats
 
 # ----------------------------------------------------------------------------------------------------
-# Estimates as every model family hands them over.
+# Estimates in the form that every model family returns.
 
 INTERCEPT = "Intercept"
 
 
 class ReceiptLike(Protocol):
-    """What the sites signed of a run."""
+    """The signed statements of the sites on a run."""
 
     @property
     def released(self) -> pd.DataFrame:
@@ -28,14 +28,14 @@ class ReceiptLike(Protocol):
 
     @property
     def alarm(self) -> str:
-        """One sentence where there are as many of the one as of the other; else empty."""
+        """One sentence if there are as many released numbers as unknown values; otherwise empty."""
 
     def save(self, path: str | Path) -> None:
         """Write it to a file."""
 
 
 class LedgerLike(Protocol):
-    """The account of what passed between the sites."""
+    """The record of all releases between the sites."""
 
     @property
     def rounds(self) -> int:
@@ -49,12 +49,12 @@ class LedgerLike(Protocol):
         """Kinds of values that left each site."""
 
     def to_frame(self) -> pd.DataFrame:
-        """One row for each array that passed."""
+        """One row for each released array."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Estimate:
-    """The numbers that every family hands over; lengths that do not agree, or a name twice, are an error.
+    """The numbers that every family returns; inconsistent lengths or repeated names are an error.
 
     ====================  ==================================================================================
     field                 meaning
@@ -62,13 +62,13 @@ class Estimate:
     params, cov           (d,), (d, d); `cov` None where the method has none, nan where a parameter has none
     names, sites        unique, as printed (``"Sex[T.male]"``); site ``""`` for one of none
     terms                 term of the formula of each coefficient
-    convergence           what to say of the iteration, such as ``"relative score 3e-2 after 500 rounds"``
+    convergence           text on the iteration, such as ``"relative score 3e-2 after 500 rounds"``
     llf                   log-likelihood: maximized, or that at the estimate where not `llf_is_maximum`
     density_of            variables whose joint density `llf` is, none: the response given all others; two
                           likelihoods compare only where it agrees
     n_parameters          counted by AIC and BIC; None: ``df_model``, without the intercept, and that
     scale                 residual variance or dispersion
-    privacy               what was spent, in words
+    privacy               privacy budget that was spent, in words
     reasons               why ``cov_params``, ``llf`` or ``rsquared`` does not exist
     ====================  ==================================================================================
     """
@@ -101,5 +101,5 @@ class Estimate:
         if self.cov is not None and self.cov.shape != (d, d):
             wrong.append(f"a covariance of shape {self.cov.shape}")
         if wrong or len(set(self.names)) != d:
-            received = " and ".join(wrong) or "a name twice"
+            received = " and ".join(wrong) or "a repeated name"
             raise EstimationError(f"expected {d} unique names and as many values, received {received}")

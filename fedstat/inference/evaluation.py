@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 # Bins of predictions, in which sites count their rows.
 
 STEP, FURTHEST = 0.05, 8.0
-"""Width of a bin of log odds, and where the outer bins of a probability begin."""
+"""Width of a bin of log odds, and the start of the outer bins of a probability."""
 LOGARITHMS = (-25.0, 30.0)
-"""Between these lie the bins of the logarithm of a mean, in whatever units it is."""
+"""Range of the bins of the logarithm of a mean, in any units."""
 HALF, BEND, BIN_WIDTHS = 80, 4.0, 10.0
 """Bins of other predictors on either side, how much wider the outer ones are, and how far they reach."""
 
@@ -42,8 +42,8 @@ HALF, BEND, BIN_WIDTHS = 80, 4.0, 10.0
 def bin_edges(distribution: DistributionSpec, centre: float, width: float) -> Floats:
     """Ascending edges between the bins of a linear predictor, (B - 1,); they depend on no row.
 
-    Probabilities, and means whose logarithm is linear, have the same edges whatever the model. Others have
-    some about a `centre`, the wider the farther from it, in units of a `width`: those of the released model.
+    Probabilities, and means whose logarithm is linear, have the same edges for every model. Others have edges
+    around a `centre`, wider with the distance from it, in units of a `width`: those of the released model.
     """
     if distribution.name == "Binomial":
         log_odds = STEP * np.arange(-round(FURTHEST / STEP), round(FURTHEST / STEP) + 1)
@@ -61,17 +61,17 @@ def probabilities(edges: Floats, distribution: DistributionSpec) -> Floats:
 
 
 def merge_small_bins(counts: Ints, least: int) -> Ints:
-    """Say which bins a site counts together, so that none of those released holds 1 to ``least - 1`` rows.
+    """Return which bins a site counts together, so that no released bin holds 1 to ``least - 1`` rows.
 
     The smallest such bin joins its nearest occupied neighbor (of two, the smaller), and so on until none is
-    left; the joint bin is released in the place of the fuller of the two. Every sum over bins is preserved,
-    and with it the ratio of observed to expected. Rows that moved are counted in a bin that is not theirs:
-    against the rows they joined they count as ties, and against the site's other rows as before; against
-    rows of other sites in the bins between they may count on the wrong side. The bounds of the AUC allow for
-    it where `Evaluation` is told of `least`.
+    left; the joint bin is released at the index of the fuller of the two. Every sum over bins is preserved,
+    and with it the ratio of observed to expected. Rows that moved are counted in a bin that is not theirs.
+    Compared with the rows they joined they count as ties; the order relative to the site's other rows is
+    unchanged; relative to rows of other sites in the bins between, they may count on the wrong side. The
+    bounds of the AUC allow for this if `Evaluation` receives `least`.
 
-    From rows in each bin (B,) it returns the bin in which to count each one's rows, (B,); a site that has
-    rows, but fewer than `least`, is an error.
+    From rows in each bin (B,), it returns the bin in which to count each one's rows, (B,); a site with rows,
+    but fewer than `least`, is an error.
 
     Examples
     --------
@@ -80,7 +80,7 @@ def merge_small_bins(counts: Ints, least: int) -> Ints:
     """
     total = int(counts.sum())
     if 0 < total < least:
-        raise EstimationError(f"expected {least} rows or more to count in bins, received {total}")
+        raise EstimationError(f"expected at least {least} rows to count in bins, received {total}")
     held = {int(b): int(counts[b]) for b in np.flatnonzero(counts)}
     groups = np.arange(len(counts))
     while held and min(held.values()) < least:
@@ -96,15 +96,15 @@ def merge_small_bins(counts: Ints, least: int) -> Ints:
 # Evaluation of predictions: accuracy, discrimination and calibration, from sums and counts in bins.
 
 # ----------------------------------------------------------------------------------------------------
-# How close predicted means are to a response that is a number, from sums over rows.
+# Accuracy of predicted means for a numerical response, from sums over rows.
 
 TINY = 1e-12
-"""Of the deviance of predictions: a constant's deviance that is rounding."""
+"""Share of the deviance of predictions below which a constant's deviance is rounding."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Accuracy:
-    """Squared errors and deviance of predicted means, beside those of a constant.
+    """Squared errors and deviance of predicted means, compared with those of a constant.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ class Accuracy:
     spread : ndarray, shape (K,)
         Sums of squared differences between response and the site's own mean.
     deviance, null_deviance : float
-        Of all rows, by the model's distribution: of the predicted means, and of the mean of all responses.
+        Over all rows, by the model's distribution: of the predicted means, and of the mean of all responses.
 
     Examples
     --------
@@ -143,9 +143,9 @@ class Accuracy:
 
     @property
     def rsquared(self) -> Floats:
-        """1 - squared errors / spread, (K + 1,): by site about its own mean, and of all about theirs.
+        """1 - squared errors / spread, (K + 1,): by site about its own mean, and over all about theirs.
 
-        Negative where a constant, the mean of these very rows, is closer; nan where responses do not differ.
+        Negative if a constant, the mean of the same rows, is closer; nan if responses do not differ.
         """
         means = self.total / self.n
         between = float(self.n @ (means - self.total.sum() / self.n.sum()) ** 2)
@@ -156,9 +156,9 @@ class Accuracy:
 
     @property
     def deviance_explained(self) -> float:
-        """Share of a constant's deviance that predictions take away.
+        """Share of a constant's deviance that predictions explain.
 
-        R-squared of a normal response, but where predictions were averaged before they were counted.
+        For a normal response it is R-squared, unless predictions were averaged before they were counted.
         """
         return (
             1.0 - self.deviance / self.null_deviance
@@ -168,11 +168,11 @@ class Accuracy:
 
     @property
     def note(self) -> str:
-        """What is printed below a summary."""
+        """Return the note below a summary."""
         share = self.deviance_explained
         explained = "" if np.isnan(share) else f"; {100.0 * share:.1f} % explained"
         return (
-            f"Deviance, all entities: {number(self.deviance)}, of a constant {number(self.null_deviance)}"
+            f"Deviance, all entities: {number(self.deviance)}, for a constant {number(self.null_deviance)}"
             f"{explained}. R2 is 1 - squared errors / spread about the mean of the entities that are "
             "evaluated."
         )
@@ -183,7 +183,7 @@ class Accuracy:
 
 ALL = "all sites"
 ROUNDING = 1e-6
-"""By how much events may exceed rows: proportions times trials are not whole in floating point."""
+"""Rounding by which events may exceed rows: proportions times trials are not exact integers."""
 WIDTHS: tuple[int, ...] = (24, 10, 10, 10, 8, 7, 7, 7, 7)
 NUMBER_WIDTHS: tuple[int, ...] = (24, 10, 10, 10, 8, 11, 11)
 POINTS, ROC = ["site", "point"], ["threshold", "fpr", "tpr"]
@@ -191,7 +191,7 @@ POINTS, ROC = ["site", "point"], ["threshold", "fpr", "tpr"]
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Evaluation:
-    """How well predictions rank and how well they agree with what was observed, over sites.
+    """Discrimination and calibration of predictions, over sites.
 
     Parameters
     ----------
@@ -202,30 +202,30 @@ class Evaluation:
         Rows (or trials) by site and bin.
     observed : ndarray, shape (K, B)
         Sums of the response: events where it is binary.
-    expected : ndarray, shape (K, B)
+    Sums of the response: events if it is binary.
         Sums of the predicted means.
     binary : bool
-        Whether the response is an event or none. Otherwise there is no AUC.
+        Whether the response is an event indicator. Otherwise there is no AUC.
     least : int
-        As given to `merge_small_bins` at the sites; 0 where they merged nothing.
+        As passed to `merge_small_bins` at the sites; 0 without merging.
     means : ndarray, shape (B + 1,), optional
-        Predicted means at the edges, where these are of the linear predictor.
+        Predicted means at the edges, if these are edges of the linear predictor.
     squares : ndarray, shape (K + 1,), optional
-        Sums over rows of squared differences between event and predicted probability, by site and of all; nan
-        of sites that hid theirs in the sum.
+        Sums over rows of squared differences between event and predicted probability, by site and over all;
+        nan for sites whose values were masked in the sum.
     recalibration : Recalibration, optional
         The response regressed on the linear predictor.
     accuracy : Accuracy, optional
-        Squared errors and deviance of a response that is a number.
+        Squared errors and deviance of a numerical response.
     remarks : tuple of str
         Further notes of the summary.
     counted : str
-        What a bin holds, and where it was counted.
+        Contents of a bin, and where they were counted.
 
     Raises
     ------
     ModelError
-        Shapes do not agree, edges do not ascend, a count is negative, or there are more events than rows.
+        Shapes do not match, edges do not ascend, a count is negative, or there are more events than rows.
 
     Examples
     --------
@@ -266,7 +266,7 @@ class Evaluation:
             raise ModelError(f"evaluation: expected {shape} (sites, bins), received {', '.join(wrong)}")
         if not (np.diff(self.edges) > 0.0).all():
             raise ModelError("evaluation: expected ascending edges of the bins")
-        # Sums come from sites: one that is impossible must not become an AUC.
+        # Sums come from sites: an impossible one must not become an AUC.
         bad = self.n < 0.0
         if self.binary:
             bad = bad | (self.observed < -ROUNDING) | (self.observed > self.n + ROUNDING)
@@ -281,20 +281,20 @@ class Evaluation:
 
     @property
     def auc_by_site(self) -> pd.Series:
-        """The same within each site; nan where a site has only events, or none."""
+        """The same within each site; nan if a site has only events, or none."""
         found = self.discrimination
         return pd.Series([found[site].auc for site in self.sites], index=list(self.sites), name="auc")
 
     @property
     def discrimination(self) -> dict[str, Discrimination]:
-        """AUC with standard error and bounds: of each site, and of all.
+        """AUC with standard error and bounds: for each site, and over all.
 
         Raises
         ------
         NotAvailableError
             The response is not binary.
         """
-        # All sites together: a model must also rank rows of one site against those of another.
+        # All sites together: a model must also rank rows of different sites against each other.
         return {who: discrimination(*rows, self.least) for who, rows in self._outcomes().items()}
 
     @property
@@ -309,27 +309,27 @@ class Evaluation:
         Raises
         ------
         NotAvailableError
-            The response is not binary, or no sums of squares were asked for.
+            The response is not binary, or the sums of squares were not requested.
         """
         if not self.binary or self.squares is None:
             raise NotAvailableError(
-                "no Brier score: the response is not binary, or evaluate(recalibrate=False) was asked for"
+                "no Brier score: the response is not binary, or evaluate(recalibrate=False) was used"
             )
         return float(self.squares[-1] / self.n.sum())
 
     def roc(self) -> pd.DataFrame:
-        """Receiver operating characteristic of each site and of all, from counts in bins.
+        """Receiver operating characteristic of each site and over all, from counts in bins.
 
-        Points are exact for the thresholds in them, the edges of the bins, but for bins of fewer rows than a
-        site tells apart, which it counted with a neighbor. Between points the curve of the rows lies in the
-        rectangle that two of them span.
+        Points are exact for their thresholds, the edges of the bins, except for bins with fewer rows than a
+        site releases, which it merged with a neighbor. Between two points, the curve of the rows is inside
+        the rectangle that they span.
 
         Returns
         -------
         DataFrame
             Index (site, point); ``threshold``, the predicted probability above which a row is positive, from
-            the largest down; ``fpr``, the share of rows without the event that are positive; ``tpr``, of
-            those with it. Sites without both outcomes have none.
+            the largest down; ``fpr``, the share of rows without the event that are positive; ``tpr``, the
+            same for rows with it. Sites without both outcomes are left out.
 
         Raises
         ------
@@ -360,14 +360,14 @@ class Evaluation:
         Parameters
         ----------
         threshold : float
-            The predicted probability above which the event is predicted, between 0 and 1. It is taken at the
-            nearest edge of the bins, which the table tells.
+            The predicted probability above which the event is predicted, between 0 and 1. The nearest edge of
+            the bins is used, and reported in the table.
 
         Returns
         -------
         DataFrame
-            Index site; ``threshold``, as taken; rows ``tp``, ``fp``, ``fn``, ``tn``; ``sensitivity``,
-            ``specificity``, ``ppv``, ``npv``, ``accuracy``, nan where there are no rows to take a share of.
+            Index site; ``threshold``, as used; rows ``tp``, ``fp``, ``fn``, ``tn``; ``sensitivity``,
+            ``specificity``, ``ppv``, ``npv``, ``accuracy``, nan if the denominator is zero.
 
         Raises
         ------
@@ -399,7 +399,7 @@ class Evaluation:
         return pd.DataFrame(table, index=index)
 
     def _outcomes(self) -> dict[str, tuple[Floats, Floats]]:
-        """Rows with and without the event, (sites, B) each, of each site and of all."""
+        """Rows with and without the event, (sites, B) each, of each site and over all."""
         if not self.binary:
             raise NotAvailableError("no AUC: the response is not binary; see calibration()")
         others = self.n - self.observed
@@ -414,9 +414,9 @@ class Evaluation:
         DataFrame
             ``n``, ``observed`` (events, or the sum of the response), ``expected``, ``ratio`` (observed over
             expected); for a binary response ``auc``, ``auc_std_error``, its 95 % interval ``auc_low``,
-            ``auc_high``, and ``auc_at_least``, ``auc_at_most``, between which the AUC of these rows lies,
-            as far as bins tell; ``brier``, where the sums for it were asked for. For a response that is a
-            number, over sites with different columns, ``rmse`` and ``rsquared``.
+            ``auc_high``, and bounds ``auc_at_least``, ``auc_at_most`` for the AUC of these rows, which is
+            known only up to bins; ``brier``, if its sums were requested. For a numerical response, over sites
+            with different columns, ``rmse`` and ``rsquared``.
         """
         sums = {what: self._with_total(v.sum(axis=1)) for what, v in self._sums().items()}
         frame = pd.DataFrame(sums, index=pd.Index([*self.sites, ALL], name="site"))
@@ -436,13 +436,13 @@ class Evaluation:
         return frame
 
     def calibration(self) -> pd.DataFrame:
-        """Predicted against observed in each bin that holds rows, by site and for all.
+        """Predicted and observed means in each bin that holds rows, by site and over all.
 
         Returns
         -------
         DataFrame
-            Index (site, bin); ``low``, ``high`` (edges; rows of merged bins may lie outside), ``n``,
-            ``events`` (``total`` of a response that is not binary), ``mean_predicted``, ``observed`` (mean).
+            Index (site, bin); ``low``, ``high`` (edges; rows of merged bins may be outside), ``n``,
+            ``events`` (``total`` if the response is not binary), ``mean_predicted``, ``observed`` (mean).
         """
         # The last row is all sites.
         stacked = {what: np.vstack([v, v.sum(axis=0)]) for what, v in self._sums().items()}
@@ -481,19 +481,19 @@ class Evaluation:
         return [f"{n:,.0f}", number(observed), number(expected), *cells]
 
     def plot_calibration(self, ax: Axes | None = None, *, groups: int = 10) -> Axes:
-        """Observed against predicted means, in groups of about equal size.
+        """Plot observed against predicted means, in groups of about equal size.
 
         Parameters
         ----------
         ax : matplotlib Axes, optional
         groups : int
-            Most points of a curve; neighboring bins are joined.
+            Largest number of points of a curve; neighboring bins are joined.
 
         Returns
         -------
         matplotlib Axes
             All sites as points, with Wilson's 95 % intervals for a binary response; each site as a line. A
-            strip above has the rows by their prediction, and the events among them.
+            strip above shows the rows by their prediction, and the events among them.
         """
         curves = {site: (self.n[k], self.observed[k], self.expected[k]) for k, site in enumerate(self.sites)}
         total = (self.n.sum(axis=0), self.observed.sum(axis=0), self.expected.sum(axis=0))
@@ -537,18 +537,18 @@ class Evaluation:
     def _notes(self) -> list[str]:
         found, least = self.recalibration, self.least
         recalibrated = [] if found is None else [found.note]
-        merged = [f"Bins of fewer than {least} {self.counted} were counted with a neighbor."] * (least > 1)
+        merged = [f"Bins of fewer than {least} {self.counted} were merged with a neighbor."] * (least > 1)
         if not self.binary:
             accurate = [] if self.accuracy is None else [self.accuracy.note]
             return [*accurate, *recalibrated, *self.remarks, *merged]
         all_ = self.discrimination[ALL]
         notes = [
             f"AUC from counts in {len(self.edges) - 1} bins of the prediction, where ties within a bin count "
-            "one half, with a normal 95 % interval. Standard error: Hanley and McNeil (1982), its two "
+            "one half, with a normal 95 % interval. Standard error: Hanley and McNeil (1982), with its two "
             "probabilities counted from the bins. The AUC of all sites also ranks rows of different sites "
             "against each other.",
-            f"By bins the AUC of these rows, all sites, is known to lie between {all_.at_least:.3f} and "
-            f"{all_.at_most:.3f}; that is no interval for other rows.",
+            f"From the bins, the AUC of these rows over all sites is between {all_.at_least:.3f} and "
+            f"{all_.at_most:.3f}; this is not an interval for other rows.",
         ]
         if self.squares is not None:
             notes.append(f"Brier score, all sites: {self.brier:.4f}, from sums over rows.")

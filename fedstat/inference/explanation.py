@@ -12,7 +12,7 @@ import pandas as pd
 from fedstat.inference.tables import Sheet, SheetSummary, human_bytes
 
 COORDINATOR = "coordinator"
-PASSES = "Every policy lets this fit pass, as far as it can be told"
+PASSES = "Every policy allows this fit, as far as this is known without data"
 EACH = ", each"
 MOST_NAMED = 4
 WORDS = ("sends", "receives")
@@ -22,7 +22,7 @@ ENDS = ("_low", "", "_high")
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Explanation:
-    """What a fit would ask for, what would leave each site, and who could learn what from it.
+    """The requests of a fit, the releases of each site, and what each party could learn.
 
     Print it, let a notebook show it, or take :meth:`tidy`.
 
@@ -32,13 +32,12 @@ class Explanation:
         The fit, as it would be called.
     table : DataFrame
         See :meth:`tidy`.
-    rounds : sequence of (str, tuple of int)
-        Steps of a kind of round trip, and how many there would be: with one iteration, as in the dry
-        run, and at the limit of the fit.
+    Steps of a kind of round trip, and their expected number: with one iteration, as in the dry run, and at
+    the limit of the fit.
     refused : mapping of str to mapping of str to sequence of str
-        What the policies would say against it, by site and rule; empty where all let it pass.
+        Reasons of the policies against it, by site and rule; empty if all allow it.
     learned : sequence of (str, str)
-        Who, and what he could learn.
+        The party, and what it could learn.
     notes : sequence of str
 
     Examples
@@ -61,20 +60,20 @@ class Explanation:
 
     @property
     def passes(self) -> bool:
-        """Whether every site's policy lets the fit pass, as far as it can be told without data."""
+        """Whether every site's policy allows the fit, as far as this is known without data."""
         return not self.refused
 
     def tidy(self) -> pd.DataFrame:
-        """List every array that would leave a site.
+        """List every array that a site would release.
 
         Returns
         -------
         DataFrame
             One row per sender, receiver, step and array: kind, meaning, masked or not, largest shape,
-            entities behind a message, messages and bytes as in the dry run, with one iteration and at the
-            limit of the fit (``_low``, ``_high``), the rules of the sender's policy that it meets, whether it
-            passes, and the rule and the words that refuse it if not. Sizes that are ``guessed`` are not known
-            in advance; only what is ``policed`` passes a door with a policy.
+            entities in a message, messages and bytes as in the dry run, with one iteration and at the limit
+            of the fit (``_low``, ``_high``), the rules of the sender's policy that apply, whether it passes,
+            and otherwise the rule and the text of the refusal. Sizes that are ``guessed`` are not known in
+            advance; only ``policed`` arrays are checked by a policy.
         """
         return self.table.copy()
 
@@ -108,7 +107,7 @@ class Explanation:
         return PASSES if self.passes else f"REFUSED by the policy of {self._named(self.refused)}"
 
     def _named(self, names: Iterable[str], each: str = "") -> str:
-        """Names of sites; of many that are all that send anything, how many they are."""
+        """Names of sites, or their number if many send the same."""
         names = list(names)
         every = set(self.table["sender"]) - {COORDINATOR}
         if len(names) > MOST_NAMED and every.issubset(names):
@@ -119,7 +118,7 @@ class Explanation:
         if self.table.empty:
             headline = f"{self.call} would send nothing from one site to another."
             return SheetSummary([self._learned()], self.notes, headline)
-        headline = f"{verdict}What {self.call} would ask for; nothing has been asked."
+        headline = f"{verdict}What {self.call} would request; nothing has been requested."
         sheets = [*self._refusals(), self._rounds(), self._totals(), *self._senders(), self._learned()]
         return SheetSummary(sheets, self.notes, headline)
 
@@ -135,15 +134,15 @@ class Explanation:
             yield Sheet(headers, tuple(rows), "lll", (18, 18, 72), "THIS FIT WOULD BE REFUSED", wrap=True)
 
     def _together(self, rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-        """Put rows that differ only in the site, the first cell, in one line."""
+        """Merge rows that differ only in the site, the first cell, into one line."""
         return [(self._named(names, EACH), *rest) for rest, names in merge_rows(rows).items()]
 
     def _rounds(self) -> Sheet:
         rows = [(steps, expected_count(counts)) for steps, counts in self.rounds]
-        # The totals add the fewest and the most of each kind: bounds, not quantiles.
+        # The totals add the smallest and the largest number of each kind: bounds, not quantiles.
         total = [sum(counts) for counts in zip(*(counts for _, counts in self.rounds), strict=True)]
         rows.append(("in all", expected_count(total)))
-        headers = ("Steps asked in a round trip", "Rounds")
+        headers = ("Steps requested in a round trip", "Rounds")
         return Sheet(headers, tuple(rows), "lr", (82, 27), "Rounds", wrap=True)
 
     def _totals(self) -> Sheet:
@@ -161,7 +160,7 @@ class Explanation:
         headers = ("Step", "Array", "Kind", "Shape", "Entities", "Times", "Bytes", "Policy")
         for senders, rows in merge_sites(self.table[self.table["policed"]]):
             title = f"{', '.join(senders)} would send to the coordinator{EACH if len(senders) > 1 else ''}"
-            # The one place that names them all, however many they are.
+            # The only place that names all of them, for any number of sites.
             if len(senders) > MOST_NAMED:
                 title = f"{len(senders)} sites would send to the coordinator{EACH}: {', '.join(senders)}"
             yield Sheet(
@@ -171,16 +170,16 @@ class Explanation:
     def _learned(self) -> Sheet:
         return Sheet(
             ("Who", "What could be learned"),
-            tuple(self.learned) or (("Nobody", "learns anything that another has."),),
+            tuple(self.learned) or (("No party", "learns anything about the data of another."),),
             "ll",
             (20, 89),
-            "Who could learn what, if sites keep to the protocol and keep what they see",
+            "Who could learn what, if sites follow the protocol and keep what they receive",
             wrap=True,
         )
 
 
 def merge_rows(rows: Sequence[tuple[str, ...]], at: int = 0) -> dict[tuple[str, ...], list[str]]:
-    """Put rows that differ in one cell alone together: the others, and what that cell is of each."""
+    """Merge rows that differ in a single cell: return the other cells, and the values of that cell."""
     found: dict[tuple[str, ...], list[str]] = {}
     for row in rows:
         found.setdefault((*row[:at], *row[at + 1 :]), []).append(row[at])
@@ -188,7 +187,7 @@ def merge_rows(rows: Sequence[tuple[str, ...]], at: int = 0) -> dict[tuple[str, 
 
 
 def merge_arrays(rows: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
-    """Put arrays of a step, the second cell, in one line where nothing but their names differs."""
+    """Merge arrays of a step, the second cell, into one line if only their names differ."""
     return tuple(
         (step, f"{', '.join(names)}{EACH if len(names) > 1 else ''}", *rest)
         for (step, *rest), names in merge_rows(rows, 1).items()
@@ -210,8 +209,8 @@ def instructions(reported: pd.DataFrame) -> Sheet:
 
 
 def merge_sites(table: pd.DataFrame) -> Iterator[tuple[list[str], tuple[tuple[str, ...], ...]]]:
-    """Put together sites that would send the same but for the number of entities."""
-    # Keyed by what they would send: thirty hospitals that send alike make one table.
+    """Combine sites that would send the same except for the number of entities."""
+    # Keyed by what they would send: thirty hospitals that send the same make one table.
     found: dict[tuple[tuple[str, ...], ...], dict[str, list[int]]] = {}
     for sender, part in table.groupby("sender", sort=False):
         rows = tuple(_cells(row) for row in part.to_dict("records"))
@@ -225,7 +224,7 @@ def merge_sites(table: pd.DataFrame) -> Iterator[tuple[list[str], tuple[tuple[st
 
 
 def _cells(row: Mapping[Hashable, Any]) -> tuple[str, ...]:
-    """One array in text, without the entities behind it."""
+    """One array in text, without its number of entities."""
     return (
         str(row["step"]),
         str(row["array"]),

@@ -34,22 +34,22 @@ if TYPE_CHECKING:
 # The numbers of a comparison of sites, from which its statements are made.
 
 NO_PARTS = (
-    "no fit without each site: it needs the sites' own parts of score and information, and masked sums have "
-    "none; use fit(masked=False), or fit again without the site"
+    "no fit without each site: this needs the sites' own parts of score and information, which masked sums "
+    "do not have; use fit(masked=False), or fit again without the site"
 )
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SiteComparison:
-    """How far sites agree on each coefficient, in numbers.
+    """Agreement of the sites on each coefficient, in numbers.
 
     `sites` has columns ``nobs`` and ``problem`` (why a site has no estimate of its own); `estimates` and
-    `std_errors` are (sites, coefficients), nan where a site does not determine one; `table` is that of
-    `Heterogeneity.to_frame`; `joint` tests whether all coefficients are equal at all sites, and takes them to
-    have `one_dispersion` where that is estimated, and not each its own. `without_each`
-    holds `left_out` and `change`, None where sums were masked. `flagged` coefficients have I2 above one half
-    and a p-value of Q, adjusted after Holm, below `alpha`. `covariances` (K, p, p) are of the sites' own
-    estimates, and `terms` the term of the formula that each coefficient belongs to.
+    `std_errors` are (sites, coefficients), nan if a site does not determine one; `table` is that of
+    `Heterogeneity.to_frame`. `joint` tests whether all coefficients are equal at all sites; it assumes
+    `one_dispersion` if that is estimated, instead of one for each site. `without_each` holds `left_out` and
+    `change`, None if sums were masked. `flagged` coefficients have I2 above one half and a p-value of Q,
+    adjusted after Holm, below `alpha`. `covariances` (K, p, p) are those of the sites' own estimates, and
+    `terms` the term of the formula to which each coefficient belongs.
     """
 
     sites: pd.DataFrame
@@ -66,7 +66,7 @@ class SiteComparison:
 
     @property
     def left_out(self) -> pd.DataFrame:
-        """Estimate without each site, (sites, coefficients); nan where the others do not determine one.
+        """Estimate without each site, (sites, coefficients); nan if the others do not determine one.
 
         Raises
         ------
@@ -89,10 +89,10 @@ class SiteComparison:
 # The printed comparison of sites.
 
 FEW_SITES = 5
-"""Fewest sites for which the variance between them is trusted."""
+"""Fewest sites for which the variance between them is reliable."""
 ONE_DISPERSION = (
-    "The score test takes the dispersion (residual variance) as the same at all sites: where sites differ in "
-    "nothing else it rejects too often. Own fits of all sites (local=True) would give each its own."
+    "The score test assumes the same dispersion (residual variance) at all sites: if sites differ only in "
+    "the dispersion, it rejects too often. Own fits of all sites (local=True) give each its own dispersion."
 )
 HEADER_WIDTHS = (30, 16, 26, 20)
 COEFFICIENT_WIDTHS = (23, 10, 10, 8, 9, 4, 6, 6, 7, 6)
@@ -111,8 +111,8 @@ def _header_sheet(result: SiteComparison) -> Sheet:
     own = int(result.estimates.notna().any(axis=1).sum())
     distribution = "P > F (own dispersions):" if joint.own_dispersions else "P > chi2 (score test):"
     rows = (
-        ("Institutions:", str(len(sites)), "Equal coefficients:", str(joint)),
-        ("With estimates of their own:", str(own), distribution, _probability(joint.pvalue)),
+        ("Sites:", str(len(sites)), "Equal coefficients:", str(joint)),
+        ("With own estimates:", str(own), distribution, _probability(joint.pvalue)),
         (
             "No. Observations:",
             f"{sites['nobs'].sum():,}",
@@ -162,7 +162,7 @@ def _site_sheet(result: SiteComparison) -> Sheet:
         return Sheet(headers, rows, "lrl", MASKED_WIDTHS, gap=2, wrap=True)
     changes = [_largest_change(result.change.iloc[k].dropna()) for k in range(len(rows))]
     rows = tuple((*row, change) for row, change in zip(rows, changes, strict=True))
-    return Sheet((*headers, "without it, largest change"), rows, "lrll", SITE_WIDTHS, gap=2, wrap=True)
+    return Sheet((*headers, "largest change without it"), rows, "lrll", SITE_WIDTHS, gap=2, wrap=True)
 
 
 def _coverage(estimates: pd.Series, problem: str) -> str:
@@ -184,36 +184,36 @@ def _notes(result: SiteComparison) -> list[str]:
     notes = [_verdict(result)]
     if none.any():
         notes.append(
-            f"No estimates of their own: {', '.join(_names(none.index[none]))}. They enter the score "
+            f"No own estimates: {', '.join(_names(none.index[none]))}. They enter the score "
             f"test{' and the changes' if result.without_each is not None else ''}; Q, I2, tau and the random "
-            f"effects rest on the other {int((~none).sum())} of {len(none)} sites."
+            f"effects use the other {int((~none).sum())} of {len(none)} sites."
         )
     notes += _partial_notes(result, result.estimates[~none])
     most = int(result.table["sites"].max())
     if 1 < most < FEW_SITES:
         notes.append(
             f"With {most} sites Q has little power, and tau is poorly determined: the interval of the random "
-            f"effects has t quantiles on {most - 1} degree{'s' * (most > 2)} of freedom, and is wide."
+            f"effects has t quantiles with {most - 1} degree{'s' * (most > 2)} of freedom, and is wide."
         )
     if result.one_dispersion:
         notes.append(ONE_DISPERSION)
     changes = (
         "the changes are one Newton step, in standard errors of the common model."
         if result.without_each is not None
-        else f"the estimates without each of the {len(result.sites)} sites are not known, as sums "
+        else f"the estimates without each of the {len(result.sites)} sites are not available, because sums "
         "are masked: see fit(masked=False)."
     )
     notes.append(
         "Q, I2, tau and the random effects compare the sites' own estimates. Random effects and tau are by "
         "restricted maximum likelihood (REML), with Hartung and Knapp's standard errors; I2 = (Q - df) / Q, "
-        f"the share of the spread that is not chance, with its {100 * (1 - result.alpha):g} % interval, is "
+        f"the share of the spread beyond chance, with its {100 * (1 - result.alpha):g} % interval, is "
         f"by moments. {_joint_source(result)}; {changes}"
     )
     return notes + _two_estimators(result)
 
 
 def _two_estimators(result: SiteComparison) -> list[str]:
-    """Say of which coefficients one estimator finds a variance between sites and the other finds none."""
+    """State for which coefficients one estimator finds a variance between sites and the other does not."""
     apart = []
     for name, tau2, i2 in result.table[["tau2", "I2"]].itertuples():
         if np.isfinite(i2) and (tau2 > 0.0) != (i2 > 0.0):
@@ -226,8 +226,8 @@ def _two_estimators(result: SiteComparison) -> list[str]:
     if not apart:
         return []
     return [
-        f"REML and moments do not agree on whether sites vary in: {', '.join(apart)}. tau by moments is the "
-        "one that belongs to I2 (random_effects('DL')). Few sites leave it open: read the interval of I2."
+        f"REML and moments do not agree on whether sites vary in: {', '.join(apart)}. tau by moments "
+        "belongs to I2 (random_effects('DL')). With few sites this is uncertain: see the interval of I2."
     ]
 
 
@@ -235,7 +235,7 @@ def _joint_source(result: SiteComparison) -> str:
     if result.joint.own_dispersions:
         return "The joint test compares them too, each site with its own dispersion"
     masked = "a masked sum over sites, " if result.without_each is None else ""
-    return f"The score test is {masked}made from the sites' scores at the common estimate"
+    return f"The score test is {masked}computed from the sites' scores at the common estimate"
 
 
 def _verdict(result: SiteComparison) -> str:
@@ -246,37 +246,37 @@ def _verdict(result: SiteComparison) -> str:
         listed = ", ".join(f"{name} (I2 {_percent(i2)}, P {_probability(p)})" for name, (i2, p) in found)
         return (
             f"The sites differ in: {listed}; P adjusted for {tests} tests (Holm). {_disagreement(result)}"
-            "The common coefficient is then an average that need not describe any site: give the term an "
+            "The common coefficient is then an average that may not describe any site: give the term an "
             "interaction with the site (for the intercept: site effects), or report the random effects."
         )
     if result.joint.pvalue < result.alpha:
         also = ", and what changes without each of them" if result.without_each is not None else ""
         test = "in all coefficients together" if result.joint.own_dispersions else "score test"
         if not tests:
-            return (
-                f"The sites differ ({test}); coefficients were not tested one by one: report the joint test."
-            )
+            return f"The sites differ ({test}); single coefficients were not tested: report the joint test."
         return (
             f"The sites differ ({test}), but not clearly in any single coefficient: report the joint "
-            f"test of all coefficients, as single ones are corrected for how many there are ({tests}, Holm); "
+            f"test of all coefficients, because single ones are corrected for their number ({tests}, Holm); "
             f"compare the sites' own estimates{also}."
         )
-    return "The sites are not shown to differ. That does not show that they agree: see the intervals of I2."
+    return (
+        "There is no evidence that sites differ. This does not show that they agree: see the intervals of I2."
+    )
 
 
 def _disagreement(result: SiteComparison) -> str:
-    """Say which test to report where single coefficients differ and all of them together do not."""
+    """State which test to report if single coefficients differ but all of them together do not."""
     if not result.joint.pvalue >= result.alpha:
         return ""
     return (
         f"The joint test of all coefficients does not show it (P {_probability(result.joint.pvalue)}): "
-        "report the joint test where the question was whether sites differ at all, and the corrected single "
-        "ones where it was in which coefficients, but not whichever is smaller. "
+        "report the joint test if the question was whether sites differ at all, and the corrected single "
+        "ones if it was in which coefficients, but do not choose the smaller one. "
     )
 
 
 def _partial_notes(result: SiteComparison, estimates: pd.DataFrame) -> list[str]:
-    """Say which coefficients are compared over some of the sites that have estimates, or over none."""
+    """State which coefficients are compared over a part of the sites that have estimates, or over none."""
     absent, table = estimates.isna(), result.table
     partial = [
         f"{name} (not at {', '.join(_names(absent.index[absent[name]]))})"
@@ -306,10 +306,10 @@ def _percent(share: float) -> str:
 # Comparison of sites that fit one set of coefficients: Cochran's Q, random effects, a score test,
 # influence.
 #
-# Two sources, and every statement names its own: the sites' own fits (a meta-analysis of each coefficient),
-# and the sites' parts of the score and information at the common estimate, which any fit by sums has, also
-# for a site that has no fit of its own. Of these the score test needs a sum over sites only, which masks
-# may hide the parts of; the fit without each site needs the parts.
+# There are two sources, and every statement names its own: the sites' own fits (a meta-analysis of each
+# coefficient), and the sites' parts of the score and information at the common estimate. Any fit by sums has
+# the latter, also for a site without a fit of its own. The score test needs only a sum over sites, whose
+# parts masks may hide; the fit without each site needs the parts.
 
 LARGE_I2 = 0.5
 PARTS = ("score", "information")
@@ -319,11 +319,11 @@ PARTS = ("score", "information")
 class SiteFit:
     """One site's own fit in the units of the data, and its part of the sums at the estimate of ALL sites.
 
-    `beta` and `cov`, with the site's own dispersion, are None where it has none, and `problem` says why. They
-    are nan where its rows do not determine a coefficient of the common model: for a column that is constant
-    there, and for the intercept where that constant is not zero, because the site's own intercept then holds
-    the effect of the column. `score` and `information` are for dispersion ONE, None where sums are masked.
-    `own` is what its own fit says with its own dispersion, None where that is not estimated.
+    `beta` and `cov`, with the site's own dispersion, are None if it has none, and `problem` states why. They
+    are nan if its rows do not determine a coefficient of the common model: for a column that is constant
+    there, and for the intercept if that constant is not zero, because the site's own intercept then contains
+    the effect of the column. `score` and `information` are for dispersion ONE, None if sums are masked. `own`
+    is the result of its own fit with its own dispersion, None if that is not estimated.
     """
 
     site: str
@@ -338,7 +338,7 @@ class SiteFit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskedSiteSums:
-    """Sums over sites in the place of each site's part: score (p,), information (p, p), for dispersion one.
+    """Sums over sites instead of each site's part: score (p,), information (p, p), for dispersion one.
 
     `form` (2,) are sums of :func:`fedstat.inference.homogeneity_tests.quadratic_form`.
     """
@@ -349,7 +349,7 @@ class MaskedSiteSums:
 
 
 class Heterogeneity(SiteComparison):
-    """How far sites agree on each coefficient; made by `heterogeneity`.
+    """Agreement of the sites on each coefficient; made by `heterogeneity`.
 
     Examples
     --------
@@ -396,15 +396,16 @@ class Heterogeneity(SiteComparison):
             As in metafor: Hartung's and Knapp's standard error with t quantiles, by default never below that
             of known variances; "z" is the normal interval, which is too short for few sites.
         prediction : {"confidence", "t"}
-            Interval of a further site over all variances between sites by their confidence (Nagashima, Noma
-            and Furukawa 2019), or as metafor's ``predict``, which takes the one estimated as known: where the
-            variance is small its 95 % interval holds the effect of 87 to 90 % of further sites.
+            Interval of a further site: over all variances between sites, weighted by their confidence
+            (Nagashima, Noma and Furukawa 2019), or as metafor's ``predict``, which treats the estimated
+            variance as known. If the variance is small, the latter's 95 % interval contains the effect of 87
+            to 90 % of further sites.
 
         Returns
         -------
         DataFrame
             Index coefficient; ``estimate``, ``std_error``, ``conf_low``, ``conf_high``, ``pred_low``,
-            ``pred_high``, ``tau2``, ``sites``. nan where fewer than two sites (for the interval of a further
+            ``pred_high``, ``tau2``, ``sites``. nan if fewer than two sites (for the interval of a further
             site: fewer than three) determine the coefficient.
 
         Raises
@@ -423,8 +424,8 @@ class Heterogeneity(SiteComparison):
     ) -> FactorCombination:
         """Mean of all coefficients of a factor over sites together, by multivariate random effects.
 
-        One by one the coefficients of a factor depend on its reference level, and each has a test of its own;
-        together they have one test of no effect, and one of effects that are the same everywhere.
+        Single coefficients of a factor depend on its reference level, and each has its own test. Together
+        they have one test of no effect, and one test of equal effects at all sites.
 
         Parameters
         ----------
@@ -436,8 +437,8 @@ class Heterogeneity(SiteComparison):
         Returns
         -------
         FactorCombination
-            ``to_frame()``, ``summary()``; ``pvalue`` that the factor has no effect, ``Q_pvalue`` that it has
-            the same at all sites, ``I2``, ``tau`` and ``correlation`` of the effects between sites.
+            ``to_frame()``, ``summary()``; ``pvalue`` of no effect of the factor, ``Q_pvalue`` of equal
+            effects at all sites, ``I2``, ``tau`` and ``correlation`` of the effects between sites.
 
         Raises
         ------
@@ -489,7 +490,7 @@ class Heterogeneity(SiteComparison):
         Raises
         ------
         NotAvailableError
-            Sums were masked: there are no parts of single sites.
+            Sums were masked: the parts of single sites are not available.
         """
         index = pd.MultiIndex.from_product(
             [self.left_out.index, self.left_out.columns], names=["left out", "coefficient"]
@@ -498,7 +499,7 @@ class Heterogeneity(SiteComparison):
         return pd.DataFrame({what: part.to_numpy().ravel() for what, part in parts.items()}, index=index)
 
     def summary(self) -> SheetSummary:
-        """Joint test, coefficients, sites, and what follows, in words."""
+        """Joint test, coefficients, sites, and conclusions in words."""
         return build_heterogeneity_summary(self)
 
     def plot_forest(
@@ -512,7 +513,7 @@ class Heterogeneity(SiteComparison):
         """Forest plot of one coefficient: sites' own estimates, the common one, the mean of random effects.
 
         It is drawn on `ax`, or in a new figure; `exponentiate` draws exponentials, such as odds ratios, on a
-        logarithmic scale. `effect` names the axis. A ModelError says that there is no such coefficient.
+        logarithmic scale. `effect` names the axis. Raises ModelError if there is no such coefficient.
         """
         names = [str(name) for name in self.table.index]
         if coefficient not in names:
@@ -549,12 +550,12 @@ def heterogeneity(
     """Compare the sites of one fit with coefficients beta (p,) and dispersion `scale`.
 
     The scores and informations of `fits` are for dispersion ONE, and are divided by `scale` HERE. At the
-    maximum the scores sum to zero; what is left of a fit that stopped before is allowed for. `masked` is in
-    the place of scores and informations that are hidden. Where the dispersion was `estimated`, the joint test
-    gives each site its own, if all have a fit of their own, and is `welch_test`. `alpha` is one minus the
-    level of intervals, and the level of `Heterogeneity.flagged`; `terms` (p,) are those of the coefficients.
-    The statistics are those of `random_effects.combine` and `influence.SiteScores`; an EstimationError says
-    that a shape does not fit or the information of all sites is not positive definite.
+    maximum the scores sum to zero; the remainder of a fit that stopped before is allowed for. `masked`
+    replaces scores and informations that are hidden. If the dispersion was `estimated`, the joint test gives
+    each site its own, provided that all have a fit of their own, and is `welch_test`. `alpha` is one minus
+    the level of intervals, and the level of `Heterogeneity.flagged`; `terms` (p,) are those of the
+    coefficients. The statistics are those of `random_effects.combine` and `influence.SiteScores`. Raises
+    EstimationError if a shape does not match or the information of all sites is not positive definite.
     """
     if not 0.0 < alpha < 1.0 or not fits:
         raise ModelError(
@@ -566,7 +567,7 @@ def heterogeneity(
     own = np.array([_own(fit, len(names)) for fit in fits])
     without = None
     if masked is not None:
-        # Masked sums tell all that the common model needs; only the parts of single sites are lost.
+        # Masked sums contain everything that the common model needs; only the parts of single sites are lost.
         errors = np.sqrt(scale * np.diag(np.linalg.inv(masked.information)))
         joint = joint_test(masked.form, masked.score, masked.information, scale)
     else:
@@ -623,7 +624,7 @@ def _own(fit: SiteFit, p: int) -> Floats:
     if fit.beta is None or fit.cov is None:
         return own
     variance = np.diag(fit.cov)
-    # A site may determine some coefficients and not others: each is judged alone.
+    # A site may determine some coefficients and not others: each is handled alone.
     known = np.isfinite(fit.beta) & np.isfinite(variance) & (variance > 0.0)
     own[:, known] = fit.beta[known], variance[known]
     return own

@@ -17,15 +17,15 @@ from fedstat.typing import Bools, Floats, Matrix, Vector
 # Each site's part of the score: a test of equal coefficients, the estimate without a site.
 
 SHARE = 1e-8
-"""Share of the information of all sites below which a site says nothing about a direction."""
+"""Share of the information of all sites below which a site has no information on a direction."""
 LOADING = 1e-4
-"""Part of a coefficient's standard error in such directions from which the coefficient is not determined."""
+"""Share of a coefficient's standard error in such directions above which it is not determined."""
 
 
 class JointTest(NamedTuple):
     """Test of equal coefficients: statistic, p-value, degrees of freedom.
 
-    It is chi-squared where `df_denom` is infinite (the score test), and F otherwise (own dispersions).
+    It is chi-squared if `df_denom` is infinite (the score test), and F otherwise (own dispersions).
     """
 
     statistic: float
@@ -35,12 +35,12 @@ class JointTest(NamedTuple):
 
     @property
     def own_dispersions(self) -> bool:
-        """Whether each site has its own dispersion in it."""
+        """Whether each site has its own dispersion."""
         return bool(np.isfinite(self.df_denom))
 
     @property
     def excess(self) -> float:
-        """Share of the statistic above what it is expected to be where all sites agree, in [0, 1)."""
+        """Share of the statistic above its expectation if all sites agree, in [0, 1)."""
         expected = self.df_denom / (self.df_denom - 2.0) if self.own_dispersions else float(self.df)
         return max(0.0, 1.0 - expected / self.statistic) if self.statistic > 0.0 < expected else 0.0
 
@@ -53,7 +53,7 @@ def quadratic_form(score: Floats, information: Floats) -> tuple[float, float]:
     """Site's part of the score test of equal coefficients, ``U_k' I_k^- U_k`` and the rank of ``I_k``.
 
     Score (p,) and information (p, p) are those of the site's rows at the estimate of all sites, for
-    dispersion one, in any coordinates. Directions in which the site says nothing are those of eigenvalues
+    dispersion one, in any coordinates. Directions without information at the site are those of eigenvalues
     below `SHARE` of the largest, in columns scaled to information one.
     """
     size = np.sqrt(np.diag(information))
@@ -116,18 +116,18 @@ class SiteScores:
 
     @property
     def _back(self) -> Floats:
-        """L^{-T}: takes directions to coefficients."""
+        """L^{-T}: maps directions to coefficients."""
         return np.asarray(solve_triangular(self.L, np.eye(len(self.L)), lower=True).T, dtype=np.float64)
 
     def joint_test(self) -> JointTest:
         """Rao's score test of one vector of coefficients against one for each site.
 
-        ``(sum_k U_k' I_k^- U_k - U' I^{-1} U) / phi`` on ``sum_k rank I_k - p`` degrees of freedom. U, the
-        sum of the U_k, is zero at the maximum; its term makes up for a fit that stopped before. For the
-        linear model it is Chow's test with phi taken as known.
+        ``(sum_k U_k' I_k^- U_k - U' I^{-1} U) / phi`` with ``sum_k rank I_k - p`` degrees of freedom. U, the
+        sum of the U_k, is zero at the maximum; its term corrects for a fit that stopped before. For the
+        linear model it is Chow's test with phi treated as known.
         """
         total = self.z.sum(axis=0)
-        # The score of all sites, zero at the maximum, is what a stopped fit has left.
+        # The score of all sites, zero at the maximum, is the remainder of a stopped fit.
         statistic, df = -float(total @ total), -len(self.L)
         for z, J in zip(self.z, self.J, strict=True):
             shares, Q = np.linalg.eigh(J)
@@ -147,7 +147,7 @@ class SiteScores:
 
     def _step_without(self, k: int) -> Floats:
         shares, Q = np.linalg.eigh(self.J[k])
-        # In these coordinates the other sites have what site k has not.
+        # In these coordinates, the information of the other sites is the complement of site k's.
         others = 1.0 - shares
         seen = others > SHARE
         score = Q.T @ (self.z.sum(axis=0) - self.z[k])
@@ -165,10 +165,10 @@ class SiteScores:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SiteWelchTerms:
-    """What a site's own fit b says of coefficients that all sites would have, at any point c near the common.
+    """Information of a site's own fit b on the common coefficients, at any point c near the common estimate.
 
-    `information` I (p, p) and `score` I (b - c) (p,), both over the site's own dispersion, which was
-    estimated on `df` degrees of freedom; in any coordinates in which all sites have the same c.
+    `information` I (p, p) and `score` I (b - c) (p,), both divided by the site's own dispersion, which was
+    estimated with `df` degrees of freedom; in any coordinates in which all sites have the same c.
     """
 
     score: Vector
@@ -180,12 +180,12 @@ def welch_test(parts: Sequence[SiteWelchTerms]) -> JointTest:
     """Test one vector of coefficients against one for each site, each with its own dispersion.
 
     ``T = sum_k U_k' I_k^- U_k - U' I^{-1} U``, U and I the sums over sites, is Cochran's Q of vectors: the
-    generalized least squares of the sites' estimates. That its dispersions are estimated is allowed for as by
+    generalized least squares of the sites' estimates. The correction for estimated dispersions is that of
     Welch (1951) and Johansen (1980): with H_k = I^{-1} I_k, rank r_k and f1 = sum_k r_k - p, the sums over
     sites ``a = sum tr (1 - H_k)^2 / df_k`` and ``b = sum (r_k - tr H_k)^2 / df_k`` give the first two moments
-    of T to order 1 / df, and ``T / (f1 + 2 a - 2 (b + 2 a) / (f1 + 2))`` is F on f1 and ``f1 (f1 + 2) / (b +
-    2 a)``. With one coefficient it is Welch's test; as the dispersion of a site is one number, traces of
-    squares stand where Johansen has those of Wishart matrices.
+    of T to order 1 / df, and ``T / (f1 + 2 a - 2 (b + 2 a) / (f1 + 2))`` is F with f1 and ``f1 (f1 + 2) / (b
+    + 2 a)`` degrees of freedom. With one coefficient it is Welch's test. Because the dispersion of a site is
+    one number, traces of squares replace those of Wishart matrices in Johansen's formula.
 
     References
     ----------

@@ -1,7 +1,7 @@
 """Tests of linear hypotheses ``R theta = q`` from an estimate and its covariance.
 
-Results come as statsmodels' ``ContrastResults`` and ``WaldTestResults``, so that they print and
-export as an analyst knows them.
+Results are statsmodels' ``ContrastResults`` and ``WaldTestResults``, so they print and export in the form
+that analysts know.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LETTER = re.compile(r"[^\W\d]")
 
 
 class HypothesisTest(ContrastResults):  # type: ignore[misc]
-    """statsmodels' results of a test, which print with few digits and the same at a prompt as in a text."""
+    """statsmodels' results of a test, printed with few digits, in the same form at a prompt and in a text."""
 
     def summary(self, xname: list[str] | None = None, alpha: float = 0.05, title: str | None = None) -> Any:
         """Table of the constraints one by one, or text of their joint test."""
@@ -74,8 +74,8 @@ def read_constraints(hypothesis: Hypothesis, names: Sequence[str]) -> Constraint
     """Read a hypothesis about the coefficients; see `Hypothesis`.
 
     Coefficients are written as they are printed, such as ``Sex[T.male]``, ``C(Race)[T.Other White]``,
-    ``np.log(x)`` or ``a:b``. A ModelError says that a name is not a coefficient, the text is not linear, or a
-    shape does not fit.
+    ``np.log(x)`` or ``a:b``. Raises ModelError if a name is not a coefficient, the text is not linear, or a
+    shape does not match.
     """
     if isinstance(hypothesis, str):
         return _read_text(hypothesis, names)
@@ -90,7 +90,7 @@ def t_test(
 ) -> ContrastResults:
     """Test each constraint on its own for params (d,) with cov (d, d): normal, or t with `df`.
 
-    A constraint on a coefficient without a variance gives nan; the others do not suffer.
+    A constraint on a coefficient without a variance gives nan; the others are not affected.
     """
     effect = constraints.R @ params
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -109,8 +109,8 @@ def wald_test(
 ) -> ContrastResults:
     """Wald test of all constraints together: chi-squared, or F with `df` in the denominator.
 
-    It warns where the constraints' covariance is not of full rank, and has fewer degrees of freedom then; a
-    coefficient without a variance is a NotAvailableError.
+    Warns if the constraints' covariance is not of full rank; the test then has fewer degrees of freedom.
+    Raises NotAvailableError for a coefficient without a variance.
     """
     V = _covariance(constraints.R, cov)
     if np.isnan(V).any():
@@ -119,7 +119,7 @@ def wald_test(
             "not determined (nan); see the notes of the summary, and test coefficients that have a "
             "standard error"
         )
-    # Constraints that say the same twice count once.
+    # Redundant constraints count once.
     rank = _rank(V, constraints)
     difference = constraints.R @ params - constraints.q
     W = float(difference @ np.linalg.pinv(V) @ difference)
@@ -149,7 +149,7 @@ def wald_test_terms(
         groups = [(term, members) for term, members in groups if len(members) > 1]
     groups += [(text, np.flatnonzero([text in term for term in terms])) for text in combine_terms]
     tests = [_zero_test(params, cov, names, members, term, df) for term, members in groups]
-    # Of a chi-squared test statsmodels keeps the degrees of freedom in the denominator's place.
+    # For a chi-squared test, statsmodels stores the degrees of freedom as those of the denominator.
     table = pd.DataFrame(
         [(t.statistic, float(t.pvalue), int(t.df_denom if df is None else t.df_num)) for t in tests],
         index=[term for term, _ in groups],
@@ -171,7 +171,7 @@ def _zero_test(
 
 
 def _covariance(R: Floats, cov: Floats) -> Floats:
-    """R V R', where columns that R does not use cannot spoil it with their nan."""
+    """Compute R V R'; nan in columns that R does not use has no effect."""
     used = R.any(axis=0)
     return delta_method(cov[np.ix_(used, used)], R[:, used])
 
@@ -190,9 +190,9 @@ def _rank(V: Floats, constraints: Constraints) -> int:
 
 
 def _read_text(text: str, names: Sequence[str]) -> Constraints:
-    # formulaic reads names and numbers of its own: ours go in as placeholders.
+    # formulaic has its own rules for names and numbers, so ours are replaced by placeholders.
     coded = _code_numbers(_code_names(text, names))
-    # What is left of letters is a name that no coefficient has; formulaic would call it a syntax error.
+    # The remaining letters are a name that is not a coefficient; formulaic would report a syntax error.
     for operand in OPERAND.split(coded):
         if LETTER.search(PLACEHOLDER.sub("", operand)):
             raise ModelError(_unknown_message(text, _decode(operand, names).strip(" `-").lstrip("("), names))
@@ -231,9 +231,9 @@ def _row_label(row: Floats, i: int, names: Sequence[str]) -> str:
 
 
 def _code_names(text: str, names: Sequence[str]) -> str:
-    """Put ``_i_`` for the i-th name: names may hold operators, brackets and commas."""
+    """Replace the i-th name by ``_i_``: names may contain operators, brackets and commas."""
     index: Mapping[str, int] = {name: i for i, name in enumerate(names)}
-    # `a:b` before `a`, or the shorter name would be found inside the longer.
+    # `a:b` before `a`, otherwise the shorter name would be found inside the longer one.
     longest_first = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
     pattern = re.compile(rf"(`?)(?<![\w.:])({longest_first})\1(?![\w\[(.:])")
     return pattern.sub(lambda match: f"_{index[match[2]]}_", text)
@@ -244,7 +244,7 @@ def _decode(text: str, names: Sequence[str]) -> str:
 
 
 def _code_numbers(text: str) -> str:
-    """Write 1e-3 as 0.001 and ``= -1`` as ``= 0 - 1``, which is what formulaic reads."""
+    """Write 1e-3 as 0.001 and ``= -1`` as ``= 0 - 1``, which formulaic can parse."""
     plain = EXPONENT.sub(lambda match: format(Decimal(match[0]), "f"), text)
     return SIGN.sub(r"\1 0 \2", plain)
 

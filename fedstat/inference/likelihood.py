@@ -16,9 +16,9 @@ from fedstat.typing import Floats
 # ----------------------------------------------------------------------------------------------------
 # Criteria that choose one of several penalized fits.
 #
-# Each takes minus twice the log-likelihood, up to a constant that the fits share. With a dispersion that is
-# known to be one it is ``2 N f``, f being half the mean deviance; where the dispersion is estimated (a
-# linear model), it is that of :func:`profiled`, and ``2 N f`` would choose by the unit of the response.
+# Each is minus twice the log-likelihood, up to a constant that the fits share. With a dispersion that is
+# known to be one it is ``2 N f``, where f is half the mean deviance. If the dispersion is estimated (a linear
+# model), it is that of :func:`profiled`; ``2 N f`` would depend on the unit of the response.
 
 
 def profile_deviance(deviance: Floats | float, nobs: float) -> Floats | float:
@@ -51,9 +51,9 @@ def ebic(
 ) -> Floats | float:
     """Return the extended criterion, ``-2 l + df log N + 2 gamma log C(candidates, chosen)``.
 
-    `chosen` are the columns that were selected, without those that had to be in the model, of so many
-    `candidates`; gamma 0 is :func:`bic`. Chen, J. and Chen, Z. (2008). Extended Bayesian information criteria
-    for model selection with large model spaces. Biometrika 95, 759-771.
+    `chosen` is the number of selected columns, without those that had to be in the model, among `candidates`;
+    gamma 0 is :func:`bic`. Chen, J. and Chen, Z. (2008). Extended Bayesian information criteria for model
+    selection with large model spaces. Biometrika 95, 759-771.
     """
     # log C(n, k) by log-gamma: the binomial coefficient itself overflows.
     k = np.asarray(chosen, dtype=np.float64)
@@ -73,7 +73,7 @@ SMALLEST_PVALUE = 1e-16
 
 
 def format_test(title: str, values: Mapping[str, float]) -> str:
-    """Text of a test: its title, and below it each value by the name under which the result has it."""
+    """Text of a test: its title, and below it each value with its name in the result."""
     name_width = max(map(len, values))
     texts = {name: f"{value:.4g}" for name, value in values.items()}
     if values.get("pvalue", 1.0) < SMALLEST_PVALUE:
@@ -129,21 +129,21 @@ class FTest(NamedTuple):
 
 
 def format_pvalue(pvalue: float) -> str:
-    """Put a p-value into a sentence; below what floating point tells from zero, its bound."""
+    """Write a p-value in a sentence; below the resolution of floating point, write its bound."""
     return f"p = {pvalue:.2g}" if pvalue >= SMALLEST_PVALUE else f"p < {SMALLEST_PVALUE:g}"
 
 
 def check_nested(full: Estimate, restricted: Estimate) -> float:
-    """Return how many coefficients the restricted fit lacks; a ModelError where it is not nested."""
+    """Return how many coefficients the restricted fit lacks; a ModelError if it is not nested."""
     _check_same_data(full, restricted)
     _check_smaller(full, restricted)
     return full.df_model - restricted.df_model
 
 
 def gamma_loss(deviance: float, n: float) -> float:
-    """-2 log-likelihood of n values of gamma laws at its maximum over their shape, but for a constant.
+    """-2 log-likelihood of n gamma values, maximal over their shape, except for a constant.
 
-    With shape v it is ``n (2 log Gamma(v) + 2 v - 2 v log v) + v deviance``, least where ``log v - psi(v) =
+    With shape v it is ``n (2 log Gamma(v) + 2 v - 2 v log v) + v deviance``, minimal if ``log v - psi(v) =
     deviance / 2n`` (McCullagh and Nelder 1989, 8.3).
     """
     s = deviance / (2.0 * n)
@@ -154,9 +154,9 @@ def gamma_loss(deviance: float, n: float) -> float:
 
 
 def least_squares_loss(deviance: float, n: float) -> float:
-    """-2 log-likelihood at its maximum over the dispersion, deviance / n, but for a constant.
+    """-2 log-likelihood, maximal over the dispersion, deviance / n, except for a constant.
 
-    Of a normal law, and of an inverse Gaussian one.
+    For the normal and the inverse Gaussian distribution.
     """
     return float(n * np.log(deviance / n))
 
@@ -166,7 +166,7 @@ LOSSES: Mapping[str, Callable[[float, float], float]] = {
     "InverseGaussian": least_squares_loss,
     "Gamma": gamma_loss,
 }
-"""-2 log-likelihood of the families of estimated dispersion that follows from the deviance."""
+"""-2 log-likelihood of the families with estimated dispersion, as a function of the deviance."""
 
 
 def mcfadden(llf: float, llnull: float) -> float:
@@ -181,9 +181,9 @@ def mcfadden(llf: float, llnull: float) -> float:
 def cox_snell(llf: float, llnull: float, nobs: float) -> float:
     """Pseudo R-squared of Cox and Snell, ``1 - exp(2 (llnull - llf) / nobs)``; nobs counts weights.
 
-    For a linear model of which both likelihoods are maximized over the variance it is the R-squared; for a
-    discrete response it stays below one even where the fit is perfect. Cox, D. R. and Snell, E. J. (1989).
-    Analysis of Binary Data, 2nd edition, p. 208-209.
+    For a linear model with both likelihoods maximized over the variance, it is the R-squared. For a discrete
+    response it stays below one even if the fit is perfect. Cox, D. R. and Snell, E. J. (1989). Analysis of
+    Binary Data, 2nd edition, p. 208-209.
     """
     return float(-np.expm1(2.0 * (llnull - llf) / nobs))
 

@@ -15,17 +15,17 @@ from fedstat.inference.tables import Sheet, SheetSummary, number
 from fedstat.typing import Floats
 
 # ----------------------------------------------------------------------------------------------------
-# The variance of an effect between sites, and what it says of a further site.
+# The variance of an effect between sites, and the interval for a further site.
 
 NODES = 32
-"""Of Gauss and Legendre's rule, over variances and over errors."""
+"""Nodes of the Gauss-Legendre rule, over variances and over errors."""
 GRID = np.geomspace(1e-6, 1e3, 91)
 """Variances between sites at which a likelihood is tried, in units of the spread or the mean variance."""
 BISECTIONS = 60
 ROUNDED = 1e-10
-"""By how much less a loss, minus twice a log-likelihood, is less by rounding."""
+"""Difference of a loss, minus twice a log-likelihood, that counts as rounding."""
 SMALLEST_Q = 1e-12
-"""Where all confidence is in a variance of zero, Q would have to be zero for any other."""
+"""If all confidence is in a variance of zero, Q would have to be zero for any other."""
 
 
 def weighted_mean(b: Floats, v: Floats, tau2: Floats | float) -> tuple[Floats, Floats, Floats]:
@@ -40,7 +40,7 @@ def dersimonian_laird(b: Floats, v: Floats) -> float:
     """Variance between sites by moments, ``(Q - (m - 1)) / (sum w - sum w^2 / sum w)``, not below zero."""
     w = 1.0 / v
     _, _, Q = weighted_mean(b, v, 0.0)
-    # The expectation of Q is m - 1 where the effects are equal.
+    # The expectation of Q is m - 1 if the effects are equal.
     return max(0.0, float(Q - (len(b) - 1)) / float(w.sum() - w @ w / w.sum()))
 
 
@@ -80,9 +80,9 @@ def prediction_interval(b: Floats, v: Floats, alpha: float) -> tuple[float, floa
     """Interval of level ``1 - alpha`` for the effect at a further site, from m >= 3 sites' estimates (m,).
 
     Nagashima, Noma and Furukawa (2019): the effect is ``mean + se T + tau Z``, T of Student with m - 1
-    degrees of freedom, Z normal, and tau^2 not one estimate but all values by their confidence: Q at the true
-    variance is chi-squared (Viechtbauer 2007). So the interval does not shrink where tau^2 happens to be
-    estimated as zero. What they draw at random is integrated here.
+    degrees of freedom, Z normal. tau^2 is not one estimate but all values, weighted by their confidence: Q at
+    the true variance is chi-squared (Viechtbauer 2007). The interval therefore does not shrink if tau^2
+    happens to be estimated as zero. Their random draws are replaced by integration here.
     """
     m, unit = len(b), float(np.sqrt(v.mean()))
     b, v = b / unit, v / unit**2
@@ -96,7 +96,8 @@ def prediction_interval(b: Floats, v: Floats, alpha: float) -> tuple[float, floa
     mean, variance, _ = weighted_mean(b, v, tau2)
     se, tau = np.sqrt(variance)[:, None], np.sqrt(tau2)[:, None]
     wide = tau > se
-    # The wider of both laws is the smoother one: it is integrated in closed form, the other by the rule.
+    # The wider of both distributions is the smoother one: it is integrated in closed form, the other by the
+    # rule.
     shift = mean[:, None] + np.where(wide, se * stats.t.ppf(nodes, m - 1), tau * stats.norm.ppf(nodes))
 
     def beyond(x: float, level: float) -> float:
@@ -128,12 +129,11 @@ NAN = float("nan")
 
 @dataclass(frozen=True, slots=True)
 class RandomEffectsFit:
-    """What `combine` finds; nan where it does not exist.
+    """Result of `combine`; nan where it does not exist.
 
     Q with df and p-value is Cochran's test of equal effects over `sites` with an estimate; I2 in [0, 1] is
-    the share of the spread of the estimates that is not chance, with its interval; tau2 the variance of the
-    effect between sites; ``re_`` the mean effect with its interval, ``pred_`` the interval for a further
-    site.
+    the share of the spread of the estimates beyond chance, with its interval; tau2 the variance of the effect
+    between sites; ``re_`` the mean effect with its interval, ``pred_`` the interval for a further site.
     """
 
     sites: int
@@ -154,7 +154,7 @@ class RandomEffectsFit:
 
 @dataclass(frozen=True, slots=True)
 class RandomEffectsOptions:
-    """How `combine` finds tau2, the interval of the mean and that of a further site; in metafor's words.
+    """Methods of `combine` for tau2 and intervals of the mean and a further site, in metafor's words.
 
     `method`: "REML" or "DL". `test`: "knha", Hartung's and Knapp's standard error with t on m - 1 degrees of
     freedom over m sites; "adhoc", the same never below that of known variances; "z", that of known variances
@@ -244,7 +244,7 @@ def _mean(b: Floats, v: Floats, tau2: float, alpha: float, test: str) -> tuple[f
     mean, variance, Q = (float(part) for part in weighted_mean(b, v, tau2))
     if test == "z":
         return mean, variance**0.5, float(stats.norm.isf(alpha / 2.0))
-    # The spread of the estimates about their mean, against what known variances make of it.
+    # The spread of the estimates about their mean, compared with its expectation from known variances.
     spread = Q / (len(b) - 1)
     factor = max(spread, 1.0) if test == "adhoc" else spread
     return mean, (variance * factor) ** 0.5, float(stats.t.isf(alpha / 2.0, len(b) - 1))
@@ -275,15 +275,15 @@ def _i2(H2: float) -> float:
 # Coefficients of a factor over sites together: multivariate random-effects meta-analysis.
 
 STARTS = (1.0, 0.1, 0.01)
-"""Variances between sites from which the likelihood is maximized, in units of those of the estimates."""
+"""Starting variances between sites for the maximization, in units of those of the estimates."""
 HEADER_WIDTHS, WIDTHS = (30, 16, 26, 20), (34, 12, 10, 12, 12, 10)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SiteCoefficients:
-    """What sites that determine some of p coefficients found of these.
+    """Estimates of a site that determines some of p coefficients.
 
-    `which` are their places, `b` (p_k,) the estimates, `S` (p_k, p_k) their covariance.
+    `which` are their indices, `b` (p_k,) the estimates, `S` (p_k, p_k) their covariance.
     """
 
     which: tuple[tuple[int, ...], ...]
@@ -356,7 +356,7 @@ def multivariate_restricted_likelihood(effects: SiteCoefficients) -> Floats:
     found = []
     for start in STARTS:
         x = np.diag(np.full(p, start**0.5))[lower]
-        for _ in range(3):  # afresh, since the approximation of the curvature is lost near the edge
+        for _ in range(3):  # restarted, because the approximation of the curvature is lost near the boundary
             step = optimize.minimize(
                 loss, x, jac=True, method="BFGS", options={"gtol": 1e-9, "maxiter": 2000}
             )
@@ -371,13 +371,13 @@ def multivariate_restricted_likelihood(effects: SiteCoefficients) -> Floats:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FactorCombination:
-    """Mean of several coefficients over sites, and how far they vary between these together.
+    """Mean of several coefficients over sites, and their joint variation between sites.
 
     Attributes
     ----------
     names : tuple of str, length p
     sites : int
-        With an estimate of one of them at least.
+        Sites with an estimate of at least one of them.
     estimate : ndarray, shape (p,)
     cov : ndarray, shape (p, p)
         Of the mean.
@@ -388,7 +388,7 @@ class FactorCombination:
     Q, Q_df, Q_pvalue : float
         Test that the effects are the same at all sites (Cochran's, of all coefficients together).
     I2 : float
-        Share of Q that is not chance, ``(Q - df) / Q``, not below zero.
+        Share of Q beyond chance, ``(Q - df) / Q``, not below zero.
     alpha : float
         One minus the level of intervals.
 
@@ -454,16 +454,11 @@ class FactorCombination:
         distribution = f"chi2({self.df})" if np.isinf(self.df_denom) else f"F({self.df}, {self.df_denom:g})"
         value = self.statistic * (self.df if np.isinf(self.df_denom) else 1)
         rows = (
-            (
-                "Institutions:",
-                str(self.sites),
-                f"No effect, {distribution}:",
-                f"{value:.2f}, P {self.pvalue:.3f}",
-            ),
+            ("Sites:", str(self.sites), f"No effect, {distribution}:", f"{value:.2f}, P {self.pvalue:.3f}"),
             (
                 "Coefficients:",
                 str(len(self.names)),
-                f"Same everywhere, Q({self.Q_df}):",
+                f"Equal effects, Q({self.Q_df}):",
                 f"{self.Q:.2f}, P {self.Q_pvalue:.3f}",
             ),
             ("", "", "I2:", f"{100 * self.I2:.0f} %"),
@@ -499,9 +494,10 @@ def combine_factor(
 ) -> FactorCombination:
     """Combine sites' estimates (K, p) of several coefficients, with covariances (K, p, p).
 
-    Sites may determine some only, nan the others. Q has as many degrees of freedom as there are estimates
-    beyond p. With `test` "knha" the covariance of the mean is multiplied by the generalized Q over these,
-    with "adhoc" never below one, and tests are of t and F; with "z" they are normal and chi-squared.
+    Sites may determine only some, with nan for the others. Q has as many degrees of freedom as there are
+    estimates beyond p. With `test` "knha", the covariance of the mean is multiplied by the generalized Q
+    divided by these, with "adhoc" by at least one, and tests use t and F; with "z" they are normal and
+    chi-squared.
 
     Raises
     ------

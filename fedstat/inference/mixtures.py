@@ -16,7 +16,7 @@ from fedstat.inference.tables import Sheet, SheetSummary, number
 from fedstat.typing import Floats
 
 # ----------------------------------------------------------------------------------------------------
-# How well a mixture tells its clusters apart: entropy, classification, and a criterion that counts both.
+# Separation of the clusters of a mixture: entropy, classification, and a criterion that includes both.
 
 OVERLAP = 0.8
 """Relative entropy below which standard errors from the information may be too small."""
@@ -29,7 +29,7 @@ def posterior_entropy(r: Floats) -> float:
 
 
 def relative_entropy(r: Floats) -> float:
-    """One where posteriors (n, K) are certain, zero where they tell nothing; one of a single cluster."""
+    """One if posteriors (n, K) are certain, zero if they carry no information; one for a single cluster."""
     n, K = r.shape
     return 1.0 - posterior_entropy(r) / (n * float(np.log(K))) if K > 1 else 1.0
 
@@ -49,9 +49,9 @@ def hard_assignment(r: Floats) -> Floats:
 
 
 def classification_table(r: Floats) -> pd.DataFrame:
-    """Mean posterior of every cluster (columns) by the most likely cluster (rows), and how many these are.
+    """Mean posterior of every cluster (columns) by the most likely cluster (rows), with entities.
 
-    Rows of a cluster that is the most likely one of nobody are nan.
+    Rows of a cluster that is the most likely one of no entity are nan.
     """
     K = r.shape[1]
     modal = hard_assignment(r)
@@ -69,12 +69,11 @@ def classification_errors(r: Floats) -> Floats:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Variables outside a mixture: their means or shares by cluster, corrected for wrong classification.
+# Variables outside a mixture: their means or shares by cluster, corrected for classification errors.
 #
-# Entities are put into their most likely clusters, and sums over these are weighted by the inverse of the
-# classification errors, so that what is compared are the clusters themselves (Bolck, Croon and Hagenaars
-# 2004). Entities with the same most likely cluster have the same weights: sums over these are all that is
-# needed.
+# Entities are assigned to their most likely clusters, and sums over these are weighted by the inverse of the
+# classification errors, so that the clusters themselves are compared (Bolck, Croon and Hagenaars 2004).
+# Entities with the same most likely cluster have the same weights, so only sums over these are needed.
 #
 # References
 # ----------
@@ -84,14 +83,14 @@ def classification_errors(r: Floats) -> Floats:
 # variables: one-step versus three-step estimators. Political Analysis 12.
 
 LEAST_EIGENVALUE = 1e-6
-"""Of the matrix of classification errors, of which the inverse is taken."""
+"""Largest condition number of the matrix of classification errors, whose inverse is used."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModalSums:
     """An outside variable of C components by most likely cluster: entities (K,), means (K, C) among them.
 
-    Of a categorical variable components are indicators of its levels. `products` (K, C, C) are sums of
+    For a categorical variable, components are indicators of its levels. `products` (K, C, C) are sums of
     products about the means. A cluster that is the most likely one of no entity has zeros.
     """
 
@@ -103,14 +102,14 @@ class ModalSums:
 def weigh_by_cluster(errors: Floats, sums: ModalSums) -> tuple[Floats, Floats]:
     """Means (K, C) by cluster, and their robust covariance (K C, K C), cluster by cluster.
 
-    Each mean solves ``sum_i w_ik (y_i - m_k) = 0``; the sandwich takes the weights as known. An
-    EstimationError where the classification `errors` (K, K) have no inverse.
+    Each mean solves ``sum_i w_ik (y_i - m_k) = 0``; the sandwich treats the weights as known. Raises
+    EstimationError if the classification `errors` (K, K) have no inverse.
     """
     singular = np.linalg.svd(errors, compute_uv=False)
     if singular[-1] < LEAST_EIGENVALUE * singular[0]:
         raise EstimationError(
-            "outside variables: clusters cannot be told apart by their most likely entities (a cluster is "
-            "the most likely one of nobody, or two overlap wholly); take fewer clusters"
+            "outside variables: the most likely clusters do not identify the clusters (a cluster is the "
+            "most likely one of no entity, or two overlap completely); take fewer clusters"
         )
     W = np.linalg.inv(errors)
     N = sums.entities @ W
@@ -132,19 +131,19 @@ def weigh_by_cluster(errors: Floats, sums: ModalSums) -> tuple[Floats, Floats]:
 class OutsideResults:
     """An outside variable by cluster, with robust standard errors.
 
-    `levels` are those of the variable, and intervals have level one less `alpha`.
+    `levels` are those of the variable, and intervals have level one minus `alpha`.
 
     Attributes
     ----------
     variable, site : str
-        The variable, and who holds it.
+        The variable, and the site that holds it.
     estimates : DataFrame
         Rows by cluster, from 1, and level (of a categorical variable); columns ``estimate``, ``std_error``,
         ``conf_low``, ``conf_high``: means, or shares of levels.
     differences : DataFrame
         The same for pairs of clusters, with ``statistic`` and ``p_value``.
     statistic, df, pvalue : float, int, float
-        Wald's test that all clusters have the same means or shares.
+        Wald test that all clusters have the same means or shares.
     nobs : int
         Entities with the variable.
 
@@ -197,7 +196,7 @@ class OutsideResults:
         with np.errstate(divide="ignore", invalid="ignore"):
             self.differences["statistic"] = difference / error
         self.differences["p_value"] = 2.0 * stats.norm.sf(np.abs(self.differences["statistic"]))
-        # Shares add up to one: the last level says nothing new.
+        # Shares add up to one, so the last level adds no information.
         free = max(C - 1, 1)
         R = np.concatenate(
             [_difference(K, C, k, K - 1)[:free] for k in range(K - 1)] or [np.zeros((0, K * C))]
@@ -217,7 +216,7 @@ class OutsideResults:
         return self.estimates.reset_index()
 
     def summary(self) -> SheetSummary:
-        """Means or shares by cluster, their differences, and what they rest on."""
+        """Means or shares by cluster, their differences, and notes."""
         what = "Shares of the levels" if self.categorical else "Mean"
         held = f", held by {self.site}," if self.site else ""
         headline = (
@@ -226,11 +225,11 @@ class OutsideResults:
         )
         notes = [
             "Entities in their most likely clusters, weighted by the inverse of the classification errors "
-            "(Bolck, Croon and Hagenaars 2004); robust standard errors, with the clusters taken as known.",
+            "(Bolck, Croon and Hagenaars 2004); robust standard errors, with the clusters treated as known.",
         ]
         shares = self.estimates["estimate"]
         if self.categorical and ((shares < 0.0) | (shares > 1.0)).any():
-            notes.append("Shares below 0 or above 1 are what the weights make of few entities.")
+            notes.append("Shares below 0 or above 1 are due to the weights and few entities.")
         return SheetSummary([_sheet(self.estimates), _sheet(self.differences)], notes, headline)
 
     def __repr__(self) -> str:

@@ -43,18 +43,18 @@ if TYPE_CHECKING:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Pictures of an estimate. matplotlib is the optional extra ``plot``.
+# Plots of an estimate. matplotlib is the optional extra ``plot``.
 
 ACROSS = 4
 """Panels in a row."""
 HEADING = 1.3
 """Rows left blank above each site, for its name."""
 WIDE = 6.0
-"""Times the usual half width beyond which an interval is cut."""
+"""Multiple of the usual half width beyond which an interval is cut."""
 
 
 def link_words(spec: DistributionSpec | None, response: str) -> tuple[str, str, str]:
-    """Name the axis of coefficients on a link, that of their exponentials, and the title over these."""
+    """Name the axis of coefficients on a link, that of their exponentials, and the title for these."""
     effect = response if spec is None else f"the {spec.link_entry.effect.format(response)}"
     ratio = "" if spec is None else spec.link_entry.ratio
     if not ratio:
@@ -64,7 +64,7 @@ def link_words(spec: DistributionSpec | None, response: str) -> tuple[str, str, 
 
 
 def per_deviation(frame: pd.DataFrame, deviations: Mapping[str, float] | pd.Series) -> pd.DataFrame:
-    """Turn coefficients and their limits into those of one standard deviation of the column."""
+    """Convert coefficients and their limits to one standard deviation of the column."""
     if absent := [name for name in frame["name"] if name not in deviations]:
         raise ModelError(f"standardized: no standard deviation of {', '.join(absent[:5])}")
     sd = np.array([float(deviations[name]) for name in frame["name"]])
@@ -119,7 +119,7 @@ def _places(groups: list[tuple[str, pd.DataFrame]]) -> list[np.ndarray]:
 
 
 def _bound(ax: Axes, y: Floats, rows: pd.DataFrame, reference: float, ratios: bool) -> None:
-    """Set the ends of the axis, cut intervals that would make the others small, and end these in arrows."""
+    """Set the ends of the axis; cut intervals that would make the others small, with arrows at the cuts."""
     turn, back = (np.log, np.exp) if ratios else (np.asarray, np.asarray)
     with np.errstate(divide="ignore"):
         b, low, high = turn(rows[["estimate", "conf_low", "conf_high"]].to_numpy(dtype=np.float64)).T
@@ -187,7 +187,7 @@ def plot_convergence(trace: pd.DataFrame, *, tolerance: float, ax: Axes | None =
         fontsize=SMALL,
         color=MUTED,
     )
-    # Scores fall by powers of ten; on a plain scale only the first would be seen.
+    # Scores decrease by powers of ten; on a linear scale only the first would be visible.
     ax.set(yscale="log", xlabel="iteration", ylabel="relative score")
     plain_legend(ax)
     return ax
@@ -265,7 +265,7 @@ def plot_heat(correlation: pd.DataFrame, title: str, ax: Axes | None = None) -> 
     places, names = range(len(correlation)), [shorten(str(name), most) for name in correlation]
     ax.set_xticks(places, names, rotation=90, fontsize=SMALL, parse_math=False)
     ax.set_yticks(places, names, fontsize=SMALL, parse_math=False)
-    # Beside a narrow picture a scale of colors would take what is left of it.
+    # Next to a narrow plot, a color scale would use all of its width.
     where: Any = {"location": "bottom"} if axes_width_inches(ax) < NARROW else {"shrink": 0.7}
     ax.figure.colorbar(image, ax=ax, label="correlation", **where)
     set_headline(ax, title)
@@ -283,9 +283,9 @@ MARGIN = 0.04
 STRIP = 30
 """Bars of the histogram above a calibration plot."""
 MOST_SITES = 7
-"""Sites that are told apart by color; more are drawn in gray."""
+"""Number of sites with their own color; more are drawn in gray."""
 LEAST_ROWS = 50
-"""Rows of a site behind a point of its line, about."""
+"""Approximate number of rows of a site for each point of its line."""
 
 
 def plot_calibration(
@@ -355,7 +355,7 @@ def plot_roc(curves: pd.DataFrame, areas: Mapping[str, float], ax: Axes | None =
 
 
 def join_bins(n: Floats, observed: Floats, expected: Floats, groups: int) -> Bins:
-    """Join neighboring bins to at most so many groups of about equal size; empty groups are left out."""
+    """Join neighboring bins to at most this many groups of about equal size; empty groups are left out."""
     # By the middle rank of a bin: a bin is never split over two groups.
     middle = (np.cumsum(n) - n / 2.0) / max(float(n.sum()), 1.0)
     group = np.minimum((groups * middle).astype(np.int64), groups - 1)
@@ -409,8 +409,8 @@ def plot_forest(
     `rows` have index site and columns ``estimate``, ``std_error`` (nan where the site has none) and
     ``problem``; `combined` is a row of `Heterogeneity.to_frame`, named as the coefficient. The area of a box
     is the site's weight, its inverse variance. The last row is the prediction interval for a further site; it
-    ends in arrows where it is wider than the picture. Exponentials stand on a logarithmic scale. `effect`
-    names the axis. A new figure is as wide as a printed page.
+    ends in arrows if it is wider than the plot. Exponentials are drawn on a logarithmic scale. `effect` names
+    the axis. A new figure is as wide as a printed page.
     """
     ax = axes_for(ax, 7.0, 1.4 + 0.27 * (len(rows) + 3), masked=ROWS_ONLY)
     turn = np.exp if exponentiate else np.asarray
@@ -479,7 +479,7 @@ def _draw_diamond(ax: Axes, y: float, limits: Floats, colour: str) -> None:
 
 def _draw_references(ax: Axes, common: float, none: float, divide: float) -> None:
     ax.axvline(common, color=COMMON, linewidth=0.9, linestyle="--", zorder=0)
-    # No effect is a reference only where it is in the picture; it must not widen it.
+    # No effect is a reference only if it is in the plot; it must not widen it.
     low, high = ax.get_xlim()
     if low <= none <= high:
         ax.axvline(none, color="0.55", linewidth=0.9, zorder=0)
@@ -488,7 +488,7 @@ def _draw_references(ax: Axes, common: float, none: float, divide: float) -> Non
 
 def _draw_further(ax: Axes, y: float, low: float, high: float) -> None:
     """Draw the prediction interval, cut where it would make the rest small."""
-    # Limits of what is drawn so far: a wide interval may not squeeze the sites.
+    # Limits of what is drawn so far: a wide interval must not compress the sites.
     left, right = ax.get_xlim()
     shown = np.clip([low, high], left, right)
     ax.hlines(y, *shown, color=RANDOM, linewidth=2.2)
@@ -509,8 +509,8 @@ def _label_left(ax: Axes, y: Floats, sites: list[str]) -> None:
 def _label_right(ax: Axes, y: Floats, numbers: Floats, ratios: bool) -> SecondaryAxis:
     """Write estimate and interval of each row in columns, with two digits of the shortest interval.
 
-    Of ratios three digits: decimals that suit a large one would make zeros of small ones.
-    In a narrow picture estimates alone: intervals are drawn, and need the room.
+    Ratios have three digits, because the decimals for a large one would make zeros of small ones. A narrow
+    plot has estimates only, because drawn intervals need the space.
     """
     shortest = float(np.nanmin(numbers[:, 2] - numbers[:, 1], initial=np.inf)) / 2.0
     # As many decimals as leave two digits to half of the shortest interval.
@@ -530,7 +530,7 @@ def _label_right(ax: Axes, y: Floats, numbers: Floats, ratios: bool) -> Secondar
 
 
 def _follow(right: SecondaryAxis, ax: Axes) -> None:
-    """Leave numbers to the rows that have names."""
+    """Restrict numbers to the rows that have names."""
     for name, number in zip(ax.get_yticklabels(), right.get_yticklabels(), strict=True):
         if not name.get_text():
             number.set_visible(False)

@@ -17,7 +17,7 @@ from fedstat.inference.tables import SheetSummary
 from fedstat.typing import Floats
 
 # ----------------------------------------------------------------------------------------------------
-# The same coefficients of several analyses, and statements about their mean.
+# The same coefficients of several analyses, and results on their mean.
 
 LEAST = 2
 
@@ -27,8 +27,8 @@ def read_analyses(
 ) -> tuple[pd.DataFrame, pd.DataFrame, str]:
     """Read params and standard errors, a row for each analysis, and the name of the response.
 
-    A ModelError where there are fewer than two, one has no named params and bse, names differ, or a number is
-    not finite; `what` and `advice` say what each is of, and how to come to more.
+    Raises ModelError if there are fewer than two, one has no named params and bse, names differ, or a number
+    is not finite; `what` and `advice` name the unit of each analysis, and how to obtain more.
     """
     if len(results) < LEAST:
         raise ModelError(
@@ -72,13 +72,13 @@ class MeanResults:
     df_resid: float | pd.Series
 
     def __init__(self, params: pd.DataFrame, errors: pd.DataFrame, response: str) -> None:
-        # what statsmodels' tables read
+        # names that statsmodels' tables read
         self.model = SimpleNamespace(endog_names=response, exog_names=list(params.columns))
         self.params = params.mean().rename(None)
         self.between, self.within = params.var(ddof=1), (errors**2).mean()
 
     def _settle(self, variance: pd.Series, df: float | pd.Series) -> None:
-        """Take the variances of the means, and the degrees of freedom."""
+        """Store the variances of the means, and the degrees of freedom."""
         self.bse, self.df_resid = np.sqrt(variance), df
         self.tvalues: pd.Series = self.params / self.bse
         self.pvalues = pd.Series(2.0 * stats.t.sf(self.tvalues.abs(), df), self.params.index)
@@ -91,7 +91,7 @@ class MeanResults:
         return pd.DataFrame({0: self.params - half, 1: self.params + half})
 
     def summary(self, alpha: float = 0.05) -> SheetSummary:
-        """Coefficients with errors, tests and intervals, and what these rest on."""
+        """Coefficients with errors, tests and intervals, and notes."""
         limits = self.conf_int(alpha)
         columns = (self.params, self.bse, self.tvalues, self.pvalues, limits[0], limits[1])
         frame = pd.DataFrame(dict(zip(STATEMENTS, columns, strict=True))).rename_axis("name").reset_index()
@@ -109,10 +109,10 @@ class MeanResults:
 
 
 # ----------------------------------------------------------------------------------------------------
-# One analysis on several imputations of what is missing, pooled by Rubin's rules.
+# One analysis on several imputations of missing values, pooled by Rubin's rules.
 
 LEAST_LAMBDA = 1e-4
-"""Share of the variance that imputation is taken to have at least, as in mice, for degrees of freedom."""
+"""Smallest share of the variance due to imputation, as in mice, for degrees of freedom."""
 
 
 class PooledResults(MeanResults):
@@ -129,14 +129,14 @@ class PooledResults(MeanResults):
     within, between : Series
         Mean of the variances of the estimates, and variance of the estimates between imputations.
     riv : Series
-        Relative increase of the variance by what is missing, ``(1 + 1/m) between / within``.
+        Relative increase of the variance due to missing values, ``(1 + 1/m) between / within``.
     lambda_ : Series
-        Share of the variance that it makes up, ``(1 + 1/m) between / bse^2``.
+        Share of the variance due to missing values, ``(1 + 1/m) between / bse^2``.
     fmi : Series
         Fraction of missing information, ``(riv + 2 / (df + 3)) / (riv + 1)``.
     imputations : int
         m.
-    df_complete : float
+    Degrees of freedom of the analysis of complete data; infinite if there are none.
         Degrees of freedom of the analysis were nothing missing; infinite for none.
 
     Examples
@@ -184,8 +184,8 @@ class PooledResults(MeanResults):
     def wald_test(self, hypothesis: Hypothesis) -> ContrastResults:
         """Test several coefficients together: the F test D1 of Li, Raghunathan and Rubin (1991).
 
-        It takes the same share of information to be missing of all that is tested. With few complete degrees
-        of freedom those of the denominator are Reiter's (2007).
+        It assumes the same fraction of missing information for all tested coefficients. With few complete
+        degrees of freedom, those of the denominator are Reiter's (2007).
 
         Parameters
         ----------
@@ -226,7 +226,7 @@ class PooledResults(MeanResults):
         return HypothesisTest(F=D1, df_num=k, df_denom=denominator(k, m, r, self.df_complete))
 
     def to_frame(self, alpha: float = 0.05) -> pd.DataFrame:
-        """One row per coefficient, with what mice's ``pool`` and its summary tell.
+        """One row per coefficient, with the columns of mice's ``pool`` and its summary.
 
         Returns
         -------
@@ -264,13 +264,13 @@ class PooledResults(MeanResults):
         complete = "infinite" if np.isinf(self.df_complete) else f"{self.df_complete:g}"
         return [
             f"Means over {self.imputations} imputations, by Rubin's rules (1987); Student's t with degrees "
-            f"of freedom df of Barnard and Rubin (1999), those of the complete data being {complete}. fmi is "
+            f"of freedom df of Barnard and Rubin (1999); those of the complete data are {complete}. fmi is "
             "the fraction of missing information. wald_test() tests several coefficients together."
         ]
 
 
 def barnard_rubin(m: int, share: Floats, df_complete: float) -> Floats:
-    """Degrees of freedom of one coefficient whose variance has a share from m imputations (1999)."""
+    """Degrees of freedom of one coefficient, from the share of its variance between m imputations (1999)."""
     share = np.maximum(share, LEAST_LAMBDA)
     df = (m - 1) / share**2
     if np.isinf(df_complete):
@@ -306,19 +306,19 @@ def denominator(k: int, m: int, r: float, df_complete: float) -> float:
 
 
 def pool(results: Sequence[object], df_complete: float | None = None) -> PooledResults:
-    """Pool one analysis that was done on each of several imputations of the missing values.
+    """Pool one analysis of several imputations of the missing values.
 
-    Imputations are made where the rows are, one analysis is done over all sites on the first, one on the
-    second, and so on; what is pooled are the results, so that it asks no site for anything.
+    The sites impute their own rows. The same analysis is run over all sites on the first imputation, on the
+    second, and so on. Pooling uses only the results, and sends no request to a site.
 
     Parameters
     ----------
     results : sequence
-        What statsmodels, fedstat or any other package returned for each imputation: named `params` and `bse`,
-        the same names everywhere, and for tests of several coefficients `cov_params()`. At least 2.
+        Results of statsmodels, fedstat or any other package for each imputation: named `params` and `bse`,
+        with the same names, and for tests of several coefficients `cov_params()`. At least 2.
     df_complete : float, optional
-        Degrees of freedom of the analysis were nothing missing; by default the smallest `df_resid` of the
-        results, as in mice, and infinite where one has none.
+        Degrees of freedom of the analysis of complete data; the default is the smallest `df_resid` of the
+        results, as in mice, and infinite if one has none.
 
     Returns
     -------
@@ -393,18 +393,18 @@ MEASURED = (
 
 
 class CombinedResults(MeanResults):
-    """Coefficients of one analysis on several synthetic tables, with errors that count the synthesis.
+    """Coefficients of one analysis on several synthetic tables, with errors that account for the synthesis.
 
     Attributes
     ----------
     params, bse, tvalues, pvalues : Series
         Mean over tables; its standard error; their ratio; two-sided p-values by Student's t.
     df_resid : float
-        Degrees of freedom of Student's t: tables less one.
+        Degrees of freedom of Student's t: number of tables minus one.
     between, within : Series
         Variance of the estimates between tables (b), and mean of their own variances (v).
     floored : Series of bool
-        Where (1 + 1/M) b is below v, so that v / M stands in its place.
+        Where (1 + 1/M) b is below v, so that v / M replaces it.
     tables : int
         M.
 
@@ -428,8 +428,8 @@ class CombinedResults(MeanResults):
     def _notes(self) -> list[str]:
         notes = [
             f"Means over {self.tables} synthetic tables; variances (1 + 1/M) b - v, b between the tables and "
-            "v within (Raghunathan, Reiter and Rubin 2003). They are right for tables that were each drawn "
-            "from a release of its own, as sample_tables() draws them, where the law of the tables is that "
+            "v within (Raghunathan, Reiter and Rubin 2003). They are valid for tables that were each drawn "
+            "from a release of its own, as sample_tables() does, if the tables have the distribution "
             "of the data.",
             MEASURED,
         ]
@@ -437,18 +437,18 @@ class CombinedResults(MeanResults):
             names = ", ".join(map(str, self.floored.index[self.floored]))
             notes.insert(1, f"Variances that would be too small or negative are v / M: {names}.")
         if self.tables < RECOMMENDED_TABLES:
-            notes.append(f"Fewer than {RECOMMENDED_TABLES} tables: variances themselves vary much.")
+            notes.append(f"Fewer than {RECOMMENDED_TABLES} tables: the variances are uncertain.")
         return notes
 
 
 def combine(results: Sequence[object]) -> CombinedResults:
-    """Combine one analysis that was done on each of several synthetic tables.
+    """Combine one analysis of each of several synthetic tables.
 
     Parameters
     ----------
     results : sequence
-        What statsmodels, fedstat or any other package returned for each table: named `params` and `bse`, the
-        same names everywhere. At least 2; 20 or more give variances that can be relied on.
+        Results of statsmodels, fedstat or any other package for each table: named `params` and `bse`, with
+        the same names. At least 2; 20 or more give reliable variances.
 
     Returns
     -------

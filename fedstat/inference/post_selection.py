@@ -13,8 +13,8 @@ from fedstat.typing import Floats
 # ----------------------------------------------------------------------------------------------------
 # Debiased (desparsified) estimates: intervals for all coefficients after a penalized fit.
 #
-# One step of Newton from a penalized estimate, with a relaxed inverse of the information, takes its bias
-# away to first order; what is left is normal around the truth, whether or not a coefficient was selected or
+# One Newton step from a penalized estimate, with a relaxed inverse of the information, removes its bias to
+# first order. The remaining error is normal around the true value, even if a coefficient was not selected or
 # is near zero.
 #
 # References
@@ -32,8 +32,8 @@ from fedstat.typing import Floats
 class Debiased:
     """Debiased intercept and p coefficients, with the covariance of their leading, normal part.
 
-    `lambdas` (p,) are those of the nodewise lasso of each column; zero where the inverse itself was used,
-    which leaves no bias of the first order.
+    `lambdas` (p,) are those of the nodewise lasso of each column; zero if the inverse itself was used, which
+    leaves no bias of first order.
     """
 
     params: Floats
@@ -44,7 +44,7 @@ class Debiased:
 def debias(
     b: Floats, score: Floats, H: Floats, n: float, scale: float = 1.0, inflation: float = INFLATION
 ) -> Debiased:
-    """Take the bias of a penalized estimate away: ``b + Theta score`` (van de Geer et al. 2014, eq. 5).
+    """Remove the bias of a penalized estimate: ``b + Theta score`` (van de Geer et al. 2014, eq. 5).
 
     `b` (1 + p,) is the penalized estimate, the intercept (which has no penalty) first; `score` (1 + p,) the
     gradient of the log-likelihood over n at b, for least squares ``X'(y - X b) / n``; `H` (1 + p, 1 + p) the
@@ -58,7 +58,7 @@ def debias(
     flat = int((root <= 1e-8 * np.sqrt(np.diag(H)[1:])).sum())
     if flat:
         raise EstimationError(
-            f"debiased estimates: {flat} of {len(root)} columns do not vary, given the others of their "
+            f"debiased estimates: {flat} of {len(root)} columns are constant, given the others of their "
             "group; drop columns that are sums of others"
         )
     Theta, lambdas = relaxed_inverse(G / np.outer(root, root), n, inflation)
@@ -77,7 +77,7 @@ def intercept_row(Theta: Floats, m: Floats, h: float) -> Floats:
 
 
 # ----------------------------------------------------------------------------------------------------
-# P-values of many random splits as one, with control of any false rejection.
+# P-values of many random splits combined to one, with control of the family-wise error rate.
 
 SMALLEST_QUANTILE = 0.05
 

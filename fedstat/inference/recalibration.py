@@ -17,7 +17,7 @@ from fedstat.typing import Array, Floats
 
 LARGE, SLOPE, INTERCEPT = "in the large", "slope", "intercept"
 NEUTRAL = np.array([0.0, 1.0])
-"""Intercept and slope of predictions that need no correction."""
+"""Intercept and slope of calibrated predictions."""
 CLOSE = 1e-18
 """Squared length of the last step, in standard errors: information and estimates are then exact."""
 MAX_STEPS, MAX_HALVINGS = 40, 30
@@ -26,12 +26,12 @@ WIDTHS = (24, 12, 10, 10, 8, 10, 10)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recalibration:
-    """How predictions would have to be corrected: the response regressed on the linear predictor.
+    """Correction that predictions would need: the response regressed on the linear predictor.
 
     Distribution and link are the model's. For a logistic model it is the logistic regression of Cox (1958):
-    intercept and slope, 0 and 1 for predictions that are right on average at every level; a slope below 1
-    means that they are too extreme. "in the large" is the intercept beside a slope held at 1, the difference
-    of observed and predicted on the scale of the link.
+    intercept and slope are 0 and 1 for predictions that are correct on average at every level; a slope below
+    1 means that they are too extreme. "in the large" is the intercept with the slope fixed at 1, the
+    difference between observed and predicted on the scale of the link.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class Recalibration:
         Intercept and slope.
     cov : ndarray, shape (2, 2)
     large : tuple of float
-        Intercept beside a slope of 1, and its standard error.
+        Intercept with a slope of 1, and its standard error.
     statistic : float
         Likelihood ratio against intercept 0 and slope 1, chi-squared with 2 degrees of freedom.
 
@@ -69,7 +69,7 @@ class Recalibration:
 
     @property
     def intercept(self) -> float:
-        """Intercept beside the slope."""
+        """Intercept of the regression with a free slope."""
         return float(self.params[0])
 
     @property
@@ -79,12 +79,12 @@ class Recalibration:
 
     @property
     def in_the_large(self) -> float:
-        """Intercept beside a slope of 1."""
+        """Intercept with a slope of 1."""
         return self.large[0]
 
     @property
     def pvalue(self) -> float:
-        """Of the likelihood ratio against intercept 0 and slope 1."""
+        """P-value of the likelihood ratio against intercept 0 and slope 1."""
         return float(stats.chi2.sf(self.statistic, 2))
 
     def to_frame(self, alpha: float = 0.05) -> pd.DataFrame:
@@ -93,8 +93,8 @@ class Recalibration:
         Returns
         -------
         DataFrame
-            ``coef``, ``std_error``, ``expected`` (of calibrated predictions), ``pvalue`` (that it is so), and
-            the normal interval ``low``, ``high`` of level 1 - alpha.
+            ``coef``, ``std_error``, ``expected`` (for calibrated predictions), ``pvalue`` (of the expected
+            value), and the normal interval ``low``, ``high`` of level 1 - alpha.
 
         Examples
         --------
@@ -121,12 +121,12 @@ class Recalibration:
 
     @property
     def note(self) -> str:
-        """What is printed below a summary."""
+        """Return the note below a summary."""
         return (
             "Calibration: the response regressed on the linear predictor by the model's own distribution and "
-            "link (Cox 1958); in the large is the intercept beside a slope of 1. "
+            "link (Cox 1958); in the large is the intercept with a slope of 1. "
             f"Likelihood ratio against intercept 0 and slope 1: {self.statistic:.2f}, P {self.pvalue:.3f} "
-            "(chi-squared, 2 degrees of freedom; of rows from which the model was learned it says nothing)."
+            "(chi-squared, 2 degrees of freedom; not meaningful for rows that were used for training)."
         )
 
     def sheet(self) -> Sheet:
@@ -147,10 +147,10 @@ class Recalibration:
 
 @dataclass(slots=True, eq=False)
 class RecalibrationScoring:
-    """Fisher scoring for intercept and slope, or the intercept alone, whose sums others take.
+    """Fisher scoring for intercept and slope, or the intercept alone, from sums that the caller supplies.
 
-    `trial` are the next coefficients, (2,), until it is `done`; it starts at :data:`NEUTRAL`, of which the
-    first `free` move. `estimates` says whether the dispersion is one to estimate.
+    `trial` are the next coefficients, (2,), until it is `done`; it starts at :data:`NEUTRAL`, and the first
+    `free` coefficients change. `estimates` states whether the dispersion is estimated.
     """
 
     free: int
@@ -165,9 +165,9 @@ class RecalibrationScoring:
     _halvings: int = 0
 
     def take(self, inside: bool, score: Floats, information: Floats, totals: Floats) -> None:
-        """Go on with score (2,), information (2, 2), and (weights, deviance, Pearson's statistic) at `trial`.
+        """Continue with score (2,), information (2, 2), and totals at `trial`.
 
-        Coefficients at which there are no sums are not `inside`, and a step there is halved.
+        Coefficients without sums are not `inside`, and a step to them is halved.
         """
         deviance, last = float(totals[1]), self.deviances[-1] if self.deviances else np.inf
         if not inside or not deviance <= last * (1.0 + 1e-10):
@@ -193,25 +193,25 @@ class RecalibrationScoring:
 
 
 class RecalibrationState:
-    """Both regressions of a :class:`Recalibration`, side by side; they start at the same coefficients."""
+    """Both regressions of a :class:`Recalibration` in parallel; they start at the same coefficients."""
 
     def __init__(self, estimates: bool = False) -> None:
         self.parts = RecalibrationScoring(2, estimates), RecalibrationScoring(1, estimates)
 
     def requested(self) -> list[Floats]:
-        """Coefficients at which sums are wanted next; none when it has ended."""
+        """Coefficients for the next sums; none when it has ended."""
         trials = [part.trial for part in self.parts if not part.done]
         same = len(trials) == 2 and np.array_equal(trials[0], trials[1])
         return trials[:1] if same else trials
 
     def take(self, sums: Sequence[Mapping[str, Array]]) -> None:
-        """Go on with the sums at those: ``inside``, ``score``, ``information``, ``totals``."""
+        """Continue with the sums at these: ``inside``, ``score``, ``information``, ``totals``."""
         going = [part for part in self.parts if not part.done]
         for part, one in zip(going, [*sums, *sums][: len(going)], strict=True):
             part.take(bool(one["inside"]), one["score"], one["information"], one["totals"])
 
     def found(self) -> Recalibration | None:
-        """Return the result; None where there is no estimate."""
+        """Return the result; None if there is no estimate."""
         both, constant = self.parts
         if not (both.converged and constant.converged):
             return None
@@ -223,7 +223,7 @@ class RecalibrationState:
 def recalibrate_bins(
     n: Floats, events: Floats, expected: Floats, distribution: DistributionSpec
 ) -> Recalibration | None:
-    """Do so from rows, events and sums of probabilities by bin (B,), whose mean stands for all rows in it."""
+    """Recalibrate from rows, events and sums of probabilities by bin (B,), each row at its bin's mean."""
     there = n > 0.0
     p = expected[there] / n[there]
     eta = np.asarray(distribution.make().link(p.clip(1e-12, 1.0 - 1e-12)))
@@ -232,7 +232,7 @@ def recalibrate_bins(
 
 
 def recalibrate(rows: Rows, distribution: DistributionSpec) -> Recalibration | None:
-    """Regress the response of rows at hand on their linear predictor; None where there is no estimate.
+    """Regress the response of local rows on their linear predictor; None if there is no estimate.
 
     Their design (n, 2) is a constant and the linear predictor.
     """

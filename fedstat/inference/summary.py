@@ -17,7 +17,7 @@ WIDTH = 98
 NUMBERS = {"coef": 10, "std err": 10, "z": 9, "P>|z|": 6, "low": 10, "high": 10}
 """Text width of each number column of the coefficient table."""
 PART = 9
-"""Text width of a column of parts of the standard error."""
+"""Text width of a column with parts of the standard error."""
 STATEMENTS = ("estimate", "std_error", "statistic", "p_value", "conf_low", "conf_high")
 HEADER_WIDTHS = (17, 28, 17, 30)
 INDENT = "\u00a0\u00a0"
@@ -28,7 +28,7 @@ Pairs = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class CoefficientBlock:
-    """What one site brought to the fit.
+    """Contribution of a site to the fit.
 
     `columns` of the design that it holds, `entities` of the fit that it has, and the share `missing` of the
     fit's entities that it does not have, in [0, 1].
@@ -74,10 +74,9 @@ def build_summary(
     """Lay out a summary: estimate `left`, federation `right`, coefficients, sites, notes.
 
     `coefficients` are as `CoefficientResults.tidy`; without `inference` the columns after ``estimate`` are
-    not printed, and `student` tells that tests are of Student's t. `kinds` are the kinds of values that left
-    each site, None where no ledger was kept. Without `blocks` there is no table of sites.
-    `alarm` is printed as first line and first note. `parts` of standard errors are columns next to these, by
-    their headings.
+    not printed, and `student` states that tests use Student's t. `kinds` are the kinds of values that each
+    site released, None if no ledger was kept. Without `blocks` there is no table of sites. `alarm` is printed
+    as first line and first note. `parts` of standard errors are columns next to these, by their headings.
     """
     sheets = [
         header_sheet(title, left, right),
@@ -100,7 +99,7 @@ def coefficient_sheet(
 ) -> Sheet:
     """List coefficients below the name of their site."""
     given = coefficients["client"].tolist()
-    # Stable: within a site the order of the design stays, and those of no site come first.
+    # Stable: within a site the order of the design is kept, and those without a site come first.
     places = {site: place for place, site in enumerate(dict.fromkeys(["", *given]))}
     order = sorted(range(len(given)), key=lambda row: places[given[row]])
     table = np.column_stack([coefficients[list(STATEMENTS)].to_numpy(), *parts.values()])[order].tolist()
@@ -122,14 +121,14 @@ def coefficient_sheet(
 
 
 def released_kinds(site: str, kinds: Mapping[str, Sequence[str]] | None) -> str:
-    """Kinds of values that left a site, in words; `kinds` is None where no ledger was kept."""
+    """Kinds of values that a site released, in words; `kinds` is None if no ledger was kept."""
     return "not recorded" if kinds is None else ", ".join(kinds.get(site, ())) or "nothing"
 
 
 def coefficient_block_sheet(
     blocks: Sequence[CoefficientBlock], kinds: Mapping[str, Sequence[str]] | None
 ) -> Sheet:
-    """One site per row: columns, entities, missing share, kinds of values that left it."""
+    """One site per row: columns, entities, missing share, kinds of values that it released."""
     widths = (24, 8, 12, 10, WIDTH - 24 - 8 - 12 - 10 - 8)
     rows = tuple(
         (
@@ -146,7 +145,7 @@ def coefficient_block_sheet(
 
 
 def blank_repeats(labels: Sequence[str] | pd.Series) -> list[str]:
-    """Labels with the repetitions of the one above left blank."""
+    """Labels, with repetitions of the one above left blank."""
     values = list(labels)
     return [now if i == 0 or now != values[i - 1] else "" for i, now in enumerate(values)]
 

@@ -40,9 +40,9 @@ LATEX = str.maketrans(
 class Sheet:
     """A table of text cells before it is rendered.
 
-    `aligns` has ``l`` or ``r`` for each column, `widths` the characters of each column in the text rendering:
-    longer cells lose their middle there, and only there, or go on in the next line where they `wrap`. `gap`
-    is the number of blanks between two columns.
+    `aligns` has ``l`` or ``r`` for each column, `widths` the characters of each column in the text rendering.
+    Longer cells lose their middle, only there, or continue in the next line with `wrap`. `gap` is the number
+    of blanks between two columns.
     """
 
     headers: tuple[str, ...]
@@ -60,9 +60,9 @@ class Sheet:
 
 
 class SheetSummary(Summary):  # type: ignore[misc]
-    """Sheets under a headline, over numbered notes, in every form a notebook or a paper asks for.
+    """Sheets under a headline, with numbered notes, in every form that a notebook or a paper needs.
 
-    `headline` stands above the `sheets`, and `notes` below.
+    `headline` is above the `sheets`, and `notes` are below.
 
     It is a statsmodels ``Summary``: ``str()``, ``as_text``, ``as_html``, ``as_latex`` (needs the
     booktabs package), ``as_csv`` and the notebook representations work, and ``tables`` holds the
@@ -140,8 +140,8 @@ def numbered(notes: Sequence[str], width: int) -> str:
 def number(value: float, digits: int = 4, error: float = 0.0) -> str:
     """Return a number in at most ``digits + 6`` characters.
 
-    Fixed point where that shows the number, scientific notation for the very small and very large. A number
-    that is small beside its standard `error` is zero in fixed point, and stays there.
+    Fixed point if that shows the number, scientific notation for the very small and very large. A number that
+    is small compared with its standard `error` is zero in fixed point, and stays there.
     """
     size = abs(value)
     if not np.isfinite(value):
@@ -168,7 +168,7 @@ def human_bytes(count: int) -> str:
 
 
 def latex(text: str) -> str:
-    """Escape what LaTeX would take as a command."""
+    """Escape what LaTeX would read as a command."""
     return text.translate(LATEX)
 
 
@@ -199,7 +199,7 @@ def _title(sheet: Sheet) -> str:
 def _lines(row: Sequence[str], sheet: Sheet) -> list[tuple[str, ...]]:
     if not sheet.wrap:
         return [tuple(row)]
-    # Cells of one row wrap on their own; the shorter ones are filled with blanks.
+    # Cells of one row wrap separately; the shorter ones are filled with blanks.
     cells = (textwrap.wrap(cell, width) for cell, width in zip(row, sheet.widths, strict=True))
     return list(zip_longest(*cells, fillvalue=""))
 

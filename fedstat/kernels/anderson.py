@@ -10,7 +10,7 @@ LARGEST_WEIGHT = 1e4
 
 
 def one_hot(index: int, size: int) -> Floats:
-    """Weights that take one point as it is."""
+    """Weights that select one point unchanged."""
     weights = np.zeros(size)
     weights[index] = 1.0
     return weights
@@ -20,7 +20,7 @@ def anderson_weights(gram: Floats) -> Floats:
     """Affine weights (q,) that make the mixed move shortest (Anderson 1965; Walker and Ni 2011, (2.2)).
 
     From the inner products (q, q) of the moves, newest last. The weights sum to one; old points are left out
-    while the weights are too large to be trusted.
+    while the weights are too large to be reliable.
     """
     size = len(gram)
     for first in range(size):
@@ -28,8 +28,7 @@ def anderson_weights(gram: Floats) -> Floats:
         scale = 1.0 / np.sqrt(np.diag(part))
         R = part * np.outer(scale, scale)
         ridge = 1e-14 * np.eye(len(R))
-        # The shortest affine combination solves G w = 1, up to its sum; moves that are nearly the same make
-        # G singular.
+        # The shortest affine combination solves G w = 1, up to its sum; nearly equal moves make G singular.
         weights = np.linalg.lstsq(R + ridge, scale, rcond=1e-14)[0] * scale
         total = weights.sum()
         if np.isfinite(total) and total > 0.0:

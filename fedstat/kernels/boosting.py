@@ -15,20 +15,20 @@ from fedstat.kernels.glm.distributions import COUNTS, EVENTS, REAL, Support
 from fedstat.typing import Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# Losses of boosting: slopes, values, and bounds of curvature, as mboost has them (Hofner et al. 2014).
+# Losses of boosting: slopes, values, and bounds of curvature, as in mboost (Hofner et al. 2014).
 #
-# Predictors are those of the link of a generalized linear model. A step of mboost's Binomial is one on half
-# of the log odds, of a loss in bits: on the log odds its slope is that of the likelihood times 4 / log 2.
+# Predictors are those of the link of a generalized linear model. mboost's Binomial takes steps on half of the
+# log odds, with a loss in bits: on the log odds, its slope is that of the likelihood times 4 / log 2.
 
 BITS = 4.0 / np.log(2.0)
 
 
 @dataclass(frozen=True, slots=True)
 class BoostLoss:
-    """A loss of a response y at a predictor f, arrays of one shape, with a `number` of its own.
+    """A loss of a response y at a predictor f, arrays of one shape, with its own `number`.
 
-    `slope` is minus the derivative in f, `value` the loss, `weight` how fast the slope falls at f, and
-    `bound` the most of that at any f, None where there is none; `mean` takes predictors to what is predicted,
+    `slope` is minus the derivative in f, `value` the loss, `weight` the rate at which the slope decreases at
+    f, and `bound` its maximum over f, None if there is none; `mean` converts predictors to predictions,
     `start` a mean and a standard deviation to a constant predictor.
     """
 
@@ -83,14 +83,14 @@ LOSSES: Mapping[str, BoostLoss] = {
         lambda mean, sd, q: mean + sd * norm.ppf(q),
     ),
 }
-"""By name; least squares need no slopes, since sums of products tell all."""
+"""By name; least squares need no slopes, because sums of products suffice."""
 
 
 # ----------------------------------------------------------------------------------------------------
 # Coordinates in which a penalized least squares fit is a shrinkage of each (Demmler and Reinsch 1975).
 
 SINGULAR = 1e-10
-"""Share of the Gram in Gram and penalty together below which a direction has no column."""
+"""Share of the Gram matrix in Gram matrix and penalty together below which a direction has no column."""
 ROUNDING = 1e-14
 ALONE = np.ones(1)
 WIDEST = 60.0
@@ -99,9 +99,11 @@ WIDEST = 60.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shrinkage:
-    """`V` (k, k) takes the Gram to the identity, the penalty to a diagonal; the fit of a score t is V h V't.
+    """`V` (k, k) maps the Gram matrix to the identity and the penalty to a diagonal.
 
-    `h` (k,) lies in [0, 1]; it is 0 in directions that no row has.
+    The fit of a score t is V h V't.
+
+    `h` (k,) is between 0 and 1; it is 0 in directions without rows.
     """
 
     V: Floats
@@ -117,19 +119,20 @@ class Shrinkage:
 def demmler_reinsch(gram: Floats, penalty: Floats, df: float, other: Floats = ALONE) -> Shrinkage:
     """Choose the smoothing parameter so that tr(2H - H'H) = df, as mboost does; df is at most k.
 
-    H is the fit in both directions where another has the shrinkages `other`. Where the penalty leaves more
-    directions free than df, the smoothing parameter is as large as can be.
+    H is the fit in both directions if another direction has the shrinkages `other`. If the penalty leaves
+    more directions free than df, the smoothing parameter has its largest value.
     """
     once, twice = 2.0 * other.sum(), (other**2).sum()
     k = len(gram)
     size = float(np.trace(gram)) / k
     relative = size * k / max(float(np.trace(penalty)), 1e-300)
-    # Of Gram and penalty together: the Gram alone may be singular, and a ridge would move the fit.
+    # Of Gram matrix and penalty together: the Gram matrix alone may be singular, and a ridge would change the
+    # fit.
     both = gram + relative * penalty + ROUNDING * size * np.eye(k)
-    # Of so small matrices, the checks of the general interface take longer than the decomposition.
+    # For such small matrices, the checks of the general interface take longer than the decomposition.
     mu, V, info = lapack.dsygvd(penalty, both)
     if info:
-        raise LinAlgError("a Gram and its penalty have no common coordinates")
+        raise LinAlgError("a Gram matrix and its penalty have no common coordinates")
     mu = np.maximum(mu, 0.0)
     own = 1.0 - relative * mu
     there = own > SINGULAR
@@ -147,7 +150,7 @@ def demmler_reinsch(gram: Floats, penalty: Floats, df: float, other: Floats = AL
 def smoothing_by_df(d: Floats, df: float, once: float, twice: float, low: float, high: float) -> float:
     """Smoothing parameter, its logarithm between two ends, at which h = 1 / (1 + smoothing d) have df.
 
-    These, the sum of once h - twice h^2, fall with it: halved until no number is left between the ends.
+    These, the sum of 2h - h^2, decrease with it: bisection until no number is left between the ends.
     """
     while True:
         middle = 0.5 * (low + high)
@@ -166,10 +169,10 @@ def smoothing_by_df(d: Floats, df: float, once: float, twice: float, low: float,
 # ----------------------------------------------------------------------------------------------------
 # Paths of component-wise L2 boosting from sums of products (Buehlmann and Hothorn 2007).
 #
-# With Z the columns of all learners side by side and C = Y b the curves in a basis along t, a step fits
-# every learner to what is left, takes the one that explains most, and moves by a share nu of its fit. All
-# that it needs is S = Z'Z and what is left of T = Z'C: a step costs one product of S with the fit that was
-# taken. The same sums over other rows, `S_test` and `T_test`, tell the loss there after every step.
+# Z has the columns of all learners side by side, and C = Y b the curves in a basis along t. A step fits every
+# learner to the residuals, selects the one that explains most, and moves by a share nu of its fit. It needs
+# only S = Z'Z and the remainder of T = Z'C: a step costs one product of S with the selected fit. The same
+# sums over other rows, `S_test` and `T_test`, give the loss there after every step.
 
 
 @njit(cache=True)
@@ -177,7 +180,7 @@ def boost_shrunk(
     S: Floats, T: Floats, H: Floats, starts: Ints, nu: float, rss: float, S_test: Floats, T_test: Floats,
     rss_test: float, selected: Ints, risk: Floats, risk_test: Floats, coef: Floats,
 ) -> None:  # fmt: skip
-    """Follow a path in coordinates in which every fit is a shrinkage; writes into what comes in.
+    """Follow a path in coordinates in which every fit is a shrinkage; writes into its arguments.
 
     S (K, K), T (K, k2), shrinkages H (K, k2) in [0, 1]; learner p has the rows starts[p] to starts[p + 1].
     `selected`, `risk` and `risk_test` are (steps,), `coef` (K, k2); `S_test` without rows for none.
@@ -220,8 +223,8 @@ def boost_full(
 ) -> None:  # fmt: skip
     """Follow a path of learners whose penalty mixes both directions: a rotation of k1 k2 columns for each.
 
-    S (K, K), T (K, k2), G (k2, k2) the Gram along t; the rotations (k1 k2, k1 k2) of the learners lie one
-    after the other in U, from at[p] on, their shrinkages in `h`. A fit in vec form has t slow. The rest as in
+    S (K, K), T (K, k2), G (k2, k2) the Gram matrix along t. The rotations (k1 k2, k1 k2) of the learners are
+    concatenated in U, from at[p] on, their shrinkages in `h`. A fit in vec form has t slow. The rest is as in
     :func:`boost_shrunk`.
     """
     k2 = T.shape[1]
@@ -269,7 +272,7 @@ def boost_full(
 def _band_product(T: Floats, lo: int, B: Floats) -> float:
     """Sum of T times B over B's rows of T, which begin at lo.
 
-    A loss falls by nu times that before a step and after it.
+    A loss decreases by nu times that before a step and after it.
     """
     total = 0.0
     for i in range(B.shape[0]):
@@ -280,7 +283,7 @@ def _band_product(T: Floats, lo: int, B: Floats) -> float:
 
 @njit(cache=True)
 def _subtract_step(T: Floats, S: Floats, lo: int, hi: int, nu: float, B: Floats) -> None:
-    """Take what a step explains out of T: T -= nu S[:, lo:hi] B."""
+    """Subtract what a step explains from T: T -= nu S[:, lo:hi] B."""
     K, k2 = T.shape
     for i in range(K):
         for a in range(hi - lo):
@@ -295,11 +298,11 @@ def boost_blocks(
     A_test: Floats, t_test: Floats, rss_test: float, selected: Ints, risk: Floats, risk_test: Floats,
     coef: Floats,
 ) -> None:  # fmt: skip
-    """Follow a path of learners whose sums have no two directions: rows were seen at different points.
+    """Follow a path of learners whose sums have no two directions: rows were observed at different points.
 
-    A (D, D) are products of all columns over rows and points, t (D,) those with what is left, learner p the
-    columns starts[p] to starts[p + 1]; its rotation lies in U from at[p] on, its shrinkages in `h` from
-    starts[p] on. `coef` is (D,). The rest as in :func:`boost_shrunk`.
+    A (D, D) are products of all columns over rows and points, t (D,) those with the residuals, learner p the
+    columns starts[p] to starts[p + 1]; its rotation is in U from at[p] on, its shrinkages in `h` from
+    starts[p] on. `coef` is (D,). The rest is as in :func:`boost_shrunk`.
     """
     P = len(starts) - 1
     test = A_test.shape[0] > 0

@@ -14,10 +14,10 @@ from fedstat.typing import Floats, Ints
 # ----------------------------------------------------------------------------------------------------
 # Hermite expansions of step functions of a standard normal, and correlations behind their products.
 #
-# A score s(Z) = sum_m c_m h_m(Z) in normalized Hermite polynomials h_m; for a standard bivariate normal
-# with correlation r, Mehler's formula gives ``E[s(Z) t(W)] = sum_m c_m d_m r^m``. The coefficients of a
-# step function have a closed form, so that one formula serves columns that are continuous, ordinal, binary
-# or inflated by zeros.
+# A score is s(Z) = sum_m c_m h_m(Z) in normalized Hermite polynomials h_m. For a standard bivariate normal
+# with correlation r, Mehler's formula gives ``E[s(Z) t(W)] = sum_m c_m d_m r^m``. The coefficients of a step
+# function have a closed form, so one formula serves columns that are continuous, ordinal, binary or
+# zero-inflated.
 #
 # References
 # ----------
@@ -25,12 +25,12 @@ from fedstat.typing import Floats, Ints
 # Functionen hoeherer Ordnung. Journal fuer die reine und angewandte Mathematik 66, 161-176.
 
 ORDER = 200
-"""Terms of a series: up to a correlation of .95 the rest is below 1e-7."""
+"""Terms of a series: up to a correlation of .95, the rest is below 1e-7."""
 LARGEST = 0.995
-"""Largest correlation that is looked for."""
+"""Largest correlation in the search."""
 MAX_NEWTON_STEPS, NEWTON_TOLERANCE = 60, 1e-13
 FLAT = 1e-9
-"""Range of a product of scores below which a correlation is not told by it."""
+"""Range of a product of scores below which it does not determine a correlation."""
 
 
 def expand_steps(thresholds: Floats, scores: Floats, order: int = ORDER) -> Floats:
@@ -52,7 +52,7 @@ def expand_steps(thresholds: Floats, scores: Floats, order: int = ORDER) -> Floa
 
 
 def expected_products(a: Floats, b: Floats, r: Floats) -> Floats:
-    """Return E[s(Z) t(W)] less the product of means: coefficients (q, M) each, correlations (q,) -> (q,)."""
+    """Return E[s(Z) t(W)] minus the product of means: coefficients (q, M) each, correlations (q,) -> (q,)."""
     out = np.empty(len(r))
     _products(as_kernel_array(a), as_kernel_array(b), as_kernel_array(r), out)
     return out
@@ -61,8 +61,8 @@ def expected_products(a: Floats, b: Floats, r: Floats) -> Floats:
 def latent_correlations(target: Floats, a: Floats, b: Floats) -> Floats:
     """Return the correlations at which scores have these expected products: (q,) from (q,), (q, M), (q, M).
 
-    Scores that ascend with Z have products that ascend with r. A product that no correlation up to
-    :data:`LARGEST` reaches has the nearest; 0 where a score is constant.
+    Scores that increase with Z have products that increase with r. If no correlation up to :data:`LARGEST`
+    reaches a product, the nearest is returned; 0 if a score is constant.
     """
     out = np.empty(len(target))
     _invert(as_kernel_array(target), as_kernel_array(a), as_kernel_array(b), out)
@@ -99,7 +99,7 @@ def _products(a: Floats, b: Floats, r: Floats, out: Floats) -> None:
 
 @njit(cache=True, nogil=True)
 def _invert(target: Floats, a: Floats, b: Floats, out: Floats) -> None:
-    """Newton's steps, halved where they leave the interval in which the correlation is."""
+    """Newton steps, halved if they leave the interval that contains the correlation."""
     for q in range(target.shape[0]):
         c = a[q] * b[q]
         low, high = -LARGEST, LARGEST
@@ -126,7 +126,7 @@ def _invert(target: Floats, a: Floats, b: Floats, out: Floats) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Noisy counts made probabilities, bins of latent normals, the nearest correlation matrix.
+# Probabilities from noisy counts, bins of latent normals, the nearest correlation matrix.
 #
 # References
 # ----------
@@ -136,9 +136,9 @@ def _invert(target: Floats, a: Floats, b: Floats, out: Floats) -> None:
 # Numerical Analysis 22, 329-343.
 
 FLOOR = 1e-2
-"""Smallest eigenvalue of a correlation matrix that is sampled from."""
+"""Smallest eigenvalue of a correlation matrix for sampling."""
 REACH, CELLS = 6, 64
-"""Latent normals within which a grid helps to find bins, and its cells per unit."""
+"""Range of latent normals in which a grid helps to find bins, and its cells per unit."""
 PROJECTIONS = 100
 PROJECTION_TOLERANCE = 1e-6
 
@@ -147,7 +147,7 @@ PROJECTION_TOLERANCE = 1e-6
 
 
 def project_simplex(counts: Floats, total: float) -> Floats:
-    """Return the nearest vector (k,) of numbers of zero or more with a given sum."""
+    """Return the nearest vector (k,) of nonnegative numbers with a given sum."""
     ordered = np.sort(counts)[::-1]
     shift = (np.cumsum(ordered) - total) / np.arange(1, len(counts) + 1)
     projected: Floats = np.maximum(counts - shift[np.flatnonzero(ordered > shift)[-1]], 0.0)
@@ -175,7 +175,7 @@ def fit_tree(nodes: Floats, total: float) -> Floats:
     down = np.array([float(total)])
     for counts in up[::-1]:
         pairs = counts.reshape(-1, 2)
-        # The difference to the parent is shared by both, whose variances are equal.
+        # Both share the difference from the parent, because their variances are equal.
         down = (pairs + ((down - pairs.sum(axis=1)) / 2.0)[:, None]).ravel()
     return down
 
@@ -189,9 +189,9 @@ def cumulate(leaf: Floats, total: float) -> Floats:
 
 
 def taper_tails(p: Floats, tail: float) -> Floats:
-    """Let probabilities (k,) in either outer `tail` fall towards its end; the sums of the tails stay.
+    """Make probabilities (k,) in either outer `tail` decrease towards its end; the sums of the tails stay.
 
-    Where there are no rows, projections keep the positive part of the noise. An outermost bin may be an atom.
+    Without rows, projections keep the positive part of the noise. An outermost bin may be an atom.
     """
     F = np.cumsum(p)
     low, high = int(np.searchsorted(F, tail)), int(np.searchsorted(F, 1.0 - tail))
@@ -207,7 +207,7 @@ def taper_tails(p: Floats, tail: float) -> Floats:
 
 
 def code_latents(Z: Floats, thresholds: Floats, bins: Ints) -> Ints:
-    """Return in which of its column's bins each latent normal falls: (n, p).
+    """Return the bin of its column into which each latent normal falls: (n, p).
 
     `thresholds` (p, k + 1) ascend from minus infinity in every row, of which column j uses ``bins[j] + 1``.
     """
@@ -237,7 +237,7 @@ def _code(Z: Floats, thresholds: Floats, bins: Ints, first: Ints, out: Ints) -> 
             k = first[j, min(cell, first.shape[1] - 1)]
             while k < bins[j] - 1 and z >= thresholds[j, k + 1]:
                 k += 1
-            # The sum above rounds.
+            # The sum above is rounded.
             while k > 0 and z < thresholds[j, k]:
                 k -= 1
             out[i, j] = k
@@ -279,7 +279,7 @@ def interpolate_inverse(u: Floats, F: Floats, x: Floats) -> Floats:
 def _interpolate(u: Floats, F: Floats, x: Floats, first: Ints, out: Floats) -> None:
     last = F.shape[0] - 2
     for i in range(u.shape[0]):
-        # What rounds up to the next cell may be below its first interval by as little.
+        # A value that is rounded up to the next cell may be slightly below its first interval.
         k = max(first[min(int(u[i] * F.shape[0]), last + 1)] - 1, 0)
         while k < last and u[i] >= F[k + 1]:
             k += 1
@@ -314,7 +314,10 @@ def nearest_correlation(C: Floats, floor: float = FLOOR) -> Floats:
 
 
 def _floored(S: Floats, floor: float) -> Floats:
-    """Return a symmetric matrix with its eigenvalues raised to a floor; itself where none is below."""
+    """Return a symmetric matrix with its eigenvalues raised to a floor.
+
+    The matrix itself if none is below.
+    """
     values, vectors = np.linalg.eigh(S)
     if values[0] >= floor:
         return S

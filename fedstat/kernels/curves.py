@@ -13,7 +13,7 @@ from fedstat.typing import Floats, Ints
 # Penalized splines (Eilers and Marx 1996) and integrals along a curve.
 
 REGULAR = 1e-6
-"""Widths of a grid that differ by no more are one."""
+"""Tolerance for equal widths of a grid."""
 
 
 def spline_basis(x: Floats, low: float, high: float, knots: int = 10, degree: int = 3) -> Floats:
@@ -58,9 +58,9 @@ def smooth_curve(y: Floats, basis: Floats, penalty: Floats) -> Floats:
 
 
 def integration_weights(s: Floats) -> Floats:
-    """Weights by which a curve on points (m,) is integrated, as FDboost has them.
+    """Weights for the integration of a curve on points (m,), as in FDboost.
 
-    Of a regular grid every point has the width, the ends as well; else they are those of trapezoids.
+    On a regular grid every point has the width, including the ends; otherwise they are those of trapezoids.
     """
     d = np.diff(s)
     if np.ptp(d) < REGULAR:
@@ -69,7 +69,7 @@ def integration_weights(s: Floats) -> Floats:
 
 
 def integration_weights_irregular(points: Floats, lengths: Ints) -> Floats:
-    """Weights (N,) by which curves on points of their own are integrated, as those on common ones.
+    """Weights (N,) for the integration of curves on their own points, as for those on common points.
 
     Points ascend within a curve; `lengths` (n,) are how many each has, two or more.
     """
@@ -78,14 +78,14 @@ def integration_weights_irregular(points: Floats, lengths: Ints) -> Floats:
     inner[first] = False
     d = np.where(inner, np.diff(points, prepend=points[:1]), 0.0)
     trapezoids = (d + np.append(d[1:], 0.0)) / 2.0
-    # A regular curve has the width at every point, the ends as well.
+    # A regular curve has the width at every point, including the ends.
     least = np.minimum.reduceat(np.where(inner, d, np.inf), first)
     regular = np.maximum.reduceat(d, first) - least < REGULAR
     return np.where(np.repeat(regular, lengths), np.repeat(least, lengths), trapezoids)
 
 
 def integration_weights_observed(s: Floats, values: Floats) -> Floats:
-    """Weights of every curve, (n, m), over those of its points that are seen; 0 at the others."""
+    """Weights of every curve, (n, m), over its observed points; 0 at the others."""
     seen = ~np.isnan(values)
     W = np.where(seen, integration_weights(s), 0.0)
     d = np.diff(s)
@@ -96,7 +96,7 @@ def integration_weights_observed(s: Floats, values: Floats) -> Floats:
             continue
         own = s[at]
         before, after = np.r_[0.0, np.diff(own)], np.r_[np.diff(own), 0.0]
-        # FDboost carries a lost end on to one step beyond the grid.
+        # FDboost extends a missing end by one step beyond the grid.
         if at[0] > 0:
             before[0] = own[0] - (s[0] - d[0])
         if at[-1] < len(s) - 1:
@@ -150,10 +150,9 @@ def products_along(
 # ----------------------------------------------------------------------------------------------------
 # Sums over curves that were measured at different points: Gram matrices that curves weigh differently.
 #
-# Of a curve on points t_1, t_2, ... the products of basis functions that overlap add up to its own weights,
-# sum over j of b_a(t_j) b_c(t_j); products of its other columns enter weighted by these (Eilers' row
-# tensors, Eilers, Currie and Durban 2006). Splines that do not overlap have none, so that the weights are a
-# band.
+# For a curve on points t_1, t_2, ... the products of overlapping basis functions add up to its own weights,
+# sum over j of b_a(t_j) b_c(t_j); products of its other columns enter weighted by these (Eilers' row tensors,
+# Eilers, Currie and Durban 2006). Splines that do not overlap have none, so the weights are banded.
 
 
 def overlapping_pairs(k: int, degree: int) -> tuple[Ints, Ints]:
@@ -164,7 +163,7 @@ def overlapping_pairs(k: int, degree: int) -> tuple[Ints, Ints]:
 
 
 def sum_points_by_row(values: Floats, lengths: Ints) -> Floats:
-    """Add up (N, q) values of points over the rows that have so many each: (n, q)."""
+    """Add up (N, q) values of points over rows with these numbers of points: (n, q)."""
     ends = np.concatenate([[0], np.cumsum(lengths)])
     ones = np.ones(len(values))
     rows = csr_array((ones, np.arange(len(values)), ends), shape=(len(lengths), len(values)))

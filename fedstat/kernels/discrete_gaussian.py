@@ -1,7 +1,7 @@
 """Exact draws of the discrete Gaussian distribution whose values fit into 64 bits.
 
-The loops of :mod:`fedstat.privacy.discrete_gaussian`, number for number on the same random words: whole
-numbers only, nothing rounded. What might leave 64 bits, or lacks words, is left to the caller.
+The loops of :mod:`fedstat.privacy.discrete_gaussian`, number for number on the same random words: integers
+only, without rounding. Cases that might exceed 64 bits, or lack words, are left to the caller.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from fedstat.kernels.glm.loops import as_kernel_array
 from fedstat.typing import Ints
 
 LARGEST = 2**22
-"""Variance up to which nearly all draws fit."""
+"""Variance up to which almost all draws fit."""
 MOST = 2**62
 OUT = -1
-"""In the place of a number: words have come to an end, or a number would leave 64 bits."""
+"""Placeholder for a number: the words are used up, or a number would exceed 64 bits."""
 FAR = 2**31
 
 
 def draw_words(variance: int, t: int, words: NDArray[np.uint64], size: int) -> tuple[Ints, int]:
-    """Draw up to `size` numbers from random words: the numbers, fewer where one cannot be done; words used.
+    """Draw up to `size` numbers from random words; return them, fewer if one fails, and the words used.
 
     `t` is the scale of the Laplace distribution that proposes: the root of the variance, rounded down, and 1.
     """
@@ -33,7 +33,7 @@ def draw_words(variance: int, t: int, words: NDArray[np.uint64], size: int) -> t
 
 @njit(cache=True, nogil=True)
 def _below(n: int, bits: int, words: NDArray[np.uint64], at: Ints) -> int:
-    """Draw one of 0 to n - 1, a number of so many bits."""
+    """Draw an integer from 0 to n - 1, with this number of bits."""
     if bits == 0:
         return 0
     while at[0] < words.shape[0]:
@@ -46,7 +46,7 @@ def _below(n: int, bits: int, words: NDArray[np.uint64], at: Ints) -> int:
 
 @njit(cache=True, nogil=True)
 def _at_most_one(x: int, y: int, words: NDArray[np.uint64], at: Ints) -> int:
-    """Return 1 with probability exp(-x/y), else 0."""
+    """Return 1 with probability exp(-x/y), otherwise 0."""
     k, n, bits = 1, y, 0
     while n < MOST:
         while (1 << bits) < n:

@@ -9,19 +9,19 @@ from numba import njit
 from fedstat.typing import Floats, Ints
 
 NEGLIGIBLE = -40.0
-"""Logs from here down stand for nothing: a double of one does not feel what is added."""
+"""Logarithms below this count as zero: adding their exponential to one has no effect in double precision."""
 LOG_2, LOG2_E = math.log(2.0), 1.0 / math.log(2.0)
 ROOT_2 = math.sqrt(2.0)
 ROUNDS = 1.5 * 2.0**52
 """Added to a number, leaves its nearest integer in the last bits."""
 
 
-# Else it would inherit the caller's leave to reorder, and the sum that rounds would be canceled.
+# Otherwise it would inherit the caller's permission to reorder, and the rounding sum would be canceled.
 @njit(cache=True, nogil=True, fastmath=False)
 def exponentials(x: Floats, power: Floats, bits: Ints) -> None:
-    """Replace x by exp(x), or by zero from NEGLIGIBLE down, without a branch; what is no number stays none.
+    """Replace x by exp(x), or by zero below NEGLIGIBLE, without a branch; nan stays nan.
 
-    `power` is room of the length of x, and `bits` the same room read as integers.
+    `power` is a buffer of the length of x, and `bits` the same buffer read as integers.
     """
     for j in range(len(x)):
         least = NEGLIGIBLE if x[j] < NEGLIGIBLE else x[j]
@@ -29,7 +29,7 @@ def exponentials(x: Floats, power: Floats, bits: Ints) -> None:
     for j in range(len(x)):
         least = NEGLIGIBLE if x[j] < NEGLIGIBLE else x[j]
         r = least - (power[j] - ROUNDS) * LOG_2
-        # In pairs of pairs: a chain of twelve products would wait for each.
+        # In pairs of pairs, because a chain of twelve products would be slower.
         r2 = r * r
         r4 = r2 * r2
         low = 1.0 + r + r2 * (1.0 / 2.0 + r * (1.0 / 6.0))

@@ -16,7 +16,7 @@ from fedstat.kernels.row_products import column_sums, row_dots
 from fedstat.typing import Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# Updates of the FedAvg family: a site's part of a round, and the coordinator's move from their sums.
+# Updates of the FedAvg family: a site's part of a round, and the coordinator's step from their sums.
 
 
 def momentum_step(
@@ -40,13 +40,13 @@ def fair_update(
     Li et al. 2020, "Fair resource allocation in federated learning", Algorithm 2: ``Dw_k = L (beta -
     beta_k)``, ``Delta_k = F_k^q Dw_k``, ``h_k = q F_k^(q-1) ||Dw_k||^2 + L F_k^q``; the coordinator moves to
     ``beta - sum_k Delta_k / sum_k h_k``. Both are divided by the q-th power of `reference`, a positive loss
-    that all sites are told, which changes nothing but keeps them finite.
+    that all sites receive, which changes nothing but keeps them finite.
 
     `loss` is F_k at beta, q at least 0 (the average over sites, each counted once), L one over the learning
     rate of the sites. An EstimationError where the loss is not positive, so that its powers have no meaning.
     """
     move: Floats = L * (beta - reached)
-    # The average over sites: no power of the loss, which may then be zero.
+    # The average over sites does not use a power of the loss, which may then be zero.
     if q == 0.0:
         return move, L
     if not loss > 0.0:
@@ -58,7 +58,7 @@ def fair_update(
 
 
 def sampled_site_count(n_sites: int, fraction: float) -> int:
-    """Clients of a round, max(round(C K), 1)."""
+    """Return the number of clients of a round, max(round(C K), 1)."""
     return max(round(fraction * n_sites), 1)
 
 
@@ -70,7 +70,7 @@ def sample_sites(n_sites: int, fraction: float, rng: np.random.Generator) -> Int
 
 
 # ----------------------------------------------------------------------------------------------------
-# Stochastic gradient descent on one site's mean loss, as FedAvg and FedProx ask for it.
+# Stochastic gradient descent on one site's mean loss, for FedAvg and FedProx.
 #
 # The objective of site k is ``F_k(beta) = sum_i w_i d_i(beta) / (2 sum_i w_i)`` with d_i the unit deviance
 # of row i: cross-entropy for a response of 0 and 1, half the squared error for the Gaussian family, and up
@@ -145,7 +145,7 @@ class _Rows:
     def of(cls, rows: Rows, family: Family) -> _Rows:
         n, weight = len(rows), rows.weight
         offset = np.zeros(n) if rows.offset is None else rows.offset
-        # Mean one: a learning rate means the same whatever the unit of the weights.
+        # Mean one, so that a learning rate does not depend on the unit of the weights.
         weight = np.ones(n) if weight is None else weight / weight.mean()
         return cls(rows.X, rows.y, offset, weight, family)
 
@@ -179,7 +179,7 @@ class _Rows:
         return column_sums(self.X, slope) / len(self.y)
 
     def allow(self, beta: Floats) -> Bools:
-        """Tell which rows' mean the family allows."""
+        """Return for which rows the family allows the mean."""
         with np.errstate(all="ignore"):
             eta = self.linear_predictor(beta)
             return in_domain(eta, self.family.link.inverse(eta), DistributionSpec.of(self.family))
@@ -203,7 +203,7 @@ class _Descent:
         how = self.options
         order = np.arange(n) if how.batch_size is None else self.rng.permutation(n)
         batch_size = n if how.batch_size is None else how.batch_size
-        # Of batches of a few rows, calls from Python cost more than the arithmetic.
+        # For batches of a few rows, calls from Python cost more than the arithmetic.
         if self.rows.is_logit:
             rows = (self.rows.X, self.rows.y, self.rows.offset, self.rows.weight)
             _logit_epoch(rows, order, batch_size, how.learning_rate, how.mu, self.anchor, self.w)

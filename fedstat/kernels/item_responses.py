@@ -68,9 +68,9 @@ def _nominal_derivatives(pi: Floats, X: Floats, counts: Floats, score: Floats, i
 # Ordered levels by cumulative logits, P(x <= c) = expit(alpha_c - u): logs, and slopes from counts.
 #
 # With F_c = expit(alpha_c - u), log P(x = c) is log F_c + log(1 - F_{c-1}) + log(1 - exp(alpha_{c-1} -
-# alpha_c)): no difference of probabilities is taken, and all slopes are those of one logistic regression
-# for each threshold, on the rows at the two levels beside it, but for a term of the gaps between
-# thresholds. It is concave in thresholds and u.
+# alpha_c)). No difference of probabilities is needed. All slopes are those of one logistic regression for
+# each threshold, on the rows at the two adjacent levels, except for a term of the gaps between thresholds. It
+# is concave in thresholds and u.
 #
 # References
 # ----------

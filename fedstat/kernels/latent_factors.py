@@ -15,9 +15,9 @@ from fedstat.typing import Bools, Floats, Ints
 # ----------------------------------------------------------------------------------------------------
 # Continuous columns given normal factors: x = B'z + L eta + e, eta | k ~ N(mu_k, I), e ~ N(0, diag psi).
 #
-# Rows that lack the same columns are a pattern: the posterior variance of eta is one of a pattern, by
-# Woodbury's identity, of the size of the factors. Cells that are not seen are zeros of residuals and of
-# columns, which leave every sum as it is.
+# Rows that lack the same columns are a pattern: the posterior variance of eta is the same within a pattern,
+# by Woodbury's identity, of the size of the factors. Missing cells are zeros of residuals and of columns,
+# which do not change any sum.
 
 LOG_2PI = float(np.log(2.0 * np.pi))
 
@@ -31,7 +31,7 @@ class FactorPosterior(NamedTuple):
 
 
 class FactorMoments(NamedTuple):
-    """Weighted sums for columns on d = (z, eta), where z begins with one: expectations given what is seen.
+    """Weighted sums for columns on d = (z, eta), where z begins with one: expectations given observed cells.
 
     M (m, d, d) is the sum of dd' by pattern, c (P, d) that of x d, xx (P,) that of x^2; N (K,) are weights of
     clusters, m (K, Q) their mean factors.
@@ -47,7 +47,7 @@ class FactorMoments(NamedTuple):
 def factor_posterior(
     Y: Floats, pattern: Ints, seen: Bools, L: Floats, psi: Floats, U: Floats
 ) -> FactorPosterior:
-    """Integrate the factors out: residuals Y (n, P), zero where unseen, of patterns (n,) that see (m, P)."""
+    """Integrate the factors out: residuals Y (n, P), zero where missing, of patterns (n,) with (m, P)."""
     n, (K, Q) = len(Y), U.shape
     V, f, e = np.empty((len(seen), Q, Q)), np.empty((n, K)), np.empty((n, K, Q))
     pattern, seen = as_kernel_array(pattern, np.int64), as_kernel_array(seen, np.bool_)
@@ -68,7 +68,7 @@ def factor_posterior(
 def factor_moments(
     X: Floats, Z: Floats, pattern: Ints, posterior: FactorPosterior, r: Floats
 ) -> FactorMoments:
-    """Add up expectations of columns X (n, P), zero where unseen, and Z (n, q), under weights r (n, K)."""
+    """Add up expectations of columns X (n, P), zero where missing, and Z (n, q), with weights r (n, K)."""
     P, q = X.shape[1], Z.shape[1]
     K, Q = posterior.e.shape[1:]
     M, c, xx = np.zeros((len(posterior.V), q + Q, q + Q)), np.zeros((q + Q, P)), np.zeros(P)
@@ -93,7 +93,7 @@ def factor_moments(
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _invert(A: Floats, V: Floats) -> float:
-    """Write the inverse of a positive definite A (Q, Q), which is lost, to V; return log |A|."""
+    """Write the inverse of a positive definite A (Q, Q), which is overwritten, to V; return log |A|."""
     Q, locarrieddet = len(A), 0.0
     for a in range(Q):
         for b in range(Q):
@@ -119,7 +119,7 @@ def _posterior(
 ) -> None:
     n, P = Y.shape
     K, Q = U.shape
-    # Factor by factor, so that sums run along columns.
+    # Factor by factor, so that sums follow columns.
     W, precision, logs = np.empty((Q, P)), np.empty(P), np.empty(P)
     for p in range(P):
         precision[p], logs[p] = 1.0 / psi[p], np.log(psi[p]) + LOG_2PI
@@ -213,10 +213,10 @@ def _moments(
 
 
 # ----------------------------------------------------------------------------------------------------
-# Categorical columns on nodes of normal factors: what a row tells of them, and expected counts at each.
+# Categorical columns on nodes of normal factors: a row's information on them, and expected counts.
 #
-# Without covariates the counts of levels at nodes are all that an M-step needs: its cost does not depend on
-# the number of rows. No array of rows by nodes is kept.
+# Without covariates, an M-step needs only the counts of levels at nodes: its cost does not depend on the
+# number of rows. No array of rows by nodes is stored.
 #
 # References
 # ----------
@@ -224,13 +224,14 @@ def _moments(
 # an EM algorithm. Psychometrika 46, 443-459.
 
 ROWS = 16
-"""Rows that are spread over nodes together."""
+"""Number of rows that are distributed over nodes together."""
 TOGETHER = 4
-"""Columns that are added at once, and numbers of a vector, whole ones of which fill a line."""
+"""Columns that are added at once, and numbers of a vector; an integer number of vectors fills a cache
+line."""
 
 
 class Nodes(NamedTuple):
-    """Nodes z (t, Q) of a standard normal law, and logs of their weights (t,)."""
+    """Nodes z (t, Q) of a standard normal distribution, and logs of their weights (t,)."""
 
     z: Floats
     log_weights: Floats
@@ -239,7 +240,7 @@ class Nodes(NamedTuple):
 class ExpectedCounts(NamedTuple):
     """Expected numbers of rows: by group, column, level and node (J, P, C, K t), by cluster and node (K, t).
 
-    f (n, K) are the log densities by cluster on the way there.
+    f (n, K) are the log densities by cluster, which are computed on the way.
     """
 
     levels: Floats
@@ -256,7 +257,7 @@ def normal_nodes(T: int, Q: int) -> Nodes:
 
 
 class GroupedLevels(NamedTuple):
-    """Levels (n, P) of rows, -1 where unseen, and the group (n,) of each: rows with the same covariates."""
+    """Levels (n, P) of rows, -1 where missing, and the group (n,) of each: rows with the same covariates."""
 
     codes: Ints
     group: Ints
@@ -290,7 +291,7 @@ def _fixed_rows(rows: GroupedLevels) -> tuple[Ints, Ints]:
 
 
 def expected_counts(rows: GroupedLevels, r: Floats, table: Floats, log_weights: Floats) -> ExpectedCounts:
-    """Spread every row over the nodes where it may be, under weights r (n, K) of clusters."""
+    """Distribute every row over the nodes, with weights r (n, K) of clusters."""
     J, P, C, G = table.shape
     nodes, f = np.zeros(G), np.empty(r.shape)
     levels = np.zeros((J * P * C, _lines(G)))
@@ -313,9 +314,9 @@ def _lines(G: int) -> int:
 
 @njit(cache=True, nogil=True)
 def _lined(table: Floats) -> Floats:
-    """Copy a table (J, P, C, G) to lines (J P C + 1, G and more) of whole vectors; the last is zero.
+    """Copy a table (J, P, C, G) to lines (J P C + 1, at least G) of complete vectors; the last is zero.
 
-    Where lines lie across those of the cache, reading them takes twice as long.
+    Lines that cross cache lines take twice as long to read.
     """
     J, P, C, G = table.shape
     out = np.zeros((J * P * C + 1, _lines(G)))
@@ -330,7 +331,7 @@ def _lined(table: Floats) -> Floats:
 
 @njit(cache=True, nogil=True)
 def _room(n: int, P: int, lines: Floats) -> tuple[Floats, Ints, Floats]:
-    """Return room for nodes of some rows, for the lines of their cells, and for exponentials."""
+    """Return buffers for nodes of some rows, for the lines of their cells, and for exponentials."""
     m = min(n, ROWS)
     at = np.empty((m, (P + TOGETHER - 1) // TOGETHER * TOGETHER), dtype=np.int64)
     return np.empty((m, lines.shape[1])), at, np.empty(lines.shape[1])
@@ -350,7 +351,7 @@ def _add_levels(
         for first in range(0, G - T + 1, T):
             for t in range(T):
                 a[i, first + t] = log_weights[t]
-    # Some columns at a time: what they have at all nodes stays in the first cache.
+    # Some columns at a time, so that their values at all nodes stay in the first cache.
     for p in range(0, at.shape[1], TOGETHER):
         for i in range(m):
             first, second, third, fourth = at[i, p], at[i, p + 1], at[i, p + 2], at[i, p + 3]
@@ -358,7 +359,7 @@ def _add_levels(
                 a[i, g] += (lines[first, g] + lines[second, g]) + (lines[third, g] + lines[fourth, g])
 
 
-# Where a step left the parameters' range, densities are no numbers, and are not taken.
+# If a step left the parameters' range, densities are nan, and are not used.
 @njit(cache=True, nogil=True, fastmath=REORDER, error_model="numpy")
 def _normalize(a: Floats, T: int, r: Floats, f: Floats, power: Floats, bits: Ints) -> None:
     """Turn logs at nodes (K T and more,) into weights of sums r (K,); write logs of the sums before to f."""

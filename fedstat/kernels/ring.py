@@ -1,8 +1,8 @@
 """Fixed-point arithmetic modulo 2^64, and sums of products that wrap around.
 
-A real number x is held as the integer nearest to ``x 2^f``. Sums and products of int64 are taken modulo
-2^64, so that they are exact as soon as the RESULT lies between -2^63 and 2^63, whatever happens on the
-way, and do not depend on the order of the rows.
+A real number x is stored as the integer nearest to ``x 2^f``. Sums and products of int64 are computed modulo
+2^64. They are exact if the RESULT is between -2^63 and 2^63, for any intermediate values, and do not depend
+on the order of the rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedstat.kernels.glm.loops import as_kernel_array
 from fedstat.typing import Floats, Ints
 
 BLOCK = 4096
-"""Rows that are held at once of a factor that is a stream."""
+"""Number of rows of a streamed factor that are held at once."""
 
 LARGEST_SQUARES = 1.5 * 2.0**62
 """Largest sum of squares of an encoded column: by Cauchy and Schwarz, the products of two such columns
@@ -29,7 +29,7 @@ FEWEST_BITS = 10
 
 
 class IntRows(Protocol):
-    """Rows of integers that can be taken a block at a time: an int64 array (n, p), or a stream."""
+    """Rows of integers that can be read one block at a time: an int64 array (n, p), or a stream."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -44,10 +44,10 @@ def fractional_bits(n: int, spread: int = 0) -> int:
 
     A column whose squares sum to at most ``n 4^spread`` has, encoded, squares that sum to ``2^62``; by Cauchy
     and Schwarz, the products of two such columns sum to at most 2^62 over any set of rows. A column that its
-    site standardized over at most n rows meets this with ``spread`` 0, however long its tails are, so that
-    nobody has to declare a largest value; n is no less than the rows of any site. For other columns
-    ``2^spread``, one figure for all sites, is no less than their root mean square. f is 22 for 166,207
-    entities; an EstimationError where it is below 10.
+    site standardized over at most n rows satisfies this with ``spread`` 0, for any tails, so that no site has
+    to declare a largest value; n is no less than the rows of any site. For other columns ``2^spread``, one
+    number for all sites, is no less than their root mean square. f is 22 for 166,207 entities; an
+    EstimationError if it is below 10.
     """
     f = math.floor((62 - math.log2(max(n, 1))) / 2) - spread
     if f < FEWEST_BITS:
@@ -61,8 +61,8 @@ def fractional_bits(n: int, spread: int = 0) -> int:
 def encode(X: Floats, f: int) -> tuple[Ints, Floats]:
     """Return the integers nearest to ``X 2^f`` (n, p), and the sums of their squares by column (p,).
 
-    What does not fit becomes 0. A column can be used if its sum is at most ``LARGEST_SQUARES``; it is NaN or
-    infinite where an element is.
+    Values that do not fit become 0. A column can be used if its sum is at most ``LARGEST_SQUARES``; the sum
+    is NaN or infinite if an element is.
     """
     X = as_kernel_array(X, np.float64)
     out, squares = np.empty(X.shape, np.int64), np.zeros(X.shape[1])
@@ -80,13 +80,13 @@ def grouped_gram(A: IntRows, B: IntRows, group: Ints, n_groups: int) -> Ints:
     """Return ``A_g' B_g`` modulo 2^64 for every group g of rows, in one pass: (n_groups, p, q) int64.
 
     A (n, p) and B (n, q) are int64 arrays or streams of them, `group` (n,) numbers from 0; a group without
-    rows has zeros. A ValueError where the lengths differ, or there is another group.
+    rows has zeros. Raises ValueError if the lengths differ, or there is another group.
     """
     n, p = A.shape
     if B.shape[0] != n or group.shape != (n,):
         raise ValueError(f"{n} rows at the left, {B.shape[0]} at the right, groups of {len(group)}")
     if n and not 0 <= group.min() <= group.max() < n_groups:
-        raise ValueError(f"groups must lie between 0 and {n_groups - 1}")
+        raise ValueError(f"groups must be between 0 and {n_groups - 1}")
 
     sums = np.zeros((n_groups, p, B.shape[1]), np.uint64)
     for start in range(0, n, BLOCK):
@@ -105,7 +105,7 @@ def _encode_rows(X: Floats, scale: float, out: Ints, squares: Floats) -> None:
         for j in range(X.shape[1]):
             x = np.rint(X[i, j] * scale)
             squares[j] += x * x
-            # Beyond this the conversion is undefined; the sum of squares tells the caller.
+            # Beyond this the conversion is undefined; the sum of squares reports it to the caller.
             out[i, j] = np.int64(x) if abs(x) < 2.0**62 else 0
 
 

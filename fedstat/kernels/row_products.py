@@ -1,7 +1,7 @@
 """Products and sums over the rows of one block: cross products, column sums, Gram matrices.
 
-Plain loops in a fixed order: the results are the same to the bit whatever the number of threads that
-a linear algebra library would use.
+Plain loops in a fixed order: the results do not depend, to the last bit, on the number of threads that a
+linear algebra library would use.
 """
 
 from __future__ import annotations

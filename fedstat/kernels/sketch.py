@@ -1,8 +1,8 @@
 """Common random projections of columns, streamed over blocks of rows.
 
-Two parties that hold different columns of the same entities apply the SAME random matrix S to
-their own columns; then (S X)'(S Y) estimates X'Y with a relative error of about sqrt(2 / rows of S) in an
-entry, and E S'S = I. S is never held whole.
+Two sites that hold different columns of the same entities apply the SAME random matrix S to their own
+columns. Then (S X)'(S Y) estimates X'Y with a relative error of about sqrt(2 / rows of S) in an entry, and E
+S'S = I. S is never stored as a whole.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from numba import njit
 from fedstat.typing import Floats, Ints
 
 BLOCK = 4096
-"""Entities that are mixed with one another before they are hashed; a power of two."""
+"""Number of entities that are mixed with one another before hashing; a power of two."""
 
 GAUSSIAN_BLOCK = 256
 GAUSSIAN_DRAWN = 2**23
@@ -44,7 +44,7 @@ def scatter_signed(A: Floats, bucket: Ints, sign: Floats, out: Floats) -> None:
 
 
 def shared_stream(*keys: int) -> np.random.Generator:
-    """Random numbers that every party draws alike from the same keys."""
+    """Random numbers that every site draws alike from the same keys."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(keys)))
 
 
@@ -57,11 +57,11 @@ def single_sketches(n: int, size: int) -> tuple[int, int]:
 def structured_sketch(X: Floats, rows: Ints, n: int, size: int, seed: int) -> Floats:
     """Sketch by signs, a Hadamard mixing of each block of entities (Ailon and Chazelle 2009), and hashing.
 
-    The hashing is that of Charikar, Chen and Farach-Colton (2004). X (n_k, p) are one party's columns, `rows`
-    (n_k,) their ascending positions among the n entities, others counting as zero rows; the parties share the
-    seed. A single sketch has at most n/2 rows, so that each mixes several entities; where more are wanted,
-    independent sketches are stacked: (m, p), m being `size` rounded up to a multiple of the rows of a single
-    one.
+    The hashing is that of Charikar, Chen and Farach-Colton (2004). X (n_k, p) are one site's columns, `rows`
+    (n_k,) their ascending positions among the n entities, others counting as zero rows; the sites share the
+    seed. A single sketch has at most n/2 rows, so that each mixes several entities. If more are requested,
+    independent sketches are stacked: (m, p), where m is `size` rounded up to a multiple of the rows of a
+    single one.
     """
     single, repeats = single_sketches(n, size)
     out = np.zeros((repeats, single, X.shape[1]))
@@ -83,7 +83,7 @@ def add_structured(X: Floats, rows: Ints, n: int, seed: tuple[int, ...], out: Fl
         bucket = generator.integers(0, size, size=width)
         here = slice(edges[block], edges[block + 1])
         at = rows[here] - block * width
-        # Signs and buckets are drawn for all entities, those that this party lacks too: parties draw alike.
+        # Signs and buckets are drawn for all entities, also those that this site lacks: sites draw alike.
         mixed[:] = 0.0
         mixed[at] = X[here] * signs[0, at, None]
         hadamard(mixed)
@@ -93,7 +93,7 @@ def add_structured(X: Floats, rows: Ints, n: int, seed: tuple[int, ...], out: Fl
 def gaussian_sketch(X: Floats, rows: Ints, n: int, size: int, seed: int) -> Floats:
     """Sketch by independent normal numbers with variance 1/size; see :func:`structured_sketch`.
 
-    The law of the result depends on X only through X'X (Blocki, Blum, Datta and Sheffet 2012).
+    The distribution of the result depends on X only through X'X (Blocki, Blum, Datta and Sheffet 2012).
     """
     out = np.zeros((size, X.shape[1]))
     edges = np.searchsorted(rows, np.arange(0, n + GAUSSIAN_BLOCK, GAUSSIAN_BLOCK))

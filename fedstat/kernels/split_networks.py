@@ -23,7 +23,7 @@ from fedstat.typing import Bools, Floats, Ints
 # matrix (out, in), row by row, and its biases (out,). Hidden layers are rectified, the last is linear.
 
 BLOCK = 256
-"""Rows that are gone through at once: those of all layers stay in the nearest cache."""
+"""Rows that are processed at once: those of all layers stay in the nearest cache."""
 FIRST_DECAY, SECOND_DECAY, TINY = 0.9, 0.999, 1e-8
 
 
@@ -67,7 +67,7 @@ def add_products(
 def add_sums(g: Floats, at: int, d: Floats, X: Floats, base: int, start: int, a: int) -> None:
     """Add sums of d times each of a rows of X from `base`, in columns from `start`, to g from `at` on.
 
-    Five rows at once: d is read once for all of them, and their sums do not wait for one another.
+    Five rows at once: d is read once for all of them, and their sums are independent.
     """
     m, c = len(d), 0
     while c + 5 <= a:
@@ -96,7 +96,7 @@ def add_sums(g: Floats, at: int, d: Floats, X: Floats, base: int, start: int, a:
 
 @njit(cache=True, nogil=True, fastmath=REORDER)
 def forward(theta: Floats, widths: Ints, X: Floats) -> Floats:
-    """Activations of all layers below one another, from columns X (p, rows): (sum of widths, rows)."""
+    """Activations of all layers, concatenated, from columns X (p, rows): (sum of widths, rows)."""
     rows = X.shape[1]
     A = np.empty((widths.sum(), rows))
     A[: widths[0]] = X
@@ -122,7 +122,7 @@ def forward(theta: Floats, widths: Ints, X: Floats) -> Floats:
 def gradient(
     theta: Floats, widths: Ints, A: Floats, D: Floats, columns: bool = True
 ) -> tuple[Floats, Floats]:
-    """Differentiate a loss by parameters, and by columns where these are asked for: (q,) and (p, rows).
+    """Differentiate a loss by parameters, and by columns if requested: (q,) and (p, rows).
 
     A are the activations of :func:`forward`, D (d, rows) the derivatives by the last of them.
     """
@@ -180,8 +180,8 @@ def adam_step(
 # ----------------------------------------------------------------------------------------------------
 # Heads over sets of networks: losses of many predictions from the same outputs, and their derivatives.
 #
-# A head takes the mean of the outputs of the networks in a set. Of two classes or more its scores are those
-# of a softmax; of a normal response it is the mean.
+# The input of a head is the mean of the outputs of the networks in a set. For two or more classes its scores
+# are those of a softmax; for a normal response it is the mean.
 
 SMALLEST = 1e-12
 
@@ -191,8 +191,8 @@ def log_loss(F: Floats, y: Floats, flip: Floats) -> tuple[Floats, Floats]:
     """Minus log-likelihood of classes y (rows,), and its derivatives by the scores F (classes, rows).
 
     `flip` (classes, classes) are probabilities that a class, by row, was recorded as another: the likelihood
-    is that of what was recorded (Patrini et al. 2017, theorem 2, forward correction). It has no rows where
-    classes are recorded as they are.
+    is that of the recorded classes (Patrini et al. 2017, theorem 2, forward correction). It has no rows if
+    classes are recorded without error.
     """
     C, rows = F.shape
     loss, D = np.empty(rows), np.empty((C, rows))
@@ -218,7 +218,7 @@ def log_loss(F: Floats, y: Floats, flip: Floats) -> tuple[Floats, Floats]:
         for c in range(C):
             D[c, i] /= total
         if len(flip) == 0:
-            # Compared so that what is no number stays none.
+            # The comparison is such that nan stays nan.
             loss[i] = -np.log(SMALLEST if D[label, i] < SMALLEST else D[label, i])
             D[label, i] -= 1.0
             continue
@@ -259,7 +259,7 @@ def _linear_heads_loss(
     used = np.empty(networks, dtype=np.bool_)
     for start in range(0, b, BLOCK):
         m = min(start + BLOCK, b) - start
-        # As long as the block: loops over parts of longer rows take one number at a time.
+        # As long as the block, because loops over parts of longer rows process one number at a time.
         S, of_S = np.empty((networks, C, m)), np.empty((networks, C, m))
         F, w = np.empty((C, m)), np.empty(m)
         for h in range(len(theta)):
@@ -330,8 +330,8 @@ def heads_loss(
     """Sum the losses of all tasks of a batch; differentiate by heads (H, q), and by outputs (I, d, b).
 
     R (I, d, b) are the outputs of networks. Task t has the head `head[t]` of parameters `theta` (H, q), on
-    the sum over the networks in `members` (T, I) over `sizes`. Its loss in a row counts `weights` (G, T)
-    times, by the pattern `code` (b,), and the row's `own` weight (b,). y has classes where a head has two
+    the sum over the networks in `members` (T, I) divided by `sizes`. Its loss in a row counts `weights` (G,
+    T) times, by the pattern `code` (b,), and the row's `own` weight (b,). y has classes if a head has two
     outputs or more; `flip` as in :func:`log_loss`.
     """
     if len(widths) == 2:
@@ -367,16 +367,16 @@ def heads_loss(
 # ----------------------------------------------------------------------------------------------------
 # Sets of sites over which the loss of a split network is taken: all of them, or drawn ones.
 #
-# A set is a whole number whose bits are the sites in it. Of an entity that the sites of
-# `seen` have, the loss is the sum over all sets within `seen`; a draw stands for them with weights under
-# which its expectation is that sum.
+# A set is an integer whose bits are the sites in it. For an entity that the sites of `seen` have, the loss is
+# the sum over all sets within `seen`; drawn sets replace them, with weights for which the expectation is that
+# sum.
 
 SubsetDraw: TypeAlias = Callable[[int], int]
 """Draws a whole number below another, all equally likely."""
 SubsetDraws: TypeAlias = Callable[[Ints], Ints]
 """Draws one below each of some."""
 MAX_LISTED = 6
-"""Sites of which all sets are taken; of more, one is drawn of each size."""
+"""Number of sites for which all sets are used; for more, one set of each size is drawn."""
 
 
 @lru_cache(maxsize=4096)

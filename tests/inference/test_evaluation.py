@@ -193,7 +193,7 @@ def test_no_released_bin_is_small_and_no_row_is_lost():
 
 
 def test_too_few_rows_are_not_released():
-    with pytest.raises(EstimationError, match="expected 5 rows or more to count in bins, received 4"):
+    with pytest.raises(EstimationError, match="expected at least 5 rows to count in bins, received 4"):
         merge_small_bins(np.array([0, 3, 1]), 5)
 
 
@@ -262,7 +262,7 @@ def test_summary_holds_every_site_and_says_how(frames):
     assert max(map(len, text.splitlines())) <= 98
     assert all(site in text for site in (*SITES, ALL))
     assert "Bins of fewer than 5 rows" in text
-    assert re.search(r"AUC +std err +0.025 +0.975", text) and "known to lie between" in text
+    assert re.search(r"AUC +std err +0.025 +0.975", text) and "over all sites is between" in text
     assert "fewer than" not in counted(frames).summary().as_text()
 
 

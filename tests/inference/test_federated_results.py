@@ -154,7 +154,7 @@ def test_a_negative_variance_is_nan_and_silent(make, reference):
 def test_estimate_refuses_lengths_that_do_not_agree(make):
     with pytest.raises(EstimationError, match=r"7 unique names .* 2 clients and a covariance of shape"):
         make(sites=("a", "b"), cov=np.eye(2))
-    with pytest.raises(EstimationError, match="a name twice"):
+    with pytest.raises(EstimationError, match="a repeated name"):
         make(names=("x1",) * 7)
 
 

@@ -241,7 +241,7 @@ def test_flags_are_large_i2_that_survives_holm(case):
     assert result.flagged == tuple(table.index[(table["I2"] > 0.5) & (holm < 0.05)]) == ("$dose_",)
     words = " ".join(result.summary().as_text().split())
     assert "The sites differ in: $dose_ (I2" in words
-    assert "t quantiles on 3 degrees of freedom" in words
+    assert "t quantiles with 3 degrees of freedom" in words
 
 
 def test_sites_that_agree_are_not_said_to_be_equal():
@@ -261,7 +261,7 @@ def test_a_site_without_its_own_fit_enters_the_score_test_only(logistic):
     assert_allclose(other.left_out, result.left_out)
     assert set(other.to_frame()["df"]) == {2}
     text = " ".join(other.summary().as_text().split())
-    assert "No estimates of their own: Genève." in text
+    assert "No own estimates: Genève." in text
     assert "separated" in text
 
 
@@ -393,8 +393,12 @@ def test_where_joint_and_single_tests_disagree_the_one_to_report_is_told(case):
     *_, result = case
     names = tuple(result.table.index[:1])
     for p, flagged, expected in (
-        (0.001, (), "report the joint test of all coefficients, as single ones are corrected for how many"),
-        (0.5, names, "does not show it (P 0.500): report the joint test where the question was whether"),
+        (
+            0.001,
+            (),
+            "report the joint test of all coefficients, because single ones are corrected for their number",
+        ),
+        (0.5, names, "does not show it (P 0.500): report the joint test if the question was whether"),
     ):
         other = replace(result, joint=result.joint._replace(pvalue=p), flagged=flagged)
         assert expected in " ".join(other.summary().as_text().split())

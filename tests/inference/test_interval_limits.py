@@ -87,7 +87,7 @@ def compared(m, **changes):
 def test_few_sites_are_noted(m, few):
     notes = " ".join(str(compared(m).summary()).split())
     assert (f"With {m} sites Q has little power" in notes) == few
-    assert (f"on {m - 1} degree{'s' if m > 2 else ''} of freedom" in notes) == few
+    assert (f"with {m - 1} degree{'s' if m > 2 else ''} of freedom" in notes) == few
 
 
 @pytest.mark.parametrize(("m", "tested"), [(1, False), (2, True)])

@@ -114,7 +114,7 @@ def test_where_clusters_are_certain_they_are_plain_means():
 def test_clusters_that_nobody_is_in():
     r = np.tile([0.6, 0.4], (50, 1))
     sums = ModalSums(np.array([50.0, 0.0]), np.zeros((2, 1)), np.zeros((2, 1, 1)))
-    with pytest.raises(EstimationError, match="most likely one of nobody"):
+    with pytest.raises(EstimationError, match="most likely one of no entity"):
         OutsideResults("y", "", (), classification_errors(r), sums)
     with pytest.raises(ModelError, match="alpha"):
         OutsideResults("y", "", (), np.eye(2), sums, alpha=2.0)

@@ -175,7 +175,7 @@ def test_a_factor_of_a_fit_is_asked_for_by_its_term():
     same = comparison.random_effects_of(["C(g)[T.y]", "C(g)[T.z]"])
     assert same.statistic == found.statistic
     text = " ".join(str(found).split())
-    assert "No effect, F(2, 9):" in text and "Same everywhere, Q(9):" in text and "Jackson and Riley" in text
+    assert "No effect, F(2, 9):" in text and "Equal effects, Q(9):" in text and "Jackson and Riley" in text
     assert max(map(len, str(found).splitlines())) <= 98
     with pytest.raises(ModelError, match=r"'C\(h\)' is no term and no coefficient; there are: .*C\(g\)"):
         comparison.random_effects_of("C(h)")

@@ -95,7 +95,7 @@ class OwnLink(links.Log):
         (OwnFamily(), "OwnFamily"),
         (families.Poisson(OwnLink()), "OwnLink"),
         (families.Binomial(links.CDFLink(scipy.stats.logistic)), "CDFLink"),
-        (families.Binomial(links.Probit(scipy.stats.logistic)), "distribution of its own"),
+        (families.Binomial(links.Probit(scipy.stats.logistic)), "its own distribution"),
         (families.NegativeBinomial(links.NegativeBinomial(alpha=1.0), alpha=2.0), "differ in alpha"),
         (families.NegativeBinomial(alpha=0.0), "positive"),
         (families.Tweedie(var_power=0.5), "at least 1"),

@@ -22,7 +22,7 @@ from fedstat.kernels.glm.loops import IDENTITY, LOG, LOGIT
 from fedstat.typing import Bools, Floats
 
 # ----------------------------------------------------------------------------------------------------
-# Links of generalized linear models: one entry each, and nothing else names them all.
+# Links of generalized linear models: one entry each; no other place lists them.
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +30,13 @@ class Link:
     """A link g, with mean mu and linear predictor eta = g(mu).
 
     An instance of `kind` is called as ``g(mu)``, and has statsmodels' ``inverse(eta)``, ``deriv(mu)``,
-    ``deriv2(mu)`` and ``inverse_deriv(eta)``. `numbers` are its arguments, which cross between sites
-    with the name: ``power`` or ``alpha``. `power` is the exponent of a link that is a fixed power of the
-    mean; eta is then positive, unless it is 1 or -1. `sign` is that of all linear predictors which have a
-    mean, where others would get one that is not theirs. `closed` tells whether every eta has a probability as
-    its mean, which is 0 or 1 by rounding only; `smallest` stands for a mean that is smaller than a number can
-    be. `cdf` is the distribution of `kind`, where an instance might have another. `effect` is what a
-    coefficient adds to, with the name of the response, and `ratio` what its exponential is.
+    ``deriv2(mu)`` and ``inverse_deriv(eta)``. `numbers` are its arguments, which are sent between sites with
+    the name: ``power`` or ``alpha``. `power` is the exponent of a link that is a fixed power of the mean; eta
+    is then positive, unless it is 1 or -1. `sign` is that of all linear predictors with a mean, if others
+    would get a wrong one. `closed` states whether every eta has a probability as its mean, which is 0 or 1
+    only by rounding; `smallest` replaces a mean that is too small for floating point. `cdf` is the
+    distribution of `kind`, if an instance might have another. `effect` names the scale of a coefficient, with
+    the name of the response, and `ratio` that of its exponential.
     """
 
     kind: type[Any]
@@ -65,7 +65,7 @@ LINKS: dict[str, Link] = {
     "Power": Link(links.Power, numbers=("power",)),
     "NegativeBinomial": Link(links.NegativeBinomial, numbers=("alpha",), sign=-1.0),
 }
-"""By the name of the class, by which a link crosses between sites."""
+"""By the name of the class, by which a link is sent between sites."""
 
 
 def name_powers() -> Mapping[float, str]:
@@ -88,11 +88,11 @@ NEARLY_PERFECT = 1e-4
 class Likelihood:
     """The log-likelihood of n entities: a part of their responses alone, and what the deviance determines.
 
-    `saturated` is the part that neither coefficients nor dispersion change, from responses (n,) and the
-    distribution's alpha. `term`, where a dispersion is estimated, is the rest per entity by half the mean
-    deviance and dispersion, and `likeliest_scale` the dispersion at which it is largest. `point`, where the
-    canonical link has a mean for every linear predictor, goes from these and responses (n,) to half the mean
-    deviance, residuals and weights (n,).
+    `saturated` is the part that depends on neither coefficients nor dispersion, from responses (n,) and the
+    distribution's alpha. If a dispersion is estimated, `term` is the rest per entity as a function of half
+    the mean deviance and dispersion, and `likeliest_scale` the dispersion at which it is largest. If the
+    canonical link has a mean for every linear predictor, `point` maps these and responses (n,) to half the
+    mean deviance, residuals and weights (n,).
     """
 
     saturated: Callable[[Floats, float | None], float] = lambda y, alpha: 0.0
@@ -138,8 +138,8 @@ def _gamma_term(loss: float, scale: float) -> float:
 
 
 def _gamma_scale(loss: float) -> float:
-    """Solve ``log k - digamma(k) = loss`` for the shape k, which lies between 1 / (2 loss) and 1 / loss."""
-    if loss < NEARLY_PERFECT:  # where the difference is 1 / (2 k) + 1 / (12 k^2), and cancels
+    """Solve ``log k - digamma(k) = loss`` for the shape k, which is between 1 / (2 loss) and 1 / loss."""
+    if loss < NEARLY_PERFECT:  # the difference is 1 / (2 k) + 1 / (12 k^2), and cancels
         return 12.0 * loss / (3.0 + float(np.sqrt(9.0 + 12.0 * loss)))
     return 1.0 / float(brentq(lambda k: np.log(k) - digamma(k) - loss, 0.4 / loss, 1.1 / loss, rtol=1e-12))
 
@@ -153,12 +153,15 @@ INVERSE_NORMAL = Likelihood(lambda y, alpha: -1.5 * float(np.log(y).sum()), _nor
 
 
 # ----------------------------------------------------------------------------------------------------
-# Distributions of the response: one entry each, and nothing else names them all.
+# Distributions of the response: one entry each; no other place lists them.
 
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """Values that a response may have: `holds` is (n,) -> (n,) of bool; the texts name them, and others."""
+    """Values that a response may have: `holds` is (n,) -> (n,) of bool.
+
+    The texts name them, and invalid ones.
+    """
 
     holds: Callable[[Floats], Bools]
     expected: str
@@ -166,7 +169,7 @@ class Support:
 
 
 def integers(y: Floats) -> Bools:
-    """Tell which are whole numbers from zero."""
+    """Return which are nonnegative integers."""
     return np.asarray((y >= 0.0) & (y == np.round(y)) & np.isfinite(y))
 
 
@@ -177,7 +180,7 @@ NOT_NEGATIVE = Support(
     lambda y: (y >= 0.0) & np.isfinite(y), "numbers from zero", "that is negative or not finite"
 )
 EVENTS = Support(lambda y: np.isin(y, (0.0, 1.0)), "zeros and ones (or true and false)", "other than 0 and 1")
-COUNTS = Support(integers, "counts: whole numbers from zero", "that is no whole number from zero")
+COUNTS = Support(integers, "counts: whole numbers from zero", "that is not a whole number from zero")
 
 
 def power_support(power: float) -> Support:
@@ -189,15 +192,15 @@ def power_support(power: float) -> Support:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """What statsmodels calls a family; `kind` has ``variance``, ``deviance``, ``loglike`` and ``fitted``.
+    """Properties of a statsmodels family; `kind` has ``variance``, ``deviance``, ``loglike`` and ``fitted``.
 
-    `estimates_scale` tells whether the dispersion is estimated rather than one. `variance_power` is the
+    `estimates_scale` states whether the dispersion is estimated rather than one. `variance_power` is the
     exponent of a variance function that is a fixed power of the mean. `canonical` is the link whose linear
-    predictor is the natural parameter; where None, the power of the mean of one minus that exponent.
-    `support` is that of a row, which may stand for several (None: that of the exponent), `single` of one
-    entity, where that is narrower. `loop` is the compiled loop of :mod:`fedstat.kernels.glm.loops` for the
-    canonical link. `numbers` are arguments of `kind`, which cross between sites with the name.
-    `likelihood` is what fits over sites with other columns need, `vertical_links` the links of such
+    predictor is the natural parameter; if None, the power of the mean of one minus that exponent. `support`
+    is that of a row, which may represent several entities (None: that of the exponent), `single` that of one
+    entity, if it is narrower. `loop` is the compiled loop of :mod:`fedstat.kernels.glm.loops` for the
+    canonical link. `numbers` are arguments of `kind`, which are sent between sites with the name.
+    `likelihood` is used by fits over sites with different columns, `vertical_links` are the links of such
     fits: the canonical one first, others by Fisher scoring.
     """
 
@@ -266,7 +269,7 @@ DISTRIBUTIONS: dict[str, Distribution] = {
         canonical="NegativeBinomial",
         support=NOT_NEGATIVE,
         single=COUNTS,
-        # The mean over what is missing is that of any family with this link.
+        # The mean over missing columns is that of any family with this link.
         integrals={"Log": quadrature.LOG},
         numbers=("alpha",),
         likelihood=NEGATIVE_BINOMIAL,
@@ -274,14 +277,14 @@ DISTRIBUTIONS: dict[str, Distribution] = {
     ),
     "Tweedie": Distribution(families.Tweedie, True, numbers=("var_power", "eql")),
 }
-"""By the name of the class, by which a distribution crosses between sites."""
+"""By the name of the class, by which a distribution is sent between sites."""
 
 
 # ----------------------------------------------------------------------------------------------------
 # Distributions and links of generalized linear models as data.
 #
-# A distribution (statsmodels: family) crosses between sites as a few names and numbers in JSON,
-# never as an object; every party makes the statsmodels family of the same name from it.
+# A distribution (statsmodels: family) is sent between sites as a few names and numbers in JSON, never as an
+# object; every receiver makes the statsmodels family of the same name from it.
 
 Family: TypeAlias = Any
 """An instance of ``statsmodels.genmod.families.Family``."""
@@ -295,8 +298,7 @@ class DistributionSpec:
 
     `power` is the exponent of the link "Power"; `alpha` the dispersion of "NegativeBinomial", and of the link
     of that name; `var_power` the exponent of Tweedie's variance function, 0 or at least 1, and `eql` whether
-    its log-likelihood is the extended quasi-likelihood. A ModelError where the combination means nothing
-    here.
+    its log-likelihood is the extended quasi-likelihood. Raises ModelError if the combination has no meaning.
     """
 
     name: str
@@ -343,7 +345,7 @@ class DistributionSpec:
     def of(cls, family: Family) -> DistributionSpec:
         """Describe a statsmodels family: an instance, or a class for the family with its default link.
 
-        A ModelError where it, or its link, is not one that can be told by name.
+        Raises ModelError if it, or its link, cannot be identified by name.
         """
         if inspect.isclass(family) and issubclass(family, families.Family):
             family = family()
@@ -366,11 +368,11 @@ class DistributionSpec:
 
     @classmethod
     def from_json(cls, text: str) -> DistributionSpec:
-        """Read what :meth:`to_json` wrote, as if a stranger had written it, or raise a MessageError."""
+        """Read the output of :meth:`to_json` from an unknown sender, or raise a MessageError."""
         try:
             return codec.from_json(cls, text, "the family")
         except ModelError as error:
-            raise MessageError(f"the family is not one of those that are known: {error}") from error
+            raise MessageError(f"the family is not a known one: {error}") from error
 
     def make(self) -> Family:
         """Return the statsmodels family."""
@@ -385,7 +387,7 @@ class DistributionSpec:
 
     @property
     def entry(self) -> Distribution:
-        """What is known of the distribution, whatever the link."""
+        """Return the properties of the distribution, which do not depend on the link."""
         return DISTRIBUTIONS[self.name]
 
     @property
@@ -405,7 +407,7 @@ class DistributionSpec:
 
     @property
     def support(self) -> Support:
-        """What a response may be."""
+        """Return the values that a response may have."""
         return self.entry.support or power_support(self.variance_power or 0.0)
 
     @property
@@ -414,7 +416,7 @@ class DistributionSpec:
         if self.entry.canonical is not None:
             return self.link == self.entry.canonical
         if self.variance_power == 1.0:
-            return self.link == "Log"  # the limit of powers
+            return self.link == "Log"  # the limit of power links
         return self.variance_power is not None and self.link_power == 1.0 - self.variance_power
 
     @property
@@ -435,10 +437,10 @@ def describe_link(link: Any) -> tuple[str, dict[str, float]]:
         kind = kind.__mro__[1]  # a deprecated alias
     name = kind.__name__
     if name not in LINKS or LINKS[name].kind is not kind:
-        raise ModelError(f"link {name} cannot be told by name; expected one of {', '.join(LINKS)}")
+        raise ModelError(f"link {name} has no known name; expected one of {', '.join(LINKS)}")
     entry = LINKS[name]
     if entry.cdf is not None and link.dbn is not entry.cdf:
-        raise ModelError(f"link {name} has a distribution of its own, which cannot be told by name")
+        raise ModelError(f"link {name} has its own distribution, which a name cannot describe")
     numbers = {number: float(getattr(link, number)) for number in entry.numbers}
     named = name_powers()
     return (named[numbers["power"]], {}) if numbers.get("power") in named else (name, numbers)

@@ -17,9 +17,9 @@ from fedstat.typing import Floats
 class EffectSums:
     """Sums over rows of derivatives of a mean, or its logarithm, by the linear predictor.
 
-    `first` (q,) of the first derivative times a constant (q = 1), or the constant and the columns (q =
-    p + 1); `second` (q, p + 1) of the second one times these, and the constant and the columns. `inside` is
-    whether all means lie inside the family's domain.
+    `first` (q,) has the first derivative times a constant (q = 1), or times the constant and the columns (q =
+    p + 1); `second` (q, p + 1) the second derivative times these, and times the constant and the columns.
+    `inside` states whether all means are inside the family's domain.
     """
 
     first: Floats
@@ -29,7 +29,7 @@ class EffectSums:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChangeSums:
-    """Sums over rows of what a mean, or its logarithm, changes by between two linear predictors.
+    """Sums over rows of the change of a mean, or its logarithm, between two linear predictors.
 
     `slope` (p + 1,) is the change of its derivative times a constant and the columns, `high` the derivative
     at the second predictor.
@@ -100,8 +100,8 @@ def all_inside(eta: Floats, distribution: DistributionSpec) -> bool:
 def leverages(rows: Rows, beta: Floats, distribution: DistributionSpec, inverse: Floats) -> Floats:
     """Leverage of each row, (m,), by the inverse (p, p) of the expected information of all rows.
 
-    Diagonal of ``W^1/2 X (X'WX)^-1 X'W^1/2``; a row of frequency weight f stands for f rows, and has that of
-    one of them.
+    Diagonal of ``W^1/2 X (X'WX)^-1 X'W^1/2``; a row of frequency weight f represents f rows, and has the
+    leverage of one of them.
     """
     with np.errstate(all="ignore"):
         at = row_means(rows, distribution, linear_predictor(rows, beta))
@@ -133,4 +133,4 @@ def leveraged_meat(
 
 
 LEAST_REST = 1e-9
-"""One less a leverage, below which the row is fitted without a rest."""
+"""One minus the leverage above which a row counts as fitted exactly."""

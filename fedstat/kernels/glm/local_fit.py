@@ -16,19 +16,19 @@ from fedstat.typing import Floats
 Chunks: TypeAlias = Callable[[], Iterable[Rows]]
 
 SUBSAMPLE = 20_000
-"""Rows from which a fit of twice as many or more starts; at least ROWS_PER_COLUMN times the columns."""
+"""Rows of the subsample from which a fit of at least twice as many rows starts."""
 
 ROWS_PER_COLUMN = 50
 SCORING = 5
-"""Steps of Fisher scoring, after which Newton's follow where the link is not canonical."""
+"""Steps of Fisher scoring, followed by Newton steps if the link is not canonical."""
 
 HALVINGS = 20
 
 SMALLEST_EIGENVALUE = 1e-12
-"""Of the information with ones on its diagonal, where the columns count as dependent."""
+"""Smallest eigenvalue of the information with unit diagonal; below it the columns count as dependent."""
 
 COLLAPSE = 1e-6
-"""Share of the first information that is left along a step, where the estimate runs off to infinity."""
+"""Share of the first information that is left along a step if the estimate diverges."""
 
 SINGULAR, SEPARATED = "information is singular", "separated"
 EDGE = "estimate on the edge of what the family and its link allow"
@@ -39,9 +39,9 @@ class LocalFit:
     """Maximum likelihood estimate from one site's rows.
 
     `beta` (p,); `information` (p, p) is the expected one for dispersion one; `pearson` the sum of squared
-    Pearson residuals. `converged` tells whether beta is the estimate, to far less than a standard error, and
-    `problem` what hindered, or ''. `iterations` are scoring steps on all rows, `passes` the times that all
-    rows were summed; one more pass counts them.
+    Pearson residuals. `converged` states whether beta is the estimate, to far less than a standard error, and
+    `problem` the reason if not, or ''. `iterations` are scoring steps on all rows, `passes` the number of
+    passes over all rows; one more pass counts them.
     """
 
     beta: Floats
@@ -57,13 +57,13 @@ class LocalFit:
 def fit_local(
     chunks: Chunks, distribution: DistributionSpec, *, maxiter: int = 50, tol: float = 1e-10
 ) -> LocalFit:
-    """Fit by Fisher scoring and Newton steps with halving; what hinders is told in the result, never raised.
+    """Fit by Fisher scoring and Newton steps with halving; the result reports problems, none is raised.
 
     `chunks` returns the same rows each time; `tol` bounds the squared length of the last step in standard
     errors.
     """
     rows = survey_rows(chunks())
-    # Steps on a subsample cost a fraction of one on all rows, and end near the estimate of these.
+    # Steps on a subsample cost a fraction of one on all rows, and end near the estimate.
     few = _Scoring(lambda: [rows.sample], distribution, rows).run(None, maxiter, tol)
     if rows.step == 1:
         return few
@@ -72,10 +72,10 @@ def fit_local(
 
 @dataclass(frozen=True, slots=True)
 class RowSurvey:
-    """What one pass over the rows tells.
+    """Results of one pass over the rows.
 
     `size` (p,) is the root mean square of each column, `mean` the mean response, `sample` a copy of every
-    `step`-th row; step is 1 where there are too few rows for a subsample to help: then these are all.
+    `step`-th row; step is 1 if there are too few rows for a subsample, which then has all rows.
     """
 
     n: int
@@ -93,7 +93,7 @@ def survey_rows(chunks: Iterable[Rows]) -> RowSurvey:
     for rows in chunks:
         p = rows.X.shape[1]
         most = 2 * max(SUBSAMPLE, ROWS_PER_COLUMN * p)
-        # Twice the rows that are wanted: every second one goes, and from now on only every `step`-th comes.
+        # Twice the required rows: every second one is dropped, and from now on only every `step`-th is kept.
         while sum(map(len, parts)) + len(rows) // step > most:
             parts = [join_rows(parts).part(slice(None, None, 2))] if parts else []
             step *= 2
@@ -105,7 +105,7 @@ def survey_rows(chunks: Iterable[Rows]) -> RowSurvey:
 
 
 def join_rows(parts: list[Rows]) -> Rows:
-    """Return a copy of all rows in one."""
+    """Return a single copy of all rows."""
     if not parts:
         return Rows(np.zeros((0, 0)), np.zeros(0))
     X, y = (np.concatenate(columns) for columns in zip(*((rows.X, rows.y) for rows in parts), strict=True))
@@ -128,8 +128,8 @@ class _Scoring:
         problem = self._begin(start)
         while not problem:
             step = self._step()
-            # The information is not positive, or has vanished along the step: the likelihood rises for
-            # ever.
+            # The information is not positive definite, or has vanished along the step: the likelihood
+            # increases without a maximum.
             if step is None or self._runs_off(step):
                 problem = SEPARATED
             elif self._is_last(step, tol):
@@ -147,13 +147,13 @@ class _Scoring:
 
     def _sum(self, beta: Floats | None) -> Sums:
         self.passes += 1
-        # Of a canonical link scoring is Newton's method; of others it is the safer one far away, the slower
-        # one near.
+        # For a canonical link, scoring is Newton's method; for others it is safer far away, but slower near
+        # the maximum.
         newton = self.iterations > SCORING and not self.distribution.canonical
         return evaluate(self.chunks(), beta, self.distribution, observed=newton, center=self.rows.mean)
 
     def _step(self) -> Floats | None:
-        """Return Newton's step where scoring was slow and the log-likelihood is concave, else scoring's."""
+        """Return Newton's step if scoring was slow and the log-likelihood is concave, otherwise scoring's."""
         newton = None
         if self.sums.observed is not None:
             newton = solve_positive(self.sums.observed, self.sums.score)
@@ -186,13 +186,13 @@ class _Scoring:
             eta = float(self.distribution.make().link(np.array([self.rows.mean]))[0])
         rows = (replace(rows, y=np.full(len(rows), eta)) for rows in self.chunks())
         self.passes += 1
-        # Least squares on a constant response: exact where the columns hold an intercept.
+        # Least squares on a constant response: exact if the columns contain an intercept.
         sums = evaluate(rows, None, DistributionSpec("Gaussian", "Identity"))
         beta = solve_positive(sums.information, sums.score)
         return self.beta if beta is None else beta
 
     def _move(self, step: Floats) -> str:
-        """Go along a step as far as the deviance does not rise; note where the domain ended it."""
+        """Follow a step as long as the deviance does not increase; note whether the domain limited it."""
         highest = self.sums.deviance + 1e-12 * abs(self.sums.deviance)
         self.iterations += 1
         self.blocked = False
@@ -203,7 +203,7 @@ class _Scoring:
                 self.beta, self.sums = beta, sums
                 return ""
             self.blocked |= not np.isfinite(sums.deviance)
-        return EDGE if self.blocked else "no step lowers the deviance"
+        return EDGE if self.blocked else "no step decreases the deviance"
 
     def _is_last(self, step: Floats, tol: float) -> bool:
         rest = max(self.sums.weight - self.rows.p, 1.0)
@@ -222,7 +222,7 @@ class _Scoring:
 
 
 def is_singular(information: Floats) -> bool:
-    """Tell whether columns are linearly dependent: (p, p)."""
+    """Return whether columns are linearly dependent: (p, p)."""
     root = np.sqrt(np.diag(information))
     if not (root > 0.0).all():
         return True

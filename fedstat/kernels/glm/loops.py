@@ -1,7 +1,7 @@
 """Compiled loops over the rows of a generalized linear model.
 
-Rows are taken in blocks that are turned on their side, so that a block stays in the first cache and
-every loop runs along its rows. The sums are the same to the bit whatever the number of threads.
+Rows are transposed in blocks, so that a block stays in the first cache and every loop runs along its rows.
+The sums do not depend on the number of threads, to the last bit.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ LOGIT, LOG, IDENTITY = 0, 1, 2
 """The canonical pairs with a loop of their own: Binomial, Poisson, Gaussian."""
 
 REORDER = {"reassoc", "contract", "nsz"}
-"""What the compiler may do with sums to run along rows; it may not take numbers for finite ones."""
+"""Floating-point options of the compiler to vectorize sums; it must not assume finite numbers."""
 
 
 def as_kernel_array(a: Array, dtype: type = np.float64) -> Array:
-    """Return the array as the one type that the loops are compiled for, with a copy only if it differs."""
+    """Return the array in the single type of the compiled loops, with a copy only if it differs."""
     ready = isinstance(a, np.ndarray) and a.dtype == dtype and a.flags.c_contiguous and a.flags.aligned
     if ready and not a.flags.writeable:
         return a
     view = a.view() if ready else np.require(a, dtype, ["C", "A"]).view()
-    # Whether an array may be written is part of its type for the compiler: two types, two compilations.
+    # Whether an array is writable is part of its type for the compiler: two types, two compilations.
     view.flags.writeable = False
     return view
 

@@ -24,9 +24,9 @@ from fedstat.typing import Floats
 # ----------------------------------------------------------------------------------------------------
 # Negative binomial regression (NB2, log link) in coefficients and dispersion together.
 #
-# Var y = mu + alpha mu^2. With theta = 1/alpha, everything is written in the relative distance q = alpha (y
-# - mu) / (1 + alpha mu), in Stirling's remainders, and in functions that lose no digits where q or alpha is
-# small, so that the limit alpha -> 0 is the Poisson model.
+# Var y = mu + alpha mu^2. With theta = 1/alpha, everything is written in the relative distance q = alpha (y -
+# mu) / (1 + alpha mu), in Stirling's remainders, and in functions that lose no digits if q or alpha is small,
+# so that the limit alpha -> 0 is the Poisson model.
 #
 # References
 # ----------
@@ -36,21 +36,21 @@ STIRLING = (-1 / 12, 1 / 120, -1 / 252, 1 / 240, -1 / 132, 691 / 32760, -1 / 12)
 """Coefficients of ``digamma(x) - log(x) + 1/(2x)`` in x^-2, x^-4, ... (Abramowitz and Stegun 6.3.18)."""
 
 LARGE = 10.0
-"""Where Stirling's series has all digits."""
+"""Argument above which Stirling's series has all digits."""
 
 NEAR = 0.15
-"""Where the series in q is used; TERMS of them have all digits."""
+"""Range of q for its series; TERMS terms have all digits."""
 
 TERMS = 20
 
 TABLE = 1024
-"""Counts below are worked out once."""
+"""Counts below this are computed once."""
 
 
 class NB2Sums(NamedTuple):
     """Sums over rows at (beta, alpha), alpha last: score (p + 1,), observed information (p + 1, p + 1).
 
-    The log-likelihood is minus infinity, and the others zero, where a mean is too large to be a number.
+    The log-likelihood is minus infinity, and the others zero, if a mean is too large for floating point.
     """
 
     score: Floats
@@ -115,7 +115,7 @@ def _stirling(x: float) -> tuple[float, float, float]:
 def _discreteness(y: float, alpha: float) -> tuple[float, float]:
     """Return ``theta^2 (b(theta) - b(theta + y))``, b = digamma - log, and its derivative by alpha.
 
-    It is what the sum of j / (1 + alpha j), j < y, exceeds its integral by.
+    It is the difference between the sum of j / (1 + alpha j), j < y, and its integral.
     """
     if alpha * LARGE > 1.0:
         theta = 1.0 / alpha
@@ -142,7 +142,7 @@ def _discreteness(y: float, alpha: float) -> tuple[float, float]:
 
 @njit(cache=True, nogil=True)
 def _of_count(y: float, alpha: float) -> tuple[float, float, float]:
-    """Return what depends on the count alone: for y = 0 zeros."""
+    """Return the terms that depend only on the count: for y = 0 zeros."""
     if y == 0.0:
         return 0.0, 0.0, 0.0
     theta = 1.0 / alpha
@@ -153,20 +153,20 @@ def _of_count(y: float, alpha: float) -> tuple[float, float, float]:
 
 @njit(cache=True, nogil=True)
 def count_terms(y: float, alpha: float) -> tuple[float, float]:
-    """Return what depends on the count alone in the first and the second derivative by alpha."""
+    """Return the terms of the first and second derivative by alpha that depend only on the count."""
     value, slope, _ = _of_count(y, alpha)
     return value, slope
 
 
 @njit(cache=True, nogil=True)
 def square_by_alpha(q: float, log_ratio: float) -> float:
-    """Return what d^2 is multiplied with in the derivative by alpha."""
+    """Return the factor of d^2 in the derivative by alpha."""
     return _curvature(q, log_ratio)
 
 
 @njit(cache=True, nogil=True)
 def second_by_alpha(d: float, q: float, ratio: float, log_ratio: float, spread: float) -> float:
-    """Return what d^2 is multiplied with in the second derivative; `spread` is mu / (1 + alpha y)."""
+    """Return the factor of d^2 in the second derivative; `spread` is mu / (1 + alpha y)."""
     return d * _skewness(q, ratio, _curvature(q, log_ratio)) - spread
 
 
@@ -179,7 +179,7 @@ def nb2_rows(y: Floats, eta: Floats, alpha: float) -> Floats:
     """
     m = len(y)
     out = np.empty((6, m))
-    # Small counts come again and again: what depends on the count alone is worked out once for each.
+    # Small counts occur many times: terms that depend only on the count are computed once for each.
     table = [_of_count(0.0, alpha)]
     for count in range(1, min(TABLE, int(min(y.max(), TABLE)) + 1) if m else 1):
         table.append(_of_count(float(count), alpha))
@@ -210,7 +210,7 @@ def nb2_rows(y: Floats, eta: Floats, alpha: float) -> Floats:
 def evaluate_nb2(chunks: Iterable[Rows], beta: Floats, alpha: float) -> NB2Sums:
     """Return score, observed information and log-likelihood of NB2 with log link at beta (p,) and alpha.
 
-    Weights multiply a row's log-likelihood. A ValueError where alpha is not positive.
+    Weights multiply a row's log-likelihood. Raises ValueError if alpha is not positive.
     """
     if not alpha > 0.0:
         raise ValueError("alpha must be positive")
@@ -228,24 +228,24 @@ def evaluate_nb2(chunks: Iterable[Rows], beta: Floats, alpha: float) -> NB2Sums:
         information[p, p] += w_alpha.sum()
         llf += float(ll.sum())
     information[:p, p] = information[p, :p]
-    # A mean that is no number: the caller takes a shorter step.
+    # A mean is not a number: the caller takes a shorter step.
     if not (np.isfinite(llf) and np.isfinite(score).all() and np.isfinite(information).all()):
         return NB2Sums(np.zeros(p + 1), np.zeros((p + 1, p + 1)), -np.inf)
     return NB2Sums(score, information, llf)
 
 
 # ----------------------------------------------------------------------------------------------------
-# Likelihood of a negative binomial count (NB2, log link) with a normal linear predictor given what is seen.
+# Likelihood of a negative binomial count (NB2, log link) with a normal linear predictor.
 #
-# As :mod:`fedstat.kernels.glm.quadrature`, with derivatives by log alpha beside those by mean m and
-# variance v: with s the derivative of log f by the linear predictor, r that by log alpha, f'' / f = s^2 +
-# s' and averages E over what is missing,
+# As :mod:`fedstat.kernels.glm.quadrature`, with derivatives by log alpha in addition to those by mean m and
+# variance v. With s the derivative of log f by the linear predictor, r that by log alpha, f'' / f = s^2 + s'
+# and averages E over missing columns,
 #
 #     L_r = E r,   L_mr = E (rs + dr/deta) - L_m L_r,   L_rr = E (r^2 + dr/dlog alpha) - L_r^2,
 #     L_vr = E (r f''/f + 2 s dr/deta + d2r/deta2) / 2 - L_v L_r.
 
 BY_R, BY_MR, BY_VR, BY_RR = range(6, 10)
-"""Rows of what :func:`marginal_counts` returns, after those of the other families."""
+"""Additional rows of :func:`marginal_counts`, after those of the other families."""
 
 LARGEST_COUNT_STEP = 0.3
 """As small alphas are close to exp(-exp(eta)), which is bounded within +-i pi/2."""
@@ -253,7 +253,7 @@ LARGEST_COUNT_STEP = 0.3
 
 @njit(cache=True, nogil=True)
 def count_density(y: float, eta: float, alpha: float) -> tuple[float, float, float, float]:
-    """Return log f but for what depends on y alone, its derivative and minus the second one, and the mean."""
+    """Return log f except for terms in y alone, its derivative and minus the second one, and the mean."""
     mu = math.exp(min(eta, LARGEST_EXPONENT))
     over = 1.0 + alpha * mu
     return (
@@ -291,7 +291,7 @@ def add_count_powers(y: float, mu: float, alpha: float, of_count: Floats, weight
 
 @njit(cache=True, nogil=True)
 def integrate_count(y: float, m: float, v: float, alpha: float, of_count: Floats, A: Floats) -> float:
-    """Return log p(m, v) but for what depends on y alone, and fill A."""
+    """Return log p(m, v) except for terms in y alone, and fill A."""
     A[:] = 0.0
     if v <= 0.0:
         log_f, _, _, mu = count_density(y, m, alpha)
@@ -350,6 +350,6 @@ def marginal_counts(y: Floats, m: Floats, v: Floats, alpha: float) -> Floats:
     BY_VR and BY_RR follow. y, m and v are (n,), alpha is positive.
     """
     at = np.log(np.maximum(y, 0.5))
-    # What depends on y alone, without the cancellation of gamma functions of large numbers.
+    # Terms in y alone, without the cancellation of gamma functions of large numbers.
     bare = y * at - (y + 1.0 / alpha) * np.log1p(alpha * np.exp(at))
     return np.asarray(_marginal(y, m, v, alpha, nb2_rows(y, at, alpha)[5] - bare))

@@ -6,11 +6,10 @@ by m and v follows from ``A_j = E[f^(j)(y; m + e)] / p``, j = 1..4, and none of 
 
     L_m = A_1,  L_v = A_2 / 2,  L_mm = A_2 - A_1^2,  L_mv = (A_3 - A_1 A_2) / 2,  L_vv = (A_4 - A_2^2) / 4.
 
-The integral is taken by the trapezoidal rule from the mode of the integrand outwards, until its terms
-vanish. For an integrand that is analytic in a strip about the real line the error falls exponentially
-with the step (Trefethen and Weideman 2014, doi:10.1137/130932132, theorem 5.1), whatever v is;
-Gauss-Hermite rules need the more nodes the larger v is. For the probit link the integral has a closed
-form.
+The trapezoidal rule integrates from the mode of the integrand outwards, until its terms vanish. For an
+integrand that is analytic in a strip around the real line, the error decreases exponentially with the step
+(Trefethen and Weideman 2014, doi:10.1137/130932132, theorem 5.1), for any v; Gauss-Hermite rules need more
+nodes for larger v. For the probit link the integral has a closed form.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ LOG_P, BY_M, BY_V, BY_MM, BY_MV, BY_VV = range(6)
 """Rows of what :func:`marginal_likelihood` returns."""
 
 STEP = 0.6
-"""Of the trapezoidal rule, in standard deviations of the integrand at its mode."""
+"""Step of the trapezoidal rule, in standard deviations of the integrand at its mode."""
 
 LARGEST_STEP = (0.6, 0.0, 0.3)
 """By pair: the logit's poles are at +-i pi; exp(-exp(eta)) is bounded within +-i pi/2."""
 
 NEGLIGIBLE = -38.0
-"""Log of a term, relative to the largest, that does not count any more."""
+"""Log of a term, relative to the largest, below which it is ignored."""
 
 MODE_STEPS = 250
 LARGEST_MOVE = 2.0
@@ -44,14 +43,14 @@ HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 LARGEST_EXPONENT = 700.0
 
 LARGEST_MEAN, LARGEST_VARIANCE = 200.0, 400.0
-"""Of a linear predictor; far beyond any data, and what keeps the number of nodes within a thousand."""
+"""Limit of a linear predictor; it is far beyond any data, and keeps the number of nodes below a thousand."""
 
 
 @njit(cache=True, nogil=True)
 def density(pair: int, y: float, eta: float) -> tuple[float, float, float]:
-    """Return log f(y; eta), but for what depends on y alone, the mean, and its derivative by eta.
+    """Return log f(y; eta), except for terms in y alone, the mean, and its derivative by eta.
 
-    The links are canonical: the derivative is the variance, and y less the mean the score.
+    The links are canonical: the derivative is the variance, and y minus the mean the score.
     """
     if pair == LOGIT:
         e = math.exp(-abs(eta))
@@ -68,7 +67,7 @@ def find_mode(pair: int, y: float, m: float, v: float) -> tuple[float, float]:
     for _ in range(MODE_STEPS):
         _, mu, W = density(pair, y, m + e)
         move = (y - mu - e / v) / (W + 1.0 / v)
-        # Newton's steps overshoot where the density is flat; none is longer than this.
+        # Newton's steps overshoot where the density is flat, so their length is limited.
         move = min(max(move, -LARGEST_MOVE), LARGEST_MOVE)
         e += move
         if abs(move) < 1e-3:
@@ -121,7 +120,7 @@ def integrate(pair: int, y: float, m: float, v: float, A: Floats) -> float:
 
 @njit(cache=True, nogil=True)
 def log_normal_tail(t: float) -> tuple[float, float]:
-    """Return log Phi(t) and phi(t) / Phi(t), far in the tail by the asymptotic series."""
+    """Return log Phi(t) and phi(t) / Phi(t); far in the tail by the asymptotic series."""
     if t > FAR_TAIL:
         Phi = 0.5 * math.erfc(-t / math.sqrt(2.0))
         return math.log(Phi), math.exp(-0.5 * t * t - HALF_LOG_2PI) / Phi
@@ -148,7 +147,8 @@ def marginal_likelihood(pair: int, y: Floats, m: Floats, v: Floats) -> Floats:
     """Log-likelihood of each entity and its derivatives by mean and variance of the linear predictor: (6, n).
 
     `pair` is LOGIT, PROBIT or LOG; y, m and v are (n,): response, and mean and variance of the linear
-    predictor given what is seen (v zero: all is seen). The rows are LOG_P, BY_M, BY_V, BY_MM, BY_MV, BY_VV.
+    predictor given the observed columns (v zero: all are observed). The rows are LOG_P, BY_M, BY_V, BY_MM,
+    BY_MV, BY_VV.
     """
     n = len(y)
     out = np.empty((6, n))
@@ -188,7 +188,7 @@ def logistic_mean(m: float, v: float) -> tuple[float, float, float]:
 
 @njit(cache=True, nogil=True)
 def marginal_mean(pair: int, m: Floats, v: Floats) -> Floats:
-    """Average the mean response over what is missing: E[mu(m + e)] and its derivatives by m and v, (3, n).
+    """Average the mean response over missing columns: E[mu(m + e)] and its derivatives by m and v, (3, n).
 
     The arguments are those of :func:`marginal_likelihood`.
     """

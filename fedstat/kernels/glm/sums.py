@@ -16,18 +16,18 @@ from fedstat.kernels.glm.loops import LOG, LOGIT, as_kernel_array, canonical_sum
 from fedstat.typing import Bools, Floats
 
 # ----------------------------------------------------------------------------------------------------
-# Rows of one site as the kernels of generalized linear models take them, and what a distribution allows.
+# Rows of one site as input of the kernels of generalized linear models, and the domain of a distribution.
 
 PIECE = 32768
-"""Rows that one thread works on at once."""
+"""Number of rows in a piece of work for one thread."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
     """Rows of one site.
 
-    X (m, p) is C-contiguous, its intercept a column of ones; y (m,) is a proportion where there are trials.
-    The others are (m,) or None: the known part of the linear predictor, frequency weights, variance weights,
+    X (m, p) is C-contiguous, its intercept a column of ones; y (m,) is a proportion if there are trials. The
+    others are (m,) or None: the known part of the linear predictor, frequency weights, variance weights,
     binomial trials.
     """
 
@@ -62,7 +62,7 @@ class Rows:
 
     @property
     def weight(self) -> Floats | None:
-        """Product of all weights: (m,); None where there are none."""
+        """Product of all weights: (m,); None if there are none."""
         weight = None
         for factor in (self.freq, self.var, self.trials):
             if factor is not None:
@@ -77,10 +77,9 @@ def linear_predictor(rows: Rows, beta: Floats) -> Floats:
 
 
 def in_domain(eta: Floats, mu: Floats, distribution: DistributionSpec) -> Bools:
-    """Tell at which rows distribution and link allow the mean: linear predictor (m,), mean (m,) -> (m,)."""
+    """Return for which rows distribution and link allow linear predictor and mean: (m,), (m,) -> (m,)."""
     fine = np.isfinite(mu)
-    # The inverse of such a power has a value at negative eta as well, of which eta is not the link (sqrt:
-    # eta^2).
+    # The inverse of such a power also has a value at negative eta, whose link is not eta (sqrt: eta^2).
     if distribution.link_power not in (None, 1.0, -1.0):
         fine &= eta > 0.0
     if distribution.name == "Binomial":
@@ -90,7 +89,7 @@ def in_domain(eta: Floats, mu: Floats, distribution: DistributionSpec) -> Bools:
 
 
 def check_response(rows: Rows, distribution: DistributionSpec) -> str:
-    """Return what is wrong with the response: a phrase with the number of rows, or ''."""
+    """Return the problem of the response: a phrase with the number of rows, or ''."""
     right = distribution.support.holds(np.asarray(rows.y))
     count = len(right) - int(right.sum())
     where = distribution.support.otherwise
@@ -98,25 +97,25 @@ def check_response(rows: Rows, distribution: DistributionSpec) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Sums over rows from which a generalized linear model is fitted and judged.
+# Sums over rows for the fit and the evaluation of a generalized linear model.
 #
 # Score and information are those for a dispersion of one. Definitions are those of statsmodels' ``GLM``
-# (McCullagh and Nelder 1989, 2.5), whose family objects are asked for link and variance; the common
-# canonical pairs have a compiled loop. Rows are worked on in pieces of a fixed size and summed in their
-# order, so that the sums are the same to the bit whatever the number of threads.
+# (McCullagh and Nelder 1989, 2.5), whose family objects supply link and variance; the common canonical pairs
+# have a compiled loop. Rows are processed in pieces of a fixed size and summed in their order, so the sums do
+# not depend on the number of threads, to the last bit.
 
 
 @dataclass(slots=True)
 class Sums:
-    """What n rows add up to; the sum of two is that of all their rows.
+    """Sums over n rows; the sum of two is that of all their rows.
 
     `weight` sums the frequency weights. `score` (p,) is the derivative of the log-likelihood, at the starting
     point ``X'Wz``, so that solving with the information gives the first estimate; `information` (p, p) is the
-    expected one; both, and `observed` (p, p), are for dispersion one. `deviance` is infinite where a mean
-    lies outside the family's domain, with score and information zero. `meat` (p, p) sums outer products of
-    the scores, a row of frequency weight f counting as f rows. `spread` (2, 2) holds sum and sum of squares
-    of the working weights, and of the sizes of the scores by linear predictor: zeros where the scores are
-    spread as the weights are, bounded, or linear in the coefficients.
+    expected one; both, and `observed` (p, p), are for dispersion one. `deviance` is infinite if a mean is
+    outside the family's domain, with score and information zero. `meat` (p, p) sums outer products of the
+    scores; a row of frequency weight f counts as f rows. `spread` (2, 2) holds sum and sum of squares of the
+    working weights, and of the sizes of the scores by linear predictor: zeros if the scores have the spread
+    of the weights, are bounded, or are linear in the coefficients.
     """
 
     n: int
@@ -138,7 +137,7 @@ class Sums:
 
 
 class NullSums(NamedTuple):
-    """Sums of the model with an intercept and the offset only; log_likelihood is NaN unless asked for."""
+    """Sums of the model with an intercept and the offset only; log_likelihood is NaN unless requested."""
 
     score: float
     information: float
@@ -157,13 +156,13 @@ def evaluate(
 ) -> Sums:
     """Return score, information and fit at beta (p,), summed over rows; None: statsmodels' first IRLS step.
 
-    There has to be a chunk (ValueError), which may have no rows; each is taken once. `observed` and `meat`
-    ask for these too. `center` is the mean response towards which the starting point is drawn; None: each
+    There must be a chunk (ValueError), which may have no rows; each is used once. `observed` and `meat`
+    request these sums. `center` is the mean response towards which the starting point is drawn; None: each
     chunk's.
     """
     total: Sums | None = None
     threads: int = config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
-    # Threads are enough, since loops let go of the interpreter; their sums come back in the order of the
+    # Threads are enough, because loops release the interpreter; their sums come back in the order of the
     # pieces.
     with ThreadPoolExecutor(threads) as pool:
         for chunk in chunks:
@@ -203,7 +202,7 @@ def _canonical(rows: Rows, beta: Floats, loop: int, observed: bool) -> Sums:
     columns = (np.empty(0) if column is None else column for column in (rows.offset, rows.weight))
     arrays = (as_kernel_array(a) for a in (rows.X, rows.y, *columns, np.asarray(beta)))
     score, information, deviance, pearson, weights = canonical_sums(loop, *arrays)
-    # Of a canonical link, observed and expected information are the same.
+    # For a canonical link, observed and expected information are the same.
     again = information.copy() if observed else None
     spread = np.array([weights, np.zeros(2)])
     return Sums(len(rows), rows.count, score, information, deviance, pearson, observed=again, spread=spread)
@@ -271,7 +270,7 @@ def _start(rows: Rows, distribution: DistributionSpec, center: float) -> Sums:
     elif distribution.variance_power == 0.0 or center > 0.0:
         mu = (rows.y + center) / 2.0
     else:
-        mu = (rows.y + 0.1) / 2.0  # no events: any positive mean will do
+        mu = (rows.y + 0.1) / 2.0  # no events: any positive mean is suitable
     at = row_means(rows, distribution, np.asarray(distribution.make().link(mu), dtype=float), mu)
     z = at.eta + at.slope * (rows.y - mu) - (0.0 if rows.offset is None else rows.offset)
     w = at.weight * at.expected
@@ -296,7 +295,7 @@ def _general(rows: Rows, beta: Floats, distribution: DistributionSpec, observed:
         sums.observed = _weighted_sums(rows.X, r, w * (1.0 + r * bend))[1]
     if meat:
         freq = np.ones(len(rows)) if rows.freq is None else rows.freq
-        # A row of weight f stands for f rows, with a score of 1/f of its own each.
+        # A row of weight f represents f rows, each with a score of 1/f of its own.
         square = np.where(freq > 0.0, (at.weight * r) ** 2 / freq, 0.0)
         sums.meat = _weighted_sums(rows.X, r, square)[1]
     return sums
@@ -347,7 +346,7 @@ def times_means(rows: Rows, beta: Floats, distribution: DistributionSpec, wide: 
     p, R = beta.shape
     if rows.offset is not None or rows.weight is not None or distribution.loop not in (LOGIT, LOG):
         return np.asarray(rows.X @ wide[:p] + mean_vectors(rows, beta, distribution) @ wide[p:])
-    # One pass over the design, which is what takes the time.
+    # One pass over the design, which takes most of the time.
     both = rows.X @ np.column_stack([beta, wide[:p]])
     with np.errstate(all="ignore"):
         if distribution.loop == LOG:
@@ -377,8 +376,8 @@ def log_likelihood(
 ) -> float:
     """Return the log-likelihood for a dispersion `scale` as statsmodels' ``GLMResults.llf`` sums it.
 
-    Minus infinity where a mean lies outside the family's domain; NaN where statsmodels knows no likelihood
-    (Tweedie with var_power above 2).
+    Minus infinity if a mean is outside the family's domain; NaN if statsmodels has no likelihood (Tweedie
+    with var_power above 2).
     """
     total = 0.0
     with np.errstate(all="ignore"):
@@ -400,8 +399,8 @@ def null_sums(
 ) -> NullSums:
     """Return the sums of the model with an intercept and the offset only; the rows' design is not used.
 
-    `intercept` None is the starting point, see :func:`evaluate`; the log-likelihood is left out without a
-    scale.
+    If `intercept` is None, use the starting point, see :func:`evaluate`; without a scale, the log-likelihood
+    is left out.
     """
     constant = [replace(rows, X=np.ones((len(rows), 1))) for rows in chunks]
     beta = None if intercept is None else np.array([float(intercept)])

@@ -25,23 +25,23 @@ from fedstat.typing import Bools, Floats
 # ----------------------------------------------------------------------------------------------------
 # Newton steps on the coefficients that are not zero.
 #
-# Coordinate descent finds in a few passes which coefficients are zero, and then may need thousands to
-# settle the others where columns are correlated. Between zeros and bends the penalized quadratic is smooth,
-# so that one linear solve settles them.
+# Coordinate descent finds in a few passes which coefficients are zero, but may then need thousands to
+# determine the others if columns are correlated. Between zeros and kinks the penalized quadratic is smooth,
+# so one linear solve determines them.
 
 NEWTON_HALVINGS = 6
 
 
 def newton_step(G: Floats, q: Floats, b: Floats, terms: Terms) -> Floats | None:
-    """Take one step of Newton in the groups that are not zero; those that it would turn round become zero.
+    """Take one Newton step in the nonzero groups; those whose direction it would reverse become zero.
 
-    G (p, p) is the Hessian of the loss, q (p,) its negative gradient at b (p,). None where no step was found
+    G (p, p) is the Hessian of the loss, q (p,) its negative gradient at b (p,). None if no step was found
     that leads nearer to a stationary point.
     """
     active = terms.groups.norms(b) > 0.0
     if not active.any():
         return None
-    # Groups at zero stay there: where one has to move, the violations tell the solver.
+    # Groups at zero stay there: if one must change, the violations reveal it to the solver.
     at, part = terms.groups.columns(active), terms.take(active)
     G, q, b_active = G[np.ix_(at, at)], q[at], b[at]
     pull, bend = part.derivatives(b_active)
@@ -57,7 +57,7 @@ def newton_step(G: Floats, q: Floats, b: Floats, terms: Terms) -> Floats | None:
 
 
 def _search(G: Floats, q: Floats, b: Floats, d: Floats, terms: Terms) -> Floats | None:
-    """Shorten the step until it leads down."""
+    """Shorten the step until the objective decreases."""
     before, violation = terms.value(b), terms.violation(b, -q)
     for halving in range(NEWTON_HALVINGS):
         new = b + d * 0.5**halving
@@ -65,7 +65,7 @@ def _search(G: Floats, q: Floats, b: Floats, d: Floats, terms: Terms) -> Floats 
         new[terms.groups.columns(turned)] = 0.0
         move = new - b
         change = G @ move
-        # Near the solution the change of the value is below its rounding, and the violation tells.
+        # Near the solution, the change of the value is below its rounding, so the violation decides.
         if not turned.any() and terms.violation(new, change - q) < 0.1 * violation:
             return new
         if (change / 2.0 - q) @ move + terms.value(new) - before < -1e-14 * abs(before):
@@ -84,9 +84,11 @@ def _dot(a: Floats, b: Floats, m: int) -> float:
 
 @njit(cache=True, nogil=True)
 def _solve_positive(A: Floats, x: Floats) -> bool:
-    """Solve ``A z = x`` by Cholesky's factor, writing it over A and z over x; False where A is not positive.
+    """Solve ``A z = x`` by Cholesky's factor, writing it over A and z over x.
 
-    A plain loop on one thread: a library's threads cost more than they bring at some hundred columns.
+    False if A is not positive definite.
+
+    A plain loop on one thread: a library's threads cost more than they save for some hundred columns.
     """
     p = len(x)
     for i in range(p):
@@ -106,7 +108,7 @@ def _solve_positive(A: Floats, x: Floats) -> bool:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Penalized least squares from a Gram and a gradient at zero: no rows.
+# Penalized least squares from a Gram matrix and a gradient at zero: no rows.
 #
 # Minimizes ``b'G b / 2 - c'b + sum_g w_g P(||b_g||)`` by cyclic coordinate descent with covariance updates
 # (Friedman, Hastie and Tibshirani 2010, 2.2) over a working set of groups, to which those are added that
@@ -122,7 +124,7 @@ def _solve_positive(A: Floats, x: Floats) -> bool:
 
 MAX_SWEEPS = 10_000
 SWEEPS = 25
-"""Passes over the coefficients after which a step of Newton is tried."""
+"""Passes over the coefficients after which a Newton step is tried."""
 
 
 @njit(cache=True, nogil=True)
@@ -141,8 +143,8 @@ def _sweep(
         if v[g] == 0.0 or (only_active and active == 0.0):
             continue
         u = np.sqrt(square)
-        # The majoriser is round and the penalty knows the norm only: the new coefficients are a multiple of
-        # `move`.
+        # The majorizer is isotropic and the penalty depends only on the norm: the new coefficients are a
+        # multiple of `move`.
         share = threshold_of(kind, a, level[g], w[g], v[g] + ridge[g], u) / u if u > 0.0 else 0.0
         if share == 0.0 and active == 0.0:
             continue
@@ -158,7 +160,7 @@ def _sweep(
 
 @njit(cache=True, nogil=True)
 def _descend(terms: TermArrays, v: Floats, G: Floats, b: Floats, q: Floats, tol: float, most: int) -> int:
-    """Sweep over all groups, and between over those that are not zero; change b, q; return the sweeps."""
+    """Sweep over all groups, and in between over the nonzero ones; change b, q; return the sweeps."""
     move = np.empty(len(b))
     sweeps = 0
     while sweeps < most:
@@ -187,7 +189,7 @@ class GramSolver:
     """Coordinate descent on a quadratic loss ``b'G b / 2 - c'b``.
 
     G (p, p) is symmetric and positive semidefinite, c (p,) the negative gradient at zero; at most
-    `most_sweeps` passes for one lambda. A ModelError where shapes do not fit, or a number is not finite.
+    `most_sweeps` passes for one lambda. Raises ModelError if shapes do not match, or a number is not finite.
     """
 
     def __init__(
@@ -226,8 +228,8 @@ class GramSolver:
             if worst <= tol or sweeps >= self.most_sweeps:
                 return replace(at, iterations=sweeps, violation=worst)
             new = (violations > tol) & ~working
-            # First over the groups that were expected. Where no other violates, those within do, and
-            # descent has to go on to a smaller move than was asked for.
+            # First over the expected groups. If no other group violates the conditions, those within do, and
+            # descent continues to a smaller move than requested.
             if sweeps > 0:
                 working |= new
                 inner = inner if new.any() else inner / 10.0
@@ -236,13 +238,14 @@ class GramSolver:
             at = self._solution(b, sweeps)
 
     def _settle(self, terms: Terms, b: Floats, working: Bools, tol: float, most: int) -> tuple[Floats, int]:
-        """Solve for the working groups; all others stay as they are, which is zero."""
+        """Solve for the working groups; all others stay at zero."""
         at = self.groups.columns(working)
         part, inner = terms.take(working), b[at]
         G, c = (self.G, self.c) if len(at) == len(b) else (self.G[np.ix_(at, at)], self.c[at])
         sweeps = 0
         while sweeps < most:
-            # Afresh, since a step of Newton has moved all of them; the rounding of updates goes as well.
+            # Recomputed, because a Newton step has changed all of them; this also removes the rounding of
+            # updates.
             q = _negative_gradient(G, c, inner)
             more = min(SWEEPS, most - sweeps)
             used = _descend(part.arrays, self.v[working], G, inner, q, tol, more)
@@ -265,7 +268,7 @@ def curvatures(G: Floats, groups: CoefficientGroups) -> Floats:
     v = np.diag(G)[groups.starts[:-1]].copy()
     for g in np.flatnonzero(groups.sizes > 1):
         block = slice(groups.starts[g], groups.starts[g + 1])
-        # The quadratic with this curvature in every direction lies above the group's own.
+        # The quadratic with this curvature in every direction is above the group's own.
         v[g] = np.linalg.eigvalsh(G[block, block])[-1]
     return np.asarray(np.maximum(v, 0.0), dtype=np.float64)
 
@@ -298,7 +301,7 @@ def gram_path(
 
 
 # ----------------------------------------------------------------------------------------------------
-# A step of proximal Newton from sums: the quadratic model of a loss, and the penalty itself.
+# A proximal Newton step from sums: the quadratic model of a loss, and the penalty itself.
 #
 # References
 # ----------
@@ -306,11 +309,11 @@ def gram_path(
 # SIAM Journal on Optimization 24, 1420-1443.
 
 PROXIMAL_HALVINGS = 25
-"""Of a step, at most, until the objective falls."""
+"""Largest number of halvings of a step until the objective decreases."""
 
 
 class ProximalStep(NamedTuple):
-    """A step of proximal Newton: where it leads, and how much the model of the objective falls on the way."""
+    """A proximal Newton step: its end, and the decrease of the model of the objective."""
 
     b: Floats
     decrease: float

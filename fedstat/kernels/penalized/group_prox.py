@@ -10,7 +10,8 @@ from fedstat.typing import Bools, Floats
 
 MAX_STEPS, STEP_TOLERANCE, MAX_SWEEPS = 100, 1e-14, 30
 RIDGE = 1e-8
-"""Of an information by its trace, so that a level of no weight is no division by zero."""
+"""Ridge of an information, relative to its trace, so that a level without weight causes no division by
+zero."""
 
 
 def group_prox(D: Floats, z: Floats, lam: Floats) -> Floats:
@@ -62,10 +63,10 @@ def shrink_means(N: Floats, m: Floats, lam: float) -> Floats:
 
 @njit(cache=True, nogil=True)
 def _prox(D: Floats, z: Floats, lam: Floats, out: Floats) -> None:
-    """Newton's steps on 1 / |z / (D rho + lam)| = 1 in rho = |l|.
+    """Newton steps on 1 / |z / (D rho + lam)| = 1 in rho = |l|.
 
-    The left side is concave in rho, so that steps from the left never pass the root; without a penalty it is
-    linear, and the first one is there.
+    The left side is concave in rho, so steps from the left never pass the root; without a penalty it is
+    linear, and the first step reaches the root.
     """
     P, Q = z.shape
     for p in range(P):
@@ -126,7 +127,7 @@ def _rotate(A: Floats, V: Floats, a: int, b: int) -> None:
 
 @njit(cache=True, nogil=True)
 def _shrink(S: Floats, s: Floats, lam: Floats, out: Floats) -> None:
-    """Minimize in the basis of eigenvectors, in which the penalty stays what it is."""
+    """Minimize in the basis of eigenvectors, in which the penalty is unchanged."""
     P, Q = s.shape
     V, A = np.empty((Q, Q)), np.empty((Q, Q))
     D, z, new = np.empty((1, Q)), np.empty((1, Q)), np.empty((1, Q))

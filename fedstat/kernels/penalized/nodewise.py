@@ -1,9 +1,9 @@
 """Nodewise lasso: the regression of every column on all others, from their correlations alone.
 
-Row j of the relaxed inverse of R is ``a_j / (R a_j)_j`` with ``a_j = e_j - gamma_j``, gamma_j being the lasso
-of column j on the others at a lambda of its own. The bias that an initial estimate leaves in coefficient j is
-at most its error in the 1-norm times ``max_k |(R a_j)_k| / (R a_j)_j``, k not j; the standard error is
-proportional to ``tau_j = sqrt(a_j' R a_j) / (R a_j)_j``. A smaller lambda lowers the first and raises the
+Row j of the relaxed inverse of R is ``a_j / (R a_j)_j`` with ``a_j = e_j - gamma_j``, where gamma_j is the
+lasso of column j on the others at its own lambda. The remaining bias of an initial estimate in coefficient j
+is at most its error in the 1-norm times ``max_k |(R a_j)_k| / (R a_j)_j``, k not j; the standard error is
+proportional to ``tau_j = sqrt(a_j' R a_j) / (R a_j)_j``. A smaller lambda reduces the first and increases the
 second.
 
 References
@@ -22,11 +22,11 @@ from numba import njit
 from fedstat.typing import Floats
 
 INFLATION = 1.25
-"""How much larger a standard error may become for less bias (Zhang and Zhang 2014, table 1)."""
+"""Largest factor by which a standard error may increase for less bias (Zhang and Zhang 2014, table 1)."""
 SIZE, RATIO = 40, 1e-3
 """Lambdas of each column, and the smallest as a share of the largest."""
 MAX_SWEEPS, TOLERANCE = 500, 1e-7
-"""Of descent; an inverse that is less exact is as valid, as its standard errors are its own."""
+"""Tolerance of descent; a less exact inverse is also valid, because its standard errors are its own."""
 
 
 @njit(cache=True, nogil=True)
@@ -53,7 +53,7 @@ def _lasso(R: Floats, j: int, lam: float, a: Floats, q: Floats) -> None:
 
 @njit(cache=True, nogil=True)
 def _row(R: Floats, j: int, bias: float, inflation: float, unbiased: float) -> tuple[Floats, float]:
-    """Return row j of the relaxed inverse and its lambda; zero where that of the inverse may be taken."""
+    """Return row j of the relaxed inverse and its lambda; zero if that of the inverse may be used."""
     p = len(R)
     a, q = np.zeros(p), R[:, j].copy()
     a[j] = 1.0
@@ -62,7 +62,7 @@ def _row(R: Floats, j: int, bias: float, inflation: float, unbiased: float) -> t
     for k in range(p):
         if k != j:
             largest = max(largest, abs(q[k]))
-    # From the largest lambda down: the bias falls, and the standard error rises.
+    # From the largest lambda down: the bias decreases, and the standard error increases.
     for step in range(SIZE):
         lam = largest * RATIO ** (step / (SIZE - 1))
         _lasso(R, j, lam, a, q)
@@ -76,8 +76,8 @@ def _row(R: Floats, j: int, bias: float, inflation: float, unbiased: float) -> t
         tau = np.sqrt(variance) / q[j]
         if tau > ceiling:
             break
-        # The first lambda whose bias is small against the standard error sets what may be paid for less of
-        # it.
+        # The first lambda whose bias is small compared with the standard error limits the price of further
+        # reduction.
         if ceiling == np.inf and rest <= bias * np.sqrt(variance):
             ceiling = inflation * tau
             if unbiased <= ceiling:
@@ -88,7 +88,7 @@ def _row(R: Floats, j: int, bias: float, inflation: float, unbiased: float) -> t
 
 @njit(cache=True, nogil=True)
 def _rows(R: Floats, bias: float, inflation: float, unbiased: Floats) -> tuple[Floats, Floats]:
-    """Return the rows; `unbiased` (p,) are the tau of the inverse, infinite where there is none."""
+    """Return the rows; `unbiased` (p,) are the tau of the inverse, infinite if there is none."""
     p = len(R)
     Theta, lambdas = np.empty((p, p)), np.empty(p)
     for j in range(p):
@@ -102,7 +102,8 @@ def relaxed_inverse(R: Floats, n: float, inflation: float = INFLATION) -> tuple[
     R are correlations of columns of n entities; of weighted columns for a generalized linear model. The
     lambda of a row is the smallest whose standard error is at most `inflation` times that at the largest
     lambda with a bias factor ``sqrt(n) max_k |(R a)_k| / sqrt(a' R a)`` of at most ``sqrt(2 log p)``. Where
-    that permits the inverse itself, as an infinite `inflation` does, the row is the inverse's, its lambda
+    that permits the inverse itself, as an infinite `inflation` does, the row is that of the inverse, its
+    lambda
     zero, and no bias is left.
     """
     p, inverse = len(R), _inverse(R)

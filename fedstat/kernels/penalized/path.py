@@ -1,11 +1,11 @@
 """Solution paths of a penalized problem, from the largest lambda to smaller ones.
 
-The loss is whatever a solver makes of it: sums that were released (``gram``) or rows
-(those of the tests). SCAD and MCP are reached in one of three ways. *Descent* goes along the path of
-stationary points from the one before, as Breheny and Huang (2011) do. *LLA* starts from the lasso of the same
-lambda and repeats the local linear approximation to a fixed point (Fan, Xue and Zou 2014). *Steps* of LLA
-from an estimate without a penalty, one or a few, are those of Zou and Li (2008): each is a lasso, which has
-one answer. The answer of the last two at one lambda does not depend on which others were asked for.
+The loss depends on the solver: released sums (``gram``) or rows (in the tests). SCAD and MCP are solved in
+one of three ways. *Descent* follows the path of stationary points from the one before, as Breheny and Huang
+(2011) do. *LLA* starts from the lasso of the same lambda and repeats the local linear approximation to a
+fixed point (Fan, Xue and Zou 2014). *Steps* of LLA from an unpenalized estimate, one or a few, are those of
+Zou and Li (2008): each is a lasso, which has a unique solution. The results of the last two at one lambda do
+not depend on the other requested lambdas.
 
 References
 ----------
@@ -30,7 +30,7 @@ from fedstat.typing import Bools, Floats, Ints
 
 Algorithm: TypeAlias = Literal["descent", "lla"]
 MAX_LINEARIZATIONS = 100
-"""Lassos that LLA solves at most for one lambda."""
+"""Largest number of lassos that LLA solves for one lambda."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,14 +50,14 @@ class Solution:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearSteps:
-    """Local linear approximations from an estimate without a penalty (p,): one or a few (Zou and Li 2008)."""
+    """Local linear approximations from an unpenalized estimate (p,): one or a few (Zou and Li 2008)."""
 
     start: Floats
     number: int
 
 
 class Solver(Protocol):
-    """What the path asks of a loss."""
+    """Methods of a loss that the path uses."""
 
     def solve(self, terms: Terms, start: Solution, working: Bools, tol: float) -> Solution:
         """Find a point at which loss and terms are stationary to a violation of `tol`.
@@ -89,7 +89,9 @@ class PenalizedPath:
 def lambda_max(
     gradient: Floats, penalty: Penalty, groups: CoefficientGroups, steps: LinearSteps | None = None
 ) -> float:
-    """Return the smallest lambda at which zero is stationary for all penalized groups; zero for none.
+    """Return the smallest lambda at which zero is stationary for all penalized groups.
+
+    Zero if there are none.
 
     From the gradient (p,) of the loss where the unpenalized coefficients are fitted and all others are zero.
     With `steps` it is that of the first of these lassos, in which a large estimate has a small weight.
@@ -102,7 +104,7 @@ def lambda_max(
 
 
 def lambda_grid(largest: float, *, ratio: float = 1e-3, size: int = 50) -> Floats:
-    """Return lambdas (size,) that fall geometrically from the largest to ``ratio`` times it."""
+    """Return lambdas (size,) that decrease geometrically from the largest to ``ratio`` times it."""
     if not (0.0 < largest < np.inf and 0.0 < ratio < 1.0 and size >= 2):
         raise ModelError(
             f"no grid of lambdas: expected lambda_max > 0, ratio in (0, 1) and size >= 2, received "
@@ -113,7 +115,7 @@ def lambda_grid(largest: float, *, ratio: float = 1e-3, size: int = 50) -> Float
 
 
 def strong_set(groups: CoefficientGroups, at: Solution, cut: Floats, cut_before: Floats) -> Bools:
-    """Tell which groups the next solution is expected to need (strong rule of Tibshirani et al. 2012).
+    """Return which groups the next solution is expected to need (strong rule of Tibshirani et al. 2012).
 
     From the solution before, and the largest gradients (m,) of zero groups (:attr:`Terms.cut`) now and then.
     """
@@ -134,9 +136,9 @@ def follow_path(
 ) -> PenalizedPath:
     """Solve the problem at each of the descending lambdas, each from the solution of the one before.
 
-    `null` is the fit of the unpenalized coefficients alone. `algorithm` is the way to a nonconvex penalty (a
-    convex one has one answer), with `steps` of "lla" from an estimate. `tol` is the largest violation of the
-    stationarity conditions, as a share of lambda_max; with `steps`, of those of the last lasso.
+    `null` is the fit of the unpenalized coefficients alone. `algorithm` is used for a nonconvex penalty (a
+    convex one has a unique solution), with `steps` of "lla" from an estimate. `tol` is the largest violation
+    of the stationarity conditions, as a share of lambda_max; with `steps`, of those of the last lasso.
     """
     if algorithm not in ("descent", "lla"):
         raise ModelError(f"no algorithm {algorithm!r}; expected 'descent' or 'lla'")
@@ -154,8 +156,8 @@ def follow_path(
             at = solve_lasso_steps(solver, terms, steps, at, unit)
             found.append(at)
             continue
-        # The next lambda starts from this lasso, not from what LLA makes of it: so that the answer at one
-        # lambda does not depend on which others were asked for.
+        # The next lambda starts from this lasso, not from the result of LLA, so that the result at one lambda
+        # does not depend on the other requested lambdas.
         lasso = terms.linearised(np.zeros(groups.p)) if linearise else terms
         at = solver.solve(lasso, at, strong_set(groups, at, terms.cut, before.cut), unit)
         found.append(solve_linearized(solver, terms, at, unit) if linearise else at)
@@ -198,7 +200,7 @@ def solve_linearized(solver: Solver, terms: Terms, start: Solution, tol: float) 
         at = solver.solve(lasso, at, strong_set(groups, at, lasso.cut, lasso.cut), tol)
         iterations += at.iterations
         if (support == (groups.norms(at.b) > 0.0)).all():
-            # The fixed point is the stationary point with these zeros: it is reached without a detour.
+            # The fixed point is the stationary point with these zeros: it is computed directly.
             direct = solver.solve(terms, at, strong_set(groups, at, terms.cut, terms.cut), tol)
             iterations += direct.iterations
             if direct.violation <= tol and (support == (groups.norms(direct.b) > 0.0)).all():

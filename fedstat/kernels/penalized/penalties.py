@@ -151,16 +151,16 @@ def orthonormaliser(G: Floats, groups: CoefficientGroups) -> tuple[Floats, Coeff
 # regression models with grouped predictors. Statistics and Computing 25, 173-187.
 
 # To add a penalty: write its class below, with the members of `Lasso`, and add it to FORMS and PENALTIES. A
-# member that is missing is a TypeError at import. Compiled code selects a form by its number (its place in
-# FORMS) through the functions that `_by_kind` writes; a number without a form raises. The compiled methods
-# are inlined before types are inferred: compiled one by one they would take 15 % longer.
+# missing member is a TypeError at import. Compiled code selects a form by its number (its index in FORMS)
+# through the functions that `_by_kind` writes; a number without a form raises. The compiled methods are
+# inlined before types are inferred: compiled one by one they would take 15 % longer.
 
 
 class Lasso:
     """``Q(t; l) = l t``, which has no shape a."""
 
     shape = 0.0
-    """The shape a where none is given; 0: the penalty has none."""
+    """The shape a if none is given; 0: the penalty has none."""
     above = 0.0
     """The bound that a must exceed."""
     convex = True
@@ -198,8 +198,8 @@ class Lasso:
 class Scad:
     """Fan and Li (2001), equation 2.7; the threshold for v = w = 1 is Breheny and Huang's (2011, section 2).
 
-    Where the weight is so large that the sum of a threshold is not convex, the better of its two minima is
-    taken.
+    If the weight is so large that the objective of a threshold is not convex, the better of its two minima is
+    used.
     """
 
     shape = 3.7
@@ -388,7 +388,7 @@ class Terms:
 
     @property
     def arrays(self) -> TermArrays:
-        """The same for compiled loops, which take plain tuples faster than objects."""
+        """The same for compiled loops, for which plain tuples are faster than objects."""
         return self.kind, self.a, self.level, self.ridge, self.weights, self.groups.starts
 
     @property
@@ -428,7 +428,7 @@ class Terms:
         return gradient, hessian
 
     def linearised(self, b: Floats) -> Terms:
-        """Return the lasso that lies on the penalty at b and above it elsewhere (Zou and Li 2008)."""
+        """Return the lasso that touches the penalty at b and is above it elsewhere (Zou and Li 2008)."""
         if FORMS[self.kind] is Lasso:
             return self
         return replace(self, kind=FORMS.index(Lasso), level=_slopes(self.arrays, self.groups.norms(b)))
@@ -443,8 +443,8 @@ class Terms:
 class Penalty:
     """A penalty by name, one of PENALTIES; a ModelError where the combination means nothing.
 
-    `a` is how soon the penalty levels off: where None 3.7 for SCAD and 3 for MCP (ncvreg's gamma). `alpha` in
-    (0, 1] is the share of the selecting part, the rest being ridge; below one for the elastic net.
+    `a` determines where the penalty levels off: if None, 3.7 for SCAD and 3 for MCP (ncvreg's gamma). `alpha`
+    in (0, 1] is the share of the selecting part, the rest being ridge; below one for the elastic net.
     """
 
     name: str

@@ -247,7 +247,7 @@ def test_a_start_far_from_all_responses_is_named():
 
 @pytest.mark.parametrize(
     ("kind", "value", "words"),
-    [("binomial", 2.0, "other than 0 and 1"), ("poisson", 0.5, "no whole number from zero")],
+    [("binomial", 2.0, "other than 0 and 1"), ("poisson", 0.5, "not a whole number from zero")],
 )
 def test_responses_that_a_loss_cannot_have_are_named(kind, value, words):
     with pytest.raises(DesignError, match=words):

@@ -139,7 +139,7 @@ def test_order_of_institutions_is_irrelevant_to_the_cost():
 def test_what_is_forecast_asks_nothing_and_says_the_noise():
     model = synthesizer(epsilon=1.0)
     reported = str(model.explain())
-    assert "Every policy lets this fit pass" in reported
+    assert "Every policy allows this fit" in reported
     assert "Noise on a correlation near 0" in reported
     assert "the charge to the site's budget: A 1, B" in reported
     assert all(site.site_ledger.charges.spent == 0 for site in model.partition.sites.values())

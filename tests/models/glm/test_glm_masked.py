@@ -195,7 +195,7 @@ def test_what_needs_single_sites_names_the_way_to_it():
         with pytest.raises(NotAvailableError, match=r"fit\(masked=False\)"):
             statement()
     text = " ".join(compared.summary().as_text().split())
-    assert text.count("not known, as sums are masked") == 1
+    assert text.count("not available, because sums are masked") == 1
     assert "The score test is a masked sum" in text
 
 

@@ -63,7 +63,7 @@ def test_a_step_that_is_too_long_is_named():
 
 def test_masks_of_two_clients():
     tables = {k: frame for k, frame in customers(300).items() if k != "telecom"}
-    with pytest.warns(DisclosureWarning, match="two sites hides neither .* Add a third institution"):
+    with pytest.warns(DisclosureWarning, match="two sites hides neither .* Add a third site"):
         model(from_tables(tables)).fit(**QUICK, exchange="masked")
     with pytest.raises(ModelError, match=r"received 1 sites .* Use exchange='clear'"):
         model(from_tables({"bank": tables["bank"]})).fit(**QUICK, exchange="masked")

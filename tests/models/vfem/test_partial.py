@@ -166,7 +166,7 @@ def test_fits_that_cannot_condition_say_what_they_set_aside():
     study = draw(5, n=900, cells=0.05)
     with pytest.warns(DataWarning, match=r"set aside: 'bank0' \d+, 'bank1' \d+, 'court0' \d+, 'court1'"):
         iterative = model(study, "independent").fit(**packed(**ITERATIVE))
-    with pytest.warns(DataWarning, match="taken as missing there: 83 at 'Bank'"):
+    with pytest.warns(DataWarning, match="count as missing there: 83 at 'Bank'"):
         dropped = model(study, "independent", "drop").fit(**packed(**ITERATIVE))
     np.testing.assert_allclose(iterative.params, dropped.params, rtol=1e-6)
     study.table["y"] = (study.table["y"] > study.table["y"].median()).astype(float)
