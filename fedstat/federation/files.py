@@ -95,7 +95,7 @@ def write_private(path: str | Path, content: bytes) -> None:
 
 
 def read_private(path: str | Path, longest: int = -1, where: str = "", remedy: str = "") -> bytes:
-    """Read a file that nobody but its owner may read, or its first bytes.
+    """Read a file that only its owner may read, or its first bytes.
 
     A SecurityError, between the words `where` and `remedy`, where others may read it.
     """
@@ -115,10 +115,9 @@ def read_private(path: str | Path, longest: int = -1, where: str = "", remedy: s
 
 
 def open_regular(path: Path) -> IO[bytes]:
-    """Open a file in a folder that others write to; OSError where it is absent or cannot be read.
+    """Open a file in a folder that others write to; OSError if it is absent or cannot be read.
 
-    A SecurityError tells of a link, a pipe, a folder or a device: what these lead to is not read, and nobody
-    waits for them.
+    SecurityError for a link, a pipe, a folder or a device: what these lead to is not read.
     """
     # Without O_NONBLOCK the opening of a pipe waits for somebody who writes to it.
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)

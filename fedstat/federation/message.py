@@ -83,10 +83,10 @@ class ArrayDeclaration:
     ----------
     kind : Kind
         See :data:`Kind`.
-    Description of the array in the terms of the field, for the ledger.
-        The array in the words of the field, for the ledger.
-    Required number of dimensions.
-        Number of dimensions that the door insists on.
+    what : str
+        Description of the array in the terms of the field, for the ledger.
+    ndim : int
+        Required number of dimensions.
     maskable : bool
         Whether the coordinator needs only the sum over sites, so that pairwise masks may hide each site's own
         contribution.

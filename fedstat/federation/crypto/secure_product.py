@@ -578,7 +578,7 @@ class RowFingerprints:
         A SecurityError where it was told of another product, or of other groups, or its rows are of other
         entities.
         """
-        # Sums over groups that differ at a few rows would tell of these rows.
+        # Sums over groups that differ at a few rows would reveal these rows.
         if not hmac.compare_digest(content[:MARK], self.reported):
             raise SecurityError(
                 f"{site}: was told of another product than '{peer}', or of other groups of the rows; nothing "

@@ -217,7 +217,7 @@ class PartitionViews:
         DataFrame
             One row per site and column: ``kind``, ``low`` and ``high`` of the range or of a curve's
             domain, ``levels``,
-            ``knots`` and ``unit``. A column that is not here cannot be asked for where formulas are "simple".
+            ``knots`` and ``unit``. A column that is not listed is not available if formulas are "simple".
         """
         rows = [
             (client, name, one.kind, *_range_ends(one), one.levels, one.knots, one.unit)
@@ -399,7 +399,7 @@ CONNECTED_MESSAGE = (
 )
 QUERIED_MESSAGE = (
     "a partition that streams a query is not pickled or copied, because of its connection to the database "
-    "(at {}). Make it anew where it is needed"
+    "(at {}). Make it again in the other process"
 )
 RESULTS_MESSAGE = "; results of fits can be pickled, or saved by save()"
 

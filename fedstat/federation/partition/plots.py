@@ -310,7 +310,7 @@ def _cells_title(cells: pd.DataFrame, n_streamed: int, n_complete: int) -> str:
     if n_complete:
         lines.append(f"{n_complete} more columns lack nothing anywhere")
     if n_streamed:
-        lines.append(f"{n_streamed} more institutions have streamed tables, of which this is not known")
+        lines.append(f"{n_streamed} more institutions have streamed tables, for which this is unknown")
     return "\n".join(lines)
 
 

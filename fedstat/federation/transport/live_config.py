@@ -45,11 +45,7 @@ GOES_ON = "The site releases nothing that the ledger cannot record. It continues
 def full_disk(folder: Path) -> str:
     """Return the error text for a full disk with the space needed.
 
-    Empty if there is space. @t takes no questions that are signed with the key of this coord => refuses
-    requests that are signed with the key of this coord @t takes no questions that are signed with the key of
-    this => refuses requests that are signed with the key of this @t its answer cannot be written yet => its
-    reply cannot be written yet @t opened anew => reopened @t answers nothing => answers no requests @t :
-    start the service again => : restart the service
+    Empty if there is space.
     """
     try:
         free = shutil.disk_usage(folder).free

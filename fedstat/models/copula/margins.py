@@ -183,10 +183,7 @@ class Margin:
 
 
 def tables_of(margins: Sequence[Margin]) -> tuple[Floats, Floats, Ints]:
-    """Return thresholds (p, k + 1), scores (p, k) and numbers of bins (p,) of margins, padded.
-
-    @t few will be told from 0 => few will be distinguishable from 0.
-    """
+    """Return thresholds (p, k + 1), scores (p, k) and numbers of bins (p,) of margins, padded."""
     bins = np.array([margin.bins.count for margin in margins], dtype=np.int64)
     thresholds, scores = np.full((len(bins), bins.max() + 1), np.inf), np.zeros((len(bins), bins.max()))
     for j, margin in enumerate(margins):

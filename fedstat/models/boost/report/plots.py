@@ -170,7 +170,7 @@ def draw_curves(
 
 
 def draw_scatter(fitted: Floats, observed: Floats, response: str, ax: Axes | None) -> Axes:
-    """Draw what was observed against what is fitted, beside the line on which both are the same."""
+    """Draw observed against fitted values, with the line on which both are equal."""
     ax = axes_for(ax, 4.5, 4.5, "Observed and fitted")
     ax.plot(fitted, observed, "o", color=COLORS[0], markersize=3.0, alpha=0.5, markeredgewidth=0.0)
     ends = np.nanmin(fitted), np.nanmax(fitted)

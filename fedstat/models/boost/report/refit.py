@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 #
 # A boosted surface is shrunken; intervals around it do not cover. Fitted again are the learners that were
 # selected, with errors that are correlated along the response: their covariance follows from the products
-# of the response in its basis. Smoothing parameters maximise the restricted likelihood by the updates of
+# of the response in its basis. Smoothing parameters maximize the restricted likelihood by the updates of
 # Fellner and Schall (Wood and Fasiolo 2017), and are a hundredth of that for intervals, or less where the
-# penalty would outweigh the information: undersmoothed, so that bias is small beside the error. Covariances
+# penalty would outweigh the information: undersmoothed so that bias is small next to the error. Covariances
 # are those of the posterior (Wood 2006), simultaneous bands from draws of it.
 
 UNDERSMOOTHED = 0.01
@@ -595,7 +595,7 @@ class SurfaceFit:
         notes = [
             self.conditions,
             "Intervals hold for effects that the bases can hold; they are undersmoothed (a hundredth of the "
-            "smoothing parameters of REML, or less), so that bias is small beside the error.",
+            "smoothing parameters of REML, or less), so that bias is small compared with the error.",
         ]
         q, n = self._fitted.B.shape[0], self._fitted.rows
         if n < FEW * q:
