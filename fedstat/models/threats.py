@@ -10,13 +10,12 @@ from fedstat.federation.disclosure.policy import Policy, site_policies
 from fedstat.federation.disclosure.rules import PARTIES
 from fedstat.federation.disclosure.threat_statements import (
     ALL_ROWS_THREAT,
-    ONE_PROCESS_NOTE,
     threats_under,
 )
 from fedstat.inference.tables import Sheet, SheetSummary
 
 HEADERS = ("Who", "Under", "Can learn")
-EVERYBODY, STRICT = "Everybody", "strict"
+EVERYBODY, STRICT, ONE_PROCESS = "Everybody", "strict", "one process"
 
 
 class ThreatTable(SheetSummary):
@@ -26,8 +25,8 @@ class ThreatTable(SheetSummary):
     --------
     >>> import fedstat as fs
     >>> table = fs.threats("strict")
-    >>> table.as_markdown().splitlines()[0][:1], len(table.tidy()) > 3
-    ('|', True)
+    >>> table.as_markdown().splitlines()[0][:11], len(table.tidy()) > 3
+    ('**Analyst**', True)
     """
 
     def __init__(self, rows: pd.DataFrame) -> None:
@@ -38,16 +37,23 @@ class ThreatTable(SheetSummary):
         super().__init__([sheet], notes)
 
     def tidy(self) -> pd.DataFrame:
-        """One row per party and line of the policy: ``party``, ``under``, ``learns``.
+        """One row per sentence: ``party``, ``under``, ``learns``.
 
-        ``under`` is "one process", "strict", or the line of the policy file that lets it be learned.
+        ``under`` is "one process", "strict", or the line of the policy file that allows it.
         """
         return self._rows.copy()
 
     def as_markdown(self) -> str:
-        """Return the table as Markdown."""
-        rows = [HEADERS, ("---",) * 3, *self._rows.itertuples(index=False)]
-        return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+        """Return one list of sentences for each party, as Markdown."""
+        parts = []
+        for party, rows in self._rows.groupby("party", sort=False):
+            does = f" ({PARTIES[str(party)]})" if party in PARTIES else ""
+            lines = [
+                f"- {learns}" if under == STRICT else f"- `{under}`: {learns}"
+                for under, learns in rows[["under", "learns"]].itertuples(index=False)
+            ]
+            parts.append("\n".join([f"**{party}**{does}:\n", *lines]))
+        return "\n\n".join(parts)
 
 
 def threats(policy: Policy | str | Path | None = None) -> ThreatTable:
@@ -56,8 +62,8 @@ def threats(policy: Policy | str | Path | None = None) -> ThreatTable:
     Parameters
     ----------
     policy : Policy, path, "open" or "strict", optional
-        That of a site that is served; by default what is learned in one process, under the strict policy,
-        and in addition with every line that loosens it.
+        Policy of a site that is served. By default: what is learned in one process, under the strict policy,
+        and in addition with every line that allows more.
 
     Returns
     -------
@@ -77,6 +83,6 @@ def threats(policy: Policy | str | Path | None = None) -> ThreatTable:
     """
     # An open policy has every rule but the minimum counts loosened.
     (rules,) = site_policies(("site",), "open" if policy is None else policy).values()
-    rows = [(EVERYBODY, ONE_PROCESS_NOTE.partition(":")[0], ALL_ROWS_THREAT)] if policy is None else []
+    rows = [(EVERYBODY, ONE_PROCESS, ALL_ROWS_THREAT)] if policy is None else []
     rows += [(one.party, one.line or STRICT, one.learns) for one in threats_under(rules)]
     return ThreatTable(pd.DataFrame(rows, columns=["party", "under", "learns"]))

@@ -227,6 +227,11 @@ SITE = (
         "Answer those again whose questions were refused too often because of the records.",
         disclosure_commands.reset_refusals,
     ),
+    Command(
+        "exposure",
+        "Show the largest share of one row in what was released so far, by column.",
+        disclosure_commands.show_exposure,
+    ),
     Command("threats", "Show who can learn what under the site's policy.", disclosure_commands.show_threats),
     Command("pending", "Show the plans of analyses that wait for consent.", disclosure_commands.show_pending),
     Command("approve", "Consent to one run of a plan.", disclosure_commands.approve_plan, (DIGEST,)),

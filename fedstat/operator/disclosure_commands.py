@@ -17,6 +17,7 @@ from fedstat.federation.audit.ledger_file import (
     record_declared_loss,
 )
 from fedstat.federation.disclosure.approval import describe_plan
+from fedstat.federation.disclosure.exposure import exposure
 from fedstat.federation.disclosure.privacy_budget import read_budget_spent
 from fedstat.federation.disclosure.rules import PARTIES
 from fedstat.federation.disclosure.threat_statements import threats_under
@@ -39,7 +40,15 @@ from fedstat.federation.transport.site_folder import (
     read_description,
     read_site_policy,
 )
-from fedstat.operator.page.released_arrays import HEAD, RIGHT, refusals_of, released_rows
+from fedstat.operator.page.released_arrays import (
+    EXPOSURE_HEAD,
+    EXPOSURE_NOTES,
+    HEAD,
+    RIGHT,
+    exposure_rows,
+    refusals_of,
+    released_rows,
+)
 from fedstat.operator.terminal import format_columns, shell_path, underlined
 
 # ----------------------------------------------------------------------------------------------------
@@ -125,6 +134,22 @@ def show_threats(folder: Path) -> int:
         line = f"{threat.line}: {threat.learns}" if threat.line else threat.learns
         print(textwrap.fill(line, WIDTH, initial_indent="    ", subsequent_indent="    "))
     print("\nA line of policy.toml before a sentence is what lets it be learned.")
+    return 0
+
+
+def show_exposure(folder: Path) -> int:
+    """Show the largest share of one row in what was released so far, by column."""
+    description = read_description(folder)
+    site_ledger = read_ledger(folder, description.name, load_identity(folder).public)
+    found = exposure(open_records(folder, description), site_ledger)
+    print(underlined(f"Largest share of one row in what {description.name} released"))
+    if not found:
+        print(f"{description.name} has released nothing that rests on a column.")
+        return 0
+    rows = exposure_rows(found)
+    print(format_columns([EXPOSURE_HEAD, *rows], head=True, right=(1, 2, 3)) + "\n")
+    for line in EXPOSURE_NOTES:
+        print(textwrap.fill(line, WIDTH, initial_indent="  ", subsequent_indent="  "))
     return 0
 
 

@@ -22,14 +22,14 @@ from fedstat.federation.message import ArrayKind
 # ----------------------------------------------------------------------------------------------------
 # One rule, one record.
 
-ANALYST, COORDINATOR, OTHER_SITE = "Analyst", "Coordinator", "Another institution"
-DEPARTING, INTRUDER = "Coordinator that departs", "Intruder at files"
+ANALYST, COORDINATOR, OTHER_SITE = "Analyst", "Coordinator", "Another site"
+DEPARTING, INTRUDER = "Coordinator that deviates", "Intruder with file access"
 PARTIES: Mapping[str, str] = {
-    ANALYST: "uses the public interface as often as wanted, over sessions",
-    COORDINATOR: "keeps to the protocol, and keeps all messages",
-    OTHER_SITE: "keeps to the protocol, knows its own columns, and may be joined by the coordinator",
-    DEPARTING: "asks any well-formed question, in any order, of any institutions",
-    INTRUDER: "reads and writes the exchange folder, or what a site keeps on disk",
+    ANALYST: "uses the public interface as often as it wants, in many sessions",
+    COORDINATOR: "follows the protocol, and keeps all messages",
+    OTHER_SITE: "follows the protocol, knows its own columns, and may collude with the coordinator",
+    DEPARTING: "sends any well-formed request, in any order, to any sites",
+    INTRUDER: "reads and writes the exchange folder, or the files of a site",
 }
 
 Compare: TypeAlias = Callable[[Any, Any], bool]
@@ -208,10 +208,10 @@ def _suggestion(word: str, words: tuple[str, ...]) -> str:
 # A policy as a file.
 
 FILE_HEADER = """\
-What may leave this institution, as its owner decides.
+What this site may release. The owner of the site decides.
 
-Every question is held against these rules at the institution's own door, and refused there.
-A rule that is left out, or stands behind a '#', is that of Policy.strict() at a site that is served."""
+The site compares every request with these rules, and refuses what they do not allow.
+A served site uses the value of Policy.strict() for a rule that is missing here or stands behind a '#'."""
 
 
 def toml_value(value: object) -> str:

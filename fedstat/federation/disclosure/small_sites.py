@@ -18,6 +18,7 @@ from itertools import combinations_with_replacement
 from typing import TypeAlias
 
 from fedstat.errors import DescriptionError
+from fedstat.federation.audit.event_log import SiteLedger
 from fedstat.federation.disclosure.facts import COMPARISON, ColumnSums, FormulaFactor, OwnFit
 from fedstat.federation.disclosure.rules import toml_line
 from fedstat.federation.disclosure.state import SiteData, State
@@ -151,14 +152,14 @@ def _new_sums(data: SiteData, fact: ColumnSums) -> dict[str, frozenset[str]]:
     rows = _row_digest(fact.used)
     named = column_sums(fact.factors, data.published, fact.products, fact.weights)
     over = {name: frozenset(f"{rows}|{one}" for one in keys) for name, keys in named.items()}
-    before = _released_sums(data, over)
+    before = released_sums(data.site_ledger, over)
     return {name: keys - before[name] for name, keys in over.items() if keys - before[name]}
 
 
 def _exceeds(data: SiteData, used: Bools, column: str, new: frozenset[str]) -> bool:
     share, known = data.policy.max_column_sums, data.published.get(column)
     assert share != "any"
-    keys = _released_sums(data, [column])[column] | new
+    keys = released_sums(data.site_ledger, [column])[column] | new
     groups = Counter(key.rpartition("|")[0] for key in keys)
     # All functions of a column with L values are combinations of L sums, for each set of rows and weights.
     values = len(known.levels) if known is not None else 0
@@ -166,10 +167,10 @@ def _exceeds(data: SiteData, used: Bools, column: str, new: frozenset[str]) -> b
     return count > share * int(used.sum())
 
 
-def _released_sums(data: SiteData, columns: Iterable[str]) -> dict[str, set[str]]:
+def released_sums(site_ledger: SiteLedger, columns: Iterable[str]) -> dict[str, set[str]]:
     """Name the sums of columns that the site has released, in all sessions."""
     found: dict[str, set[str]] = {name: set() for name in columns}
-    for entry in data.site_ledger.spent:
+    for entry in site_ledger.spent:
         if entry.startswith(COLUMN_SUMS_KEY):
             name, *keys = entry.removeprefix(COLUMN_SUMS_KEY).split("\n")
             if name in found:

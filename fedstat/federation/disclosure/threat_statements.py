@@ -1,7 +1,8 @@
 """Threat statements: what each party can learn under a given policy.
 
-README, summaries, explanations and pages print these and no others, so that a claim that no longer holds is
-corrected once. What a rule of the strict policy keeps in is told by what is learned without it.
+README, summaries, explanations and the pages of owners print these sentences and no others, so that a claim
+that no longer holds is corrected in one place. The rules of the policy say what is learned without each of
+them. The page ``docs/disclosure.md`` names a test for every sentence about the strict policy.
 """
 
 from __future__ import annotations
@@ -20,83 +21,119 @@ from fedstat.federation.disclosure.rules import (
     toml_line,
 )
 
-ONE_PROCESS_NOTE = "one process: nothing is protected"
-STRICT_TRIAL_NOTE = "one process: a rehearsal of the strict policy, nothing is protected"
+ONE_PROCESS_NOTE = "All sites run in this process; no privacy protection applies."
+STRICT_TRIAL_NOTE = (
+    "All sites run in this process; it rehearses the strict policy, and no privacy protection applies."
+)
 ALL_ROWS_THREAT = "All rows: whoever runs the process can read its tables, whatever a policy says."
 
 ACTIVE_PARTIES = (ANALYST, DEPARTING, INTRUDER)
-"""Parties that do more than keep what passes in one fit."""
+"""Parties that do more than keep the messages of one fit."""
 
-STRICT_LEARNS: Mapping[str, str] = {
-    ANALYST: "Estimates with their errors, each institution's own fit, sums over the rows of three or more, "
-    "what is published of columns, counts of rows and of levels, and one bit for each of {max_refusals} "
-    "refusals; of one evaluated model each institution's counts and sums of responses and predicted means by "
-    "bin, squared errors and deviance, and the response regressed on predictions; an institution's part of a "
-    "sum by leaving it out; of institutions with different columns what a coordinator has of them. Of fewer "
-    "than {min_count} entities no sum, of a level or an outcome of fewer than {min_few} none. Sums over rows "
-    "are exact: very many analyses of the same rows tell more than each alone.",
-    COORDINATOR: "What an analyst learns, all messages, and which institution has which entity. Of "
-    "institutions with different columns the sums of their products by pattern of records, of values moved a "
-    "little, by which no column is determined in a pattern, whether its values are many or few: other "
-    "institutions' columns count over all fits, functions of its own in one.",
-    OTHER_SITE: "Coefficients, means and deviations over all, which of its entities others have, and of a "
-    "product random numbers. Joined by the coordinator: a sum less its own part, which is that of the last "
-    "when all others join; of 14 institutions or more, of which a third join, in one of 100 million "
-    "agreements on keys sums over parts of the others; products of its own columns with another's, as many "
-    "equations as it has columns.",
-    DEPARTING: "What a coordinator learns, each institution's part of a sum by leaving that one out or "
-    "calling it lost (not where another's policy says apart = 2), and an estimate that is wrong for all. "
-    "Steps in another order, rows that differ by a few from earlier ones, weights on few rows, estimates "
-    "under weights that differ from earlier ones in a few, products of rows of different entities, and "
-    "itself as dealer are refused. So are coefficients of its choosing by which the sums that one session "
-    "was told single out few rows, but not those that nearly do so, nor sums of several sessions or epochs "
-    "of gradient descent together: of a row that alone has a combination of levels these tell the other "
-    "columns, and the outcome.",
-    INTRUDER: "Who asks whom, when and how much, and what passes neither masked nor sealed. What it alters "
-    "or puts back is not answered, and an account that it alters is not served; what it removes stops an "
-    "analysis. Who reads a site's own files has its keys and records.",
+STRICT_LEARNS: Mapping[str, tuple[str, ...]] = {
+    ANALYST: (
+        "Estimates, their standard errors, and sums over the rows of at least three sites.",
+        "The fit of a site's own rows, where the site has at least {min_own_rows} rows and five rows for "
+        "each released number.",
+        "The published description of each column, the number of rows, and the number of rows of each level.",
+        "One bit about the rows for each refusal that depends on rows, and at most {max_refusals} such "
+        "refusals.",
+        "For one evaluated model, from each site: counts, sums of responses and of predicted means by bin, "
+        "squared errors, the deviance, and the regression of the response on the predictions.",
+        "The part of one site in a sum, from the same sum without that site.",
+        "For sites with different columns: the sums of products that the coordinator learns.",
+        "No sum over fewer than {min_count} rows.",
+        "No sum over fewer than {min_few} rows of a level or of an outcome.",
+        "No sum of a product of two columns that is nonzero in 1 to {below_level} rows. Columns of earlier "
+        "analyses count.",
+        "At most {max_column_sums:g} different sums of functions of one column for each row of a site.",
+        "Sums are exact, so that very many analyses of the same rows together reveal more than each of them.",
+    ),
+    COORDINATOR: (
+        "Everything that an analyst learns, all messages, and which site has which entity.",
+        "For sites with different columns: sums of products of columns for each pattern of missing records."
+        " Each value is first moved by a small random amount.",
+        "These sums do not determine any column in a pattern, whether it has many or few values. All fits "
+        "count for the columns of other sites, and one fit for functions of a site's own columns.",
+    ),
+    OTHER_SITE: (
+        "The coefficients, and means and standard deviations over all sites.",
+        "Which of its own entities the other sites have.",
+        "Random numbers, and no values, from a secure product with another site.",
+        "If it colludes with the coordinator: a sum less its own part. If all other sites collude, this is "
+        "the part of the last one.",
+        "If a third of at least 14 sites collude with the coordinator: sums over some of the other sites, "
+        "in one of 100 million key agreements.",
+        "If it colludes with the coordinator: sums of products of its own columns with the column of "
+        "another site, which are as many equations as it has columns.",
+    ),
+    DEPARTING: (
+        "Everything that a coordinator learns.",
+        "The part of one site in a sum, by leaving that site out or by reporting it as lost. A site whose "
+        "policy has apart = 2 prevents this.",
+        "It can make the estimate wrong for everybody.",
+        "Sites refuse steps in another order, rows that differ by a few from earlier rows, weights on few "
+        "rows, weights of estimates that differ from earlier ones in few rows, products of rows of "
+        "different entities, and the coordinator as dealer of random numbers.",
+        "Sites refuse coefficients that single out few rows, alone or with the other coefficients of a "
+        "session.",
+        "Sites do not detect coefficients that nearly single out few rows, or that do so only over several "
+        "sessions or epochs of gradient descent. If one row alone has a combination of levels, these "
+        "coefficients reveal its other columns and its outcome.",
+    ),
+    INTRUDER: (
+        "Who sends messages to whom, when, and how large they are, and every message that is neither masked"
+        " nor sealed.",
+        "A message that was altered or repeated gets no answer, and a site whose ledger was altered answers"
+        " nothing.",
+        "It can stop an analysis by removing files.",
+        "Anybody who can read the files of a site has its keys and its records.",
+    ),
 }
-"""By party, at a site that is served under :meth:`Policy.strict`."""
+"""By party, at a site that is served under :meth:`Policy.strict`: sentences, one or two to a statement."""
 
 BUDGET_SECTION = "[privacy]"
 BUDGET_STATEMENTS = (
-    "What is published of columns, which entities have a record, which of them lack a value in columns, how "
-    "much of the budget is spent; sums with noise, by which, over all that ever leaves and whoever joins "
-    "forces, but for who deals random numbers for a product and one of its two institutions, values of one "
-    "record cannot be told from others but for epsilon and delta of the budget; and that a table was "
-    "changed, where a question is charged again. All else that depends on what rows hold is refused."
+    "The published description of columns, which entities have a record, which of them lack a value in some"
+    " columns, and how much of the budget is spent.",
+    "Sums with noise. Over all releases, and whoever colludes, the values of one record can be told from "
+    "other values only as far as epsilon and delta of the budget allow.",
+    "One exception: the party that deals the random numbers of a secure product, together with one of its "
+    "two sites.",
+    "That a table was changed, where a repeated request is charged again.",
+    "Every other request that depends on rows is refused.",
 )
-"""What all but an intruder learn where a policy has a privacy budget."""
+"""What all parties but an intruder learn where a policy has a privacy budget."""
 
 SMALL_COUNT_RULES = ("min_level_count", "min_events")
 """Rules on the rows of a level and of an outcome, of which there may be fewer than behind other sums."""
 
 COORDINATOR_LEARNS: Mapping[str, str] = {
     "raw columns": "It then has these columns",
-    "per entity": "Every number is an equation in the columns of its entity: about as many rounds as an "
-    "institution has columns give its rows away",
-    "sketch": "Without the seed that the institutions share it shows products of columns; with the seed it "
-    "shows the columns, the better the more rows it has",
-    "aggregate": "They describe each institution by itself, and together they may tell more than each alone",
-    "noisy aggregate": "Noise in them is charged to each institution's privacy budget, and bounds what they "
-    "tell of one entity's record",
-    "masked share": "A share is random by itself; two of them add up to products of two institutions' "
-    "columns, which it learns",
+    "per entity": "Every number is an equation in the columns of its entity: about as many rounds as a site "
+    "has columns reveal the rows of the site",
+    "sketch": "Without the common seed of the sites a sketch shows products of columns. With the seed it "
+    "shows the columns, more precisely the more rows it has",
+    "aggregate": "Each describes one site, and together they may reveal more than each alone",
+    "noisy aggregate": "The noise is charged to the privacy budget of the site, and limits what they "
+    "reveal of one record",
+    "masked share": "A share alone is random. Two shares add up to products of columns of two sites, which "
+    "it learns",
 }
-"""What the coordinator makes of a kind of values in clear, most disclosing first."""
+"""What the coordinator learns from unmasked values of a kind, most disclosing first."""
 SITE_LEARNS: Mapping[str, str] = {
-    "raw columns": "It then has another institution's columns",
-    "per entity": "Numbers per entity narrow down what the others hold of these entities",
-    "sketch": "It shares the seed, so that the sketch shows the columns",
-    "aggregate": "They are sums or estimates over institutions; where there are two, one's own part "
-    "subtracted leaves the other's",
+    "raw columns": "It then has the columns of another site",
+    "per entity": "A number for each entity limits the possible values of the other sites' columns there",
+    "sketch": "It has the seed, so that the sketch shows the columns",
+    "aggregate": "They are sums or estimates over sites. With two sites, a sum less the own part is the "
+    "part of the other",
 }
-"""What an institution makes of a kind of values that it is told."""
+"""What a site learns from values of a kind that it receives."""
 
 
 @dataclass(frozen=True, slots=True)
 class Threat:
-    """What a party can learn; `line` is the one of ``policy.toml`` that lets it, empty for the strict one."""
+    """What a party can learn; `line` of ``policy.toml`` allows it, and is empty for the strict policy."""
 
     party: str
     line: str
@@ -104,19 +141,24 @@ class Threat:
 
 
 def one_process_note(policies: Iterable[Policy]) -> str:
-    """Say what a policy is worth where whoever asks can read the tables."""
+    """Return the note on a process that can read the tables of all sites."""
     rules = list(policies)
     return STRICT_TRIAL_NOTE if rules and all(policy.is_strict for policy in rules) else ONE_PROCESS_NOTE
 
 
 def threats_under(policy: Policy) -> Iterator[Threat]:
-    """Say what each party can learn at a site that is served with this policy, party by party."""
+    """List what each party can learn at a site that is served with this policy, by party and sentence."""
     strict = Policy.strict()
     refusals = min(policy.max_refusals or strict.max_refusals, strict.max_refusals)
     named = {
         "min_count": max(policy.min_count, strict.min_count),
         "min_few": min(max(getattr(p, rule) for p in (policy, strict)) for rule in SMALL_COUNT_RULES),
         "max_refusals": refusals,
+        "min_own_rows": max(policy.min_own_rows, strict.min_own_rows),
+        "below_level": max(policy.min_level_count, strict.min_level_count) - 1,
+        "max_column_sums": min(
+            float(limit) for limit in (policy.max_column_sums, strict.max_column_sums) if limit != "any"
+        ),
     }
     rules = rules_of(type(policy))
     loosened = [
@@ -124,14 +166,14 @@ def threats_under(policy: Policy) -> Iterator[Threat]:
     ]
     for party, learns in STRICT_LEARNS.items():
         if policy.privacy is not None and party != INTRUDER:
-            yield Threat(party, BUDGET_SECTION, BUDGET_STATEMENTS)
+            yield from (Threat(party, BUDGET_SECTION, sentence) for sentence in BUDGET_STATEMENTS)
             continue
-        yield Threat(party, "", learns.format(**named))
+        yield from (Threat(party, "", sentence.format(**named)) for sentence in learns)
         yield from (Threat(party, line, adds[party]) for line, adds in loosened if party in adds)
 
 
 def threats_beyond_one_fit(policies: Iterable[Policy], here: bool) -> Iterator[tuple[str, str]]:
-    """Say who learns what by other means than keeping what passes in one fit; `here`: in one process."""
+    """List who learns what by other means than the messages of one fit; `here`: in one process."""
     rules = list(policies)
     if here:
         yield "Everybody here", ALL_ROWS_THREAT

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Sequence
 from fractions import Fraction
 
 from fedstat.federation.audit.event_log import REFUSAL, SessionChain, SiteEntry
+from fedstat.federation.disclosure.exposure import ColumnExposure
 from fedstat.federation.disclosure.site import RECEIPT_FAMILY
 
 HEAD = ("step", "array", "kind", "masked", "messages", "largest", "bytes", "entities", "rho charged")
@@ -74,3 +77,30 @@ def statements_of(chain: SessionChain) -> list[SiteEntry]:
 def released_bytes(chain: SessionChain) -> int:
     """Bytes of all that left."""
     return sum(entry.bytes for entry in chain.entries if entry.left)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Exposure of columns, on the page and on the command line.
+
+EXPOSURE_HEAD = ("column", "largest share", "rows", "functions")
+EXPOSURE_NOTES = (
+    "The share is the largest part of one row in any combination of the released sums of a column: "
+    "0.02 means "
+    "that a row makes up at most 2 % of such a sum, and 1 that a combination is the value of one row.",
+    "It includes functions of single columns over all rows with a value. It does not include products of "
+    "different columns, the weights of models, or rows that single analyses left out.",
+    "This is a diagnostic. It refuses nothing; the rules of policy.toml do.",
+)
+
+
+def exposure_rows(found: Sequence[ColumnExposure]) -> list[tuple[str, ...]]:
+    """Write exposures as rows of text."""
+    return [
+        (
+            one.column,
+            "-" if math.isnan(one.share) else f"{one.share:.3f}",
+            f"{one.rows:,}",
+            f"{one.functions}" + (f" (and {one.omitted} not computed)" if one.omitted else ""),
+        )
+        for one in found
+    ]

@@ -17,6 +17,7 @@ PAGES = (
     ("", "Overview"),
     ("plans", "Plans"),
     ("ledger", "Ledger"),
+    ("exposure", "Exposure"),
     ("refusals", "Refusals"),
     ("policy", "Policy"),
     ("check", "Check"),

@@ -71,6 +71,7 @@ ROUTES: tuple[tuple[str, str, str, View, str], ...] = (
         views.session_page,
         "session.html",
     ),
+    ("exposure", "exposure", "Exposure of single rows", views.exposure_page, "exposure.html"),
     ("refusals", "refusals", "Refusals", views.refusals_page, "refusals.html"),
     ("policy", "policy", "Policy in words", views.policy_page, "policy.html"),
     ("check", "check", "Check", views.check_page, "check.html"),

@@ -14,13 +14,18 @@ from fedstat.errors import PartitionError
 from fedstat.federation.audit.checkpoints import utc_text
 from fedstat.federation.audit.event_log import SessionChain
 from fedstat.federation.disclosure.approval import AnalysisPlan, describe_plan
+from fedstat.federation.disclosure.exposure import exposure
 from fedstat.federation.disclosure.policy import Budget, Policy
 from fedstat.federation.disclosure.privacy_budget import read_budget_spent
 from fedstat.federation.disclosure.rules import PARTIES, rules_of, toml_line
 from fedstat.federation.disclosure.threat_statements import threats_under
+from fedstat.federation.transport.site_folder import open_records
 from fedstat.operator.page.owner_view import OwnerView, Verdict
 from fedstat.operator.page.released_arrays import (
+    EXPOSURE_HEAD,
+    EXPOSURE_NOTES,
     HEAD,
+    exposure_rows,
     families_of,
     only_connection_steps,
     refusals_of,
@@ -120,6 +125,17 @@ def session_page(view: OwnerView, ordinal: int) -> PageData:
         "released_head": HEAD[: len(released[0])] if released else (),
         "released": released,
         "refused": [(one.time, one.step, one.rule) for one in refusals_of(chain)],
+    }
+
+
+def exposure_page(view: OwnerView) -> PageData:
+    """Show the largest share of one row in what was released, by column."""
+    return {
+        "head": EXPOSURE_HEAD,
+        "exposed": section_data(
+            lambda: exposure_rows(exposure(open_records(view.folder, view.description), view.site_ledger))
+        ),
+        "notes": EXPOSURE_NOTES,
     }
 
 

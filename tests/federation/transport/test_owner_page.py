@@ -31,7 +31,7 @@ from fedstat.federation.transport.site_folder import open_site, refusal_log
 from fedstat.operator.page import rendering
 from fedstat.operator.service import owner_view
 
-PAGES = ("", "plans", "ledger", "ledger/1", "refusals", "policy", "check")
+PAGES = ("", "plans", "ledger", "ledger/1", "exposure", "refusals", "policy", "check")
 
 
 def request(session: str, step: str = "describe_table") -> bytes:
