@@ -1,12 +1,10 @@
 """Exposure: how much one row contributes to the sums that a site released, by column.
 
 Each released sum of functions of a column x is a sum over rows of f(x). A combination of such sums with
-numbers is a sum of the same combination g of the functions. The share of row i in it is g(x_i)^2 / sum
-g(x)^2,
-and its largest value over all combinations is the leverage of the row: the diagonal of U U', where the
-columns
-of U are an orthonormal basis of the functions and a constant. A share of 1 means that a combination is the
-value of one row.
+numbers is a sum of the same combination g of the functions. The share of row i in it is
+g(x_i)^2 / sum g(x)^2, and its largest value over all combinations is the leverage of the row: the diagonal of
+U U', where the columns of U are an orthonormal basis of the functions and a constant. A share of 1 means that
+a combination is the value of one row.
 
 The functions follow from the ledger of the site and the values from its table: nothing more is recorded.
 """

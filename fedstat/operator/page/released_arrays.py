@@ -85,8 +85,8 @@ def released_bytes(chain: SessionChain) -> int:
 EXPOSURE_HEAD = ("column", "largest share", "rows", "functions")
 EXPOSURE_NOTES = (
     "The share is the largest part of one row in any combination of the released sums of a column: "
-    "0.02 means "
-    "that a row makes up at most 2 % of such a sum, and 1 that a combination is the value of one row.",
+    "0.02 "
+    "means that a row makes up at most 2 % of such a sum, and 1 that a combination is the value of one row.",
     "It includes functions of single columns over all rows with a value. It does not include products of "
     "different columns, the weights of models, or rows that single analyses left out.",
     "This is a diagnostic. It refuses nothing; the rules of policy.toml do.",
