@@ -169,6 +169,8 @@ def check_products(data: SiteData, state: State, fact: SummedProducts) -> None:
     if data.policy.products == "any" or few < 1:
         return
     X = _with_indicators(np.concatenate([*fact.chunks()]))
+    if not len(X):
+        return
     if fact.weights is not None:
         X *= np.sqrt(fact.weights)[:, None]
     code = np.zeros(len(X), dtype=np.int64) if fact.code is None else fact.code

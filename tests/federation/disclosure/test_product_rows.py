@@ -11,8 +11,8 @@ from reporting import FAMILY, N_ROWS, STEPS, rule_against, site_of
 from fedstat.federation.disclosure.facts import SummedProducts
 from fedstat.federation.disclosure.leverage import MAX_ROW_SHARE
 from fedstat.federation.disclosure.products import new_directions, product_rows
-from fedstat.federation.disclosure.release_history import ReleasedGroups
-from fedstat.federation.disclosure.site import FAMILIES
+from fedstat.federation.disclosure.release_history import ReleasedGroups, ReleaseHistory
+from fedstat.federation.disclosure.site import FAMILIES, Site
 
 RULE = "rows behind a product"
 ROWS = np.arange(N_ROWS)
@@ -160,6 +160,19 @@ def test_a_refused_request_is_not_remembered_and_a_repeated_one_adds_nothing():
     assert site.data.memory.released is known
     assert rule_against(site, released(3.0 - X, 2.0 * ones(ROWS[:30]))) == ""
     assert site.data.memory.released is known
+
+
+def test_a_restart_between_two_requests_loses_no_column():
+    before = site_of(**COUNTED)
+    assert rule_against(before, released(X, ones(ROWS[:30]))) == ""
+    kept = before.data.memory.to_arrays(before.data.table, before.data.mark_key)
+    assert kept["columns"].dtype == np.float32 and kept["columns"].shape == (N_ROWS, 3)
+    for fewer, rule in ((0, ""), (1, RULE), (2, RULE), (3, "")):
+        # The records are read in another order.
+        site = Site(before.name, before.data.table.frame[::-1], before.policy, trust=before.trust)
+        site.remember(ReleaseHistory.from_arrays(kept, site.data.table, site.data.mark_key))
+        second = released(X[::-1], ones(ROWS[: 30 - fewer])[::-1])
+        assert rule_against(site, second) == rule
 
 
 def test_the_history_survives_a_file_and_rows_that_come_and_go():
