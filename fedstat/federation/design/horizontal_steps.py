@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -283,22 +283,33 @@ class OpenRows:
 
     def design_columns(self) -> Iterator[Floats]:
         """Return the design without intercept, in the units of the data, and the cells of its factors."""
-        first = int(self.question.intercept)
-        X = np.concatenate([self.in_units(X)[:, first:] for _, X in self.chunks()])
-        yield np.column_stack([X, *(column for _, column in self.cells_of_terms(X))])
+        return self._in_one(lambda rows: [])
 
     def released_columns(self) -> Iterator[Floats]:
         """Return the same, with response, offset and weights."""
-        more = [
-            [
-                *([] if self.question.curve_response else [rows.y]),
-                *([] if rows.offset is None else [rows.offset]),
-                *rows.weights.values(),
-            ]
-            for rows, _ in self.chunks()
-        ]
-        for design in self.design_columns():
-            yield np.column_stack([design, *(np.concatenate(parts) for parts in zip(*more, strict=True))])
+
+        def more(rows: CompleteRows) -> list[Floats]:
+            y = [] if self.question.curve_response else [rows.y]
+            return [*y, *([] if rows.offset is None else [rows.offset]), *rows.weights.values()]
+
+        return self._in_one(more)
+
+    def _in_one(self, more: Callable[[CompleteRows], list[Floats]]) -> Iterator[Floats]:
+        first, parts = int(self.question.intercept), []
+        for rows, X in self.chunks():
+            added = more(rows)
+            width = sum(1 if values.ndim == 1 else values.shape[1] for values in added)
+            whole = np.empty((len(X), X.shape[1] - first + width))
+            for start in range(0, len(X), BLOCK):
+                part = slice(start, start + BLOCK)
+                whole[part] = np.column_stack(
+                    [self.in_units(X[part])[:, first:], *(values[part] for values in added)]
+                )
+            parts.append(whole)
+        joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        q = len(self.term_names)
+        cells = [column for _, column in self.cells_of_terms(joined[:, :q])]
+        yield np.column_stack([joined[:, :q], *cells, joined[:, q:]]) if cells else joined
 
     def cells_of_terms(self, X: Floats) -> Iterator[tuple[str, Floats]]:
         """Yield terms with factors of few values in every cell of these, as far as columns hide the cells.

@@ -29,7 +29,7 @@ from fedstat.federation.disclosure.release_history import ReleasedGroups
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.typing import Array, Bools, Floats, Ints
 
-BLOCK_ROWS = 4096
+BLOCK_ROWS, FIRST_ROWS = 4096, 64
 NEW_DIRECTION = 1e-6
 """Length of what earlier columns leave of a new one, relative to it, below which it adds nothing.
 
@@ -168,11 +168,12 @@ def check_products(data: SiteData, state: State, fact: SummedProducts) -> None:
     few = data.policy.min_level_count - 1
     if data.policy.products == "any" or few < 1:
         return
-    X = _with_indicators(np.concatenate([*fact.chunks()]))
+    parts = [*fact.chunks()]
+    X = _with_indicators(parts[0] if len(parts) == 1 else np.concatenate(parts))
     if not len(X):
         return
     if fact.weights is not None:
-        X *= np.sqrt(fact.weights)[:, None]
+        X = X * np.sqrt(fact.weights)[:, None]
     code = np.zeros(len(X), dtype=np.int64) if fact.code is None else fact.code
     groups = np.unique(code[code >= 0])
     found = [product_rows(X if len(groups) == 1 else X[code == group]) for group in groups]
@@ -187,13 +188,16 @@ def check_products(data: SiteData, state: State, fact: SummedProducts) -> None:
         sparse = (new == 0.0).any(axis=0)
         new, names = new[:, sparse], [name for name, kept in zip(names, sparse, strict=True) if kept]
     q = new.shape[1]
-    C = np.zeros((len(released.cells), q * len(groups)))
-    for k, group in enumerate(groups):
-        C[fact.rows[code == group], k * q : (k + 1) * q] = new[code == group]
+    if len(groups) == 1 and len(fact.rows) == len(released.cells):
+        C = new
+    else:
+        C = np.zeros((len(released.cells), q * len(groups)))
+        for k, group in enumerate(groups):
+            C[fact.rows[code == group], k * q : (k + 1) * q] = new[code == group]
     basis, coefficients = new_directions(released.columns, C)
     if not basis.shape[1]:
         return
-    columns = np.hstack([released.columns, basis])
+    columns = np.hstack([released.columns, basis]) if released.columns.size else basis
     leverage = np.einsum("ij,ij->i", columns, columns)
     direction = None
     if leverage.max(initial=0.0) >= 0.99 / few:
@@ -215,10 +219,10 @@ def check_products(data: SiteData, state: State, fact: SummedProducts) -> None:
 
 def _with_indicators(X: Floats) -> Floats:
     """Replace columns of two values, (n, q), by indicators of the larger one, however they are coded."""
-    X = np.array(X, dtype=np.float64)
-    for j in range(X.shape[1]):
-        if len(np.unique(X[:BLOCK_ROWS, j])) <= 2 and len(few := np.unique(X[:, j])) == 2 and few.all():
-            X[:, j] = X[:, j] == few[1]
+    two = [j for j in range(X.shape[1]) if _has_values(X[:, j], 2) and (X[:, j] != 0.0).all()]
+    if two:
+        X = X.copy()
+        X[:, two] = X[:, two] == X[:, two].max(axis=0)
     return X
 
 
@@ -235,7 +239,7 @@ def entered_columns(X: Floats, fact: SummedProducts, found: ProductRows) -> tupl
     more: list[Floats] = [np.ones(len(X))]
     called = [ALL_ROWS]
     if fact.weights is None:
-        three = [j for j in range(len(names)) if _has_three_values(X[:, j])]
+        three = [j for j in range(len(names)) if _has_values(X[:, j], 3)]
         more += [X[:, j] ** 2 for j in three]
         called += [names[j] for j in three]
     group = found.constant | joined  # what has zeros because of levels, and not by its own values
@@ -255,15 +259,18 @@ def entered_columns(X: Floats, fact: SummedProducts, found: ProductRows) -> tupl
     columns[:, :first] = X[:, :first]
     for k, column in enumerate(more):
         columns[:, first + k] = column
-    columns /= np.maximum(np.maximum(columns.max(axis=0), -columns.min(axis=0)), SMALLEST_FLOAT)
     size = np.sqrt(np.einsum("ij,ij->j", columns, columns))
+    odd = ~((size > 1e-100) & (size < 1e100))
+    if odd.any():  # squares may be too large or too small for a number
+        columns[:, odd] /= np.maximum(np.abs(columns[:, odd]).max(axis=0), SMALLEST_FLOAT)
+        size[odd] = np.linalg.norm(columns[:, odd], axis=0)
     columns /= np.where(size > 0.0, size, 1.0)
     return columns, [*names[:first], *called]
 
 
-def _has_three_values(x: Floats) -> bool:
-    """Whether a column has exactly three values; the first rows rule out most."""
-    return len(np.unique(x[:BLOCK_ROWS])) <= 3 and len(np.unique(x)) == 3
+def _has_values(x: Floats, count: int) -> bool:
+    """Whether a column has exactly so many values; the first rows rule out most."""
+    return len(np.unique(x[:FIRST_ROWS])) <= count and len(np.unique(x)) == count
 
 
 def new_directions(known: Array, C: Floats) -> tuple[Array, Floats]:
