@@ -219,7 +219,8 @@ def summed_products(rules: ExchangeRules, state: State, code: Ints) -> Iterator[
     there = ~np.isnan(X) if staged.seen is None else staged.seen[own >= 0]
     X, own = np.where(there, X, 0.0), own[own >= 0]
     names = block.spec.names if rules.terms is None else rules.terms(state)
-    yield SummedProducts(lambda: [X], names, code=own)
+    if own.min(initial=0) < own.max(initial=0):
+        yield SummedProducts(lambda: [X], names, code=own)
     terms = block.spec.term_names if rules.terms is None else ()
     rows = np.flatnonzero(block.seen)[staged.keep][code[staged.held] >= 0]
     yield SummedProducts(lambda: [X], names, rows, [len(parse_term(term)) > 1 for term in terms])
