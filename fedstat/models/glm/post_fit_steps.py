@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedstat.errors import MessageError
+from fedstat.federation.disclosure.facts import SummedProducts
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import aggregate, control
@@ -195,7 +196,14 @@ def _declare_vectors(
         def flat() -> bool:
             return any(_is_cut(model, beta, constant) for constant in constants)
 
+    def blocks() -> Iterator[Floats]:
+        return (view(rows, beta[:, None], model.distribution) for rows in model.chunks())
+
     state.report(*weighted_by(model.opened, model.chunks, model.n, beta, model.distribution, view, flat))
+    # Effects at many values of a column count the rows at every value of the others: each session adds
+    # columns to the history of those that were released.
+    names = ["effects"] * next(blocks()).shape[1]
+    state.report(SummedProducts(blocks, names, np.flatnonzero(model.opened.used)))
 
 
 def _is_cut(model: SiteModel, beta: Floats, constant: float) -> bool:
