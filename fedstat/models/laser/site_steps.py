@@ -95,7 +95,7 @@ def _site(state: State) -> SiteTraining:
 
 
 ROWS = presence("which of the site's entities are in the batch", dtype="int64")
-AT = presence("where they stand in a masked batch", dtype="int64")
+AT = presence("their positions in a masked batch", dtype="int64")
 BATCH = control("rows of a masked batch", 0)
 GRADIENT = per_entity(
     "derivatives of the loss by the networks' outputs", 2, optional=True, dtype="float64", weighs="gradients"
@@ -254,13 +254,13 @@ def release_networks(
         "rows": presence("positions of the site's entities", dtype="int64"),
         "n": control("number of entities", 0),
         "distilled": aggregate(
-            "parameters of a network beside the columns", 2, optional=True, dtype="float64"
+            "parameters of a network for additional inputs", 2, optional=True, dtype="float64"
         ),
         "joint": control("outputs of that network", 0, optional=True),
         "permuted": control("number of a permutation of the rows", 0, optional=True),
     },
     releases={"outputs": OUTPUTS},
-    requests=control("name of a module in the place of the networks"),
+    requests=control("name of a module that replaces the networks"),
 )
 def represent(
     data: SiteData,

@@ -271,7 +271,7 @@ def _check_reported(
     releases={
         "parameters": aggregate("parameters of the modalities"),
         "profiles": aggregate("means and probabilities by cluster", 2),
-        "relevance": aggregate("by how much modalities tell clusters apart"),
+        "relevance": aggregate("distance of the clusters in each modality"),
         "units": aggregate("means and deviations of columns"),
         "norms": aggregate("lengths of loadings"),
         "floor": aggregate("columns whose errors have the least variance", dtype="bool"),

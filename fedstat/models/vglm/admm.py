@@ -1,6 +1,6 @@
 """A path by ADMM in its sharing form, with over-relaxation and a balanced penalty parameter.
 
-In every round each site sends its linear predictor, of which only the sum is needed, and receives one number
+In every round each site sends its linear predictor (only the sum is needed) and receives one number
 per entity. The coordinator learns coefficients at the end of each lambda, but not in between.
 """
 

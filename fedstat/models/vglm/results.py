@@ -47,7 +47,7 @@ MISSED, CALLED, APART_MISSED, APART_CALLED = 0.12, 0.54, 0.06, 0.07
 """Share of intervals that miss, and of null columns that are rejected, after BIC and by a split:
 simulation."""
 SIMULATED_CLAIM = (
-    " Simulated with 200 entities and 30 skewed columns, of which ten have effects of .05 to 1 residual "
+    " Simulated with 200 entities and 30 skewed columns; ten have effects of .05 to 1 residual "
     f"standard deviations: {MISSED:.2f} of the 95 % intervals after BIC missed (false coverage rate), and "
     f"{CALLED:.2f} of the selected columns without an effect had a p-value below .05; with inference='split' "
     f"{APART_MISSED:.2f} and {APART_CALLED:.2f}."
