@@ -116,7 +116,7 @@ def test_a_choice_says_what_it_goes_by():
         NOISE, presence()
     )
     table[60:, 2] = False
-    assert "no entity in common" in describe_choice(NOISE, table)
+    assert "two sites without a common entity" in describe_choice(NOISE, table)
     policy = fs.Policy(privacy=fs.Budget(1.0, 1e-6))
     partition = fs.ClientPartition.from_frame(missing_rows(), columns=HELD, policy=policy)
     reported = {
