@@ -290,7 +290,7 @@ def model_with_positive():
         ("y ~ scale(a)", "a term is a column"),
         ("y ~ log(a)", "no value at the lower end"),
         ("y ~ C(a)", "a term is a column"),
-        ("y ~ a - 1", "leaves out the intercept"),
+        ("y ~ a - 1", "omits the intercept"),
         ("d ~ a", "two levels"),
     ],
 )
