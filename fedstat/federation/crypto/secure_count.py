@@ -157,7 +157,7 @@ class CountComparison:
     def share(self, opened: bytes) -> bytes:
         """Return what the other site is shown then, from what that one opened: a share of the outcome."""
         other = _from_words(opened, self.operand.size).reshape(self.operand.shape)
-        own = self.operand if self.first else _numbers(self.product, other.shape[1], self.seed, False)
+        own = self.operand if self.first else _numbers(self.product, self.operand.shape[1], self.seed, False)
         return _as_words(_dots(own, other) + self.share_of_dealer)
 
 
@@ -188,7 +188,7 @@ def _coefficients(counts: Ints, least: int) -> Ints:
 
 def _dots(a: Ints, b: Ints) -> Ints:
     """Return the inner products of rows modulo the prime: (cells,)."""
-    return (a * b % PRIME).sum(axis=1) % PRIME
+    return np.asarray((a * b % PRIME).sum(axis=1) % PRIME)
 
 
 def _numbers(product: MatrixProduct, least: int, seed: bytes, first: bool) -> Ints:

@@ -77,7 +77,7 @@ def supports_of_columns(
 
 def _fill_columns(out: Array, X: Floats, each: int) -> None:
     """Enter the levels of the columns of one term, (rows, q), or the rows in which each is not zero."""
-    held = ~np.isnan(X).any(axis=1)
+    held: Bools = np.logical_not(np.isnan(X).any(axis=1))
     level = _levels(X[held], X.shape[1] + 1)
     if level is not None:
         out[held, level] = 1
