@@ -74,23 +74,26 @@ class ProductRows:
 def product_rows(X: Floats) -> ProductRows:
     """Count the rows behind every product of two columns, (n, q), and find the largest share of one row."""
     n, q = X.shape
-    counts, sums, largest = np.full((q, q), n, dtype=np.int64), np.zeros((q, q)), np.zeros(q)
+    counts, largest = np.full((q, q), n, dtype=np.int64), np.zeros(q)
     blocks = [slice(start, start + BLOCK_ROWS) for start in range(0, n, BLOCK_ROWS)]
     zero = np.zeros(q, dtype=np.bool_)
-    with np.errstate(over="ignore"):
-        for block in blocks:
-            A = np.abs(X[block])
-            sums += A.T @ A
-            np.maximum(largest, A.max(axis=0, initial=0.0), out=largest)
-            zero |= (A == 0.0).any(axis=0)
+    for block in blocks:
+        A = np.abs(X[block])
+        np.maximum(largest, A.max(axis=0, initial=0.0), out=largest)
+        zero |= A.min(axis=0, initial=np.inf) == 0.0
     if zero.any():
         Z = X[:, zero] != 0.0
         both = sum(((part := Z[block].astype(np.float32)).T @ part).astype(np.int64) for block in blocks)
         counts[np.ix_(zero, zero)] = both
         counts[~zero] = np.diag(counts)
         counts[:, ~zero] = np.diag(counts)[:, None]
-    with np.errstate(all="ignore"):
-        bound = np.outer(largest, largest) / sums
+    # Sums over some rows are no larger than those over all, and mostly show that no share is large.
+    for some in (blocks[:1], blocks):
+        with np.errstate(all="ignore"):
+            sums = sum(((A := np.abs(X[block])).T @ A for block in some), np.zeros((q, q)))
+            bound = np.outer(largest, largest) / sums
+        if (bound <= MAX_ROW_SHARE).all():
+            break
     shares = np.zeros((q, q))
     # Both columns of these products have large values somewhere; they are few, and computed row by row.
     i, j = np.nonzero(np.triu(~(bound <= MAX_ROW_SHARE) & (counts > 0)))
@@ -183,18 +186,19 @@ def check_products(data: SiteData, state: State, fact: SummedProducts) -> None:
         return
     memory = data.memory
     released = memory.released or ReleasedGroups.none(data.table.n_rows)
-    new, names = entered_columns(X, fact, product_rows(X) if len(groups) > 1 else found[0])
-    if new.shape[1] + released.columns.shape[1] > MOST_KEPT / len(released.cells):
+    parts, size, names = entered_columns(X, fact, product_rows(X) if len(groups) > 1 else found[0])
+    if len(size) + released.columns.shape[1] > MOST_KEPT / len(released.cells):
+        new = np.hstack(parts)
         sparse = (new == 0.0).any(axis=0)
-        new, names = new[:, sparse], [name for name, kept in zip(names, sparse, strict=True) if kept]
-    q = new.shape[1]
-    if len(groups) == 1 and len(fact.rows) == len(released.cells):
-        C = new
-    else:
-        C = np.zeros((len(released.cells), q * len(groups)))
+        parts, size = [new[:, sparse]], size[sparse]
+        names = [name for name, kept in zip(names, sparse, strict=True) if kept]
+    q = len(size)
+    if len(groups) > 1 or len(fact.rows) < len(released.cells):
+        new, C = np.hstack(parts), np.zeros((len(released.cells), q * len(groups)))
         for k, group in enumerate(groups):
             C[fact.rows[code == group], k * q : (k + 1) * q] = new[code == group]
-    basis, coefficients = new_directions(released.columns, C)
+        parts = [C]
+    basis, coefficients = new_directions(released.columns, parts, np.tile(size, len(groups)))
     if not basis.shape[1]:
         return
     columns = np.hstack([released.columns, basis]) if released.columns.size else basis
@@ -226,8 +230,10 @@ def _with_indicators(X: Floats) -> Floats:
     return X
 
 
-def entered_columns(X: Floats, fact: SummedProducts, found: ProductRows) -> tuple[Floats, list[str]]:
-    """Columns that the sums of a request are about: (n, q) -> (n, r), with length one, and their names.
+def entered_columns(
+    X: Floats, fact: SummedProducts, found: ProductRows
+) -> tuple[list[Floats], Floats, list[str]]:
+    """Columns that the sums of a request are about: (n, q) -> parts of (n, r), their lengths (r,) and names.
 
     These are a column of ones and the columns; of a column of three values its square as well, so that
     combinations are its levels. A product of several factors a:z is z in the rows of a: these rows are
@@ -255,17 +261,12 @@ def entered_columns(X: Floats, fact: SummedProducts, found: ProductRows) -> tupl
         more += [(X[:, i] != 0.0) & (X[:, j] != 0.0) for j in others]
         called += [f"{names[i]} and {names[j]}" for j in others]
     first = X.shape[1] if fact.weights is None else 0
-    columns = np.empty((len(X), first + len(more)))
-    columns[:, :first] = X[:, :first]
-    for k, column in enumerate(more):
-        columns[:, first + k] = column
-    size = np.sqrt(np.einsum("ij,ij->j", columns, columns))
-    odd = ~((size > 1e-100) & (size < 1e100))
-    if odd.any():  # squares may be too large or too small for a number
-        columns[:, odd] /= np.maximum(np.abs(columns[:, odd]).max(axis=0), SMALLEST_FLOAT)
-        size[odd] = np.linalg.norm(columns[:, odd], axis=0)
-    columns /= np.where(size > 0.0, size, 1.0)
-    return columns, [*names[:first], *called]
+    parts = [X[:, :first], np.column_stack(more).astype(np.float64, copy=False)]
+    size = np.sqrt(np.concatenate([np.einsum("ij,ij->j", part, part) for part in parts]))
+    if not ((size > 1e-100) & (size < 1e100)).all():  # squares may be too large or too small for a number
+        parts = [part / np.maximum(np.abs(part).max(axis=0), SMALLEST_FLOAT) for part in parts]
+        size = np.concatenate([np.linalg.norm(part, axis=0) for part in parts])
+    return parts, np.where(size > 0.0, size, 1.0), [*names[:first], *called]
 
 
 def _has_values(x: Floats, count: int) -> bool:
@@ -273,28 +274,30 @@ def _has_values(x: Floats, count: int) -> bool:
     return len(np.unique(x[:FIRST_ROWS])) <= count and len(np.unique(x)) == count
 
 
-def new_directions(known: Array, C: Floats) -> tuple[Array, Floats]:
-    """Orthonormal columns that columns (n, q) of length one add to a known orthonormal basis (n, r).
+def new_directions(known: Array, parts: Sequence[Floats], size: Floats) -> tuple[Array, Floats]:
+    """Orthonormal columns that parts of columns (n, q), of lengths (q,), add to an orthonormal basis (n, r).
 
     Returns
     -------
     basis : (n, k) array of float32
     coefficients : (q, k) array
-        Of the columns in the basis, known ones aside.
+        Of the columns, scaled to length one, in the basis, known ones aside.
     """
-    blocks = [slice(start, start + BLOCK_ROWS) for start in range(0, len(C), BLOCK_ROWS)]
-    r, q = known.shape[1], C.shape[1]
+    n, r, q = len(known), known.shape[1], len(size)
+    blocks = [slice(start, start + BLOCK_ROWS) for start in range(0, n, BLOCK_ROWS)]
     gram = np.zeros((r + q, r + q))
     for block in blocks:
-        both = np.hstack([known[block], C[block]])
+        both = np.hstack([known[block], *(part[block] for part in parts)])
         gram += both.T @ both
+    gram[r:] /= size[:, None]
+    gram[:, r:] /= size
     # Known columns have four bytes a number, and are orthonormal up to 1e-7 only.
     along = np.linalg.solve(gram[:r, :r], gram[:r, r:])
     values, vectors = np.linalg.eigh(gram[r:, r:] - gram[r:, :r] @ along)
     kept = values > NEW_DIRECTION**2
     coefficients = vectors[:, kept] / np.sqrt(values[kept])
-    moved = -along @ coefficients
-    basis = np.empty((len(C), int(kept.sum())), dtype=np.float32)
+    moved = np.vstack([-along @ coefficients, coefficients / size[:, None]])
+    basis = np.empty((n, int(kept.sum())), dtype=np.float32)
     for block in blocks:
-        basis[block] = C[block] @ coefficients + known[block] @ moved
+        basis[block] = np.hstack([known[block], *(part[block] for part in parts)]) @ moved
     return basis, coefficients

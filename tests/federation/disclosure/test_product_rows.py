@@ -198,9 +198,11 @@ def test_new_directions_are_orthonormal_and_span_the_columns(short):
     known = C[:, :2].astype(np.float32)
     C[:, 5] = C[:, 4] + short * C[:, 5]
     C /= np.linalg.norm(C, axis=0)
-    basis, coefficients = new_directions(known, C)
+    size = np.array([1e-9, 1.0, 2.0, 1e9, 3.0, 0.1])
+    parts = [C[:, :4] * size[:4], C[:, 4:] * size[4:]]
+    basis, coefficients = new_directions(known, parts, size)
     assert basis.shape == (500, 4) and coefficients.shape == (6, 4)
     every = np.hstack([known, basis]).astype(float)
     np.testing.assert_allclose(every.T @ every, np.eye(6), atol=1e-4)
-    again, _ = new_directions(np.hstack([known, basis]), C)
+    again, _ = new_directions(np.hstack([known, basis]), parts, size)
     assert again.shape == (500, 0)
