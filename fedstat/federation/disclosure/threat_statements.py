@@ -25,7 +25,7 @@ ONE_PROCESS_NOTE = "All sites run in this process; no privacy protection applies
 STRICT_TRIAL_NOTE = (
     "All sites run in this process; it rehearses the strict policy, and no privacy protection applies."
 )
-ALL_ROWS_THREAT = "All rows: whoever runs the process can read its tables, whatever a policy says."
+ALL_ROWS_THREAT = "All rows. The person who runs the process can read its tables under any policy."
 
 ACTIVE_PARTIES = (ANALYST, DEPARTING, INTRUDER)
 """Parties that do more than keep the messages of one fit."""
@@ -33,61 +33,78 @@ ACTIVE_PARTIES = (ANALYST, DEPARTING, INTRUDER)
 STRICT_LEARNS: Mapping[str, tuple[str, ...]] = {
     ANALYST: (
         "Estimates, their standard errors, and sums over the rows of at least three sites.",
-        "The fit of a site's own rows, where the site has at least {min_own_rows} rows and five rows for "
-        "each released number.",
+        "The fit of a site's own rows, if the site has at least {min_own_rows} rows and five rows for each "
+        "released number.",
         "The published description of each column, the number of rows, and the number of rows of each level.",
-        "One bit about the rows for each refusal that depends on rows, and at most {max_refusals} such "
-        "refusals.",
+        "Each refusal that depends on rows reveals one bit about them. After {max_refusals} such refusals a "
+        "site does not answer the analyst any more.",
         "For one evaluated model, from each site: counts, sums of responses and of predicted means by bin, "
         "squared errors, the deviance, and the regression of the response on the predictions.",
-        "The part of one site in a sum, from the same sum without that site.",
+        "The part of one site in a sum, by subtracting the same sum without that site.",
         "For sites with different columns: the sums of products that the coordinator learns.",
-        "No sum over fewer than {min_count} rows.",
+        "No sum over fewer than {min_count} rows, except for the rows of one level or of one outcome.",
         "No sum over fewer than {min_few} rows of a level or of an outcome.",
-        "No sum of a product of two columns that is nonzero in 1 to {below_level} rows. Columns of earlier "
-        "analyses count.",
+        "Some counts of 1 to {below_level} rows, by subtraction: the rows of a level that have the outcome "
+        "0, and the rows that have neither of two levels. Other values of these rows are not revealed.",
+        "No sum of a product of two columns that is nonzero in 1 to {below_level} rows. This check includes "
+        "the columns of earlier analyses.",
+        "Between two sites, one row can be nearly all of a product, because no site knows the values of the "
+        "other. Only the number of rows is limited.",
+        "Between two sites, the value of one row, if two similar columns of one site differ in this row and "
+        "two similar columns of the other site also do. This needs four sums of products, and no site can "
+        "detect it alone.",
         "At most {max_column_sums:g} different sums of functions of one column for each row of a site.",
-        "Sums are exact, so that very many analyses of the same rows together reveal more than each of them.",
+        "Sums are exact. Therefore very many analyses of the same rows reveal more than each one alone.",
     ),
     COORDINATOR: (
         "Everything that an analyst learns, all messages, and which site has which entity.",
         "For sites with different columns: sums of products of columns for each pattern of missing records."
         " Each value is first moved by a small random amount.",
-        "These sums do not determine any column in a pattern, whether it has many or few values. All fits "
-        "count for the columns of other sites, and one fit for functions of a site's own columns.",
+        "These sums do not determine any column in a pattern, whether it has many or few values. This check "
+        "includes the columns of other sites in all earlier fits. It includes functions of a site's own "
+        "columns only within one fit.",
+        "That two sites refused a product because it rests on few rows.",
     ),
     OTHER_SITE: (
-        "The coefficients, and means and standard deviations over all sites.",
-        "Which of its own entities the other sites have.",
+        "The coefficients, the dispersion, the mean of the response, and means and standard deviations over "
+        "all sites.",
+        "Which of its own entities the other sites have. If it deals random numbers for two other sites: the "
+        "patterns of missing records of their common entities, without the keys.",
         "Random numbers, and no values, from a secure product with another site.",
-        "If it colludes with the coordinator: a sum less its own part. If all other sites collude, this is "
-        "the part of the last one.",
+        "If a product with another site is refused: which of its own columns have too few rows in common "
+        "with a column of that site.",
+        "If it colludes with the coordinator: a sum without its own part. If all sites but one collude, this "
+        "is the part of the last site.",
         "If a third of at least 14 sites collude with the coordinator: sums over some of the other sites, "
         "in one of 100 million key agreements.",
-        "If it colludes with the coordinator: sums of products of its own columns with the column of "
-        "another site, which are as many equations as it has columns.",
+        "If it colludes with the coordinator: sums of products of its own columns with a column of another "
+        "site. Each of its own columns gives one equation for that column.",
     ),
     DEPARTING: (
         "Everything that a coordinator learns.",
         "The part of one site in a sum, by leaving that site out or by reporting it as lost. A site whose "
         "policy has apart = 2 prevents this.",
         "It can make the estimate wrong for everybody.",
-        "Sites refuse steps in another order, rows that differ by a few from earlier rows, weights on few "
-        "rows, weights of estimates that differ from earlier ones in few rows, products of rows of "
-        "different entities, and the coordinator as dealer of random numbers.",
+        "Sites refuse steps in another order.",
+        "Sites refuse rows that differ in a few rows from those of earlier analyses.",
+        "Sites refuse weights that concentrate on few rows, and estimates whose weights differ from earlier "
+        "weights in few rows.",
+        "Sites refuse products of rows of different entities, and a coordinator that deals random numbers.",
         "Sites refuse coefficients that single out few rows, alone or with the other coefficients of a "
         "session.",
         "Sites do not detect coefficients that nearly single out few rows, or that do so only over several "
-        "sessions or epochs of gradient descent. If one row alone has a combination of levels, these "
+        "sessions or over epochs of gradient descent. If only one row has a combination of levels, these "
         "coefficients reveal its other columns and its outcome.",
+        "A site that deals wrong random numbers can switch off the check of rows behind a product between "
+        "two other sites. It learns no value itself.",
     ),
     INTRUDER: (
         "Who sends messages to whom, when, and how large they are, and every message that is neither masked"
         " nor sealed.",
-        "A message that was altered or repeated gets no answer, and a site whose ledger was altered answers"
-        " nothing.",
+        "A site does not answer a message that was altered or repeated. A site whose ledger was altered "
+        "does not answer at all.",
         "It can stop an analysis by removing files.",
-        "Anybody who can read the files of a site has its keys and its records.",
+        "Anybody who can read the files of a site has its keys and its data.",
     ),
 }
 """By party, at a site that is served under :meth:`Policy.strict`: sentences, one or two to a statement."""
@@ -96,37 +113,37 @@ BUDGET_SECTION = "[privacy]"
 BUDGET_STATEMENTS = (
     "The published description of columns, which entities have a record, which of them lack a value in some"
     " columns, and how much of the budget is spent.",
-    "Sums with noise. Over all releases, and whoever colludes, the values of one record can be told from "
-    "other values only as far as epsilon and delta of the budget allow.",
-    "One exception: the party that deals the random numbers of a secure product, together with one of its "
-    "two sites.",
-    "That a table was changed, where a repeated request is charged again.",
+    "Sums with noise. All releases together distinguish the values of one record from other values only as "
+    "far as epsilon and delta of the budget allow. This also holds if parties collude.",
+    "One exception: if the party that deals the random numbers of a secure product colludes with one of its "
+    "two sites, both learn the columns of the other site.",
+    "That a table was changed: a repeated request is then charged again.",
     "Every other request that depends on rows is refused.",
 )
 """What all parties but an intruder learn where a policy has a privacy budget."""
 
 SMALL_COUNT_RULES = ("min_level_count", "min_events")
-"""Rules on the rows of a level and of an outcome, of which there may be fewer than behind other sums."""
+"""Rules on the rows of a level and of an outcome, which may be fewer than the rows of other sums."""
 
 COORDINATOR_LEARNS: Mapping[str, str] = {
     "raw columns": "It then has these columns",
-    "per entity": "Every number is an equation in the columns of its entity: about as many rounds as a site "
-    "has columns reveal the rows of the site",
-    "sketch": "Without the common seed of the sites a sketch shows products of columns. With the seed it "
-    "shows the columns, more precisely the more rows it has",
-    "aggregate": "Each describes one site, and together they may reveal more than each alone",
+    "per entity": "Every number is an equation in the columns of its entity. The rows of a site follow from "
+    "about as many rounds as the site has columns",
+    "sketch": "Without the common seed of the sites a sketch reveals products of columns. With the seed it "
+    "reveals the columns. Sketches with more rows are more precise",
+    "aggregate": "Each one describes one site. Together they may reveal more than each one alone",
     "noisy aggregate": "The noise is charged to the privacy budget of the site, and limits what they "
     "reveal of one record",
-    "masked share": "A share alone is random. Two shares add up to products of columns of two sites, which "
-    "it learns",
+    "masked share": "One share is random. Two shares add up to products of columns of two sites, and the "
+    "coordinator learns these products",
 }
 """What the coordinator learns from unmasked values of a kind, most disclosing first."""
 SITE_LEARNS: Mapping[str, str] = {
     "raw columns": "It then has the columns of another site",
     "per entity": "A number for each entity limits the possible values of the other sites' columns there",
-    "sketch": "It has the seed, so that the sketch shows the columns",
-    "aggregate": "They are sums or estimates over sites. With two sites, a sum less the own part is the "
-    "part of the other",
+    "sketch": "It has the seed. The sketch therefore reveals the columns",
+    "aggregate": "They are sums or estimates over sites. With two sites, the sum without its own part "
+    "is the part of the other site",
 }
 """What a site learns from values of a kind that it receives."""
 
