@@ -149,7 +149,7 @@ def test_a_new_rule_is_in_the_file_the_comparison_the_table_and_the_checks(copy)
         else:
             raise AssertionError
         def three(data, state):
-            state.tell(EntityCount(20))
+            state.report(EntityCount(20))
             return {name: np.array(1.0) for name in "abc"}
         gives = {name: ArrayDeclaration("aggregate", "sum", 0, behind=(EntityCount,)) for name in "abc"}
         FAMILIES["toy"] = {"three": Step(three, {}, gives)}

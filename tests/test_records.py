@@ -52,7 +52,7 @@ class Fit:
     by_site: Annotated[Floats, "K p"] | None
     used: Bools
     anything: Array
-    by_site: Mapping[str, Floats]
+    by_name: Mapping[str, Floats]
 
 
 STUDY = Study(
@@ -74,7 +74,7 @@ def fit(**changes):
         "by_site": np.arange(6.0).reshape(2, 3),
         "used": np.array([True, False]),
         "anything": np.arange(4),
-        "by_client": {"a.b": np.ones(1), "größe → 1": np.ones((2, 0))},
+        "by_name": {"a.b": np.ones(1), "größe → 1": np.ones((2, 0))},
     }
     return Fit(**(parts | changes))
 
@@ -102,17 +102,17 @@ def test_arrays_come_back_to_the_bit(changes):
     after = from_plain(Fit, plain, "it", arrays=arrays)
     for name in ("beta", "used", "anything"):
         assert getattr(after, name).tobytes() == getattr(before, name).tobytes()
-    assert after.by_site.keys() == before.by_site.keys()
+    assert after.by_name.keys() == before.by_name.keys()
     assert (after.by_site is None) == (before.by_site is None)
-    assert "beta" in arrays and "by_client.a.b" in arrays
+    assert "beta" in arrays and "by_name.a.b" in arrays
 
 
 def test_names_that_make_the_same_place_stay_apart():
     arrays = {}
     names = {"x" * 70 + end: np.full(1, i) for i, end in enumerate("ab")}
-    plain = to_plain(fit(by_site={name: array.astype(float) for name, array in names.items()}), arrays)
+    plain = to_plain(fit(by_name={name: array.astype(float) for name, array in names.items()}), arrays)
     after = from_plain(Fit, plain, "it", arrays=arrays)
-    assert [array[0] for array in after.by_site.values()] == [0.0, 1.0]
+    assert [array[0] for array in after.by_name.values()] == [0.0, 1.0]
 
 
 @pytest.mark.parametrize("name", ["beta", "by_site", "used"])

@@ -41,7 +41,7 @@ CLAIMS = {
     """,
     "balance-sheets-of-four-institutions": """
         assert result.converged and len(missed) <= 1 and len(false) <= 2 and area > 0.75
-        assert "per entity" in dict(result.ledger.kinds_by_client())["Bank"]
+        assert "per entity" in dict(result.ledger.kinds_by_site())["Bank"]
     """,
     "boosting-in-one-round": """
         assert exact.ledger.rounds < 10 and len(exact.path) == 100
@@ -157,7 +157,7 @@ CLAIMS = {
         assert len(told) == 1 and result.converged and result.nobs == 865
         assert (result.params - pooled.params).abs().max() < 1e-8
         assert (result.bse - pooled.bse).abs().max() < 1e-6
-        left = {kind for kinds in result.ledger.kinds_by_client().values() for kind in kinds}
+        left = {kind for kinds in result.ledger.kinds_by_site().values() for kind in kinds}
         assert left == {"control", "schema", "aggregate"}
         assert out.groupby("sender")["bytes"].sum().between(10_000, 18_000).all()
         assert result._fit.masked and (guarded.params - result.params).abs().max() < 1e-7
@@ -191,7 +191,7 @@ CLAIMS = {
         assert result.wald_test("height = 0, weight = 0").pvalue < 1e-10
         assert len(predicted) == len(newcomers.presence()) > 500
         assert predicted["obs_ci_lower"].lt(predicted["mean"]).all()
-        left = {kind for kinds in result.ledger.kinds_by_client().values() for kind in kinds}
+        left = {kind for kinds in result.ledger.kinds_by_site().values() for kind in kinds}
         assert not left & {"per entity", "raw columns", "sketch"}
         assert again.params.equals(result.params)
     """,
@@ -203,7 +203,7 @@ CLAIMS = {
         assert result.t_test("ROA = ROE").pvalue < 0.05
         assert larger.compare_lr_test(larger.refit("NPGR ~ .")).pvalue > 0.05
         assert result.mcar_test().pvalue > 0.01 and result.independence_tests()["pvalue"].min() > 0.001
-        left = {kind for kinds in result.ledger.kinds_by_client().values() for kind in kinds}
+        left = {kind for kinds in result.ledger.kinds_by_site().values() for kind in kinds}
         assert not left & {"per entity", "raw columns", "sketch"}
         assert "Judicial Organ" in by_blocks["width"].idxmin()
         assert 0.92 < table["covered"].mean() < 0.98
@@ -213,7 +213,7 @@ CLAIMS = {
         assert (impute.bse / result.bse)[["ABNAP", "Removed"]].between(1.2, 1.4).all()
     """,
     "what-leaves-an-institution": """
-        left = {kind for kinds in result.ledger.kinds_by_client().values() for kind in kinds}
+        left = {kind for kinds in result.ledger.kinds_by_site().values() for kind in kinds}
         assert not left & {"per entity", "raw columns", "sketch"}
         assert result.ledger.rounds <= 12
         least = 2 * (moments.patterns @ np.array(moments.sizes) + 1)
@@ -228,7 +228,7 @@ CLAIMS = {
         assert "linear_predictor" in set(hidden["array"])
         clear = passed[~passed["masked"] & (passed["sender"] != "Platform")]
         assert "linear_predictor" not in set(clear["array"])
-        kinds = {way: fit.ledger.kinds_by_client()["Judicial Organ"] for way, fit in ways.items()}
+        kinds = {way: fit.ledger.kinds_by_site()["Judicial Organ"] for way, fit in ways.items()}
         assert [way for way in ways if "raw columns" in kinds[way]] == ["exact"]
         assert [way for way in ways if "sketch" in kinds[way]] == ["sketch"]
         assert (apart.params - result.params).abs().max() < 1e-8

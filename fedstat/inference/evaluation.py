@@ -201,8 +201,8 @@ class Evaluation:
     n : ndarray, shape (K, B)
         Rows (or trials) by site and bin.
     observed : ndarray, shape (K, B)
-        Sums of the response: events where it is binary.
-    Sums of the response: events if it is binary.
+        Sums of the response: events if it is binary.
+    expected : ndarray, shape (K, B)
         Sums of the predicted means.
     binary : bool
         Whether the response is an event indicator. Otherwise there is no AUC.

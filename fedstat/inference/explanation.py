@@ -32,8 +32,9 @@ class Explanation:
         The fit, as it would be called.
     table : DataFrame
         See :meth:`tidy`.
-    Steps of a kind of round trip, and their expected number: with one iteration, as in the dry run, and at
-    the limit of the fit.
+    rounds : sequence of (str, tuple of int)
+        Steps of a kind of round trip, and their expected number: with one iteration, as in the dry run, and
+        at the limit of the fit.
     refused : mapping of str to mapping of str to sequence of str
         Reasons of the policies against it, by site and rule; empty if all allow it.
     learned : sequence of (str, str)

@@ -136,8 +136,8 @@ class PooledResults(MeanResults):
         Fraction of missing information, ``(riv + 2 / (df + 3)) / (riv + 1)``.
     imputations : int
         m.
-    Degrees of freedom of the analysis of complete data; infinite if there are none.
-        Degrees of freedom of the analysis were nothing missing; infinite for none.
+    df_complete : float
+        Degrees of freedom of the analysis of complete data; infinite if there are none.
 
     Examples
     --------

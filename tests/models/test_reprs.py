@@ -94,5 +94,5 @@ def test_a_table_of_several_results_has_no_nan_where_there_is_an_r_squared():
     "more", [{"nonsense": 3}, {"missing": "drop"}, {"time": "bbs(t)"}, {"loss": "huber"}]
 )
 def test_private_boosting_lists_its_arguments(more):
-    with pytest.raises(ModelError, match="there are epsilon, public, delta, coordinator"):
+    with pytest.raises(ModelError, match="the arguments are epsilon, public, delta, coordinator"):
         fs.FedFunctionBoost.from_formula("y ~ bols(x) + bols(z)", COLUMNS, epsilon=1.0, **more)

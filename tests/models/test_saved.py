@@ -88,7 +88,7 @@ def test_a_header_without_results_is_refused(files, family, content, tmp_path):
     path = tmp_path / "result.fed"
     text = {} if content is None else {"content": content}
     path.write_bytes(pack({"format": header["format"]} | text, {"params": np.ones(2)}))
-    with pytest.raises(ModelError, match=r"result\.fed: the file is not whole"):
+    with pytest.raises(ModelError, match=r"result\.fed: the file is incomplete"):
         fs.load(path)
 
 

@@ -49,7 +49,7 @@ def step(
     request : type, optional
         Type of the plain value that comes with the arrays, which :mod:`fedstat.codec` reads from the text of
         the request, or its own ``from_json``; None where the function takes the text itself.
-    asks, replies : ArrayDeclaration, optional
+    requests, replies : ArrayDeclaration, optional
         What the text of the request and of the reply is.
     name : str, optional
         Name of the step; by default that of the function.

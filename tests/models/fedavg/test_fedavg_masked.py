@@ -74,7 +74,7 @@ def test_no_update_of_a_site_reaches_the_coordinator(kind, fraction):
 def test_masks_are_used_where_three_sites_are_drawn(fraction, hidden):
     result = fit(fs.FedAvg, rounds=2, fraction=fraction)
     assert result._fit.masked == hidden
-    assert result.trace["clients"].tolist()[:2] == [round(4 * fraction) or 1] * 2
+    assert result.trace["sites"].tolist()[:2] == [round(4 * fraction) or 1] * 2
     text = " ".join(str(result.summary()).split())
     assert ("Updates and sums were masked over 4 sites" in text) == hidden
     if not hidden:

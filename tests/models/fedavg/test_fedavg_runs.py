@@ -63,7 +63,7 @@ def test_the_order_of_the_sites_does_not_matter():
 @pytest.mark.parametrize(("fraction", "clients"), [(1.0, 4), (0.5, 2), (0.7, 3), (0.01, 1)])
 def test_a_share_of_the_sites_is_asked_in_each_round(fraction, clients):
     result = fit(fs.FedAvg, rounds=12, fraction=fraction, masked=False)
-    assert result.trace["clients"].tolist() == [clients] * 12 + [4]
+    assert result.trace["sites"].tolist() == [clients] * 12 + [4]
     frame = result.ledger.to_frame()
     left = frame[(frame["step"] == "run_epochs") & (frame["array"] == "loss")]
     request = left.groupby("round")["sender"].apply(frozenset)

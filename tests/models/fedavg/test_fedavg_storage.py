@@ -62,7 +62,7 @@ def test_every_kind_of_fit_can_be_saved(results, case, path):
     assert type(loaded) is type(result) and not hasattr(loaded.model, "partition")
     assert repr(loaded) == repr(result)
     assert loaded.summary(0.1).as_text() == result.summary(0.1).as_text()
-    for what in ("params", "clients", "distance"):
+    for what in ("params", "coef_sites", "distance"):
         pd.testing.assert_series_equal(getattr(loaded, what), getattr(result, what), check_exact=True)
     for frames in ((loaded.trace, result.trace), (loaded.tidy(), result.tidy())):
         pd.testing.assert_frame_equal(*frames, check_exact=True)

@@ -96,7 +96,7 @@ def test_every_kind_of_fit_can_be_saved(results, case, path):
     assert repr(loaded) == repr(result)
     for rendering in ("as_text", "as_html", "as_latex"):
         assert getattr(loaded.summary(0.1), rendering)() == getattr(result.summary(0.1), rendering)()
-    for what in ("params", "bse", "pvalues", "tvalues", "clients", "trace", "site_estimates"):
+    for what in ("params", "bse", "pvalues", "tvalues", "coef_sites", "trace", "site_estimates"):
         same(getattr(loaded, what), getattr(result, what))
     for what in ("cov_params", "conf_int", "tidy"):
         same(getattr(loaded, what)(), getattr(result, what)())
