@@ -213,7 +213,7 @@ class ProductCount:
     def outcome(self, part: ProductPart, share: bytes) -> CountedProduct:
         """Say which own columns have products of few rows, from the other site's share of the outcome."""
         few = forbidden_counts(part.counts, self.share, share).any(axis=(0, 2) if part.first else (0, 1))
-        names = dict.fromkeys(name for name, bad in zip(self.names, few.tolist(), strict=True) if bad)
+        names = dict.fromkeys(self.names[k] for k in np.flatnonzero(few).tolist())
         return CountedProduct(part.peer, part.least, tuple(names))
 
 
@@ -282,12 +282,13 @@ def deal_shares(product: secure.MatrixProduct, seed_a: bytes, seed_b: bytes, gro
 
 def deal_part(part: ProductPart, digest: bytes, seeds: tuple[bytes, bytes], group: Ints) -> bytes:
     """B's shares of all that a dealer deals by seeds for a product, that for its count included."""
-    Z_b = deal_shares(part.product, *(secure.bind_seed(seed, digest) for seed in seeds), group)
+    bound_a, bound_b = (secure.bind_seed(seed, digest) for seed in seeds)
+    Z_b = deal_shares(part.product, bound_a, bound_b, group)
     if not part.least:
         return Z_b
-    counting = [seed_of_count(seed, digest) for seed in seeds]
-    count = deal_counts(part.counts, *counting, group)
-    return Z_b + count.tobytes() + deal_comparison(part.counts, part.least, *counting).tobytes()
+    seed_a, seed_b = (seed_of_count(seed, digest) for seed in seeds)
+    count = deal_counts(part.counts, seed_a, seed_b, group)
+    return Z_b + count.tobytes() + deal_comparison(part.counts, part.least, seed_a, seed_b).tobytes()
 
 
 def mark_rows(
