@@ -13,6 +13,7 @@ from fedstat.federation.disclosure.state import State
 from fedstat.federation.dry_run.execution import DryRunRecord, DrySite
 from fedstat.federation.dry_run.expected_releases import ExpectedReleases, IterationLoop
 from fedstat.federation.dry_run.synthetic_rows import synthetic_generator
+from fedstat.federation.protocols.product_steps import PRODUCT_STEPS
 from fedstat.models.explain import DryRunPlan
 from fedstat.models.m2sem.columns import COLUMNS_ITEM, OpenedCovariates, OpenedModalities, OpenedModality
 from fedstat.models.m2sem.request import CovariatesReply, ModalityRequest
@@ -31,7 +32,7 @@ class M2SEMPlan(DryRunPlan):
     The number of mixtures improved in parallel, and of scores that differ by cluster, depends on the data.
     """
 
-    guessed = frozenset({"improve", "open_scores", "open_product", "deal_product", "share_product"})
+    guessed = frozenset({"improve", "open_scores", *PRODUCT_STEPS})
 
     def __init__(self, model: Any, given: Mapping[str, Any]) -> None:
         super().__init__(model, given)

@@ -48,7 +48,7 @@ class PatternMoments:
     def __post_init__(self) -> None:
         P, K, G = sum(self.sizes), len(self.sizes), len(self.n)
         expected = {
-            "clients": (len(self.sites), K),
+            "sites": (len(self.sites), K),
             "names": (len(self.names), P),
             "seen": (self.seen.shape, (G, P)),
             "grams": (self.grams.shape, (G, P + 2, P + 2)),

@@ -7,6 +7,7 @@ from typing import Any
 
 from fedstat.federation.dry_run.execution import DryRunRecord
 from fedstat.federation.dry_run.expected_releases import ExpectedReleases, IterationLoop
+from fedstat.federation.protocols.product_steps import PRODUCT_STEPS
 from fedstat.models.explain import DryRunPlan
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vglm.admm import MOST_LINEARISED
@@ -15,7 +16,7 @@ from fedstat.models.vglm.options import read_lambdas
 POINTS = frozenset({"linear_predictor", "admm_move"})
 """Steps that release linear predictors."""
 NEWTON = ("linear_predictor", "respond", "respond_openly", "sum_scores")
-GRAMS = ("weigh", "introduce", "announce", "finish", "deal_product", "open_product", "share_product")
+GRAMS = ("weigh", "introduce", "announce", "finish", *PRODUCT_STEPS)
 MOVES = ("admm_move", "admm_respond")
 LASSOS = ("admm_set", "admm_certify", "respond_openly")
 LONGER = 6

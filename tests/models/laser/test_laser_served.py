@@ -128,7 +128,7 @@ def test_the_order_of_clients_does_not_matter(both, federation):
         turned = fs.ClientPartition.connect(path)
     finally:
         path.write_text(text)
-    assert turned.sites == SITES[::-1]
+    assert tuple(turned.sites) == SITES[::-1]
     for how in EXCHANGES:
         one, other = (fit._record.fitted.trained for fit in (both[how][0], fitted(turned, exchange=how)))
         for k in SITES:

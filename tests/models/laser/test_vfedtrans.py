@@ -105,7 +105,7 @@ def test_what_it_cannot_do_is_said(part):
     with pytest.raises(ModelError, match="two sites or more"):
         model(alone).fit(**QUICK)
     apart = {k: t[t["id"] % 2 == (k == "shop")] if k != "bank" else t for k, t in TABLES.items()}
-    with pytest.raises(EstimationError, match="entities that all institutions have; there are 0"):
+    with pytest.raises(EstimationError, match="entities that all sites have; there are 0"):
         model(fs.ClientPartition.from_frames(apart, on="id")).fit(**QUICK)
     with pytest.raises(ModelError, match="another method than 'vfedtrans'"):
         model(part, representations={"shop": object()}).fit(**QUICK)

@@ -169,18 +169,18 @@ def twin(item):
 class Engine(LocalEngine):
     seen, outcomes = set(), []
 
-    def _carry(self, ask, ledger):
+    def _send(self, ask, ledger):
         if (ask.site, ask.step) not in self.seen:
             self.seen.add((ask.site, ask.step))
             for name, array in ask.arrays.items():
                 array = np.asarray(array)
                 for what, other in (*longer_and_shorter(array), *of_other_values(array)):
                     self.attempt(replace(ask, arrays=ask.arrays | {{name: other}}), name, what)
-        return super()._carry(ask, ledger)
+        return super()._send(ask, ledger)
 
     def attempt(self, ask, name, what):
         site = sites[ask.site]
-        states, events = kept(site.states), len(site.account.events)
+        states, events = kept(site.states), len(site.site_ledger.events)
         entries = len(site.ledger.entries)
         print(json.dumps([ask.step, name, what, "died"]), file=sys.stderr, flush=True)
         try:
@@ -191,7 +191,7 @@ class Engine(LocalEngine):
         except Exception as error:
             outcome = type(error).__name__
         site.states = states
-        del site.account.events[events:]
+        del site.site_ledger.events[events:]
         self.outcomes.append([ask.step, name, what, outcome])
 
 np.seterr(all="ignore")

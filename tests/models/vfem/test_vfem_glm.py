@@ -290,7 +290,7 @@ def test_results_come_back_from_a_file(tmp_path):
     result = model.fit()
     result.save(tmp_path / "fit")
     loaded = fs.load(tmp_path / "fit")
-    for what in ("params", "bse", "nobs_by_client"):
+    for what in ("params", "bse", "nobs_by_site"):
         pd.testing.assert_series_equal(getattr(loaded, what), getattr(result, what), check_exact=True)
     assert str(loaded.summary()) == str(result.summary())
     assert loaded.pseudo_rsquared("mcf") == result.pseudo_rsquared("mcf")

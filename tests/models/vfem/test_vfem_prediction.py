@@ -235,7 +235,7 @@ def test_a_partition_that_does_not_fit_is_refused(fitted):
     table = pd.DataFrame({"bank0": [1.0, 2.0], "bank1": [1.0, 2.0], "hospital": ["a", "b"]})
     with pytest.raises(ModelError, match="vertical"):
         fitted.result.predict(fs.ClientPartition.from_frame(table, by="hospital", new_data=True))
-    with pytest.raises(ModelError, match="at least one of the institutions Bank, Court, Tax"):
+    with pytest.raises(ModelError, match="at least one of the sites Bank, Court, Tax"):
         fitted.result.predict(office(id=[1], x=[1.0]))
 
 

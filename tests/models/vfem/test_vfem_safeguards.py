@@ -191,7 +191,7 @@ def test_a_column_that_is_constant_among_complete_entities_is_named():
 
 
 def test_single_needs_columns_at_the_response_holder():
-    with pytest.raises(ModelError, match="columns of 'Registry' alone, and it holds none"):
+    with pytest.raises(ModelError, match="columns of 'Registry' alone, but that site holds none"):
         simulate(n=300, holder="Registry").model().fit(**packed(method="single", **ITERATIVE))
 
 
@@ -330,7 +330,8 @@ def test_a_refusal_names_site_rule_and_array_and_ends_all(policy, options, site,
     site_ledger = partition.sites[site].ledger.entries
     assert all(entry.step != step for entry in site_ledger)
     assert not {entry.kind for entry in site_ledger} & policy.get("refused_kinds", frozenset())
-    after = [k for k in partition.sites if partition.sites.index(k) > partition.sites.index(site)]
+    sites = tuple(partition.sites)
+    after = sites[sites.index(site) + 1 :]
     assert all(entry.step != step for k in after for entry in partition.sites[k].ledger.entries)
     before = released()
     with pytest.raises(PolicyError):

@@ -52,7 +52,7 @@ def test_the_summary_comes_back(result, path):
 
 def test_numbers_come_back_to_the_bit(result, path):
     loaded = round_trip(result, path)
-    for what in ("params", "bse", "pvalues", "tvalues", "nobs_by_client", "clients"):
+    for what in ("params", "bse", "pvalues", "tvalues", "nobs_by_site"):
         pd.testing.assert_series_equal(getattr(loaded, what), getattr(result, what), check_exact=True)
     pd.testing.assert_frame_equal(loaded.cov_params(), result.cov_params(), check_exact=True)
     pd.testing.assert_frame_equal(loaded.conf_int(), result.conf_int(), check_exact=True)

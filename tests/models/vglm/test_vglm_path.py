@@ -102,7 +102,7 @@ def test_a_violation_that_is_printed_is_that_of_the_printed_coefficients(respons
         assert true[~solved].max() > 1e-3
         text = " ".join(str(result.summary()).split())
         assert f"Lambdas solved: {solved.sum()} of 50" in text
-        assert f"Of 50 lambdas {solved.sum()} are solved" in text
+        assert f"Of 50 lambdas, {solved.sum()} are solved" in text
     else:
         assert "proposed" not in str(result.summary())
 

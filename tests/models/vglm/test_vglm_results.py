@@ -159,7 +159,7 @@ def test_predictions_are_those_of_the_coefficients(scad):
     assert predicted.isna().to_numpy().nonzero()[0].tolist() == [3]
     fitted = scad.params["Intercept"] + (pooled_columns(new, scad.params.index[1:]) @ scad.params[1:])
     np.testing.assert_allclose(predicted.drop(3), np.delete(fitted, 3), rtol=1e-10)
-    with pytest.raises(ModelError, match="lacks the institution Registry"):
+    with pytest.raises(ModelError, match="lacks the site Registry"):
         scad.predict(
             make_partition(new, {k: v for k, v in COLUMNS.items() if k != "Registry"}, new_data=True)
         )

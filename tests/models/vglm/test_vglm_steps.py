@@ -157,7 +157,7 @@ def test_what_has_no_steps_is_said(options, arguments, message):
 def test_no_estimate_to_start_from_is_said():
     table = TABLES["binary"].copy()
     table["y"] = (table["x0"] > table["x0"].median()).astype(float)
-    with pytest.raises(EstimationError, match=r"no estimate without a penalty.*Leave out adaptive and steps"):
+    with pytest.raises(EstimationError, match=r"no unpenalized estimate.*Leave out adaptive and steps"):
         make_model(table, family=FAMILIES["binary"]).fit(steps=1)
 
 
