@@ -235,7 +235,7 @@ class VFEMModel(VerticalModel):
         complete = method in ("cc", "single")
         conditioned = self._conditions and self.partition.partial == "condition"
         if conditioned and not partly and method in ("vfem", "impute"):
-            self._warn_of_partial_blocks("this fit")
+            self._warn_of_partial_blocks("This fit")
         layout = self._layout(method, partly=partly)
         layout = reuse_patterns(layout, self.partition, complete=complete, partly=partly)
         return self._with_dealer(layout)

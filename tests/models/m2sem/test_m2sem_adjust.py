@@ -301,7 +301,7 @@ def test_what_cannot_be_adjusted_for(adjust, kind, words):
 
 
 def test_what_is_adjusted_for_is_not_clustered():
-    with pytest.raises(ModelError, match="'age' are also in adjust=.* Remove them from one argument"):
+    with pytest.raises(ModelError, match=r"'age' are also in adjust=.* Remove them from one argument"):
         M2SEM(partition_of(held()), 2, 1, columns=["a0", "a1", "age"], adjust={"A": "~ age"})
     frames = held() | {"Registry": held()["A"][["id", "age"]].rename(columns={"age": "years"})}
     with pytest.raises(ModelError, match="no column of 'Registry' is clustered"):
