@@ -87,7 +87,7 @@ def test_an_owner_reads_who_can_learn_what(home, capsys):
     text = " ".join(printed(capsys, "site", "threats", home / "A").split())
     for threat in threats_under(Policy.strict(formulas="any")):
         assert threat.learns in text
-    assert 'formulas = "any": A known person\'s response' in text
+    assert 'formulas = "any": The response of a known person' in text
 
 
 def test_check_shows_what_others_see(home, capsys):

@@ -133,7 +133,7 @@ def show_threats(folder: Path) -> int:
             print(f"  {reported} ({PARTIES[reported]})")
         line = f"{threat.line}: {threat.learns}" if threat.line else threat.learns
         print(textwrap.fill(line, WIDTH, initial_indent="    ", subsequent_indent="    "))
-    print("\nA line of policy.toml before a sentence is what lets it be learned.")
+    print("\nA line of policy.toml before a sentence is the line that allows it.")
     return 0
 
 

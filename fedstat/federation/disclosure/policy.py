@@ -35,11 +35,11 @@ from fedstat.federation.message import ArrayKind
 from fedstat.privacy.zcdp import rho_of_budget, round_to_grid
 
 # ----------------------------------------------------------------------------------------------------
-# Policy of a site: what its owner allows to leave it.
+# Policy of a site: what its owner allows it to release.
 #
-# The rules are enforced in :meth:`fedstat.federation.disclosure.site.Site.answer` and nowhere else. Those for
-# what only a step can count stand in :mod:`fedstat.federation.disclosure.row_checks`: steps tell facts, the
-# door judges them.
+# The rules are enforced in :meth:`fedstat.federation.disclosure.site.Site.answer` and nowhere else. Rules on
+# quantities that only a step can count are in :mod:`fedstat.federation.disclosure.row_checks`: steps report
+# facts, and the disclosure checks compare them with the policy.
 
 MAX_DELTA = 1e-6
 BUDGET_KEYS = {"epsilon": "a number above 0", "delta": f"a number of at least 0 and at most {MAX_DELTA:g}"}
@@ -49,7 +49,7 @@ BUDGET_KEYS = {"epsilon": "a number above 0", "delta": f"a number of at least 0 
 class Budget:
     """A privacy budget: a bound on what all releases together may disclose of one record.
 
-    It holds over all sessions, coordinators and restarts: the site keeps account of what was spent.
+    It holds over all sessions, coordinators and restarts: the site keeps a record of what was spent.
 
     Parameters
     ----------
@@ -77,12 +77,12 @@ class Budget:
 
 
 def check_budget(where: str, epsilon: object, delta: object) -> None:
-    """Hold a privacy budget against what it may be.
+    """Check the numbers of a privacy budget.
 
     Raises
     ------
     PartitionError
-        Names the number, with what was expected and what came.
+        Names the number, the expected value and the received value.
     """
     above = ". A larger one would allow some records to be published" if is_number(delta) else ""
     for name, value, fits, remedy in (
@@ -107,36 +107,36 @@ def read_budget(where: str, section: object) -> Budget:
 
 
 def spends_no_more(a: Budget | None, b: Budget | None) -> bool:
-    """Whether all that the first budget lets leave may leave under the second."""
+    """Whether the second budget allows every release that the first one allows."""
     return a == b or (a is not None and b is not None and a.epsilon <= b.epsilon and a.delta <= b.delta)
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What the owner of a site allows to leave it.
+    """What the owner of a site allows it to release.
 
     Parameters
     ----------
     families : frozenset of str or None
-        Families that may ask; None allows every installed one.
+        Families that may send requests; None allows every installed one.
     refused_kinds : frozenset of Kind
-        Kinds of values that may not leave, such as "raw columns"; those of a masked sum are not refused, but
+        Kinds of values that are not released, such as "raw columns". A masked sum may contain them, except
         for values per entity, which masks do not hide over many rounds.
     per_entity : int or "any"
-        Most numbers for each entity, such as linear predictors, that ever leave, of all sessions together,
-        masked or not: about as many as the site has columns give its rows away. 0: none.
+        Most numbers for each entity, such as linear predictors, that are ever released, over all sessions,
+        masked or not. About as many numbers as the site has columns reveal its rows. 0: none.
     masked_only : bool
-        Whether arrays of which only the sum over sites is needed leave in no other way than masked.
+        Whether an array is released only in masked form if an analysis needs only its sum over sites.
     two_sites : {"warn", "refuse"}
-        What to do with a masked sum over two sites, which hides neither from the other.
+        What to do with a masked sum over two sites, in which each site can compute the part of the other.
     quorum : int or float
         Fewest sites in a masked sum, or the smallest share of those that are pinned; 0: any.
     apart : int
-        Fewest sites that masked sums, and differences of masked sums of all sessions, are over.
+        Fewest sites in a masked sum, and in a difference of two masked sums, over all sessions.
     min_count : int
-        Smallest number of entities behind an aggregate or a sketch.
+        Smallest number of entities in an aggregate or a sketch.
     min_events : int
-        Fewest rows of either outcome of a binary response, unless there are none.
+        Fewest rows of each outcome of a binary response, unless there are none.
     min_level_count : int
         Fewest rows of a category level, unless there are none.
     products : {"any", "counted"}
@@ -151,51 +151,51 @@ class Policy:
     max_columns : int or None
         Most design columns of this site in one model, without intercept and response.
     remember : {"all", "rows", "nothing"}
-        Which earlier answers, of all sessions, are held against a new one, so that sums which together tell
-        of a few rows do not both leave: those of models over rows, all, or none.
+        Which earlier releases, over all sessions, are compared with a new one, so that two sums that
+        together reveal a few rows are not both released: those of models over rows, all, or none.
     formulas : {"any", "simple"}
         "simple" computes a factor only where it is one column or one function of one column, and defined on
         all that the site publishes of that column, and products of different columns; see
         :mod:`fedstat.federation.disclosure.request_checks`.
     evaluation : {"any", "once"}
-        "once" answers the evaluation of one model, of whatever response, and that again; predictions from
+        "once" answers the evaluation of one model, with any response, and its repetition. Predictions from
         outside are averaged over `min_count` entities first.
     discrete : {"any", "bits"}
-        "bits" releases sums of products by group only over so many entities that columns of few values are
-        not determined by them; see :mod:`fedstat.federation.tables.cardinality`.
+        "bits" releases sums of products by group only over enough entities that these sums do not determine
+        columns of few values; see :mod:`fedstat.federation.tables.cardinality`.
     rounding : {"none", "dither"}
         "dither" moves the columns of such sums by up to half a hundredth of their standard deviation.
     reasons : {"told", "logged"}
-        Whether a refusal that depends on rows says why to whoever asked, or to the owner's log alone.
+        Whether the analyst receives the reason of a refusal that depends on rows, or only the owner's log.
     max_refusals : int
-        Refusals that depend on rows after which who asks gets no more answers; 0: any number.
+        Most refusals that depend on rows; the coordinator then receives no more answers. 0: any number.
     alignment : {"allow", "ask"}
-        "ask" wants the owner's consent to every alignment of keys, by 'fedstat site consent'.
+        "ask" requires the owner's consent to every alignment of keys, by 'fedstat site consent'.
     max_keys : int or None
-        Most keys that another site may enter into an alignment; None: twice as many as the site has itself
-        where the owner is asked, and any number where not.
+        Most keys that another site may enter into an alignment. None: twice as many as the site has itself
+        if alignment needs consent, and any number otherwise.
     approval : {"auto", "owner"}
-        "owner" asks the owner to consent to the plan of every analysis, by 'fedstat site approve'; "auto"
-        needs nobody where the other rules let it pass.
+        "owner": the owner approves the plan of every analysis, by 'fedstat site approve'. "auto": an analysis
+        that the other rules allow needs no approval.
     dealer : {"third party", "any"}
         Who may deal the random numbers of a secure product of this site's columns: a third site, or the
         coordinator as well. It is never one of the two sites whose columns are multiplied.
     max_share : float
-        Largest share of the weight of a sum at coefficients, or with weights, from outside that one row may
-        have. Below 1, sums of products by group leave only where no row has more than three quarters of the
+        Largest share of one row in the total weight of a sum at coefficients, or with weights, from outside.
+        Below 1, sums of products by group are released only if no row has more than three quarters of the
         squared deviations of a column, or of a combination of columns; see
         :mod:`fedstat.federation.disclosure.leverage`.
     order : {"declared", "any"}
-        Whether steps of a family are answered in the order of its protocols alone.
+        Whether a site answers the steps of a family only in the order of its protocols.
     privacy : Budget or None
-        With a budget, what depends on rows leaves only with noise, and is charged to the budget before it
-        does; all else is refused. Public descriptions, numbers of rows, which entities have a record, and
-        which of these lack a value in the columns of a synthesis, are told.
+        With a budget, values that depend on rows are released only with noise, and are charged to the budget
+        first. Everything else is refused, except public descriptions, numbers of rows, which entities have a
+        record, and which of these lack a value in the columns of a synthesis.
 
     Raises
     ------
     PartitionError
-        A value has no meaning; names key, what was expected and what came.
+        A value is invalid; names the key, the expected value and the received value.
 
     Examples
     --------
@@ -217,9 +217,10 @@ class Policy:
             lambda value: value is None or (is_name_set(value) and len(value) > 0),
             limit(None),
         ),
-        'Families of models that may ask. "design" agrees on columns and is needed by every model, "secure" '
-        "agrees on keys and is needed by masked sums; the models are named after their folders, such as "
-        '"glm", "vfem" and "fedavg". By default every installed family may ask.',
+        'Families of models that may send requests. "design" agrees on columns, and every model needs '
+        'it. "secure" agrees on keys, and masked sums need it. The models are named after their '
+        'folders, such as "glm", "vfem" and "fedavg". By default every installed family may send '
+        "requests.",
         example='families = ["design", "secure", "glm"]',
     )
     refused_kinds: frozenset[ArrayKind] = rule(
@@ -230,14 +231,14 @@ class Policy:
             lambda value: is_name_set(value) and value <= set(RELEASE_KINDS),
             operator.ge,
         ),
-        "Kinds of values that may not leave. From harmless to disclosing: control, schema, presence, sealed, "
-        "masked share, aggregate, sketch, per entity, raw columns. A kind that is refused may still enter a "
-        "masked sum, which hides this institution's part; not so values per entity, of which every part "
-        "follows from the sums of many rounds.",
+        "Kinds of values that the site does not release. From harmless to disclosing: control, "
+        "schema, presence, sealed, masked share, aggregate, sketch, per entity, raw columns. A "
+        "refused kind may still enter a masked sum, because the sum hides this site's part. Values "
+        "per entity may not: each part follows from the sums of many rounds.",
         strict=frozenset({"raw columns", "sketch"}),
         without={
             ANALYST: "Whole columns, by predictions.",
-            DEPARTING: "Any column, by one question.",
+            DEPARTING: "Any column, by one request.",
         },
         example='refused_kinds = ["per entity", "raw columns"]',
     )
@@ -249,18 +250,18 @@ class Policy:
             lambda value: value == "any" or is_integer(value, 0),
             limit("any"),
         ),
-        "Most numbers for each entity that ever leave, over all analyses, sessions and restarts, masked or "
-        "not; 0: none. Each is an equation about the row of its entity: fewer than this institution has "
-        "columns leave its rows open, as many give them away. A fit of VFEM with a binary response or count "
-        'takes 10 to 30. "any": no limit.',
+        "Most numbers for each entity that the site ever releases, over all analyses, sessions and "
+        "restarts, masked or not. 0: none. Each number is an equation in the row of its entity. As "
+        "many numbers as the site has columns determine the row; fewer do not. A fit of VFEM with a "
+        'binary response or a count takes 10 to 30. "any": no limit.',
         strict=0,
         without={
             ANALYST: "A whole column, by predictions from it alone, where they need not be masked.",
-            COORDINATOR: "Of every entity so many numbers, 53 bits each, masked or not: as many as columns "
-            "are its row.",
-            OTHER_SITE: "The response of its entities, where residuals or curvatures are sent; sums of its "
-            "columns with them, where a third party deals.",
-            DEPARTING: "The response of every entity, by one question; rows, by as many as columns.",
+            COORDINATOR: "Numbers for each entity, with 53 bits each, masked or not. As many numbers as "
+            "columns determine the row.",
+            OTHER_SITE: "The response of its entities, where residuals or curvatures are sent. Sums of "
+            "products of its columns with them, where a third party deals.",
+            DEPARTING: "The response of every entity, by one request. Rows, by as many requests as columns.",
         },
         moot=lambda policy: "per entity" in policy.refused_kinds,
         kw_only=True,
@@ -269,18 +270,19 @@ class Policy:
         False,
         "masked only",
         ("true or false", lambda value: isinstance(value, bool), operator.ge),
-        "Whether arrays of which only the sum over institutions is needed leave in no other way than masked.",
+        "true: the site releases an array only in masked form where the analysis needs only the sum "
+        "over sites.",
         strict=True,
-        without={COORDINATOR: "Each institution's part of every sum."},
+        without={COORDINATOR: "The part of each site in every sum."},
     )
     two_sites: Literal["warn", "refuse"] = rule(
         "warn",
         "two sites",
         choice("warn", "refuse", strictest="refuse"),
-        'What to do with a masked sum over two institutions, which hides neither from the other: "warn" or '
-        '"refuse".',
+        "What to do with a masked sum over two sites, in which each site can compute the part of the "
+        'other: "warn" or "refuse".',
         strict="refuse",
-        without={OTHER_SITE: "The other's part of a sum over two, masked or not."},
+        without={OTHER_SITE: "The part of the other site in a sum over two sites, masked or not."},
     )
     quorum: float = rule(
         0,
@@ -290,37 +292,38 @@ class Policy:
             lambda value: is_integer(value, 0) or (isinstance(value, float) and 0.0 < value <= 1.0),
             lambda a, b: b == 0 or (type(a) is type(b) and a >= b),
         ),
-        "Fewest institutions in a masked sum: a number, or a share of those that are pinned here (1.0: all). "
-        "0: as many as two_sites allows.",
+        "Fewest sites in a masked sum: a number, or a share of the sites that are pinned here (1.0: "
+        "all). 0: as many as two_sites allows.",
     )
     apart: int = rule(
         1,
         "apart",
         integer(1, operator.ge),
-        "Fewest institutions that a masked sum, or a difference of masked sums of all sessions from now on, "
-        "may be over. 1: where one institution is lost in a fit that goes on without it, its part of earlier "
-        "sums follows by subtraction, as it does where an analysis leaves it out. 2 or more: this one takes "
-        "no part in the second sum, which protects the others; their rule protects this one.",
+        "Fewest sites in a masked sum, and in a difference of two masked sums, over all sessions from "
+        "now on. 1: if one site is lost and a fit goes on without it, or if an analysis leaves it "
+        "out, its part of earlier sums follows by subtraction. 2 or more: this site does not take "
+        "part in the second sum. This protects the other sites; their rule protects this site.",
     )
     min_count: int = rule(
         5,
         "minimum count",
         integer(0, operator.ge),
-        "Fewest entities (rows) behind a sum, a sketch or a share of a product.",
-        without={ANALYST: "Sums over fewer entities; with a count of one, single values."},
+        "Fewest entities (rows) in a sum, a sketch or a share of a product.",
+        without={ANALYST: "Sums over fewer entities. A sum over one entity is its value."},
     )
     min_events: int = rule(
         3,
         "minimum events",
         integer(0, operator.ge),
-        "Models over rows: fewest rows of either outcome of a binary response, unless there are none.",
+        "Models over rows: fewest rows of each outcome of a binary response. An outcome without any "
+        "rows is allowed.",
         without={ANALYST: "Sums over the few rows of a rare outcome."},
     )
     min_level_count: int = rule(
         3,
         "minimum rows per level",
         integer(0, operator.ge),
-        "Fewest rows of a category level, unless there are none.",
+        "Fewest rows of a level of a category. A level without any rows is allowed.",
         without={ANALYST: "Sums over the few rows of a rare level."},
     )
     products: Literal["any", "counted"] = rule(
@@ -329,7 +332,8 @@ class Policy:
         choice("any", "counted", strictest="counted"),
         'Products of two columns, whose sums are part of every fit: "counted" releases them only where each '
         "product is nonzero in no row or in at least min_level_count rows, and no row has nearly all of it. "
-        'Where remember is "all", columns of earlier releases are included. "any": no rule.',
+        'Where remember is "all", columns of earlier releases are included. Between two sites only the '
+        'number of rows is checked. "any": no rule.',
         strict="counted",
         without={
             ANALYST: "A person's value, from two columns that only this person shares, or from two analyses "
@@ -344,7 +348,7 @@ class Policy:
         "sums without a mask. An own fit also needs five rows for each number that it releases. A site with "
         'fewer rows takes part in masked sums. Comparisons of sites then call it "not shown". 0: no minimum.',
         strict=60,
-        without={ANALYST: "Rows of a small site, which follow from several fits of its rows alone."},
+        without={ANALYST: "Rows of a small site, from several fits of its rows alone."},
     )
     max_column_sums: float | Literal["any"] = rule(
         "any",
@@ -365,14 +369,14 @@ class Policy:
         0.33,
         "maximum parameters per row",
         ("a number above 0", lambda value: is_number(value) and value > 0, operator.le),
-        "Models over rows: most coefficients per row.",
-        without={ANALYST: "As many numbers as rows, which are then determined."},
+        "Models over rows: most coefficients for each row.",
+        without={ANALYST: "All rows, from as many numbers as rows."},
     )
     max_columns: int | None = rule(
         None,
         "maximum columns",
         integer(1, limit(None), none=True),
-        "Most columns of this institution in one model, as coded: a category of three levels has two. By "
+        "Most columns of this site in one model, as coded: a category of three levels has two. By "
         "default there is no limit.",
         example="max_columns = 20",
     )
@@ -380,95 +384,104 @@ class Policy:
         "rows",
         "differencing",
         choice("all", "rows", "nothing", strictest="all"),
-        "Which earlier answers are held against a new one, over all sessions and without an end, so that "
-        'sums of which any combination tells of fewer than min_count rows do not all leave: "all", those of '
-        'models over "rows", or "nothing".',
+        "Which earlier releases the site compares with a new one, over all sessions and without a "
+        "time limit. It refuses sums that together reveal a sum over fewer than min_count rows. "
+        '"all": every earlier release. "rows": releases of models over rows. "nothing": no '
+        "comparison.",
         strict="all",
-        without={ANALYST: "A row, from two analyses whose entities differ by it."},
+        without={ANALYST: "A row, from two analyses whose entities differ only in this row."},
     )
     formulas: Literal["any", "simple"] = rule(
         "any",
         "simple formulas",
         choice("any", "simple", strictest="simple"),
-        'What may be computed from the columns. "simple": a factor is one column, or one function of one '
-        "column (log, sqrt, exp, scale, center, C, poly and bs of low degree), and is defined on all that "
-        'columns.toml publishes; a product holds every column once, and three numbers at most. "any": '
-        "arithmetic and written numbers as well, with which whoever asks can make a column that tells one "
-        "person apart from all others.",
+        'What an analyst may compute from the columns. "simple": a factor is one column, or one '
+        "function of one column (log, sqrt, exp, scale, center, C, poly and bs of low degree), and "
+        "must be defined for all values that columns.toml publishes. A product contains every column "
+        'once, and at most three numeric columns. "any": arithmetic and written numbers are allowed '
+        "as well. An analyst can then make a column that separates one person from all others.",
         strict="simple",
-        without={ANALYST: "A known person's response, from two fits that differ by a column made for it."},
+        without={
+            ANALYST: "The response of a known person, from two fits that differ in a column made for this "
+            "person."
+        },
     )
     evaluation: Literal["any", "once"] = rule(
         "any",
         "evaluation once",
         choice("any", "once", strictest="once"),
-        'How often the fits of models may be held against the rows: "once" answers for one model, and the '
-        "same again, since single rows lie between the cuts of two; predictions that come from outside it "
-        "averages over min_count entities, since sums of losses of chosen ones tell every label.",
+        'How often fitted models may be compared with the rows. "once": the site evaluates one model, '
+        "and repeats this evaluation on request. Single rows lie between the cuts of two evaluations. "
+        "The site averages predictions from outside over min_count entities, because sums of losses "
+        'of chosen predictions reveal every label. "any": no limit.',
         strict="once",
         without={
-            ANALYST: "Responses and predictions of single rows, between the cuts of evaluations, and from "
-            "losses of predictions that are chosen for it."
+            ANALYST: "Responses and predictions of single rows, from evaluations with different cuts, and "
+            "from losses of chosen predictions."
         },
     )
     discrete: Literal["any", "bits"] = rule(
         "any",
         "bits of columns of few values",
         choice("any", "bits", strictest="bits"),
-        'Sums of products by group and columns of few values, such as 0 and 1, in small groups: "bits" wants '
-        "so many entities that the sums of all fits do not determine such a column for who knows all others; "
-        'how many values a column has stands in columns.toml. "any": as for columns of many values.',
+        "Sums of products by group, for columns with few values (such as 0 and 1) in small groups. "
+        '"bits": a group needs so many entities that the sums of all fits do not determine such a '
+        "column, even for an attacker who knows all other columns. columns.toml shows how many values "
+        'a column has. "any": the same rule as for columns with many values.',
         strict="bits",
         without={
-            COORDINATOR: "Columns of few values in small patterns, such as 0 and 1: sums determine them."
+            COORDINATOR: "Columns with few values, such as 0 and 1, in small patterns: the sums determine "
+            "them."
         },
     )
     rounding: Literal["none", "dither"] = rule(
         "none",
         "",
         choice("none", "dither", strictest="dither"),
-        'Sums of products by group: "dither" moves every value by up to half a hundredth of the standard '
-        'deviation of its column, so that a sum carries 10 bits about it at most, and not 53; with "bits" '
-        "above, a fifth of the entities will do. Estimates move by a small part of their standard errors.",
+        'Sums of products by group. "dither": the site moves every value by up to half a hundredth of '
+        "the standard deviation of its column. A sum then carries at most 10 bits about the column "
+        'instead of 53. If discrete is "bits", a fifth of the entities is then sufficient. Estimates '
+        'move by a small part of their standard errors. "none": sums are exact.',
         strict="dither",
         without={
-            COORDINATOR: "Sums to 53 bits and not 10; larger patterns are wanted where bits are judged."
+            COORDINATOR: "Sums to 53 bits instead of 10. Patterns must then be larger where bits are checked."
         },
     )
     reasons: Literal["told", "logged"] = rule(
         "told",
         "",
         choice("told", "logged", strictest="logged"),
-        'What a refusal says that depends on rows: "logged" is one word and the name of the rule, and why '
-        'stands in the log of this institution; "told" says why, and so tells something of the rows.',
+        'Text of a refusal that depends on rows. "logged": the analyst receives one general text, and '
+        'only the log of this site has the reason. "told": the analyst receives the reason, which '
+        "reveals something about the rows.",
         strict="logged",
-        without={ANALYST: "Values, by bisection: texts of refusals state counts of rows."},
+        without={ANALYST: "Values, by bisection: the texts of refusals contain counts of rows."},
     )
     max_refusals: int = rule(
         0,
         "maximum refusals",
         integer(0, limit(0)),
-        "Refusals that depend on rows, each a bit about them, after which whoever asked gets no more answers "
-        "until 'fedstat site answer-again'. 0: no limit.",
+        "Most refusals that depend on rows. Each one reveals one bit about the rows. After the last "
+        "one the coordinator receives no more answers until 'fedstat site answer-again'. 0: no limit.",
         strict=10,
-        without={ANALYST: "Values, by bisection: one bit a refusal, and no end of them."},
+        without={ANALYST: "Values, by bisection: each refusal reveals one bit, without a limit."},
     )
     alignment: Literal["allow", "ask"] = rule(
         "allow",
         "alignment",
         choice("allow", "ask", strictest="ask"),
-        "Whether keys are aligned with those of other institutions as soon as the coordinator says so, "
-        '"allow", or once for every "fedstat site consent", "ask": who enters keys that it made up learns '
-        "which of them are here.",
+        'Whether the site aligns keys with those of other sites. "allow": whenever the coordinator '
+        "requests it. \"ask\": only after the owner's consent, once for each 'fedstat site consent'. A "
+        "site that enters invented keys learns which of them are here.",
         strict="ask",
-        without={OTHER_SITE: "Which of the keys that it makes up the institution has."},
+        without={OTHER_SITE: "Which of its invented keys the site has."},
     )
     max_keys: int | None = rule(
         None,
         "maximum keys",
         integer(1, operator.eq, none=True),
-        "Most keys that another institution may enter into an alignment. By default twice as many as there "
-        "are here, or any number where alignment is allowed without consent.",
+        "Most keys that another site may enter into an alignment. By default twice as many as this "
+        "site has; any number if alignment is allowed without consent.",
         example="max_keys = 100_000",
         moot=lambda policy: True,  # twice as many as there are here may be more or fewer
     )
@@ -476,54 +489,59 @@ class Policy:
         "auto",
         "approval",
         choice("auto", "owner", strictest="owner"),
-        'Whether an analysis that the other rules let pass needs nobody, "auto", or waits until its plan is '
-        "approved, \"owner\": 'fedstat site pending' shows the plans, and every approval is for one run.",
+        'Who approves an analysis that all other rules allow. "auto": nobody. "owner": the analysis '
+        "waits until the owner approves its plan. 'fedstat site pending' shows the plans. Each "
+        "approval is valid for one run.",
     )
     dealer: Literal["third party", "any"] = rule(
         "any",
         "dealer",
         choice("third party", "any", strictest="third party"),
-        "Who deals the random numbers by which the columns here are multiplied with those of another "
-        'institution: a "third party", which is an institution, or "any", the coordinator as well. Whoever '
-        "deals must not join forces with the other institution, or the two of them have the columns.",
+        "Who deals the random numbers for products of columns here with columns of another site. "
+        '"third party": only another site. "any": the coordinator as well. If the dealer colludes '
+        "with the other site, these two learn the columns.",
         strict="third party",
-        without={COORDINATOR: "With one of two institutions for which it deals, the other's columns."},
+        without={
+            COORDINATOR: "If it colludes with one of two sites for which it deals: the columns of the other "
+            "site."
+        },
     )
     order: Literal["declared", "any"] = rule(
         "any",
         "order",
         choice("declared", "any", strictest="declared"),
-        'Whether the steps of a fit are answered in the order in which its protocol asks them, "declared", '
-        'or in "any": out of turn, whoever asks can compare answers that no fit compares.',
+        'Order of the steps of a fit. "declared": the site answers only in the order of the protocol. '
+        '"any": in any order. A coordinator can then compare answers that no fit compares.',
         strict="declared",
-        without={DEPARTING: "What no analysis asks for, by steps out of their order."},
+        without={DEPARTING: "Values that no analysis requests, by steps in another order."},
     )
     max_share: float = rule(
         1.0,
         "largest share",
         ("a number above 0 and at most 1", lambda value: is_number(value) and 0 < value <= 1, operator.le),
-        "Largest share of all weight that one row may have in a sum at coefficients, or with weights, that "
-        "whoever asks has chosen: at some, a sum over all rows is that of one. Below 1, products with "
-        "columns of other institutions are not summed either where one row has more than three quarters of "
-        "the squared deviations of a column: they would be values of that row. Roots or logarithms help.",
+        "Largest share of the total weight that one row may have in a sum at coefficients, or with "
+        "weights, that come from outside. Some coefficients turn a sum over all rows into the value "
+        "of one row. Below 1, the site also refuses products with columns of other sites if one row "
+        "has more than three quarters of the squared deviations of a column: they would reveal this "
+        "row. Roots or logarithms of the column help.",
         strict=0.2,
         without={
-            COORDINATOR: "Values of one row in others' columns, beside a column of which it is nearly all.",
-            DEPARTING: "Most of a row, by weights that leave a sum to it but for a rest; a row that alone "
-            "has a combination of levels, by sums at a few coefficients in one session.",
+            COORDINATOR: "Values of one row in columns of other sites, if it is nearly all of a column.",
+            DEPARTING: "Most of a row, by weights that concentrate a sum on it. A row that alone has a "
+            "combination of levels, by sums at a few coefficients in one session.",
         },
     )
     privacy: Budget | None = rule(
         None,
         "privacy budget",
         ("a Budget or None", lambda value: value is None or isinstance(value, Budget), spends_no_more),
-        "A privacy budget: how much all answers together, for ever, may tell of one entity's record, as "
-        f"epsilon and delta of differential privacy; delta is at most {MAX_DELTA:g}. With one, whatever "
-        "depends on values leaves only with noise, and is charged before it does; all else is refused, but "
-        "for which records there are, and which of them lack a value in the columns of a synthesis. What was "
-        "charged stands in the ledger, and stays charged when this file is changed; the same question again "
-        "has the same answer, and costs nothing, until the table is changed. 'fedstat site status' shows "
-        "what is spent.",
+        "A privacy budget: how much all releases together may ever reveal about the record of one "
+        f"entity, as epsilon and delta of differential privacy. delta is at most {MAX_DELTA:g}. With a "
+        "budget, the site releases values that depend on data only with noise, and charges them to the "
+        "budget first. It refuses everything else, except which records exist and which of them lack a value "
+        "in the columns of a synthesis. The ledger keeps the charges, also when this file is changed. "
+        "A repeated request receives the same answer and is free until the table is changed. 'fedstat "
+        "site status' shows how much is spent.",
         section=True,
         example="[privacy]\nepsilon = 1.0\ndelta = 1e-06",
         moot=lambda policy: True,  # with a budget only noise leaves, and without one the other rules hold
@@ -552,9 +570,9 @@ class Policy:
 
     @classmethod
     def open(cls) -> Policy:
-        """Return the policy of one process, where whoever asks can read the tables anyway.
+        """Return the policy of one process, where the analyst can read the tables anyway.
 
-        Minimum counts are as a served site's, so that numbers are those that served sites would give.
+        Minimum counts are those of a served site, so that results are those that served sites would give.
         """
         return cls()
 
@@ -562,14 +580,14 @@ class Policy:
     def strict(cls, **rules: Any) -> Policy:
         """Return the policy with which a site that is served starts; its owner may loosen single rules.
 
-        Values per entity, columns and sketches do not leave; sums leave masked, over three sites or more;
-        formulas are simple; one model is evaluated; refusals that depend on rows do not say why, and ten
-        of them are the end; keys are aligned once the owner has consented.
+        Values per entity, columns and sketches are not released. Sums are masked, over three sites or more.
+        Formulas are simple, and one model is evaluated. Refusals that depend on rows do not state the
+        reason, and the site stops answering after ten of them. Keys are aligned after the owner's consent.
 
         Parameters
         ----------
         **rules
-            Fields that the owner sets otherwise.
+            Fields that the owner sets to other values.
         """
         return replace(cls(**{name: one.strict for name, one in rules_of(cls).items()}), **rules)
 
@@ -593,13 +611,13 @@ class Policy:
         path : path
             Keys are the fields of this class, and a section ``[privacy]`` with epsilon and delta.
         start : Policy, optional
-            Which rules hold that are left out; by default :meth:`open`, for a served site :meth:`strict`.
+            Rules that hold for missing keys; by default :meth:`open`, for a served site :meth:`strict`.
 
         Raises
         ------
         PartitionError
-            The file is absent or no TOML, a key is unknown, or its value has no meaning: names file, key,
-            what was expected and what to do.
+            The file is absent or not TOML, a key is unknown, or its value is invalid: names the file, the
+            key, the expected value and the remedy.
 
         Examples
         --------
@@ -685,7 +703,7 @@ def site_policies(
 
 
 NAMED_POLICIES: Mapping[str, Callable[[], Policy]] = {"open": Policy.open, "strict": Policy.strict}
-"""Policies that can be given by name, in the place of a file."""
+"""Policies that can be given by name instead of a file."""
 
 
 def _as_policy(policy: object) -> Policy:

@@ -35,21 +35,21 @@ PARTIES: Mapping[str, str] = {
 Compare: TypeAlias = Callable[[Any, Any], bool]
 """Whether the first of two values of a rule allows nothing that the second does not allow."""
 Domain: TypeAlias = tuple[str, Callable[[Any], bool], Compare]
-"""What a rule may hold, in words; whether a value is such; and how two values compare."""
+"""Valid values of a rule, in words; whether a value is valid; and how two values compare."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """All that is known of a rule of a policy, next to the check that enforces it.
+    """Everything that is known about a rule of a policy, except the check that enforces it.
 
     Parameters
     ----------
     words : str
-        Its name in refusals and ledgers; empty where it refuses nothing by itself.
+        Its name in refusals and ledgers; empty if it refuses nothing by itself.
     expected : str
-        What it may hold, in words.
+        Valid values, in words.
     fits : callable
-        Whether a value is such.
+        Whether a value is valid.
     within : callable
         Whether the first of two values allows nothing that the second does not allow.
     comment : str
@@ -124,7 +124,7 @@ def _rules(policy: Any) -> Iterator[tuple[str, Rule]]:
 
 
 # ----------------------------------------------------------------------------------------------------
-# What rules may hold, and how two values compare.
+# Valid values of rules, and how two values compare.
 
 RELEASE_KINDS: tuple[str, ...] = get_args(ArrayKind)
 
@@ -144,17 +144,17 @@ def integer(least: int, within: Compare, none: bool = False) -> Domain:
 
 
 def limit(off: Any) -> Compare:
-    """Compare upper limits, the value `off` standing for none."""
+    """Compare upper limits; the value `off` means no limit."""
     return lambda a, b: b == off or (a != off and a <= b)
 
 
 def is_integer(value: object, least: int) -> bool:
-    """Whether a value is a whole number of at least `least`, and no truth value."""
+    """Whether a value is a whole number of at least `least`, and not a truth value."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value is a finite number, and no truth value."""
+    """Whether a value is a finite number, and not a truth value."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -166,12 +166,12 @@ def is_name_set(value: object) -> bool:
 
 
 def check_policy_values(where: str, policy: type[Any], values: Mapping[str, object]) -> None:
-    """Hold the values of a policy against what its rules may hold.
+    """Check the values of a policy.
 
     Raises
     ------
     PartitionError
-        Lists every rule with what was expected and what came.
+        Lists every rule with the expected and the received value.
     """
     wrong = [
         f"{name}: expected {one.expected}, received {_received_text(name, one, values[name])}"
@@ -211,7 +211,7 @@ FILE_HEADER = """\
 What this site may release. The owner of the site decides.
 
 The site compares every request with these rules, and refuses what they do not allow.
-A served site uses the value of Policy.strict() for a rule that is missing here or stands behind a '#'."""
+A served site uses the value of Policy.strict() for a rule that is missing here or commented out with '#'."""
 
 
 def toml_value(value: object) -> str:
@@ -274,12 +274,12 @@ def read_policy(path: str | Path) -> tuple[str, bytes]:
 
 
 def parse_policy(where: str, text: bytes, policy: type[Any]) -> dict[str, Any]:
-    """Read the text of a policy file: values by rule, with sets in place of lists.
+    """Read the text of a policy file: values by rule, with sets instead of lists.
 
     Raises
     ------
     PartitionError
-        The text is no TOML, or holds a key that there is not.
+        The text is not TOML, or has an unknown key.
     """
     try:
         content = tomllib.loads(text.decode())
