@@ -164,17 +164,15 @@ def consent_alignment(folder: Path, names: Sequence[str]) -> int:
 
 
 def reload_site(folder: Path) -> int:
-    """Ask the process that serves a site to read its records anew."""
+    """Ask the process that serves a site to read its records again."""
     name = read_description(folder).name
     write_atomic(folder / RELOAD, f"{time.time_ns()}\n".encode())
     if not ledger_is_held(folder):
         print(f"{name} is not served now; its records are read when it is started.")
         return 0
-    print(f"{name} reads its records anew before its next question.")
-    print(
-        "Where they have changed, open sessions end; where they cannot be used, it goes on with those of now."
-    )
-    print(f"What became of it:    fedstat site status {shell_path(folder)}")
+    print(f"{name} reads its records again before its next reply.")
+    print("If they have changed, open sessions end. If they cannot be used, the site keeps the current ones.")
+    print(f"See the outcome by    fedstat site status {shell_path(folder)}")
     return 0
 
 

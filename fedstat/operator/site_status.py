@@ -61,8 +61,8 @@ class SiteStatus:
 
     `carrier` is "folder", "bucket" or "flare"; `state` "running", "stopped", "failed", "killed" or "never
     started"; `ledger_is_held` whether a process holds the site's lock; `heartbeat` when the service was seen
-    last. `version` is the service's, `installed` that of the command. `problem` says why a service that runs
-    answers nothing, and is empty where it answers. Times are in UTC.
+    last. `version` is the service's, `installed` that of the command. `problem` says why a running service
+    answers no requests, and is empty where it answers. Times are in UTC.
     """
 
     form: int
@@ -291,14 +291,14 @@ def describe_rules(folder: Path) -> dict[str, str]:
 
 
 def rule_problems(folder: Path) -> Iterator[str]:
-    """Say where a site that is served goes by other rules than those in its files."""
+    """Report where the running service uses other rules than those in the files of its site."""
     held = ActiveRules.load(folder) if ledger_is_held(folder) else None
     if held is not None and held.problem:
-        yield f"the service that runs answers nothing: {held.problem}"
+        yield f"the running service answers no requests: {held.problem}"
     elif held is not None and (differing := held.differing(folder)):
         yield (
-            f"the service that runs goes by another {' and '.join(differing)} than the folder's, read "
-            f"{held.read}; it reads them again before its next question"
+            f"the running service uses an earlier {' and '.join(differing)}, read {held.read}; it reads the "
+            "folder again before its next reply"
         )
 
 

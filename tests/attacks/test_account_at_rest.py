@@ -323,7 +323,7 @@ def test_a_table_that_has_grown_keeps_its_memory(doors):
 def test_answers_over_records_that_are_gone_are_not_forgotten_in_silence(doors, capsys):
     """Without a key nobody knows whether a record is gone or was changed: two answers may differ by it."""
     records(0).iloc[:-1].to_csv(doors.home / "North.csv", index=False)
-    with pytest.raises(SecurityError, match=r"there are 59 rows; .* used 60, and 1 of these are gone"):
+    with pytest.raises(SecurityError, match=r"there are 59 rows; .* used 60\. Gone or changed since then: 1"):
         open_site(doors.home / "North")
     assert main(["site", "declare-loss", str(doors.home / "North"), "--reason", "records of November"]) == 0
     assert "earlier replies used 60" in capsys.readouterr().out

@@ -71,7 +71,7 @@ def test_all_at_once_are_mended_by_what_the_error_says(folder):
         (folder / name).chmod(0o644)
     with pytest.raises(SecurityError) as problem:
         open_site(folder)
-    commands = str(problem.value).split(" stand: ")[1]
+    commands = str(problem.value).split(" replies: ")[1]
     assert os.system(commands.replace("; ", " && ")) == 0
     open_site(folder).site_ledger.store.close()
 

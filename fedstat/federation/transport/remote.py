@@ -373,12 +373,12 @@ class RemoteEngine(RoundEngine):
 
     def _how_to_go_on(self) -> str:
         gone = (
-            "without a site that is lost for good by ClientPartition.connect(..., without=[...]), or a GLM "
-            "or FedAvg without lost sites by connect(..., quorum=fewest remaining sites)"
+            "If a site is lost for good, leave it out by ClientPartition.connect(..., without=[...]), or let "
+            "a GLM or FedAvg go on without lost sites by connect(..., quorum=fewest remaining sites)"
         )
         if self._journal is None:
-            return f"there is no journal, so that the model must be made again with from_formula; {gone}"
+            return f"without a journal, make the model again with from_formula. {gone}"
         return (
             f"{self._number} rounds of this run are stored in '{self._journal.folder}'. Run the same "
-            f"analysis again with this journal to continue; {gone} and another journal"
+            f"analysis again with this journal to continue. {gone}, and use another journal"
         )

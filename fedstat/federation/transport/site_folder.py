@@ -384,8 +384,8 @@ def comparison_problem(table: Table, identity: Identity, kept: Mapping[str, Arra
     if not lost:
         return ""
     return (
-        f"there are {table.n_rows:,} rows; earlier replies used {then:,}, and {lost:,} of these are gone or "
-        "changed. Without a key they cannot be recognized, and the difference of two replies could "
+        f"there are {table.n_rows:,} rows; earlier replies used {then:,}. Gone or changed since then: "
+        f"{lost:,}. Without a key they cannot be recognized, and the difference of two replies could "
         "disclose a few rows"
     )
 
@@ -459,8 +459,7 @@ def mode_problems(folder: str | Path) -> Iterator[str]:
     if commands:
         yield (
             f"others can read or write the folder of the site, '{folder}', or its files. These hold the "
-            f"site's "
-            f"secrets, its rules and the rows behind its replies: {'; '.join(commands)}"
+            f"site's secrets, its rules and the rows behind its replies: {'; '.join(commands)}"
         )
 
 

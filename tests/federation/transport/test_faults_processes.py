@@ -215,7 +215,9 @@ def test_the_exchange_folders_disk_is_full(small_disk):
     for place in (requests, replies):
         place.mkdir(parents=True)
     fill(small_disk)
-    with pytest.raises(EngineError, match=r"asks' cannot be written .No space left on device.; make room"):
+    with pytest.raises(
+        EngineError, match=r"asks' cannot be written .No space left on device.. Free disk space"
+    ):
         carrier.send("A", question)
     (small_disk / "filling").unlink()
 
@@ -278,7 +280,7 @@ def test_an_answer_that_is_there_is_not_replaced(tmp_path, monkeypatch):
 def test_a_site_that_leaves_for_good(federation, tmp_path):
     """The others go on without it, and have what they have alone."""
     federation.running["C"].kill()
-    with pytest.raises(EngineError, match=r"'C' did not answer.*without a site that is lost for good"):
+    with pytest.raises(EngineError, match=r"'C' did not answer.*If a site is lost for good, .*without="):
         federation.connect(tmp_path / "journal", 5)
     formula = "y ~ x + z"
     left = fs.GLORE.from_formula(formula, federation.connect(without=["C"])).fit(masked=True)

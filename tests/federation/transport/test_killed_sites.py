@@ -61,7 +61,7 @@ def test_a_process_that_is_killed_is_left_out(tmp_path, turn, answered):
         partition = replace(
             connected(complete, Killing(place, turn, answered), tmp_path / "journal"), quorum=4
         )
-        with pytest.warns(DataWarning, match=r"'D' was lost in round \d+.*4 of 5 institutions"):
+        with pytest.warns(DataWarning, match=r"'D' was lost in round \d+.*4 of 5 sites\)"):
             result = fitted(partition)
         np.testing.assert_array_equal(result.params, expected.params)
         assert [one.site for one in result.absent] == [LOST]

@@ -203,13 +203,13 @@ def test_check_and_status_compare_with_what_the_service_uses(home, capsys):
         path.write_text(text.replace(LINE, "min_count = 7"))
         until_true(lambda: not ActiveRules.load(A).problem)
         assert "answers no requests" not in shown("status")
-        assert "goes by policy.toml" in (A / "log.txt").read_text()
+        assert "now uses policy.toml" in (A / "log.txt").read_text()
         os.kill(process.pid, 19)  # while it stands still it cannot read anything
         path.write_text(text.replace(LINE, "min_count = 8"))
         for reported in (shown("status"), shown("check")):
-            assert "goes by another policy.toml" in reported
+            assert "uses an earlier policy.toml" in reported
         os.kill(process.pid, 18)
-        until_true(lambda: "goes by another" not in shown("check"))
+        until_true(lambda: "uses an earlier" not in shown("check"))
     finally:
         process.kill()
         process.wait()

@@ -287,7 +287,10 @@ def test_curves_that_are_all_the_same_or_have_fewer_points_than_a_basis_are_refu
         layout="horizontal",
         curves=declared("x1", "y"),
     )
-    with pytest.raises(DesignError, match=r"site 0: curve 'x1' has 6 points, and bsignal\(x1\) 9 .*knots=2"):
+    with pytest.raises(
+        DesignError,
+        match=r"site 0: curve 'x1' has 6 points, fewer than the 9 splines of bsignal\(x1\).*knots=2",
+    ):
         fs.FedFunctionBoost.from_formula(TEXT, partition)
 
 

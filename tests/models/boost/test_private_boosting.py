@@ -323,7 +323,7 @@ def test_what_is_not_public_or_not_private_is_refused(text, changes, error, word
     ("settings", "words"),
     [
         ({"epsilon": 0.0}, "positive number"),
-        ({"epsilon": np.inf}, "nothing is private"),
+        ({"epsilon": np.inf}, "without noise there is no privacy"),
         ({"epsilon": 1.0, "delta": 1e-3}, "delta"),
     ],
 )
@@ -349,7 +349,7 @@ def test_public_curves_have_functions_on_their_points(grid, mean, functions, dev
 
 def test_options_of_other_layouts_are_refused_by_name(model):
     assert type(model) is fs.FedFunctionBoost and model.epsilon == 3.0
-    with pytest.raises(ModelError, match=r"select: .* with epsilon, there are steps, nu"):
+    with pytest.raises(ModelError, match=r"select: .* with epsilon, the arguments are steps, nu"):
         model.fit(select="cv")
 
 

@@ -41,9 +41,9 @@ def test_what_sites_have_published_serves():
 @pytest.mark.parametrize(
     ("bound", "words"),
     [
-        ((3, 1), "ascends"),
-        ((1, 1), "ascends"),
-        ((0, np.inf), "ascends"),
+        ((3, 1), "ascending"),
+        ((1, 1), "ascending"),
+        ((0, np.inf), "ascending"),
         ([1, 1], "twice"),
         ([1], "constant"),
         ("abc", "list of levels"),

@@ -153,7 +153,7 @@ def test_sums_are_those_of_the_rows_to_the_last_bit(monkeypatch, family, held):
         held, 50.0, frame=frame, family=getattr(sm.families, family)(), bounds=bounds, budget=90.0
     )
     result = made.fit(polish=1, draws=10)
-    fit, request = seen["fit"], seen["asked"]
+    fit, request = seen["fit"], seen["requested"]
     mean, design, b = request.mean, fit.distribution.design, fit.root.params
     codes = np.column_stack([bins.code(frame[bins.name]) for bins in design.bins])
     scores = np.trunc(design.score(codes, design.tables(fit.distribution.margins)) * 2.0**16) / 2.0**16

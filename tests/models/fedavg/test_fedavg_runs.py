@@ -60,16 +60,16 @@ def test_the_order_of_the_sites_does_not_matter():
     np.testing.assert_allclose(params[0], params[1], rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize(("fraction", "clients"), [(1.0, 4), (0.5, 2), (0.7, 3), (0.01, 1)])
-def test_a_share_of_the_sites_is_asked_in_each_round(fraction, clients):
+@pytest.mark.parametrize(("fraction", "drawn"), [(1.0, 4), (0.5, 2), (0.7, 3), (0.01, 1)])
+def test_a_share_of_the_sites_is_asked_in_each_round(fraction, drawn):
     result = fit(fs.FedAvg, rounds=12, fraction=fraction, masked=False)
-    assert result.trace["sites"].tolist() == [clients] * 12 + [4]
+    assert result.trace["sites"].tolist() == [drawn] * 12 + [4]
     frame = result.ledger.to_frame()
     left = frame[(frame["step"] == "run_epochs") & (frame["array"] == "loss")]
     request = left.groupby("round")["sender"].apply(frozenset)
-    assert [len(sites) for sites in request] == [clients] * 12
+    assert [len(sites) for sites in request] == [drawn] * 12
     assert set().union(*request) == set(SITES)
-    assert (len(set(request)) > 1) == (clients < 4)
+    assert (len(set(request)) > 1) == (drawn < 4)
 
 
 def test_the_average_is_over_the_sites_that_were_drawn():

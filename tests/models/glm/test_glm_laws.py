@@ -188,7 +188,7 @@ def test_what_cannot_be_compared_is_told():
         quasi.compare_lr_test(smaller)
     assert quasi.compare_f_test(smaller).pvalue <= 1.0
     plain = fit("count ~ x + z", F.Poisson())
-    with pytest.raises(NotAvailableError, match="was taken as 1 and not estimated; use compare_lr_test"):
+    with pytest.raises(NotAvailableError, match="was fixed at 1 and not estimated; use compare_lr_test"):
         plain.compare_f_test(smaller)
     with pytest.raises(ModelError, match="expected another fit with family Gaussian"):
         fit().compare_lr_test(smaller)

@@ -244,11 +244,11 @@ def test_a_plain_fit_of_like_sites_needs_no_note_but_that_on_masks():
     result = fit()
     setting, note = result.summary().notes
     assert setting == ONE_PROCESS_NOTE
-    assert note.startswith("Sums over rows were masked over 4 sites") and "but for the own fits" in note
+    assert note.startswith("Sums over rows were masked over 4 sites") and "except the own fits" in note
     assert lines(result)["Sums"] == "masked over 4 sites"
     _, without = fit(local=False).summary().notes
     assert "no site's part. This holds" in without
-    assert "but for the own fits and the sums that transforms" in notes(fit("binary ~ center(x)"))
+    assert "except the own fits and the sums that transforms" in notes(fit("binary ~ center(x)"))
 
 
 def test_sums_in_clear_are_told():

@@ -75,7 +75,7 @@ def test_at_every_question_the_fit_is_that_of_the_others(fit):
     assert request > 10 and not complete.absent
     for turn in range(1, request + 1):
         partition, _ = connected(turn)
-        with pytest.warns(DataWarning, match=rf"'{LOST}' was lost in round \d+.*9 of 10 institutions"):
+        with pytest.warns(DataWarning, match=rf"'{LOST}' was lost in round \d+.*9 of 10 sites\)"):
             result = fit(partition)
         np.testing.assert_array_equal(result.params, expected.params)
         assert result.nobs == expected.nobs == len(frame) - 40
