@@ -65,7 +65,8 @@ class StandardizedMoments:
         owner = self.moments.owner
         self.member: Floats = (owner[:, None] == np.arange(len(moments.sizes))).astype(float)
         self.within: Floats = self.member @ self.member.T
-        self.count: Floats = self.moments.n_seen[self.moments.unit]
+        self.n_seen: Floats = self.moments.n_seen
+        self.count: Floats = self.n_seen[self.moments.unit]
         total = self.moments.grams[:, 1:-1, 1:-1].sum(axis=0)
         # For columns that different entities have, use the geometric mean of both counts: positive
         # semi-definite.
@@ -157,7 +158,7 @@ def log_likelihood(
     moments = standard.moments
     response = np.sum(moments.n * np.log(2.0 * np.pi * at.v) + at.squares / at.v)
     distance = (point.mu * (standard.precision @ point.mu)) @ standard.member
-    blocks = moments.n_seen @ (np.log1p(distance) + point.lam + np.expm1(-point.lam))
+    blocks = standard.n_seen @ (np.log1p(distance) + point.lam + np.expm1(-point.lam))
     return float(-0.5 * (response + blocks) - moments.nobs * np.log(moments.scale[-1]))
 
 
@@ -243,7 +244,7 @@ def curvature(
 def block_terms(standard: StandardizedMoments, point: LikelihoodPoint) -> tuple[Floats, Floats, Floats]:
     """Score and informations of the blocks' own likelihood."""
     _, mu, lam = standard.places
-    member, n_seen = standard.member, standard.moments.n_seen
+    member, n_seen = standard.member, standard.n_seen
     # n_k/2 log(1 + mu'S^-1 mu) of each site; the expected information omits terms that may be negative.
     u = standard.precision @ point.mu
     spread = 1.0 + member @ ((point.mu * u) @ member)
