@@ -15,6 +15,8 @@ import pandas as pd
 import pytest
 from people import people
 from refusals import refused_for
+from scipy.optimize import brentq
+from scipy.stats import norm
 from test_exchange_folder import Service, wait_until
 from test_products_between_sites import released_product, study
 
@@ -298,3 +300,34 @@ def test_the_files_of_a_site_are_its_keys_and_its_data(tmp_path):
     site.site_ledger.store.close()
     described = tomllib.loads((copy / "site.toml").read_text())
     assert pd.read_csv(described["data"]["path"]).x.tolist() == list(range(20))
+
+
+def test_an_outlier_is_estimated_by_an_assumption_on_all_others():
+    """Half of the squared deviations are of one row; the others are normal, and the attack assumes it.
+
+    The mean, the standard deviation and the mean of z |z| determine the outlier, and mean and standard
+    deviation of the others. With another assumption the same equations miss it by standard deviations.
+    """
+    n, errors = 400, {}
+    for name, draw in {"normal": "normal", "exponential": "exponential"}.items():
+        rng = np.random.default_rng(3)
+        x = getattr(rng, draw)(size=n)
+        x[7] = np.sqrt(n)
+        frames = {"Clinic": "y", "Court": "x", "Bank": "t"}
+        values = {"y": rng.normal(size=n), "x": x, "t": rng.normal(size=n)}
+        tables = {site: pd.DataFrame({"k": range(n), c: values[c]}) for site, c in frames.items()}
+        at = fs.ClientPartition.from_frames(tables, on="k", policy="strict")
+        released = fs.VFEMRegression.from_formula("y ~ x + t", at).fit(cov_type="none").exchange.moments
+        j = released.names.index("x")
+        mean, sd, shape = released.centre[j], released.scale[j], released.shape[j]
+
+        def miss(value, mean=mean, sd=sd, shape=shape):
+            m = (n * mean - value) / (n - 1)
+            s = np.sqrt((n * (mean**2 + sd**2) - value**2) / (n - 1) - m**2)
+            a, b = (m - mean) / sd, s / sd
+            others = (a**2 + b**2) * (2 * norm.cdf(a / b) - 1) + 2 * a * b * norm.pdf(a / b)
+            return ((n - 1) * others + ((value - mean) / sd) ** 2) / n - shape
+
+        found = brentq(miss, mean + 3 * sd, mean + 0.999 * sd * np.sqrt(n - 1))
+        errors[name] = abs(found - x[7]) / sd
+    assert errors["normal"] < 0.1 and errors["exponential"] > 0.5

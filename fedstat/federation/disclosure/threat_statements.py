@@ -54,6 +54,8 @@ STRICT_LEARNS: Mapping[str, tuple[str, ...]] = {
         "two similar columns of the other site also do. This needs four sums of products, and no site can "
         "detect it alone.",
         "At most {max_column_sums:g} different sums of functions of one column for each row of a site.",
+        "A close estimate of an outlier, if the analyst assumes the right distribution of all other values: "
+        "several sums of functions of a column then have the outlier as their only unknown value.",
         "Sums are exact. Therefore very many analyses of the same rows reveal more than each one alone.",
     ),
     COORDINATOR: (
