@@ -156,7 +156,7 @@ def test_without_a_journal_the_model_is_made_again(study, undisturbed):
 def test_an_open_question_ends_its_model_and_no_other(study, undisturbed):
     partition = study.connected(None, late, 5)
     model = fs.FedAvg.from_formula("y ~ x + z", partition)
-    with pytest.raises(EngineError, match=r"round 2\); there is no journal.*from_formula.*without="):
+    with pytest.raises(EngineError, match=r"round 2\); without a journal.*from_formula.*without="):
         model.fit(rounds=10, seed=1, masked=True)
     with pytest.raises(
         EngineError, match=r"an earlier request of this model has no known reply.*from_formula"
