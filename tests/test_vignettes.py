@@ -24,7 +24,7 @@ CLAIMS = {
         assert table["bytes"].sum() == asked["bytes"].sum()
         assert sum(n for _, (_, n, _) in explanation.rounds) == result.ledger.rounds - 1
         assert not masked.passes and list(in_clear.refused) == ["Judicial Organ"]
-        own = "learn Judicial Organ's own linear predictor at 4 of"
+        own = "learn Judicial Organ's own linear predictor for 4 of"
         assert any(own in told for _, told in masked.learned)
         assert len(site.ledger.entries) == entries
         assert logistic.explain().passes and len(clear) == 0
@@ -364,9 +364,9 @@ CLAIMS = {
         assert compared in shown and "sees it in the exchange folder" in told
         assert "All sites have accepted roster 1" in tested
         assert tested.count(" yes ") == 3 and result.converged
-        assert (result.params == same.params).all() and (result.bse == same.bse).all()
+        assert (result.params - same.params).abs().max() < 1e-8 and "not shown" in str(result.summary())
         assert "Every entry fits the chain" in account and "describe_table" in account
-        assert (on.params == same.params).all() and len(fewer.params) == len(result.params) - 1
+        assert (on.params == result.params).all() and len(fewer.params) == len(result.params) - 1
         assert "two sites" in only_two
         assert "thalach" in proposed and "is a proposal" in proposed
         assert all(process.poll() == 0 for process in running.values())
@@ -374,7 +374,7 @@ CLAIMS = {
     "three-institutions-over-flare": """
         assert status.count(" connected") == 3 and "valid for 1,09" in status
         assert known == "TLSv1.3, greeted" and stranger == "hung up on"
-        assert identical and result.converged and "none is open" in closed
+        assert apart < 1e-8 and result.converged and "none is open" in closed
         assert len(fewer.params) == len(result.params) - 1
         assert all(process.poll() == 0 for process in running.values())
     """,
