@@ -217,7 +217,7 @@ def test_a_kit_of_another_coordinator_or_for_another_site_is_refused(provisioned
     home, post = provisioned["home"], provisioned["post"]
     granted = (post / "north.kit").read_bytes()
     text = reported(capsys, "site", "join-kit", home / "south", post / "north.kit", code=1)
-    assert "is a kit for 'north', and this is 'south'" in text
+    assert "is a kit for 'north', but this site is 'south'" in text
     stranger = sign_envelope(Identity.generate(), Envelope(COORDINATOR, "north", "kit", b"anything"))
     (tmp_path / "stranger.kit").write_bytes(stranger)
     text = reported(capsys, "site", "join-kit", home / "north", tmp_path / "stranger.kit", code=1)
@@ -283,7 +283,7 @@ def test_what_flare_refuses_is_said_in_our_words(provisioned, monkeypatch):
             pass
 
     monkeypatch.setattr(flare_api, "new_secure_session", lambda *given, **more: Session())
-    with pytest.raises(EngineError, match=r"Job 5f is not running.*federation serve .*clears"):
+    with pytest.raises(EngineError, match=r"Job 5f is not running.*federation serve .*removes the remains"):
         end_analysis(provisioned["study"], load_identity(provisioned["study"]))
 
 
