@@ -59,7 +59,7 @@ class FlareController(Controller):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self._timeout, self._again_after, self._start, self._idle = timeout, again_after, start, idle
-        self._request = time.monotonic()
+        self._last_request = time.monotonic()
         self._engine: Any = None
         self._abort = Signal()
         self._ended = threading.Event()
@@ -80,9 +80,9 @@ class FlareController(Controller):  # type: ignore[misc]
         self._wait_for_sites()
         self._listener = self._listen()
         threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
-        self._request = time.monotonic()
+        self._last_request = time.monotonic()
         while not (self._ended.wait(PAUSE) or abort_signal.triggered):
-            if time.monotonic() - self._request > self._idle:
+            if time.monotonic() - self._last_request > self._idle:
                 return
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
@@ -159,7 +159,7 @@ class FlareController(Controller):  # type: ignore[misc]
             return "no site of this name takes part in the job", b""
         begun, wait = time.monotonic(), self._again_after
         while (left := begun + timeout - time.monotonic()) > 0:
-            self._request = time.monotonic()
+            self._last_request = time.monotonic()
             reply = self._send(site, TOPIC, {"payload": question}, min(wait, left))
             if reply is not None:
                 return str(reply["problem"]), reply["payload"]
