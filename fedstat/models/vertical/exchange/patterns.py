@@ -315,7 +315,7 @@ def merge_notes(exchange: PatternExchange) -> Iterator[Note]:
     elif plan.changes:
         yield Note(
             "merged_patterns",
-            f"Patterns with few entities are not released: {plan.moved:,} entities count as missing at an "
+            f"Patterns with few entities are not released: {plan.moved:,} entities count as missing at a "
             f"site that has them, and {plan.left_out:,} that would lack everything are left out.",
         )
     if exchange.by_bits is not None and exchange.by_bits.lost:
