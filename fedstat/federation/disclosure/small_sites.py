@@ -51,10 +51,10 @@ def own_fit_problem(data: SiteData, fact: OwnFit) -> str:
     least = least_rows_of_own_fit(data, fact.numbers)
     if int(fact.sums.used.sum()) < least:
         return f"not shown: under {least} rows"
-    new = _new_sums(data, fact.sums)
-    if any(_exceeds(data, fact.sums.used, column, keys) for column, keys in new.items()):
+    new, before = _new_sums(data, fact.sums)
+    if any(_exceeds(data, fact.sums.used, column, before[column] | keys) for column, keys in new.items()):
         return "not shown: too many sums of one column"
-    _remember(data, fact.sums.used, new)
+    _remember(data, new)
     return ""
 
 
@@ -66,9 +66,9 @@ def check_column_sums(data: SiteData, state: State, fact: ColumnSums) -> None:
     DescriptionError
         From formulas and the number of rows alone; names the column and the line of the policy.
     """
-    new = _new_sums(data, fact)
+    new, before = _new_sums(data, fact)
     for column, keys in new.items():
-        if _exceeds(data, fact.used, column, keys):
+        if _exceeds(data, fact.used, column, before[column] | keys):
             share = data.policy.max_column_sums
             raise DescriptionError.of_rule(
                 "maximum sums of one column",
@@ -78,7 +78,7 @@ def check_column_sums(data: SiteData, state: State, fact: ColumnSums) -> None:
                 "that earlier models used, or leave the site out; the owner may allow more by the line  "
                 f"{toml_line('max_column_sums', 2 * share)}  in policy.toml",
             )
-    _remember(data, fact.used, new)
+    _remember(data, new)
 
 
 def column_sums(
@@ -145,21 +145,21 @@ def _name(part: Part) -> str:
     return "*".join(([f"x^{power:g}"] if power else []) + list(functions))
 
 
-def _new_sums(data: SiteData, fact: ColumnSums) -> dict[str, frozenset[str]]:
-    """Name the sums of each column that were not released before, over the same rows."""
+def _new_sums(data: SiteData, fact: ColumnSums) -> tuple[dict[str, frozenset[str]], dict[str, set[str]]]:
+    """Name the sums of each column that were not released before, and all that were."""
     if data.policy.max_column_sums == "any":
-        return {}
+        return {}, {}
     rows = _row_digest(fact.used)
     named = column_sums(fact.factors, data.published, fact.products, fact.weights)
     over = {name: frozenset(f"{rows}|{one}" for one in keys) for name, keys in named.items()}
     before = released_sums(data.site_ledger, over)
-    return {name: keys - before[name] for name, keys in over.items() if keys - before[name]}
+    return {name: keys - before[name] for name, keys in over.items() if keys - before[name]}, before
 
 
-def _exceeds(data: SiteData, used: Bools, column: str, new: frozenset[str]) -> bool:
+def _exceeds(data: SiteData, used: Bools, column: str, keys: set[str]) -> bool:
+    """Whether sums of a column are more than the policy allows for so many rows."""
     share, known = data.policy.max_column_sums, data.published.get(column)
     assert share != "any"
-    keys = released_sums(data.site_ledger, [column])[column] | new
     groups = Counter(key.rpartition("|")[0] for key in keys)
     # All functions of a column with L values are combinations of L sums, for each set of rows and weights.
     values = len(known.levels) if known is not None else 0
@@ -178,7 +178,7 @@ def released_sums(site_ledger: SiteLedger, columns: Iterable[str]) -> dict[str, 
     return found
 
 
-def _remember(data: SiteData, used: Bools, new: Mapping[str, frozenset[str]]) -> None:
+def _remember(data: SiteData, new: Mapping[str, frozenset[str]]) -> None:
     for column, keys in new.items():
         data.site_ledger.spend(COLUMN_SUMS_KEY + "\n".join([column, *sorted(keys)]))
 
