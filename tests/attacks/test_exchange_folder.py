@@ -100,17 +100,6 @@ def wait_until(what, seconds=60):
         time.sleep(0.01)
 
 
-@pytest.fixture
-def service(tmp_path):
-    running = Service(tmp_path / "exchange")
-    (running.exchange / "North" / "asks").mkdir(parents=True)
-    yield running
-    running.ended.set()
-    if running.thread.ident is not None:
-        running.thread.join(60)
-    assert not running.thread.is_alive()
-
-
 @pytest.mark.parametrize("put", [pipe, folder, link, large, large_envelope, brackets, signed_by_nobody])
 def test_a_strangers_file_neither_ends_nor_holds_a_service(service, put):
     put(service.exchange / "North" / "asks" / STRANGERS)

@@ -16,7 +16,6 @@ from fedstat.codec import from_json, to_json
 from fedstat.errors import DescriptionError, PolicyError, SecurityError
 from fedstat.federation.disclosure import privacy_budget
 from fedstat.federation.message import Request, pack_request, unpack_reply
-from fedstat.federation.protocols.engine import LocalEngine
 from fedstat.federation.protocols.product_steps import OpenProduct
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.models.copula_glm import steps
@@ -39,25 +38,11 @@ def model(epsilon=6.0, budget=50.0, policy=None):
     )
 
 
-@pytest.fixture
-def carried(monkeypatch):
-    """All that the coordinator carries, one answer after the other."""
-    seen, send = [], LocalEngine._send
-
-    def watch(self, request, ledger):
-        reply = send(self, request, ledger)
-        seen.append((request, reply))
-        return reply
-
-    monkeypatch.setattr(LocalEngine, "_send", watch)
-    return seen
+def shares_of(messages):
+    return np.array([r.arrays["share"] for request, r in messages if request.step == "release_score"])
 
 
-def shares_of(carried):
-    return np.array([r.arrays["share"] for request, r in carried if request.step == "release_score"])
-
-
-def test_the_coordinator_sees_random_words_and_one_noisy_sum(carried, monkeypatch):
+def test_the_coordinator_sees_random_words_and_one_noisy_sum(messages, monkeypatch):
     drawn, draw = [], privacy_budget.discrete_gaussian
 
     def record(variance, size, source):
@@ -67,7 +52,7 @@ def test_the_coordinator_sees_random_words_and_one_noisy_sum(carried, monkeypatc
 
     monkeypatch.setattr(privacy_budget, "discrete_gaussian", record)
     model().fit(polish=1, draws=10)
-    shares = shares_of(carried)
+    shares = shares_of(messages)
     noise = np.array([found for _, found in drawn[-3:]])
     deviations = [float(variance) ** 0.5 for variance, _ in drawn[-3:]]
     # Each share, and what two of the three are together, is as large as 64 bits go: noise does not hide it
@@ -81,8 +66,8 @@ def test_the_coordinator_sees_random_words_and_one_noisy_sum(carried, monkeypatc
     exact = (total - noise.sum(axis=0)).astype(float)
     assert np.abs(exact - total).min() > 0
     # All else that left in the step is sealed, or says that it was taken.
-    begun = next(i for i, (request, _) in enumerate(carried) if request.step == "begin_score")
-    later = {name for _, reply in carried[begun:] for name in reply.arrays}
+    begun = next(i for i, (request, _) in enumerate(messages) if request.step == "begin_score")
+    later = {name for _, reply in messages[begun:] for name in reply.arrays}
     assert later == {"taken", "for_a", "for_b", "opened", "share"}
 
 
@@ -133,33 +118,33 @@ def request_again(made, request):
     return unpack_reply(made.partition.sites[request.site].answer(pack_request(request)))
 
 
-def last(carried, step, site):
-    return next(request for request, _ in reversed(carried) if (request.step, request.site) == (step, site))
+def last(messages, step, site):
+    return next(request for request, _ in reversed(messages) if (request.step, request.site) == (step, site))
 
 
-def test_the_same_sums_have_the_same_noise_and_cost_nothing(carried):
+def test_the_same_sums_have_the_same_noise_and_cost_nothing(messages):
     made = model(policy=fs.Policy(privacy=fs.Budget(50.0, 1e-6), order="any"))
     made.fit(polish=1, draws=10)
     before = [site.site_ledger.charges.spent for site in made.partition.sites.values()]
-    again = [request_again(made, last(carried, "release_score", site)) for site in HELD]
-    assert np.array_equal([reply.arrays["share"] for reply in again], shares_of(carried))
+    again = [request_again(made, last(messages, "release_score", site)) for site in HELD]
+    assert np.array_equal([reply.arrays["share"] for reply in again], shares_of(messages))
     assert [site.site_ledger.charges.spent for site in made.partition.sites.values()] == before
 
 
-def test_a_step_anew_is_charged_anew_and_has_no_shares_of_the_one_before(carried):
+def test_a_step_anew_is_charged_anew_and_has_no_shares_of_the_one_before(messages):
     made = model(policy=fs.Policy(privacy=fs.Budget(50.0, 1e-6), order="any"))
     made.fit(polish=1, draws=10)
-    request_again(made, last(carried, "begin_score", "A"))
+    request_again(made, last(messages, "begin_score", "A"))
     with pytest.raises(DescriptionError, match="come first"):
-        request_again(made, last(carried, "release_score", "A"))
+        request_again(made, last(messages, "release_score", "A"))
 
 
-def test_no_product_is_made_twice_under_one_noise(carried):
+def test_no_product_is_made_twice_under_one_noise(messages):
     """With another share of B's under the same noise, two answers of A would differ by A's own numbers."""
     made = model(policy=fs.Policy(privacy=fs.Budget(50.0, 1e-6), order="any"))
     made.fit(polish=1, draws=10)
     for step in ("take_product", "open_product"):
-        request = last(carried, step, "A")
+        request = last(messages, step, "A")
         with pytest.raises((PolicyError, SecurityError)):
             request_again(made, request)
 
@@ -192,24 +177,24 @@ def test_who_is_told_otherwise_shares_nothing(monkeypatch, what):
         made.fit(polish=1, draws=10)
 
 
-def test_steps_come_in_the_order_of_a_fit_under_a_strict_policy(carried):
+def test_steps_come_in_the_order_of_a_fit_under_a_strict_policy(messages):
     made = model(policy=fs.Policy.strict(privacy=fs.Budget(50.0, 1e-6)))
     made.fit(polish=1, draws=10)
     with pytest.raises(DescriptionError, match="order"):
-        request_again(made, last(carried, "begin_score", "A"))
+        request_again(made, last(messages, "begin_score", "A"))
 
 
-def test_residuals_are_in_their_range_whatever_coefficients_are_told(carried):
+def test_residuals_are_in_their_range_whatever_coefficients_are_told(messages):
     """Coefficients and middles of the coordinator's making cannot make an entity weigh more."""
     made = model(policy=fs.Policy(privacy=fs.Budget(50.0, 1e-6), order="any"))
     made.fit(polish=1, draws=10)
-    requested = from_json(steps.ScoreStepRequest, last(carried, "begin_score", "A").text, "")
+    requested = from_json(steps.ScoreStepRequest, last(messages, "begin_score", "A").text, "")
     mean = requested.terms.mean
     for middle, slopes in [(0.0, (1e12, -1e12)), (1e300, (1e300, 1e300))]:
         wrong = steps.ScoreStepRequest(
             requested.terms, "A", requested.columns, slopes, middle, requested.variance
         )
-        request = last(carried, "begin_score", "A")
+        request = last(messages, "begin_score", "A")
         request_again(made, Request("A", request.family, "begin_score", {}, request.session, to_json(wrong)))
         kept = made.partition.sites["A"].states[request.session].look_at(steps.KEPT_ROWS)
         assert np.abs(kept.part).max() <= mean.halves["A"]

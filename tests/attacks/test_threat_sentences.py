@@ -17,7 +17,7 @@ from people import people
 from refusals import refused_for
 from scipy.optimize import brentq
 from scipy.stats import norm
-from test_exchange_folder import Service, wait_until
+from test_exchange_folder import wait_until
 from test_products_between_sites import released_product, study
 
 import fedstat as fs
@@ -32,20 +32,6 @@ from fedstat.operator.command_line import main
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.FedstatWarning")
 
 N = 600
-
-
-@pytest.fixture
-def messages(monkeypatch):
-    """Every request and reply that a coordinator carries."""
-    kept, send = [], LocalEngine._send
-
-    def keep(engine, request, ledger):
-        reply = send(engine, request, ledger)
-        kept.append((request, reply))
-        return reply
-
-    monkeypatch.setattr(LocalEngine, "_send", keep)
-    return kept
 
 
 def by_rows(table):
@@ -234,16 +220,6 @@ def test_a_dealer_makes_the_count_of_rows_meaningless(monkeypatch):
     deal = product_steps.deal_comparison
     monkeypatch.setattr(product_steps, "deal_comparison", lambda *reported: deal(*reported) + 1)
     assert np.isfinite(model.fit(cov_type="none").params).all()
-
-
-@pytest.fixture
-def service(tmp_path):
-    running = Service(tmp_path / "exchange")
-    (running.exchange / "North" / "asks").mkdir(parents=True)
-    yield running
-    running.ended.set()
-    if running.thread.ident is not None:
-        running.thread.join(60)
 
 
 def describe_table(turn=1):
