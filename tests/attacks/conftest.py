@@ -1,4 +1,4 @@
-"""What several attacks have: the messages of an analysis, and a site that is served in a folder."""
+"""Fixtures of several attacks: the messages of an analysis, and a site that is served in a folder."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ def mangled_ask(rng: Random, request: Request) -> bytes:
 
 @dataclass
 class Tally:
-    """What came of the inputs: by target understood and refused; the slowest, and memory above rest."""
+    """Results by target: inputs understood and refused, the slowest input, and memory above the start."""
 
     understood: Counter = field(default_factory=Counter)
     refused: Counter = field(default_factory=Counter)
@@ -248,7 +248,7 @@ def peak() -> int:
 
 
 def run(targets: dict[str, Callable[[Random], object]], inputs: int, seed: int) -> Tally:
-    """Hand so many inputs to the targets in turn; questions in the midst of a fit come by the hundred."""
+    """Give `count` inputs to the targets in turn; requests in the middle of a fit come in hundreds."""
 
     def give_up(*_):
         raise Hang
@@ -274,7 +274,7 @@ def run(targets: dict[str, Callable[[Random], object]], inputs: int, seed: int) 
     for number in count():
         name = names[number % len(names)]
         if targets[name] is questions:
-            # A fifth of all inputs, and more where little else is asked for.
+            # A fifth of all inputs, and more if the caller names few targets.
             if (
                 5 * sum(c for n, c in tally.counts() if n.startswith("questions")) < tally.inputs
                 or number < 2

@@ -44,7 +44,7 @@ def rows_by_regression(seen: Array, known: Array, rows: Array) -> Array:
     if not seen.shape[1]:
         return np.tile(rows.mean(axis=0), (len(seen), 1))
     spread = seen.std(axis=0)
-    # What is nothing but the last bits of a fixed-point number is not blown up to the size of the rest.
+    # Differences in the last bits of a fixed-point number are rounding and are not scaled up.
     unit = np.where(spread > 1e-7 * spread.max(), spread, 1.0)
     Z = np.column_stack([np.ones(len(seen)), (seen - seen.mean(axis=0)) / unit])
     return Z @ np.linalg.lstsq(Z[known], rows, rcond=1e-10)[0]

@@ -42,7 +42,7 @@ def records(seed):
 
 
 class Doors:
-    """Sites of two folders, opened again on demand, in the place of processes."""
+    """Sites of two folders, opened again when they are needed, without processes."""
 
     def __init__(self, home):
         self.home, self.study, self.open = home, home / "study", {}
@@ -107,7 +107,7 @@ def doors(analysed):
 
 
 def rewrite(folder, keep):
-    """Drop entries and compute all heads anew, as far as that needs no key."""
+    """Remove entries and compute all heads again, as far as this needs no key."""
     keys, lines, chains, previous = load_identity(folder).public, [], {}, ""
     for text in (folder / "ledger.jsonl").read_text().splitlines():
         line = json.loads(text)
@@ -169,7 +169,7 @@ def marks_of_another(folder):
 
 
 ALTERED = {
-    "a refusal is removed and all heads are computed anew": without_refusals,
+    "a refusal is removed and all heads are computed again": without_refusals,
     "the tail is cut": cut,
     "all but the first line is cut": partial(cut, lines=1),
     "all lines are cut": partial(cut, lines=0),
@@ -321,7 +321,7 @@ def test_a_table_that_has_grown_keeps_its_memory(doors):
 
 
 def test_answers_over_records_that_are_gone_are_not_forgotten_in_silence(doors, capsys):
-    """Without a key nobody knows whether a record is gone or was changed: two answers may differ by it."""
+    """Without a key the site cannot tell a removed record from a changed one; two answers may differ by it."""
     records(0).iloc[:-1].to_csv(doors.home / "North.csv", index=False)
     with pytest.raises(SecurityError, match=r"there are 59 rows; .* used 60\. Gone or changed since then: 1"):
         open_site(doors.home / "North")

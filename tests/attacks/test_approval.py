@@ -50,7 +50,7 @@ def approved(fit, partition):
 
 
 class Departing:
-    """Sites as a coordinator meets them that puts other questions in the place of those that it proposed."""
+    """Sites that receive other requests than the coordinator proposed for approval."""
 
     def __init__(self, partition, change):
         self.doors = {name: site.answer for name, site in partition.sites.items()}
@@ -305,7 +305,7 @@ TRANSFORMED = "y ~ scale(age) + poly(z, 2) + bs(income, knots=(2e4,), lower_boun
 
 
 def transforming():
-    # Of the outer columns of a spline one row is nearly all.
+    # One row has nearly all of the outer columns of a spline.
     return fs.Policy.strict(approval="owner", formulas="any", max_share=1.0)
 
 
@@ -331,13 +331,13 @@ def test_sums_for_transforms_wait_in_the_plan_of_the_fit():
 
 
 def other_knots(request):
-    """Ask for another spline than stands in the formula that was approved."""
+    """Send the knots of another spline than the approved formula has."""
     text = request.text.replace("20000.0", "90000.0") if request.step == "open_rows" else request.text
     return [replace(request, text=text)]
 
 
 def other_state(request):
-    """Centre at another number than the sums tell: which one is not known before."""
+    """Center at a number that differs from the reported sums; which one cannot be known in advance."""
     text = (
         re.sub(r"(center\W+)[0-9.]+", r"\g<1>1.0", request.text)
         if request.step == "open_rows"

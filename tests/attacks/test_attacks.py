@@ -146,7 +146,7 @@ class TestUnmaskedIterativeExchange:
         model, wire = iterated(gaps=False)
         X = truth(model, "Court")
         own, e = history(wire, "Registry")
-        # What the other client's linear predictor moved by, up to a constant that the centring takes out.
+        # Changes of the other site's linear predictor, up to a constant that centering removes.
         others = -np.diff(e, axis=1) - np.diff(own, axis=1)[:, : e.shape[1] - 1]
         others -= others.mean(axis=0)
         eta = float(wire.handed_to("Registry", "set_rate", "eta")[0])
@@ -206,7 +206,7 @@ class TestDefaultExchange:
         assert relative_error(best_from_moments(model, client, attacker), X) > FAILED
 
     def test_without_the_random_tables_the_same_attack_has_all_rows(self, monkeypatch):
-        """What is asserted above can fail: it is the triples that stop the attack."""
+        """Check that the assertions above can fail: without the triples the attack succeeds."""
         original = secure.Stream.__getitem__
         monkeypatch.setattr(secure.Stream, "__getitem__", lambda stream, rows: 0 * original(stream, rows))
         model = make_model(gaps=True)

@@ -92,7 +92,7 @@ def test_what_passes_says_nothing_of_rows():
 
 
 def texts(policy, formula, by):
-    """What an analyst is told of a formula, by tables that differ in one row."""
+    """Information that an analyst gets from a formula, on two tables that differ in one row."""
     reported = []
     for value, level in ((1.0, "a"), (-1.0, "z")):
         frame = FRAME.copy()

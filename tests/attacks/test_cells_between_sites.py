@@ -1,4 +1,4 @@
-"""A column of one site times a column of another, of which one entity alone has both: its value.
+"""One entity alone has both a column of one site and a column of another: the product is its value.
 
 The court has indicator a, the bank b and incomes; entity 17 alone has a and b. The sum of products of a and
 of b times income is its income. Under the strict policy columns move by up to half a hundredth of their

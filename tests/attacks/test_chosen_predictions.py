@@ -1,6 +1,6 @@
-"""Predictions of the asker's making: sums of their losses tell labels and responses of single entities.
+"""Predictions chosen by the analyst: sums of their losses reveal labels and responses of single entities.
 
-Errors of predictions are linear in the response, with weights that whoever predicts has chosen. Weights that
+Errors of predictions are linear in the response, and the weights are the chosen predictions. Weights that
 differ by powers of two make one sum of many labels, and nothing of it looks like few rows. A site that
 answers evaluations averages what it is handed over cells of entities.
 """
@@ -150,7 +150,7 @@ def test_an_answer_is_the_same_for_labels_that_are_exchanged_within_a_cell():
 
 
 def test_classes_that_the_asker_leaves_out_make_no_cells():
-    """Entities of one class alone would be told apart by those that are left."""
+    """Otherwise the entities of one class could be identified by subtracting the others."""
     part = sites(Policy(evaluation="once"))
     p = expit(1e-6 * POWERS)
     reported = ask_bank(
@@ -174,7 +174,7 @@ def errors_of(part, predicted):
 
 
 def income_from_errors(part, i):
-    """Squared errors at two levels of one prediction, beside those at one, from what every fit tells."""
+    """Squared errors at two levels of one prediction, combined with those at one level from another fit."""
     _, errors, deviations = errors_of(part, np.full(N, 15.0) + (np.arange(N) == i))
     at_one_level = deviations + N * (INCOME.mean() - 15.0) ** 2
     return 15.0 + (at_one_level - errors + 1.0) / 2.0
@@ -194,7 +194,7 @@ def income_from_an_evaluation(part, i):
 
 
 def income_from_a_deviance(part, i):
-    """That of a count is linear in the logarithm of its mean; that of a constant tells the rest."""
+    """The loss of a count is linear in its log mean; a constant prediction gives the remaining term."""
     reported = judged(part, np.where(np.arange(N) == i, 3.0 * np.e, 3.0), "income", ("Poisson", "Log"))
     (model, null), total = reported["deviance"], reported["bins"][1].sum()
     logs = null / 2.0 + total * np.log(total / N)  # sum of y log y
@@ -216,7 +216,7 @@ def test_nor_does_an_evaluation_tell_a_number_where_predictions_are_averaged(att
 def test_and_does_not_where_predictions_are_averaged():
     once = [sites(Policy(evaluation="once")) for _ in range(8)]
     wrong = [abs(income_from_errors(part, 25 * k) - INCOME[25 * k]) for k, part in enumerate(once)]
-    assert np.median(wrong) > 1.0  # what it tells is the mean of six
+    assert np.median(wrong) > 1.0  # the attacker obtains the mean of six entities
     part = once[0]
     with pytest.raises(DescriptionError, match='evaluation = "any"'):
         errors_of(part, np.full(N, 15.0))
@@ -249,7 +249,7 @@ def test_a_normal_response_is_evaluated_by_squares_alone():
 
 
 def test_losses_of_a_fit_are_asked_where_numbers_for_each_entity_leave_alone():
-    """The gradients of a fit tell every label: what else its steps tell is answered there only."""
+    """The gradients of a fit reveal every label; other steps that reveal labels are answered only there."""
     part = sites(Policy(order="declared", per_entity=0))
     with pytest.raises(DescriptionError, match="order"):
         ask_bank(part, "laser", "judge", "y", **batch())

@@ -1,4 +1,4 @@
-"""Claims are made in one place, follow from the policy, and are what readers are told."""
+"""The statements on who can learn what have one source, follow from the policy, and are printed."""
 
 from __future__ import annotations
 

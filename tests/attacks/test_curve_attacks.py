@@ -29,7 +29,7 @@ def partition(frame, **options):
 
 
 def columns(frame, result):
-    """What a person who knows curves makes of them: the columns of the learners, and the response's."""
+    """Columns of the learners and of the response, computed by an attacker who knows a person's curves."""
     boosting = result._record.boosting
     from fedstat.kernels.curves import integration_weights, spline_basis
 

@@ -30,9 +30,9 @@ def institutions(n=400):
 
 
 def groups_released(policy, departs=False):
-    """Fit every formula by institution, in two ways; the groups at each client, and how many were refused.
+    """Fit every formula by site, in two ways; return the groups at each site and the number of refusals.
 
-    A coordinator that departs divides the entities anew for every fit.
+    A coordinator that deviates assigns the entities to other groups in every fit.
     """
     frames = institutions()
     partition = fs.ClientPartition.from_frames(frames, on="k", policy=policy)

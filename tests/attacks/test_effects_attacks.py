@@ -1,4 +1,4 @@
-"""Sums for marginal effects at coefficients of the asker's making: rows on one side of a cut are counted."""
+"""Sums for marginal effects at coefficients chosen by the analyst count the rows on one side of a cut."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def table():
 
 FRAME = table()
 LOOSE = fs.Policy(min_count=1, max_share=1.0)
-"""Of an owner who lets sums rest on single rows; the usual open policy already refuses."""
+"""A policy that allows sums over single rows; the usual open policy already refuses them."""
 
 
 def reported(policy, points, log=False, together=True):
-    """Sums of the mean at points, asked for in one question or in one each."""
+    """Sums of the mean at points, in one request for all points or in one request for each."""
     strict = fs.Policy.strict() if policy == "strict" else LOOSE
     published = dict.fromkeys("ABC", PUBLISHED) if strict.masked_only else None
     partition = fs.ClientPartition.from_frame(FRAME, by="site", policy=strict, published=published)

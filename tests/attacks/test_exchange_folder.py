@@ -153,7 +153,7 @@ def test_an_answer_under_another_key_ends_the_wait_by_name(service):
 
 
 def test_an_answer_that_was_altered_is_given_again_and_the_analysis_goes_on(service):
-    """What lies in the way of an analysis blocks it once, and not until somebody deletes it by hand."""
+    """An obstacle in the folder blocks the analysis once, not until somebody deletes it by hand."""
     carrier = service.carrier(timeout=0.3)
     request = pack_request(Request("North", "schema", "describe_table", {}, "s", "{}", None, 1))
     with pytest.raises(EngineError, match="did not answer"):
@@ -197,7 +197,7 @@ def test_a_question_that_is_put_back_is_not_answered_anew(service):
         refusal = open_reply(file, service.site.fingerprint, "North", number, "")
     with pytest.raises(SecurityError, match="not answered anew"):
         unpack_reply(refusal)
-    part.settle(number)  # what passed first stays beside it
+    part.settle(number)  # the first message stays in the folder
     assert kept in [path.read_bytes() for path in part.done(number).parent.glob(f"{number}.reply*")]
 
 
@@ -223,7 +223,7 @@ def test_a_coordinator_that_is_not_trusted_is_told_so_at_once(service):
     assert time.monotonic() - begun < 50
     for key in (stranger.identity.public.fingerprint, service.site.fingerprint):
         assert key in str(reported.value)
-    # The note is no answer, and tells nothing but the key that asked.
+    # The note is not an answer. It contains only the key of the sender.
     content = stranger.note.read_bytes()
     assert COORDINATOR.public.fingerprint.encode() not in content
     with pytest.raises(SecurityError):
@@ -254,7 +254,7 @@ def test_a_note_that_the_site_did_not_sign_or_signed_once_is_not_believed(servic
 
 
 def test_a_note_on_what_another_key_signed_is_not_taken_for_one_on_the_own_question(service):
-    """Attack: a question is signed anew by a stranger, so that the site's note turns its coordinator away."""
+    """Attack: a stranger signs a copied request, so that the site's note refuses its real coordinator."""
     request = pack_request(Request("North", "schema", "describe_table", {}, os.urandom(4).hex(), "{}"))
     number, question = sign_request(COORDINATOR, "North", request)
     copied = sign_envelope(Identity.generate(), open_envelope(question, COORDINATOR.public.fingerprint, ""))

@@ -27,7 +27,7 @@ def targets(tmp_path_factory):
 
 
 def links(home):
-    """Entries of the account of the site that was served, read anew and so found to be whole."""
+    """Number of entries in the ledger of the served site, after reading it again and verifying it."""
     site_ledger = read_ledger(home / "served", "North", load_identity(home / "served").public)
     return sum(len(chain.entries) for chain in site_ledger.chains)
 

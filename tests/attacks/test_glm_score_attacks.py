@@ -1,4 +1,4 @@
-"""Scores of models over rows at coefficients of the asker's making: rows between two cuts, rows of a cell."""
+"""Scores of models over rows at coefficients chosen by the analyst: rows between two cuts, rows of a cell."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PUBLISHED = {
 
 
 def table():
-    """Of all sites one person, at site A, has a and b."""
+    """Return a table where one person of all sites, at site A, has both a and b."""
     random = np.random.default_rng(7)
     a = (random.random(N) < 0.3).astype(float)
     b = (random.random(N) < 0.3) * (1.0 - a)
@@ -50,7 +50,7 @@ POLICIES = {"open": fs.Policy.open(), "strict": fs.Policy.strict(products="any")
 
 
 def request(policy, betas, family="glm"):
-    """Sums over sites that a coordinator is told that departs: at coefficients (R, 4) of its own, in turn."""
+    """Sums over sites that a deviating coordinator receives at coefficients (R, 4) of its own, one by one."""
     strict = policy if isinstance(policy, fs.Policy) else POLICIES[policy]
     masked = strict.masked_only
     published = dict.fromkeys("ABC", PUBLISHED) if masked else None
@@ -150,11 +150,11 @@ def test_nor_by_coefficients_that_are_close_to_each_other_or_not_quite_zero(scal
 
 
 def test_what_several_sessions_tell_is_not_added_up():
-    """The state that the table of threats tells of: a session's answers are held against each other alone."""
+    """A state named in the threat table: the checks compare only the answers of one session."""
     assert told_of_cell("strict", slope=3e-4, sessions=6)[:2] == pytest.approx(WHO[:2], abs=1.0)
 
 
-# -- many rows, of which samples are looked at first ---------------------------------------------------
+# -- many rows: the check first looks at samples ---------------------------------------------------------
 
 
 def many(n=20_000):

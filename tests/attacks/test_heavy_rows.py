@@ -33,7 +33,7 @@ GUISES = ["scale(x)"]
 for _ in range(24):
     GUISES.append(f"center({GUISES[-1]})")
 POWERS = ":".join(GUISES)
-"""The 25th power of a standardised column, of which no factor holds arithmetic."""
+"""The 25th power of a standardized column, where floating-point arithmetic loses single rows."""
 
 
 def study():
@@ -163,7 +163,7 @@ def test_shares_are_those_of_their_definition(seed):
 
 
 def test_a_row_of_a_small_group_may_be_what_chance_makes_it():
-    """Of normal rows one in ten thousand groups has more, by simulation one in two thousand at most."""
+    """One in ten thousand groups of normal rows has a larger share; one in two thousand by simulation."""
     rng = np.random.default_rng(2)
     for n, p in ((6, 1), (8, 3), (14, 2)):
         most = [largest_shares(rng.normal(size=(n, p)))[1] for _ in range(4000)]

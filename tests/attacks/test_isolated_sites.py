@@ -1,4 +1,4 @@
-"""A coordinator that tells all sites but one a scale at which their parts of a sum vanish."""
+"""A coordinator sends all sites but one a scale that makes their parts of a sum vanish."""
 
 import json
 from contextlib import suppress
@@ -73,7 +73,7 @@ def huge(request):
 
 
 def others(request):
-    """Three sites are drawn, and whoever is asked is not among them."""
+    """Three sites are drawn, without the site that answers."""
     return replace(request, text=json.dumps([site for site in SITES if site != request.site]))
 
 
@@ -82,7 +82,7 @@ def nobody(request):
 
 
 def still(request):
-    """No step is taken: the parts of the others are their rows times what they were told."""
+    """No step is taken: the parts of the other sites are their rows times the numbers that they received."""
     return replace(
         request,
         arrays=request.arrays | {"learning_rate": np.array(0.0), "beta": 0.0 * request.arrays["beta"]},

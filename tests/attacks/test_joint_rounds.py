@@ -55,7 +55,7 @@ def test_rows_follow_from_predictors_of_as_many_rounds_as_columns():
 
 
 def test_fewer_rounds_than_columns_leave_a_row_open(tmp_path):
-    """An owner who lets fewer numbers leave keeps what is orthogonal to what was told."""
+    """If a policy allows fewer numbers, the part that is orthogonal to the released numbers stays unknown."""
     frames = study(missing=0.4)
     model = model_of(frames, policy_of(tmp_path, "per_entity = 4"))
     with tapped(model) as wire, pytest.raises(PolicyError, match="numbers for each entity"):
@@ -106,7 +106,7 @@ def test_two_sums_at_predictors_that_differ_at_one_entity_are_its_row(monkeypatc
 
 
 def responses_of_pattern(wire, pattern, code):
-    """Solve for the responses of a pattern: every number that is told of it is linear in each of them."""
+    """Solve for the responses of a pattern: all released numbers of it are linear in each of them."""
     here = np.flatnonzero(code == pattern)
     requests = [(a, r) for a, r in wire.passed if (a.site, a.step) == ("Holder", "glm_evaluate")]
     rows, reported = [], []

@@ -1,4 +1,4 @@
-"""Cuts, knots and codings of the asker's making: comparisons in I(), cubic splines, rare cells."""
+"""Cuts, knots and codings chosen by the analyst: comparisons in I(), cubic splines, rare cells."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_cell_of_few_rows_is_refused_however_it_is_coded(term):
 
 @pytest.mark.parametrize("spline", ["bs(age, knots=(37,), {})", "cr(age, knots=(37,), {})"])
 def test_a_coding_with_knots_beside_a_person_is_none_of_its_formula(spline):
-    """Who coordinates sends states of transforms; the owner was asked about the knots of the formula."""
+    """The coordinator sends the states of transforms; the owner approved the knots of the formula."""
     right = "0 + " + spline.format("lower_bound=19, upper_bound=90")
     (terms,) = parse_pooled_formula(f"income ~ {right}", list(TABLE)).sites
     spec = build_block(TABLE, terms, intercept=False).spec

@@ -1,11 +1,11 @@
 """What the exchange of a split network gives away: labels from gradients, columns from outputs.
 
-Both succeed where nothing is protected, with masks as well; what a strict policy refuses is the exchange. The
-labels are protected by randomising them first, and by nothing else.
+Both succeed where nothing is protected, and with masks as well; the strict policy refuses the exchange. Only
+randomized labels protect the responses.
 
-What masks change: of one sum over several clients less of each one's columns can be predicted than of its own
-outputs, the less the more clients there are. What they do not: gradients come back as they are; and of sums
-over two sets of one entity that differ by a client, the difference is that client's outputs.
+Masks change one thing: a sum over several sites predicts less of each site's columns than its own outputs do,
+and the more sites there are, the less. Two things stay: gradients are returned unmasked, and two sums
+over two sets of sites that differ in one site have its outputs as their difference.
 """
 
 import numpy as np
@@ -52,7 +52,7 @@ def area(score, y):
 
 
 def labels_of_a_batch(wire, frames, site="shop", batch=3):
-    """Area under the curve of labels told from the gradients of one batch: their first direction."""
+    """Area under the curve of labels predicted from the gradients of one batch, by their first direction."""
     requests = [(a, r) for a, r in wire.passed if (a.site, a.step) == (site, "train")]
     rows, gradient = requests[batch][0].arrays["rows"], requests[batch + 1][0].arrays["gradient"]
     # Gradients of different sets differ in length and not in sign.
@@ -143,10 +143,10 @@ def test_what_masks_change_of_columns_and_what_a_difference_of_two_sums_undoes(m
         name: columns_told(view, known, X)
         for name, view in (("own", outputs), ("of three", three), ("of four", every), ("others", others))
     }
-    # 0.95 of its own outputs, 0.63 and 0.56 of sums of three and four, 0.03 by what others' outputs tell.
+    # R2 0.95 from its own outputs, 0.63 and 0.56 from sums of three and four, 0.03 from the others' outputs.
     assert reported["own"] > 0.9 and reported["of four"] > 0.4 and reported["others"] < 0.1
     assert reported["others"] < reported["of four"] < reported["of three"] < 0.8 * reported["own"]
-    # Of sums with it and without it nothing is hidden: to the resolution of masked numbers.
+    # The difference of the sums with and without a site is its output, to the resolution of masked numbers.
     np.testing.assert_allclose(every - others, outputs, atol=1e-9)
     assert columns_told(every - others, known, X) == pytest.approx(reported["own"], abs=1e-6)
 

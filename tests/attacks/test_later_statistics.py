@@ -116,7 +116,7 @@ def case_or_not(policy, frame, masked) -> float:
 
 @pytest.mark.parametrize("ill", [0.0, 1.0])
 def test_signs_of_a_bootstrap_do_not_single_out_a_site(ill):
-    """Successful if the outcome is read, whichever of the two it is."""
+    """The attack succeeds if it finds the outcome, whether this is 0 or 1."""
     frame = FRAME.assign(ill=FRAME.ill.where(FRAME.index != VICTIM, ill))
     assert case_or_not(OFF, frame, masked=False) == ill
     for masked in (True, False):
@@ -235,7 +235,7 @@ PEOPLE, POINTS, EARLY, KNOTS = 400, 12, 4, 6
 
 
 def product_with_a_curve(common, policy) -> tuple[np.ndarray, np.ndarray]:
-    """What is read of a curve at the bank, and the truth; `common` people with a have its start."""
+    """The value read from a curve at the bank, and the truth; `common` people with a share its start."""
     rng = np.random.default_rng(8)
     k, order = np.arange(PEOPLE), rng.permutation(PEOPLE)
     x, a = rng.normal(size=(PEOPLE, POINTS)), np.zeros(PEOPLE)

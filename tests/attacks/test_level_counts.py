@@ -1,4 +1,4 @@
-"""Counts of levels, over rows that the asker's choice of columns makes whole: two of them differ by few."""
+"""Counts of levels over complete rows: the analyst chooses the columns, and two counts differ by few rows."""
 
 import json
 
@@ -17,7 +17,7 @@ N = 120
 RNG = np.random.default_rng(7)
 PEOPLE = pd.DataFrame({"y": RNG.normal(size=N), "x": RNG.normal(size=N), "g": np.resize(["a", "b", "c"], N)})
 LACKING = [0, 3, 6, 9, 12, 1]
-"""Who lacks a column: five of level "a", and one of level "b"."""
+"""Return a table where five rows of level "a" and one of level "b" lack a column."""
 PEOPLE["lab"] = np.where(np.isin(np.arange(N), LACKING), np.nan, RNG.normal(size=N))
 PEOPLE["many"] = np.where(np.isin(np.arange(N), [*LACKING, 4, 7]), np.nan, RNG.normal(size=N))
 PEOPLE["w"] = np.where(np.isin(np.arange(N), [0, 3, 6, 9, 1]), 0.0, 1.0)
@@ -36,7 +36,7 @@ def site(policy, frame=PEOPLE):
 
 
 def survey(site, *columns, response=("y",), **roles):
-    """What a site tells of the rows that have all of some columns."""
+    """The counts that a site reports for the rows that have all of some columns."""
     left = response[0] if len(response) == 1 else f"cbind({', '.join(response)})"
     names = ("g", *columns)
     question = RowsRequest(left, response, ("C(g)", *columns), names, weights=roles)
@@ -90,7 +90,7 @@ def test_a_first_fit_with_many_levels_is_no_difference():
     "weighted", [{"freq_weights": "w"}, {"var_weights": "w"}, {"response": ("hits", "misses")}]
 )
 def test_counts_are_of_the_rows_with_a_weight(weighted):
-    """Else a row without one, which is behind no sum, would be told by the levels of two questions."""
+    """Rows of weight zero are in no sum; two counts of levels would otherwise reveal such a row."""
     here = site("open")
     n, levels = survey(here, **weighted)
     assert (n, levels) == (115, {"a": 36, "b": 39, "c": 40})

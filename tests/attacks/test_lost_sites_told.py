@@ -44,7 +44,7 @@ def moments(model, sites):
 
 
 def test_a_site_that_is_said_to_be_lost_is_told_by_subtraction():
-    """That E answered all the same, or late, nobody else can know."""
+    """Only the coordinator knows whether E answered, or answered late."""
     model = fs.GLORE.from_formula("y ~ x", hospitals())
     of_all, of_rest = moments(model, NAMES), moments(model, NAMES[:4])
     x = patients().query("h == 'E'")["x"]

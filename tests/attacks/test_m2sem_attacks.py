@@ -40,7 +40,7 @@ def model_of(sites="ABC", **options):
 
 
 def requested(model, dry_run, steps=3, change=lambda requests: requests):
-    """Begin a fit, and ask one round of the asker's making; replies as they come."""
+    """Begin a fit and send one round chosen by the analyst; return the replies in order of arrival."""
     exchange = model._exchange(0, 99)
 
     def protocol():
@@ -63,7 +63,7 @@ def halves():
     return r
 
 
-# ---- posteriors of the asker's making -------------------------------------------------------------
+# ---- posteriors chosen by the analyst --------------------------------------------------------------
 
 
 def single_out(weight):
@@ -130,7 +130,7 @@ def test_penalties_that_only_others_are_told_leave_masks_in():
 
 
 def test_a_round_that_others_were_told_otherwise_is_not_gone_on_from():
-    """Whoever ignores that masks did not cancel finds that clients remember what they were told."""
+    """If the coordinator ignores that masks did not cancel, the sites still remember what they received."""
     model, _ = model_of()
     exchange, dry_run = model._exchange(0, 99), MixtureState(2, 1, halves())
 
@@ -148,7 +148,7 @@ def test_a_round_that_others_were_told_otherwise_is_not_gone_on_from():
         run(model, protocol(), masks=False)
 
 
-# ---- what sums tell -------------------------------------------------------------------------------
+# ---- information in sums ---------------------------------------------------------------------------
 
 
 def own_part(model, site):

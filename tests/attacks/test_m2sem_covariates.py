@@ -57,7 +57,7 @@ def test_a_level_of_one_entity_is_refused_by_all(policy):
 
 
 def test_entities_that_a_covariate_leaves_out_are_not_told_by_a_difference():
-    """Of estimates with and without it, where one entity alone lacks it."""
+    """Return estimates with and without a covariate that one entity alone lacks."""
     frames = make_frames()
     frames["A"].loc[VICTIM, "age"] = np.nan
     partition = fs.ClientPartition.from_frames(frames, on="id", policy=ALLOWING)

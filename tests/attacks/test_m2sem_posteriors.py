@@ -1,4 +1,4 @@
-"""Clusters over institutions: what posteriors of the asker's making read off estimates."""
+"""Clusters between sites: posteriors chosen by the analyst, and rows recovered from estimates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedstat.models.m2sem.em import MixtureState
 
 N, VICTIM = 120, 100
 ALLOWING = fs.Policy.strict(per_entity="any")
-"""Strict but for values per entity, without which nobody clusters."""
+"""The strict policy with row-level values allowed, which every clustering needs."""
 SECRET = b"of the site's owner, of 32 bytes."
 QUICK = {"n_init": 1, "starts": "sum", "cov_type": None}
 
@@ -48,7 +48,7 @@ def reported(victim=(1.0, 0.0)):
 
 
 def released(model, *several, rounds=3, steps=100, last=None):
-    """Release the estimates under each of some posteriors, in one fit; `last` are told before a release."""
+    """Release the estimates under each of several posteriors, in one fit; send `last` before a release."""
 
     def protocol():
         exchange, out = model._exchange(0, 999), []
@@ -135,7 +135,7 @@ def test_nor_in_another_session(victim):
 
 
 def test_nor_with_other_posteriors_after_the_last_steps():
-    """The posteriors behind estimates are those of the steps, and not those that were told last."""
+    """Estimates use the posteriors of the steps, and not the posteriors that were sent last."""
     with refused_for("differencing"):
         second(ALLOWING, reported((0.49, 0.51)), last=reported(None))
 
@@ -209,7 +209,7 @@ def sums_under(model, *several):
 
 
 def test_masked_sums_under_many_posteriors_span_all_columns():
-    """As many as columns, so that rows known to the asker give it all others."""
+    """If the analyst knows as many rows as there are columns, these rows determine all others."""
     rng, model = np.random.default_rng(3), fs.M2SEM(partition_of(ALLOWING), 2, 1)
     a = rng.uniform(0.1, 0.9, size=(12, N))
     D, _ = sums_under(model, *(np.column_stack([one, 1.0 - one]) for one in a))
@@ -229,7 +229,7 @@ def test_totals_tell_what_an_entity_adds():
 
 
 def test_earlier_steps_leave_their_traces():
-    """The last step is under posteriors that estimates were made under before; those before it are told."""
+    """The last step uses posteriors that already have estimates; those sent before the step are reported."""
     partition = partition_of(ALLOWING)
 
     def after(victim):
@@ -250,7 +250,7 @@ def test_earlier_steps_leave_their_traces():
 
 
 def begun(model, **arrays):
-    """Begin a fit with arrays of the asker's making."""
+    """Begin a fit with arrays chosen by the analyst."""
 
     def protocol():
         requests = next(model._exchange(0, 99).begin([1]))
@@ -271,7 +271,7 @@ def test_an_entity_is_not_left_out_by_its_place():
 
 
 def test_own_clusters_are_few():
-    """As many as entities would tell whose factor scores are next to whose."""
+    """With as many posteriors as entities, the estimates show which entities have similar factor scores."""
     model = fs.M2SEM(partition_of("open"), 2, 1)
     begun(model)
     with pytest.raises(MessageError, match="number of clusters"):
@@ -287,7 +287,7 @@ def own_clusters(model, **request):
 
 
 def test_own_clusters_are_the_same_however_often_they_are_asked():
-    """With seeds of the asker's choosing, how often two are together would tell how near they are."""
+    """With chosen seeds, the share of draws with two entities in one cluster shows how similar they are."""
     request, found = {"clusters": np.array(4), "factors": np.array(1)}, []
     for _ in range(2):
         model = fs.M2SEM(partition_of("open"), 2, 1)
@@ -310,5 +310,5 @@ def test_what_is_remembered_of_posteriors_outlives_a_process(tmp_path):
             again.sites[name].remember(ReleaseHistory.from_arrays(dict(arrays), data.table, SECRET))
     with refused_for("differencing"):
         released(fs.M2SEM(again, 2, 1), reported((0.49, 0.51)))
-    # What was told before is told again.
+    # A release that is repeated gives the same numbers.
     released(fs.M2SEM(again, 2, 1), reported(None))

@@ -66,7 +66,7 @@ def complete(words):
 
 
 def number(value):
-    """Number that an integer stands for; None where masks are left in it."""
+    """Number encoded by an integer; None if masks are left in it."""
     value = (value + MODULUS // 2) % MODULUS - MODULUS // 2
     return value / 2**PLACES if abs(value) < MODULUS >> GUARD_BITS else None
 

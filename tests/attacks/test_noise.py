@@ -78,7 +78,7 @@ def test_averaging_repeats(monkeypatch):
 
 
 def test_a_table_put_back_or_an_account_begun_anew_does_not_draw_anew(monkeypatch):
-    """Who can remove what a site has charged spends again, and has the same noise again."""
+    """An attacker who can delete the record of a charge spends again, and receives the same noise again."""
     identity = Identity.generate()
     found = [counts(site_of(identity=identity)) for _ in range(5)]
     assert all(np.array_equal(one, found[0]) for one in found)
@@ -87,7 +87,7 @@ def test_a_table_put_back_or_an_account_begun_anew_does_not_draw_anew(monkeypatc
 
 
 def test_the_difference_of_two_tables(monkeypatch):
-    """One person moves to another bin between two answers: equal noise would tell from where to where."""
+    """One person moves to another bin between two answers: equal noise would show both bins."""
     identity, moved = Identity.generate(), FRAME.copy()
     moved.loc[0, "x"] = 2.0
 
@@ -136,7 +136,7 @@ def test_many_small_questions_are_one_large_one():
 
 
 def test_sessions_at_once_spend_once():
-    """Of forty questions in as many threads, each a sixteenth of the budget, sixteen are answered."""
+    """Forty requests in forty threads, each a sixteenth of the budget: sixteen are answered."""
     server, share = SiteServer(site_of()), round_to_grid(WHOLE / 16)
     reported = []
 
@@ -198,10 +198,10 @@ def audit(rho, times):
 
 
 def test_the_worst_pair_of_records_through_the_door(monkeypatch):
-    """Of noise that pays for mu = 1 the interval holds it; half the noise is caught."""
+    """The interval contains mu = 1 for noise that pays for mu = 1, and not for half of that noise."""
     rho, mu, times = Fraction(1, 2), 1.0, 1500
     low, high = audit(rho, times)
-    # Of integers a little of the Gaussian's mu is lost.
+    # The discrete noise loses a little of the Gaussian's mu.
     assert low <= mu and high >= 0.85 * mu
     draw = privacy_budget.discrete_gaussian
     monkeypatch.setattr(
@@ -249,6 +249,6 @@ def test_no_share_of_a_product_leaves_without_noise(monkeypatch, bound):
     for session in ("s", "t"):
         parts = [part.view(np.uint64) for part in collect(sites, session)]
         found.append(int((parts[0] + parts[1]).view(np.int64)[0]) - product)
-    # A share is drawn anew in every session, and so is its noise, unless it is bound to what is behind it.
+    # A share and its noise are drawn again in every session, unless the noise is bound to the statistic.
     assert all(0 < abs(error) < 10**6 for error in found) and (found[0] == found[1]) == bound
     assert len(sites["A"].site_ledger.charges.made) == (1 if bound else 2)

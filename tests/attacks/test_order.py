@@ -44,7 +44,7 @@ class Opened:
 
 
 def row_from_two_divisions(policy):
-    """The row of one entity, from sums over two divisions in which it stands in another group."""
+    """The row of one entity, from sums over two groupings that put this entity into different groups."""
     site = Opened(policy, "vfem")
     code = np.arange(N) % 2
     other = np.where(np.arange(N) == TARGET, 0, code)

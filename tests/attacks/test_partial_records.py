@@ -1,4 +1,4 @@
-"""Groups of entities and the columns that count as seen in them: finer ones beside coarser ones."""
+"""Groups of entities and the columns that count as observed in them: fine groups next to coarse ones."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def requested(partition, formula, step):
 
 
 def total(model, column):
-    """The sum of a column over the entities that count as seen, from what a coordinator is told."""
+    """The sum of a column over the entities that count as observed, from the coordinator's messages."""
     moments = model.fit().exchange.moments
     at = moments.names.index(column)
     return float(moments.n @ moments.seen[:, at]) * moments.centre[at]

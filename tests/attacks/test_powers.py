@@ -46,7 +46,7 @@ def read(array):
 def read_alone(array):
     try:
         return unmask_sum("sums", [array])
-    except Exception:  # masks that do not cancel are told as such
+    except Exception:  # masks that do not cancel raise an error
         return np.full((1, 3), np.nan)
 
 

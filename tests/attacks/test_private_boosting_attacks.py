@@ -49,7 +49,7 @@ def traced(gram, n, inside, outside, reference):
 
 
 def spline_columns(frame, result):
-    """What who knows curves makes of them for an exact fit."""
+    """Columns of an exact fit, computed by an attacker who knows the curves."""
     from fedstat.kernels.curves import integration_weights, spline_basis
 
     boosting = result._record.boosting
@@ -88,7 +88,7 @@ def private_model(frame, epsilon):
 
 
 def cut_columns(model, frame):
-    """What who knows curves makes of them for a private fit: scores as institutions cut them."""
+    """Columns of a private fit, computed by an attacker who knows the curves: scores clipped as at the sites."""
     plan, own = model.source._planned, partition(frame)
     parts = []
     for site, held in plan.parts.items():

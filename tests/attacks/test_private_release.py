@@ -108,7 +108,7 @@ def test_a_product_of_two_institutions_who_were_told_different_scales():
 
 
 def test_a_product_of_two_institutions_who_were_told_different_scores():
-    """B's row may be longer as a response of a model than A, asked for a synthesis, was charged for."""
+    """B's row, as the response of a model, may be longer than A was charged for in a synthesis."""
     to = Departing()
     to.margins("A", [bins("a", 2)])
     to.gram("A", sums("B"), [2])
@@ -145,7 +145,7 @@ def test_a_product_that_was_opened_under_an_earlier_release():
 
 @pytest.mark.parametrize("levels", [3, 5])
 def test_a_refusal_that_rows_decide(levels):
-    """A binary response of three levels: whether some row has the third was told by an error, for nothing."""
+    """A binary response with three levels: an error revealed, at no charge, whether a row has the third."""
     reported = []
     for last in (1, 2):
         to = Departing(FRAME.assign(b=[*[0, 1] * (N // 2 - 1), 0, last]), min_count=1)
@@ -160,7 +160,7 @@ def test_a_refusal_that_rows_decide(levels):
 
 @pytest.mark.parametrize("bits", [PLACES - 1, 31, 40, 60])
 def test_more_places_than_squares_have_room_for(bits):
-    """In so many places the squares of scores overflow or not, as rows are: an error told which."""
+    """The squares of scores overflow in many places, depending on the rows; the error revealed in which."""
     to = Departing()
     to.margins("A", [bins("a", 2)])
     to.gram("A", sums("B", variance=FREE), [2])
@@ -182,7 +182,7 @@ def test_large_sums_of_squares_are_no_reason_to_refuse(monkeypatch):
 
 
 def test_marks_by_which_a_peer_knows_columns_again(monkeypatch):
-    """Scores that differ in one bin alone have the same marks where nobody is in it; none are sent here."""
+    """Scores that differ in an empty bin have the same marks; here no marks are sent."""
     sealed, lengths, seal = [], [], SealedChannel.seal
     monkeypatch.setattr(SealedChannel, "seal", lambda self, m: (sealed.append(len(m)), seal(self, m))[1])
     for discrete in ("any", "bits"):
@@ -249,7 +249,7 @@ def test_text_in_one_cell_of_a_file_makes_text_of_all(levels, tmp_path):
 
 
 def test_text_in_one_cell_moves_no_count_of_numbers():
-    """The same for a single margin, whose bins the asker chooses, but for noise of next to nothing."""
+    """The same for a single margin with bins chosen by the analyst, apart from a negligible noise."""
     answers = []
     for last in ("2", "many"):
         frame = pd.DataFrame({"x": [*map(str, [0.5, 1.5] * 30), last]})

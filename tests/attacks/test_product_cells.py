@@ -57,7 +57,7 @@ def table() -> pd.DataFrame:
             "a": a,
             "b": b,
             "c": c,
-            # Not a; and b, but that nobody at another site has it and a.
+            # g: not a. e: b, without the rows of other sites that also have a.
             "g": 1.0 - a,
             "e": np.where(np.arange(n) < ROWS, b, b * (1.0 - a)),
             "a2": a + 1.0,

@@ -1,7 +1,7 @@
 """A coordinator, or a dealer, that departs from the protocol of secure products.
 
-Groups that two clients are not told alike, a dealer's seed that serves twice: what a table of masked numbers
-hides follows from either, where a site takes what it is told.
+Two sites receive different groups, or a dealer's seed serves twice: either reveals what a table of masked
+numbers hides, if a site accepts the request.
 """
 
 import json
@@ -30,7 +30,7 @@ from fedstat.kernels.ring import fractional_bits
 
 load_families()
 N, G = 400, 20
-STRICT = fs.Policy.strict(order="any")  # what is asked here stands in no fit
+STRICT = fs.Policy.strict(order="any")  # the requests of these tests are not part of a fit
 BITS = fractional_bits(N)
 RNG = np.random.default_rng(2)
 COLUMNS = {"P": ["p"], "A": ["A0", "A1"], "B": ["B0", "B1"]}
@@ -106,9 +106,9 @@ class Coordinator:
 
 
 def rows_from_groups_that_differ():
-    """Rows of A, from two products; in the second, B was told that chosen rows are in the group before.
+    """Rows of A from two products; in the second, B receives chosen rows in the preceding group.
 
-    The rest of group g is then -(x_i - u_i) v_i' modulo 2^64, and an odd v can be divided by.
+    The remaining part of group g is -(x_i - u_i) v_i' modulo 2^64, and an odd v has an inverse.
     """
     requester = Coordinator(["A", "B"])
     moved, targets = GROUP.copy(), np.arange(0, N, N // G)[1::2]
@@ -136,7 +136,7 @@ def test_groups_that_two_clients_are_not_told_alike(monkeypatch):
 
 
 def shift_of_entities():
-    """Difference of what is told of A and B from the product of A's entities with B's next ones."""
+    """Difference between the released product of A and B and that of A's entities with B's next ones."""
     rows, group = np.arange(N), GROUP[1:]
     got, _, _ = Coordinator(["A", "B"]).multiply("1", group, group, (rows[:-1], rows[1:]))
     other = FRAMES["B"][COLUMNS["B"]].to_numpy()
@@ -173,13 +173,13 @@ def test_groups_of_two_products_do_not_differ_by_a_row():
 
 
 def filled_in_for(hidden):
-    """A product in which A is told that B lacks some entities, and B that A does."""
+    """A product where A receives that B lacks some entities, and B that A lacks some."""
     requester = Coordinator(["A", "B"])
     return requester.multiply("1", GROUP, GROUP, both=~np.isin(EVERY, hidden))[0]
 
 
 def test_no_entity_that_both_have_is_called_filled_in(monkeypatch):
-    """Of an entity that is filled in, nobody compares whose it is."""
+    """The sites do not compare the owner of an entity that is filled in."""
     with pytest.raises(SecurityError, match="not of the same entities"):
         filled_in_for([3])
     monkeypatch.setattr(RowFingerprints, "of_same_entities", lambda *reported: True)
@@ -235,7 +235,7 @@ def test_without_a_checksum_a_wrong_triple_moves_the_estimate(monkeypatch):
 
 
 def columns_from_a_dealer(dealer, policy="open", first="A"):
-    """A's columns, where the coordinator sits at P and says who deals for A and P; `first` is told as A."""
+    """A's columns, if the coordinator runs P and chooses the dealer for A and P; A receives `first`."""
     requester, seed = Coordinator(["A", "B", "P"], policy), secure.new_seed()
     keys = requester.partition.sites["P"].states[requester.session].look_at("keys")
     text, product = requester.describe("A", "P", dealer)

@@ -16,7 +16,7 @@ STRICT = fs.Policy.strict()
 
 
 def study(common, policy=STRICT, seed=3):
-    """Four sites, of which two have columns that are one for `common` persons together; and their incomes."""
+    """Four sites; a column of each of two sites is one for the same `common` persons; and their incomes."""
     rng = np.random.default_rng(seed)
     order, a, b = rng.permutation(N), np.zeros(N), np.zeros(N)
     a[order[:OF_A]] = 1.0
@@ -165,7 +165,7 @@ def test_two_fits_whose_columns_differ_in_few_rows(without):
 @pytest.mark.filterwarnings("ignore::fedstat.errors.DataWarning")
 @pytest.mark.parametrize(("each", "passes"), [(2, False), (3, True)])
 def test_rows_are_counted_in_every_pattern_that_is_released(each, passes):
-    """Twice as many rows in all, of which one half lacks the third site's record."""
+    """Twice as many rows; the record of the third site is missing for one half of them."""
     rng = np.random.default_rng(7)
     a, b, half = np.zeros(N), np.zeros(N), N // 2
     for start in (0, half):

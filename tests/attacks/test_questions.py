@@ -1,7 +1,7 @@
 """Values found by asking: texts of refusals, columns that single a person out, predictions.
 
 Every attack is tried where nothing is protected, and has to succeed there; under the strict policy it learns
-nothing but refusals, of which those that depend on rows are counted.
+nothing but refusals, and refusals that depend on rows are counted.
 """
 
 import json

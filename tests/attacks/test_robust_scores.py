@@ -1,4 +1,4 @@
-"""What robust standard errors of a binary response tell institutions of it."""
+"""Information in the robust standard errors of a binary response for the other sites."""
 
 from dataclasses import replace
 
@@ -44,7 +44,7 @@ def fit(monkeypatch, heard, partition=None, **options):
 
 
 def told_right(guess):
-    """Share of the responses that the sign of a number tells."""
+    """Share of the responses that the sign of a number predicts."""
     return np.mean((guess > 0.0) == (Y > 0.5))
 
 

@@ -89,7 +89,7 @@ def begin_anew(monkeypatch):
 
 
 def compare_nothing(monkeypatch):
-    """Put both sites back to where they took what they were told."""
+    """Reset both sites to the state in which they accepted the request."""
     monkeypatch.setattr(RowFingerprints, "of_same_entities", lambda *reported: True)
     monkeypatch.setattr(
         glm_response_steps, "taken_of", lambda state, columns, site, _: state.look_at(taken(columns, site))

@@ -1,4 +1,4 @@
-"""Scores of boosting at coefficients of the asker's making: rows that lie between two of them."""
+"""Scores of boosting at coefficients chosen by the analyst: rows that lie between two of them."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def victim():
 
 
 def told_row(kind, policy, steep):
-    """What the difference of two scores says of the person in between: the columns, but for a factor."""
+    """Columns of the person between two coefficients, up to a factor, from the difference of two scores."""
     client = Asker(kind, policy)
     person, below, above = victim()
     (first, one), (second, other) = (client.scores(cut, steep) for cut in (below, above))

@@ -1,7 +1,7 @@
 """What coordinator and institutions see of a private step on the score, and one that departs from it.
 
 The coordinator carries sealed columns and receives shares, each with noise; an institution opens columns of
-others less a random table. Whoever asks otherwise than was agreed on is refused, or pays for what it asks.
+others minus a random table. A request that differs from the agreement is refused, or its cost is charged.
 """
 
 import json

@@ -18,7 +18,7 @@ RULE = "rows behind a product"
 
 
 def table(shared=1):
-    """People of three sites; `shared` of the first site, and nobody else, have both a and b."""
+    """People of three sites; only `shared` people of the first site have both a and b."""
     random = np.random.default_rng(5)
     k = np.arange(N)
     a, b = (k % 9 == 0) * 1.0, (k % 9 == 1) * 1.0
@@ -28,7 +28,7 @@ def table(shared=1):
     frame["income"] = np.round(random.lognormal(10.0, 0.6, N), 2)
     frame["w"] = random.integers(1, 6, N) * 1.0
     frame["y"] = (random.random(N) < 0.4) * 1.0
-    # Codes of the same levels, of which none is zero.
+    # Codings of the same levels without zeros.
     frame["a12"], frame["b12"] = 1.0 + a, 1.0 + b
     frame["g"], frame["h"] = np.where(a, "yes", "no"), np.where(b, "yes", "no")
     # Groups that differ for one person of the first site.
@@ -136,7 +136,7 @@ def test_nor_does_any_other_model(model):
 
 @pytest.mark.parametrize("cov_type", ["HC0", "HC1", "HC2", "HC3"])
 def test_no_robust_covariance_holds_the_residual_of_one_person(cov_type):
-    """The cell of nobody with a and without b has one person: columns are released, squared residuals not."""
+    """If everybody with b has a except one person, columns are released and squared residuals are not."""
     frame = table(shared=0).assign(b=lambda f: np.where(f["a"] == 1.0, 1.0, f["b"]))
     frame.loc[np.flatnonzero(frame["a"])[0], "b"] = 0.0
     partition = rows(fs.Policy.strict(reasons="told"), frame)

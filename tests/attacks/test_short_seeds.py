@@ -1,4 +1,4 @@
-"""Whoever holds one label and its keyed hash tries seeds until one fits: a seed is long, and drawn."""
+"""An attacker with one label and its keyed hash tries seeds until one fits: seeds are long and random."""
 
 import pandas as pd
 import pytest

@@ -1,4 +1,4 @@
-"""Every step of every family is asked for few rows: by one-hot weights, masks and groups of few entities.
+"""Every step of every family receives requests for few rows: one-hot weights, masks, groups of few entities.
 
 Real fits set the sessions up. Wherever they ask a site with an array that weighs or selects rows, it is asked
 once more with one that singles out a row or three. The site refuses, or what it releases does not depend on
@@ -30,7 +30,7 @@ SAID = ("per entity", "raw columns", "presence", "schema", "sealed")
 """Kinds that are no aggregates, and are declared as what they are."""
 
 NO_FEW_ROWS = {("stage_block", "weights"), ("judge_predictions", "predicted")}
-"""What can be put on few rows in no way: weights are positive, and predictions probabilities."""
+"""Arrays that cannot be concentrated on few rows: weights are positive, predictions are probabilities."""
 
 RNG = np.random.default_rng(4)
 A1, B1, B2, C1 = RNG.normal(size=(4, N))
@@ -104,7 +104,7 @@ def new_entities():
 
 
 def repeated_entities():
-    """Fit where rows stand for several."""
+    """Fit a model with frequency weights."""
     fs.VFEMRegression.from_formula(f"y ~ {COLUMNS}", partition(), freq_weights="w").fit()
 
 
@@ -146,7 +146,7 @@ FITS = {
 }
 
 
-# -- what is asked instead -----------------------------------------------------------------------------
+# -- the request that replaces an honest one ------------------------------------------------------------
 
 
 def by_row(array):
@@ -165,7 +165,7 @@ def group_of_each(array):
 
 
 def single_out(arrays, name, picked):
-    """Put weight, selection or group on few rows in the place of an array; None if it is none of these."""
+    """Concentrate a weight, selection or group on few rows; None if the array is none of these."""
     array = arrays[name]
     if by_column(array) or (array.ndim == 3 and array.shape[1] >= FEWEST):  # of three the first has parts
         few = np.zeros_like(array)
@@ -177,7 +177,7 @@ def single_out(arrays, name, picked):
     if array.dtype == np.bool_ and array.ndim == 1:
         chosen = np.flatnonzero(array)[picked]
         few[chosen] = True
-        # What comes for the rows of a mask comes for fewer.
+        # A mask that selects fewer rows needs fewer values.
         kept = np.isin(np.flatnonzero(array), chosen)
         others = {k: a[kept] if a.shape[:1] == kept.shape and k != name else a for k, a in arrays.items()}
         return {**others, name: few}
@@ -187,7 +187,7 @@ def single_out(arrays, name, picked):
 
 
 def held(item, length, found):
-    """Arrays with a row for each of so many entities, in what a site keeps."""
+    """Arrays with one row for each of n entities, in the state of a site."""
     if isinstance(item, np.ndarray):
         if item.dtype == np.float64 and item.ndim and len(item) == length and item.flags.writeable:
             found[id(item)] = item
@@ -282,7 +282,7 @@ class Prober:
             step.gives[array].kind == "per entity" and differ(reported[array], own[array])
             for array in reported
         ):
-            return  # the answer tells a value of each entity, and says so
+            return  # the declaration of the answer says that it has a value for each entity
         for array in reported:
             own_only = differ(reported[array], own[array]) and not differ(reported[array], other[array])
             if step.gives[array].kind not in SAID and own_only:
@@ -296,13 +296,13 @@ def differ(one, other):
 
 
 def takes_rows(name, declared):
-    """Whether an array of a question weighs or selects entities, as far as its declaration tells."""
+    """Whether an array of a request weighs or selects entities, according to its declaration."""
     selects = declared.dtype == "bool" and declared.ndim > 0 and declared.kind == "presence"
     return declared.kind in ("per entity", "raw columns") or selects or bool(declared.weighs)
 
 
 def paid(step):
-    """Whether all that a step gives has noise that is paid for, whoever is in it."""
+    """Whether all releases of a step have noise that is charged, for every set of rows."""
     return all(declared.noisy for declared in step.gives.values())
 
 

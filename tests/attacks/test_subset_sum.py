@@ -1,6 +1,6 @@
 """Columns of zeros and ones in small released patterns: the coordinator lists what fits the released sums.
 
-It sits at the bank, which holds the response y and a column a. Of a pattern it is released sum(b), and from
+It runs the bank, which holds the response y and a column a. For a pattern it receives sum(b), and from
 secure products sum(b y) and sum(b a): all assignments that fit are listed by meeting in the middle.
 """
 
@@ -82,7 +82,7 @@ def attack(frames, policy):
         assert members.sum() == m
         Z = (bank[["y", "a"]].to_numpy()[members] - c[[i - 1 for i in known]]) / s[[i - 1 for i in known]]
         truth = court.set_index("k").convicted.reindex(bank.k[members]).to_numpy()
-        # What is released of the column, in its own unit: its total, and products with y and a.
+        # Releases of the column in its own unit: its total, and products with y and a.
         total = c[b - 1] * m + s[b - 1] * G[0, b]
         sums = c[b - 1] * Z.sum(axis=0) + s[b - 1] * G[known, b]
         noise = slack * s[b - 1] * np.linalg.norm(Z, axis=0)
@@ -132,7 +132,7 @@ def indicator(columns=1, levels=2, alone=True):
 
 
 def test_entities_that_a_column_of_few_values_needs():
-    # The page of the rule: some ten entities for every column beside it when dithered, fifty when exact.
+    # Documentation of the rule: ten entities for each other column if dithered, fifty if exact.
     for carried in (EXACT, DITHERED):
         for p in (1, 5, 20):
             least = min_group_size((ColumnCardinality(p, (indicator(),), carried),))
@@ -236,7 +236,7 @@ def study_with_an_ally(seed, m=30, n=300):
 
 
 def equations(partition, frames, ally):
-    """What a fit with one of the bank's columns tells of the court's: columns Z (m, 2), their sums, total."""
+    """Information from a fit on the bank's columns about the court's: columns Z (m, 2), their sums, total."""
     model = fs.VFEMRegression.from_formula(f"y ~ convicted + {ally}", partition, coordinator="Bank")
     moments = model.fit(cov_type="none", max_moved=1.0).exchange.moments
     names = ["1", *moments.names, "y"]
@@ -250,7 +250,7 @@ def equations(partition, frames, ally):
 
 
 def over_several_fits(policy, seed):
-    """Answers that fit all equations, of which the last is the truth or none; and the policy's words."""
+    """Answers that fit all equations, whether the last one is the truth, and the words of the policy."""
     frames = study_with_an_ally(seed)
     partition = fs.ClientPartition.from_frames(frames, on="k", policy=policy)
     reported, refused = [], ""
@@ -259,7 +259,7 @@ def over_several_fits(policy, seed):
             reported.append(equations(partition, frames, f"a{j}"))
         except DescriptionError as error:
             refused = str(error)
-    # y is in all fits, and moves alike; so do the columns of the bank, which knows them as they are.
+    # y is in all fits and is dithered alike; so are the columns of the bank, which knows them exactly.
     Z = np.column_stack([reported[0][0], *(one[0][:, 1] for one in reported[1:])])
     sums = np.concatenate([reported[0][1], *(one[1][1:] for one in reported[1:])])
     noise = np.concatenate([reported[0][3], *(one[3][1:] for one in reported[1:])]) * WIDTH / np.sqrt(12.0)
@@ -273,7 +273,7 @@ def test_fits_with_ever_other_columns_of_an_ally_do_not_add_up(monkeypatch):
     wrong, refused, (partition, frames) = over_several_fits("strict", 1)
     assert len(wrong) > 1 and "Court: its policy (bits of columns of few values)" in refused
     assert "earlier fits with other columns included" in refused
-    # The same fit again tells nothing new, and passes.
+    # The same fit gives nothing new, and passes.
     equations(partition, frames, "a0")
     # Without the memory of products all sums leave, and there is one answer.
     monkeypatch.setattr(standardized_columns, "marks_by_group", lambda site_ledger: {})

@@ -51,7 +51,7 @@ def by_columns(**held):
 
 
 def cells(rare=8, ones=7):
-    """Three sites with `rare` rows of a level each, of which `ones` have the outcome 1."""
+    """Three sites with `rare` rows of a level each; `ones` of them have the outcome 1."""
     table, place = people(N), np.arange(N) % 200
     table["level"] = np.where(place < rare, "rare", "common")
     table.loc[place < rare, "y"] = (place[place < rare] < ones).astype(float)

@@ -111,7 +111,7 @@ def nested_columns_backwards(at: At) -> tuple[float, float]:
 
 
 def nested_in_all(at: At) -> tuple[float, float]:
-    """The same sums over all sites, where nobody else has a without b."""
+    """The same sums over all sites, if nobody else has a without b."""
     every = least_squares_in_all("income ~ a", at)[1]["a"]
     return every - least_squares_in_all("income ~ a:b", at)[1].iloc[1], INCOME
 

@@ -1,6 +1,6 @@
-"""What numbers per entity give away in vertical fits beyond the normal family: rows and responses.
+"""Row-level values in vertical fits of binary and count responses reveal rows and responses.
 
-Every attack succeeds where nothing is protected; under the strict policy nothing per entity leaves.
+Every attack succeeds without protection; under the strict policy no row-level value is released.
 """
 
 from dataclasses import replace
@@ -94,7 +94,7 @@ def test_masks_of_iterations_are_undone():
 
 
 def rows_of_vglm(wire, frames):
-    """Standardised columns from linear predictors at coefficients that are known, beside the truth."""
+    """Standardized columns from linear predictors at known coefficients, and the truth."""
     X = np.column_stack([frames[c].drop(columns="k") for c in WIDTHS])
     B = np.hstack([wire.handed_to(c, "linear_predictor", "beta") for c in WIDTHS])
     H = np.array(wire.handed_to("Holder", "respond", "eta"))
@@ -114,7 +114,7 @@ def test_rows_follow_from_linear_predictors_at_known_coefficients():
 
 
 def correlations(wire, site, step, name, y):
-    """Of every message with a number per entity to an institution, with the response; 0 of a constant."""
+    """Number of messages with row-level values to a site, for the response; constants do not count."""
     reported = [z for z in wire.handed_to(site, step, name) if z.shape == y.shape]
     return np.array([abs(np.corrcoef(z, y)[0, 1]) if np.ptp(z) > 1e-9 else 0.0 for z in reported])
 
@@ -159,14 +159,14 @@ def test_no_message_of_iterations_tells_an_institution_the_response(family):
         assert best < 0.25 < abs(np.corrcoef(fitted.reindex(at), own)[0, 1]) + 0.25
         assert not wire.handed_to(site, "glm_score", "z")
     released = {(a.step, name) for a, r in wire.passed for name, v in r.arrays.items() if v.shape == (600,)}
-    # To the coordinator, which sits there, and to nobody else.
+    # Sent to the coordinator, which runs on the same machine, and to no other site.
     assert {step for step, _ in released if step != "glm_move"} == {"glm_fitted"}
     notes = " ".join(result.summary().notes)
     assert "Residuals stayed with the response holder" in notes and "bits) of" in notes
 
 
 def test_curvatures_of_entities_that_an_institution_alone_has_stay_with_the_holder():
-    """At the estimate such an entity's linear predictor is known to it, and -L_mm would tell the response."""
+    """At the estimate the site knows the linear predictor of such an entity; -L_mm would give the response."""
     frames = study(missing=0.5)
     wire, result = listened("VFEMGLM", frames)
     has = np.column_stack([np.isin(np.arange(600), frames[c].k) for c in WIDTHS])
@@ -218,7 +218,7 @@ def policy_of(tmp_path, line):
 
 @pytest.mark.parametrize("kind", ["VFEMGLM", "VerticalGLM"])
 def test_numbers_for_each_entity_are_capped_over_sessions(kind, tmp_path):
-    """With fewer than columns no row is determined: what is left of it is orthogonal to what was told."""
+    """With fewer columns no row is determined: the rest of the row is orthogonal to the released numbers."""
     columns = sum(WIDTHS.values())
     model = model_of(kind, study(), policy_of(tmp_path, f"per_entity = {columns - 1}"))
     few = {"path": "exact"} if kind == "VerticalGLM" else {"cov_type": "none"}

@@ -1,4 +1,4 @@
-"""What each party of a fit has seen: every message at the coordinator, and what a client opened."""
+"""Everything that each party of a fit has seen: messages at the coordinator, and those a site opened."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Wire:
     def per_entity(self, rows: int, site: str | None = None) -> Array:
         """Everything with one number or more per entity that the coordinator holds: (rows, columns).
 
-        Floats as they are, and 8-byte words (masked, sealed) read as fixed point: an attacker tries all.
+        Floats are unchanged. 8-byte words (masked, sealed) are read as fixed point: an attacker tries all.
 
         Parameters
         ----------
@@ -56,7 +56,7 @@ class Wire:
         return np.column_stack(columns)
 
     def opened_by(self, site: str, rows: int) -> Array:
-        """The same, of what a client received from others: asked with, or sealed for it."""
+        """The same for the values that a site received from others, in a request or sealed."""
         columns = [np.empty((rows, 0))]
         for request, _ in self.passed:
             if request.site == site:
