@@ -321,7 +321,7 @@ def test_a_table_that_has_grown_keeps_its_memory(doors):
 
 
 def test_answers_over_records_that_are_gone_are_not_forgotten_in_silence(doors, capsys):
-    """Without a key the site cannot tell a removed record from a changed one; two answers may differ by it."""
+    """Without a key the site cannot tell removed records from changed ones; two answers may differ by one."""
     records(0).iloc[:-1].to_csv(doors.home / "North.csv", index=False)
     with pytest.raises(SecurityError, match=r"there are 59 rows; .* used 60\. Gone or changed since then: 1"):
         open_site(doors.home / "North")

@@ -88,7 +88,7 @@ def private_model(frame, epsilon):
 
 
 def cut_columns(model, frame):
-    """Columns of a private fit, computed by an attacker who knows the curves: scores clipped as at the sites."""
+    """Columns of a private fit, computed by somebody who knows the curves: scores clipped as at the sites."""
     plan, own = model.source._planned, partition(frame)
     parts = []
     for site, held in plan.parts.items():

@@ -166,7 +166,7 @@ def test_no_message_of_iterations_tells_an_institution_the_response(family):
 
 
 def test_curvatures_of_entities_that_an_institution_alone_has_stay_with_the_holder():
-    """At the estimate the site knows the linear predictor of such an entity; -L_mm would give the response."""
+    """At the estimate the site knows the linear predictor of such an entity; -L_mm gives the response."""
     frames = study(missing=0.5)
     wire, result = listened("VFEMGLM", frames)
     has = np.column_stack([np.isin(np.arange(600), frames[c].k) for c in WIDTHS])

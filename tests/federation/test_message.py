@@ -104,7 +104,7 @@ def test_flipped_bytes_never_raise_anything_else():
             read = unpack_request(bytes(data))
         except MessageError:
             continue
-        # What is read is a request that another sender could have written.
+        # A message that can be read is a request that another sender could have written.
         assert unpack_request(pack_request(read)).step == read.step
 
 

@@ -1,4 +1,4 @@
-"""What all pictures share: ticks of ratios, names that keep apart, titles."""
+"""Common parts of all plots: ticks of ratios, names that do not overlap, titles."""
 
 import matplotlib.pyplot as plt
 import numpy as np

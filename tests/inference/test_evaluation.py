@@ -31,7 +31,7 @@ def rows(seed=5):
 
 
 def counted(frames, least=0, **changes):
-    """What sites release of their rows."""
+    """Releases of the sites about their rows."""
     n, events, expected = np.zeros((3, len(SITES), B))
     for k, frame in enumerate(frames):
         bins = np.searchsorted(EDGES, frame["p"], side="right") - 1

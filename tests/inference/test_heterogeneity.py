@@ -54,7 +54,7 @@ def at(beta, family, X, y):
 
 
 def local(site, X, y, family, beta):
-    """What a site hands over: nan for a constant column, and for the intercept where that is not zero."""
+    """Releases of a site: nan for a constant column, and for the intercept unless that is zero."""
     p = X.shape[1]
     varies = np.ptp(X, axis=0) > 0
     varies[0] = True
@@ -181,7 +181,7 @@ def test_units_do_not_matter(case):
 
 
 def test_a_fit_that_stopped_before_its_maximum_is_allowed_for():
-    """In the linear model scores at any point tell everything: test and refits do not depend on it."""
+    """In the linear model scores at any point are sufficient: test and refits do not depend on the point."""
     family, beta = FAMILIES["linear"], np.array([-1.5, 0.2, 0.5, 1.0])
     data = list(tables(family))
     pooled, _, result = compared(data, family)

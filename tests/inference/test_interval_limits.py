@@ -250,7 +250,7 @@ def test_a_matrix_has_a_column_for_each_coefficient_and_no_row_of_zeros(wrong):
 
 
 def factor(m, **options):
-    """Combine two coefficients, of which `m` of six sites determine the second."""
+    """Combine two coefficients; `m` of six sites determine the second one."""
     estimates = np.column_stack([np.linspace(0.0, 1.0, 6), np.where(np.arange(6) < m, 2.0, np.nan)])
     return combine_factor(("a", "b"), estimates, np.array([0.1 * np.eye(2)] * 6), **options)
 

@@ -124,7 +124,7 @@ def test_the_course_of_boosting_and_of_networks(width):
 
 
 def path(n_lambdas=25, chosen=12):
-    """A path on which columns come in one after the other, of which the first are the largest."""
+    """A path on which columns enter one after the other; the first ones are the largest."""
     lambdas = np.geomspace(1.0, 0.01, n_lambdas)
     entry, size = np.linspace(0.9, 0.02, 60), np.linspace(2.0, 0.05, 60) * (-1.0) ** np.arange(60)
     b = size * np.clip(1.0 - lambdas[:, None] / entry, 0.0, None)
@@ -157,7 +157,7 @@ def test_of_sixty_columns_the_strongest_are_named_and_the_others_counted(width, 
     named, more = written(ax)
     reach = int((frequencies.iloc[: found.chosen + 1].max() >= 0.9).sum())
     assert named == list(range(len(named))) and len(named) >= 3 and len(named) + more == reach
-    # Of ends at one height the first stands above.
+    # Of two line ends at one height the first is drawn above.
     places = [text.get_position()[1] for text in ax.texts if "…" in text.get_text()]
     assert (np.diff(places) < 0.0).all()
     (top,) = ax.child_axes

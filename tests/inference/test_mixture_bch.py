@@ -29,7 +29,7 @@ def draw(rng, n):
 
 
 def sums_of(Y, r):
-    """What the holder of an outside variable Y (n, C) sends: sums by most likely cluster."""
+    """Sums by most likely cluster, sent by the holder of an outside variable Y (n, C)."""
     modal = r.argmax(axis=1)
     parts = [Y[modal == k] for k in range(r.shape[1])]
     return ModalSums(

@@ -17,7 +17,7 @@ def designs():
 
 
 def part(X, y, beta):
-    """What least squares of one site says at coefficients that are not its own."""
+    """Least squares of one site at coefficients that are not its own."""
     rest = len(y) - X.shape[1]
     own = np.linalg.lstsq(X, y)[0]
     phi = ((y - X @ own) ** 2).sum() / rest

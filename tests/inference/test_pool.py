@@ -32,7 +32,7 @@ COLUMNS = {
 
 
 def analyses(case):
-    """What the analyses of mice's imputations found, as any package might return it."""
+    """Estimates from mice's imputations, as any package might return them."""
     reported = MICE[case]
     p = len(reported["estimate"])
     params = np.array(reported["params"]).reshape(p, -1).T
@@ -90,7 +90,7 @@ def test_few_complete_degrees_of_freedom_count_and_many_do_not(r):
 
 
 def least_squares(y, X, names):
-    """What an analysis of each imputation finds, without the seconds that thousands of formulas take."""
+    """Estimates of an analysis of each imputation, without the time to parse thousands of formulas."""
     Z, names = np.column_stack([np.ones(len(X)), X]), ["Intercept", *names]
     inverse, df = np.linalg.inv(Z.T @ Z), len(Z) - Z.shape[1]
     b = inverse @ Z.T @ y

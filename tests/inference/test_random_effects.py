@@ -154,7 +154,7 @@ def test_interval_of_i2_where_studies_agree():
 
 
 def test_a_variance_that_is_rounding_is_zero():
-    """The likelihood falls from zero on; just beside zero it is the same number but for its last digits."""
+    """The likelihood decreases from zero on; very close to zero only its last digits differ."""
     for seed in (8, 14, 17):
         draw = np.random.default_rng(seed)
         m = draw.integers(3, 8)

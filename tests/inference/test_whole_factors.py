@@ -65,7 +65,7 @@ def test_mean_errors_and_q_follow_from_the_variances_by_generalised_least_square
 
 
 def loss(x, estimates, covariances):
-    """Minus twice the restricted log-likelihood, from the law of contrasts that are free of the mean."""
+    """Minus twice the restricted log-likelihood, from contrasts that do not depend on the mean."""
     K, p = estimates.shape
     L = np.zeros((p, p))
     L[np.tril_indices(p)] = x

@@ -1,4 +1,4 @@
-"""Families as data: what is told, what is refused, what comes back."""
+"""Families as data: what is sent, what is refused, what is restored."""
 
 import json
 import warnings

@@ -186,7 +186,7 @@ def test_iterations_that_run_out_are_told(U, generator):
 
 
 def minus_llf(X, y, beta):
-    """Of a Poisson model with identity link, without its constant."""
+    """Log-likelihood of a Poisson model with identity link, without its constant."""
     mu = X @ beta
     return np.sum(mu - y * np.log(mu)) if (mu > 0).all() else np.inf
 

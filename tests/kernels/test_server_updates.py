@@ -1,4 +1,4 @@
-"""What the coordinator does with coefficients, against the algorithms as they are printed."""
+"""Coefficient updates of the coordinator, compared with the published algorithms."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def printed_fair_step(w, ws, F, q, L):
 
 
 def fair_step(w, ws, F, q, L, reference=1.0):
-    """What the coordinator makes of the sites' parts."""
+    """Update of the coordinator from the sites' parts."""
     parts = [fair_update(w, w_k, float(F_k), q, L, reference) for w_k, F_k in zip(ws, F, strict=True)]
     return w - sum(move for move, _ in parts) / sum(h for _, h in parts)
 

@@ -1,4 +1,4 @@
-"""The account itself: what is entered, added up and told."""
+"""The ledger: entries, totals, and their printed form."""
 
 import numpy as np
 import pandas as pd

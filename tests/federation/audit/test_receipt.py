@@ -204,7 +204,7 @@ CHANGES = {
 
 
 def forge(statement, identity=None):
-    """What somebody without the site's key can do: make chain and count fit again, and sign with another."""
+    """Changes without the site's key: make chain and count consistent again, and sign with another key."""
     signed = statement["signed"]
     keys = (
         identity.public
@@ -290,7 +290,7 @@ def test_a_statement_of_another_session_or_an_earlier_one_is_found(study, tmp_pa
     ],
 )
 def test_a_coordinator_that_wrote_down_something_else_is_found(study, lie, complaint):
-    """The lie is told before the sites sign: signatures are right, and the two accounts differ."""
+    """The false entry is made before the sites sign: signatures are valid, and the two ledgers differ."""
     study.run()
     ledger = study.ledger("s")
     place = next(i for i, e in enumerate(ledger.log._passed) if (e.array, e.receiver) == ("weight", "B"))

@@ -1,4 +1,4 @@
-"""Equations against unknowns: what counts, how often, and how it is told."""
+"""Equations and unknowns: which releases count, how often, and how they are printed."""
 
 import math
 

@@ -272,7 +272,7 @@ def coordinators_key():
 
 
 def replaced(texts):
-    """The coordinator puts its own key in the place of Bergen's."""
+    """The coordinator replaces Bergen's key by its own."""
     return texts | {"Bergen": changed(texts["Bergen"], key=coordinators_key().hex())}
 
 

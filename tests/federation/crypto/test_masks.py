@@ -1,4 +1,4 @@
-"""Masked sums: exact, uniform to whoever lacks the keys, and refused where they would disclose."""
+"""Masked sums: exact, uniform without the keys, and refused where they would disclose values."""
 
 import hashlib
 import itertools
@@ -75,7 +75,7 @@ def test_masks_cancel_to_the_bit(n_sites, encoding):
 
 
 def integer(limbs):
-    """The integer that words of 64 bits stand for."""
+    """The integer encoded in words of 64 bits."""
     return sum(int(np.uint64(word)) << 64 * place for place, word in enumerate(limbs.view(np.uint64)))
 
 
@@ -191,7 +191,7 @@ def test_masked_counts_are_uniform():
 
 @pytest.mark.parametrize("absent", range(4))
 def test_sums_of_all_sites_but_one_are_uniform(absent):
-    """What the coordinator knows of the other three, and of the fourth with two in league: nothing."""
+    """With two colluding sites the coordinator learns nothing about the two others."""
     values = np.linspace(-5.0, 5.0, 50_000)
     sent = [s.mask("x", values, 0, HALF) for s in maskers(4)]
     partial = sum(words for k, words in enumerate(sent) if k != absent)
@@ -271,7 +271,7 @@ def test_the_least_integer_is_out_of_range():
 
 
 def resolution(encoding):
-    """Distance between two numbers that an encoding can tell apart."""
+    """Smallest difference between two numbers that an encoding represents."""
     return math.ldexp(1.0, -encoding.scale_bits)
 
 

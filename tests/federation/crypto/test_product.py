@@ -244,7 +244,7 @@ def test_other_columns_of_a_explain_what_b_sees():
 
 
 def test_the_dealer_with_one_client_has_the_other():
-    """Who must not collude: the docstring's claim, shown."""
+    """Parties that must not collude, as the docstring states."""
     product, X = agreed(6, 1, 2), np.arange(12).reshape(6, 2)
     F = secure.open_b(product, SEED_B, X)
     np.testing.assert_array_equal(F + secure.Stream(SEED_B, b"V", (6, 2))[:6], X)

@@ -1,4 +1,4 @@
-"""What sites with different rows agree on: levels, kinds, moments; and what a site refuses to a stranger."""
+"""Information that sites with different rows share: levels, kinds, moments; and requests that they refuse."""
 
 from __future__ import annotations
 
@@ -319,7 +319,7 @@ def test_a_forged_question_is_refused(step, case):
     ],
 )
 def test_a_forged_coding_is_refused_or_codes_the_question(changes):
-    """What is answered is the question that was asked: its columns, and counts of whole rows."""
+    """The reply has the columns of the request, and counts of complete rows."""
     site = sites()["Bonn"]
     content = {"question": question("y ~ x + g").to_json()}
     held = json.loads(spec_of().to_json())

@@ -149,7 +149,7 @@ def test_a_constant_column_has_no_scale(added):
         agree("scale(x) + days", frame, added=added)
     if not added:
         return
-    frame = FRAME.assign(x=0.1)  # of which a mean rounds
+    frame = FRAME.assign(x=0.1)  # its mean is rounded
     with pytest.raises(DesignError, match=r"'scale\(x\)': the column is constant over the whole rows"):
         agree("scale(x) + days", frame, added=added)
 
@@ -221,7 +221,7 @@ def test_a_forged_state_is_refused():
 
 
 def test_a_mean_that_few_rows_make_up_is_refused():
-    """It would tell whether there is a row of a given value."""
+    """The answer would reveal whether a row has a given value."""
     frame = FRAME.assign(x=np.where(np.arange(N) == 50, 7.5, FRAME["x"]))
     spike = "center(exp(-(x - 7.4) ** 2 * 9))"
     held = sites(frame)

@@ -261,7 +261,7 @@ def ascii_id(text: str) -> str:
 
 @pytest.fixture
 def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file that any run code would make, and doors that would shout if opened."""
+    """A file that any executed code would create, and a site that raises if it is opened."""
     path = tmp_path / "canary"
 
     def shout(*args: object, **kwargs: object) -> None:

@@ -34,7 +34,7 @@ def report(data, state):
 
 
 def open_columns(data, state, columns):
-    """Keep a design with so many columns."""
+    """Keep a design with `n` columns."""
     state.keep("design", columns, len(data.frame), columns=int(columns))
     return {}
 

@@ -406,7 +406,7 @@ def test_one_row_has_no_more_than_its_share_of_the_weight(kind, share, passes):
 @pytest.mark.parametrize("kind", ["from outside", "at coefficients"])
 @pytest.mark.parametrize("n", [0, 1, 4, 5])
 def test_weights_of_too_few_rows_for_the_rule_are_those_of_another_rule(kind, n):
-    """Of four rows in all no four are singled out: that they are four is for the count of entities."""
+    """In a table of four rows no four rows are singled out; the limit on entities covers this case."""
     one = np.where(np.arange(n) < 1, 1.0, 1e-9)
     assert (rule_against(site_of(), WEIGHTS[kind](one)) == "") == (n < 5)
 
@@ -512,7 +512,7 @@ def few_valued(n, times=1, beside=0):
 
 
 def least_of(times, beside):
-    """Smallest n whose values have more bits than the sums tell: counts, and products with plain columns."""
+    """Smallest n whose values have more bits than released sums: counts, products with plain columns."""
     n = 1
     while times * (np.log2(n + 1) + 53.0 * (1 + beside)) >= n:
         n += 1
@@ -604,7 +604,7 @@ def test_means_of_one_row_leave_where_the_owner_allows_it(policy, passes):
 
 @pytest.mark.parametrize(("size", "rule"), [(1, ""), (2, ""), (3, "largest share"), (4, "largest share")])
 def test_means_of_very_few_rows_are_those_of_another_rule(size, rule):
-    """Of three rows with a constant and a column each is a direction of its own."""
+    """With a constant and a column each of three rows is a direction of its own."""
     assert (
         rule_against(site_of(**STRICT_SHARE), mean_sums({"only": np.arange(float(size)) ** 2}, "only"))
         == rule
@@ -934,7 +934,7 @@ def test_three_sites_or_all_add_to_a_masked_sum(drawn, passes):
     else:
         with pytest.raises(FedstatError, match="a masked sum over 4 sites is asked for"):
             request(site, "sum", masked=0)
-    # Nothing is to be hidden where nobody masks.
+    # Without masks there is nothing to protect.
     request(site_of(name="S0"), "sum")
 
 
@@ -996,7 +996,7 @@ def stricter(key, before, after):
 def test_one_less_or_one_more_is_stricter_and_the_other_way_is_not(key):
     loose, strict = STRICTER[key]
     assert stricter(key, loose, strict) == (key,)
-    # What the number of keys was judged by ends with it, in either direction.
+    # The estimate of the number of keys ends with the session, in either direction.
     assert stricter(key, strict, loose) == ((key,) if key == "max_keys" else ())
     assert stricter(key, strict, strict) == ()
     if key in NO_LIMIT:

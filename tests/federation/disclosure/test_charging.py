@@ -228,7 +228,7 @@ ODD = [None, np.nan, np.inf, -np.inf, "text", True, 3 + 4j, pd.Timestamp("2020-0
 
 @pytest.mark.parametrize("odd", ODD, ids=lambda odd: str(odd)[:20])
 def test_no_value_is_a_refusal(odd):
-    """Whatever one row holds, the site answers: that it refused would be told without noise."""
+    """The site answers for every value in a row: a refusal would be a release without noise."""
     frame = FRAME.astype(object)
     for name in frame:
         frame[name] = pd.Series([odd, *frame[name].iloc[1:]], dtype=object)
@@ -244,7 +244,7 @@ def test_a_changed_table_is_another_one():
     one = counts(site_of(trust=trust), bins())
     np.testing.assert_array_equal(counts(site_of(FRAME.iloc[::-1], trust=trust), bins()), one)
     moved = FRAME.copy()
-    moved.loc[0, "k"] += 1  # not even the column asked for
+    moved.loc[0, "k"] += 1  # another column than the requested one
     other = counts(site_of(moved, trust=trust), bins())
     assert (one != other).any()
 
@@ -388,7 +388,7 @@ def test_the_charge_is_signed_in_the_statement():
     [{"rho": "9" * 5000}, {"total": "1e9"}, {"rho": "-1"}, {"rho": "1/0"}, {"delta": 5.0}, {"epsilon": -1.0}],
 )
 def test_a_statement_on_a_budget_is_read_as_if_a_stranger_had_written_it(wrong):
-    """What a site tells of its budget is computed with by others."""
+    """The reported budget of a site can be used in calculations by others."""
     reported = to_plain(site_of().privacy) | wrong
     with pytest.raises(ReceiptError, match="budget"):
         from_plain(BudgetSpent, reported, "a statement")

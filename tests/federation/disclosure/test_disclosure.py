@@ -186,7 +186,7 @@ def check(X, names=None, **policy):
 
 
 def factors(cell):
-    """Two factors and their product, where so many rows have the second without the first."""
+    """Two factors and their product; `rows` rows have the second without the first."""
     a = np.repeat([0.0, 1.0, 1.0, 0.0], [20, 10, 12, cell])
     b = np.repeat([0.0, 0.0, 1.0, 1.0], [20, 10, 12, cell])
     return np.column_stack([a, b, a * b, np.random.default_rng(1).normal(size=len(a))])

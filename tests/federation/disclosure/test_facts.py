@@ -1,4 +1,4 @@
-"""What a step must declare and tell: what leaves it open does not install, and does not leave."""
+"""Declarations and facts of a step: without them a family is not registered, and nothing is released."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_facts_are_kept_with_what_a_step_keeps(monkeypatch):
 
 
 def test_no_step_calls_a_guard():
-    """Outside the door nobody imports a judge, but for the numbers that a plan needs."""
+    """Outside the disclosure folder no module imports a check, except for the numbers that a plan needs."""
     found = []
     for path in sorted(PACKAGE.rglob("*.py")):
         room = path.relative_to(PACKAGE).parts

@@ -95,7 +95,7 @@ def test_every_rule_that_an_error_names_is_in_the_policy():
 
 @dataclass(frozen=True, slots=True)
 class LongerPolicy(Policy):
-    """A policy with one rule more, as it would stand in the class itself."""
+    """A policy with one more rule, written as in the class itself."""
 
     max_arrays: int = rule(
         9,

@@ -1,4 +1,4 @@
-"""What a rule may hold, which of two values is stricter, and how an owner writes it, on a small policy."""
+"""Values of a rule, which of two is stricter, and how an owner writes it, on a small policy."""
 
 from dataclasses import dataclass
 

@@ -37,7 +37,7 @@ ASKED = {
 
 
 def answer(table, family, step, array, arrays, text):
-    """What a site releases; None where a category alone is missing, which no mean stands in for."""
+    """Released statistics; None where only a category is missing, which no mean can replace."""
     site = Site("Bank", table, fs.Policy.open())
     request = Request("Bank", family, step, arrays, "s", json.dumps(text))
     try:

@@ -1,4 +1,4 @@
-"""What a session keeps at a site, in which turn its requests are answered, and what refusals reveal."""
+"""State that a session keeps at a site, the order of its requests, and the information in refusals."""
 
 import dataclasses
 from types import SimpleNamespace

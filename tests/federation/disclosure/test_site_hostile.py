@@ -1,4 +1,4 @@
-"""A hostile coordinator at the door of real families: named errors, no crash, nothing half done.
+"""A hostile coordinator sends requests to real families: named errors, no crash, no partial change.
 
 Questions of real fits are recorded and sent again in changed forms. What is refused must leave no trace: the
 honest question that follows is answered as at a site that was left in peace, to the bit.
@@ -115,7 +115,7 @@ class Replayed:
             self.site.answer(request)
 
     def attempt(self, request):
-        """Outcome of a question; after an answer the site is made anew."""
+        """Outcome of a request; the site is created again after an answer."""
         try:
             with np.errstate(all="ignore"):
                 self.site.answer(request)
@@ -258,7 +258,7 @@ def test_ten_thousand_random_byte_strings_in_the_middle_of_a_fit(recorded, name)
 
 
 def hostile_values(array):
-    """Other arrays in the place of one."""
+    """Arrays that replace an original one."""
     floats, largest, least = array.astype(np.float64), np.iinfo(np.int64).max, np.iinfo(np.int64).min
     yield from (np.full_like(floats, v) for v in (np.nan, np.inf, 1e308, -1e308, 5e-324, 0.0, -1.0))
     yield from (np.full(array.shape, v, dtype=np.int64) for v in (largest, least, -1, 0, 10**6))

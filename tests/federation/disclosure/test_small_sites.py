@@ -66,7 +66,7 @@ def test_an_own_fit_needs_five_rows_for_each_number(numbers):
 
 @pytest.mark.parametrize(("n", "passes"), [(9, False), (10, True), (11, True)])
 def test_distinct_sums_are_at_most_half_of_the_rows(n, passes):
-    """Of x and log(x): x, x^2, log, log^2, x log, which are five."""
+    """x and log(x) give five sums: x, x^2, log, log^2, x log."""
     rule = rule_against(site(max_column_sums=0.5), sums(n, "", "log"))
     assert rule == ("" if passes else "maximum sums of one column")
 

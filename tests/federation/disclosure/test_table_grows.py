@@ -1,4 +1,4 @@
-"""What a site remembers of its answers goes on where records with a key come, go, or are aligned anew."""
+"""Release history of a site whose keyed records are added, removed or aligned again."""
 
 import numpy as np
 import pandas as pd
@@ -62,7 +62,7 @@ def test_records_that_come_and_go():
     assert len(data.memory.gone) == 1
     with pytest.raises(PolicyError, match="differencing"):
         request(data, range(50))
-    # It is known again when it comes back, and nobody is gone.
+    # The record is recognized when it comes back, and none is missing.
     data = later(data, table_of(range(50)))
     assert len(data.memory.gone) == 0
     request(data, range(50))
@@ -76,7 +76,7 @@ def test_records_that_come_and_go():
 
 @pytest.mark.parametrize("restart", [True, False])
 def test_another_order_of_the_same_records(restart):
-    """Aligned anew, records come in another order; groups are still those of the same records."""
+    """A new alignment changes the order of the records; groups still contain the same records."""
     numbers = RNG.permutation(40)
     data = site_of(table_of(range(40)))
     request(data, range(20))

@@ -1,4 +1,4 @@
-"""What a partition holds: entities, rows, presence, against pandas' own joins."""
+"""Entities, rows and presence of a partition, compared with joins by pandas."""
 
 import numpy as np
 import pandas as pd

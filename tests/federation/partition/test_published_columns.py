@@ -1,4 +1,4 @@
-"""What owners publish of their columns: given to a rehearsal, and told to whoever connects."""
+"""Columns that owners publish: in one process, and for an analyst who connects."""
 
 from __future__ import annotations
 

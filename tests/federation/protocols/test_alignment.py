@@ -185,7 +185,7 @@ def open_sites(ids, policies=None):
 
 
 class Spy(LocalEngine):
-    """What the coordinator sees."""
+    """Return the messages that the coordinator sees."""
 
     def __init__(self, sites):
         super().__init__(sites)

@@ -1,4 +1,4 @@
-"""Records that keep the numbers of their entities, and the door of a site that holds them."""
+"""Records that keep the numbers of their entities, and the site that holds them."""
 
 import json
 

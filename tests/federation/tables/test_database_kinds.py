@@ -1,4 +1,4 @@
-"""MariaDB by its own server; Oracle and SQL Server, of which none is had here, by what they would be told."""
+"""MariaDB with a real server; Oracle and SQL Server by their statements, without a server."""
 
 import logging
 from contextlib import contextmanager
@@ -101,7 +101,7 @@ def test_mariadb_refuses_what_writes(mariadb, ask, query):
 
 @pytest.mark.parametrize("statement", ["DELETE FROM ward", "SELECT 1; DELETE FROM ward", "SELECT wipe()"])
 def test_a_session_of_mariadb_refuses_alone(mariadb, statement):
-    """Here a statement reaches the server as it is, and not as a part of ours."""
+    """The statement reaches the server unchanged, and not inside one of ours."""
     with pytest.raises(PartitionError, match=r"a query that writes|refused the query"):
         list(open_database("Ward", mariadb[0], "a test").rows(statement, []))
     mariadb[1].execute("SELECT count(*) FROM ward")
@@ -136,14 +136,14 @@ def test_a_password_of_mariadb_is_not_told(mariadb, monkeypatch, caplog, form):
     assert caught.value.__context__ is None and caught.value.__cause__ is None
 
 
-# ---- Oracle and SQL Server: what they would be told ------------------------------------------------------
+# ---- Oracle and SQL Server: the statements sent to them --------------------------------------------------
 
 ROWS = [(1, Decimal("0.5"), "a", datetime(2024, 2, 29)), (2, None, "b", None)]
 NAMES = ("patient", "DOSE", "gra]de", "born")
 
 
 class ToldCursor:
-    """Answers every query alike, and keeps what it was told."""
+    """A database that gives the same answer to every query, and records the queries."""
 
     def __init__(self, reported):
         self.reported, self.description, self.left = reported, [(name,) for name in NAMES], []
@@ -172,7 +172,7 @@ class ToldConnection:
 
 @pytest.fixture
 def told(monkeypatch):
-    """What a session would say to a server: address, options, statements."""
+    """Address, options and statements of a session."""
     said = []
 
     @contextmanager

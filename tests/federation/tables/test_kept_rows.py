@@ -32,7 +32,7 @@ def server():
 
 @pytest.fixture(scope="module")
 def ward(tmp_path_factory):
-    """A database of more rows than one fetch has, and what stands in it."""
+    """A database with more rows than one fetch returns, and its contents."""
     rng = np.random.default_rng(3)
     frame = pd.DataFrame({"patient": np.arange(N), "age": rng.normal(60, 10, N)})
     frame["dose"] = np.arange(N) % 7
@@ -73,7 +73,7 @@ def test_rows_are_the_same_from_memory_and_from_the_file(ward, tmp_path, memory)
 
 
 def test_the_file_holds_no_row_in_clear_and_has_no_name(ward, tmp_path):
-    """Whoever reads the site's disk finds no value; no process that is killed leaves a file behind."""
+    """The disk of the site has no readable value, and a killed process leaves no file behind."""
     address, frame = ward
     table = opened(address, memory=0, folder=tmp_path)
     file = table._kept._file._file
@@ -175,7 +175,7 @@ def test_both_drivers_of_postgresql_see_one_state(server, monkeypatch):
 
 @pytest.mark.parametrize("statement", ["DELETE FROM standing", "SELECT 1; COMMIT; DELETE FROM standing"])
 def test_the_faster_driver_refuses_alone(server, statement):
-    """Here a statement reaches it as it is, and without having been to the other driver first."""
+    """The statement reaches the database unchanged, without the other driver."""
     pytest.importorskip("adbc_driver_postgresql")
     with psycopg.connect(server, autocommit=True) as owner:
         owner.execute("CREATE TABLE standing AS SELECT 1 AS patient")

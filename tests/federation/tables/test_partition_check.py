@@ -1,4 +1,4 @@
-"""What a partition refuses; each message is read for client, column and count."""
+"""Tables that a partition refuses; each message names site, column and count."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What a site publishes of its columns: proposed beyond the values, written, read, held against the rows."""
+"""Published descriptions of columns: proposed, rounded, written, read, and compared with the rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a site's records come from: the same rows from every source, never written, and no secret told."""
+"""Sources of a site's records: the same rows from each, never written to, and no secret in a message."""
 
 import logging
 import pickle
@@ -46,7 +46,7 @@ def rows_of(frame):
 
 
 def fill(connection, table, frame, mark):
-    """Create a table, its rows in reverse, so that an order has to be asked for."""
+    """Create a table with its rows in reverse, so that a query must order them."""
     connection.execute(
         f"CREATE TABLE {table} (patient BIGINT, age DOUBLE PRECISION, dose BIGINT, grade TEXT, ill INTEGER)"
     )
@@ -64,7 +64,7 @@ def postgres():
 
 @pytest.fixture(scope="module")
 def addresses(tmp_path_factory, request):
-    """Fill a database of each kind with two wards, when it is first asked for; give its connection string."""
+    """Fill a database of each kind with two wards when first needed; return its connection string."""
     folder = tmp_path_factory.mktemp("databases")
     made = {}
 
@@ -321,7 +321,7 @@ WHOLE = ["DELETE FROM ward0", "SELECT 1; COMMIT; DELETE FROM ward0", "CREATE TAB
 @pytest.mark.parametrize("kind", DATABASES)
 @pytest.mark.parametrize("statement", WHOLE)
 def test_each_guard_holds_alone(addresses, kind, statement):
-    """Here a statement reaches the database as it is, and not as a part of ours."""
+    """The statement reaches the database unchanged, and not inside one of ours."""
     before = everything(kind, addresses(kind))
     with pytest.raises(PartitionError, match="a query that writes"):
         list(open_database("Ward", addresses(kind), "a test").rows(statement, []))
@@ -336,7 +336,7 @@ def test_a_database_that_is_not_there_is_not_made(tmp_path, monkeypatch, kind):
     assert not list(tmp_path.iterdir())
 
 
-# ---- no secret, and no value, is told --------------------------------------------------------------------
+# ---- no message contains a secret or a value -------------------------------------------------------------
 
 
 def all_that_is_told(error):

@@ -1,4 +1,4 @@
-"""Chromium without a window, told what to do over a pipe by its own protocol: nothing else is needed."""
+"""Chromium without a window, driven through a pipe by its own protocol; no further package is needed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ os.execv(sys.argv[3], sys.argv[3:])
 
 
 class BrowserError(Exception):
-    """What the browser does not do, and why."""
+    """Features of the browser that are switched off, and why."""
 
 
 class Browser:
@@ -107,7 +107,7 @@ class Browser:
 
     @property
     def text(self) -> str:
-        """What is to be read on the page."""
+        """Return the text of the page."""
         return self.find("document.body.innerText") or ""
 
     def picture(self, path: Path, width: int, height: int = 900, dark: bool = False) -> None:

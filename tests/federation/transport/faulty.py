@@ -1,4 +1,4 @@
-"""Three sites with accounts on disk, a carrier in which faults are put, and an analysis of 20 rounds."""
+"""Three sites with ledgers on disk, a transport with injected faults, and an analysis of 20 rounds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROUNDS = 20
 """Questions of :func:`analysis`: the design, three for keys, fifteen under masks, the receipt."""
 
 Fault = Callable[["Study", Callable[[bytes], bytes], bytes], bytes]
-"""What happens to one question on its way to site B; it may be delivered."""
+"""Fault of one request on its way to site B; the request may be delivered."""
 
 
 class Killed(BaseException):
@@ -85,12 +85,12 @@ class Place:
         self.server = SiteServer(site)
 
     def restart(self) -> None:
-        """What it held in memory is gone; its folder is not."""
+        """The site loses its memory and keeps its folder."""
         self.server.site.site_ledger.store.close()
         self.start()
 
     def site_ledger(self) -> dict[str, list]:
-        """What the file says, by session; every line is held against the chain."""
+        """Lines of the file by session; every line is compared with the chain."""
         site_ledger = read_ledger(self.folder, self.site.name, self.keys.public)
         return {
             chain.session: [entry.in_round(entry.round) for entry in chain.entries]
@@ -115,7 +115,7 @@ class Study:
     def connected(
         self, journal: Path | None = None, fault: Fault | None = None, turn: int = 0
     ) -> fs.ClientPartition:
-        """The partition through a carrier that has a fault when B is asked for the `turn`-th time."""
+        """The partition over a transport that fails when B receives its `turn`-th request."""
         study = self
 
         class Wires:
@@ -155,7 +155,7 @@ def silent(study: Study, deliver, request: bytes) -> bytes:
 
 
 def late(study: Study, deliver, request: bytes) -> bytes:
-    """The site answers when nobody waits any more."""
+    """The site answers after the coordinator has stopped waiting."""
     deliver(request)
     raise EngineError("'B' did not answer within 1 s")
 

@@ -27,7 +27,7 @@ def make_federation(
     policy: Policy = OPEN,
     exchange: str = "",
 ) -> Path:
-    """What owners and coordinator do once: folders, cards, pins; with a key for the vertical layout."""
+    """Set-up by owners and coordinator: folders, cards, pins; with a key for the vertical layout."""
     study = home / "study"
     carried, exchange = ["--exchange", exchange] if exchange else [], exchange or str(study / "exchange")
     layout, named = ("vertical", ["--key", *key]) if key else ("horizontal", [])
@@ -54,7 +54,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> str:
-    """What a command prints that ends with this code."""
+    """Output of a command that ends with this exit code."""
     capsys.readouterr()
     assert main([str(argument) for argument in arguments]) == code
     out = capsys.readouterr()
@@ -66,7 +66,7 @@ def serving(folder: Path, *options: str) -> tuple[str, ...]:
 
 
 def serve(folder: Path, *options: str) -> Forked:
-    """Start a site as the command does, with what it prints beside it."""
+    """Start a site as the command does; its output goes to a file."""
     return Forked(main, serving(folder, *options), log=folder / "log.txt")
 
 

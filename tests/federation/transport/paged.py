@@ -40,7 +40,7 @@ def propose(folder: Path, formula: str = "age ~ sex", call: str = "GLORE.fit()")
 
 @dataclass
 class Answered:
-    """What the server said."""
+    """Answer of the server."""
 
     status: int
     headers: dict[str, str]
@@ -57,7 +57,7 @@ class Visitor:
     def request(
         self, method: str, path: str, body: str | None = None, headers: dict[str, str] | None = None
     ) -> Answered:
-        """Ask by plain HTTP; `headers` stand in the place of a browser's."""
+        """Send a plain HTTP request; `headers` replace those of a browser."""
         port = self.server.server_port
         reported = {"Host": f"127.0.0.1:{port}", **self.cookies}
         if method == "POST":
@@ -101,7 +101,7 @@ class Visitor:
 
 @contextmanager
 def page_of(folder: Path) -> Iterator[PageServer]:
-    """Serve the page of a folder to whoever has its address."""
+    """Serve the page of a folder to everybody who has its address."""
     with PageServer(owner_view(folder)) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()

@@ -23,7 +23,7 @@ from fedstat.federation.transport.remote import RemoteEngine, RemoteSite
 
 
 def write_sites(partition: fs.ClientPartition, home: Path, coordinator: Identity) -> None:
-    """What each site's owner has: its table, its keys, and the fingerprints that it pinned."""
+    """Possessions of each site's owner: the table, the keys, and the pinned fingerprints."""
     for name, site in partition.sites.items():
         place = home / name
         place.mkdir(parents=True)
@@ -71,14 +71,14 @@ def served(partition: fs.ClientPartition, home: Path, timeout: float = 600.0) ->
 def connected(
     partition: fs.ClientPartition, carrier: FolderTransport, journal: Path | None = None
 ) -> fs.ClientPartition:
-    """The same partition, whose sites are asked through a carrier."""
+    """The same partition; its sites receive requests through a transport."""
     sites = {name: RemoteSite(name, carrier) for name in partition.sites}
     engine = RemoteEngine(sites, None if journal is None else Journal(journal))
     return replace(partition, _engine=engine)
 
 
 def serve_table(home: Path, name: str, folder: Path) -> None:
-    """What the process of a site does, until it is ended."""
+    """Run the process of a site until it is ended."""
     place = home / name
     content = json.loads((place / "site.json").read_text())
     load_families()

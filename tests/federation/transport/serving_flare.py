@@ -95,7 +95,7 @@ def connected(
 
 
 def write_sites(partition: fs.ClientPartition, kits: Path, coordinator: Identity) -> None:
-    """What each site's owner has: its table, its keys, and the fingerprints that it pinned."""
+    """Possessions of each site's owner: the table, the keys, and the pinned fingerprints."""
     for name, site in partition.sites.items():
         place = kits / name / "local" / FOLDER
         shutil.rmtree(place, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What the page on running a site for a year says is done here: real folders, real processes."""
+"""The page on running a site for a year is executed here: real folders, real processes."""
 
 import signal
 import subprocess

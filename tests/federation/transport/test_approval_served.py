@@ -138,7 +138,7 @@ def test_what_is_there_and_is_no_plan_is_passed_over(home, tmp_path):
 
 
 class Tiring:
-    """A carrier that gives up after so many questions."""
+    """A transport that gives up after `n` requests."""
 
     def __init__(self, carrier, questions):
         self.carrier, self.left = carrier, questions

@@ -1,4 +1,4 @@
-"""A bucket of an object store as carrier: the numbers, the record, and what whoever writes to it can do."""
+"""A bucket of an object store as transport: results, records, and what somebody with write access can do."""
 
 import secrets
 import threading

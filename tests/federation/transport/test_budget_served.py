@@ -128,7 +128,7 @@ def test_a_budget_outlives_restarts_and_coordinators(home, running, capsys):
 
 
 def test_linked_records_are_aligned_and_counted_under_a_budget(tmp_path, running):
-    """Who has a record is no part of the budget, and still asks the owners' consent."""
+    """The presence of records is not part of the budget, and still needs the owners' consent."""
     frames = {
         name: frame[["x"]].add_suffix(name).assign(id=np.arange(N)).sample(frac=0.9, random_state=1)
         for name, frame in FRAMES.items()
@@ -151,7 +151,7 @@ def test_linked_records_are_aligned_and_counted_under_a_budget(tmp_path, running
     _, first = counted()
     true = np.bincount(np.searchsorted(EDGES, frames["A"]["xA"]), minlength=4)
     assert 0 < np.abs(first["A"] - true).max() < 6.0 * float(Fraction(THIRD)) ** -0.5
-    # Aligned anew the rows are in another order, and the same.
+    # After a new alignment the same rows are in another order.
     partition, again = counted()
     for name in SITES:
         np.testing.assert_array_equal(again[name], first[name])
@@ -212,7 +212,7 @@ def test_killed_between_charge_and_answer(home, running, capsys):
 
 
 def test_a_lost_account_is_a_spent_budget(home, running, capsys):
-    """Whoever can write to the folder of a site and cuts its account does not get the budget back."""
+    """Somebody with write access to a site's folder who truncates its ledger does not get the budget back."""
     start(home, running)
     first = requested(fs.ClientPartition.connect(home / "study"))
     stop(running, "A")

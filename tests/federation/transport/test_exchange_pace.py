@@ -73,7 +73,7 @@ def test_a_folder_in_which_nothing_changed_is_not_listed(clock, tmp_path, monkey
 
 
 def test_a_change_that_bears_the_time_of_before_is_found_all_the_same(clock, tmp_path):
-    """A clock of a share ticks in seconds, or tells of changes late."""
+    """The clock of a network share has whole seconds, or reports changes late."""
     place = SiteMailbox(tmp_path / "North")
     box, site = Inbox(place, print), Answering()
     box.look(site)

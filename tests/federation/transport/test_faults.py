@@ -100,7 +100,7 @@ def test_in_every_round_then_taken_up_again(fault, study, undisturbed, tmp_path,
         connected = study.connected(tmp_path / "journal", what, turn)
         with pytest.raises(error, match=says):
             analysis(connected)
-        # A process that dies takes its threads along: none asks or keeps anything beside the next run.
+        # A process that dies ends its threads: none sends or writes anything during the next run.
         connected.engine._pool.shutdown()
     result = analysis(study.connected(tmp_path / "journal"))
     assert_same(result, study, undisturbed)
@@ -166,7 +166,7 @@ def test_an_open_question_ends_its_model_and_no_other(study, undisturbed):
 
 
 def test_a_sites_full_disk_in_every_round(study, undisturbed, tmp_path):
-    """What cannot be entered does not leave; the site's owner makes room and starts it again."""
+    """A release that cannot be entered is not sent; the owner makes room and starts the site again."""
 
     class Cut:
         def __init__(self, file):
@@ -242,7 +242,7 @@ def test_a_question_that_comes_twice_is_answered_once(study, undisturbed):
 
 
 def test_an_unnumbered_question_is_the_only_one_of_its_session(study):
-    """A carrier may bring any question twice, and which is new is told by its turn."""
+    """A transport may deliver a request twice; its turn shows which one is new."""
     server = study.places["B"].server
     question = pack_request(Request("B", "schema", "describe_table", {}, "a session", "{}"))
     assert server.answer(question) == server.answer(question)

@@ -54,7 +54,7 @@ class Federation:
             path.write_text(text)
 
     def site_ledger(self, site: str, session: str) -> list:
-        """What the site's file says of a session; every line is held against the chain."""
+        """Lines of the site's file for a session; every line is compared with the chain."""
         site_ledger = read_ledger(self.home / site, site, load_identity(self.home / site).public)
         (found,) = [
             [entry.in_round(entry.round) for entry in c.entries]
@@ -122,9 +122,9 @@ def test_the_coordinator_is_killed(federation, expected, tmp_path, answers):
 
 
 def in_the_middle(partition, turn: int, what, patience: float | None = None) -> None:
-    """Run the analysis, and do something before B is asked for the `turn`-th time; wait less for B after it.
+    """Run the analysis, and do something before B receives its `turn`-th request; wait less for B after it.
 
-    For the others as long as ever: on a busy machine their answers take their time.
+    The other sites keep their time limit: on a busy machine their answers take longer.
     """
     carrier, requested = partition.engine._sites["B"].carrier, itertools.count(1)
     hasty = copy(carrier)

@@ -194,7 +194,7 @@ def test_a_job_with_more_in_it_is_refused_and_harms_no_running_one(federation, a
 
 
 def greeting(kit: Path | None, port: int, authority: Path) -> bytes:
-    """What a server says first to a client with the certificate of a kit; nothing where it hangs up."""
+    """First message of a server to a client with a kit's certificate; empty if it closes the connection."""
     context = ssl.create_default_context(cafile=authority)
     context.check_hostname = False
     context.set_alpn_protocols(["h2"])

@@ -68,7 +68,7 @@ def free_port() -> int:
 
 
 def make_folders(home: Path) -> Path:
-    """What owners and coordinator do before any certificate."""
+    """Steps of owners and coordinator before any certificate."""
     study = home / "study"
     address = ["--host", "localhost", "--port", str(free_port())]
     assert main(["federation", "new", str(study), "--carrier", "flare", *address]) == 0

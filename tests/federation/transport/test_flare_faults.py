@@ -101,7 +101,7 @@ def running(tmp_path_factory):
 
 
 class Watched(FlareTransport):
-    """Does something before a site is asked for the so-many-th time."""
+    """Do something before a site receives its `turn`-th request."""
 
     def send(self, site, request):
         if site == "north" and next(WATCH["asked"]) == WATCH["turn"]:
@@ -252,7 +252,7 @@ def test_an_expired_certificate(running, tmp_path):
     expired(copy, federation.kits.parent / "state")
     assert not greeting(copy, federation.port, authority)
 
-    # A server that was started anew knows whoever comes in now.
+    # A server that was started again accepts the sites that connect now.
     stop({name: federation.processes[name] for name in (SERVER, "north")})
     shutil.copy(copy / "startup" / "client.crt", kit / "startup" / "client.crt")
     federation.session.close()

@@ -1,4 +1,4 @@
-"""What monitors ask a site: how it stands under keys that stay, and whether it can answer."""
+"""Values that monitors read: the state of a site under stable keys, and whether it can answer."""
 
 import json
 import os

@@ -69,7 +69,7 @@ def test_a_process_that_is_killed_is_left_out(tmp_path, turn, answered):
         assert fs.verify_receipt(result.receipt(), keys).ok
         if answered:
             return  # the late answer is there by now, and the same script once more goes on with the site
-        # The same script once more: what the others answered is in the journal, and nobody is asked again.
+        # The same script again: the journal has the answers of the others, so that they receive no request.
         for name in set(NAMES) - {LOST}:
             place["running"][name].kill()
         silent = Killing(place, 1, False)

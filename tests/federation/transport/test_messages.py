@@ -29,7 +29,7 @@ from fedstat.federation.transport.remote import RemoteEngine, RemoteSite, SiteSe
 from fedstat.federation.transport.site_folder import open_site
 
 SETTING_UP, A_FIT = 6, {"sum_scores"}
-"""Messages of an analysis beside its iterations, and the step by which an iteration is told."""
+"""Messages of an analysis except its iterations, and the step that announces an iteration."""
 
 
 class Wires:
@@ -61,7 +61,7 @@ FITS = {
 def test_setting_up_and_receipt_take_six_messages_of_each_site(study, fit):
     path, sites = study
     fs.GLORE.from_formula("y ~ x", fs.ClientPartition.connect(path, carrier=Wires(sites))).fit()
-    wires = Wires(sites)  # by now the heads of the accounts are known, which are asked for as well
+    wires = Wires(sites)  # the heads of the ledgers, which are also requested, are known now
     result = FITS[fit](fs.ClientPartition.connect(path, carrier=wires))
     for sent in wires.sent.values():
         iterations = [steps for steps in sent if A_FIT & set(steps)]

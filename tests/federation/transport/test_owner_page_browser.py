@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not FOUND, reason="needs Chromium or Chrome")
 
 @contextmanager
 def listening():
-    """Another server on this machine, and all that it is told."""
+    """Another server on this machine, and all requests that it receives."""
     heard = []
 
     class Listener(BaseHTTPRequestHandler):

@@ -33,7 +33,7 @@ def home(tmp_path):
     ],
 )
 def test_a_known_key_is_replaced_by_who_names_it_only(home, capsys, command, made):
-    """A card that was exchanged on its way put its key in the place of one that people had compared."""
+    """A card that was replaced on its way put its key over one that people had compared."""
     printed(capsys, *made[:2], home / made[2], *made[3:])
     words = (*command[:2], home / command[2], home / "new")
     path = home / command[2] / ("site.toml" if command[0] == "site" else "federation.toml")

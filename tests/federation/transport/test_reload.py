@@ -1,4 +1,4 @@
-"""Records of a database change while a site is served: when they are read anew, and what then holds."""
+"""Records of a database change while a site is served: when they are read again, and what then holds."""
 
 import sqlite3
 
@@ -53,7 +53,7 @@ class Ward:
 
 @pytest.fixture
 def ward(tmp_path, monkeypatch, capsys):
-    """Three sites, of which B has a database; what it says at its end."""
+    """Three sites, one of them with a database; the output of this site at its end."""
     frames = {name: frame(seed=seed) for seed, name in enumerate("ABC")}
     make_federation(tmp_path, frames, policy=Policy.open())
     path = tmp_path / "ward.db"
@@ -138,7 +138,7 @@ def test_one_record_more_is_not_told_by_two_fits(doors, ward):
     "change", ["DELETE FROM ward WHERE patient = 7", "UPDATE ward SET x = x + 1 WHERE patient = 7"]
 )
 def test_records_that_are_gone_or_changed_are_not_taken_after_answers(doors, ward, change):
-    """Without a key a record that changed is not known again: two answers could tell what it was."""
+    """Without a key a changed record is not recognized: two answers could reveal the change."""
     _, first = fitted(doors)
     ward.write(change)
     main(["site", "reload", str(doors.home / "B")])

@@ -1,4 +1,4 @@
-"""One roster, compared once, in the place of a card from everybody to everybody."""
+"""One roster that is compared once replaces a card from every site to every other one."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def site_file(home, name):
 
 @pytest.fixture
 def home(tmp_path):
-    """Folders of a coordinator and three sites, of which no one has pinned another."""
+    """Folders of a coordinator and three sites; none has pinned another one."""
     main(["federation", "new", str(tmp_path / "study")])
     for name in SITES:
         make_site(tmp_path, name)

@@ -39,7 +39,7 @@ def home(tmp_path, capsys):
 
 
 class Doors:
-    """The sites as they are served, over either carrier, in this process; the analyst's own end of them."""
+    """The served sites, over either transport, in this process; the analyst's own end of them."""
 
     def __init__(self, home):
         self.home, self.log = home, []
@@ -145,7 +145,7 @@ def test_rules_that_others_may_write_from_now_on_are_not_answered_by(doors):
     "entry, value", [("seed", "0123456789abcdef" * 2), ("name", "Z"), ("site_column", "other")]
 )
 def test_a_site_that_is_to_be_another_one_answers_nothing_until_it_is_started_again(doors, entry, value):
-    """Its owner is not told that the site goes by what it does not go by."""
+    """The owner is not shown a policy that the site does not apply."""
     path = doors.home / "B" / "site.toml"
     text = path.read_text()
     changed = re.sub(rf'(?m)^{entry} = ".*"$', f'{entry} = "{value}"', text)

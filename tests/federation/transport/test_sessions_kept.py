@@ -80,7 +80,7 @@ def test_a_state_of_an_earlier_answer_is_refused(study):
         with pytest.raises((SessionError, SecurityError)):
             unpack_reply(place.server.answer(question))
     assert any("not belong to its latest reply" in why for why in place.server.site.refusals.reasons)
-    # Nor does it begin anew, however often it is asked.
+    # It also does not begin again, however often it is requested.
     place.restart()
     with pytest.raises(SessionError):
         unpack_reply(place.server.answer(study.requested[-1]))
@@ -135,7 +135,7 @@ def test_a_state_of_another_session_is_refused(study):
 
 
 def test_nothing_is_removed_but_sessions(study, tmp_path):
-    """Who can write to the folder does not have the site remove what lies elsewhere."""
+    """Somebody who can write to the folder cannot make the site remove files elsewhere."""
     halfway(study)
     place, elsewhere = study.places["B"], tmp_path / "elsewhere"
     (elsewhere / ("0" * 32)).mkdir(parents=True)
@@ -177,7 +177,7 @@ def test_other_records_end_a_session(study):
 
 
 def test_other_rules_end_a_session(study):
-    """What was judged when it was opened would not be judged again."""
+    """Checks at the start of a session would not be repeated."""
     next_one = halfway(study)
     place = study.places["B"]
     place.policy = replace(place.policy, min_count=place.policy.min_count + 1)

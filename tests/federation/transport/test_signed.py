@@ -1,4 +1,4 @@
-"""A site that believes signatures, and not the carrier."""
+"""A site trusts signatures, not the transport."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def as_account(name: str, what: Callable[[], object]) -> str:
 
 
 class Accounts:
-    """What either account does at the folder; each step in a process of its own."""
+    """Actions of either account in the folder; each step in a process of its own."""
 
     def __init__(self, home: Path) -> None:
         self.exchange = home / "exchange"
@@ -124,7 +124,7 @@ def test_a_site_names_the_question_that_it_cannot_read_and_the_remedy(accounts):
         and "answer" not in reported.replace(str(request), "")
     )
     assert "chgrp" in reported and "chmod -R g+rws" in reported
-    assert "did not answer" in accounts.request()  # written anew, as the folder wants it
+    assert "did not answer" in accounts.request()  # written again with the permissions of the folder
     assert accounts.answer() == "" and accounts.request() == "North"
 
 
