@@ -166,11 +166,11 @@ SERVER = (
 
 NEW_FOLDER = "a folder that is new or empty"
 
-CARRIER = make_argument(
-    "--carrier",
+TRANSPORT = make_argument(
+    "--transport",
     choices=["folder", FLARE],
     default="folder",
-    help="what brings questions to sites: signed files in a folder (default), or NVIDIA FLARE",
+    help="how requests reach the sites: as signed files in a folder (default), or over NVIDIA FLARE",
 )
 
 DIGEST = make_argument(
@@ -203,7 +203,7 @@ SITE = (
                 help="columns that tell entities apart, where institutions hold different columns (vertical "
                 "layout)",
             ),
-            CARRIER,
+            TRANSPORT,
         ),
         is_new=True,
     ),
@@ -336,7 +336,7 @@ FEDERATION = (
                 help="whether sites hold different rows (default) or different columns of entities that they "
                 "share",
             ),
-            CARRIER,
+            TRANSPORT,
             make_argument("--host", help="NVIDIA FLARE: machine of the server, as the sites reach it"),
             make_argument("--port", type=int, help="NVIDIA FLARE: port of the server"),
         ),

@@ -90,7 +90,7 @@ name = {name}
 
 # Folder through which signed questions come and signed answers go (shared, synchronised, or carried by hand),
 # or a bucket of an object store, "s3://BUCKET/PREFIX".
-# Leave it out where another carrier brings them.
+# Leave it out where another transport brings them.
 {exchange}
 
 # Secret of 128 bits, the same at all institutions and not known to the coordinator: for random projections,
@@ -166,15 +166,15 @@ layout = "vertical"       # sites hold different columns of entities that they s
 # coordinator = "apart"   # or the site at whose institution this folder is: its values then leave nothing"""
 
 BY_FOLDER = """\
-carrier = "folder"
+transport = "folder"
 exchange = {exchange}     # relative to this file; every site's 'exchange' is the same folder"""
 
 BY_BUCKET = """\
-carrier = "bucket"        # objects of a store such as S3; credentials and endpoint as boto3 finds them
+transport = "bucket"        # objects of a store such as S3; credentials and endpoint as boto3 finds them
 exchange = {exchange}     # every site's 'exchange' is the same"""
 
 BY_FLARE = """\
-carrier = "flare"         # NVIDIA FLARE, over mutual TLS
+transport = "flare"         # NVIDIA FLARE, over mutual TLS
 host = {host}             # machine of its server, as the sites reach it
 port = {port}"""
 

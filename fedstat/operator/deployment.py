@@ -245,10 +245,11 @@ def site_service(folder: Path) -> ServiceUnit:
 
 def _server(folder: Path) -> ServiceUnit:
     federation = read_federation(folder)
-    if federation.carrier != FLARE:
+    if federation.transport != FLARE:
         raise PartitionError(
-            f"the coordinator of {federation.name} has no server: over a {federation.carrier}, it asks when "
-            "an analyst connects; only sites are run for long (fedstat site unit, fedstat site compose)"
+            f"Federation '{federation.name}': the coordinator needs no server. With the transport "
+            f'"{federation.transport}", it sends requests while an analyst is connected. Only sites run as '
+            "services: use 'fedstat site unit' or 'fedstat site compose'."
         )
     return ServiceUnit(
         name=service_name(federation.name),

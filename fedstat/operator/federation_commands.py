@@ -28,7 +28,7 @@ from fedstat.federation.partition.federation_file import (
     FOLDER_TRANSPORT,
     FederationDescription,
     coordinator_identity,
-    open_carrier,
+    open_transport,
     read_federation,
 )
 from fedstat.federation.protocols.engine import FitProtocol, LocalEngine
@@ -82,7 +82,7 @@ from fedstat.operator.terminal import format_columns, print_problems, shell_path
 # A trial of the agreement on keys, which says which institution has not pinned which.
 
 
-def pair_problems(carrier: Transport, sites: Sequence[str]) -> Iterator[str]:
+def pair_problems(transport: Transport, sites: Sequence[str]) -> Iterator[str]:
     """One line for each site that cannot agree on keys with the others, with the names of these.
 
     It asks what every masked sum asks first, of each site alone: a fit would end with the first that refuses.
@@ -91,7 +91,7 @@ def pair_problems(carrier: Transport, sites: Sequence[str]) -> Iterator[str]:
     if len(sites) < 2:
         return
     session = secrets.token_hex(8)
-    engines = {site: RemoteEngine({site: RemoteSite(site, carrier)}) for site in sites}
+    engines = {site: RemoteEngine({site: RemoteSite(site, transport)}) for site in sites}
 
     def request(site: str, questions: dict[str, str]) -> list[str] | FedstatError:
         requests = [Request(site, FAMILY, step, {}, session, text) for step, text in questions.items()]
@@ -152,7 +152,7 @@ class FederationStatus:
 
     form: int
     federation: str
-    carrier: str
+    transport: str
     layout: str
     sites: dict[str, SiteReport]
     revoked: list[str]
@@ -166,7 +166,7 @@ class FederationStatus:
 def show_federation_status(folder: Path, as_json: bool = False) -> int:
     """Show how a federation stands; 0 where nothing is amiss."""
     federation = read_federation(folder)
-    if federation.carrier == FLARE and not as_json:
+    if federation.transport == FLARE and not as_json:
         return flare_commands.show_flare_status(folder)
     found = _standing(federation)
     if as_json:
@@ -187,7 +187,7 @@ def _server_report(count: int | None) -> str:
 
 
 def _standing(federation: FederationDescription) -> FederationStatus:
-    folder, by_flare = federation.folder, federation.carrier == FLARE
+    folder, by_flare = federation.folder, federation.transport == FLARE
     home = folder / FLARE
     has_kit = by_flare and (home / SERVER).exists()
     runs = has_kit and is_running(home)
@@ -200,7 +200,7 @@ def _standing(federation: FederationDescription) -> FederationStatus:
     sites = {
         name: SiteReport(
             connected=(reported is not None and name in reported.connected) if by_flare else None,
-            waiting=_waiting(federation, name) if federation.carrier == FOLDER_TRANSPORT else None,
+            waiting=_waiting(federation, name) if federation.transport == FOLDER_TRANSPORT else None,
             roster=numbers.get(name),
         )
         for name in federation.sites
@@ -208,7 +208,7 @@ def _standing(federation: FederationDescription) -> FederationStatus:
     return FederationStatus(
         form=FORM,
         federation=federation.name,
-        carrier=federation.carrier,
+        transport=federation.transport,
         layout=federation.layout,
         sites=sites,
         revoked=list(federation.revoked.values()),
@@ -226,10 +226,10 @@ def _problems(
     folder = shell_path(federation.folder)
     if not sites:
         yield f"no site has been added yet: fedstat federation join {folder} CARD"
-    if federation.carrier == FOLDER_TRANSPORT:
+    if federation.transport == FOLDER_TRANSPORT:
         for name in (name for name, one in sites.items() if one.waiting is None):
             yield f"the part of {name} in '{federation.exchange}' is not there: it has not been started"
-    if federation.carrier != FLARE:
+    if federation.transport != FLARE:
         return
     renew = f"fedstat federation provision {folder}"
     if not has_kit:
@@ -261,12 +261,12 @@ def new_federation(
     name: str | None,
     exchange: str | None,
     layout: str,
-    carrier: str,
+    transport: str,
     host: str | None,
     port: int | None,
 ) -> int:
     """Make a coordinator's folder: keys, federation.toml and public card."""
-    carried = _by_flare(host, port) if carrier == FLARE else _by_folder(exchange)
+    carried = _by_flare(host, port) if transport == FLARE else _by_folder(exchange)
     name = name or folder.name
     fingerprint = make_folder(folder, FEDERATION_FILENAME).public.fingerprint
     text = TEMPLATE.format(folder=folder, name=toml_quoted(name), layout=LAYOUTS[layout], carried=carried)
@@ -300,7 +300,7 @@ def join_site(folder: Path, card: Path, replace: str = "", again: bool = False) 
     federation, reported = read_federation(folder), read_card(card)
     if reported.role != SITE:
         raise PartitionError(f"'{card}' is the card of a coordinator; sites are added here")
-    if federation.carrier == FLARE:
+    if federation.transport == FLARE:
         check_flare_name(reported.name)
     known = federation.sites.get(reported.name, "")
     if known and same_fingerprint(known, reported.fingerprint):
@@ -323,7 +323,7 @@ def join_site(folder: Path, card: Path, replace: str = "", again: bool = False) 
     place = [*federation.sites, *([] if known else [reported.name])].index(reported.name) + 1
     print(f"{reported.name} is site {place} of {federation.name}:\n\n  {reported.fingerprint}\n")
     print(COMPARE)
-    if federation.carrier == FLARE:
+    if federation.transport == FLARE:
         print(
             f"Then certify it by    fedstat federation provision {shell_path(folder)} {reported.name}.request"
         )
@@ -344,13 +344,13 @@ def test_federation(folder: Path, timeout: float) -> int:
     if not federation.sites:
         raise PartitionError(f"no site has been added yet: fedstat federation join {folder} CARD")
     coordinator_identity(federation.folder)
-    carrier = open_carrier(federation, timeout)
+    transport = open_transport(federation, timeout)
     print(underlined(f"Federation {federation.name}"))
-    schemas, problems = _request_all(carrier, federation.sites)
-    problems += pair_problems(carrier, tuple(schemas))
+    schemas, problems = _request_all(transport, federation.sites)
+    problems += pair_problems(transport, tuple(schemas))
     problems += rosters.revoked_problems(federation)
-    if isinstance(carrier, ClosableTransport):
-        carrier.close()
+    if isinstance(transport, ClosableTransport):
+        transport.close()
     problems += schema_problems(schemas, federation.layout) if schemas else ()
     if federation.layout == "vertical":
         print(alignment_table(folder, schemas) + "\n")
@@ -366,7 +366,7 @@ def test_federation(folder: Path, timeout: float) -> int:
     return print_problems(problems)
 
 
-def _request_all(carrier: Transport, sites: Iterable[str]) -> tuple[dict[str, TableSchema], list[str]]:
+def _request_all(transport: Transport, sites: Iterable[str]) -> tuple[dict[str, TableSchema], list[str]]:
     """Print who answers, and how fast; the schemas of those, and why the others do not."""
     rows, problems, schemas = (
         [("site", "answers", "seconds", "rows", "columns", "fedstat", "families")],
@@ -376,7 +376,7 @@ def _request_all(carrier: Transport, sites: Iterable[str]) -> tuple[dict[str, Ta
     for site in sites:
         began = time.monotonic()
         # one by one, not in one round, which would end with the first site that does not answer
-        engine = LocalEngine({site: RemoteSite(site, carrier)})
+        engine = LocalEngine({site: RemoteSite(site, transport)})
         try:
             schema = engine.run(request_schemas((site,), secrets.token_hex(8)), Ledger())[site]
         except FedstatError as error:
@@ -406,8 +406,8 @@ def align_sites(folder: Path, timeout: float | None) -> int:
             f"federation join {folder} CARD'"
         )
     earlier = load_alignment(federation.folder)
-    carrier = open_carrier(federation, timeout)
-    engine = RemoteEngine({site: RemoteSite(site, carrier) for site in federation.sites})
+    transport = open_transport(federation, timeout)
+    engine = RemoteEngine({site: RemoteSite(site, transport) for site in federation.sites})
     began = time.monotonic()
     try:
         alignment = align_connected_sites(engine, tuple(federation.sites), federation.folder)

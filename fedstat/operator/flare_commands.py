@@ -15,7 +15,7 @@ from fedstat.federation.partition.federation_file import (
     FEDERATION_FILENAME,
     FederationDescription,
     coordinator_identity,
-    open_carrier,
+    open_transport,
     read_federation,
 )
 from fedstat.federation.transport.flare.analysis import Analysis, admit_sites, end_analysis, query_server
@@ -179,7 +179,7 @@ def enforce_revocations(folder: Path) -> None:
     """Have the server, where it runs, refuse who was taken out; one that is started reads it by itself."""
     federation = read_federation(folder)
     out = _taken_out(federation)
-    if federation.carrier != FLARE or not is_running(folder / FLARE):
+    if federation.transport != FLARE or not is_running(folder / FLARE):
         return
     admit_sites(folder, federation.sites, out)
     print(f"The server refuses the certificates of: {', '.join(out) or 'nobody'}.")
@@ -193,7 +193,7 @@ def _taken_out(federation: FederationDescription) -> list[str]:
 def start_analysis(folder: Path) -> int:
     """Start the job that serves an analysis, unless one runs."""
     federation = _flare_federation(folder)
-    analysis = open_carrier(federation)
+    analysis = open_transport(federation)
     begun = isinstance(analysis, Analysis) and analysis.started_here
     print(f"An analysis {'is open now' if begun else 'was open before'}; whoever connects joins it.")
     print(f"End it by    fedstat federation stop {shell_path(folder)}")
@@ -295,10 +295,10 @@ def _request_in(path: Path) -> Path:
 
 def _flare_federation(folder: Path) -> FederationDescription:
     federation = read_federation(folder)
-    if federation.carrier != FLARE:
+    if federation.transport != FLARE:
         raise PartitionError(
-            f"'{folder / FEDERATION_FILENAME}': its carrier is \"{federation.carrier}\", which needs no "
+            f"'{folder / FEDERATION_FILENAME}': its transport is \"{federation.transport}\", which needs no "
             "such step; "
-            'over NVIDIA FLARE the file has carrier = "flare", host and port'
+            'over NVIDIA FLARE the file has transport = "flare", host and port'
         )
     return federation

@@ -55,8 +55,8 @@ def make_roster(folder: Path) -> int:
     print(f"Roster {roster.number} of {federation.name} {reported}.\n")
     print(format_columns(list(roster.sites.items())))
     print(f"\nFingerprint of the roster  {roster.fingerprint}\n")
-    where = f"    fedstat site accept FOLDER{'' if federation.carrier == FOLDER_TRANSPORT else f' {FILE}'}"
-    if federation.carrier != FOLDER_TRANSPORT:
+    where = f"    fedstat site accept FOLDER{'' if federation.transport == FOLDER_TRANSPORT else f' {FILE}'}"
+    if federation.transport != FOLDER_TRANSPORT:
         print(f"Next: give '{folder / FILE}', in which nothing is secret, to every site.")
     print(f"Next: every owner enters it by{where}")
     print("and compares its fingerprint by telephone with the other institutions.")
@@ -81,7 +81,7 @@ def sign_roster(federation: FederationDescription) -> Roster:
         roster = last
     text = roster.sign(identity).encode()
     write_atomic(folder / FILE, text)
-    if federation.carrier == FOLDER_TRANSPORT:
+    if federation.transport == FOLDER_TRANSPORT:
         make_folders(Path(federation.exchange))
         write_shared(Path(federation.exchange, FILE), text)
     return roster
@@ -292,7 +292,7 @@ def accepted_numbers(federation: FederationDescription, roster: Roster) -> dict[
 def collect_acceptances(federation: FederationDescription, roster: Roster) -> list[str]:
     """Take what sites have put into the exchange folder; what is none of theirs is told."""
     strange = []
-    for site in federation.sites if federation.carrier == FOLDER_TRANSPORT else ():
+    for site in federation.sites if federation.transport == FOLDER_TRANSPORT else ():
         path = Path(federation.exchange, site, CARRIED)
         try:
             check_folder(path.parent)

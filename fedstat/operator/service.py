@@ -129,7 +129,7 @@ def exposition(standing: SiteStatus, busy: float | None, free: int | None) -> st
     label = f'site="{_escaped(standing.site)}"'
     for name, kind, what, value in _metrics(standing, busy, free):
         if value is not None:
-            reported = f'{label},carrier="{standing.carrier}",version="{_escaped(standing.installed)}"'
+            reported = f'{label},transport="{standing.transport}",version="{_escaped(standing.installed)}"'
             labels = reported if name == "fedstat_build_info" else label
             lines += [f"# HELP {name} {what}", f"# TYPE {name} {kind}", f"{name}{{{labels}}} {value!r}"]
     return "\n".join(lines) + "\n"
@@ -143,7 +143,7 @@ def write_metrics(path: Path, mode: int, standing: SiteStatus, folder: Path, bus
 
 
 def _metrics(standing: SiteStatus, busy: float | None, free: int | None) -> Iterator[Metric]:
-    yield "fedstat_build_info", "gauge", "Version of the package and carrier of the site.", 1
+    yield "fedstat_build_info", "gauge", "Version of the package and transport of the site.", 1
     answers = int(standing.is_served and not standing.problem and standing.site_ledger == "whole")
     yield "fedstat_answers", "gauge", "Whether the service can answer.", answers
     yield "fedstat_questions_total", "counter", "Questions that were answered.", standing.questions
@@ -365,9 +365,9 @@ def show_site_json(folder: Path, site_ledger: SiteLedger | None = None) -> SiteS
     # not known of a bucket, which is not asked for the sake of a figure
     waiting = None if is_bucket(site.exchange) else _waiting(site.exchange, site.name)
     counted = (waiting if isinstance(waiting, int) else None), plans
-    carrier = "bucket" if is_bucket(site.exchange) else "folder"
+    transport = "bucket" if is_bucket(site.exchange) else "folder"
     served = site_ledger is not None or ledger_is_held(folder)
-    return read_site_status(folder, folder, carrier, site.name, served, counted, None, site_ledger)
+    return read_site_status(folder, folder, transport, site.name, served, counted, None, site_ledger)
 
 
 def show_health(folder: Path, patience: float) -> int:

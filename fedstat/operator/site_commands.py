@@ -62,11 +62,11 @@ FILES = (
 
 
 def init_site(
-    folder: Path, name: str, data: str | None, exchange: str, key: Sequence[str], carrier: str
+    folder: Path, name: str, data: str | None, exchange: str, key: Sequence[str], transport: str
 ) -> int:
     """Make a site's folder: keys, templates and public card."""
     check_name(name)
-    over_flare = carrier == FLARE
+    over_flare = transport == FLARE
     if over_flare:
         check_flare_name(name)
     # paths that were given on the command line are relative to where the command was run

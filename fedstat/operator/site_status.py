@@ -59,7 +59,7 @@ class BudgetStatus:
 class SiteStatus:
     """How one site stands, as its folder tells.
 
-    `carrier` is "folder", "bucket" or "flare"; `state` "running", "stopped", "failed", "killed" or "never
+    `transport` is "folder", "bucket" or "flare"; `state` "running", "stopped", "failed", "killed" or "never
     started"; `ledger_is_held` whether a process holds the site's lock; `heartbeat` when the service was seen
     last. `version` is the service's, `installed` that of the command. `problem` says why a running service
     answers no requests, and is empty where it answers. Times are in UTC.
@@ -67,7 +67,7 @@ class SiteStatus:
 
     form: int
     site: str
-    carrier: str
+    transport: str
     state: str
     is_served: bool
     process: int | None
@@ -109,7 +109,7 @@ def heartbeat_age(home: Path) -> float | None:
 def read_site_status(
     folder: Path,
     home: Path,
-    carrier: str,
+    transport: str,
     site: str,
     served: bool,
     waiting: tuple[int | None, int | None],
@@ -129,7 +129,7 @@ def read_site_status(
     return SiteStatus(
         form=FORM,
         site=site,
-        carrier=carrier,
+        transport=transport,
         state=_state(words, served),
         is_served=served,
         process=words.get("process") if served else None,
@@ -219,7 +219,7 @@ def write_status(home: Path, state: str, name: str, began: str, more: Mapping[st
         "fedstat": VERSION,
         **more,
     }
-    if FAMILIES:  # another process loads them where another carrier starts one
+    if FAMILIES:  # another process loads them where another transport starts one
         content["families"] = ", ".join(sorted(FAMILIES))
     with suppress(OSError):  # on a full disk; what is full stands where the rules in force do
         write_atomic(home / STATUS, json.dumps(content, indent=2).encode())

@@ -395,10 +395,10 @@ def folders(home: Path) -> tuple[Path, Path]:
         def send(self, site, request):
             return self.sites[site].answer(request)
 
-    carrier = Here()
-    partition = fs.ClientPartition.connect(study, journal=home / "journal", carrier=carrier)
+    transport = Here()
+    partition = fs.ClientPartition.connect(study, journal=home / "journal", transport=transport)
     fs.GLORE.from_formula("x > 0 ~ z", partition).fit().receipt().save(home / "receipt.json")
-    for site in carrier.sites.values():
+    for site in transport.sites.values():
         site.site_ledger.store.close()
     return study, north
 

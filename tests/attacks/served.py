@@ -53,7 +53,7 @@ class ServedSites:
         self.servers.clear()
 
     def connect(self) -> fs.ClientPartition:
-        return fs.ClientPartition.connect(self.study, carrier=self)
+        return fs.ClientPartition.connect(self.study, transport=self)
 
 
 def run(*words: object) -> None:

@@ -68,7 +68,7 @@ class Doors:
         self.open.clear()
 
     def connect(self):
-        return fs.ClientPartition.connect(self.study, carrier=self)
+        return fs.ClientPartition.connect(self.study, transport=self)
 
     def fit(self, formula="y > 0 ~ x"):
         return fs.GLORE.from_formula(formula, self.connect()).fit()

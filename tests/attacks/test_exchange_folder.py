@@ -84,13 +84,13 @@ class Service:
             refused=self.reported.append,
         )
 
-    def carrier(self, timeout=60.0):
+    def transport(self, timeout=60.0):
         return FolderTransport(self.exchange, COORDINATOR, {"North": self.site.fingerprint}, timeout, 0.01)
 
     def request(self, timeout=60.0):
-        carrier = self.carrier(timeout)
+        transport = self.transport(timeout)
         request = pack_request(Request("North", "schema", "describe_table", {}, os.urandom(4).hex(), "{}"))
-        return unpack_reply(carrier.send("North", request))
+        return unpack_reply(transport.send("North", request))
 
 
 def wait_until(what, seconds=60):
@@ -129,7 +129,7 @@ def test_a_strangers_answer_is_put_aside_and_the_site_gives_its_own(service, put
     put(place)
     service.thread.start()
     with pytest.warns(FedstatWarning, match="the place of its reply was invalid"):
-        answer = service.carrier().send("North", request)
+        answer = service.transport().send("North", request)
     assert unpack_reply(answer).site == "North"
     assert len(list((service.exchange / "North" / "odd").iterdir())) == 1
 
@@ -146,26 +146,26 @@ def test_an_answer_under_another_key_ends_the_wait_by_name(service):
     place.write_bytes(sign_envelope(other, Envelope("North", "coordinator", number, b"")))
     service.thread.start()
     with pytest.raises(SecurityError) as reported:
-        service.carrier().send("North", request)
+        service.transport().send("North", request)
     for key in (other.public.fingerprint, service.site.fingerprint):
         assert key in str(reported.value)
-    assert unpack_reply(service.carrier().send("North", request)).site == "North"
+    assert unpack_reply(service.transport().send("North", request)).site == "North"
 
 
 def test_an_answer_that_was_altered_is_given_again_and_the_analysis_goes_on(service):
     """An obstacle in the folder blocks the analysis once, not until somebody deletes it by hand."""
-    carrier = service.carrier(timeout=0.3)
+    transport = service.transport(timeout=0.3)
     request = pack_request(Request("North", "schema", "describe_table", {}, "s", "{}", None, 1))
     with pytest.raises(EngineError, match="did not answer"):
-        carrier.send("North", request)
+        transport.send("North", request)
     service.thread.start()
     place = service.exchange / "North" / "replies" / f"{request_number(request)}.reply"
     wait_until(place.exists)
     content = place.read_bytes()
     place.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    carrier.timeout = 60.0
+    transport.timeout = 60.0
     with pytest.warns(FedstatWarning, match="altered on its way"):
-        answer = carrier.send("North", request)
+        answer = transport.send("North", request)
     assert open_reply(content, service.site.fingerprint, "North", request_number(request), "") == answer
     assert [chain.round for chain in service.site.site_ledger.chains] == [1]
 
@@ -173,12 +173,12 @@ def test_an_answer_that_was_altered_is_given_again_and_the_analysis_goes_on(serv
 def test_a_pair_that_was_read_is_found_by_whoever_asks_again(service):
     service.thread.start()
     request = pack_request(Request("North", "schema", "describe_table", {}, "s", "{}", None, 1))
-    first = service.carrier().send("North", request)
+    first = service.transport().send("North", request)
     service.ended.set()
     service.thread.join(60)
     part = SiteMailbox(service.exchange / "North")
     assert part.open_numbers() == ([], []) and part.done(request_number(request)).exists()
-    assert service.carrier(timeout=0.0).send("North", request) == first
+    assert service.transport(timeout=0.0).send("North", request) == first
 
 
 def test_a_question_that_is_put_back_is_not_answered_anew(service):
@@ -188,7 +188,7 @@ def test_a_question_that_is_put_back_is_not_answered_anew(service):
         for turn in (1, 2)
     ]
     for request in requests:
-        service.carrier().send("North", request)
+        service.transport().send("North", request)
     part, number = SiteMailbox(service.exchange / "North"), request_number(requests[0])
     kept = part.done(number).read_bytes()
     shutil.copy(part.done(number).with_suffix(".ask"), part.request(number))
@@ -207,7 +207,7 @@ class Stranger:
     def __init__(self, service):
         self.identity = Identity.generate()
         prints = {"North": service.site.fingerprint}
-        self.carrier = FolderTransport(service.exchange, self.identity, prints, 60.0, 0.01)
+        self.transport = FolderTransport(service.exchange, self.identity, prints, 60.0, 0.01)
         self.request = pack_request(
             Request("North", "schema", "describe_table", {}, os.urandom(4).hex(), "{}")
         )
@@ -219,7 +219,7 @@ def test_a_coordinator_that_is_not_trusted_is_told_so_at_once(service):
     stranger = Stranger(service)
     begun = time.monotonic()
     with pytest.raises(EngineError, match="fedstat site pin") as reported:
-        stranger.carrier.send("North", stranger.request)
+        stranger.transport.send("North", stranger.request)
     assert time.monotonic() - begun < 50
     for key in (stranger.identity.public.fingerprint, service.site.fingerprint):
         assert key in str(reported.value)
@@ -234,23 +234,23 @@ def test_a_note_that_the_site_did_not_sign_or_signed_once_is_not_believed(servic
     service.thread.start()
     stranger = Stranger(service)
     with pytest.raises(EngineError, match="fedstat site pin"):
-        stranger.carrier.send("North", stranger.request)
+        stranger.transport.send("North", stranger.request)
     old = stranger.note.read_bytes()
     service.ended.set()
     service.thread.join(60)
     # put back when the owner has pinned the coordinator: it is on another question of that number
     stranger.note.write_bytes(old)
     time.sleep(1.1)  # an envelope bears its time to the second
-    stranger.carrier.timeout = 0.2
+    stranger.transport.timeout = 0.2
     with pytest.raises(EngineError, match="did not answer"):
-        stranger.carrier.send("North", stranger.request)
+        stranger.transport.send("North", stranger.request)
     altered = old.replace(b"untrusted", b"closedbut")
     stranger.note.write_bytes(altered)
     with (
         pytest.warns(FedstatWarning, match="was invalid"),
         pytest.raises(EngineError, match="did not answer"),
     ):
-        stranger.carrier.send("North", stranger.request)
+        stranger.transport.send("North", stranger.request)
 
 
 def test_a_note_on_what_another_key_signed_is_not_taken_for_one_on_the_own_question(service):

@@ -228,7 +228,7 @@ def describe_table(turn=1):
 
 def test_the_exchange_folder_shows_messages_that_are_not_sealed(service):
     service.thread.start()
-    service.carrier().send("North", describe_table())
+    service.transport().send("North", describe_table())
     replies = [path for path in service.exchange.rglob("*.reply*") if path.is_file()]
     requests = [path for path in service.exchange.rglob("*.ask*") if path.is_file()]
     assert replies and requests
@@ -241,7 +241,7 @@ def test_the_exchange_folder_shows_messages_that_are_not_sealed(service):
 def test_a_request_that_was_altered_is_not_answered(service):
     request = describe_table()
     with pytest.raises(EngineError, match="did not answer"):
-        service.carrier(timeout=0.1).send("North", request)
+        service.transport(timeout=0.1).send("North", request)
     path = service.exchange / "North" / "asks" / f"{request_number(request)}.ask"
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
@@ -254,11 +254,11 @@ def test_an_analysis_stops_where_files_are_removed(service):
     """The site answers a later request, and never the one whose file is gone."""
     first, later = describe_table(), describe_table(2)
     with pytest.raises(EngineError, match="did not answer"):
-        service.carrier(timeout=0.1).send("North", first)
+        service.transport(timeout=0.1).send("North", first)
     for path in (service.exchange / "North").rglob("*.ask"):
         path.unlink()
     service.thread.start()
-    service.carrier().send("North", later)
+    service.transport().send("North", later)
     number = request_number(first)
     assert not [path for path in service.exchange.rglob("*") if path.name.startswith(number)]
 

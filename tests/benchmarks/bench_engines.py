@@ -112,7 +112,7 @@ TASKS = (
 @contextmanager
 def folder(partition):
     with tempfile.TemporaryDirectory() as home, serving.served(partition, Path(home) / "sites") as running:
-        yield serving.connected(partition, running["carrier"])
+        yield serving.connected(partition, running["transport"])
 
 
 def flare(federation):
@@ -120,11 +120,11 @@ def flare(federation):
 
     @contextmanager
     def open_job(partition):
-        job, carrier = federation.serve(partition)
+        job, transport = federation.serve(partition)
         try:
-            yield serving_flare.connected(partition, carrier)
+            yield serving_flare.connected(partition, transport)
         finally:
-            carrier.end()
+            transport.end()
             federation.status(job)
 
     return open_job

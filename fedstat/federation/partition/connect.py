@@ -18,7 +18,7 @@ from fedstat.federation.partition.federation_file import (
     APART,
     FEDERATION_FILENAME,
     FederationDescription,
-    open_carrier,
+    open_transport,
     read_federation,
 )
 from fedstat.federation.partition.local_sites import PartitionOptions, PartitionParts
@@ -163,7 +163,7 @@ def connect(
     path: str | Path,
     journal: str | Path | None = None,
     without: Sequence[str] = (),
-    carrier: Transport | None = None,
+    transport: Transport | None = None,
     quorum: int = 0,
 ) -> PartitionParts:
     """Ask the sites of a federation for the schema of their tables, once they hold what they signed."""
@@ -171,9 +171,9 @@ def connect(
     federation = read_federation(path)
     fingerprints = _selected_sites(federation, without)
     _check_quorum(federation, quorum, len(fingerprints))
-    if carrier is None:
-        carrier = open_carrier(federation, sites=tuple(fingerprints))
-    remote = {name: RemoteSite(name, carrier) for name in fingerprints}
+    if transport is None:
+        transport = open_transport(federation, sites=tuple(fingerprints))
+    remote = {name: RemoteSite(name, transport) for name in fingerprints}
     heads = LedgerCheckpoints(federation.folder, fingerprints)
     engine = RemoteEngine(remote, None if journal is None else Journal(Path(journal)), heads)
     # Heads last: the set of known heads changes, and a journal identifies the other requests by position.

@@ -2,7 +2,7 @@
 
 ::
 
-    federation.toml    layout, carrier, and the fingerprints of the sites
+    federation.toml    layout, transport, and the fingerprints of the sites
     identity.json      the coordinator's private keys, for its owner alone (mode 0600)
     heads.json         what the sites signed of their accounts: see
     :mod:`fedstat.federation.transport.journal`
@@ -39,7 +39,7 @@ class FederationFile:
     `layout` is "horizontal" or "vertical"; `sites` has a fingerprint by site, in the order of the partition;
     `name` is for people. `exchange` is the folder of requests and replies, relative to that of the file, or
     the address of a bucket; `timeout` the seconds until a site counts as silent; `min_count` the fewest
-    entities of a category level in a design. `carrier` transfers requests to the sites: "folder", "bucket",
+    entities of a category level in a design. `transport` transfers requests to the sites: "folder", "bucket",
     "flare", whose server is at `host` and `port`, or the name of a transport that is passed to
     :func:`connect`. `coordinator` is the site of this coordinator, or "apart". `revoked` has the names of
     removed sites, by the fingerprint of their keys.
@@ -51,7 +51,7 @@ class FederationFile:
     exchange: str = "exchange"
     timeout: float = 3600.0
     min_count: int = 5
-    carrier: str = FOLDER_TRANSPORT
+    transport: str = FOLDER_TRANSPORT
     host: str = ""
     port: int = 0
     coordinator: str = APART
@@ -90,7 +90,7 @@ def read_federation(path: str | Path) -> FederationDescription:
     return FederationDescription(**entries)
 
 
-def open_carrier(
+def open_transport(
     federation: FederationDescription, timeout: float | None = None, sites: Sequence[str] | None = None
 ) -> Transport:
     """Open what the file of a federation names, with the coordinator's keys.
@@ -100,10 +100,10 @@ def open_carrier(
     the file names another transport or the keys are absent, SecurityError if others may read them; see also
     :func:`fedstat.federation.transport.flare.analysis.open_analysis`.
     """
-    if federation.carrier == BUCKET_TRANSPORT:
-        return bucket_carrier(federation, timeout)
-    if federation.carrier != FLARE:
-        return folder_carrier(federation, timeout)
+    if federation.transport == BUCKET_TRANSPORT:
+        return open_bucket_transport(federation, timeout)
+    if federation.transport != FLARE:
+        return open_folder_transport(federation, timeout)
     return open_analysis(
         federation.folder,
         coordinator_identity(federation.folder),
@@ -114,13 +114,13 @@ def open_carrier(
     )
 
 
-def folder_carrier(federation: FederationDescription, timeout: float | None = None) -> FolderTransport:
+def open_folder_transport(federation: FederationDescription, timeout: float | None = None) -> FolderTransport:
     """Open the folder of a federation, with the coordinator's keys."""
-    if federation.carrier != FOLDER_TRANSPORT:
+    if federation.transport != FOLDER_TRANSPORT:
         raise PartitionError(
-            f"'{federation.folder / FEDERATION_FILENAME}': carrier: expected \"{FOLDER_TRANSPORT}\", "
-            f'"{BUCKET_TRANSPORT}" or "{FLARE}"; '
-            "another one is opened by the analyst and handed to ClientPartition.connect(..., carrier=...)"
+            f"'{federation.folder / FEDERATION_FILENAME}': transport: expected \"{FOLDER_TRANSPORT}\", "
+            f'"{BUCKET_TRANSPORT}" or "{FLARE}"; to use a transport of your own, pass it to '
+            "ClientPartition.connect(..., transport=...)"
         )
     return FolderTransport(
         Path(federation.exchange),
@@ -130,7 +130,7 @@ def folder_carrier(federation: FederationDescription, timeout: float | None = No
     )
 
 
-def bucket_carrier(federation: FederationDescription, timeout: float | None = None) -> BucketTransport:
+def open_bucket_transport(federation: FederationDescription, timeout: float | None = None) -> BucketTransport:
     """Open the bucket of a federation, with the coordinator's keys."""
     return BucketTransport(
         open_bucket(federation.exchange),

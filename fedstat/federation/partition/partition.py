@@ -708,7 +708,7 @@ class ClientPartition(PartitionViews):
         *,
         without: Sequence[str] = (),
         quorum: int = 0,
-        carrier: Transport | None = None,
+        transport: Transport | None = None,
     ) -> ClientPartition:
         """Connect to sites that run in processes of their own.
 
@@ -731,7 +731,7 @@ class ClientPartition(PartitionViews):
             Fewest remaining sites with which a horizontal fit of a GLM, or of federated averaging, is
             repeated if other sites are lost; by default it is not repeated. The lost sites' parts of earlier
             sums follow by subtraction, which owners' policies may refuse (`apart`).
-        carrier : Carrier, optional
+        transport : Transport, optional
             Transport of requests to the sites; by default the file names a folder or NVIDIA FLARE, whose open
             job is joined, or started if there is none; see :meth:`close`.
 
@@ -747,7 +747,7 @@ class ClientPartition(PartitionViews):
         PolicyError
             A site has too few rows, or its owner does not allow the request.
         """
-        return cls._of(connect(path, journal, without, carrier, quorum))
+        return cls._of(connect(path, journal, without, transport, quorum))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle and copy tables and settings, from which :meth:`_again` makes sites with new keys."""

@@ -289,7 +289,7 @@ class BucketTransport:
 class _BucketWait:
     """One request of a transport."""
 
-    carrier: BucketTransport
+    transport: BucketTransport
     site: str
     part: SiteObjects
     number: str
@@ -298,7 +298,7 @@ class _BucketWait:
 
     def wait(self) -> bytes:
         """Send the request, and look until the reply is there."""
-        pace, until, looks = Backoff(self.carrier.poll), time.monotonic() + self.carrier.timeout, 0
+        pace, until, looks = Backoff(self.transport.poll), time.monotonic() + self.transport.timeout, 0
         self._request()
         while (answer := self.look(request_again=True)) is None:
             looks += 1
@@ -307,7 +307,7 @@ class _BucketWait:
             if time.monotonic() > until:
                 place = f"{BUCKET}{self.part.bucket.name}/{self.part.requests}"
                 raise EngineError(
-                    f"'{self.site}' did not answer within {self.carrier.timeout:g} s; its request waits in "
+                    f"'{self.site}' did not answer within {self.transport.timeout:g} s; its request waits in "
                     f"'{place}'. Is 'fedstat site serve' running there?"
                 )
             pace.rest()
@@ -338,7 +338,7 @@ class _BucketWait:
 
     @property
     def _pinned(self) -> str:
-        return self.carrier.fingerprints[self.site]
+        return self.transport.fingerprints[self.site]
 
     def _read_note(self) -> None:
         """Act on the site's note on this request; EngineError if the site refuses the request."""
@@ -359,7 +359,7 @@ class _BucketWait:
         if note is None:
             return
         if note.why == UNTRUSTED:
-            raise untrusted_note(self.site, self._pinned, self.carrier.identity)
+            raise untrusted_note(self.site, self._pinned, self.transport.identity)
         self._say("It answers no requests for now; its owner finds the reason in the site's log.")
 
     def _say(self, said: str) -> None:

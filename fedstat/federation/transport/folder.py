@@ -92,7 +92,7 @@ class FolderTransport:
 class _FolderWait:
     """One request of a transport, and what was found instead of its reply."""
 
-    carrier: FolderTransport
+    transport: FolderTransport
     site: str
     part: SiteMailbox
     number: str
@@ -101,13 +101,13 @@ class _FolderWait:
 
     def wait(self) -> bytes:
         """Look until the reply is there."""
-        pace, until = Backoff(self.carrier.poll), time.monotonic() + self.carrier.timeout
+        pace, until = Backoff(self.transport.poll), time.monotonic() + self.transport.timeout
         while (answer := self.look()) is None:
             self._read_note()
             if time.monotonic() > until:
                 request = self.part.request(self.number)
                 raise EngineError(
-                    f"'{self.site}' did not answer within {self.carrier.timeout:g} s; "
+                    f"'{self.site}' did not answer within {self.transport.timeout:g} s; "
                     f"'{request.name}' waits for "
                     f"it in '{request.parent}'. Is 'fedstat site serve' running there?"
                     + "".join(f" {said}" for said in self._said.values())
@@ -133,7 +133,7 @@ class _FolderWait:
 
     @property
     def _pinned(self) -> str:
-        return self.carrier.fingerprints[self.site]
+        return self.transport.fingerprints[self.site]
 
     def _pass_over(self, path: Path, error: SecurityError) -> None:
         """Put aside a file that is not a reply of the site; SecurityError if another key has signed it."""
@@ -167,7 +167,7 @@ class _FolderWait:
         if note is None:
             return
         if note.why == UNTRUSTED:
-            raise untrusted_note(self.site, self._pinned, self.carrier.identity)
+            raise untrusted_note(self.site, self._pinned, self.transport.identity)
         self._say("note", "It answers no requests for now; its owner finds the reason in the site's log.")
 
     def _say(self, what: str, said: str) -> None:

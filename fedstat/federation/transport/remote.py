@@ -84,18 +84,18 @@ class RemoteSite:
     """A site in another process."""
 
     name: str
-    carrier: Transport
+    transport: Transport
 
     def answer(self, request: bytes) -> bytes:
         """Answer one packed request."""
-        return self.carrier.send(self.name, request)
+        return self.transport.send(self.name, request)
 
     def answer_all(self, requests: Sequence[bytes]) -> list[bytes]:
         """Answer packed requests in one message.
 
         Fewer replies are possible, of which the last is a refusal.
         """
-        return unbundle(self.carrier.send(self.name, bundle(requests)))
+        return unbundle(self.transport.send(self.name, bundle(requests)))
 
 
 class SiteServer:
@@ -211,9 +211,9 @@ class RemoteEngine(RoundEngine):
     def close(self) -> None:
         """Close the transports that can be closed, such as the job of an analysis over NVIDIA FLARE."""
         # one transport may serve many sites
-        for carrier in {id(site.carrier): site.carrier for site in self._sites.values()}.values():
-            if isinstance(carrier, ClosableTransport):
-                carrier.close()
+        for transport in {id(site.transport): site.transport for site in self._sites.values()}.values():
+            if isinstance(transport, ClosableTransport):
+                transport.close()
 
     def _begin_run(self) -> None:
         if self._journal is not None:
@@ -306,7 +306,7 @@ class RemoteEngine(RoundEngine):
             else:
                 yield place, kept, True
         remote = self._sites[site]
-        together = [new] if getattr(remote.carrier, "bundles", False) else [[place] for place in new]
+        together = [new] if getattr(remote.transport, "bundles", False) else [[place] for place in new]
         for message in filter(None, together):
             turns, numbered = self._turns.copy(), []
             for place in message:

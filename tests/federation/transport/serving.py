@@ -58,10 +58,10 @@ def served(partition: fs.ClientPartition, home: Path, timeout: float = 600.0) ->
     folder = home / "exchange"
     running = {name: Forked(serve_table, home, name, folder) for name in partition.sites}
     keys = {name: site.trust.identity.public.fingerprint for name, site in partition.sites.items()}
-    carrier = FolderTransport(folder, coordinator, keys, timeout, poll=0.005)
+    transport = FolderTransport(folder, coordinator, keys, timeout, poll=0.005)
     try:
         wait_until_up(folder, running)
-        yield {"carrier": carrier, "running": running, "folder": folder, "home": home}
+        yield {"transport": transport, "running": running, "folder": folder, "home": home}
     finally:
         for process in running.values():
             process.kill()
@@ -69,10 +69,10 @@ def served(partition: fs.ClientPartition, home: Path, timeout: float = 600.0) ->
 
 
 def connected(
-    partition: fs.ClientPartition, carrier: FolderTransport, journal: Path | None = None
+    partition: fs.ClientPartition, transport: FolderTransport, journal: Path | None = None
 ) -> fs.ClientPartition:
     """The same partition; its sites receive requests through a transport."""
-    sites = {name: RemoteSite(name, carrier) for name in partition.sites}
+    sites = {name: RemoteSite(name, transport) for name in partition.sites}
     engine = RemoteEngine(sites, None if journal is None else Journal(journal))
     return replace(partition, _engine=engine)
 

@@ -65,10 +65,10 @@ class Federation:
         begun = time.monotonic()
         folder = self.kits.parent / "job"
         job = self.session.submit_job(str(write_job(folder, partition.sites, **times)))
-        carrier = FlareTransport(self.kits / SERVER, self.coordinator, partition.fingerprints)
-        carrier.wait(180)
+        transport = FlareTransport(self.kits / SERVER, self.coordinator, partition.fingerprints)
+        transport.wait(180)
         self.seconds["job"] = time.monotonic() - begun
-        return job, carrier
+        return job, transport
 
     def status(self, job: str, seconds: float = 120.0) -> str:
         """How a job ended."""
@@ -87,10 +87,10 @@ class Federation:
 
 
 def connected(
-    partition: fs.ClientPartition, carrier: FlareTransport, journal: Path | None = None
+    partition: fs.ClientPartition, transport: FlareTransport, journal: Path | None = None
 ) -> fs.ClientPartition:
     """The same partition, whose sites are asked over FLARE."""
-    sites = {name: RemoteSite(name, carrier) for name in partition.sites}
+    sites = {name: RemoteSite(name, transport) for name in partition.sites}
     return replace(partition, _engine=RemoteEngine(sites, None if journal is None else Journal(journal)))
 
 

@@ -19,7 +19,7 @@ from fedstat.federation.audit.event_log import PlanDecision
 from fedstat.federation.audit.ledger_file import read_ledger
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.disclosure.policy import Policy
-from fedstat.federation.partition.federation_file import coordinator_identity, open_carrier, read_federation
+from fedstat.federation.partition.federation_file import coordinator_identity, open_transport, read_federation
 from fedstat.federation.transport.signed import SignedSite, open_reply, sign_request
 from fedstat.federation.transport.site_folder import (
     DECISION,
@@ -140,14 +140,14 @@ def test_what_is_there_and_is_no_plan_is_passed_over(home, tmp_path):
 class Tiring:
     """A transport that gives up after `n` requests."""
 
-    def __init__(self, carrier, questions):
-        self.carrier, self.left = carrier, questions
+    def __init__(self, transport, questions):
+        self.transport, self.left = transport, questions
 
     def send(self, site, request):
         if not self.left:
             raise EngineError("the line is cut")
         self.left -= 1
-        return self.carrier.send(site, request)
+        return self.transport.send(site, request)
 
 
 def test_an_interrupted_analysis_goes_on_under_the_same_consent(home, tmp_path):
@@ -158,9 +158,9 @@ def test_an_interrupted_analysis_goes_on_under_the_same_consent(home, tmp_path):
     for name in NAMES:
         (digest,) = set(digests(home, name)) - known[name]
         assert main(["site", "approve", str(home / name), digest]) == 0
-    carrier = Tiring(open_carrier(read_federation(home / "study")), 16)
+    transport = Tiring(open_transport(read_federation(home / "study")), 16)
     with pytest.raises(EngineError, match="line is cut"):
-        fit(home, formula, journal=journal, carrier=carrier)
+        fit(home, formula, journal=journal, transport=transport)
     assert fit(home, formula, journal=journal).converged
     with pytest.raises(ConsentError, match="pending"):
         fit(home, formula)
@@ -185,17 +185,17 @@ def test_plans_wait_in_a_job_of_flare_as_well(tmp_path, capsys):
         links[name] = tmp_path / "kits" / name
         links[name].parent.mkdir(exist_ok=True)
         links[name].symlink_to(tmp_path / name, target_is_directory=True)
-    carrier = InJob(study, links)
+    transport = InJob(study, links)
     with pytest.raises(ConsentError, match=r"East.*pending"):
-        fit(tmp_path, "y ~ scale(age)", carrier=carrier)
+        fit(tmp_path, "y ~ scale(age)", transport=transport)
     for name in NAMES:
         capsys.readouterr()
         assert main(["site", "pending", str(tmp_path / name)]) == 0
         shown = capsys.readouterr().out
         assert "sums for the transforms" in shown
         assert main(["site", "approve", str(tmp_path / name), *digests(tmp_path, name)]) == 0
-    assert fit(tmp_path, "y ~ scale(age)", carrier=carrier).converged
+    assert fit(tmp_path, "y ~ scale(age)", transport=transport).converged
     with pytest.raises(ConsentError, match=r"East.*pending"):
-        fit(tmp_path, "y ~ scale(age)", carrier=carrier)
-    for site in carrier.sites.values():
+        fit(tmp_path, "y ~ scale(age)", transport=transport)
+    for site in transport.sites.values():
         site.site.site_ledger.store.close()

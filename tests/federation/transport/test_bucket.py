@@ -82,8 +82,8 @@ def parts(address):
     coordinator = Identity.generate()
     site = partition.sites["North"]
     bucket = open_bucket(address)
-    carrier = BucketTransport(bucket, coordinator, {"North": site.fingerprint}, 60.0, 0.01)
-    return partition, site, coordinator, carrier
+    transport = BucketTransport(bucket, coordinator, {"North": site.fingerprint}, 60.0, 0.01)
+    return partition, site, coordinator, transport
 
 
 def keys_of(bucket: Bucket):
@@ -95,19 +95,19 @@ def test_a_fit_through_a_bucket_is_that_of_one_process(address):
     partition = fs.ClientPartition.from_frame(patients, by="hospital")
     coordinator = Identity.generate()
     prints = {name: site.fingerprint for name, site in partition.sites.items()}
-    carrier = BucketTransport(open_bucket(address), coordinator, prints, 60.0, 0.01)
+    transport = BucketTransport(open_bucket(address), coordinator, prints, 60.0, 0.01)
     services = [Service(address, s, coordinator.public.fingerprint) for s in partition.sites.values()]
     local = fs.GLORE.from_formula(FORMULA, partition).fit()
     for service in services:
         service.__enter__()
     try:
-        fit = fs.GLORE.from_formula(FORMULA, connected(partition, carrier)).fit()
+        fit = fs.GLORE.from_formula(FORMULA, connected(partition, transport)).fit()
     finally:
         for service in services:
             service.__exit__()
     assert np.array_equal(fit.params, local.params) and np.array_equal(fit.bse, local.bse)
     # the record of what passed: every question and its answer, and nothing else
-    keys = keys_of(carrier.bucket)
+    keys = keys_of(transport.bucket)
     request = [key for key in keys if "/asks/" in key]
     assert len(request) == len([key for key in keys if "/replies/" in key]) == len(keys) / 2
 
@@ -134,11 +134,11 @@ def test_sites_are_served_through_a_bucket_by_their_commands(address, tmp_path, 
 
 
 def test_a_site_that_was_off_finds_what_was_asked_meanwhile(parts, address):
-    _, site, coordinator, carrier = parts
+    _, site, coordinator, transport = parts
     answers = []
-    requester = threading.Thread(target=lambda: answers.append(carrier.send("North", QUESTION)))
+    requester = threading.Thread(target=lambda: answers.append(transport.send("North", QUESTION)))
     requester.start()
-    while not keys_of(carrier.bucket):
+    while not keys_of(transport.bucket):
         time.sleep(0.01)
     with Service(address, site, coordinator.public.fingerprint):
         requester.join()
@@ -147,47 +147,47 @@ def test_a_site_that_was_off_finds_what_was_asked_meanwhile(parts, address):
 
 def test_a_site_that_starts_asks_for_no_single_answer_of_the_past(parts, address, monkeypatch):
     """It would take minutes after a year."""
-    _, site, coordinator, carrier = parts
+    _, site, coordinator, transport = parts
     with Service(address, site, coordinator.public.fingerprint):
         for session in "abc":
-            carrier.send("North", pack_request(Request("North", "schema", "describe_table", {}, session)))
+            transport.send("North", pack_request(Request("North", "schema", "describe_table", {}, session)))
     asked_for, has = [], Bucket.has
     monkeypatch.setattr(Bucket, "has", lambda self, key: asked_for.append(key) or has(self, key))
     service = Service(address, site, coordinator.public.fingerprint)
     assert not service.inbox.look(service.pinned) and not asked_for
-    carrier.bucket.put(carrier.bucket.at("North").new_request("f" * 32), b"")
+    transport.bucket.put(transport.bucket.at("North").new_request("f" * 32), b"")
     assert not service.inbox.look(service.pinned) and len(asked_for) == 1
 
 
 def test_what_lies_in_the_place_of_an_answer_is_put_aside_and_answered_anew(parts, address):
-    _, site, coordinator, carrier = parts
-    part, number = carrier.bucket.at("North"), request_number(QUESTION)
-    carrier.bucket.put(part.reply(number), b"none" * 10)
+    _, site, coordinator, transport = parts
+    part, number = transport.bucket.at("North"), request_number(QUESTION)
+    transport.bucket.put(part.reply(number), b"none" * 10)
     with Service(address, site, coordinator.public.fingerprint):
         with pytest.warns(FedstatWarning, match="put aside"):
-            answer = carrier.send("North", QUESTION)
+            answer = transport.send("North", QUESTION)
         assert unpack_reply(answer).site == "North"
-        assert any("/odd/" in key for key in keys_of(carrier.bucket))
+        assert any("/odd/" in key for key in keys_of(transport.bucket))
         # altered after it was read: asked again, the site puts the answer that it holds
-        carrier.bucket.put(part.reply(number), b"altered")
+        transport.bucket.put(part.reply(number), b"altered")
         with pytest.warns(FedstatWarning, match="put aside"):
-            assert carrier.send("North", QUESTION) == answer
+            assert transport.send("North", QUESTION) == answer
 
 
 def test_a_stranger_is_not_answered_and_told_why(parts, address):
-    _, site, coordinator, carrier = parts
-    stranger = BucketTransport(carrier.bucket, Identity.generate(), carrier.fingerprints, 60.0, 0.01)
+    _, site, coordinator, transport = parts
+    stranger = BucketTransport(transport.bucket, Identity.generate(), transport.fingerprints, 60.0, 0.01)
     with Service(address, site, coordinator.public.fingerprint) as service:
         with pytest.raises(EngineError, match="refuses requests that are signed with the key of this"):
             stranger.send("North", QUESTION)
-        assert unpack_reply(carrier.send("North", QUESTION)).site == "North"
+        assert unpack_reply(transport.send("North", QUESTION)).site == "North"
     assert len(service.reported) == 1 and "stranger" not in service.reported[0]
 
 
 def test_an_answer_under_another_key_is_not_believed(parts, address):
-    _, site, coordinator, carrier = parts
+    _, site, coordinator, transport = parts
     wrong = BucketTransport(
-        carrier.bucket, coordinator, {"North": Identity.generate().public.fingerprint}, 0.5, 0.01
+        transport.bucket, coordinator, {"North": Identity.generate().public.fingerprint}, 0.5, 0.01
     )
     with (
         Service(address, site, coordinator.public.fingerprint),
@@ -198,7 +198,7 @@ def test_an_answer_under_another_key_is_not_believed(parts, address):
 
 
 def test_a_giant_object_costs_its_first_kilobytes(parts, address):
-    _, site, coordinator, carrier = parts
+    _, site, coordinator, transport = parts
     read = []
 
     class Counted:
@@ -216,8 +216,8 @@ def test_a_giant_object_costs_its_first_kilobytes(parts, address):
         def __exit__(self, *error):
             self.body.close()
 
-    part = carrier.bucket.at("North")
-    carrier.bucket.put(part.new_request("0" * 32), b"[" * 5_000_000)
+    part = transport.bucket.at("North")
+    transport.bucket.put(part.new_request("0" * 32), b"[" * 5_000_000)
     service = Service(address, site, coordinator.public.fingerprint)
     opened = Bucket.open
     Bucket.open = lambda self, key: Counted(opened(self, key))
@@ -230,7 +230,7 @@ def test_a_giant_object_costs_its_first_kilobytes(parts, address):
 
 def test_a_connection_that_breaks_while_a_message_is_read_ends_nothing(parts, address, monkeypatch):
     """Question and answer come through a stream that breaks once each: both are read at the next look."""
-    _, site, coordinator, carrier = parts
+    _, site, coordinator, transport = parts
     broken, opened = set(), Bucket.open
 
     class Broken:
@@ -255,27 +255,27 @@ def test_a_connection_that_breaks_while_a_message_is_read_ends_nothing(parts, ad
         Service(address, site, coordinator.public.fingerprint) as service,
         pytest.warns(FedstatWarning, match="cannot be reached"),
     ):
-        assert unpack_reply(carrier.send("North", QUESTION)).site == "North"
+        assert unpack_reply(transport.send("North", QUESTION)).site == "North"
     assert len(broken) == 2 and "cannot be reached" in service.reported[0]
 
 
 def test_a_key_of_the_future_does_not_hide_what_is_asked_after_it(parts, address):
     """Attack: a copy of a signed question under a key of a far time, which a cursor would go beyond."""
-    _, site, coordinator, carrier = parts
-    part = carrier.bucket.at("North")
+    _, site, coordinator, transport = parts
+    part = transport.bucket.at("North")
     number, question = sign_request(coordinator, "North", QUESTION)
-    carrier.bucket.put(f"{part.requests}{'9' * TIME_DIGITS}-{number}", question)
+    transport.bucket.put(f"{part.requests}{'9' * TIME_DIGITS}-{number}", question)
     other = pack_request(Request("North", "schema", "describe_table", {}, "another"))
     with Service(address, site, coordinator.public.fingerprint):
-        assert unpack_reply(carrier.send("North", other)).site == "North"
+        assert unpack_reply(transport.send("North", other)).site == "North"
 
 
 def test_what_has_passed_is_not_listed_again(parts):
-    _, _, _, carrier = parts
-    part, now = carrier.bucket.at("North"), time.time_ns()
+    _, _, _, transport = parts
+    part, now = transport.bucket.at("North"), time.time_ns()
 
     def request(hours_ago, number):
-        carrier.bucket.put(
+        transport.bucket.put(
             f"{part.requests}{now - int(hours_ago * 3600e9):0{TIME_DIGITS}d}-{number:032x}", b""
         )
 

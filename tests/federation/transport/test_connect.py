@@ -170,7 +170,7 @@ def test_a_journal_goes_on(federation, tmp_path, here):
         ("", "lacks layout, sites"),
         ('layout = "diagonal"\n[sites]', r"layout: expected .horizontal.*or .vertical."),
         ('layout = "vertical"\ncoordinator = "A"\n[sites]', r"coordinator: expected .apart."),
-        ('layout = "horizontal"\ncarrier = "pigeon"\n[sites]\nA = "a"', r"carrier: expected .folder."),
+        ('layout = "horizontal"\ntransport = "pigeon"\n[sites]\nA = "a"', r"transport: expected .folder."),
         ('layout = "horizontal"\nlayuot = 1\n[sites]', "unknown entry 'layuot'"),
         ('layout = "horizontal"\n[sites]', r"lists no site to ask.*fedstat federation join"),
         ('layout = "horizontal"\n[sites]\nA = 1', "expected a fingerprint in quotes for A"),
@@ -183,14 +183,14 @@ def test_a_file_that_means_nothing_is_named(tmp_path, text, expected):
         fs.ClientPartition.connect(tmp_path)
 
 
-def test_another_carrier_is_handed_over(here, federation, tmp_path):
+def test_another_transport_is_handed_over(here, federation, tmp_path):
     class Pigeons:
         def send(self, site, request):
             return here.sites[site].answer(request)
 
     text = (federation["study"] / "federation.toml").read_text()
-    (tmp_path / "federation.toml").write_text(text.replace('carrier = "folder"', 'carrier = "pigeons"'))
-    there = fs.ClientPartition.connect(tmp_path, carrier=Pigeons())
+    (tmp_path / "federation.toml").write_text(text.replace('transport = "folder"', 'transport = "pigeons"'))
+    there = fs.ClientPartition.connect(tmp_path, transport=Pigeons())
     assert fs.GLORE.from_formula("num > 0 ~ age", there).fit().converged
 
 
@@ -201,7 +201,7 @@ def test_tables_that_do_not_fit_together_are_listed(here, federation):
             return answer.replace(b"numbers", b"numbars") if site == "Hungary" else answer
 
     with pytest.raises(PartitionError, match=r"'age' holds numbers at 'Cleveland', numbars at 'Hungary'"):
-        fs.ClientPartition.connect(federation["study"], carrier=Odd())
+        fs.ClientPartition.connect(federation["study"], transport=Odd())
 
 
 def test_no_file(tmp_path):

@@ -197,9 +197,9 @@ class Here:
 @pytest.fixture
 def study(frames, tmp_path):
     folder = make_federation(tmp_path, frames, KEY)
-    carrier = Here(tmp_path, frames)
-    yield Study(tmp_path, folder, carrier)
-    for server in carrier.sites.values():
+    transport = Here(tmp_path, frames)
+    yield Study(tmp_path, folder, transport)
+    for server in transport.sites.values():
         server.site.site_ledger.store.close()
 
 
@@ -209,17 +209,17 @@ class Study:
 
     home: Path
     folder: Path
-    carrier: Here
+    transport: Here
 
     def connect(self, **given):
-        return fs.ClientPartition.connect(self.folder, carrier=self.carrier, **given)
+        return fs.ClientPartition.connect(self.folder, transport=self.transport, **given)
 
     def align(self, names=("Bank", "Tax", "Shop")):
-        engine = RemoteEngine({name: RemoteSite(name, self.carrier) for name in names})
+        engine = RemoteEngine({name: RemoteSite(name, self.transport) for name in names})
         return align_connected_sites(engine, names, self.folder)
 
     def standing(self):
-        request = {name: server.site._data for name, server in self.carrier.sites.items()}
+        request = {name: server.site._data for name, server in self.transport.sites.items()}
         return alignment_table(
             self.folder, {name: table_schema(name, d.table, d.policy) for name, d in request.items()}
         )
@@ -236,7 +236,7 @@ def test_nothing_is_asked_before_the_entities_are_aligned(study):
     session = new_session("0123456789abcdef")
     request = Request("Bank", "design", "open_response", {}, session, '{"response": "y", "columns": ["y"]}')
     with pytest.raises(PartitionError, match=r"Bank: its entities have not been aligned .* yet"):
-        unpack_reply(study.carrier.send("Bank", pack_request(request)))
+        unpack_reply(study.transport.send("Bank", pack_request(request)))
 
 
 def test_what_the_folders_keep(study, frames):
@@ -272,7 +272,7 @@ def test_other_rows_in_another_order_stay_aligned_and_other_keys_do_not(study, f
     before = fitted(study.connect())
     path = study.home / "Tax.csv"
     frames["Tax"].sample(frac=1, random_state=8).to_csv(path, index=False)
-    study.carrier.start("Tax")
+    study.transport.start("Tax")
     np.testing.assert_array_equal(fitted(study.connect()), before)
     assert_changed(study, frames["Tax"].iloc[:-9])
     emptied = frames["Tax"].copy()
@@ -284,7 +284,7 @@ def test_other_rows_in_another_order_stay_aligned_and_other_keys_do_not(study, f
 
 def assert_changed(study, frame):
     frame.to_csv(study.home / "Tax.csv", index=False)
-    study.carrier.start("Tax")
+    study.transport.start("Tax")
     with pytest.raises(PartitionError, match=r"Tax: its keys, or which of them .*federation align") as raised:
         study.connect()
     assert "Bank" not in str(raised.value)
@@ -315,11 +315,11 @@ def test_a_site_that_joins_later_or_holds_another_alignment_is_named(study):
     earlier = (study.home / "Tax" / ALIGNMENT).read_bytes()
     study.align()
     (study.home / "Tax" / ALIGNMENT).write_bytes(earlier)
-    study.carrier.start("Tax")
+    study.transport.start("Tax")
     with pytest.raises(PartitionError, match=r"Tax: it holds another alignment than the coordinator"):
         study.connect()
     (study.home / "Tax" / ALIGNMENT).unlink()
-    study.carrier.start("Tax")
+    study.transport.start("Tax")
     with pytest.raises(PartitionError, match=r"Tax: it holds no alignment any more"):
         study.connect()
 
@@ -329,11 +329,11 @@ def test_files_that_others_may_read_or_that_are_cut_are_refused(study):
     path = study.home / "Tax" / ALIGNMENT
     path.chmod(0o644)
     with pytest.raises(SecurityError, match=rf"others can read or write .*chmod 600 .*{ALIGNMENT}"):
-        study.carrier.start("Tax")
+        study.transport.start("Tax")
     path.write_bytes(path.read_bytes()[:-40])
     path.chmod(0o600)
     with pytest.raises(PartitionError, match=r"is no alignment of this site; remove it"):
-        study.carrier.start("Tax")
+        study.transport.start("Tax")
     own = study.folder / ALIGNMENT
     own.write_bytes(b"PK")
     with pytest.raises(PartitionError, match=r"is no alignment of a federation; run"):
@@ -357,10 +357,10 @@ def test_a_folder_that_cannot_be_written_keeps_the_alignment_before(study, monke
 
 def test_tables_that_cannot_be_linked_are_listed(study, frames):
     frames["Shop"].rename(columns={"s1": "t1"}).to_csv(study.home / "Shop.csv", index=False)
-    study.carrier.start("Shop")
+    study.transport.start("Shop")
     path = study.home / "Tax" / "site.toml"
     path.write_text(path.read_text().replace('key = ["id", "visit"]', ""))
-    study.carrier.start("Tax")
+    study.transport.start("Tax")
     with pytest.raises(PartitionError, match=r"Tax: it names no key") as raised:
         study.connect()
     assert "column 't1' is at 2 institutions" in str(raised.value)
@@ -397,7 +397,7 @@ def test_sketches_need_a_secret_that_the_owners_share(study, frames):
         path = study.home / name / "site.toml"
         path.write_text(path.read_text().replace('seed = ""', f'seed = "{seed}"'))
     for name in frames:
-        study.carrier.start(name)
+        study.transport.start(name)
     here = numbered(study.home, frames, shared_seed=int(seed, 16))
     np.testing.assert_array_equal(sketched(study.connect()).cov_params(), sketched(here).cov_params())
 

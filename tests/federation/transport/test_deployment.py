@@ -119,7 +119,7 @@ def test_a_dockerfile_has_instructions_that_docker_knows(home, tmp_path, capsys)
 
 def test_a_coordinator_over_a_folder_has_nothing_to_run(home, capsys):
     assert main(["federation", "unit", str(home / "study")]) == 1
-    assert "has no server" in capsys.readouterr().err
+    assert "needs no server" in capsys.readouterr().err
 
 
 def test_a_path_that_a_unit_would_take_apart_is_refused(home, tmp_path):

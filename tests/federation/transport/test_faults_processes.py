@@ -126,18 +126,18 @@ def in_the_middle(partition, turn: int, what, patience: float | None = None) -> 
 
     The other sites keep their time limit: on a busy machine their answers take longer.
     """
-    carrier, requested = partition.engine._sites["B"].carrier, itertools.count(1)
-    hasty = copy(carrier)
-    hasty.timeout = carrier.timeout if patience is None else patience
+    transport, requested = partition.engine._sites["B"].transport, itertools.count(1)
+    hasty = copy(transport)
+    hasty.timeout = transport.timeout if patience is None else patience
 
     class Watched:
         def send(self, site, request):
             if site != "B":
-                return carrier.send(site, request)
+                return transport.send(site, request)
             number = next(requested)
             if number == turn:
                 what()
-            return (carrier if number < turn else hasty).send(site, request)
+            return (transport if number < turn else hasty).send(site, request)
 
     for name in SITES:
         partition.engine._sites[name] = RemoteSite(name, Watched())
@@ -208,7 +208,7 @@ def test_the_exchange_folders_disk_is_full(small_disk):
     """A question cannot be asked; an answer that cannot be written is written when there is room."""
     site = Site("A", patients()[["x", "z"]])
     coordinator, keys = Identity.generate(), site.trust.identity.public.fingerprint
-    carrier = FolderTransport(small_disk, coordinator, {"A": keys}, 30.0, 0.01)
+    transport = FolderTransport(small_disk, coordinator, {"A": keys}, 30.0, 0.01)
     question = pack_request(Request("A", "schema", "describe_table", {}, "a session", "{}", None, 1))
     answers, reported = [], []
     requests, replies = (small_disk / "A" / name for name in ("asks", "replies"))
@@ -218,11 +218,11 @@ def test_the_exchange_folders_disk_is_full(small_disk):
     with pytest.raises(
         EngineError, match=r"asks' cannot be written .No space left on device.. Free disk space"
     ):
-        carrier.send("A", question)
+        transport.send("A", question)
     (small_disk / "filling").unlink()
 
     def request():
-        answers.append(carrier.send("A", question))
+        answers.append(transport.send("A", question))
 
     analyst = threading.Thread(target=request)
     analyst.start()
@@ -253,10 +253,10 @@ def test_an_answer_that_is_there_is_not_replaced(tmp_path, monkeypatch):
     """A share that lists only some of its files does not make a site answer again."""
     site = Site("A", patients()[["x", "z"]])
     coordinator, keys = Identity.generate(), site.trust.identity.public.fingerprint
-    carrier = FolderTransport(tmp_path, coordinator, {"A": keys}, 0.0, 0.01)
+    transport = FolderTransport(tmp_path, coordinator, {"A": keys}, 0.0, 0.01)
     question = pack_request(Request("A", "schema", "describe_table", {}, "a session", "{}", None, 1))
     with pytest.raises(EngineError, match="did not answer within 0 s"):
-        carrier.send("A", question)
+        transport.send("A", question)
 
     def look(times):
         looks = itertools.count()
@@ -272,7 +272,7 @@ def test_an_answer_that_is_there_is_not_replaced(tmp_path, monkeypatch):
     assert reply.read_bytes() == answer and reply.stat().st_mtime_ns == written
     (request,) = tmp_path.glob("A/asks/*.ask")
     before = request.stat().st_mtime_ns
-    assert unpack_reply(carrier.send("A", question)).site == "A"
+    assert unpack_reply(transport.send("A", question)).site == "A"
     (request,) = tmp_path.glob("A/done/*/*.ask")
     assert request.stat().st_mtime_ns == before
 

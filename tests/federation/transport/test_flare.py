@@ -81,30 +81,30 @@ def federation(tmp_path_factory):
 def analysis(federation):
     """A job that serves the hospitals; silent sites are asked again after two seconds."""
     partition = hospitals()
-    job, carrier = federation.serve(partition, again_after=2.0, timeout=60.0)
-    return partition, job, carrier
+    job, transport = federation.serve(partition, again_after=2.0, timeout=60.0)
+    return partition, job, transport
 
 
 @pytest.mark.parametrize("fit", [logistic, averaged])
 def test_several_fits_in_one_job_are_the_same_to_the_bit(analysis, fit):
-    partition, _, carrier = analysis
-    assert_identical(fit(connected(partition, carrier)), fit(partition))
+    partition, _, transport = analysis
+    assert_identical(fit(connected(partition, transport)), fit(partition))
 
 
 def test_a_refusal_reaches_the_analyst_by_name(analysis):
-    partition, _, carrier = analysis
+    partition, _, transport = analysis
     with pytest.raises(PolicyError, match=r"minimum|fewer"):
-        fs.GLORE.from_formula("age > 76 ~ C(cp)", connected(partition, carrier)).fit()
+        fs.GLORE.from_formula("age > 76 ~ C(cp)", connected(partition, transport)).fit()
 
 
 def test_a_frozen_site_is_survived(federation, analysis):
-    partition, _, carrier = analysis
+    partition, _, transport = analysis
     frozen = federation.job_process("north")
     frozen.send_signal(signal.SIGSTOP)
     thaw = threading.Timer(5.0, frozen.send_signal, [signal.SIGCONT])
     thaw.start()
     try:
-        there = logistic(connected(partition, carrier))
+        there = logistic(connected(partition, transport))
     finally:
         thaw.join()
     assert_identical(there, logistic(partition))
@@ -131,17 +131,17 @@ def test_an_interrupted_analysis_goes_on_from_its_journal(analysis, tmp_path):
 
 
 def test_another_coordinator_is_not_answered(analysis):
-    _, _, carrier = analysis
-    stranger = FlareTransport(carrier.server, Identity.generate(), carrier.fingerprints)
+    _, _, transport = analysis
+    stranger = FlareTransport(transport.server, Identity.generate(), transport.fingerprints)
     with pytest.raises(EngineError, match=r"'east' did not answer: .*not come from its pinned coordinator"):
         stranger.send("east", b"anything")
 
 
 def test_an_answer_that_the_site_did_not_sign_is_refused(analysis):
-    _, _, carrier = analysis
+    _, _, transport = analysis
     wrong = dict.fromkeys(SITES, Identity.generate().public.fingerprint)
     with pytest.raises(SecurityError, match="not the pinned key"):
-        FlareTransport(carrier.server, carrier.identity, wrong).send("east", b"anything")
+        FlareTransport(transport.server, transport.identity, wrong).send("east", b"anything")
 
 
 def test_a_site_that_does_not_take_part_is_named(analysis):
@@ -182,7 +182,7 @@ def second_analysis(folder: Path, trace: Path) -> Path:
 
 
 def test_a_job_with_more_in_it_is_refused_and_harms_no_running_one(federation, analysis, tmp_path):
-    partition, _, carrier = analysis
+    partition, _, transport = analysis
     jobs = {}
     for make in (with_code, with_another_class, second_analysis):
         folder = make(tmp_path / make.__name__, tmp_path / f"{make.__name__}.trace")
@@ -190,7 +190,7 @@ def test_a_job_with_more_in_it_is_refused_and_harms_no_running_one(federation, a
     statuses = {name: federation.status(job) for name, job in jobs.items()}
     assert all(status not in ("RUNNING", "FINISHED:COMPLETED") for status in statuses.values()), statuses
     assert not list(tmp_path.glob("*.trace"))
-    assert_identical(logistic(connected(partition, carrier)), logistic(partition))
+    assert_identical(logistic(connected(partition, transport)), logistic(partition))
 
 
 def greeting(kit: Path | None, port: int, authority: Path) -> bytes:
@@ -229,22 +229,22 @@ def test_logs_are_quiet_and_stay_where_they_are(federation, analysis):
 
 
 def test_an_analysis_that_is_ended_completes(federation, analysis):
-    partition, job, carrier = analysis
-    carrier.end()
+    partition, job, transport = analysis
+    transport.end()
     assert federation.status(job) == "FINISHED:COMPLETED"
     with pytest.raises(EngineError, match="has ended or was not started"):
-        logistic(connected(partition, carrier))
+        logistic(connected(partition, transport))
 
 
 def test_a_site_that_stops_is_named_and_the_next_job_serves_again(federation, analysis):
     partition = enterprises()
-    job, carrier = federation.serve(partition, timeout=60.0)
+    job, transport = federation.serve(partition, timeout=60.0)
     for fit in (moments, iterative):
-        assert_identical(fit(connected(partition, carrier)), fit(partition))
-    model = fs.VFEMRegression.from_formula("NPGR ~ .", connected(partition, carrier), between="independent")
+        assert_identical(fit(connected(partition, transport)), fit(partition))
+    model = fs.VFEMRegression.from_formula("NPGR ~ .", connected(partition, transport), between="independent")
     federation.job_process("west").kill()
     with pytest.raises(EngineError, match=r"'west' did not answer: .*its process may have stopped.*round"):
         model.fit(exchange="iterative")
     assert federation.status(job) not in ("RUNNING", "FINISHED:COMPLETED")
-    _, carrier = federation.submit(partition)
-    assert_identical(moments(connected(partition, carrier)), moments(partition))
+    _, transport = federation.submit(partition)
+    assert_identical(moments(connected(partition, transport)), moments(partition))

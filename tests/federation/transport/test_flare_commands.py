@@ -71,12 +71,12 @@ def make_folders(home: Path) -> Path:
     """Steps of owners and coordinator before any certificate."""
     study = home / "study"
     address = ["--host", "localhost", "--port", str(free_port())]
-    assert main(["federation", "new", str(study), "--carrier", "flare", *address]) == 0
+    assert main(["federation", "new", str(study), "--transport", "flare", *address]) == 0
     patients = fs.datasets.make_hospitals()
     for name, label in zip(SITES, ("Cleveland", "Hungary"), strict=True):
         table = home / f"{name}.csv"
         patients[patients["hospital"] == label].drop(columns="hospital").to_csv(table, index=False)
-        given = ["--name", name, "--data", str(table), "--carrier", "flare"]
+        given = ["--name", name, "--data", str(table), "--transport", "flare"]
         assert main(["site", "init", str(home / name), *given]) == 0
         (home / name / "policy.toml").write_text(OPEN.to_toml())  # a strict site adds up no two sites
         assert main(["site", "pin", str(home / name), str(study)]) == 0
@@ -100,16 +100,18 @@ def make_folders(home: Path) -> Path:
     ],
 )
 def test_an_address_that_is_none_is_refused(tmp_path, capsys, given, expected):
-    text = reported(capsys, "federation", "new", tmp_path / "study", "--carrier", "flare", *given, code=1)
+    text = reported(capsys, "federation", "new", tmp_path / "study", "--transport", "flare", *given, code=1)
     assert expected in text and not (tmp_path / "study").exists()
 
 
 def test_a_name_that_flare_does_not_take_is_refused(tmp_path, capsys):
-    given = ("--name", "Long Beach", "--carrier", "flare")
+    given = ("--name", "Long Beach", "--transport", "flare")
     assert "without blanks" in reported(capsys, "site", "init", tmp_path / "site", *given, code=1)
     assert not (tmp_path / "site").exists()
     reported(capsys, "site", "init", tmp_path / "site", "--name", "Long Beach")
-    reported(capsys, "federation", "new", tmp_path / "s", "--carrier", "flare", "--host", "h", "--port", "1")
+    reported(
+        capsys, "federation", "new", tmp_path / "s", "--transport", "flare", "--host", "h", "--port", "1"
+    )
     assert "without blanks" in reported(
         capsys, "federation", "join", tmp_path / "s", tmp_path / "site", code=1
     )
@@ -131,7 +133,7 @@ def test_commands_of_flare_are_not_for_a_folder(tmp_path, capsys):
     reported(capsys, "federation", "new", tmp_path / "study")
     for name in ("provision", "serve", "start", "stop"):
         text = reported(capsys, "federation", name, tmp_path / "study", code=1)
-        assert 'its carrier is "folder"' in text
+        assert 'its transport is "folder"' in text
 
 
 def test_without_the_extra_it_is_named(tmp_path_factory, capsys, monkeypatch):

@@ -33,7 +33,7 @@ from fedstat.errors import EngineError, SecurityError, SessionError
 from fedstat.federation.audit.ledger_file import read_ledger
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.message import unpack_reply
-from fedstat.federation.transport.flare import analysis as carriers
+from fedstat.federation.transport.flare import analysis as transports
 from fedstat.federation.transport.flare.analysis import FlareTransport
 from fedstat.federation.transport.flare.provision import FOLDER
 
@@ -48,8 +48,8 @@ from test_flare_faults import analysis
 from fedstat.federation.transport.flare.analysis import FlareTransport
 from fedstat.federation.crypto.keys import Identity
 told = json.loads(sys.argv[2])
-carrier = FlareTransport(told["server"], Identity.load(told["keys"]), told["fingerprints"])
-analysis(connected(hospitals(), carrier, told["journal"]))
+transport = FlareTransport(told["server"], Identity.load(told["keys"]), told["fingerprints"])
+analysis(connected(hospitals(), transport, told["journal"]))
 """
 
 
@@ -62,17 +62,17 @@ class Running:
 
     def __init__(self, federation) -> None:
         self.federation, self.partition = federation, hospitals()
-        self.job, self.carrier = federation.serve(self.partition, again_after=2.0, timeout=60.0)
+        self.job, self.transport = federation.serve(self.partition, again_after=2.0, timeout=60.0)
         self.expected = analysis(self.connect())
 
     def connect(self, journal: Path | None = None, **given) -> fs.ClientPartition:
         return connected(self.partition, self.analyst(**given), journal)
 
     def analyst(self, kind=FlareTransport, **given) -> FlareTransport:
-        return kind(self.carrier.server, self.carrier.identity, self.carrier.fingerprints, **given)
+        return kind(self.transport.server, self.transport.identity, self.transport.fingerprints, **given)
 
     def submit(self) -> None:
-        self.job, self.carrier = self.federation.submit(self.partition, again_after=2.0, timeout=60.0)
+        self.job, self.transport = self.federation.submit(self.partition, again_after=2.0, timeout=60.0)
 
     def site_ledger(self, site: str, session: str) -> list:
         folder = self.federation.kits / site / "local" / FOLDER
@@ -124,9 +124,9 @@ def test_undisturbed(running):
 
 def test_the_coordinator_is_killed(running, tmp_path):
     keys, journal = tmp_path / "identity.json", tmp_path / "journal"
-    running.carrier.identity.save(keys)
-    reported = {"server": str(running.carrier.server), "keys": str(keys), "journal": str(journal)}
-    reported["fingerprints"] = dict(running.carrier.fingerprints)
+    running.transport.identity.save(keys)
+    reported = {"server": str(running.transport.server), "keys": str(keys), "journal": str(journal)}
+    reported["fingerprints"] = dict(running.transport.fingerprints)
     here = str(Path(__file__).parent)
     analyst = subprocess.Popen([sys.executable, "-c", ANALYST, here, json.dumps(reported)])
     until = time.monotonic() + 120
@@ -186,7 +186,7 @@ def test_two_analysts_at_once(running):
 
 
 def test_the_servers_process_hangs(running, tmp_path, monkeypatch):
-    monkeypatch.setattr(carriers, "MARGIN", 1.0)
+    monkeypatch.setattr(transports, "MARGIN", 1.0)
     server = running.federation.job_process(SERVER)
     with pytest.raises(EngineError, match=r"server's process is silent for 3 s; it hangs"):
         in_the_middle(running, tmp_path / "j", 4, lambda: server.send_signal(signal.SIGSTOP), timeout=2.0)

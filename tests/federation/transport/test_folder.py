@@ -51,7 +51,7 @@ def test_the_same_result_to_the_bit(family, tmp_path):
     partition = make()
     here = fit(partition)
     with served(partition, tmp_path) as service:
-        there = fit(connected(partition, service["carrier"]))
+        there = fit(connected(partition, service["transport"]))
     np.testing.assert_array_equal(there.params, here.params)
     assert there.ledger.bytes == here.ledger.bytes and there.ledger.rounds == here.ledger.rounds
     for result in (here, there):
@@ -68,12 +68,12 @@ def running(tmp_path_factory):
 def test_a_refusal_reaches_the_analyst_by_name(running):
     partition, service = running
     with pytest.raises(PolicyError, match=r"minimum|fewer"):
-        fs.GLORE.from_formula("age > 76 ~ C(cp)", connected(partition, service["carrier"])).fit()
+        fs.GLORE.from_formula("age > 76 ~ C(cp)", connected(partition, service["transport"])).fit()
 
 
 def test_another_coordinators_questions_are_passed_over(running):
     partition, service = running
-    prints = service["carrier"].fingerprints
+    prints = service["transport"].fingerprints
     stranger = FolderTransport(service["folder"], Identity.generate(), prints, timeout=600, poll=0.01)
     with pytest.raises(EngineError, match=r"refuses requests that are signed with the key of this coord"):
         stranger.send(next(iter(partition.sites)), b"anything")
@@ -81,10 +81,10 @@ def test_another_coordinators_questions_are_passed_over(running):
 
 def test_an_answer_that_the_site_did_not_sign_is_refused(running):
     partition, service = running
-    carrier = service["carrier"]
+    transport = service["transport"]
     wrong = {name: Identity.generate().public.fingerprint for name in partition.sites}
     with pytest.raises(SecurityError, match="not the pinned key"):
-        FolderTransport(carrier.folder, carrier.identity, wrong, 600.0, 0.01).send(
+        FolderTransport(transport.folder, transport.identity, wrong, 600.0, 0.01).send(
             next(iter(partition.sites)), b"x"
         )
 
@@ -97,17 +97,17 @@ def test_a_frozen_site_is_survived_and_a_dead_one_is_named(tmp_path):
         journal = tmp_path / "journal"
         frozen = service["running"][first].pid
         model = fs.GLORE.from_formula(
-            "num > 0 ~ age + C(cp)", connected(partition, service["carrier"], journal)
+            "num > 0 ~ age + C(cp)", connected(partition, service["transport"], journal)
         )
-        service["carrier"].timeout = 2.0
+        service["transport"].timeout = 2.0
         os.kill(frozen, signal.SIGSTOP)
         with pytest.raises(
             EngineError, match=rf"'{first}' did not answer.*round 1.*Run the same analysis again"
         ):
             model.fit()
         os.kill(frozen, signal.SIGCONT)
-        service["carrier"].timeout = 600.0
-        again = FITS["logistic"][1](connected(partition, service["carrier"], journal))
+        service["transport"].timeout = 600.0
+        again = FITS["logistic"][1](connected(partition, service["transport"], journal))
     np.testing.assert_array_equal(again.params, expected)
 
 
@@ -126,7 +126,7 @@ def test_an_interrupted_analysis_goes_on_from_its_journal(running, tmp_path, sto
                 raise EngineError(f"'{site}': the network is cut")
             return super().send(site, request)
 
-    good = service["carrier"]
+    good = service["transport"]
     cut = Cut(good.folder, good.identity, good.fingerprints, good.timeout, good.poll)
     with pytest.raises(EngineError, match=r"the network is cut .*stored in '.*journal'"):
         FITS["logistic"][1](connected(partition, cut, journal))
@@ -138,10 +138,10 @@ def test_an_interrupted_analysis_goes_on_from_its_journal(running, tmp_path, sto
 
 def test_another_analysis_does_not_take_up_a_journal(running, tmp_path):
     partition, service = running
-    FITS["logistic"][1](connected(partition, service["carrier"], tmp_path / "journal"))
+    FITS["logistic"][1](connected(partition, service["transport"], tmp_path / "journal"))
     with pytest.raises(EngineError, match="belongs to another analysis"):
         fs.FedAvg.from_formula(
-            "num > 0 ~ age + C(cp)", connected(partition, service["carrier"], tmp_path / "journal")
+            "num > 0 ~ age + C(cp)", connected(partition, service["transport"], tmp_path / "journal")
         ).fit(rounds=2)
 
 
@@ -153,4 +153,4 @@ def test_a_full_disk_is_named(running, tmp_path, monkeypatch):
 
     monkeypatch.setattr(journal, "write_atomic", full)
     with pytest.raises(EngineError, match=r"cannot be written .No space left on device.*Free disk space"):
-        fs.GLORE.from_formula("num > 0 ~ age", connected(partition, service["carrier"], tmp_path / "j"))
+        fs.GLORE.from_formula("num > 0 ~ age", connected(partition, service["transport"], tmp_path / "j"))

@@ -15,7 +15,7 @@ from fedstat.operator.service import exposition, log_to
 from fedstat.operator.site_status import BudgetStatus, SiteStatus
 
 KEYS = (
-    "form site carrier state is_served process since heartbeat connected version installed problem "
+    "form site transport state is_served process since heartbeat connected version installed problem "
     "records_as_of site_ledger sessions questions refused arrays_left entries last_question "
     "passed_over waiting "
     "plans_waiting certificate_days budget"
@@ -106,7 +106,7 @@ def test_metrics_are_written_in_the_mode_that_was_asked_for_and_hold_no_row(home
     }
     assert found["fedstat_build_info"].labels["site"] == "A" and found["fedstat_answers"].value == 1
     assert found["fedstat_disk_free_bytes"].value > 0 and "fedstat_budget_left_ratio" not in found
-    assert {name for sample in found.values() for name in sample.labels} == {"site", "carrier", "version"}
+    assert {name for sample in found.values() for name in sample.labels} == {"site", "transport", "version"}
     assert "age" not in text.replace("package", "").split() and "rows" not in text
 
 
@@ -114,7 +114,7 @@ def test_every_metric_follows_the_grammar():
     line = re.compile(r'[a-z_]+\{([a-z]+="([^"\\\n]|\\["\\n])*",?)+\} -?[0-9.e+-]+')
     plain = dict.fromkeys(KEYS.split()) | {
         "site": 'a"b\\c\nd',
-        "carrier": "folder",
+        "transport": "folder",
         "installed": "0.1.0",
         "is_served": False,
     }
@@ -136,7 +136,7 @@ COUNTS = {
 
 def metrics(busy=None, free=None, **known):
     """Values of the metrics of a site of which nothing else is known."""
-    nothing = dict.fromkeys(KEYS.split()) | {"site": "A", "carrier": "folder", "installed": "1"}
+    nothing = dict.fromkeys(KEYS.split()) | {"site": "A", "transport": "folder", "installed": "1"}
     status = SiteStatus(**nothing | {"is_served": False} | known)
     lines = exposition(status, busy, free).splitlines()
     return {line.split("{")[0]: float(line.split()[-1]) for line in lines if not line.startswith("#")}

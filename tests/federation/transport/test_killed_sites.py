@@ -32,7 +32,8 @@ class Killing:
     bundles = FolderTransport.bundles
 
     def __init__(self, place, turn, answered):
-        self.all, self.running, self.turn, self.answered = place["carrier"], place["running"], turn, answered
+        self.all, self.running = place["transport"], place["running"]
+        self.turn, self.answered = turn, answered
         self.short = replace(self.all, timeout=0.5)
         self.came = 0
 

@@ -60,14 +60,14 @@ FITS = {
 @pytest.mark.parametrize("fit", FITS)
 def test_setting_up_and_receipt_take_six_messages_of_each_site(study, fit):
     path, sites = study
-    fs.GLORE.from_formula("y ~ x", fs.ClientPartition.connect(path, carrier=Wires(sites))).fit()
+    fs.GLORE.from_formula("y ~ x", fs.ClientPartition.connect(path, transport=Wires(sites))).fit()
     wires = Wires(sites)  # the heads of the ledgers, which are also requested, are known now
-    result = FITS[fit](fs.ClientPartition.connect(path, carrier=wires))
+    result = FITS[fit](fs.ClientPartition.connect(path, transport=wires))
     for sent in wires.sent.values():
         iterations = [steps for steps in sent if A_FIT & set(steps)]
         assert iterations and len(sent) - len(iterations) <= SETTING_UP, sent
     single = Wires(sites, bundles=False)
-    again = FITS[fit](fs.ClientPartition.connect(path, carrier=single))
+    again = FITS[fit](fs.ClientPartition.connect(path, transport=single))
     # The same questions in the same order, the same numbers, and the same account.
     for site, sent in wires.sent.items():
         assert [step for steps in sent for step in steps] == [step for (step,) in single.sent[site]]
@@ -75,14 +75,16 @@ def test_setting_up_and_receipt_take_six_messages_of_each_site(study, fit):
     np.testing.assert_array_equal(result.estimate.cov, again.estimate.cov)
     steps = [[(e.round, e.step, e.array) for e in r.ledger.log.passed] for r in (result, again)]
     assert steps[0] == steps[1]
-    assert fs.verify_receipt(result.receipt(), fs.ClientPartition.connect(path, carrier=single).fingerprints)
+    assert fs.verify_receipt(
+        result.receipt(), fs.ClientPartition.connect(path, transport=single).fingerprints
+    )
 
 
 def test_with_a_journal_heads_are_asked_for_every_time(study, tmp_path):
     path, sites = study
     for _ in range(3):
         wires = Wires(sites)
-        partition = fs.ClientPartition.connect(path, journal=tmp_path / "journal", carrier=wires)
+        partition = fs.ClientPartition.connect(path, journal=tmp_path / "journal", transport=wires)
         fs.GLORE.from_formula("y ~ x", partition).fit()
         request = Counter(step for steps in wires.sent["A"] for step in steps)
     # All else was in the journal.

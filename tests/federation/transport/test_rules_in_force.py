@@ -53,8 +53,8 @@ class Doors:
 
     def connect(self, journal=None):
         path = self.home / "study" / "federation.toml"
-        path.write_text(path.read_text().replace('carrier = "folder"', 'carrier = "these"'))
-        return fs.ClientPartition.connect(path, carrier=self, journal=journal)
+        path.write_text(path.read_text().replace('transport = "folder"', 'transport = "these"'))
+        return fs.ClientPartition.connect(path, transport=self, journal=journal)
 
 
 @pytest.fixture

@@ -269,7 +269,7 @@ def test_a_served_site_is_killed_between_every_two_messages(tmp_path, formula):
     with served_sites(tmp_path, frames) as running:
         expected = make(fs.ClientPartition.connect(path)).fit()
         partition, killed = fs.ClientPartition.connect(path), itertools.count()
-        carrier = partition.engine._sites["B"].carrier
+        transport = partition.engine._sites["B"].transport
 
         class Watched:
             bundles = True
@@ -281,7 +281,7 @@ def test_a_served_site_is_killed_between_every_two_messages(tmp_path, formula):
                     running["B"] = serve(tmp_path / "B")
                     wait(tmp_path / "B", running["B"])
                     next(killed)
-                return carrier.send(site, request)
+                return transport.send(site, request)
 
         for name in frames:
             partition.engine._sites[name] = RemoteSite(name, Watched())

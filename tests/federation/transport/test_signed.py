@@ -81,6 +81,6 @@ def test_what_the_owner_revokes_is_heeded_before_the_next_question(folder):
         site.answer(question())
 
 
-def test_the_carriers_name_must_be_the_sites(folder):
+def test_the_transports_name_must_be_the_sites(folder):
     with pytest.raises(PartitionError, match="belongs to 'north', but FLARE's name is 'south'"):
         SignedSite(folder, "south")

@@ -45,7 +45,7 @@ def ten_sites():
 
 
 def connected(turn, quorum=9, **how):
-    """Ten sites of which one dies, as carriers see them; what they remember of rows is the same each time."""
+    """Ten sites, one of which is lost at request `turn`; they keep the same state of rows in each run."""
     complete = ten_sites()
     doors = {
         name: Dying(site, turn, **how) if name == LOST else site for name, site in complete.sites.items()

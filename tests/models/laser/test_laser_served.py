@@ -149,18 +149,18 @@ def test_a_client_is_killed_in_a_fit_that_goes_on(federation, tmp_path, site, tu
     complete = fitted(fs.ClientPartition.connect(study), **options)
     partition = fs.ClientPartition.connect(study)
     fitting = model(partition, coordinator="apart")
-    carrier, requested = partition.engine._sites[site].carrier, itertools.count(1)
-    hasty = copy(carrier)
+    transport, requested = partition.engine._sites[site].transport, itertools.count(1)
+    hasty = copy(transport)
     hasty.timeout = 2.0
 
     class Watched:
         def send(self, name, request):
             if name != site:
-                return carrier.send(name, request)
+                return transport.send(name, request)
             number = next(requested)
             if number == turn:
                 running[site].kill()
-            return (carrier if number < turn else hasty).send(name, request)
+            return (transport if number < turn else hasty).send(name, request)
 
     for name in SITES:
         partition.engine._sites[name] = RemoteSite(name, Watched())
