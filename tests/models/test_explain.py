@@ -1,10 +1,9 @@
-"""What every family says that its fits would ask for, held against what they asked for.
+"""Dry runs of every family, compared with the requests of the fit.
 
-An explanation runs a fit's own steps on invented designs, so that it cannot fall behind the family; what can
-go wrong is the design, or a number that should not matter and does. For every family and exchange: whatever
-the fit released was told, with sender, receiver, step, array, kind, masks, entities and shape, and nothing
-else was told but for rounds whose number depends on the data. On the way all sites insist on the order of
-steps that families declare.
+A dry run executes a fit's own steps on invented designs, so that it always matches the family. Errors are possible
+in the design, or if a number matters that should not. For every family and exchange, the dry run announces every
+release of the fit, with sender, receiver, step, array, kind, masks, entities and shape. It announces nothing else,
+except rounds whose number depends on the data. All sites also require the order of steps that families declare.
 """
 
 from contextlib import contextmanager
@@ -30,7 +29,7 @@ RNG = np.random.default_rng(11)
 
 
 def blocks(missing):
-    """Three institutions, of which the first has the response in four kinds."""
+    """Three sites; the first one has the response in four kinds."""
     frames = dict(fs.datasets.make_blocks(420, p=(3, 2, 2), missing=missing, seed=1).frames)
     held = frames.pop("Response").merge(frames.pop("A"), how="left")
     rank = (held["y"] - held["y"].mean()) / held["y"].std()
@@ -257,7 +256,7 @@ CASES |= {
 
 
 def passed(model, result):
-    """What a fit released, without what making the model did, in the form of :meth:`Ledger.releases`."""
+    """Releases of a fit without those of making the model, in the form of :meth:`Ledger.releases`."""
     earlier = model._agreement
     ledger = Ledger(result.ledger.at)
     ledger.enter(result.ledger.entries[len(earlier.entries) :])

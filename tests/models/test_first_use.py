@@ -1,4 +1,4 @@
-"""What a user tries first: results in a pickle, beside those of statsmodels, arguments of another kind."""
+"""First steps of a user: results in a pickle, next to those of statsmodels, arguments of another kind."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_partitions_are_copied_whole(make, policy, copied):
         s: one.policy for s, one in partition.sites.items()
     }
     pd.testing.assert_frame_equal(again.published(), partition.published())
-    # keys and accounts are their own: no site stands at two doors
+    # keys and ledgers are their own: no site is served in two places
     assert not set(again.fingerprints.values()) & set(partition.fingerprints.values())
     with pytest.raises(ValueError, match="read-only"):
         again.rows[next(iter(again.sites))][0] = 7
@@ -140,7 +140,7 @@ def test_sites_and_models_say_why_they_are_not_copied():
                 made(one)
 
 
-# -- beside statsmodels ------------------------------------------------------------------------------
+# -- compared with statsmodels -----------------------------------------------------------------------
 
 
 def pooled():

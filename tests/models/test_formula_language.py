@@ -111,7 +111,7 @@ def test_columns_at_several_institutions(right):
     ours = fs.VFEMRegression.from_formula(formula, COLUMNS).fit()
     plain = [name.replace(", )", ",)") for name in theirs.params.index]
     assert set(ours.params.index) == set(plain)
-    # Products of two institutions' columns pass in fixed point: 3e-8 standard errors for columns as they are.
+    # Products of two sites' columns pass in fixed point: 3e-8 standard errors for columns in their own units.
     assert (np.abs(ours.params[plain].to_numpy() - theirs.params.to_numpy()) < 1e-7 * theirs.bse).all()
 
 

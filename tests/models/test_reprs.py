@@ -1,4 +1,4 @@
-"""What objects print as: one line that says what they are, without data."""
+"""Printed form of objects: one line that describes them, without data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all results have in common: one frozen record, notes with kinds, copies, files and pickles."""
+"""Common parts of all results: one frozen record, notes with kinds, copies, files and pickles."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_keys_that_do_not_meet_are_told_before_what_lacks_a_response():
 
 
 def lacking(by, n=4_000):
-    """Two institutions, of which the second lacks entities by the value of a column, or of the response."""
+    """Two sites; the second lacks entities by the value of a column, or of the response."""
     rng = np.random.default_rng(8)
     table = pd.DataFrame({"k": range(n), "x": rng.normal(size=n), "z": rng.normal(size=n)})
     table["y"] = table["x"] + table["z"] + rng.normal(size=n)

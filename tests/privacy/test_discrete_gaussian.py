@@ -1,4 +1,4 @@
-"""The sampler beside exact probabilities, from a source that is the same in every run."""
+"""The sampler compared with exact probabilities, from a source that is the same in every run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def probabilities(variance, x):
 
 
 def p_value(draws, variance):
-    """Of a chi-square test of goodness of fit, cells of fewer than ten expected draws merged."""
+    """P-value of a chi-square test of fit; cells with fewer than ten expected draws are merged."""
     reach = int(np.abs(draws).max()) + 20
     x = np.arange(-reach, reach + 1)
     expected = probabilities(variance, x) * len(draws)
@@ -93,7 +93,7 @@ def test_no_noise_comes_from_a_generator_that_can_be_foretold(file):
 
 
 def stream(seed, zeros=range(0)):
-    """Words of a generator, however they are asked for; some of them 0."""
+    """Words of a generator, for every kind of request; some of them are 0."""
     words = np.random.default_rng(seed).integers(2**64, size=200_000, dtype=np.uint64)
     words[list(zeros)] = 0
     content, place = words.tobytes(), [0]

@@ -1,4 +1,4 @@
-"""Accounts of Gaussian noise beside published and independently computed values."""
+"""Accounting of Gaussian noise compared with published and independently computed values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The exact account of discrete Gaussian noise, beside published values and enumerated distributions."""
+"""Exact accounting of discrete Gaussian noise, compared with published values and full enumeration."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_budgets_at_a_delta_of_one_in_a_million(epsilon, rho):
 
 
 def test_the_discrete_guarantee_is_a_little_weaker_than_the_gaussian():
-    """At (5, 1e-6) it takes noise of 1.039 sensitivities in the place of .980."""
+    """At (5, 1e-6) it takes noise of 1.039 sensitivities instead of .980."""
     assert 1.0 / math.sqrt(2.0 * rho_of_budget(5.0, 1e-6)) == pytest.approx(1.039, abs=1e-3)
     for mu in (0.01, 0.5, 3.0, 50.0):
         exact, discrete = epsilon_of(mu, 1e-6), epsilon_of_zcdp(mu**2 / 2.0, 1e-6)

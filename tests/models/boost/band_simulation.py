@@ -27,7 +27,7 @@ BETAS = [
 
 
 def inside(beta):
-    """What the bases can hold of a surface."""
+    """Largest part of a surface that the bases can represent."""
     project = THETA @ np.linalg.pinv(THETA)
     return project @ beta @ project
 

@@ -86,7 +86,7 @@ def replicate(K, seed):
 
 
 def summary(runs):
-    """Means by method and number of sites beside the published figures."""
+    """Means by method and number of sites, next to the published figures."""
     wide = runs.assign(what=runs["method"] + " " + runs["steps"].astype(str))
     wide = wide.pivot_table("mape", "sites", "what", sort=False).round(2)
     return wide.assign(**{"published LSA": [PUBLISHED[K][0] for K in wide.index],

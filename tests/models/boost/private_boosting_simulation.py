@@ -1,4 +1,4 @@
-"""R-squared of private boosting by epsilon and number of entities, beside other ways to spend a budget.
+"""R-squared of private boosting by epsilon and number of entities, and of other ways to spend a budget.
 
     python tests/models/boost/private_boosting_simulation.py tests/benchmarks/results/boost_private.csv
 

@@ -22,7 +22,7 @@ PUBLIC = {
 
 
 def people(n, seed, effect=1.0):
-    """Curves of two scores each, of which two have an effect, as an age and a level do."""
+    """Curves with two scores each; two of the scores, an age and a level have an effect."""
     random = np.random.default_rng(seed)
     scores = [random.normal(size=(n, 2)) * [1.0, 0.6] for _ in range(3)]
     age, g = random.uniform(20, 80, n), random.integers(0, 3, n)

@@ -111,7 +111,7 @@ def test_principal_components_are_those_of_the_curves():
     s, random = np.linspace(0, 1, 401), np.random.default_rng(4)
     X = random.normal(size=(150, 6)) * np.arange(6, 0, -1) @ spline_basis(s, 0, 1, 2).T + np.sin(5 * s)
     frame = curve_table(x=X).assign(mean=FRAME["mean"] + X[:, 100], site=FRAME["site"])
-    # Of curves on a grid: eigenvectors of the covariance with the weights of integrals.
+    # For curves on a grid: eigenvectors of the covariance with the weights of integrals.
     centre = (X - X.mean(axis=0)) * np.sqrt(np.r_[0.5, np.ones(399), 0.5] / 400)
     values, vectors = np.linalg.eigh(centre.T @ centre)
     m = int(np.searchsorted(np.cumsum(values[::-1]) / values.sum(), 0.9)) + 1

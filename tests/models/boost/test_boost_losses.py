@@ -23,7 +23,7 @@ KINDS = {
     "quantile": {"loss": "quantile", "q": 0.3},
 }
 LONELY = fs.Policy(max_parameters=10.0, min_count=1)
-"""Of owners whose rows may change sides one at a time, as quantiles on few rows want it."""
+"""A policy that allows single rows to change sides, as quantiles of few rows require."""
 T, S = np.linspace(0, 1, 12), np.linspace(0, 1, 30)
 
 

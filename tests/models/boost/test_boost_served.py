@@ -18,7 +18,7 @@ TEXT = (
 
 
 def declare(site, domains):
-    """What an owner writes into site.toml."""
+    """The text that an owner writes into site.toml."""
     lines = [
         f'[data.curves.{name}]\ncolumns = "{name}_*"\ndomain = {ends}\n' for name, ends in domains.items()
     ]

@@ -1,4 +1,4 @@
-"""What leaves sites for boosting, what their owners refuse, and what is printed and kept."""
+"""Releases of boosting, refusals by owners, and what is printed and stored."""
 
 from __future__ import annotations
 

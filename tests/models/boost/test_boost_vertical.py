@@ -112,7 +112,7 @@ def test_folds_are_of_all_entities_and_add_up(result):
     for name in ("S", "T", "Q", "y", "yy"):
         total = getattr(four, name).sum(axis=0)
         np.testing.assert_allclose(total, getattr(one, name)[0], atol=1e-6 * np.abs(total).max())
-    # Of the seed: what a path of three folds loses on the fourth, from rows.
+    # By seed: the loss on the fourth fold of a path from three folds, computed from rows.
     code = np.random.default_rng(3).permutation(np.arange(len(FRAME)) % 4)
     kept, left = FRAME[code != 0], FRAME[code == 0]
     path = of_rows(frame=kept, sites=1)

@@ -153,7 +153,7 @@ def test_without_an_effect_no_step_is_taken_and_the_public_mean_is_predicted():
 
 
 def by_hand(sums, steps, nu):
-    """Boosting of blocks with a ridge, as it is written down; a gain that noise may have ends it."""
+    """Boosting of blocks with a ridge, as published; it stops at a gain that noise can explain."""
     values, U = np.linalg.eigh(sums.S)
     S = (U * np.maximum(values, FLOOR * sums.n)) @ U.T
     G, B, selected = sums.T.copy(), np.zeros_like(sums.T), []
@@ -383,7 +383,7 @@ def test_rsquared_by_epsilon_is_that_of_the_prototype_and_that_of_less_noise_is_
     table = pd.read_csv(RESULTS).query("design == @case[0] and n == @case[1]")
     found = {name: rows.groupby("epsilon")["rsquared"] for name, rows in table.groupby("method")}
     mean, spread = found["two shares"].mean(), found["two shares"].std()
-    # Of two or more seeds on either side; between five seeds the spread is up to .08.
+    # Two or more seeds on either side; between five seeds the range is up to .08.
     se = np.sqrt(2.0 / found["two shares"].count()) * np.maximum(spread, 0.02)
     assert (np.abs(mean - np.array(PAGE[case])) < 3.0 * se + 0.01).all()
     assert (found["release"].mean() > mean - 3.0 * se).all()

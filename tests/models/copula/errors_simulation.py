@@ -1,9 +1,9 @@
-"""Errors of correlations by columns, entities and epsilon, beside those that the design's prototype had.
+"""Errors of correlations by columns, entities and epsilon, next to those of the first prototype.
 
     python tests/models/copula/errors_simulation.py [repetitions]
 
 writes ``tests/benchmarks/results/copula_errors.csv``. Columns of five institutions are continuous (two in
-five), or have 8, 2 or 4 levels; five factors stand behind them. Epsilon 10,000 stands for no noise.
+five), or have 8, 2 or 4 levels; five factors generate them. Epsilon 10,000 means practically no noise.
 """
 
 from __future__ import annotations

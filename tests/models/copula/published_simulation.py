@@ -1,10 +1,10 @@
-"""The published tables of synthesis by randomised comparisons, repeated: order of methods, and true budgets.
+"""The published tables of synthesis by randomized comparisons, repeated: order of methods, and true budgets.
 
     python tests/models/copula/published_simulation.py [data sets of each case [methods]]
 
 prints means of every case and writes them to ``tests/benchmarks/results/copula_published.csv``, with the
-published root mean squared errors beside them where they are at hand; of methods that are named, all others
-stay there as they are. "private" is the release of this package, with an epsilon of 10 for a whole record, or
+published root mean squared errors next to them if available; with named methods, the rows of all others
+stay unchanged. "private" is the release of this package, with an epsilon of 10 for a whole record, or
 with the epsilon that a whole record spends in "evcds". "admm" has noise for a budget of 1 in every round, as
 if a record moved nothing but its own predictor.
 """
@@ -66,7 +66,7 @@ def error_of(method, data, name, family, seed):
 
 
 def bounds_of(data, name):
-    """What is public of the columns: of the standardised ones of a binary response, a range."""
+    """Public facts on the columns: the range of the standardized ones for a binary response."""
     kinds = {"count": (0, 12), "class": range(3), "binary": [0, 1]}
     of = data.truth["type"] if name == "normal" else pd.Series("", data.truth.index)
     bounds = {column: kinds.get(kind, (-6, 6)) for column, kind in of.items()}
@@ -115,7 +115,7 @@ def main(repeats=4, methods=METHODS):
 
 
 def write(means):
-    """Put the published errors beside these, and ratios to those of the data themselves."""
+    """Print the published errors next to these, and ratios to those of the data themselves."""
     order = {value: i for i, value in enumerate(("normal", "binomial", *SIZES, *METHODS))}
     means = means.sort_index(key=lambda index: index.map(order))
     printed = {(f, n, m): v for (f, m), values in PRINTED.items() for n, v in zip(SIZES, values, strict=True)}

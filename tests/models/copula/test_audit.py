@@ -49,7 +49,7 @@ def model(bounds=LEVELS, epsilon=EPSILON, columns=None, **options):
 
 
 def regression(epsilon=EPSILON):
-    """A binary response beside two columns, one of them levels, and a third and fourth elsewhere."""
+    """A binary response with two columns at its site, one of them categorical, and two columns elsewhere."""
     frame = pd.DataFrame({name: np.arange(100) % 2 for name in "yabcd"})
     partition = fs.ClientPartition.from_frame(frame, columns={"A": ["y", "a", "b"], "B": ["c", "d"]})
     bounds = {"y": [0, 1], "a": range(5), "b": ["lo", "mid", "hi"], "c": range(5), "d": (0, 1)}
@@ -215,7 +215,7 @@ ADD, TAKE = NoiseMechanism.add, Charges.take
 
 
 def without_noise(names, site=None):
-    """Charge as ever, and leave some arrays as they are."""
+    """Charge as usual, and leave some arrays unchanged."""
 
     def add(self, requested, step, owed, arrays):
         out, costs = ADD(self, requested, step, owed, arrays)
@@ -309,7 +309,7 @@ def test_noise_comes_from_nothing_but_keys():
 
 
 def over_a_restart(folder, monkeypatch=None):
-    """What a site has spent before it is started again on its account, and after."""
+    """Budget that a site has spent before and after it is started again from its ledger."""
     identity, spent = Identity.generate(), []
     folder.mkdir()
     begin_ledger(folder, identity)

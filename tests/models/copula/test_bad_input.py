@@ -1,4 +1,4 @@
-"""What a user may do wrong: each is told in words that say what to do, and before anything is charged."""
+"""Wrong input of a user: each error says what to do, and comes before anything is charged."""
 
 import re
 

@@ -122,7 +122,7 @@ def test_the_same_release_to_the_bit_as_in_one_process(tmp_path, monkeypatch):
 
 
 def test_a_site_that_is_killed_in_the_middle_has_charged_its_margins_once(tmp_path):
-    """They come again with the same noise; products, whose noise never stands still, are charged anew."""
+    """Margins are repeated with the same noise; products have new noise each time and are charged again."""
     _, _, study = make_home(tmp_path, 7.1)
     path = study / "federation.toml"
     with serving_sites(tmp_path, {"A": serve_and_die}) as running:

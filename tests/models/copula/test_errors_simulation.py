@@ -1,4 +1,4 @@
-"""Errors of correlations of mixed columns at five institutions, beside those of the design's prototype.
+"""Errors of correlations of mixed columns at five sites, next to those of the first prototype.
 
 pytest -m slow tests/models/copula/test_errors_simulation.py
 """

@@ -1,4 +1,4 @@
-"""Releases drawn anew, tables from them, and a rehearsal on synthetic rows."""
+"""Releases that are drawn again, tables from them, and a rehearsal on synthetic rows."""
 
 import numpy as np
 import pandas as pd
@@ -29,9 +29,9 @@ def partition_of(frame, **options):
 
 @pytest.fixture(scope="module")
 def fit():
-    """A release; of it, and of all that is drawn anew, the cut of rows is undone by 2^14 simulated rows.
+    """A release; for it and all redraws 2^14 simulated rows correct for the clipping of rows.
 
-    These are the same in every inversion, so that the spread is not that of the simulation.
+    Every inversion uses the same simulated rows, so that they do not add to the spread.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(correlation, "MOST_DRAWS", correlation.FEWEST_DRAWS)

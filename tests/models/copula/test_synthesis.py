@@ -1,4 +1,4 @@
-"""A synthesis through the doors of sites: what it gives, what it costs, and what it refuses."""
+"""A synthesis with sites that check requests: its result, its cost, and its refusals."""
 
 from fractions import Fraction
 
@@ -116,7 +116,7 @@ def test_what_passes_is_noisy_or_public_or_hidden(fitted):
     passed = fitted[1].ledger.releases()
     assert set(passed["kind"]) <= {"control", "presence", "sealed", "masked share", "noisy aggregate"}
     shares = passed[passed["kind"] == "masked share"]
-    assert set(shares["array"]) == {"share"}  # a checksum would tell of the sums without noise
+    assert set(shares["array"]) == {"share"}  # a checksum would reveal the sums without noise
 
 
 def test_one_institution_alone_is_the_pooled_estimate():

@@ -94,7 +94,7 @@ def response_bins(family, depth=6):
 
 
 def released(family, columns, y, depth=6):
-    """What would be released of these rows without noise."""
+    """The release of these rows without noise."""
     design, bins = scored_design(depth), response_bins(family, depth)
     codes = np.column_stack([one.code(columns[one.name]) for one in design.bins])
     return design, release_rows(design, family, bins, codes, bins.code(pd.Series(y)))

@@ -3,11 +3,11 @@
     OMP_NUM_THREADS=1 python tests/models/copula_glm/private_coverage_simulation.py run FILE.csv 200 0
     python tests/models/copula_glm/private_coverage_simulation.py table FILE.csv OUT.csv 0
 
-The first writes the rows of 200 repetitions, and goes on where the file ends; the second sums them up by cell
+The first writes the rows of 200 repetitions, and continues where the file ends; the second summarizes them by cell
 and coefficient. The last argument is `polish`, 0 or 1. Columns and coefficients are those of
 ``copula_design``: ten columns of mixed kinds at three institutions, the response at a fourth, a Gaussian
-copula behind the columns. Noise is numpy's Gaussian of the planned variances; rows do not pass through doors,
-of which ``test_private_glm`` is the test.
+copula for the columns. Noise is numpy's Gaussian with the planned variances; no sites take part, which
+``test_private_glm`` tests.
 """
 
 import csv
@@ -67,7 +67,7 @@ def simulate(family, epsilon, repetitions, polish=0):
 
 
 class Cell:
-    """What is the same in all repetitions of a family, an epsilon and a number of entities."""
+    """Values that all repetitions of a family, an epsilon and a number of entities share."""
 
     def __init__(self, family, epsilon, n, draws, polish=0):
         self.family, self.n, self.draws, self.polish = family, n, draws, polish
@@ -141,7 +141,7 @@ PARTS = ["error", "se", "sampling", "noise", "ml_error", "ml_se"]
 
 
 def run(path, repetitions, polish=0):
-    """Write a row per repetition and coefficient; what the file has already is not done anew."""
+    """Write a row per repetition and coefficient; rows that the file already has are not computed again."""
     path, cells = Path(path), {}
     header = [*KEYS, "coefficient", *PARTS]
     if not path.exists():

@@ -1,14 +1,13 @@
-"""PrivateCopulaGLM on two real tables, which are no Gaussian copulas: how far it is off, and what it covers.
+"""PrivateCopulaGLM on two real tables, which are no Gaussian copulas: bias and coverage.
 
     OMP_NUM_THREADS=1 python tests/models/copula_glm/real_tables.py credit|nhanes
     OMP_NUM_THREADS=1 python tests/models/copula_glm/real_tables.py cover FILE.csv 20
 
 The table is the population, and maximum likelihood on all of it the truth; `target` is the root of its score
 with the bounded scores, which differs where the model is not that of the table. Without noise, the estimate
-on the whole table shows the misfit of the copula, in standard errors of maximum likelihood; for cover,
-10,000 rows are drawn from it again and again, and both estimators are told of them (``polish`` 0 and 1).
-Columns are codes of public grids of at most 32 levels, standardised for comparison. Sources and terms of the
-tables stand beside them.
+on the table shows the misfit of the copula, in standard errors of maximum likelihood. For coverage, samples of
+10,000 rows are drawn from it, and both estimators are applied to them (``polish`` 0 and 1). Columns are codes of
+public grids of at most 32 levels, standardized for comparison. Sources and terms of the tables are in their folder.
 """
 
 import os
@@ -134,7 +133,7 @@ class Table:
         self.known = sm.GLM(self.rows["y"], sm.add_constant(X), family=sm.families.Binomial()).fit()
 
     def target(self):
-        """Root of sum v (y - mu(x'b)) over the whole table: what bounded scores v estimate, of any law."""
+        """Root of sum v (y - mu(x'b)) over the table: the estimand of bounded scores v under any law."""
         codes = self.rows[self.names].to_numpy(dtype=np.int64)
         X = sm.add_constant(codes.astype(float))
         margins = [
@@ -169,7 +168,7 @@ class Table:
 
 
 def misfit(name):
-    """Misfit on the whole table without noise, in standard errors of maximum likelihood: by estimator."""
+    """Misfit on the table without noise, in standard errors of maximum likelihood: by estimator."""
     for polish in (0, 1):
         table = Table(name, np.inf, 30_000, polish)
         params = table.fit(table.rows, np.random.default_rng(0))[0].root.params
@@ -226,7 +225,7 @@ def cover(name, epsilon, repetitions):
 
 
 def every(path, repetitions):
-    """Write the lines of both tables at epsilon 1, 3 and 10; what the file has already is not done anew."""
+    """Write both tables at epsilon 1, 3 and 10; lines that the file already has are not computed again."""
     lines = pd.read_csv(path).to_dict("records") if Path(path).exists() else []
     done = {(line["table"], line["epsilon"]) for line in lines}
     for name, epsilon in product(["credit", "nhanes"], [3.0, 1.0, 10.0]):

@@ -119,7 +119,7 @@ def test_errors_by_simulation_are_those_of_the_information(fitted):
 
 
 def test_errors_of_many_rows_are_found_from_fewer(monkeypatch):
-    """Of a part of the rows with noise as large beside sampling: margins, products and what follows."""
+    """Margins, products and estimates from some of the rows, with noise as large as the sampling error."""
     rng = np.random.default_rng(8)
     columns = draw_columns(N, rng)
     y = draw_response("Binomial", columns, rng)

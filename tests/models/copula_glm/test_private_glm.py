@@ -1,4 +1,4 @@
-"""A private generalised linear model through the doors of sites."""
+"""A private generalized linear model with sites that check requests."""
 
 import json
 
@@ -76,7 +76,7 @@ def test_with_hardly_any_noise_it_is_the_vertical_model_without_a_penalty(family
     )
     # The mean ratio of standard errors has a standard deviation of 0.036 over 40 draws, and 0.025 over 80.
     result = made.fit(draws=80, random_state=2)
-    # What is left is the misfit of the estimated copula, and another weighting of the same rows.
+    # The remaining difference is the misfit of the estimated copula, and another weighting of the same rows.
     away = ((result.params - exact.params) / exact.bse).to_numpy()
     assert np.sqrt(np.mean(away**2)) < 0.6
     assert np.abs(away).max() < 1.5
@@ -150,7 +150,7 @@ def test_each_site_is_charged_what_was_planned(fitted):
     made, _, _ = fitted
     for name, site in made.partition.sites.items():
         spent = site.site_ledger.charges.spent
-        assert 0 <= spent - made._planned.site_cost(name) < 1e-15  # doors round up
+        assert 0 <= spent - made._planned.site_cost(name) < 1e-15  # sites round up
         assert epsilon_of_zcdp(spent, 1e-6) <= made.epsilon
     assert epsilon_of_zcdp(made._planned.coordinator_cost(), 1e-6) <= made.epsilon
 
@@ -247,7 +247,7 @@ def test_columns_without_effect_are_left_out(fitted):
         found = result.select(penalty).set_index("name")
         strong = ["a", "c", "f"]
         assert found.loc[strong, "selected"].all() and (found.loc[strong, "frequency"] > 0.8).all()
-        # One of them is chosen in one release of five or so; its frequency tells that by chance.
+        # One of about five releases chooses one of them; their frequency then shows it by chance.
         assert not (found["selected"] & (found["frequency"] > 0.6))[["e", "h"]].any()
         # SCAD and MCP do not shrink what is large
         assert found.loc["a", "coef"] == pytest.approx(result.params["a"], abs=2.0 * result.bse["a"])
@@ -316,7 +316,7 @@ def test_arguments_without_a_meaning_are_refused(options, told):
         model(n=100, **options)
 
 
-# ---- what a site takes as told ---------------------------------------------------------------------
+# ---- values that a site accepts without a check --------------------------------------------------------
 
 BITS = Margin(Bins("y", (0, 1)), np.array([0.5, 0.5]))
 WIDE = Margin(Bins("x", (), (0.0, 1.0), depth=5), np.full(32, 1.0 / 32))

@@ -207,7 +207,7 @@ def test_with_hardly_any_noise_it_is_the_vertical_model_without_a_penalty(family
     bounds = {**BOUNDS, "y": RESPONSES[family]}
     made, _ = model(frame=frame, family=distribution, epsilon=3000.0, budget=4000.0, bounds=bounds)
     result = made.fit(polish=1)
-    # What is left: scores in bins weigh rows otherwise, and the law of the columns gives a remainder.
+    # Remaining differences: scores in bins weigh rows differently, and the copula gives a remainder.
     away = ((result.params - exact.params) / exact.bse).to_numpy()
     assert np.sqrt(np.mean(away**2)) < 0.3 and np.abs(away).max() < 0.6
     assert (result.bse / exact.bse).to_numpy() == pytest.approx(1.02, abs=0.06)

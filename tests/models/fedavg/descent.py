@@ -1,4 +1,4 @@
-"""The oracles: gradient descent on all rows together, and the algorithms as they are printed, in numpy."""
+"""The oracles: gradient descent on all rows together, and the published algorithms, in numpy."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Pooled:
         return sm.GLM(endog[at], self.X[at], copy.deepcopy(family), **columns)
 
     def gradient(self, beta, site):
-        """Of the mean loss of one site."""
+        """Gradient of the mean loss of one site."""
         return -self.models[site].score(beta, scale=1.0) / self.rows[site]
 
     def loss(self, beta, site):

@@ -1,4 +1,4 @@
-"""What is said of federated averaging before it runs: who learns what, and what would be refused."""
+"""Dry runs of federated averaging: who learns what, and what would be refused."""
 
 from itertools import chain
 

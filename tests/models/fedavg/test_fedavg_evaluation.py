@@ -1,4 +1,4 @@
-"""AUC of the averaging family, from counts at the sites, beside GLORE's."""
+"""AUC of the averaging family, from counts at the sites, next to GLORE's."""
 
 import warnings
 

@@ -58,7 +58,7 @@ def spy_on(model):
 @pytest.mark.parametrize("fraction", [1.0, 0.75])
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_update_of_a_site_reaches_the_coordinator(kind, fraction):
-    """Not even which sites were silent in a round tells from what they send: every number looks random."""
+    """Messages do not even show which sites were silent in a round: every number looks random."""
     one = model(kind)
     seen = spy_on(one)
     run(one, rounds=4, fraction=fraction)

@@ -1,4 +1,4 @@
-"""What a result of the family says: no standard errors, the distance to the maximum, figures to compare."""
+"""Results of the family: no standard errors, the distance to the maximum, figures to compare."""
 
 import re
 
@@ -196,7 +196,7 @@ def test_rows_that_are_left_out_are_told():
     assert "10 rows that lack one of the model's columns were left out." in str(ours.summary())
 
 
-# ---------------------------------------------------------------- beside the exact fit
+# ---------------------------------------------------------------- next to the exact fit
 
 
 def test_all_stand_side_by_side_in_the_order_given(exact):

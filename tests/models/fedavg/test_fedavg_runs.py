@@ -213,7 +213,7 @@ def test_a_response_outside_the_family_is_named():
         fit(fs.FedAvg, formula="count ~ x")
 
 
-# ---------------------------------------------------------------- the door
+# ---------------------------------------------------------------- disclosure checks
 
 
 ASK = {

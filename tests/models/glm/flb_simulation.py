@@ -47,7 +47,7 @@ CASES = (
 
 
 class One(NamedTuple):
-    """What one method makes of one data set; standard errors are NaN where it has none."""
+    """Estimates of one method from one data set; standard errors are NaN if it has none."""
 
     params: np.ndarray
     bse: np.ndarray
@@ -197,7 +197,7 @@ def summarise(case, sample, runs):
 
 
 def targets(case, method):
-    """Whose coefficients an estimate is held against."""
+    """Coefficients that an estimate is compared with."""
     own = [site for site in SITES if method.endswith(site)]
     return own or (SITES if case.setting == "III" else ("all",))
 
@@ -238,7 +238,7 @@ def simulate(pool, case):
 
 
 def show(table):
-    """What a reader wants to see first: GLORE's coverage in every case."""
+    """The first figure for a reader: GLORE's coverage in every case."""
     rows = table.query("sample == 'all' and method == 'GLORE' and subject in @NAMES")
     cells = ["size", "setting", "shift", "target"]
     return rows.pivot_table("coverage", cells, "subject", sort=False).to_string()

@@ -1,4 +1,4 @@
-"""What is said of a federated GLM before it is fitted: who learns what, what would be refused, and errors."""
+"""Dry runs of a federated GLM: who learns what, what would be refused, and errors."""
 
 from dataclasses import replace
 from itertools import chain

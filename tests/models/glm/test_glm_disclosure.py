@@ -1,4 +1,4 @@
-"""What a formula, a weight, a cluster or a second model could tell of single rows, and does not."""
+"""A formula, a weight, a cluster or a second model could reveal single rows, and does not."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_each_rule_names_itself_the_site_and_the_column():
 
 
 def test_the_owner_decides():
-    """What one policy refuses another allows."""
+    """One policy refuses what another one allows."""
     assert fit(partition_of(min_level_count=0), f"z ~ x + {BUMP}").converged
     assert fit(partition_of(min_count=0), "z ~ x", var_weights="one").converged
     with pytest.raises(PolicyError, match=r"\(families\) allows \['design'\], not 'glm'"):

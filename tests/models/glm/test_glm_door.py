@@ -1,4 +1,4 @@
-"""Malformed questions at the doors of a federated GLM: named errors, an unchanged account and site."""
+"""Malformed requests to the sites of a federated GLM: named errors, an unchanged ledger and site."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def of_other_values(array):
 
 
 class Mutating:
-    """A site that is asked every question in changed forms before it is asked it as it is."""
+    """A site that receives every request in changed forms before the original one."""
 
     def __init__(self, site, mutations, outcomes):
         self.site, self.mutations, self.outcomes, self.seen = site, mutations, outcomes, set()

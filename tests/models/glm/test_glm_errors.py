@@ -1,4 +1,4 @@
-"""What is wrong with data or arguments is named: site, column, remedy, and no value of the data."""
+"""Errors in data or arguments are named: site, column, remedy, and no value of the data."""
 
 from __future__ import annotations
 
@@ -332,7 +332,7 @@ def test_data_that_a_formula_names_are_never_quoted():
 
 
 def test_a_streamed_site_gives_the_estimate_of_one_in_memory(tmp_path):
-    """With levels, transforms, missing values, and a chunk that has no whole row."""
+    """With levels, transforms, missing values, and a chunk without a complete row."""
     frame = DIFFERING.assign(w=np.random.default_rng(8).integers(0, 3, N).astype(float))
     frame.loc[frame.index[:64], "g"] = None
     frame.loc[frame.index[100:130], "x"] = np.nan

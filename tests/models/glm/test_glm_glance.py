@@ -1,4 +1,4 @@
-"""One row per fit, and predictions beside the asker's own rows, against statsmodels' numbers."""
+"""One row per fit, and predictions for the analyst's own rows, against statsmodels' numbers."""
 
 from __future__ import annotations
 

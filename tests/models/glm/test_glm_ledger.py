@@ -1,4 +1,4 @@
-"""What a GLORE fit releases: aggregates, and how many rows are behind each."""
+"""Releases of a GLORE fit: aggregates, and the number of rows behind each."""
 
 import numpy as np
 import pytest

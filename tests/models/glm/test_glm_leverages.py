@@ -84,7 +84,7 @@ def test_a_row_of_leverage_one_is_told_as_such():
 
 
 def answer(inverse):
-    """What sites answer to an inverse information of the asker's making."""
+    """Answers of the sites to an inverse information matrix chosen by the analyst."""
     model = fs.GLORE.from_formula("binary ~ x + z", partition(FRAME, policy=fs.Policy.strict()))
     session = model._open_session("glm", True)
     beta = np.array([0.1, 0.2, -0.3])

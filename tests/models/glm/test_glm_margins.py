@@ -64,7 +64,7 @@ def test_effects_and_errors_are_those_of_statsmodels(case):
 
 
 def derivative_errors(ours, frame):
-    """Errors of average effects by the delta method, from the whole table and numerical derivatives."""
+    """Errors of average effects by the delta method, from the pooled table and numerical derivatives."""
     X = np.column_stack([np.ones(len(frame)), frame[["x", "z"]], frame["g"] == "b", frame["g"] == "c"])
     beta, cov, link = ours.params.to_numpy(), ours.cov_params().to_numpy(), ours.family.link
 
@@ -103,7 +103,7 @@ def test_without_an_intercept_and_with_a_robust_covariance():
 
 
 def test_weights_count_rows_and_offsets_are_the_rows_own():
-    """Of these statsmodels says that it does not support them: the oracle is the table of all rows."""
+    """statsmodels does not support these; the oracle is computed from the table of all rows."""
     ours = fs.FederatedGLM.from_formula(
         "binary ~ x + z", partition(FRAME), family=F.Binomial(), freq_weights="w", offset="v"
     ).fit()

@@ -151,7 +151,7 @@ OPEN = {
 
 @pytest.mark.parametrize("case", ["logit", "alpha", "sites", "regions", "survey", "no own fits"])
 def test_no_site_s_part_of_a_sum_reaches_the_coordinator(case, monkeypatch):
-    """What is not masked is the sites' own fits, names, and keyed hashes; what is masked looks random."""
+    """Unmasked are the sites' own fits, names, and keyed hashes; masked arrays look random."""
     handed = []
     original = sums.add_up
     monkeypatch.setattr(sums, "add_up", lambda *a: handed.append(original(*a)) or handed[-1])

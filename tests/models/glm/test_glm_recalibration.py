@@ -93,7 +93,7 @@ def test_points_of_the_roc_are_those_of_the_rows():
     p, y = result.predict(OTHER).to_numpy(), OTHER["binary"].to_numpy()
     for threshold, fpr, tpr in curve[["threshold", "fpr", "tpr"]].to_numpy():
         exact = (p[y == 0] > threshold).mean(), (p[y == 1] > threshold).mean()
-        # counted in bins of a twentieth of log odds, of which small ones are counted with a neighbour
+        # counted in bins of a twentieth of log odds; small bins are merged with a neighbor
         assert (fpr, tpr) == pytest.approx(exact, abs=0.02)
     assert curve[["fpr", "tpr"]].iloc[0].tolist() == [0, 0] and curve[["fpr", "tpr"]].iloc[-1].tolist() == [
         1,

@@ -56,7 +56,7 @@ def separated():
 
 SEPARATED = separated()
 ROUNDS = 20
-"""Evaluations after which separation is told; nine or ten where it is a level's."""
+"""Evaluations after which separation is reported; nine or ten if a level separates."""
 
 
 @pytest.mark.parametrize("local", [True, False])
@@ -64,7 +64,7 @@ ROUNDS = 20
 def test_separation_names_columns_and_sites(case, local):
     formula, changes, family, expected = SEPARATED[case]
     error = error_of(formula, FRAME.assign(**changes), family, {"local": local})
-    if not local:  # sites do not tell which columns vary with them
+    if not local:  # sites do not report which columns vary with them
         expected = re.sub(r" \\\(at [^)]*\\\)$", r"\\.", expected)
     assert isinstance(error, EstimationError) and re.search(expected, str(error))
     assert "merge its level with another" in str(error)

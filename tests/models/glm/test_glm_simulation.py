@@ -4,8 +4,8 @@ The interval of a correct method covers the truth in 2,000 runs between 93 and 9
 once in 25,000: the band is 4.1 standard deviations of the simulation. There are 12 cases of 9 coefficients,
 and one of these falls outside by chance in one of 200 simulations; with 1,000 runs, in every third.
 
-Of the published estimates only those of the homogeneous setting are at hand, and the data of its first seed.
-From these the last tests tell on which rows they were fitted: `as_published` does the same.
+Published estimates exist only for the homogeneous setting, and only for the data of its first seed.
+The last tests find from these the rows that were fitted: `as_published` does the same.
 """
 
 import multiprocessing

@@ -1,4 +1,4 @@
-"""Models over rows under the strict policy: what a site starts with does not stand in the way of a model."""
+"""Models over rows under the strict policy: the policy that a site starts with allows models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user reads of a fit: every figure held against statsmodels on the stacked table or plain numpy."""
+"""The summary of a fit: every figure compared with statsmodels on the stacked table or plain numpy."""
 
 from __future__ import annotations
 

@@ -56,9 +56,9 @@ def test_one_step_ends_within_the_length_of_the_score_that_remains(response):
 
 
 def test_the_distance_shrinks_faster_than_the_standard_errors():
-    """Of the start like n^-1 in the data's units, and of the step from it like n^-2: more than n^-1.
+    """The error of the start decreases like n^-1 in the data's units, and after a step like n^-2.
 
-    In standard errors the exact fit's rate is n^-1.5 where the start's is n^-0.5.
+    In standard errors of the exact fit the rates are n^-0.5 and n^-1.5.
     """
     sizes = np.array([300, 1200, 4800])
     apart, start = np.zeros((2, len(sizes), 8))

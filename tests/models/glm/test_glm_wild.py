@@ -145,7 +145,7 @@ def test_what_it_cannot_do_is_said(tmp_path):
 
 
 def test_where_no_value_can_be_rejected_the_interval_has_no_ends():
-    """Of four sites' sixteen signs two give the data's own statistic, whatever the hypothesis: p is 1/8."""
+    """Two of sixteen signs of four sites give the data's own statistic, for every hypothesis: p is 1/8."""
     frame = FRAME[FRAME["site"].isin(["S2", "S3", "S4", "S5"])]
     found = (
         fs.FederatedOLS.from_formula("gauss ~ x + z", partition(frame)).fit().wild_cluster_bootstrap("x = 0")

@@ -126,7 +126,7 @@ def test_later_fits_of_the_model_go_on_among_the_rest():
         first = model.fit()
     request = door.requested
     np.testing.assert_array_equal(model.fit().params, first.params)
-    assert model.explain().passes  # a dry run asks nobody, also where later fits go on among the rest
+    assert model.explain().passes  # a dry run sends nothing, also if later fits continue with fewer sites
     assert door.requested == request and first.evaluate().n.shape[0] == 9
 
 

@@ -3,7 +3,7 @@
     python tests/models/laser/conformal_simulation.py [seeds]
 
 Half of the blocks are missing in training, every row keeps its pattern. New rows have all blocks, and are
-predicted from each of the 15 sets of sites. "clear" has defaults beside the exchange, "masked" half of
+predicted from each of the 15 sets of sites. "clear" has defaults except for the exchange, "masked" half of
 the entities to calibrate by, since each serves one set there. "pooled" takes one quantile for all sets; "of
 defaulters" is the coverage among these, without and with ``conditional="label"``. Writes
 ``tests/benchmarks/results/laser_conformal.csv``, one row by exchange, set and seed, and goes on where it was

@@ -25,7 +25,7 @@ N_TRAIN = 24_000
 
 
 def read():
-    """Columns (30,000, 20) as they are, and who defaulted (30,000,)."""
+    """Columns (30,000, 20) in their own units, and defaults (30,000,)."""
     table = pd.read_csv(FILE)
     y = table.pop("default.payment.next.month").to_numpy()
     return np.ascontiguousarray(table.to_numpy(dtype=np.float64)[:, : HELD * len(CLIENTS)]), y

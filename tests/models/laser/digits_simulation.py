@@ -2,7 +2,7 @@
 
     python tests/models/laser/digits_simulation.py [seeds]
 
-1,797 digits of scikit-learn, 8 x 8 pixels, of which each of four clients has a quadrant; a twin of the
+1,797 digits of scikit-learn, 8 x 8 pixels; each of four sites has a quadrant; a twin of the
 published experiments with images. Ten classes, 30 epochs in batches of 128, all outputs in clear. Writes each
 run to ``tests/benchmarks/results/laser_digits.csv``.
 """

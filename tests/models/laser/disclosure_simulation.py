@@ -1,11 +1,11 @@
-"""What the exchange gave away of credit card holders: labels to clients, columns to the lender.
+"""Information on credit card holders in the exchange: labels at the sites, columns at the lender.
 
     python tests/models/laser/disclosure_simulation.py [seeds]
 
 The attacks of ``tests/attacks/test_laser_attacks.py`` on fits by default, all blocks there. "labels": area
-under the curve of defaults told from the gradients of one batch, by a client that knows no label. "columns":
-mean R-squared of a client's five columns told from one look at outputs, or at their masked sum, by who knows
-200 of the entities. Writes ``tests/benchmarks/results/laser_disclosure.csv``.
+under the curve of defaults predicted from the gradients of one batch, by a site without labels. "columns":
+mean R-squared of a site's five columns predicted from one look at outputs, or at their masked sum, if
+the columns of 200 entities are known. Writes ``tests/benchmarks/results/laser_disclosure.csv``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Simulated customers of three sites, of which each lacks some."""
+"""Simulated customers of three sites; each site lacks some of them."""
 
 import numpy as np
 import pandas as pd

@@ -1,10 +1,10 @@
-"""The published training of split networks on columns as they are: one missing pattern a batch, no doors.
+"""The published training of split networks on raw columns: one missing pattern a batch, no disclosure checks.
 
 What the authors' code does (github.com/Valdeira/LASER-VFL, read and not copied): classes are drawn equally
-often; patterns are drawn once, 188 of them, and a batch has that of its first row; one head a client, of
-which each learns from one set of every size; Adam with L2, for 50 to 125 epochs by method. Its environment is
-PyTorch 1.13, whose ``zero_grad`` leaves zeros: networks and heads that a batch of LASER does not use go on
-with what Adam remembers, and shrink (`coast`).
+often; 188 patterns are drawn once, and a batch has the pattern of its first row; each site has one head, which
+learns from one set of every size; Adam with L2, for 50 to 125 epochs by method. Its environment is
+PyTorch 1.13, whose ``zero_grad`` leaves zeros: networks and heads that a batch of LASER does not use continue
+with the state of Adam, and shrink (`coast`).
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def test_a_batch_moves_networks_as_pooled_descent_does():
     tables = customers(60, missing=0.4)
     part = fs.ClientPartition.from_frames(tables, on="id")
     options = {"epochs": 1, "batch_size": 1000, "validation": 0.0, "calibration": 0.0, "decay": 0.0}
-    # Adam's first step is the sign of the gradient, so two rates tell where parameters began.
+    # Adam's first step is the sign of the gradient, so two learning rates show where parameters began.
     fits = [model(part).fit(exchange="clear", rate=rate, **options) for rate in (1e-3, 2e-3)]
     one, two = (fit._record.fitted for fit in fits)
     blocks = {k: tables[k].set_index("id").drop(columns="y", errors="ignore") for k in SITES}
@@ -211,7 +211,7 @@ def test_sets_cover(kind):
         assert "note" not in found.attrs
     for parts in covered.values():
         found = np.concatenate(parts)
-        # Six calibrations of 150 entities or more: a standard deviation of .013 beside that of the rows.
+        # Six calibrations of 150 entities or more: a standard deviation of .013, plus that of the rows.
         spread = np.hypot(0.013, np.sqrt(0.16 / len(found)))
         assert 0.8 - 3 * spread < found.mean() < 0.8 + 3 * spread + 0.02
 
@@ -251,7 +251,7 @@ def test_methods_side_by_side(part):
     assert list(table.loc["", "laser"].index) == [
         "No. Observations", "Entities Judged", "AUC", "Accuracy", "F1", "Log-Loss", "Rounds", "Traffic",
     ]  # fmt: skip
-    # Under masks one set each: of how few the figures are stands beside them.
+    # With masks one set for each: the number of entities is printed next to the figures.
     judged = table.loc[("", "Entities Judged")].astype(int)
     assert judged["laser"] < judged["local"] / 3
     assert "compare the results of evaluate()" in " ".join(str(compared).split())

@@ -98,7 +98,7 @@ def test_the_same_predictions_to_the_bit(both, there, here, how):
 
 
 def test_a_client_that_has_left_is_one_that_never_had_an_entity(both, federation, here):
-    """Two are left, and then one: no sum of theirs is asked for under masks."""
+    """Two sites are left, and then one: the coordinator requests no sum of theirs under masks."""
     theirs, ours = both["masked"]
     for gone in (["telecom"], ["shop", "telecom"]):
         left = fs.ClientPartition.connect(federation["study"], without=gone)

@@ -1,4 +1,4 @@
-"""What predictions are worth: thresholds, intervals of areas, clients whose columns are exchanged."""
+"""Quality of predictions: thresholds, intervals of areas, sites whose columns are permuted."""
 
 import numpy as np
 import pytest
@@ -139,7 +139,7 @@ def test_a_calibration_curve_of_an_evaluation(result, tables, other):
     found = result.evaluate(other).evaluation(EVERY)
     assert found.brier == pytest.approx(np.mean((P - y) ** 2), rel=1e-8)
     slope = sm.GLM(y, sm.add_constant(np.log(P / (1.0 - P))), family=sm.families.Binomial()).fit()
-    # In bins of a fiftieth of log odds, of which small ones are joined.
+    # In bins of a fiftieth of log odds; small bins are merged.
     assert (np.abs(found.recalibration.params - slope.params) < 0.1 * slope.bse).all()
     at = found.confusion(0.5).loc["all sites"]
     assert at["tp"] == pytest.approx(((P > 0.5) & (y == 1)).sum(), abs=5)

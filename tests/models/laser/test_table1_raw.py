@@ -9,7 +9,7 @@ from fedstat.models.laser.training import assemble
 
 @pytest.mark.parametrize("seen", [0b1111, 0b1011, 0b0100])
 def test_one_set_of_each_head_and_size_stands_for_all(seen):
-    """Of each set J within the clients that are there every head has weight 1/|J| in expectation."""
+    """In expectation every head has weight 1/|J| for each set J within the sites that are present."""
     assembly, rng, draws = assemble("laser", raw.K, "client"), np.random.default_rng(0), 6000
     sites = np.array([task.sites for task in assembly.tasks])
     sizes = np.array([task.sites.bit_count() for task in assembly.tasks])
@@ -35,7 +35,7 @@ def test_scores_of_decisions(method):
 
 
 def test_training_learns():
-    """A response of two clients' columns: both, and not one alone, tell it."""
+    """A response that two sites' columns predict together, and neither site alone."""
     rng = np.random.default_rng(2)
     X = rng.normal(size=(4000, 20))
     y = (X[:, 0] + X[:, 6] > 0).astype(int)

@@ -1,12 +1,12 @@
-"""How often intervals of clusters' profiles hold: from the information over clients, and from the bootstrap.
+"""Coverage of intervals of clusters' profiles: from the information over sites, and from the bootstrap.
 
-Three clients with four columns each, two clusters, 400 entities; clusters 2.2 and 1.4 standard deviations of
-the factor apart; all columns continuous, or those of one client ordinal. Fits begin at the true clusters.
+Three sites with four columns each, two clusters, 400 entities; clusters 2.2 and 1.4 standard deviations of
+the factor apart; all columns continuous, or those of one site ordinal. Fits begin at the true clusters.
 
     python tests/models/m2sem/coverage_simulation.py [REPETITIONS [BOOTSTRAPPED]]
 
 writes tests/benchmarks/results/m2sem_coverage.csv; 120 repetitions, and 10 with 40 bootstrap samples each,
-take a quarter of an hour. With 0 repetitions only the bootstrap's rows are made anew, and written after each
+take a quarter of an hour. With 0 repetitions only the rows of the bootstrap are computed again, and written after each
 tenth: `coverage_simulation.py 0 100`.
 """
 
@@ -117,7 +117,7 @@ def one(kinds, separation, seed, bootstrapped, informed=True):
 
 
 def row_of(kinds, separation, name, found):
-    """Coverage over repetitions, of which some may have failed; None where none has such intervals."""
+    """Coverage over repetitions, some of which may have failed; None if none has such intervals."""
     there = [each for each in found if each is not None]
     hits = np.array([each[name] for each in there if name in each])
     if not len(hits):
@@ -135,7 +135,7 @@ def row_of(kinds, separation, name, found):
 
 
 def write(rows):
-    """Put rows in the place of earlier ones of the same design and interval."""
+    """Replace rows of the same design and interval."""
     new = pd.DataFrame(rows).round(4).set_index(KEYS)
     if RESULTS.exists():
         old = pd.read_csv(RESULTS).set_index(KEYS)

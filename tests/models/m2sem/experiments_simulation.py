@@ -1,13 +1,13 @@
 """Clusters of the published experiments, Ding (2024, Table 2), and of a noisier design with a known oracle.
 
-Every run is a whole fit with its starts, penalties and refits, beside k-means on the columns that truly
-tell clusters apart (which nobody knows) and, where it is installed, StepMix on all columns (``pip install
-stepmix``; ``FEDSTAT_STEPMIX`` may be another environment's Python). Runs that stand in the table are not
-repeated. Experiments, then how many data sets and the first seed::
+Every run is a complete fit with its starts, penalties and refits. It is compared with k-means on the columns that
+truly separate the clusters (unknown in practice) and, if installed, with StepMix on all columns (``pip install
+stepmix``; ``FEDSTAT_STEPMIX`` may be the Python of another environment). Runs that the table already has are not
+repeated. Arguments are the experiments, the number of data sets and the first seed::
 
     python tests/models/m2sem/experiments_simulation.py [noisy] [1] ... [5] [--runs 20] [--first 0]
 
-and after it the means are printed beside the published figures; ``--runs 0`` prints them alone.
+It then prints the means next to the published figures; ``--runs 0`` prints them alone.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def numbers(data):
 
 
 def oracle(data):
-    """Accuracy of k-means on the standardized columns that truly tell clusters apart."""
+    """Accuracy of k-means on the standardized columns that truly separate the clusters."""
     from sklearn.cluster import KMeans
 
     x = numbers(data)[data.columns.index[data.columns["informative"]]]

@@ -85,7 +85,7 @@ def objective(modality, r, row_penalties=0.0, means_penalty=0.0):
 
 
 def ascend(modality, r, row_penalties=0.0, means_penalty=0.0, steps=30):
-    """Values of the objective before every one of so many M-steps, and after the last."""
+    """Values of the objective before each of `n` M-steps, and after the last."""
     values = [objective(modality, r, row_penalties, means_penalty)]
     for _ in range(steps):
         modality.improve(r, row_penalties, means_penalty)

@@ -1,4 +1,4 @@
-"""Clusters over sites: the same whoever is asked in which way, and never downhill."""
+"""Clusters over sites: the same for every order of sites, and the objective never decreases."""
 
 import numpy as np
 import pandas as pd
@@ -214,7 +214,7 @@ def test_a_search_prints_and_plots_and_finds_the_number(frames):
     assert grid.best == (2, 1) and len(grid.table) == 3
     assert "smallest BIC" in str(grid) and len(grid.plot().lines) == 1
     assert not any(faults(grid.plot(page(width, 2.6)).figure) for width in JOURNAL)
-    # Of one cluster it is the sum of the clients' own factor analyses.
+    # For one cluster it is the sum of the sites' own factor analyses.
     assert grid.table["parameters"].iloc[0] == 3 * (4 + 4 + 4)
 
 
@@ -227,7 +227,7 @@ def test_half_samples_select_again(frames):
 
 @pytest.mark.slow
 def test_columns_that_blurred_clusters_hide_are_found():
-    """Weights of penalties by a fit of all columns lose half of those that tell clusters apart here."""
+    """Weights of penalties from a fit of all columns lose half of the columns that separate clusters here."""
     data = fs.datasets.make_cluster_experiment("noisy", seed=3)
     partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
     found = fs.M2SEM(partition, 3, 2).fit(masked=False, cov_type=None, seed=3)

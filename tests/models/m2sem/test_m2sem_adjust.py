@@ -111,7 +111,7 @@ def test_search_half_samples_and_bootstrap_take_covariates(fitted):
     partition, *_, result = fitted
     grid = M2SEM.search(partition, n_clusters=(1, 2), n_factors=(1,), n_init=1, adjust=ADJUST)
     assert grid.best == (2, 1)
-    # Of each column an intercept or thresholds, a slope, a loading, and a variance.
+    # For each column an intercept or thresholds, a slope, a loading, and a variance.
     assert grid.table["parameters"].iloc[0] == 2 * 3 * 4 + 3 * (3 + 1 + 1)
     halves = M2SEM(partition, 2, 1, adjust=ADJUST).fit(
         n_init=1, starts="sum", half_samples=3, cov_type=None, max_rounds=60

@@ -118,7 +118,7 @@ def test_three_clients_with_continuous_and_ordinal_columns_have_the_joint_hessia
 
 
 def coordinates(m, r):
-    """Coordinates (p, d) in which no direction leaves the densities as they are: all scores cross here."""
+    """Coordinates (p, d) in which every direction changes the densities: all scores cross here."""
     free, flat = free_and_flat(m)
     flat = np.hstack([flat, _unidentified(m.scores_by_cluster(r)[0], r, free)])
     base = _without(flat[free])
@@ -136,7 +136,7 @@ def errors_of(parts, r, w):
 
 
 def test_how_factors_are_turned_and_which_client_holds_what_does_not_matter():
-    """Of continuous columns; nodes of others do not turn with the factors."""
+    """For continuous columns only; the nodes of others do not rotate with the factors."""
     data = fs.datasets.make_cluster_experiment(1, 300, noise=1.0, seed=1)
     sites = ["Client 1", "Client 2", "Client 3"]
     frames = {site: data.frames[site].iloc[:, :6] for site in sites}

@@ -77,7 +77,7 @@ def test_small_cells_and_columns_that_are_not_there(fitted):
 
 
 def test_a_cluster_of_few_is_not_summed(fitted):
-    """Whoever asks chooses the clusters: refused are few, and those that differ by few from earlier ones."""
+    """The analyst chooses the clusters: small ones, and those that differ by few entities, are refused."""
     _, _, partition, result = fitted
     model = result._live.model
     site = partition.sites["Registry"]

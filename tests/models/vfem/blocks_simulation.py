@@ -200,7 +200,7 @@ def coverage(name, mechanism, rho, method, runs):
 
 
 def write_table(table):
-    """Put rows into the table of results in the place of those with the same keys."""
+    """Replace the rows of the table of results that have the same keys."""
     if TABLE.exists():
         before = pd.read_csv(TABLE)
         stays = ~before.set_index(KEYS).index.isin(table.set_index(KEYS).index)

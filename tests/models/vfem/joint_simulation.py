@@ -63,7 +63,7 @@ def draw(mechanism, rho, run, n):
 
 
 class PooledSites:
-    """What the sites answer, from pooled rows of standardized columns."""
+    """Answers of the sites, computed from pooled rows of standardized columns."""
 
     def __init__(self, y, X, layout):
         self.y, self.X, self.layout = y, np.nan_to_num(X), layout

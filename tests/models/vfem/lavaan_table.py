@@ -10,7 +10,7 @@ from moments_cases import four_clients
 
 
 def study():
-    """Blocks that correlate, some of them skewed, of which records are missing by the response."""
+    """Correlated blocks, some of them skewed; missing records depend on the response."""
     return four_clients(seed=3, between=0.5)
 
 

@@ -121,7 +121,7 @@ def estimates(design, X, y, mice):
 
 
 def simulate(name, margin, runs, mice=0):
-    """A row of the table for each method and coefficient; `mice` of the runs have MICE beside the others."""
+    """A row of the table for each method and coefficient; MICE is added in `mice` of the runs."""
     design, fits, began = DESIGNS[name], {}, time.perf_counter()
     np.random.seed(len(margin))  # noqa: NPY002 (MICEData draws from this generator)
     for run in range(runs):
@@ -155,7 +155,7 @@ def simulate(name, margin, runs, mice=0):
 
 
 def write_table(table):
-    """Put rows into the table of results in the place of those with the same keys."""
+    """Replace the rows of the table of results that have the same keys."""
     if TABLE.exists():
         before = pd.read_csv(TABLE)
         table = pd.concat([before[~before.set_index(KEYS).index.isin(table.set_index(KEYS).index)], table])

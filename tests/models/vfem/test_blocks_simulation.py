@@ -59,7 +59,7 @@ def test_all_intervals_cover_without_the_bias_of_a_small_sample():
     bias, error = ratios(table)
     assert (table["coverage"] + 2.0 * error >= LOW).all() and (table["coverage"] - 2.0 * error <= HIGH).all()
     assert bias.max() < 0.1 + 2.0 / np.sqrt(1_000)
-    # Of a standard deviation of 1,000 runs the error is 2.2 %.
+    # A standard deviation from 1,000 runs has an error of 2.2 %.
     assert (table["mean_se"] / table["sd"] - 1.0).abs().max() < 0.05 + 2.0 / np.sqrt(2_000)
 
 

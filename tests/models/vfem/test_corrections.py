@@ -32,7 +32,7 @@ TWO = DESIGNS["two"]
 
 
 def study(margin="log-normal", run=0, **options):
-    """Fit to one data set of two columns, of which the response decides on one."""
+    """Fit to one data set of two columns; the response determines who has the second one."""
     return fs.VFEMRegression.from_formula("y ~ a + b", partition_of(*draw(TWO, margin, run))).fit(**options)
 
 
@@ -57,7 +57,7 @@ def test_with_nothing_missing_the_small_sample_is_that_of_least_squares():
 
 
 def test_the_bias_is_that_of_many_small_samples():
-    # Two columns in three patterns, so few that the bias shows beside the error of a simulation.
+    # Two columns in three patterns, with so few entities that the bias exceeds the simulation error.
     design = Design((0, 1), (1.0, 1.0, 1.0), (0.4, 0.6), 0.0, n=120)
     off, said = [], []
     for run in range(400):

@@ -1,4 +1,4 @@
-"""What is said of a VFEM fit before it runs: how long, who learns what, what is refused."""
+"""Dry runs of a VFEM fit: how long it takes, who learns what, what is refused."""
 
 from itertools import chain
 

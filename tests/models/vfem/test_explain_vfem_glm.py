@@ -1,4 +1,4 @@
-"""What is said of a VFEM fit of a binary response beforehand: how long, who learns what, what is refused."""
+"""Dry runs of a VFEM fit of a binary response: how long it takes, who learns what, what is refused."""
 
 from itertools import chain
 

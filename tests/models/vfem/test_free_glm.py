@@ -203,7 +203,7 @@ def test_small_patterns_count_as_missing_and_the_rest_is_as_it_is():
 def test_predictions_are_means_over_what_is_missing(fitted):
     study, link, result, merged, theta = fitted
     prediction, V = result.get_prediction(), np.linalg.inv(merged.information(theta))
-    # Of an entity in a small pattern as well all is used that is known.
+    # All known columns of an entity in a small pattern are used as well.
     names = [c for k in result.names for c in study.columns[k]]
     oracle = PooledJoint(study.table["y"], study.table[names], link)
     order = result.model.partition.entities

@@ -314,7 +314,7 @@ def test_two_clients_that_share_no_entity_are_named_with_how_much_hangs_on_it(ap
 
 
 def test_extremes_have_the_likelihood_of_the_fit():
-    """One column a side: the smallest and largest coefficient over all laws of the same likelihood."""
+    """One column a side: the smallest and largest coefficient over all covariances of the same likelihood."""
     rng = np.random.default_rng(3)
     X = rng.multivariate_normal(np.zeros(3), 0.5 + 0.5 * np.eye(3), size=3_000)
     y = X @ [1.0, 0.5, -0.5] + rng.normal(size=3_000)
@@ -348,7 +348,7 @@ def test_iteration_and_other_families_say_what_they_assume(study):
 
 
 def test_a_smaller_institution_is_told_alike(study):
-    """What leaves the sites is the same as with independent blocks."""
+    """The releases are the same as with independent blocks."""
     free, ours = (study.model(between=joint).fit().ledger for joint in ("free", "independent"))
     columns = ["sender", "receiver", "array", "kind", "numbers"]
     kept = [c for c in columns if c in free.to_frame()]
@@ -384,7 +384,7 @@ def test_the_summary_says_what_freedom_costs_and_whether_the_data_ask_for_it():
 
 
 def test_a_variance_that_vanishes_is_named():
-    """Three complete entities for five parameters: the likelihood grows as they are reproduced."""
+    """Three complete entities for five parameters: the likelihood grows as the fit reproduces them."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(200, 4))
     y = X @ [1.0, 1.0, -1.0, 1.0] + 0.3 * rng.normal(size=200)

@@ -1,4 +1,4 @@
-"""The iteration under masks ends where it ends without them, and shows nobody one site's part."""
+"""The iteration with masks ends where it ends without them, and no party sees one site's part."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_one_institution_has_nothing_to_add_up():
 
 
 def expose(seen, receivers):
-    """Who is alone at an entity, but for a receiver: counted entity by entity."""
+    """Sites that are alone at an entity, except for a receiver: counted entity by entity."""
     alone = dict.fromkeys(seen, 0)
     for i in range(len(next(iter(seen.values())))):
         here = {site for site, has in seen.items() if has[i]}
@@ -205,7 +205,7 @@ def test_entities_at_which_the_sum_is_ones_own_part_are_counted(holder, coordina
 
 
 def test_a_client_that_finds_a_point_inadmissible_is_not_left_behind(monkeypatch, study):
-    """What the others sent of that point has no sum, and all go on from the same points."""
+    """The other sites' messages for that point have no sum, and all continue from the same points."""
     model = study.model()
     expected = model.fit(**packed(**ITERATIVE, cov_type="none")).params
     calls, factorise = [], steps.cho_factor

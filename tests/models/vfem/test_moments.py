@@ -153,7 +153,7 @@ def at_least(count, patterns):
 
 
 def test_a_pattern_needs_twice_as_many_entities_as_equations():
-    """All that others can know of one column beside its length: its products with 1, y and the rest."""
+    """Everything that others can know of one column, except its length: products with 1, y and the rest."""
     assert min_entities(0, 1) == 2
     assert min_entities(7, 1) == 16
     assert min_entities(7, 20) == 20

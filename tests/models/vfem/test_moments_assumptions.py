@@ -132,7 +132,7 @@ def test_little_s_test_needs_two_patterns(fit):
 
 
 def normal_log_likelihood(study, fit, theta):
-    """Of the rows, mean and lower triangle of the covariance in standardized units."""
+    """Mean and lower triangle of the covariance of the rows in standardized units."""
     moments = fit.moments
     rows = (study.table[[*study.covariates, "y"]].to_numpy() - moments.centre) / moments.scale
     size = rows.shape[1]

@@ -48,7 +48,7 @@ def assert_close(one, other, tolerance):
 
 @pytest.mark.parametrize("cov_type", ["observed", "expected", "sem"])
 def test_every_type_is_that_of_the_iterative_exchange(study, fit, cov_type):
-    """Of (a, s2, beta_1, mu_1, ...); at the door nothing is too small here."""
+    """Information of (a, s2, beta_1, mu_1, ...); the sites here allow small groups."""
     expected = study.model().fit(**packed(cov_type=cov_type, **TIGHT)).covariance.psi
     assert_close(moments_covariance(fit, cov_type).psi, expected, 1e-6)
 

@@ -226,7 +226,7 @@ def test_a_pattern_with_hardly_more_entities_than_columns_is_not_released():
 
 @pytest.mark.parametrize("holder", ["Bank", "Registry"])
 def test_means_are_those_of_what_is_released(holder):
-    """Else they would tell, beside the sums by pattern, of the few entities that count as missing."""
+    """Together with the sums by pattern they would reveal the few entities that count as missing."""
     found = (
         fs.VFEMRegression.from_formula("y ~ .", small_pattern(11, holder), between="independent")
         .fit()

@@ -29,7 +29,7 @@ def model(study, between="free", partial="condition", **options):
 
 @pytest.fixture(scope="module")
 def study():
-    """Records are missing at random, and single cells beside."""
+    """Records are missing at random, and single cells also."""
     return draw(1, n=2_000, missing="mar", cells=0.05)
 
 
@@ -54,7 +54,7 @@ def as_used(study, result):
 
 @pytest.mark.parametrize("between", ["free", "independent"])
 def test_the_fit_is_maximum_likelihood_of_every_value_that_is_used(study, between):
-    """Oracle: the law of all columns from the pooled table, which test_free_law holds against the rows."""
+    """Oracle: joint model of all columns from the pooled table, which test_free_law compares with rows."""
     with pytest.warns(DataWarning, match="count as missing in"):
         result = model(study, between).fit()
     used = as_used(study, result)
@@ -81,7 +81,7 @@ def test_predictions_condition_on_what_an_entity_has(study, result):
     np.testing.assert_allclose(prediction.predicted_mean, expected, rtol=1e-6, atol=1e-8)
     np.testing.assert_allclose(prediction.var_resid, variance, rtol=1e-6)
     assert (prediction.se_mean > 0.0).all()
-    # One entity, of which the Bank knows one of its columns alone.
+    # One entity with only one of the Bank's columns.
     single = study.table.iloc[[0]].assign(bank0=1.0, bank1=np.nan)
     single[["court0", "court1", "tax0"]] = np.nan
     frames = {"Bank": single[["bank0", "bank1"]].rename_axis("id").reset_index()}
@@ -183,7 +183,7 @@ def test_fits_that_cannot_condition_say_what_they_set_aside():
 
 
 def test_single_values_are_left_out_and_not_blocks():
-    """Of five columns: seven entities without the first one go to those without the first two."""
+    """Five columns: seven entities without the first one join those without the first two."""
     seen = np.array([[1, 1, 1, 1, 1], [0, 1, 1, 1, 1], [0, 0, 1, 1, 1], [0, 0, 0, 1, 1]], dtype=bool)
     rule = PatternRule(5, (3, 2), units=ColumnUnits((0, 0, 0, 1, 1), (1, 1, 1, 1, 1)))
     plan = plan_merges(seen, np.array([200.0, 7.0, 60.0, 90.0]), rule)

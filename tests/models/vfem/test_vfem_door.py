@@ -1,4 +1,4 @@
-"""Malformed questions at the doors of a VFEM fit: named errors, an unchanged account, an unchanged site."""
+"""Malformed requests to the sites of a VFEM fit: named errors, an unchanged ledger, an unchanged site."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ print(json.dumps(Engine.outcomes))
 """
 
 ANY_LENGTH = {
-    ("information", "others"),  # how many clients there are, a client is not told
+    ("information", "others"),  # a site does not receive the number of sites
     ("sem_constants", "others"),
     ("response_products", "missing"),
     ("multiply_columns", "columns"),  # nor how many columns another one has
@@ -231,7 +231,7 @@ def mutated():
 
 
 def test_arrays_of_the_wrong_length_are_named(mutated):
-    """Kernels do not check their bounds: the door must."""
+    """Kernels do not check their bounds: the site must."""
     outcomes = [o for o in mutated if o[2] in LENGTHS]
     wrong = [o for o in outcomes if o[3] != "named" and (o[1:3] != ["t_missing", "longer"])]
     wrong = [o for o in wrong if not ((o[0], o[1]) in ANY_LENGTH and o[3] == "answered")]
@@ -281,7 +281,7 @@ def test_few_entities_are_not_summed():
 
 
 def test_the_same_entity_cannot_be_counted_twice():
-    """Positions in the place of truth values would give the mean of two entities as that of ten."""
+    """Positions instead of truth values would give the mean of two entities as that of ten."""
     site, _ = opened()
     with pytest.raises(FedstatError):
         start_response(site, np.array([0] * 5 + [1] * 5))

@@ -1,4 +1,4 @@
-"""Tests of what VFEM assumes where the response is a count or binary: beside those of pooled rows."""
+"""Tests of VFEM's assumptions for a count or binary response, next to those from pooled rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What leaves a site in a fit with a binary response, and what its door refuses."""
+"""Releases and refusals of a site in a fit with a binary response."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def study():
 
 
 def sent(result):
-    """What clients sent of the fit: rows of the ledger."""
+    """Releases of the sites in the fit: rows of the ledger."""
     frame = result.ledger.to_frame()
     return frame[(frame["sender"] != "coordinator") & frame["step"].isin(GLM_STEPS)]
 
@@ -67,14 +67,14 @@ def test_clients_are_sent_no_number_of_an_entity_in_the_clear(study):
 
 @pytest.mark.parametrize("missing", ["some", "none"])
 def test_sums_under_seal_give_what_residuals_in_the_clear_give(missing, monkeypatch):
-    """Where nobody can deal, residuals and curvatures are sent: that path is the oracle of the other."""
+    """Without a dealer, residuals and curvatures are sent; that path is the oracle of the other one."""
     study = glm_study(holder="Registry")
     if missing == "none":
         study = type(study)(study.table.dropna(), study.columns, study.holder)
     sealed = make(study).fit(tol_score=1e-10)
 
     def nobody(self, sites):
-        raise ModelError("nobody can deal")
+        raise ModelError("no site can deal")
 
     monkeypatch.setattr(RunningSums, "dealers", nobody)
     openly = make(study).fit(tol_score=1e-10)
@@ -224,7 +224,7 @@ def test_rows_that_were_filled_in_count_as_no_entities(study, filled):
 
 
 def test_a_fit_goes_on_after_a_refusal_in_the_middle(study):
-    """What a site goes back to after a refusal is one client: its staged columns are found again."""
+    """After a refusal a site has one state again: its staged columns are found."""
     model, expected, refused = make(study), make(study).fit(), []
     answer = model.partition.sites["Court"].answer
 

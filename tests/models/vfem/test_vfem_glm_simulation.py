@@ -58,7 +58,7 @@ DESIGNS = {
 }
 NORMAL = tuple(name for name in DESIGNS if name != "indicators")
 PREVALENCE = {"A": 0.5, "B": 0.3, "C": 0.1}
-"""Of the first column of a client in the design "indicators"."""
+"""Scale of the first column of a site in the design "indicators"."""
 
 
 def draw(design, mechanism, n, run):
@@ -89,7 +89,7 @@ def truth(design):
 
 
 def open_sites(frames):
-    """What the sites of an opened model remember, and who has what."""
+    """State of the sites of an opened model, and which site has which entity."""
     n, sites = len(frames["H"]), tuple(frames)
     data, states, kept = {}, {}, {}
     for k, frame in frames.items():
@@ -126,11 +126,11 @@ def drive(protocol, data, states):
 
 
 class OpenIteration(QuasiNewtonIteration):
-    """The same numbers without secure sums: as where nobody can deal."""
+    """The same numbers without secure sums, as without a dealer."""
 
     def _running(self):
         def nobody(sites):
-            raise ModelError("nobody deals")
+            raise ModelError("no site can deal")
 
         return SimpleNamespace(dealers=nobody)
 

@@ -1,4 +1,4 @@
-"""What must not matter: order of clients and rows, units, threads, engines, repetition."""
+"""Irrelevant changes: order of sites and rows, units, threads, engines, repetition."""
 
 from __future__ import annotations
 

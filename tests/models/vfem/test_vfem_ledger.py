@@ -76,7 +76,7 @@ FIRST, MIDDLE, LAST = "Bank", "Court", "Tax"
 
 
 def left(result):
-    """What left each site: {sender: {(step, array, kind)}}."""
+    """Releases of each site: {sender: {(step, array, kind)}}."""
     out = {}
     for entry in result.ledger.entries:
         out.setdefault(entry.sender, set()).add((entry.step, entry.array, entry.kind))

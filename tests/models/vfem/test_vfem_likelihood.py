@@ -39,7 +39,7 @@ class Solved:
 
 @pytest.fixture(scope="module", params=["Bank", "Registry"])
 def solved(request):
-    """A fit and its numerical information: the response beside columns of its own, or alone."""
+    """A fit and its numerical information: the response with columns at its own site, or alone."""
     study = simulate(holder=request.param)
     model = study.model()
     result = model.fit(**packed(cov_type="none", **TIGHT))

@@ -1,4 +1,4 @@
-"""What a summary must not keep to itself."""
+"""Facts that a summary must report."""
 
 import numpy as np
 import pytest

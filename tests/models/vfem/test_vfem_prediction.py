@@ -40,7 +40,7 @@ def fitted():
 
 @pytest.fixture(scope="module")
 def new():
-    """Other entities, with the response known to nobody; all eight patterns."""
+    """Other entities, whose response no site knows; all eight patterns."""
     study = simulate(seed=13, n=150, holder="Registry")
     assert len(np.unique(study.pooled().seen, axis=0)) == 8
     return study

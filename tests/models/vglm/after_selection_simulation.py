@@ -19,13 +19,13 @@ from fedstat.models.vglm.normal_path import normal_path, normal_refit
 from fedstat.models.vglm.path_setup import choose_fit, score_path
 
 SKEW = 1.0
-"""Of the logarithm of a skewed column, the standard deviation: its skewness is 6.2."""
+"""Standard deviation of the logarithm of a skewed column: its skewness is 6.2."""
 KEYS = ["n", "p", "columns", "inference"]
 
 
 @dataclass(frozen=True)
 class Skewed(Setting):
-    """Columns with normal logarithms, standardized, in the place of normal ones."""
+    """Standardized columns with normal logarithms, which replace normal ones."""
 
     skewed: ClassVar[bool] = True
 

@@ -71,7 +71,7 @@ SETTINGS = [
 
 
 def sums_by_fold(X, y, folds):
-    """What the sites release of standardized columns, and their units."""
+    """Releases of the sites for standardized columns, and their units."""
     units = ColumnScales(X.mean(axis=0), X.std(axis=0), float(y.mean()), float(y.std()), 0.0)
     rows = [np.ones(len(y)), *((X - units.shift) / units.scale).T, (y - units.mean) / units.sd]
     V, code = np.column_stack(rows), np.arange(len(y)) % folds
@@ -143,7 +143,7 @@ def coverage(setting, runs):
 
 
 def false_selections(threshold, lam, runs, design="ar", n=400, p=60, folds=10, draws=25):
-    """Mean number of columns without effect among the stable ones, beside the bound."""
+    """Mean number of columns without effect among the stable ones, next to the bound."""
     setting = Setting("linear", n, p, design, (0.5,) * 6)
     false, bounds, true = [], [], []
     for run in range(runs):
@@ -166,7 +166,7 @@ def false_selections(threshold, lam, runs, design="ar", n=400, p=60, folds=10, d
 
 
 def write_table(name, table, keys):
-    """Put rows into a table of results in the place of those with the same keys."""
+    """Replace the rows of a table of results that have the same keys."""
     path = RESULTS / name
     if path.exists():
         before = pd.read_csv(path)

@@ -1,18 +1,16 @@
 """ADMM with noise on the linear predictors of every round (Hu et al. 2020): a baseline, all in one process.
 
-It repeats a published idea so that its price can be seen, and is no private fit: columns of all clients are
-in one place, and the noise is that of numpy's generator. What the noise is to hide is the record of one
-entity at one client. Each client cuts its linear predictors to [-clip, clip] and adds noise to every one, in
-every round.
+It repeats a published idea to show its cost, and is not a private fit: the columns of all sites are in one place,
+and the noise comes from numpy's generator. The noise shall hide the record of one entity at one site. Each site
+clips its linear predictors to [-clip, clip] and adds noise to every one, in every round.
 
-The account. Replacing one record moves the client's coefficients, and with them the linear predictors of
-all n entities: in one round by at most ``2 clip sqrt(n)``, as a vector. It comes within a factor of two of
-that, as a record may outweigh the others (:meth:`NoisyFit.epsilon`). Were the coefficients fixed, only the
-entity's own predictor would move, by ``2 clip``: an account by rows takes that for the cost
-(:meth:`NoisyFit.row_epsilon`).
+Accounting. Replacing one record changes the site's coefficients, and therefore the linear predictors of all n
+entities: in one round by at most ``2 clip sqrt(n)``, as a vector. A record that outweighs the others comes within a
+factor of two of this bound (:meth:`NoisyFit.epsilon`). With fixed coefficients only the entity's own predictor
+would change, by ``2 clip``; accounting by rows takes this as the cost (:meth:`NoisyFit.row_epsilon`).
 
-What stays without noise, and is in neither account: the response, means and standard deviations of the
-columns, the largest lambda, and the coefficients at the end of every lambda, among which BIC chooses.
+Some values have no noise and are in neither account: the response, means and standard deviations of the columns,
+the largest lambda, and the coefficients at the end of every lambda, from which BIC chooses.
 
 References
 ----------
@@ -112,7 +110,7 @@ class _Client:
 
 @dataclass(slots=True, eq=False)
 class _Sharing:
-    """ADMM under noise: mean predictor z, dual u and the step to be made, (n,), beside who takes part."""
+    """ADMM with noise: mean predictor z, dual u and the next step, (n,), and the participating sites."""
 
     sites: list[_Client]
     y: Floats

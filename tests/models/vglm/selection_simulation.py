@@ -46,7 +46,7 @@ MEASURES = ["rmse", "gmean", "fdr", "sensitivity", "specificity", "rounds", "meg
 
 
 def judge(b, truth):
-    """Error and selection of coefficients (p,) beside the true ones, as the publication measures them."""
+    """Error and selection of coefficients (p,) against the true ones, as the publication measures them."""
     chosen, active = b != 0.0, truth != 0.0
     sensitivity, specificity = chosen[active].mean(), (~chosen[~active]).mean()
     return {

@@ -71,7 +71,7 @@ def test_the_account_is_that_of_all_rounds_and_of_all_predictors():
 
 
 def test_one_record_moves_the_predictors_of_the_others():
-    """What an account by rows leaves out: a record that outweighs all others takes theirs to zero."""
+    """An account by rows cannot see this: a record that outweighs all others brings theirs to zero."""
     n, clip, cut = 400, 0.5, []
     for record in (-1.0, 1e4):
         X = np.where(np.arange(n) % 2, 1.0, -1.0)[:, None]

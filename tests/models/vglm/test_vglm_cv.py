@@ -1,4 +1,4 @@
-"""Cross-validation and stability selection beyond the normal family: beside refits of the pooled rows."""
+"""Cross-validation and stability selection beyond the normal family, compared with refits of pooled rows."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_choice_is_about_that_of_refits_to_the_rows(response, penalty):
     chosen = result.path.index.get_loc(result.lam)
     assert result.path["cv"].to_numpy()[chosen] == pytest.approx(exact[chosen], rel=2e-3)
     assert result.path["cv_se"].to_numpy()[chosen] == pytest.approx(se[chosen], rel=0.1)
-    # No lambda is better by what matters beside the error of cross-validation itself.
+    # No lambda is better by more than the error of cross-validation itself.
     assert exact[chosen] - exact.min() <= 0.05 * se[exact.argmin()]
     # Two steps farther, where SCAD takes a column in or not, a fold may already decide otherwise.
     near = np.abs(np.arange(20) - chosen) <= (3 if penalty == "lasso" else 1)

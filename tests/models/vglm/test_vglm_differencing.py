@@ -1,4 +1,4 @@
-"""What the doors refuse to sum a second time: sums whose difference is one over few entities."""
+"""Sums that sites refuse after earlier ones: their difference is a sum over few entities."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_model_is_fitted_again_with_other_folds_and_halves(family):
 
 
 def test_means_with_missing_blocks_are_over_the_entities_of_released_patterns():
-    """Over all entities they would differ from the sums by pattern by two, which the doors refuse."""
+    """Sums over all entities would differ from the sums by pattern by two; the sites refuse them."""
     table = make_table(N)
     table.loc[:99, ["x5", "x6", "x7", "x8"]] = np.nan
     table.loc[[1, 150], ["x0", "x1", "x2"]] = np.nan

@@ -125,7 +125,7 @@ class RowwiseEM:
         return self.beta * self.sd / self.scale
 
     def log_likelihood(self):
-        """Of what is observed, less the largest that the blocks alone can have."""
+        """Log-likelihood of the observed values, minus the largest that the blocks alone can have."""
         total, edges = 0.0, np.cumsum([0, *self.sizes])
         for x, y in zip(self.X, self.y, strict=True):
             has = ~np.isnan(x)

@@ -1,4 +1,4 @@
-"""What is said of a vertical GLM before it is fitted: how long, who learns what, what is refused."""
+"""Dry runs of a vertical GLM: how long it takes, who learns what, what is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Binomial and Poisson responses: the optimum of pooled rows, few rounds, and what the doors refuse."""
+"""Binomial and Poisson responses: the optimum of pooled rows, few rounds, and refusals of the sites."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is printed of a path, beside the stationarity conditions written out over pooled rows."""
+"""The printed path, next to the stationarity conditions written out over pooled rows."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_chosen_fit_is_one_of_the_path_and_the_smallest(seed):
     path, columns = result.path, result.params.index[1:]
     assert path.loc[result.lam, "bic"] == pytest.approx(path["bic"].min(), abs=1e-6)
     np.testing.assert_array_equal(result.path_params.loc[result.lam], result.params)
-    # From the lasso of its lambda: which other lambdas were asked for does not matter.
+    # Each point starts from the lasso of its lambda; other requested lambdas do not matter.
     alone = model.fit(lam=result.lam, path="exact")
     np.testing.assert_allclose(alone.params, result.params, atol=1e-5)
     assert (path["status"] == "solved").all() and path["converged"].all()
@@ -93,7 +93,7 @@ def test_a_violation_that_is_printed_is_that_of_the_printed_coefficients(respons
     np.testing.assert_allclose(path["kkt"][solved], true[solved], rtol=0.02, atol=2e-8)
     assert "exchange" in given or path["kkt"].max() <= tol
     assert f"{path.loc[result.lam, 'kkt']:.1e} of lambda_max" in str(result.summary())
-    # What was not solved claims nothing: neither a violation, nor that it has converged.
+    # An unsolved point makes no claim: neither a violation nor convergence.
     assert path["kkt"].notna().equals(path["status"] == "solved")
     assert path["converged"].equals(path["status"] == "solved")
     proposes = response != "normal" and not {"path", "exchange"} & set(given)

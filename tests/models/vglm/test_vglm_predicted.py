@@ -72,7 +72,7 @@ def test_a_missing_block_has_its_mean_as_it_has_in_predict():
     result = fit("gauss", partition=partition, missing="em")
     found = result.get_prediction()
     np.testing.assert_allclose(found.predicted_mean, result.predict(), rtol=1e-10)
-    # What is taken from the mean of the block has the error of the intercept and the columns that are there.
+    # A prediction from the mean of the block has the error of the intercept and of the present columns.
     names = list(result.params.index)
     means = pd.Series(dict(zip("cd", result._record.predictor.column_means["shop"], strict=True)))
     rows = X.assign(Intercept=1.0)
@@ -244,7 +244,7 @@ def test_vfem_of_a_number_is_evaluated_by_the_clients_that_entities_have():
     assert frame.loc["bank + shop", "rsquared"] > frame.loc["bank", "rsquared"]
     once = result.evaluate(sites(policy=fs.Policy(evaluation="once"), new_data=True, response="gauss"))
     exact = result.evaluate(sites(new_data=True, response="gauss"))
-    # Averages of a few entities next to each other tell the error of each but for what they moved.
+    # Averages of a few neighboring entities show the error of each, except for their random moves.
     assert once.to_frame()["rsquared"].iloc[-1] == pytest.approx(
         exact.to_frame()["rsquared"].iloc[-1], abs=0.01
     )

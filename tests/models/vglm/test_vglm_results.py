@@ -1,4 +1,4 @@
-"""What results say of a selection: report, summary, stability, pictures, prediction, file."""
+"""Results of a selection: report, summary, stability, plots, prediction, file."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_missing_blocks():
 
 @pytest.mark.parametrize("response", FAMILIES)
 def test_folds_start_from_estimates_of_their_own(response):
-    """Cross-validated deviances beside refits of pooled rows from the estimate of the other folds."""
+    """Cross-validated deviances next to refits of pooled rows from the estimate of the other folds."""
     model = model_of(response)
     result = model.fit(steps=1, select="cv", folds=4, n_lambdas=10, ratio=0.05, random_state=3)
     names, y = list(result.params.index[1:]), TABLES[response]["y"].to_numpy()
