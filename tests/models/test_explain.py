@@ -1,9 +1,10 @@
 """Dry runs of every family, compared with the requests of the fit.
 
-A dry run executes a fit's own steps on invented designs, so that it always matches the family. Errors are possible
-in the design, or if a number matters that should not. For every family and exchange, the dry run announces every
-release of the fit, with sender, receiver, step, array, kind, masks, entities and shape. It announces nothing else,
-except rounds whose number depends on the data. All sites also require the order of steps that families declare.
+A dry run executes a fit's own steps on invented designs, so that it always matches the family. Errors are
+possible in the design, or if a number matters that should not. For every family and exchange, the dry run
+announces every release of the fit, with sender, receiver, step, array, kind, masks, entities and shape. It
+announces nothing else, except rounds whose number depends on the data. All sites also require the order of
+steps that families declare.
 """
 
 from contextlib import contextmanager

@@ -3,8 +3,8 @@
     OMP_NUM_THREADS=1 python tests/models/copula_glm/private_coverage_simulation.py run FILE.csv 200 0
     python tests/models/copula_glm/private_coverage_simulation.py table FILE.csv OUT.csv 0
 
-The first writes the rows of 200 repetitions, and continues where the file ends; the second summarizes them by cell
-and coefficient. The last argument is `polish`, 0 or 1. Columns and coefficients are those of
+The first writes the rows of 200 repetitions, and continues where the file ends; the second summarizes them by
+cell and coefficient. The last argument is `polish`, 0 or 1. Columns and coefficients are those of
 ``copula_design``: ten columns of mixed kinds at three institutions, the response at a fourth, a Gaussian
 copula for the columns. Noise is numpy's Gaussian with the planned variances; no sites take part, which
 ``test_private_glm`` tests.

@@ -5,9 +5,10 @@
 
 The table is the population, and maximum likelihood on all of it the truth; `target` is the root of its score
 with the bounded scores, which differs where the model is not that of the table. Without noise, the estimate
-on the table shows the misfit of the copula, in standard errors of maximum likelihood. For coverage, samples of
-10,000 rows are drawn from it, and both estimators are applied to them (``polish`` 0 and 1). Columns are codes of
-public grids of at most 32 levels, standardized for comparison. Sources and terms of the tables are in their folder.
+on the table shows the misfit of the copula, in standard errors of maximum likelihood. For coverage, samples
+of 10,000 rows are drawn from it, and both estimators are applied to them (``polish`` 0 and 1). Columns are
+codes of public grids of at most 32 levels, standardized for comparison. Sources and terms of the tables are
+in their folder.
 """
 
 import os

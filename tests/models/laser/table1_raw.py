@@ -1,8 +1,8 @@
 """The published training of split networks on raw columns: one missing pattern a batch, no disclosure checks.
 
 What the authors' code does (github.com/Valdeira/LASER-VFL, read and not copied): classes are drawn equally
-often; 188 patterns are drawn once, and a batch has the pattern of its first row; each site has one head, which
-learns from one set of every size; Adam with L2, for 50 to 125 epochs by method. Its environment is
+often; 188 patterns are drawn once, and a batch has the pattern of its first row; each site has one head,
+which learns from one set of every size; Adam with L2, for 50 to 125 epochs by method. Its environment is
 PyTorch 1.13, whose ``zero_grad`` leaves zeros: networks and heads that a batch of LASER does not use continue
 with the state of Adam, and shrink (`coast`).
 """

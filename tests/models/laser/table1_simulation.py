@@ -2,9 +2,10 @@
 
     python tests/models/laser/table1_simulation.py [raw] [standardized] [variants] [seeds]
 
-"raw": columns in their own units and the published training, see ``table1_raw.py``; "standardized": this package's
-defaults with its disclosure checks; every row keeps its pattern of missing blocks and classes weigh the same,
-as in the published training; "variants": LASER on raw columns with other schedules. Each seed has its own split. Writes each run to ``tests/benchmarks/results/laser_table1.csv``, goes on where it was cut
+"raw": columns in their own units and the published training, see ``table1_raw.py``; "standardized": this
+package's defaults with its disclosure checks; every row keeps its pattern of missing blocks and classes weigh
+the same, as in the published training; "variants": LASER on raw columns with other schedules. Each seed has
+its own split. Writes each run to ``tests/benchmarks/results/laser_table1.csv``, goes on where it was cut
 short, and prints means and standard deviations next to the published figures.
 """
 

@@ -6,8 +6,8 @@ the factor apart; all columns continuous, or those of one site ordinal. Fits beg
     python tests/models/m2sem/coverage_simulation.py [REPETITIONS [BOOTSTRAPPED]]
 
 writes tests/benchmarks/results/m2sem_coverage.csv; 120 repetitions, and 10 with 40 bootstrap samples each,
-take a quarter of an hour. With 0 repetitions only the rows of the bootstrap are computed again, and written after each
-tenth: `coverage_simulation.py 0 100`.
+take a quarter of an hour. With 0 repetitions only the rows of the bootstrap are computed again, and written
+after each tenth: `coverage_simulation.py 0 100`.
 """
 
 from __future__ import annotations

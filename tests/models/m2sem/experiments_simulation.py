@@ -1,9 +1,9 @@
 """Clusters of the published experiments, Ding (2024, Table 2), and of a noisier design with a known oracle.
 
-Every run is a complete fit with its starts, penalties and refits. It is compared with k-means on the columns that
-truly separate the clusters (unknown in practice) and, if installed, with StepMix on all columns (``pip install
-stepmix``; ``FEDSTAT_STEPMIX`` may be the Python of another environment). Runs that the table already has are not
-repeated. Arguments are the experiments, the number of data sets and the first seed::
+Every run is a complete fit with its starts, penalties and refits. It is compared with k-means on the columns
+that truly separate the clusters (unknown in practice) and, if installed, with StepMix on all columns (``pip
+install stepmix``; ``FEDSTAT_STEPMIX`` may be the Python of another environment). Runs that the table already
+has are not repeated. Arguments are the experiments, the number of data sets and the first seed::
 
     python tests/models/m2sem/experiments_simulation.py [noisy] [1] ... [5] [--runs 20] [--first 0]
 

@@ -1,16 +1,17 @@
 """ADMM with noise on the linear predictors of every round (Hu et al. 2020): a baseline, all in one process.
 
-It repeats a published idea to show its cost, and is not a private fit: the columns of all sites are in one place,
-and the noise comes from numpy's generator. The noise shall hide the record of one entity at one site. Each site
-clips its linear predictors to [-clip, clip] and adds noise to every one, in every round.
+It repeats a published idea to show its cost, and is not a private fit: the columns of all sites are in one
+place, and the noise comes from numpy's generator. The noise shall hide the record of one entity at one site.
+Each site clips its linear predictors to [-clip, clip] and adds noise to every one, in every round.
 
 Accounting. Replacing one record changes the site's coefficients, and therefore the linear predictors of all n
-entities: in one round by at most ``2 clip sqrt(n)``, as a vector. A record that outweighs the others comes within a
-factor of two of this bound (:meth:`NoisyFit.epsilon`). With fixed coefficients only the entity's own predictor
-would change, by ``2 clip``; accounting by rows takes this as the cost (:meth:`NoisyFit.row_epsilon`).
+entities: in one round by at most ``2 clip sqrt(n)``, as a vector. A record that outweighs the others comes
+within a factor of two of this bound (:meth:`NoisyFit.epsilon`). With fixed coefficients only the entity's own
+predictor would change, by ``2 clip``; accounting by rows takes this as the cost
+(:meth:`NoisyFit.row_epsilon`).
 
-Some values have no noise and are in neither account: the response, means and standard deviations of the columns,
-the largest lambda, and the coefficients at the end of every lambda, from which BIC chooses.
+Some values have no noise and are in neither account: the response, means and standard deviations of the
+columns, the largest lambda, and the coefficients at the end of every lambda, from which BIC chooses.
 
 References
 ----------
