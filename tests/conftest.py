@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_limits
 threadpool_limits(int(os.environ["OPENBLAS_NUM_THREADS"]), "blas")
 
 EVERY_DAY = "not slow and not benchmark and not vignette"
-"""What pytest runs when it is not told otherwise, in pyproject.toml."""
+"""Default selection of tests, as in pyproject.toml."""
 
 matplotlib.use("Agg")
 

@@ -53,7 +53,7 @@ def complete(moments):
 
 
 def filled(moments):
-    """Put the mean of those who have it in the place of a missing block, method="impute"."""
+    """Replace a missing block by the mean of the entities that have it, method="impute"."""
     return _as_one(moments.standardised(), np.ones(len(moments.n), dtype=bool))
 
 

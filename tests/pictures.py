@@ -21,7 +21,7 @@ def texts(figure):
     for text in figure.findobj(lambda one: isinstance(one, Text)):
         if not text.get_text().strip() or not text.get_visible():
             continue
-        # Of an annotation the text alone, without the line that leads to it.
+        # Only the text of an annotation, without the line that leads to it.
         own = Text if isinstance(text, Annotation) else type(text)
         box = own.get_window_extent(text)
         if box.width > 0.0 and text not in hidden:

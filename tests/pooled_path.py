@@ -43,10 +43,10 @@ from fedstat.typing import Bools, Floats, Ints
 
 MAX_STEPS = 200
 SLOW = 0.1
-"""Share of the violation that a step may leave before the Hessian is computed anew."""
+"""Share of the violation that a step may leave before the Hessian is computed again."""
 
 GROWTH = 0.25
-"""Share of the columns that may be new to a Hessian; with more, it costs hardly less to compute it anew."""
+"""Share of the columns that may be new to a Hessian; with more, an update saves hardly any time."""
 
 
 def search_line(objective: Callable[[float], float], current: float, decrease: float) -> float:
@@ -318,7 +318,7 @@ def glm_path(
     algorithm : {"descent", "lla"}
         The way to SCAD and MCP; see the module ``penalised_path``.
     steps : LinearSteps, optional
-        Of the algorithm "lla": from an estimate, and so many.
+        Start and number of steps of the algorithm "lla".
     tol : float
         Largest violation of the stationarity conditions, as a share of lambda_max.
     most_steps : int

@@ -1,4 +1,4 @@
-"""What a reader of the API reference meets: public classes, functions, and what the classes have."""
+"""Contents of the API reference: public classes, functions, and members of the classes."""
 
 import doctest
 import inspect
@@ -60,7 +60,7 @@ def examples(value):
 
 
 def statements(value):
-    """What the examples run, without what they print."""
+    """Code of the examples, without their output."""
     return "".join(one.source for one in doctest.DocTestParser().get_examples(examples(value)))
 
 

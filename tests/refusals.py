@@ -1,4 +1,4 @@
-"""What tests require of refusals whose reason only the owner of the site reads."""
+"""Requirements on refusals whose reason only the owner of the site reads."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Keys, seeds and nonces that are the same in every run of a test or a vignette.
 
-The noise of private releases, randomized labels, masks and shared seeds all follow from keys. What a test
-finds of them once, it finds always: in any order, in any process, and next to any other test. Processes that
-a test starts draw from the operating system.
+The noise of private releases, randomized labels, masks and shared seeds all follow from keys. A test
+therefore has the same secrets in every run: in any order, in any process, and next to any other test.
+Processes that a test starts draw from the operating system.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Simulated clusters: what their description promises, checked on large draws, and the truth beside them."""
+"""Simulated clusters: their description, checked on large draws, and the true values."""
 
 import numpy as np
 import pandas as pd

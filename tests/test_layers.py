@@ -26,7 +26,7 @@ FEDERATION = (
 )
 """The files and rooms of federation/: each imports from those before it."""
 MODELS = ("", "vertical", "horizontal")
-"""What families share, in order: files of models/ itself, then the rooms; families come after them."""
+"""Shared parts of the families, in order: files of models/, then its folders; families come after them."""
 MAY_IMPORT = {
     "errors": set(),
     "typing": {"errors"},
@@ -107,7 +107,7 @@ def inside_functions(tree):
 
 
 def complaints(source, where, is_package=False, known_families=frozenset()):
-    """What is wrong with the imports of one file at address ``where``."""
+    """Faults in the imports of one file at address ``where``."""
     tree = ast.parse(source)
     package = ("fedstat", *where) if is_package else ("fedstat", *where[:-1])
     inner = inside_functions(tree)

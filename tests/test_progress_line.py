@@ -1,4 +1,4 @@
-"""What is told of long computations, when, and where."""
+"""Progress of long computations: what is shown, when, and where."""
 
 import inspect
 import io
@@ -79,7 +79,7 @@ def test_a_notebook_is_told_of_what_takes_five_seconds(monkeypatch):
     assert (
         reported.startswith("\rfold 1 of 4") and "about 6.0 s left" in reported and reported.count("\n") == 1
     )
-    # What is not known to be long is told of when it has been.
+    # A computation that is not known to be long is shown once it has been.
     clock, stream = Clock(), io.StringIO()
     line = ProgressLine("round", quiet=True, stream=stream, clock=clock)
     for clock.now in (2.0, 4.0, 6.0):

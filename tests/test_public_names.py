@@ -132,7 +132,7 @@ def test_docstrings_are_numpydoc(name, value):
 
 @pytest.mark.parametrize("name, value", list(documented()), ids=lambda v: v if isinstance(v, str) else "")
 def test_help_shows_arguments_in_full(name, value):
-    """What is described elsewhere is filled in, by :func:`fedstat.docstrings.inherits_params`."""
+    """Descriptions from elsewhere are filled in, by :func:`fedstat.docstrings.inherits_params`."""
     assert not REFERENCE.search(inspect.getdoc(value) or ""), name
 
 

@@ -1,12 +1,12 @@
-"""Private synthesis: seconds, rounds and bytes; two real tables beside synthesisers that see all rows.
+"""Private synthesis: seconds, rounds and bytes; two real tables, also with synthesizers that see all rows.
 
     python tests/benchmarks/bench_copula.py            all that is left to do, and writes results/copula.md
     python tests/benchmarks/bench_copula.py speed
     FEDSTAT_PEERS=/one/bin/python:/other/bin/python python tests/benchmarks/bench_copula.py peers
 
 Peers may live in other environments (``pip install sdv``; ``pip install dpmm``, which wants Python below 3.12
-and numpy 1.26); one that is not installed is left out. A run of a peer that stands in
-``results/copula_peers.csv`` is not repeated: delete its lines, and it is.
+and numpy 1.26); one that is not installed is left out. A run of a peer is not repeated while
+``results/copula_peers.csv`` has its lines.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RUNS, SPEED = RESULTS / "copula_peers.csv", RESULTS / "copula_speed.csv"
 PEERS = Path(__file__).parent / "copula_peers.py"
 ITERATIONS = {"dpmm MST": ["500"], "dpmm AIM": ["100"]}
 """Steps of a peer's fit: its defaults, 5,000 and 1,000, take an hour."""
-SEEDS = {"ours": 3, "ours, hardly any noise": 1, "rows drawn anew": 3, "dpmm AIM": 1}
+SEEDS = {"ours": 3, "ours, hardly any noise": 1, "rows resampled": 3, "dpmm AIM": 1}
 """Runs of a method; others have two."""
 REPEATS = 5
 CASES = {"one party": 1, "five institutions, secure products": 5}
@@ -57,9 +57,9 @@ def speed(sites):
         fit = clock.time("fit", synthesizer(table, bounds, held, 1.0).fit)
         clock.time("sample", fit.sample, len(table), seed=1)
     for _ in range(2):
-        clock.time("a table of a release drawn anew", lambda: fit.sample_tables(2, len(table), seed=1))
+        clock.time("a table of a resampled release", lambda: fit.sample_tables(2, len(table), seed=1))
     cpu = {stage: float(np.median([row["cpu"] for row in rows[1:]])) for stage, rows in clock.stages.items()}
-    cpu["a table of a release drawn anew"] /= 2
+    cpu["a table of a resampled release"] /= 2
     return cpu | {"rounds": fit.ledger.rounds, "megabytes": fit.ledger.bytes / 1e6}
 
 
@@ -84,7 +84,7 @@ def installed():
 
 def make(method, python, coded, seed):
     """Make one table, with the CPU seconds of its making."""
-    if method == "rows drawn anew":
+    if method == "rows resampled":
         return coded.table.sample(len(coded.table), replace=True, random_state=seed), np.nan
     if method in OURS:
         clock, bounds = Clock(), {name: range(k) for name, k in coded.levels.items()}
@@ -105,7 +105,7 @@ def make(method, python, coded, seed):
 def run_peers():
     if not DATA.exists():
         sys.exit(f"no data at {DATA}")
-    methods = dict.fromkeys(("rows drawn anew", *OURS)) | installed()
+    methods = dict.fromkeys(("rows resampled", *OURS)) | installed()
     runs = pd.read_csv(RUNS) if RUNS.exists() else pd.DataFrame(columns=["table", "method", "seed"])
     known = set(runs[["table", "method", "seed"]].itertuples(index=False, name=None))
     for name, read in REAL.items():
@@ -157,8 +157,8 @@ def write():
             "record replaced. Peers see all rows; those of dpmm protect a record that is added or removed, "
             f"with fewer steps of their fits than by default ({steps}); SDV protects nothing. "
             "`pMSE ratio`: a classifier on columns, "
-            "squares and products tells 8,000 rows of each table apart, 1 where there is nothing to tell. "
-            "`hardly any noise`: epsilon 10,000, what is left is misfit of the Gaussian copula.",
+            "squares and products separates 8,000 rows of each table; 1 if they do not differ. "
+            "`hardly any noise`: epsilon 10,000, the remaining error is misfit of the Gaussian copula.",
         ]
         for name, some in runs.groupby("table", sort=False):
             means = some.drop(columns=["table", "worst pairs"]).groupby("method", sort=False).mean()

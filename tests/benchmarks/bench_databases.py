@@ -1,7 +1,7 @@
-"""CPU seconds of a site whose records a PostgreSQL server holds, beside one that has a Parquet file.
+"""CPU seconds of a site with records in a PostgreSQL server, and of one with a Parquet file.
 
     python tests/benchmarks/bench_databases.py             5 million rows, and writes results/databases.md
-    python tests/benchmarks/bench_databases.py 1000000     so many rows, and prints the figures
+    python tests/benchmarks/bench_databases.py 1000000     this number of rows, and prints the figures
 
 Needs a PostgreSQL server that is installed; it is started by the script.
 """
@@ -108,7 +108,7 @@ def table(rows, found):
         "CPU seconds of the site's process: reading, agreement on columns, fit. Estimates and standard "
         "errors are the same to the bit.",
         "",
-        "| source | open | agreement | fit | in all | beside Parquet | wall | peak MB |",
+        "| source | open | agreement | fit | in all | over Parquet | wall | peak MB |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, one in found.items():

@@ -29,7 +29,7 @@ def memory_check() -> dict[str, float]:
     rng = np.random.default_rng(0)
     pattern = rng.integers(0, PATTERNS, ENTITIES)
     released = ReleasedGroups.none(ENTITIES).with_groups(pattern)
-    # Further unions of these patterns are combinations of them: what is kept stays as it is, which is shown.
+    # Further unions of these patterns are combinations of them: the stored basis must stay the same.
     for _ in range(20):
         union = rng.random(PATTERNS) < 0.5
         released = released.with_groups(np.where(union[pattern], 0, -1))
@@ -45,7 +45,7 @@ def memory_check() -> dict[str, float]:
 
 
 def division_check() -> dict[str, float]:
-    """The same where the asked groups cut the patterns anew."""
+    """The same for requested groups that split the patterns differently."""
     rng = np.random.default_rng(1)
     released = ReleasedGroups.none(ENTITIES)
     seconds = []

@@ -1,10 +1,10 @@
-"""An exchange folder that has run for long: a warm fit and an idle site, beside 50,000 old pairs.
+"""An exchange folder that has run for long: a warm fit and an idle site, with 50,000 old pairs.
 
     python tests/benchmarks/bench_exchange.py [PAIRS]
 
-Three sites are served as processes over a folder; the old pairs of questions and answers lie with one of
-them, as if nobody had moved them. Seconds of a fit are medians of three; those of processors are of the site,
-since a machine that does other things as well says little by the clock.
+Three sites are served as processes over a folder; one of them has the old pairs of requests and replies, as
+if they had never been moved. Seconds of a fit are medians of three. CPU seconds are those of the site,
+because wall time depends on other programs of the machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Seconds, memory, rounds and bytes of federated GLMs, beside pooled ones.
+"""Seconds, memory, rounds and bytes of federated GLMs and pooled ones.
 
 Every figure comes from a process of its own, on data that were drawn beforehand. The peers see all rows in
 one place: statsmodels' GLM and glum, each given the design as an array, so that only the fit is timed.
@@ -197,7 +197,7 @@ def million(folder):
         "fedstat: 10 sites in one process, from a formula, the sites' own fits and comparison included. "
         "Peers: the fit on an array that is ready, with standard errors.",
         "",
-        "| | wall s | CPU s | beside the fastest peer | peak MB | largest difference in standard errors |",
+        "| | wall s | CPU s | over the fastest peer | peak MB | largest difference in standard errors |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     reference = peers["statsmodels"]

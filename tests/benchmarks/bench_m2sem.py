@@ -1,4 +1,4 @@
-"""Clusters over institutions: an EM step, its growth with rows, a whole fit beside StepMix.
+"""Clusters between sites: an EM step, its growth with rows, a complete fit and one of StepMix.
 
     python tests/benchmarks/bench_m2sem.py                       all, and writes results/m2sem.md
     python tests/benchmarks/bench_m2sem.py step rows             some, and prints them

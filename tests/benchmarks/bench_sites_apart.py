@@ -4,7 +4,7 @@ A first fit, and others by processes that are warm. CPU seconds of all processes
 machine may be busy; the sites are started by forking a process that has imported the package.
 
     python tests/benchmarks/bench_sites_apart.py        fifty sites
-    python tests/benchmarks/bench_sites_apart.py 20     so many
+    python tests/benchmarks/bench_sites_apart.py 20     another number of sites
 """
 
 from __future__ import annotations

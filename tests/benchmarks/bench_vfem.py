@@ -1,8 +1,8 @@
-"""Seconds, memory, rounds and bytes of VFEM, beside two imputation methods.
+"""Seconds, memory, rounds and bytes of VFEM and of two imputation methods.
 
 Every figure comes from a process of its own, so that imports, compilation and memory are not those of another
 one. Data are drawn beforehand and read from files. Wall time is what a user waits; CPU time is
-beside it because other programs on the same computer lengthen the former only.
+reported as well, because other programs on the same computer lengthen only the wall time.
 
     python tests/benchmarks/bench_vfem.py              all, and writes results/vfem.md
     python tests/benchmarks/bench_vfem.py fit growth   some, and prints them
@@ -147,7 +147,7 @@ def fit(folder, repeats=REPEATS):
 
 
 def cold(folder):
-    """What a first call in a new process does; the caller takes the time of the whole process."""
+    """First call in a new process; the caller measures the time of the complete process."""
     import fedstat as fs
 
     frames, study = read(folder)
@@ -160,7 +160,7 @@ def cold(folder):
 
 
 def pooled(folder):
-    """All columns beside each other, as no institution could have them; the response comes last."""
+    """All columns in one table, which no site could have; the response comes last."""
     frames, study = read(folder)
     table = frames.pop("Platform")
     for frame in frames.values():
@@ -452,7 +452,7 @@ class Bench:
         return answers
 
     def joint(self):
-        """The free law from moments beside lavaan and Amelia on the pooled table, where these are there."""
+        """The free model from moments, and lavaan and Amelia on the pooled table if installed."""
         folder = self.data(SME)
         vfem = run("fit", folder, 1, cache=self.cache)
         self.report.heading(

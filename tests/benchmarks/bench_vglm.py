@@ -1,4 +1,4 @@
-"""Seconds of penalised paths beside pooled peers; rounds and bytes of the two exchanges of VerticalGLM.
+"""Seconds of penalized paths and of pooled peers; rounds and bytes of the two exchanges of VerticalGLM.
 
 Every figure comes from a process of its own with one thread, on data that were drawn beforehand. The peers,
 glmnet of R and pycasso, see all rows in one place. pycasso may live in another environment; a peer that is
@@ -38,7 +38,7 @@ TIGHT = 1e-10
 """Tolerance of fedstat for the objectives that all others are compared with."""
 
 LIKE = 10.0
-"""A peer is about as accurate where its excess of the objective is at most so many times as large."""
+"""A peer is about as accurate if its excess of the objective is at most this many times as large."""
 
 ALGORITHMS = {"gaussian": ("covariance", "naive"), "binomial": ("Newton", "modified.Newton")}
 """Those of glmnet, its default first."""
@@ -48,7 +48,7 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_
 
 
 def draw():
-    """Equally correlated standardised columns, of which 20 have an effect, and both kinds of response."""
+    """Equally correlated standardized columns, 20 of them with an effect, and both kinds of response."""
     import numpy as np
 
     rng = np.random.default_rng(0)
@@ -304,7 +304,7 @@ def beside(seconds, others):
 
 
 def peer_table(file, family):
-    """Seconds of the lasso, beside the fastest peer, and beside the fastest that is about as accurate."""
+    """Seconds of the lasso, over the fastest peer, and over the fastest that is about as accurate."""
     runs = take_turns(file, family)
     excess = excesses(runs)
     seconds = {at: least(runs[at[0]], at[1]) for at in excess}
@@ -315,8 +315,8 @@ def peer_table(file, family):
         "Tolerances of different programs do not mean the same. CPU seconds are those of the fastest of "
         f"{REPEATS * TURNS} fits.",
         "",
-        "| | tolerance | CPU s | largest excess | beside the fastest peer | "
-        "beside the fastest that is about as accurate |",
+        "| | tolerance | CPU s | largest excess | over the fastest peer | "
+        "over the fastest that is about as accurate |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for (name, tol), above in excess.items():

@@ -1,4 +1,4 @@
-"""Blocks that correlate, of adults of NHANES 2009-2012: VFEM both ways beside methods that need pooled data.
+"""Correlated blocks of adults of NHANES 2009-2012: VFEM both ways, and methods that need pooled data.
 
 Log HDL cholesterol on age and sex, of the interview, height and weight, of the examination, and testosterone,
 which a laboratory took in the second of two survey periods only: most of its block is missing by design.

@@ -9,9 +9,9 @@ import pandas as pd
 from scipy.stats import rankdata
 
 CLASSES = 8
-"""Of a column beside another one: quantiles of the real column."""
+"""Number of bins of a column against another one: quantiles of the real column."""
 ROWS = 8_000
-"""Of either table, on which a classifier tells them apart."""
+"""Rows of either table that a classifier separates."""
 
 
 def measure(real, made, levels):
@@ -82,10 +82,11 @@ def regression(R, S):
 
 
 def propensity_ratio(R, S, seed=0):
-    """Mean squared error of the propensity of being synthetic, by what it is of two samples of one law.
+    """Mean squared error of the propensity of being synthetic, relative to two samples of one distribution.
 
     A logistic regression on columns, their squares and products (Snoke et al. 2018, who divide by half of it,
-    for tables of a law that was fitted to the other one): 1 is no misfit to be told at this number of rows.
+    for tables of a distribution fitted to the other one): 1 means no detectable misfit at this number of
+    rows.
     """
     rng = np.random.default_rng(seed)
     n = min(ROWS, len(R), len(S))

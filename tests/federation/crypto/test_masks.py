@@ -165,7 +165,7 @@ def test_keys_from_an_agreement_do():
         Masker(keys[0])
 
 
-# What the coordinator sees
+# The coordinator's view
 
 
 def uniform_bytes(words):
@@ -214,7 +214,7 @@ def test_the_stream_is_that_of_rfc_8439():
     assert stream.astype("<u8").tobytes()[64:96].hex() == expected
 
 
-# What is refused
+# Refusals
 
 
 def test_no_mask_serves_twice():

@@ -1,7 +1,7 @@
 """A hostile coordinator sends requests to real families: named errors, no crash, no partial change.
 
-Questions of real fits are recorded and sent again in changed forms. What is refused must leave no trace: the
-honest question that follows is answered as at a site that was left in peace, to the bit.
+Requests of real fits are recorded and sent again in changed forms. A refusal must leave no trace: the site
+answers the next honest request as a site that has not received the others, to the bit.
 """
 
 from dataclasses import replace

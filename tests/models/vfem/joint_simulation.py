@@ -3,8 +3,8 @@
 Sites A, B and C hold two columns each of variance one. The first columns have the correlation rho,
 the second ones .4 with the first of their own block: every two blocks have the canonical correlation rho.
 A has all entities; B lacks 40 % and C 60 %, by lot (mcar), the more often the smaller A's first column (mar
-on A), or that and a response of zero (mar on y). What the sites would answer is computed from the rows, with
-no keys, so that hundreds of fits take minutes: `python tests/models/vfem/joint_simulation.py [runs [n]]`.
+on A), or that and a response of zero (mar on y). Answers of the sites are computed from the rows, without
+keys, so that hundreds of fits take minutes: `python tests/models/vfem/joint_simulation.py [runs [n]]`.
 """
 
 import sys

@@ -177,10 +177,10 @@ def block_parameters(model, site):
 
 
 def simulate(seed=0, n=500, holder="Bank", missing="mar", slopes=None):
-    """Three clients with two, three and two columns of different scales; one column has no effect.
+    """Three sites with two, three and two columns of different scales; one column has no effect.
 
     With missing="mar" the Court lacks records where y is small and the Bank's own columns are there half the
-    time; nobody lacks any with missing="none".
+    time; all records are present with missing="none".
     """
     rng = np.random.default_rng(seed)
     mix = np.array([[1.0, 0.4, 0.2], [0.0, 1.0, 0.3], [0.0, 0.0, 0.8]])
