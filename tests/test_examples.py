@@ -30,7 +30,7 @@ NOT_RESULTS = {
     "Selection",
     "Sheet",
 }
-"""Attributes of public classes other than results: columns, transports, protocols, and parts of their records."""
+"""Attributes of public classes other than results: columns, transports, protocols, parts of records."""
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 

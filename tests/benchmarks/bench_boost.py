@@ -1,8 +1,7 @@
 """Seconds and memory of boosting with curves: 1,000 curves on 20, cross-validation, 100,000 from Parquet.
 
 Every figure comes from a process of its own, on curves that were drawn beforehand; a fit is all of
-``model.fit``: disclosure checks of every site, its ledger, sums, path. If R has FDboost, it fits the same
-rows.
+``model.fit``: disclosure checks and ledger of every site, sums, path. If R has FDboost, it fits the same rows.
 
     python tests/benchmarks/bench_boost.py                   all, and writes results/boost.md
     python tests/benchmarks/bench_boost.py fit start large   some, and prints them
@@ -181,12 +180,15 @@ def fit_table(folder):
     write_curves(folder)
     peer = in_a_process(__file__, "fdboost", folder)
     lines = [
-        f"## {ROWS:,} responses of {POINTS} points on {P} curves, {STEPS} steps", "", f"Medians of {REPEATS}
-        fits with compiled code: disclosure checks, ledger, sums and path; the model separately. " "Ten folds
-        of 100 rows for 281 columns are refused by a site's default rule; they are timed with an " "owner who
-        allows them.", "", "| penalty | sites | model, CPU s | fit, CPU s | goal | wall s | ten-fold CV, CPU s
-        | goal | MB |" + (" FDboost's CPU s over the fit's |" if peer else ""), "| --- | --- | --- | --- | ---
-        | --- | --- | --- | --- |" + (" --- |" if peer else ""),
+        f"## {ROWS:,} responses of {POINTS} points on {P} curves, {STEPS} steps",
+        "",
+        f"Medians of {REPEATS} fits with compiled code: checks, ledger, sums and path; the model separately. "
+        "Ten folds of 100 rows for 281 columns are refused by a site's default rule; they are timed with an "
+        "owner who allows them.",
+        "",
+        "| penalty | sites | model, CPU s | fit, CPU s | goal | wall s | ten-fold CV, CPU s | goal | MB |"
+        + (" FDboost's CPU s over the fit's |" if peer else ""),
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |" + (" --- |" if peer else ""),
     ]
     left = 0.0
     for penalty, label in FIT.items():

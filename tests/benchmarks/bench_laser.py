@@ -1,4 +1,4 @@
-"""Split networks: a training step and PyTorch's, and default fits with disclosure checks and ledger.
+"""Split networks: a training step and PyTorch's, and default fits with checks and ledger.
 
 python tests/benchmarks/bench_laser.py              all; writes results/laser.md where PyTorch is installed
 python tests/benchmarks/bench_laser.py step fit     some, and prints them
@@ -191,8 +191,8 @@ def run_fit():
             )
         )
     return [
-        f"## Default fits, {ENTITIES:,} x {CLIENTS * COLUMNS} over {CLIENTS} clients", f"All of a fit in one
-        process, after one that compiles: masks, disclosure checks, signed ledgers. Goal: below "
+        f"## Default fits, {ENTITIES:,} x {CLIENTS * COLUMNS} over {CLIENTS} clients",
+        f"All of a fit in one process, after one that compiles: masks, checks, signed ledgers. Goal: below "
         f"{GOALS['cpu']:g} CPU seconds. AUC with all sites, for entities outside training.",
         table(["exchange", "CPU s", "rounds", "goal", "MB a client", "peak MB", "AUC"], rows),
     ]
