@@ -1,7 +1,7 @@
 """Seconds and memory of boosting with curves: 1,000 curves on 20, cross-validation, 100,000 from Parquet.
 
 Every figure comes from a process of its own, on curves that were drawn beforehand; a fit is all of
-``model.fit``: disclosure checks and ledger of every site, sums, path. If R has FDboost, it fits the same rows.
+``model.fit``: disclosure checks and ledger of every site, sums, path. With R and FDboost, also its fit.
 
     python tests/benchmarks/bench_boost.py                   all, and writes results/boost.md
     python tests/benchmarks/bench_boost.py fit start large   some, and prints them
