@@ -250,7 +250,7 @@ def spread(wanted: Floats, gap: float, low: float, high: float) -> Floats:
     return found
 
 
-def label_ends(ax: Axes, heights: Floats, names: Sequence[str], colours: Sequence[str]) -> int:
+def label_ends(ax: Axes, heights: Floats, names: Sequence[str], colors: Sequence[str]) -> int:
     """Write names (n,), the most important first, right of the axes, at the ends of lines at some heights.
 
     Names do not overlap; for ends at one height the first name is on top. A thin line leads to each name. The
@@ -269,15 +269,15 @@ def label_ends(ax: Axes, heights: Floats, names: Sequence[str], colours: Sequenc
     places = spread(ends[::-1], gap, 0.0 if n == len(names) else gap, 1.0 - gap / 4.0)[::-1]
     beside = ax.transAxes + ScaledTranslation(LEADER / 72.0, 0.0, figure.dpi_scale_trans)
     style: dict[str, Any] = {"fontsize": SMALL, "va": "center", "annotation_clip": False, "parse_math": False}
-    for name, end, place, colour in zip(names, ends, places, colours, strict=False):
+    for name, end, place, color in zip(names, ends, places, colors, strict=False):
         ax.annotate(
             *(name, (1.0, end)),
             xycoords="axes fraction",
             xytext=(1.0, place),
             textcoords=beside,
-            color=colour,
+            color=color,
             arrowprops={
-                **{"arrowstyle": "-", "color": colour, "linewidth": 0.5, "alpha": 0.6},
+                **{"arrowstyle": "-", "color": color, "linewidth": 0.5, "alpha": 0.6},
                 **{"shrinkA": 1.0, "shrinkB": 0.0, "relpos": (0.0, 0.5)},
             },
             **style,

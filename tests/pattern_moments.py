@@ -17,9 +17,9 @@ def moments_of_arrays(X, y, sizes, *, sites=None, names=None, partial=False):
     seen = ~np.isnan(X) if partial else np.repeat(has, sizes, axis=1)
     known = np.where(seen, X, np.nan)
     columns = np.column_stack([known, y])
-    centre, scale = np.nanmean(columns, axis=0), np.nanstd(columns, axis=0)
+    center, scale = np.nanmean(columns, axis=0), np.nanstd(columns, axis=0)
     scale = np.where(scale > 0.0, scale, 1.0)
-    rows = np.column_stack([np.ones(len(y)), np.nan_to_num((columns - centre) / scale)])
+    rows = np.column_stack([np.ones(len(y)), np.nan_to_num((columns - center) / scale)])
     first, code, _ = number_patterns(seen)
     members = [rows[code == g] for g in range(len(first))]
     return PatternMoments(
@@ -29,7 +29,7 @@ def moments_of_arrays(X, y, sizes, *, sites=None, names=None, partial=False):
         seen=seen[first],
         n=np.array([float(len(Z)) for Z in members]),
         grams=np.array([Z.T @ Z for Z in members]),
-        centre=centre,
+        center=center,
         scale=scale,
     )
 
@@ -54,7 +54,7 @@ def complete(moments):
 
 def filled(moments):
     """Replace a missing block by the mean of the entities that have it, method="impute"."""
-    return _as_one(moments.standardised(), np.ones(len(moments.n), dtype=bool))
+    return _as_one(moments.standardized(), np.ones(len(moments.n), dtype=bool))
 
 
 def _as_one(moments, use):

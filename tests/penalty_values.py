@@ -18,7 +18,7 @@ def slope(penalty, lam, t):
 
 
 def prox(penalty, lam, z, *, step=1.0):
-    """Minimise ``||b - z||^2 / 2 + step P_lambda(||b||)`` for one group: (k,) -> (k,)."""
+    """Minimize ``||b - z||^2 / 2 + step P_lambda(||b||)`` for one group: (k,) -> (k,)."""
     u = float(np.linalg.norm(z))
     v = 1.0 + step * (1.0 - penalty.alpha) * lam
     t = penalty.form.threshold(penalty.shape, penalty.alpha * lam, step, v, u)

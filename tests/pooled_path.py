@@ -1,7 +1,7 @@
-"""Penalised generalized linear models from pooled rows: the oracle of fits from sums.
+"""Penalized generalized linear models from pooled rows: the oracle of fits from sums.
 
-Minimises ``f(b) + sum_g w_g P(||b_g||)``, where f is half the deviance over N (the sum of the frequency
-weights): up to a constant, the mean negative log-likelihood for dispersion one. Each Newton step minimises
+Minimizes ``f(b) + sum_g w_g P(||b_g||)``, where f is half the deviance over N (the sum of the frequency
+weights): up to a constant, the mean negative log-likelihood for dispersion one. Each Newton step minimizes
 a quadratic model of f and the penalty itself by coordinate descent (proximal Newton; Lee, Sun and Saunders
 2014), and is shortened until the objective falls. The Hessian is kept from one step, and from one lambda, to
 the next for as long as it still brings the point nearer: gradients cost a pass over the columns, a Hessian
@@ -141,7 +141,7 @@ class GLMSolver:
     Parameters
     ----------
     rows : Rows
-        Design with all its columns, the intercept among them, standardised where that is wanted.
+        Design with all its columns, the intercept among them, standardized where that is wanted.
     family : DistributionSpec
         Family and link.
     groups : Groups
@@ -174,14 +174,14 @@ class GLMSolver:
         self.latest: tuple[Floats, LossPoint] | None = None
 
     def null(self) -> Solution:
-        """Fit the unpenalised coefficients alone.
+        """Fit the unpenalized coefficients alone.
 
         Raises
         ------
         EstimationError
             They have no estimate.
         """
-        b, free = np.zeros(self.groups.p), self.groups.columns(~self.groups.penalised)
+        b, free = np.zeros(self.groups.p), self.groups.columns(~self.groups.penalized)
         if len(free):
             fit = fit_local(lambda: [replace(self.rows, X=self.rows.X[:, free])], self.family, tol=1e-16)
             if not fit.converged:
@@ -282,9 +282,9 @@ class GLMSolver:
 
 
 def _attempts(anew: bool, terms: Terms, b: Floats) -> list[tuple[bool, Terms]]:
-    """Return what a step may be modelled by, cheapest first: whether the Hessian is new, and a penalty."""
+    """Return what a step may be modeled by, cheapest first: whether the Hessian is new, and a penalty."""
     # The last one is convex and has the curvature of the point: it leads down wherever there is a way.
-    return [(anew, terms), (True, terms), (True, terms.linearised(b))]
+    return [(anew, terms), (True, terms), (True, terms.linearized(b))]
 
 
 def glm_path(
@@ -301,12 +301,12 @@ def glm_path(
     tol: float = 1e-7,
     most_steps: int = MAX_STEPS,
 ) -> PenalizedPath:
-    """Fit a penalised generalized linear model to rows along a path of lambdas.
+    """Fit a penalized generalized linear model to rows along a path of lambdas.
 
     Parameters
     ----------
     rows : Rows
-        Design with all its columns, the intercept among them, standardised where that is wanted.
+        Design with all its columns, the intercept among them, standardized where that is wanted.
     family : DistributionSpec
         Family and link.
     penalty : Penalty
@@ -316,7 +316,7 @@ def glm_path(
     lambdas : (L,) array, optional
         Descending; where None a geometric grid from lambda_max to ``ratio`` times it, `size` of them.
     algorithm : {"descent", "lla"}
-        The way to SCAD and MCP; see the module ``penalised_path``.
+        The way to SCAD and MCP; see the module ``penalized_path``.
     steps : LinearSteps, optional
         Start and number of steps of the algorithm "lla".
     tol : float
@@ -334,7 +334,7 @@ def glm_path(
     ModelError
         An argument has no meaning.
     EstimationError
-        The unpenalised coefficients have no estimate.
+        The unpenalized coefficients have no estimate.
     """
     solver = GLMSolver(rows, family, groups, most_steps=most_steps)
     null = solver.null()

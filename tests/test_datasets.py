@@ -107,7 +107,7 @@ def test_sme_correlations_within_and_between_clients(between):
     assert covariates(data).mean().abs().max() < 0.03
 
 
-def test_sme_skew_is_winsorised_and_standardised():
+def test_sme_skew_is_winsorized_and_standardized():
     data = datasets.make_sme(50_000, seed=4, skew=True, between=0.03)
     X = covariates(data)
     assert X.skew().min() > 1.5

@@ -67,8 +67,8 @@ def test_the_response_follows_its_probabilities(drawn):
         assert y[here].mean() == pytest.approx(probability[here].mean(), abs=4 * error)
 
 
-def test_standardised_columns_and_normal_response():
-    data = datasets.make_selection(3_000, standardise=True, seed=2)
+def test_standardized_columns_and_normal_response():
+    data = datasets.make_selection(3_000, standardize=True, seed=2)
     X = data.complete[data.truth.index]
     np.testing.assert_allclose(X.mean(), 0.0, atol=1e-12)
     np.testing.assert_allclose(X.std(ddof=0), 1.0)

@@ -81,7 +81,7 @@ def test_truth_shifts_with_the_effects_only():
         assert (make_logistic_sites(setting, shift).truth.T == BETA).all(axis=None)
 
 
-def test_equal_seeds_give_equal_standardised_covariates():
+def test_equal_seeds_give_equal_standardized_covariates():
     plain = make_logistic_sites(seed=5).train
     shifted = make_logistic_sites("II", 0.2, seed=5).train
     for site, mean, variance in (("Site 1", -0.1, 0.8), ("Site 3", 0.1, 1.2)):

@@ -333,7 +333,7 @@ CLAIMS = {
         assert bent.to_frame()["log_loss"].iloc[0] < all_four["log_loss"].iloc[0] - 0.005
         many = coverage[coverage["calibrated by"] >= 200]
         assert len(many) > 4 and many["covered"].between(0.85, 0.95).all()
-        # labels are randomised anew in every run: at .5 six runs had .57 to .72, at 1 .71 to .75
+        # labels are randomized anew in every run: at .5 six runs had .57 to .72, at 1 .71 to .75
         assert min(private[0.5]["AUC"], private[1.0]["AUC"]) < private["none"]["AUC"]
         assert abs(private[4.0]["AUC"] - private["none"]["AUC"]) < 0.02
         by_attack = told.pivot_table("figure", "attack", "exchange")
@@ -346,7 +346,7 @@ CLAIMS = {
         assert (off.abs() <= 2).all(axis=None) and (off.xs("laser", level="method") < 0).sum().sum() == 8
         tried = variants.query("train == 0 and test == 0").groupby("method")["f1"].mean()
         assert tried["laser"] < 44 and tried["laser, cosine"] > 45.5
-        ours = cells["mean"].xs("standardised", level="columns").xs("0.5", level="missing").unstack("method")
+        ours = cells["mean"].xs("standardized", level="columns").xs("0.5", level="missing").unstack("method")
         assert (ours["laser"] > ours["standard"] + 15).all()
         assert (digits.loc["laser"] >= digits.max() - 0.5).all()
         assert (digits.xs(0.5, axis=1, level="test").idxmin() == "standard").all()
@@ -415,12 +415,12 @@ CLAIMS = {
     """,
     "selecting-published-simulation": """
         assert (implied["rmse"] < implied["least_rmse"]).all()
-        assert (standardised[("gmean", "fedstat")] > standardised[("gmean", "published")]).all()
-        gap = standardised[("rmse", "fedstat")] - standardised[("rmse", "published")]
+        assert (standardized[("gmean", "fedstat")] > standardized[("gmean", "published")]).all()
+        gap = standardized[("rmse", "fedstat")] - standardized[("rmse", "published")]
         assert (gap.drop([("binomial", 1_000), ("binomial", 3_000)]) < 0).all()
         assert gap["binomial", 1_000] > 0.02
         assert 0 < gap["binomial", 3_000] < 0.006
-        above = standardised[("fdr", "fedstat")] - standardised[("fdr", "published")]
+        above = standardized[("fdr", "fedstat")] - standardized[("fdr", "published")]
         assert above["binomial", 3_000] > 0
         oracle = drawn.loc["binomial", ("rmse", "oracle")]
         assert (oracle > 0.95 * drawn.loc["binomial", ("rmse", "published")]).all()

@@ -90,7 +90,7 @@ def make_blocks(
     counts = tuple(round(n * (1 - share)) for share in missing)
     require_argument(min(counts) > 0, f"make_blocks: an institution would have no record among {n} entities.")
     presence = MissingnessModel(counts, leader=0, slope=SLOPES[mechanism])
-    seen = presence.draw(population.standardise(y), X[:, 0] - mean, rng)
+    seen = presence.draw(population.standardize(y), X[:, 0] - mean, rng)
     return assemble(population, X, y, seen, "id", "y", "A" if response_with_block else "Response")
 
 

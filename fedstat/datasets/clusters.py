@@ -117,16 +117,16 @@ class _Modality:
     def profile(self, column: int) -> Floats:
         """Mean by cluster (1, K), or probabilities of the levels (C, K)."""
         loading = self.loadings[column]
-        centre: Floats = self.means @ loading
+        center: Floats = self.means @ loading
         if self.kind == "continuous":
-            return centre[None]
+            return center[None]
         spread = np.sqrt([loading @ covariance @ loading for covariance in self.covariances])
         cuts = CUTS[:, None]
         if self.noise is None:
-            latent = centre[:, None] + spread[:, None] * NODES
+            latent = center[:, None] + spread[:, None] * NODES
             below = expit(cuts[..., None] - latent) @ WEIGHTS / WEIGHTS.sum()
         else:
-            below = ndtr((cuts - centre) / np.hypot(spread, self.noise))
+            below = ndtr((cuts - center) / np.hypot(spread, self.noise))
         return np.diff(np.pad(below, ((1, 1), (0, 0)), constant_values=((0.0, 1.0), (0.0, 0.0))), axis=0)
 
 
@@ -233,7 +233,7 @@ def make_clusters(
     p : int
         Columns of every institution.
     separation : float
-        Between the means of neighbouring clusters, in standard deviations of the factor.
+        Between the means of neighboring clusters, in standard deviations of the factor.
     informative : sequence of bool, optional
         Whether the means differ, per institution; by default at all.
     missing : float

@@ -92,7 +92,7 @@ def make_logistic_sites(
     size : {"small", "large"}
         1,000, 2,000 and 4,000 rows, or 3,000, 6,000 and 12,000.
     seed : int or numpy.random.Generator
-        Source of randomness. The truth does not depend on it, and equal seeds give equal standardised
+        Source of randomness. The truth does not depend on it, and equal seeds give equal standardized
         covariates in all settings of a size.
 
     Returns
@@ -271,7 +271,7 @@ def make_hospitals(seed: int | np.random.Generator = 5) -> pd.DataFrame:
         920 rows: ``hospital``, then ``age`` (years), ``sex`` (1: male), ``cp`` (chest pain, 1 to 4; 4:
         none), ``trestbps`` (mm Hg), ``chol`` (mg/dl), ``fbs`` (1: fasting blood sugar above 120 mg/dl),
         ``restecg`` (0 to 2), ``thalach`` (highest heart rate), ``exang`` (1: angina on exercise),
-        ``oldpeak`` (ST depression in mm, 0 for an elevation), ``slope`` (1 to 3), ``ca`` (vessels coloured,
+        ``oldpeak`` (ST depression in mm, 0 for an elevation), ``slope`` (1 to 3), ``ca`` (vessels colored,
         0 to 3), ``thal`` (3: normal, 6: fixed, 7: reversible defect) and ``num`` (0: no disease, to 4; 0
         or 1 in Hungary). All are numbers; NaN is missing.
 

@@ -59,7 +59,7 @@ def make_selection(
     n: int = 1_000,
     family: Literal["normal", "binomial"] = "normal",
     *,
-    standardise: bool = False,
+    standardize: bool = False,
     seed: int | np.random.Generator = 0,
 ) -> SimulatedSelection:
     """Simulate the selection study of Tang et al., section 5.1: five institutions with 20 columns each.
@@ -83,7 +83,7 @@ def make_selection(
         Number of entities, at least 2; 1,000, 3,000 and 5,000 in the publication.
     family : {"normal", "binomial"}
         Of the response.
-    standardise : bool
+    standardize : bool
         Whether columns are brought to mean 0 and variance 1 before the response is drawn, so that effects
         are per standard deviation.
     seed : int or numpy.random.Generator
@@ -120,7 +120,7 @@ def make_selection(
     p = CLIENTS * COLUMNS
     types = rng.permutation(np.repeat(TYPES, p // len(TYPES)))
     X = _draw_columns(_draw_latent(n, rng), types, rng)
-    if standardise:
+    if standardize:
         X = (X - X.mean(axis=0)) / X.std(axis=0)
     effects = np.where(np.arange(COLUMNS) < ACTIVE, EFFECT * (-1.0) ** np.arange(1, COLUMNS + 1), 0.0)
     beta = np.tile(effects, CLIENTS)

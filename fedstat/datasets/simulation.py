@@ -78,10 +78,10 @@ class Population:
         y: Floats = self.intercept + X @ self.beta + noise
         return y
 
-    def standardise(self, y: Floats) -> Floats:
-        """Centre and scale the response by its population moments."""
-        centre = self.intercept + self.mean * self.beta.sum()
-        z: Floats = (y - centre) / math.sqrt(self.explained() + self.sigma2())
+    def standardize(self, y: Floats) -> Floats:
+        """Center and scale the response by its population moments."""
+        center = self.intercept + self.mean * self.beta.sum()
+        z: Floats = (y - center) / math.sqrt(self.explained() + self.sigma2())
         return z
 
 
@@ -118,12 +118,12 @@ def _lognormal(Z: Floats) -> Floats:
 # The margin is a fixed function of a standard normal variable, so its moments are means over a grid of
 # that variable's quantiles.
 NORMAL_GRID: Floats = ndtri((np.arange(100_000) + 0.5) / 100_000)
-_CENTRE, _SCALE = float(_lognormal(NORMAL_GRID).mean()), float(_lognormal(NORMAL_GRID).std())
+_CENTER, _SCALE = float(_lognormal(NORMAL_GRID).mean()), float(_lognormal(NORMAL_GRID).std())
 
 
 def _skewed(Z: Floats) -> Floats:
-    """Standardised lognormal margins, winsorised at 1 % at both ends, of standard normal ones."""
-    return (_lognormal(Z) - _CENTRE) / _SCALE
+    """Standardized lognormal margins, winsorized at 1 % at both ends, of standard normal ones."""
+    return (_lognormal(Z) - _CENTER) / _SCALE
 
 
 def _skewed_correlation(R: Floats) -> Floats:
@@ -165,7 +165,7 @@ class MissingnessModel:
     slope: float
 
     def draw(self, y: Floats, lead: Floats, rng: np.random.Generator) -> Bools:
-        """Draw who has a record of whom, n x K, from standardised ``y`` and ``lead``."""
+        """Draw who has a record of whom, n x K, from standardized ``y`` and ``lead``."""
         seen, score = self._draw_leader(y, lead, rng)
         for k in self._others():
             seen[:, k] = _first(score, self.counts[k], rng)

@@ -60,7 +60,7 @@ def make_sme(
 ) -> SimulatedData:
     """Simulate the enterprise profit study of TWFL, section 5.
 
-    Five institutions hold 35 standardised covariates (mean 0, standard deviation 1 in the population),
+    Five institutions hold 35 standardized covariates (mean 0, standard deviation 1 in the population),
     with a mean absolute correlation of .28 within an institution. The true coefficients are the published
     CC-VFEM estimates, and the error variance makes the R-squared of a fully observed enterprise .757.
     The response ``NPGR`` (net profit growth rate) is known for every enterprise and is held by an institution
@@ -85,8 +85,8 @@ def make_sme(
         Industry and Commerce Bureau is more likely with a high response, one at any other institution with a
         high response and, where the Bureau has the enterprise, a high ``CAPITAL``.
     skew : bool
-        Whether the covariates are lognormal with a normal copula, winsorised at 1 % at both ends and
-        then standardised, instead of normal.
+        Whether the covariates are lognormal with a normal copula, winsorized at 1 % at both ends and
+        then standardized, instead of normal.
     between : float
         Mean absolute correlation between covariates of different institutions (before ``skew``); .03 was
         published.
@@ -118,7 +118,7 @@ def make_sme(
     y = population.draw_response(X, rng)
     seen = _sme_presence(n, SLOPES[missing]).draw_with_complete(
         round(n * SME_COMPLETE / SME_ENTERPRISES),
-        population.standardise(y),
+        population.standardize(y),
         X[:, population.variables.index("CAPITAL")],
         rng,
     )

@@ -39,11 +39,11 @@ HALF, BEND, BIN_WIDTHS = 80, 4.0, 10.0
 """Bins of other predictors on either side, how much wider the outer ones are, and how far they reach."""
 
 
-def bin_edges(distribution: DistributionSpec, centre: float, width: float) -> Floats:
+def bin_edges(distribution: DistributionSpec, center: float, width: float) -> Floats:
     """Ascending edges between the bins of a linear predictor, (B - 1,); they depend on no row.
 
     Probabilities, and means whose logarithm is linear, have the same edges for every model. Others have edges
-    around a `centre`, wider with the distance from it, in units of a `width`: those of the released model.
+    around a `center`, wider with the distance from it, in units of a `width`: those of the released model.
     """
     if distribution.name == "Binomial":
         log_odds = STEP * np.arange(-round(FURTHEST / STEP), round(FURTHEST / STEP) + 1)
@@ -51,7 +51,7 @@ def bin_edges(distribution: DistributionSpec, centre: float, width: float) -> Fl
     if distribution.link == "Log":
         return np.arange(LOGARITHMS[0], LOGARITHMS[1] + STEP / 2.0, STEP)
     t = np.arange(-HALF, HALF + 1) / HALF
-    return np.asarray(centre + width * BIN_WIDTHS * np.sinh(BEND * t) / np.sinh(BEND))
+    return np.asarray(center + width * BIN_WIDTHS * np.sinh(BEND * t) / np.sinh(BEND))
 
 
 def probabilities(edges: Floats, distribution: DistributionSpec) -> Floats:
@@ -85,8 +85,8 @@ def merge_small_bins(counts: Ints, least: int) -> Ints:
     groups = np.arange(len(counts))
     while held and min(held.values()) < least:
         small = min(held, key=lambda b: held[b])
-        neighbour = min((b for b in held if b != small), key=lambda b: (abs(b - small), held[b]))
-        kept, gone = (small, neighbour) if held[small] > held[neighbour] else (neighbour, small)
+        neighbor = min((b for b in held if b != small), key=lambda b: (abs(b - small), held[b]))
+        kept, gone = (small, neighbor) if held[small] > held[neighbor] else (neighbor, small)
         held[kept] += held.pop(gone)
         groups[groups == gone] = kept
     return groups

@@ -99,8 +99,8 @@ class Explanation:
         return self._summary(f"{self._verdict}. ").as_text()
 
     def _repr_html_(self) -> str:
-        colour = "#1b5e20" if self.passes else "#b00020"
-        loud = f'<p style="color: {colour}"><strong>{html.escape(self._verdict)}.</strong></p>'
+        color = "#1b5e20" if self.passes else "#b00020"
+        loud = f'<p style="color: {color}"><strong>{html.escape(self._verdict)}.</strong></p>'
         return f"<div>{loud}{self._summary().as_html()}</div>"
 
     @property

@@ -124,14 +124,14 @@ def _bound(ax: Axes, y: Floats, rows: pd.DataFrame, reference: float, ratios: bo
     with np.errstate(divide="ignore"):
         b, low, high = turn(rows[["estimate", "conf_low", "conf_high"]].to_numpy(dtype=np.float64)).T
     known = np.isfinite(low) & np.isfinite(high)
-    finite, centre = b[np.isfinite(b)], float(turn(reference))
+    finite, center = b[np.isfinite(b)], float(turn(reference))
     if not len(finite):
         return
     # As far as half intervals usually reach, and estimates do.
     usual = float(np.median((high - low)[known])) / 2.0 if known.any() else 0.0
-    reach = max(WIDE * usual, float(np.ptp(np.append(finite, centre))))
-    left = min(float(np.maximum(low, b - reach)[known].min(initial=np.inf)), finite.min(), centre)
-    right = max(float(np.minimum(high, b + reach)[known].max(initial=-np.inf)), finite.max(), centre)
+    reach = max(WIDE * usual, float(np.ptp(np.append(finite, center))))
+    left = min(float(np.maximum(low, b - reach)[known].min(initial=np.inf)), finite.min(), center)
+    right = max(float(np.minimum(high, b + reach)[known].max(initial=-np.inf)), finite.max(), center)
     margin = 0.04 * ((right - left) or 1.0)
     left, right = left - margin, right + margin
     ax.set_xlim(*back(np.array([left, right])).tolist())
@@ -147,18 +147,18 @@ def _bound(ax: Axes, y: Floats, rows: pd.DataFrame, reference: float, ratios: bo
             ax.plot(at, y[outside], marker, color=INK, markersize=5.0, clip_on=False)
 
 
-def _draw_group(ax: Axes, y: np.ndarray, rows: pd.DataFrame, colour: str, site: str) -> None:
+def _draw_group(ax: Axes, y: np.ndarray, rows: pd.DataFrame, color: str, site: str) -> None:
     low, high = rows["conf_low"].to_numpy(), rows["conf_high"].to_numpy()
     # A hollow point, where the covariance gives no interval.
     known = np.isfinite(low)
-    ax.hlines(y[known], low[known], high[known], color=colour, linewidth=1.6)
+    ax.hlines(y[known], low[known], high[known], color=color, linewidth=1.6)
     estimate = rows["estimate"].to_numpy()
-    ax.plot(estimate[known], y[known], "o", color=colour, markersize=4.5)
-    ax.plot(estimate[~known], y[~known], "o", color=colour, markersize=4.5, markerfacecolor="white")
+    ax.plot(estimate[known], y[known], "o", color=color, markersize=4.5)
+    ax.plot(estimate[~known], y[~known], "o", color=color, markersize=4.5, markerfacecolor="white")
     if site:
         ax.text(
             *(0.01, y[0] - 1.0, site),
-            color=colour,
+            color=color,
             weight="bold",
             fontsize=SMALL,
             va="center",
@@ -175,8 +175,8 @@ def plot_convergence(trace: pd.DataFrame, *, tolerance: float, ax: Axes | None =
     """
     ax = axes_for(ax, 6.5, 3.6, "Convergence")
     ax.plot(trace.index, trace["score"], color="0.7", linewidth=1.0, zorder=1)
-    for colour, (move, rows) in zip(COLORS, trace.groupby("move", sort=False), strict=False):
-        ax.scatter(rows.index, rows["score"], s=18, color=colour, label=move, zorder=2)
+    for color, (move, rows) in zip(COLORS, trace.groupby("move", sort=False), strict=False):
+        ax.scatter(rows.index, rows["score"], s=18, color=color, label=move, zorder=2)
     ax.axhline(tolerance, color="0.4", linewidth=1.0, linestyle="--")
     ax.annotate(
         "tolerance",
@@ -299,13 +299,13 @@ def plot_calibration(
     ax = axes_for(ax, 5.0, 5.4)
     for k, (site, bins) in enumerate(curves.items()):
         n, observed, expected = join_bins(*bins, int(np.clip(bins[0].sum() // LEAST_ROWS, 1, groups)))
-        colour = COLORS[k] if len(curves) <= MOST_SITES else "0.7"
+        color = COLORS[k] if len(curves) <= MOST_SITES else "0.7"
         label = (
             shorten(site, name_width(ax, 0.4, 28))
             if len(curves) <= MOST_SITES
             else ("one site" if k == 0 else None)
         )
-        ax.plot(expected / n, observed / n, color=colour, linewidth=1.2, alpha=0.8, label=label)
+        ax.plot(expected / n, observed / n, color=color, linewidth=1.2, alpha=0.8, label=label)
     _draw_total(ax, join_bins(*total, groups), binary)
     low, high = _limits(ax, total, binary)
     ax.plot([low, high], [low, high], color="0.6", linewidth=1.0, linestyle="--", zorder=0)
@@ -322,15 +322,15 @@ def _draw_histogram(ax: Axes, total: Bins, binary: bool) -> None:
     n, observed, expected = (values[total[0] > 0.0] for values in total)
     edges = np.linspace(*ax.get_xlim(), STRIP + 1)
     strip = ax.inset_axes((0.0, 1.02, 1.0, 0.14))
-    for counts, colour in [(n, "0.75"), *([(observed, COLORS[1])] if binary else [])]:
+    for counts, color in [(n, "0.75"), *([(observed, COLORS[1])] if binary else [])]:
         height, _ = np.histogram(expected / n, edges, weights=counts)
-        strip.bar(edges[:-1], height, np.diff(edges), align="edge", color=colour, linewidth=0.0)
+        strip.bar(edges[:-1], height, np.diff(edges), align="edge", color=color, linewidth=0.0)
     strip.set(xlim=ax.get_xlim(), xticks=[], yticks=[])
     for side in ("top", "right", "left"):
         strip.spines[side].set_visible(False)
     rows = f"{n.sum():,.0f} rows" + (f", {observed.sum():,.0f} events" if binary else "")
-    colour = COLORS[1] if binary else MUTED
-    strip.set_title(rows, loc="right", fontsize=SMALL, color=colour, pad=1.0)
+    color = COLORS[1] if binary else MUTED
+    strip.set_title(rows, loc="right", fontsize=SMALL, color=color, pad=1.0)
 
 
 def plot_roc(curves: pd.DataFrame, areas: Mapping[str, float], ax: Axes | None = None) -> Axes:
@@ -470,10 +470,10 @@ def _draw_absent(ax: Axes, y: Floats, reasons: pd.Series, estimate: Floats) -> N
         text.set_in_layout(False)
 
 
-def _draw_diamond(ax: Axes, y: float, limits: Floats, colour: str) -> None:
-    centre, low, high = limits.tolist()
+def _draw_diamond(ax: Axes, y: float, limits: Floats, color: str) -> None:
+    center, low, high = limits.tolist()
     ax.fill(
-        [low, centre, high, centre], [y, y - DIAMOND, y, y + DIAMOND], color=colour, linewidth=0.0, zorder=2
+        [low, center, high, center], [y, y - DIAMOND, y, y + DIAMOND], color=color, linewidth=0.0, zorder=2
     )
 
 
@@ -500,8 +500,8 @@ def _draw_further(ax: Axes, y: float, low: float, high: float) -> None:
 
 def _label_left(ax: Axes, y: Floats, sites: list[str]) -> None:
     label_rows(ax, y, [*sites, *LABELS])
-    for label, colour in zip(ax.get_yticklabels()[-len(LABELS) :], LABELS.values(), strict=True):
-        label.set(color=colour, weight="bold")
+    for label, color in zip(ax.get_yticklabels()[-len(LABELS) :], LABELS.values(), strict=True):
+        label.set(color=color, weight="bold")
     ax.tick_params(axis="y", pad=8)
     ax.tick_params(axis="x", labelsize=SMALL)
 

@@ -658,7 +658,7 @@ class CoefficientResults(Results[Any]):
         conf_level: float = 0.95,
         intercept: bool = False,
         exponentiate: bool = False,
-        standardised: bool | Mapping[str, float] = False,
+        standardized: bool | Mapping[str, float] = False,
         selected: bool = False,
     ) -> Axes:
         """Plot coefficients with their intervals, grouped and colored by site.
@@ -671,7 +671,7 @@ class CoefficientResults(Results[Any]):
             Whether to draw it; it is on another scale than the rest as a rule.
         exponentiate : bool
             Draw exponentials on a logarithmic scale, such as odds ratios.
-        standardised : bool or mapping of str to float
+        standardized : bool or mapping of str to float
             Draw effects of one standard deviation of each column: that of the fit, or of the mapping by name
             of the coefficient (a Series, say). One of a level is that of its indicator.
         selected : bool
@@ -695,9 +695,9 @@ class CoefficientResults(Results[Any]):
             frame = frame[frame["estimate"] != 0.0]
         title = "Coefficients"
         effect, ratio, ratios = link_words(self._link(), self.estimate.response)
-        if standardised is not False:
-            frame = per_deviation(frame, self._deviations() if standardised is True else standardised)
-            title = "Standardised coefficients"
+        if standardized is not False:
+            frame = per_deviation(frame, self._deviations() if standardized is True else standardized)
+            title = "Standardized coefficients"
             effect, ratio = (f"{words}, per standard deviation" for words in (effect, ratio))
         if exponentiate:
             frame = _exponentials(frame.copy())
@@ -727,8 +727,8 @@ class CoefficientResults(Results[Any]):
     def _deviations(self) -> pd.Series:
         """Return the standard deviation of each column, by name of its coefficient."""
         raise NotAvailableError(
-            "standardised: this fit has no standard deviations of its columns; give them by name of the "
-            'coefficient, as standardised={"age": 12.4, ...}'
+            "standardized: this fit has no standard deviations of its columns; give them by name of the "
+            'coefficient, as standardized={"age": 12.4, ...}'
         )
 
     def _summary_left(self) -> list[tuple[str, str]]:

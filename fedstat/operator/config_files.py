@@ -88,7 +88,7 @@ name = {name}
 
 {layout}
 
-# Folder through which signed questions come and signed answers go (shared, synchronised, or carried by hand),
+# Folder through which signed questions come and signed answers go (shared, synchronized, or carried by hand),
 # or a bucket of an object store, "s3://BUCKET/PREFIX".
 # Leave it out where another transport brings them.
 {exchange}

@@ -26,7 +26,7 @@ from fedstat.federation.protocols.schema import table_schema
 from fedstat.federation.tables.aligned_table import ALIGNED_BY, AlignedTable
 from fedstat.federation.tables.checks import content_problems
 from fedstat.federation.tables.sources import SOURCE_KINDS, kind_of_file
-from fedstat.federation.tables.table import LabelledTable, Table
+from fedstat.federation.tables.table import LabeledTable, Table
 from fedstat.federation.transport.bucket import given_exchange, open_bucket
 from fedstat.federation.transport.flare.provision import FLARE, check_flare_name
 from fedstat.federation.transport.mailbox import is_bucket
@@ -237,7 +237,7 @@ def _show_table(
     name, label = description.name, description.site_column
     try:
         table = open_records(folder, description)
-        found = table_schema(name, LabelledTable(table, label, name) if label else table, policy)
+        found = table_schema(name, LabeledTable(table, label, name) if label else table, policy)
     except (FedstatError, ImportError) as error:
         problems.append(str(error))
         print("  nothing: see below\n")

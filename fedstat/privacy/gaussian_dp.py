@@ -121,7 +121,7 @@ class GaussianAccountant:
 
 
 # ----------------------------------------------------------------------------------------------------
-# What randomised answers to yes-or-no questions about one record cost together, exactly.
+# What randomized answers to yes-or-no questions about one record cost together, exactly.
 #
 # A published mechanism for ranks flips every comparison of two records with probability 1 / (1 + e^a) and
 # calls that a budget of a. A record takes part in n - 1 comparisons of every column, and with each of them
@@ -137,7 +137,7 @@ FAR = 12.0
 
 
 def record_epsilon(answers: int, answer_epsilon: float, delta: float = 1e-6) -> float:
-    """Return the smallest epsilon, at a delta, of so many randomised answers about one record.
+    """Return the smallest epsilon, at a delta, of so many randomized answers about one record.
 
     Each has `answer_epsilon`, a. In the worst case replacing the record changes every answer; then delta is
     sum_k Bin(answers, q)(k) max(0, 1 - exp(eps - (2k - answers) a)), q = 1 / (1 + e^-a): Kairouz, Oh and

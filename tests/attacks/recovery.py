@@ -1,6 +1,6 @@
 """Attacks that recover rows from what passes in an iterative exchange.
 
-X is a client's block with standardised columns, h^t = X beta^t its linear predictor in round t, e^t the
+X is a client's block with standardized columns, h^t = X beta^t its linear predictor in round t, e^t the
 residuals that are handed to it.
 """
 
@@ -78,7 +78,7 @@ def rows_of_a_client_with_gaps(
 
     The recursion of its coefficients, means and covariance is simulated for X = F A, with F a basis of the
     linear predictors. The unknown A is fitted to what was sent, and its rotation found from the unit
-    variance of standardised columns. No row is known beforehand.
+    variance of standardized columns. No row is known beforehand.
 
     Parameters
     ----------

@@ -75,9 +75,9 @@ class Doors:
 
 
 @pytest.fixture(scope="module")
-def analysed(tmp_path_factory):
+def analyzed(tmp_path_factory):
     """Folders after one analysis, and after one that was refused, over 59 of the 60 rows."""
-    doors = Doors(tmp_path_factory.mktemp("analysed"))
+    doors = Doors(tmp_path_factory.mktemp("analyzed"))
     doors.fit()
     with pytest.raises(PolicyError, match="differencing"):
         doors.fit("y > 0 ~ x + m")
@@ -86,24 +86,24 @@ def analysed(tmp_path_factory):
 
 
 @pytest.fixture
-def doors(analysed):
+def doors(analyzed):
     """The same, to be altered by one test."""
     names = [*PARTS, "identity.json", "site.toml"]
-    before = {n: (analysed.home / "North" / n).read_bytes() for n in names}
-    heads = (analysed.study / "heads.json").read_bytes()
-    data = (analysed.home / "North.csv").read_bytes()
-    yield analysed
-    analysed.stop()
+    before = {n: (analyzed.home / "North" / n).read_bytes() for n in names}
+    heads = (analyzed.study / "heads.json").read_bytes()
+    data = (analyzed.home / "North.csv").read_bytes()
+    yield analyzed
+    analyzed.stop()
     for name, content in before.items():
-        path = analysed.home / "North" / name
+        path = analyzed.home / "North" / name
         path.unlink(missing_ok=True)
         path.write_bytes(content)
         path.chmod(0o600)
-    (analysed.home / "North" / "answered.next").unlink(missing_ok=True)
-    for place in (analysed.home / "North").glob("lost-*"):
+    (analyzed.home / "North" / "answered.next").unlink(missing_ok=True)
+    for place in (analyzed.home / "North").glob("lost-*"):
         shutil.rmtree(place)
-    (analysed.study / "heads.json").write_bytes(heads)
-    (analysed.home / "North.csv").write_bytes(data)
+    (analyzed.study / "heads.json").write_bytes(heads)
+    (analyzed.home / "North.csv").write_bytes(data)
 
 
 def rewrite(folder, keep):

@@ -64,7 +64,7 @@ def make_model(gaps: bool, coordinator: str | None = None) -> fs.VFEMRegression:
 
 
 def truth(model: fs.VFEMRegression, site: str) -> np.ndarray:
-    """Standardised columns of a client."""
+    """Standardized columns of a client."""
     X = model.partition.sites[site]._data.frame.loc[:, COLUMNS[site]].dropna().to_numpy(float)
     return (X - X.mean(axis=0)) / X.std(axis=0)
 

@@ -65,11 +65,11 @@ def partition(policy: str) -> fs.ClientPartition:
 def moments(formula: str, at: fs.ClientPartition) -> pd.DataFrame:
     """Sums of products of columns, in the units of the data, with the first column of ones."""
     found = fs.VFEMRegression.from_formula(formula, at).fit(cov_type="none").exchange.moments
-    # Columns are centre + scale z: of all, with the response last.
+    # Columns are center + scale z: of all, with the response last.
     names = ["1", *found.names]
     q = len(names)
     units = np.eye(q)
-    units[1:, 0] = found.centre[: q - 1]
+    units[1:, 0] = found.center[: q - 1]
     units[1:, 1:] = np.diag(found.scale[: q - 1])
     return pd.DataFrame(units @ found.grams.sum(axis=0)[:q, :q] @ units.T, names, names)
 

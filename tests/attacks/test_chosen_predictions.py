@@ -107,7 +107,7 @@ def judged(part, p, column="y", joint=("Binomial", "Logit")):
         use=np.ones(N, dtype=bool),
         code=np.zeros(N, dtype=np.int64),
         groups=np.array(1),
-        centre=np.array(0.0),
+        center=np.array(0.0),
         width=np.array(1.0),
     )
 

@@ -1,8 +1,8 @@
 """Columns of which one row is nearly all: their products with others' columns are that row's values.
 
-The coordinator knows no row. It asks for a column h at one institution; of its standardised values one is
+The coordinator knows no row. It asks for a column h at one institution; of its standardized values one is
 n / sqrt(n - 1) further out than all the others, which are about the same. So the sum of products of h and of
-another institution's standardised column is n / sqrt(n - 1) times the value of that column in that row.
+another institution's standardized column is n / sqrt(n - 1) times the value of that column in that row.
 """
 
 from contextlib import contextmanager
@@ -135,10 +135,10 @@ def in_a_pattern(policy):
     G, at = moments.grams[g], [names.index("often"), names.index("z2")]
     b, z = at
     # The indicator less its least value, whose sum is known: it is zero but for one.
-    low = -moments.centre[b - 1] / moments.scale[b - 1]
+    low = -moments.center[b - 1] / moments.scale[b - 1]
     one = (G[b, z] - low * G[0, z]) * moments.scale[b - 1]
     z2 = frames["Other"].z2
-    return abs(one - (z2[321] - moments.centre[z - 1]) / moments.scale[z - 1])
+    return abs(one - (z2[321] - moments.center[z - 1]) / moments.scale[z - 1])
 
 
 def test_a_row_is_not_all_of_a_column_in_a_released_pattern():

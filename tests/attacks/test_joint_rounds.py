@@ -28,7 +28,7 @@ def model_of(frames, policy="open", **options):
 
 
 def rows_and_guess(wire, frames, sites):
-    """Standardised columns of entities that exactly these clients have, and what the coordinator solves."""
+    """Standardized columns of entities that exactly these clients have, and what the coordinator solves."""
     has = np.column_stack([np.isin(np.arange(600), frames[c].k) for c in NAMES])
     here = np.flatnonzero((has == np.isin(NAMES, sites)).all(axis=1))
     H = np.array(wire.handed_to("Holder", "glm_evaluate", "predictor"))
@@ -114,7 +114,7 @@ def responses_of_pattern(wire, pattern, code):
         if "sums" not in reply.arrays:
             continue
         given = request.arrays
-        m = np.ascontiguousarray(given["predictor"][here] + given["centre"][pattern])
+        m = np.ascontiguousarray(given["predictor"][here] + given["center"][pattern])
         v = np.full(len(here), given["spread"][pattern])
         by_response = []
         for y in (0.0, 1.0):

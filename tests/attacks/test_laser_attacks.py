@@ -66,7 +66,7 @@ def test_a_client_learns_labels_from_the_gradients_of_one_batch(exchange):
     assert labels_of_a_batch(listened(frames, exchange=exchange), frames) > 0.9995
 
 
-def test_randomised_labels_are_what_it_learns_then():
+def test_randomized_labels_are_what_it_learns_then():
     frames = study()
     found = labels_of_a_batch(listened(frames, exchange="clear", label_epsilon=1.0), frames)
     keep = np.exp(1.0) / (1.0 + np.exp(1.0))

@@ -219,7 +219,7 @@ def skewed(policy) -> float:
     result = fs.VFEMRegression.from_formula("y ~ x + t", at).fit(correction="skewness", cov_type="none")
     found = result.exchange.moments
     j = found.names.index("x")
-    return float(found.centre[j] + found.scale[j] * np.sqrt(n * (1.0 + found.shape[j]) / 2.0))
+    return float(found.center[j] + found.scale[j] * np.sqrt(n * (1.0 + found.shape[j]) / 2.0))
 
 
 def test_the_skewness_of_a_column_is_not_its_outlier():

@@ -37,7 +37,7 @@ def total_income(partition, formula, model=fs.VFEMRegression, method="cc", **rol
     fit = model.from_formula(formula, partition, missing="drop", **roles).fit(method=method, cov_type="none")
     moments = fit.exchange.moments
     j, total = [*moments.names].index("income"), moments.grams.sum(axis=0)
-    return moments.centre[j] * total[0, 0] + moments.scale[j] * total[0, 1 + j]
+    return moments.center[j] * total[0, 0] + moments.scale[j] * total[0, 1 + j]
 
 
 GAP, ABSENT = {"gap": (VICTIM,)}, {"absent": (VICTIM,)}

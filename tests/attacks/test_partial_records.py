@@ -52,7 +52,7 @@ def total(model, column):
     """The sum of a column over the entities that count as observed, from the coordinator's messages."""
     moments = model.fit().exchange.moments
     at = moments.names.index(column)
-    return float(moments.n @ moments.seen[:, at]) * moments.centre[at]
+    return float(moments.n @ moments.seen[:, at]) * moments.center[at]
 
 
 def test_a_value_is_not_the_difference_of_a_finer_pattern_and_a_coarser_one():

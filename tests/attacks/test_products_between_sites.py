@@ -39,7 +39,7 @@ def released_product(partition, formula, a, b):
     moments = fs.VFEMRegression.from_formula(formula, partition).fit(cov_type="none").exchange.moments
     i, j = (list(moments.names).index(name) for name in (a, b))
     gram = moments.grams.sum(axis=0)
-    left, right = ((moments.centre[k], moments.scale[k]) for k in (i, j))
+    left, right = ((moments.center[k], moments.scale[k]) for k in (i, j))
     by = np.array([gram[0, 0], gram[0, 1 + j], gram[0, 1 + i], gram[1 + i, 1 + j]])
     return float(np.outer(left, right).reshape(-1) @ by)
 

@@ -78,7 +78,7 @@ def attack(frames, policy):
         members = has[:, 1] & (has[:, 2] | ~moments.patterns[g, at["Registry"]])
         if moments.patterns[:, at["Court"]].sum() > 1:
             members &= has[:, 2] == moments.patterns[g, at["Registry"]]
-        G, c, s, m = moments.grams[g], moments.centre, moments.scale, moments.n[g]
+        G, c, s, m = moments.grams[g], moments.center, moments.scale, moments.n[g]
         assert members.sum() == m
         Z = (bank[["y", "a"]].to_numpy()[members] - c[[i - 1 for i in known]]) / s[[i - 1 for i in known]]
         truth = court.set_index("k").convicted.reindex(bank.k[members]).to_numpy()
@@ -242,7 +242,7 @@ def equations(partition, frames, ally):
     names = ["1", *moments.names, "y"]
     b, known = names.index("convicted"), [names.index("y"), names.index(ally)]
     g = np.flatnonzero(moments.patterns[:, list(moments.sites).index("Court")])[0]
-    G, c, s, m = moments.grams[g], moments.centre, moments.scale, int(moments.n[g])
+    G, c, s, m = moments.grams[g], moments.center, moments.scale, int(moments.n[g])
     columns = frames["Bank"][["y", ally]].to_numpy()[:m]
     Z = (columns - c[[i - 1 for i in known]]) / s[[i - 1 for i in known]]
     total = c[b - 1] * m + s[b - 1] * G[0, b]

@@ -295,7 +295,7 @@ def test_an_outlier_is_estimated_by_an_assumption_on_all_others():
         at = fs.ClientPartition.from_frames(tables, on="k", policy="strict")
         released = fs.VFEMRegression.from_formula("y ~ x + t", at).fit(cov_type="none").exchange.moments
         j = released.names.index("x")
-        mean, sd, shape = released.centre[j], released.scale[j], released.shape[j]
+        mean, sd, shape = released.center[j], released.scale[j], released.shape[j]
 
         def miss(value, mean=mean, sd=sd, shape=shape):
             m = (n * mean - value) / (n - 1)

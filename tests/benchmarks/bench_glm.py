@@ -47,7 +47,7 @@ def draw(n, p, seed=0):
 
 def federated(folder, sites):
     """Partition and agreement on columns, then the fit: coding, sites' own fits, Newton's steps, "
-    "judgement."""
+    "judgment."""
     import numpy as np
     import pandas as pd
 

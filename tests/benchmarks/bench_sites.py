@@ -1,4 +1,4 @@
-"""A logistic fit over many sites in one process: seconds and bytes, masks with few neighbours or all others.
+"""A logistic fit over many sites in one process: seconds and bytes, masks with few neighbors or all others.
 
 python tests/benchmarks/bench_sites.py            10, 50, 200 and 500 sites, and writes results/sites.md
 python tests/benchmarks/bench_sites.py 10 200     some numbers, printed only
@@ -69,7 +69,7 @@ def main(numbers: tuple[int, ...]) -> None:
     print(head)
     for n_sites in numbers:
         # all pairs of 500 are 250,000 exchanges of keys: not waited for
-        for pairs in ("neighbours",) if n_sites in (10, 500) else ("neighbours", "all"):
+        for pairs in ("neighbors",) if n_sites in (10, 500) else ("neighbors", "all"):
             lines.append(row(n_sites, pairs, in_a_process(__file__, "fit", n_sites, pairs)))
             print(lines[-1], flush=True)
     if numbers == SITES:

@@ -214,7 +214,7 @@ def exchange(file, family, how, eps):
     import fedstat as fs
 
     warnings.simplefilter("ignore")
-    data = fs.datasets.make_selection(1_000, family, standardise=True, seed=1)
+    data = fs.datasets.make_selection(1_000, family, standardize=True, seed=1)
     partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
     families = {"normal": sm.families.Gaussian(), "binomial": sm.families.Binomial()}
     model = fs.VerticalGLM.from_formula("y ~ .", partition, family=families[family], penalty="lasso")

@@ -63,7 +63,7 @@ def main():
     result = model(table).fit(select="bic")
     plain = model(table, "lasso").fit(lam=0.0)
     report = result.selection_report().set_index("name").dropna(axis=1, how="all")
-    report = report.join(pd.DataFrame({"unpenalised": plain.params, "unpenalised se": plain.bse}))
+    report = report.join(pd.DataFrame({"unpenalized": plain.params, "unpenalized se": plain.bse}))
     report.to_csv(HERE / "results" / "vglm_credit_report.csv", float_format="%.6g", lineterminator="\n")
     path = result.path.join(result.path_params.add_prefix("b: "))
     path.to_csv(HERE / "results" / "vglm_credit_path.csv", float_format="%.6g", lineterminator="\n")

@@ -22,7 +22,7 @@ X <- matrix(doubles("X"), rows, columns)
 y <- doubles("y")
 lambdas <- doubles("lambdas")
 
-# The columns are standardised already; the algorithm of the other family is not read.
+# The columns are standardized already; the algorithm of the other family is not read.
 fit <- function(thresh) {
   glmnet(X, y, family = family, lambda = lambdas, standardize = FALSE, thresh = thresh,
          type.gaussian = if (family == "gaussian") algorithm else "covariance",

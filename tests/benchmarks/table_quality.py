@@ -69,7 +69,7 @@ def logistic(X, y, ridge=1e-3, steps=30):
 
 
 def regression(R, S):
-    """Error of standardised slopes, area under the curve on the real rows, and that of the real slopes."""
+    """Error of standardized slopes, area under the curve on the real rows, and that of the real slopes."""
     mean, sd = R[:, 1:].mean(axis=0), R[:, 1:].std(axis=0)
     at = [(X[:, 1:] - mean) / sd for X in (R, S)]
     true, made = logistic(at[0], R[:, 0])[0], logistic(at[1], S[:, 0])[0]

@@ -23,7 +23,7 @@ def test_delta_method_of_a_linear_map_is_its_sample_covariance():
     assert_allclose(delta_method(np.cov(sample, rowvar=False), J[0]), expected[:1, :1])
 
 
-def test_symmetrise_measures_what_it_takes_away(info):
+def test_symmetrize_measures_what_it_takes_away(info):
     assert symmetrize(info)[1] == 0.0
     antisymmetric = np.array([[0.0, 1.0], [-1.0, 0.0]])
     sym, asymmetry = symmetrize(antisymmetric)

@@ -173,7 +173,7 @@ def test_no_auc_without_both_outcomes(evaluation):
         ([0, 0], [0, 1]),
     ],
 )
-def test_small_bins_join_their_nearest_neighbour(counts, expected):
+def test_small_bins_join_their_nearest_neighbor(counts, expected):
     assert_array_equal(merge_small_bins(np.array(counts), 5), expected)
 
 
@@ -287,9 +287,9 @@ def test_calibration_plot_shows_each_site_and_all(evaluation):
     n, events, expected = join_bins(*sums, 5)
     assert_allclose(points, np.column_stack([expected / n, events / n]))
     p, z = events / n, stats.norm.ppf(0.975)
-    centre, half = p + z**2 / (2 * n), z * np.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
+    center, half = p + z**2 / (2 * n), z * np.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
     drawn = [path.vertices[:, 1] for path in ax.collections[0].get_paths()]
-    assert_allclose(drawn, ((centre + half * [[-1], [1]]) / (1 + z**2 / n)).T)
+    assert_allclose(drawn, ((center + half * [[-1], [1]]) / (1 + z**2 / n)).T)
     (strip,) = ax.child_axes
     heights = [bar.get_height() for bar in strip.patches]
     assert len(heights) == 2 * STRIP and strip.get_xlim() == ax.get_xlim()

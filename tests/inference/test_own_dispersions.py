@@ -32,7 +32,7 @@ def test_one_mean_by_site_is_welchs_test():
     assert_allclose([ours.df, ours.df_denom], theirs.df, rtol=1e-10)
 
 
-def test_the_statistic_is_that_of_generalised_least_squares_at_any_point():
+def test_the_statistic_is_that_of_generalized_least_squares_at_any_point():
     """Residual sum of squares of the weighted stacked table over that of weighted own fits."""
     X, root = designs(), []
     for x, (_, y) in zip(X, SITES, strict=True):

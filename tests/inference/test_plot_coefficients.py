@@ -88,17 +88,17 @@ def test_exponentials_stand_on_a_logarithmic_scale_around_one(result, reference,
     assert not len(ax.get_xticks(minor=True))
 
 
-def test_standardised_coefficients_are_times_the_deviation(result, reference, plt):
+def test_standardized_coefficients_are_times_the_deviation(result, reference, plt):
     sd = pd.Series(range(1, 8), index=reference.params.index)
-    ax = result.plot_coefficients(standardised=sd)
+    ax = result.plot_coefficients(standardized=sd)
     drawn = sorted(round(x, 10) for line in ax.lines for x in line.get_xdata() if line.get_marker() == "o")
     assert drawn == sorted((reference.params * sd).drop("Intercept").round(10))
     assert ax.get_xlabel() == "effect on y, per standard deviation"
-    assert ax.get_title(loc="left") == "Standardised coefficients"
+    assert ax.get_title(loc="left") == "Standardized coefficients"
     with pytest.raises(NotAvailableError, match="no standard deviations"):
-        result.plot_coefficients(standardised=True)
+        result.plot_coefficients(standardized=True)
     with pytest.raises(ModelError, match=r"no standard deviation of .*x1:sex"):
-        result.plot_coefficients(standardised={"x1": 2.0})
+        result.plot_coefficients(standardized={"x1": 2.0})
 
 
 def test_selected_only_leaves_out_zeros(make, reference, plt):

@@ -72,8 +72,8 @@ def test_several_coefficients_by_hand():
     found = fs.pool(results, df_complete=np.inf).wald_test(["b1", "b2", "b3"])
     Q = np.array([one.params[["b1", "b2", "b3"]] for one in results])
     U = np.mean([one.cov_params().to_numpy()[1:, 1:] for one in results], axis=0)
-    centred = Q - Q.mean(axis=0)
-    B = centred.T @ centred / 4
+    centered = Q - Q.mean(axis=0)
+    B = centered.T @ centered / 4
     r = 1.2 * np.trace(B @ np.linalg.inv(U)) / 3
     D = Q.mean(axis=0) @ np.linalg.inv(U) @ Q.mean(axis=0) / (3 * (1 + r))
     assert found.fvalue == pytest.approx(D)

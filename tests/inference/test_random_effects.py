@@ -22,13 +22,13 @@ def test_statistics_follow_from_raw_estimates():
     Q = (w * (b - mean) ** 2).sum()
     tau2 = (Q - 4) / (w.sum() - (w**2).sum() / w.sum())
     star = 1 / (v + tau2)
-    centre = (star * b).sum() / star.sum()
-    spread = (star * (b - centre) ** 2).sum() / 4
+    center = (star * b).sum() / star.sum()
+    spread = (star * (b - center) ** 2).sum() / 4
     se = np.sqrt(max(spread, 1.0) / star.sum())
     half = stats.t.ppf(0.975, 4) * np.sqrt(tau2 + se**2)
     assert_allclose([found.Q, found.I2, found.tau2], [Q, 1 - 4 / Q, tau2])
-    assert_allclose([found.re_estimate, found.re_std_error], [centre, se])
-    assert_allclose([found.pred_low, found.pred_high], [centre - half, centre + half])
+    assert_allclose([found.re_estimate, found.re_std_error], [center, se])
+    assert_allclose([found.pred_low, found.pred_high], [center - half, center + half])
 
 
 def test_i2_belongs_to_the_variance_by_moments():

@@ -43,7 +43,7 @@ def test_the_published_example():
 
 
 @pytest.mark.parametrize("case", ["berkey", "missing"])
-def test_mean_errors_and_q_follow_from_the_variances_by_generalised_least_squares(case):
+def test_mean_errors_and_q_follow_from_the_variances_by_generalized_least_squares(case):
     """Written out with one stacked design and covariance; Q at a variance of zero, I2 from it."""
     estimates, covariances = (ESTIMATES, COVARIANCES) if case == "berkey" else missing_some()
     K, p = estimates.shape

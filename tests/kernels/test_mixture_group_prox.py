@@ -14,7 +14,7 @@ def cases(seed, P=6, Q=3):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_rows_are_where_a_general_minimiser_ends(seed):
+def test_rows_are_where_a_general_minimizer_ends(seed):
     S, s, rng = cases(seed)
     lam = rng.uniform(0.1, 3.0, len(s))
     found = shrink_rows(S, s, lam)

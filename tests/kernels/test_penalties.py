@@ -17,7 +17,7 @@ from fedstat.kernels.penalized.penalties import (
     Penalty,
     Scad,
     check_form,
-    orthonormaliser,
+    orthonormalizer,
     slope_of,
     threshold_of,
     value_of,
@@ -199,7 +199,7 @@ def test_a_violation_is_the_slope_that_is_left(penalty, grouped):
 def test_the_linear_approximation_touches_and_lies_above(penalty, grouped):
     groups, b = grouped
     terms = penalty.at(0.6, groups)
-    lasso = terms.linearised(b)
+    lasso = terms.linearized(b)
     offset = terms.value(b) - lasso.value(b)
     draw = np.random.default_rng(1)
     for _ in range(200):
@@ -214,7 +214,7 @@ def test_groups_of_some_columns():
     part = groups.take(which)
     np.testing.assert_array_equal(part.starts, [0, 1, 4])
     np.testing.assert_allclose(part.multipliers, [1.0, np.sqrt(3.0)])
-    np.testing.assert_array_equal(groups.penalised, which)
+    np.testing.assert_array_equal(groups.penalized, which)
 
 
 def test_in_orthonormal_columns_the_coding_does_not_matter():
@@ -227,7 +227,7 @@ def test_in_orthonormal_columns_the_coding_does_not_matter():
     coding[2:5, 2:5] = draw.normal(size=(3, 3))
     fitted = []
     for Z in (X, X @ coding):
-        T, groups = orthonormaliser(Z.T @ Z / 80, CoefficientGroups.of(labels))
+        T, groups = orthonormalizer(Z.T @ Z / 80, CoefficientGroups.of(labels))
         O = Z @ T
         np.testing.assert_allclose(O[:, :2].T @ O[:, :2] / 80, np.eye(2), atol=1e-12)
         np.testing.assert_allclose(groups.multipliers, np.sqrt([2.0, 2.0, 1.0]))

@@ -47,8 +47,8 @@ def exact(family, y, m, v):
     def height(e):
         return log_mass(family, y, m + e) - 0.5 * e * e / v
 
-    centre = minimize_scalar(lambda e: -height(e), bounds=(-40.0, 40.0), method="bounded").x
-    top, cuts = height(centre), centre + np.sqrt(v) * np.linspace(-12.0, 12.0, 61)
+    center = minimize_scalar(lambda e: -height(e), bounds=(-40.0, 40.0), method="bounded").x
+    top, cuts = height(center), center + np.sqrt(v) * np.linspace(-12.0, 12.0, 61)
     parts = [
         quad(lambda e: np.exp(height(e) - top), *ends, epsabs=1e-14, epsrel=1e-11)[0]
         for ends in pairwise(cuts)

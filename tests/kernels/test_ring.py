@@ -91,7 +91,7 @@ def test_what_does_not_fit_shows_in_the_squares_of_its_column(bad):
 
 
 @pytest.mark.parametrize("n", [1, 2, 200, 166_207, 2**18, 2**18 + 1, 1_600_000])
-def test_the_worst_standardised_columns_stay_in_range(n):
+def test_the_worst_standardized_columns_stay_in_range(n):
     """Equal columns of constant size, and all weight in one row: both attain Cauchy and Schwarz's bound."""
     f = ring.fractional_bits(n)
     for rows, value in ((n, 1.0), (1, np.sqrt(n))):

@@ -62,7 +62,7 @@ def test_weighted_rows(block):
     )
 
 
-def test_standardised_residuals(block):
+def test_standardized_residuals(block):
     X, y, code = block
     v = np.array([1.0, 2.0, 0.5, 4.0])
     z, z1, z2 = row_products.standardized_residuals(y, X[:, 0].copy(), code, 0.3, v)

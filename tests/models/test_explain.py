@@ -118,7 +118,7 @@ OTHER_FITS = {
     "cut off": {"maxiter": 4, "cov_type": "none"},
 }
 FREE_FITS = {n: OTHER_FITS[n] for n in ("masked", "clear", "none")}
-PENALISED = {
+PENALIZED = {
     "bic": {},
     "one lambda": {"lam": 0.0},
     "folds": {"select": "cv", "folds": 4, "random_state": 1},
@@ -157,17 +157,17 @@ CASES = {
     "VFEM counts free": (lambda: vfem("count", between="free", coordinator="apart"), {"max_moved": 1.0}),
     "VFEM probit": (lambda: vfem("sick", link=families.links.Probit), {}),
     "VFEM counts": (lambda: vfem("count", coordinator="apart"), {}),
-    **{f"VGLM {n}": (lambda: vglm(penalty="lasso"), a) for n, a in PENALISED.items()},
+    **{f"VGLM {n}": (lambda: vglm(penalty="lasso"), a) for n, a in PENALIZED.items()},
     "VGLM missing": (lambda: vertical(fs.VerticalGLM, PARTLY, missing="em"), {}),
     "VGLM of two": (lambda: vglm(names="AB"), {}),
     **{f"VGLM binary {n}": (lambda: vglm("sick", penalty="lasso"), a) for n, a in OF_OTHERS.items()},
     "VGLM counts": (lambda: vglm("count", coordinator="apart", group_terms=True), {"lam": 0.05}),
-    "VGLM adaptive": (lambda: vglm("sick", penalty="lasso", adaptive=1.0, unpenalised=["B1"]), {"lam": 0.02}),
+    "VGLM adaptive": (lambda: vglm("sick", penalty="lasso", adaptive=1.0, unpenalized=["B1"]), {"lam": 0.02}),
     "VGLM of five": (lambda: vertical(fs.VerticalGLM, FIVE, "sick", tuple(FIVE)), {}),
-    "VGLM unpenalised": (lambda: vglm("sick"), {"lam": 0.0}),
+    "VGLM unpenalized": (lambda: vglm("sick"), {"lam": 0.0}),
     "VGLM draws": (lambda: vglm("sick"), {"draws": 2, "folds": 6, "random_state": 1, "lam": 0.05}),
     "VGLM admm weighted": (
-        lambda: vglm("sick", penalty="lasso", adaptive=1.0, unpenalised=["B1"]),
+        lambda: vglm("sick", penalty="lasso", adaptive=1.0, unpenalized=["B1"]),
         {"exchange": "admm", "n_lambdas": 2, "ratio": 0.3, "eps": 1e-3},
     ),
     "VGLM gamma by fold": (

@@ -202,7 +202,7 @@ def test_a_dry_run_knows_what_a_spline_asks(masked):
     assert "Every policy allows this fit" in str(model.explain(masked=masked))
 
 
-def test_a_centred_cubic_spline_is_the_natural_one_of_r():
+def test_a_centered_cubic_spline_is_the_natural_one_of_r():
     """R: lm(y ~ splines::ns(x, knots=c(8, 15, 22), Boundary.knots=c(1, 40.5))), fitted values."""
     x = np.tile(np.append(np.arange(1.0, 21.0), [25.0, 31.0, 40.5]), 3)  # three times every row: the same fit
     frame = pd.DataFrame({"x": x, "y": np.sin(x / 5) + x / 30, "site": np.where(np.arange(69) % 2, "A", "B")})

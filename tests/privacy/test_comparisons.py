@@ -1,4 +1,4 @@
-"""Epsilon of many randomised answers, against enumeration and published figures."""
+"""Epsilon of many randomized answers, against enumeration and published figures."""
 
 from itertools import product
 from math import exp

@@ -150,7 +150,7 @@ def test_below_a_variance_of_a_quarter_one_share_alone_counts():
 
 
 @pytest.mark.parametrize("answers", [1, 2, 7])
-def test_the_epsilon_of_randomised_answers_is_the_root_of_all_terms(answers):
+def test_the_epsilon_of_randomized_answers_is_the_root_of_all_terms(answers):
     """Every term of theorem 3.3 of Kairouz, Oh and Viswanath (2017), at the epsilon that is found."""
     a, delta = 0.5, 1e-3
     epsilon = record_epsilon(answers, a, delta)

@@ -40,7 +40,7 @@ from fedstat.typing import Array, Bools, Floats, Ints
 #
 # *Privacy.* Coordinator and c sites in league learn the sum over each connected part of the other sites, and
 # no more: the sum over all others, as with all pairs, unless these fall apart. That takes two stretches of h
-# neighbours on the ring that are all in league: never where c < 2h, and else with the probability
+# neighbors on the ring that are all in league: never where c < 2h, and else with the probability
 # :func:`disconnection_probability`: of 200 sites with a third in league 1e-9, with half of them 7e-5.
 #
 # *Order.* The order of sites on the ring is by SHA-256 of a seed and their name; the seed is the digest of
@@ -50,11 +50,11 @@ from fedstat.typing import Array, Bools, Floats, Ints
 # an agreement and start another one, in which all draw new keys and which is in all ledgers: over G
 # agreements the probability is at most G times as large, and computation alone does not increase it.
 #
-# *Bytes.* Names and 64 bytes of every site go to each, 0.1 kB per site, and some 0.5 kB of each neighbour.
+# *Bytes.* Names and 64 bytes of every site go to each, 0.1 kB per site, and some 0.5 kB of each neighbor.
 
 
 def neighbor_reach(n_sites: int) -> int:
-    """Neighbours on either side of a site."""
+    """Neighbors on either side of a site."""
     return math.ceil(1.5 * math.log2(max(n_sites, 2)))
 
 
@@ -64,13 +64,13 @@ def is_sparse(n_sites: int) -> bool:
 
 
 def all_neighbors(keys: Mapping[str, bytes], session: str) -> dict[str, tuple[str, ...]]:
-    """Names of each site's neighbours, sorted, from the keys of all sites of a session."""
+    """Names of each site's neighbors, sorted, from the keys of all sites of a session."""
     ring = _ring(keys, session)
     return {site: _adjacent(ring, at) for at, site in enumerate(ring)}
 
 
 def neighbors_of(keys: Mapping[str, bytes], session: str, site: str) -> tuple[str, ...]:
-    """Names of one site's neighbours."""
+    """Names of one site's neighbors."""
     ring = _ring(keys, session)
     return _adjacent(ring, ring.index(site))
 
@@ -123,7 +123,7 @@ def split_commitments(names: Sequence[str], text: str) -> dict[str, bytes]:
 
 
 class NeighborAgreement(KeyAgreement):
-    """One site's part in agreeing on keys with its neighbours, in a session of many sites."""
+    """One site's part in agreeing on keys with its neighbors, in a session of many sites."""
 
     def __init__(self, identity: Identity, session: str, site: str) -> None:
         self.site, self.session, self.sites = site, session, ()
@@ -166,9 +166,9 @@ class NeighborAgreement(KeyAgreement):
         public: Mapping[str, PublicIdentity],
         announcements: Mapping[str, str],
     ) -> PairKeys:
-        """Derive keys with the neighbours, from the keys of all sites and what the neighbours announced.
+        """Derive keys with the neighbors, from the keys of all sites and what the neighbors announced.
 
-        SecurityError where a key is not the one that its site was bound to, or a neighbour's identity is not
+        SecurityError where a key is not the one that its site was bound to, or a neighbor's identity is not
         the pinned one, its signature wrong, or it is missing: nothing is derived then.
         """
         fresh = self._open()
@@ -181,7 +181,7 @@ class NeighborAgreement(KeyAgreement):
             )
         near = neighbors_of(keys, self.session, self.site)
         if announcements.keys() != set(near):
-            raise SecurityError(f"{self.site}: expected announcements of its neighbours {', '.join(near)}")
+            raise SecurityError(f"{self.site}: expected announcements of its neighbors {', '.join(near)}")
         check_fingerprints({name: self._digests[name].hex() for name in near}, public)
         self._public = dict(public)
         for name in near:
@@ -214,7 +214,7 @@ def _commitment(session: str, site: str, key: bytes) -> bytes:
 # *Precision.* Floats are carried in 64.64 bits (:data:`FLOATS`): no scale has to be agreed. Every x with
 # |x| >= 2^-12 = 2.4e-4 goes in exactly, smaller ones to within 2^-65 = 2.7e-20. The sum is taken without
 # rounding and does not depend on the order of sites; it comes out to the last place of a double. Per site
-# |x| <= 2^47/K = 1.4e14/K is allowed; the bits between that and 2^63 show whether masks have cancelled: those
+# |x| <= 2^47/K = 1.4e14/K is allowed; the bits between that and 2^63 show whether masks have canceled: those
 # that have not pass in one element with probability 2^-15. Other bits of scale serve other magnitudes, and
 # ``Encoding(1, 32)`` halves the bytes, to within 2.3e-10. Sums of products of columns in any units are
 # carried in 192.192 bits (:data:`WIDE`): up to 2^175/K = 4.8e52/K, to within 2^-193 = 8e-59. Integers and
@@ -294,7 +294,7 @@ def encode_values(name: str, values: Array, terms: int, encoding: Encoding) -> W
     if flat.size and not (flat.min() >= -limit and flat.max() <= limit):
         raise EstimationError(
             f"array '{name}': a value is not finite, or exceeds {limit:.4g}, the largest magnitude allowed "
-            f"in a masked sum over {terms} sites. Rescale the columns behind it (larger units, centring), or "
+            f"in a masked sum over {terms} sites. Rescale the columns behind it (larger units, or centered), "
             "agree on an encoding for a larger bound"
         )
     if encoding.integer:

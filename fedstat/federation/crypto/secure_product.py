@@ -42,7 +42,7 @@ from fedstat.typing import Array, Bools, Floats, Ints
 # A diagonal weight needs no protocol: the site that knows W multiplies its own columns by it and encodes
 # these; a weight that is constant within the groups is applied to the result.
 #
-# **Adversary.** Semi-honest: every party follows the protocol and may keep and analyse what it sees.
+# **Adversary.** Semi-honest: every party follows the protocol and may keep and analyze what it sees.
 #
 # * The dealer must collude with neither A nor B: ``F + V`` is X_b, and ``E + U`` is X_a. It is the
 #   coordinator or a third site. E and F must therefore travel sealed: a dealer that carries them and can
@@ -172,7 +172,7 @@ def encode_columns(X: Floats, f: int, site: str, columns: Sequence[str] | None =
         what = "values that are missing or infinite; leave out these entities or the column"
         raise EstimationError(f"{site}: {_column(missing, columns)} has {what}")
     if large.any():
-        what = f"values too large for {f} fractional bits; standardise it, or agree on a larger spread"
+        what = f"values too large for {f} fractional bits; standardize it, or agree on a larger spread"
         raise EstimationError(f"{site}: {_column(large, columns)} has {what}")
     return encoded
 

@@ -89,10 +89,10 @@ def check_design(X: Floats, names: Sequence[str], site: str, *, intercept: bool)
             f"{p} design columns{where} for {n} entities; expected more entities than columns. Use fewer "
             "terms."
         )
-    # Collinear with the intercept is what centring leaves at zero; scaled to length one, units do not matter.
-    centred = X - X.mean(axis=0) if intercept else X
+    # A column that centering leaves at zero is collinear with the intercept. Lengths of one remove the units.
+    centered = X - X.mean(axis=0) if intercept else X
     size = np.abs(X).max(axis=0, initial=0.0)
-    norm = np.sqrt(np.einsum("ij,ij->j", centred, centred))
+    norm = np.sqrt(np.einsum("ij,ij->j", centered, centered))
     constant = np.flatnonzero(norm <= CONSTANT_TOLERANCE * size * np.sqrt(n))
     if constant.size:
         raise DesignError(
@@ -100,7 +100,7 @@ def check_design(X: Floats, names: Sequence[str], site: str, *, intercept: bool)
             "term out, or merge the levels that it separates."
         )
     if p > 1:
-        _check_independent(centred / norm, names, where)
+        _check_independent(centered / norm, names, where)
 
 
 def _check_independent(scaled: Floats, names: Sequence[str], where: str) -> None:

@@ -28,7 +28,7 @@ GAPS = (
     "Of a curve a stretch may be unknown at most as long as its declaration says: Curve(..., max_gap=0.2), a "
     "share of its domain."
 )
-CANCELLED = 1e-13
+CANCELED = 1e-13
 """Spread between sites, relative to the sum of squares that it is the rest of, that rounding explains."""
 
 
@@ -197,5 +197,5 @@ def pool_moments(sums: Floats) -> tuple[Floats, Floats]:
     between = squares - n * mean**2
     # Two large sums nearly cancel where sites have the same mean; what is left is their rounding, and may be
     # below zero.
-    between = np.where(between > CANCELLED * squares, between, 0.0)
+    between = np.where(between > CANCELED * squares, between, 0.0)
     return mean, np.sqrt((within + between) / n)

@@ -191,7 +191,7 @@ def column_moments(X: Floats) -> Floats:
     mean = X.mean(axis=0)
     spread = np.zeros(X.shape[1])
     for start in range(0, len(X), BLOCK):
-        # By blocks, so that the centred copy stays in cache and is never as large as the design.
+        # By blocks, so that the centered copy stays in cache and is never as large as the design.
         part = X[start : start + BLOCK] - mean
         spread += np.einsum("ij,ij->j", part, part)
     return np.array([np.full(X.shape[1], float(len(X))), mean, spread])
@@ -223,7 +223,7 @@ MOST_LEVELS = 1000
 class OpenRows:
     """The rows that a site opened for one model: coded once in memory, or in every pass where streamed.
 
-    Columns are standardised by the site's own `shift` and `scale`; `own` are its means and deviations,
+    Columns are standardized by the site's own `shift` and `scale`; `own` are its means and deviations,
     (2, p), `names` and `term_names` column and term of each but the intercept, and `used` (n_rows,) the rows
     that are whole.
     """
@@ -245,14 +245,14 @@ class OpenRows:
     used: Bools = field(default_factory=lambda: np.zeros(0, dtype=bool))
 
     def chunks(self) -> Iterator[tuple[CompleteRows, Floats]]:
-        """Whole rows and their standardised design, (m, p), chunk by chunk."""
+        """Whole rows and their standardized design, (m, p), chunk by chunk."""
         if self.held is not None:
             yield self.held
             return
         for rows in find_complete_rows(self.data, self.question):
             if len(rows.frame):
                 coded = design_matrix(rows, self.question, self.terms, self.spec, self.data.name)
-                yield rows, self.standardise(coded.X)
+                yield rows, self.standardize(coded.X)
 
     def make_again(self) -> None:
         """Code the rows of a table of one chunk again, to the same numbers."""
@@ -261,14 +261,14 @@ class OpenRows:
         self.held = first[0] if len(first) == 1 else None
 
     def settle(self, mean: Floats, spread: Floats) -> None:
-        """Take the site's own means and deviations, (p,), and standardise what is held."""
+        """Take the site's own means and deviations, (p,), and standardize what is held."""
         self.own = np.array([mean, spread])
         self.shift, self.scale = standardization(mean, spread, self.question.intercept)
         self.varies = varying(mean, spread, self.question.intercept)
         if self.held is not None:
-            self.standardise(self.held[1])
+            self.standardize(self.held[1])
 
-    def standardise(self, X: Floats) -> Floats:
+    def standardize(self, X: Floats) -> Floats:
         """Shift and scale in place."""
         X -= self.shift
         X /= self.scale
@@ -489,7 +489,7 @@ def standardization(mean: Floats, spread: Floats, intercept: bool) -> tuple[Floa
 
 
 def translation(own_shift: Floats, own_scale: Floats, shift: Floats, scale: Floats) -> Floats:
-    """Matrix from coefficients of columns standardised by (shift, scale) to those of a site's own, (p, p).
+    """Matrix from coefficients of columns standardized by (shift, scale) to those of a site's own, (p, p).
 
     With an intercept, the first column, sum_j g_j (x_j - m_j) / s_j equals the sum over the own columns with
     d_j = g_j s_kj / s_j and the rest of it in the intercept.
@@ -569,7 +569,7 @@ def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
     opened.settle(mean, spread)
     opened.names, opened.term_names, opened.used = tally.names, tally.term_names, tally.used
     head = (INTERCEPT,) if question.intercept else ()
-    # Judged on standardised columns, where a direction that few rows have does not hide behind units.
+    # Judged on standardized columns, where a direction that few rows have does not hide behind units.
     design = DesignDirections(lambda: (X for _, X in opened.chunks()), tally.n, (*head, *tally.names))
     state.report(design, *opened.products())
     state.report(tally.rows_used, LevelsRequested(tally.used, spec.levels))

@@ -77,7 +77,7 @@ class RowsRequest:
     def check(self) -> None:
         """Refuse a response that a site cannot compute from its own rows, and too many columns.
 
-        A FormulaError tells of a centred or scaled response, which needs the rows of all sites, a
+        A FormulaError tells of a centered or scaled response, which needs the rows of all sites, a
         MessageError of an unknown role, or of more than `MOST_NAMES` terms or columns.
         """
         if not set(self.weights) <= set(WEIGHTS):

@@ -329,7 +329,7 @@ def _standard(transform: Transform, n: float, mean: float, spread: float) -> dic
     """State of center() or scale() from rows, mean and squared deviations."""
     # center() is scale() without its second half; both keep their state in the form of formulaic's scale.
     options = {"center": True, "scale": transform.function == "scale", "ddof": 1.0} | dict(transform.options)
-    # Without centring, scale() divides by the root of the mean square about zero.
+    # Without centering, scale() divides by the root of the mean square about zero.
     squares = spread if options["center"] else spread + n * mean**2
     rest = n - float(str(options["ddof"]))
     if options["scale"] and not (squares > 0.0 and rest > 0.0):

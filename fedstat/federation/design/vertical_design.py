@@ -61,12 +61,12 @@ def columns_cardinality(data: SiteData, columns: Sequence[Sequence[FormulaFactor
         levels |= found
         read.append(set(found))
     few = {name: count for name, count in levels.items() if count}
-    levelled = []
+    leveled = []
     for name, count in few.items():
         own = [names for names in read if name in names]
-        levelled.append(DiscreteColumn(max(count, 2), len(own), all(names == {name} for names in own)))
+        leveled.append(DiscreteColumn(max(count, 2), len(own), all(names == {name} for names in own)))
     plain = sum(not names & few.keys() for names in read)
-    return ColumnCardinality(plain, tuple(levelled), EXACT if data.policy.rounding == "none" else DITHERED)
+    return ColumnCardinality(plain, tuple(leveled), EXACT if data.policy.rounding == "none" else DITHERED)
 
 
 def _levels(data: SiteData, factor: FormulaFactor) -> dict[str, int]:

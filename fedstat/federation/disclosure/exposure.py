@@ -86,9 +86,9 @@ def column_exposure(column: str, values: pd.Series, functions: Mapping[str, None
 
 def largest_leverage(columns: list[Floats], n: int) -> float:
     """Return the largest leverage of n rows in the span of columns and a constant."""
-    centred = [one - one.mean() for one in columns]
-    sizes = [float(np.linalg.norm(one)) for one in centred]
-    kept = [one / size for one, size in zip(centred, sizes, strict=True) if size > 0.0]
+    centered = [one - one.mean() for one in columns]
+    sizes = [float(np.linalg.norm(one)) for one in centered]
+    kept = [one / size for one, size in zip(centered, sizes, strict=True) if size > 0.0]
     if not kept:
         return 1.0 / n
     U, s, _ = np.linalg.svd(np.column_stack(kept), full_matrices=False)

@@ -276,7 +276,7 @@ class DesignDirections:
     Parameters
     ----------
     chunks : callable
-        Returns the standardised design, (m, p) arrays, the same ones each time.
+        Returns the standardized design, (m, p) arrays, the same ones each time.
     n : int
         Rows in all.
     names : sequence of str, (p,)
@@ -386,7 +386,7 @@ class RowBlock(Protocol):
 
     @property
     def columns(self) -> Floats:
-        """Columns of the design, standardised."""
+        """Columns of the design, standardized."""
 
     def vectors(self, points: tuple[Any, ...]) -> Floats:
         """Means and weights at points, (m, k), those of each point side by side."""

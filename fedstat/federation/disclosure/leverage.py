@@ -163,7 +163,7 @@ def largest_shares(X: Floats) -> tuple[float, float]:
     Of the deviations from the mean of the other rows, so that a row that alone differs has all of them.
     """
     mean = X.mean(axis=0)
-    # By blocks, so that the centred copy stays in cache and is never as large as the columns.
+    # By blocks, so that the centered copy stays in cache and is never as large as the columns.
     parts = [slice(start, start + BLOCK_ROWS) for start in range(0, len(X), BLOCK_ROWS)]
     gram = sum(((D := X[part] - mean).T @ D for part in parts), np.zeros((X.shape[1], X.shape[1])))
     squares = np.diag(gram)

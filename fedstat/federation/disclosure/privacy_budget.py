@@ -61,7 +61,7 @@ from fedstat.federation.crypto.keys import Identity, encode_parts, random_bytes
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.message import Request, Step
 from fedstat.federation.tables.aligned_table import content_fingerprint
-from fedstat.federation.tables.table import FrameTable, LabelledTable, Table
+from fedstat.federation.tables.table import FrameTable, LabeledTable, Table
 from fedstat.privacy.discrete_gaussian import LARGEST, VERSION, discrete_gaussian
 from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_noise, round_to_grid
 from fedstat.typing import Array
@@ -210,7 +210,7 @@ class NoiseMechanism:
 
     def _records(self) -> bytes:
         """Digest of all records, by which it is known whether they are the same as before."""
-        table = self.table.table if isinstance(self.table, LabelledTable) else self.table
+        table = self.table.table if isinstance(self.table, LabeledTable) else self.table
         # What is streamed may change from one question to the next; what is in memory is read once.
         if not self._content or not isinstance(table, FrameTable):
             self._content = content_fingerprint(table, self._keyed("records"))

@@ -9,7 +9,7 @@ With the random table of an institution, what it opened is its columns. The othe
 opened, and whoever deals knows the table: so the dealer is a third party, and one that does not carry the
 messages where an owner wants more than a coordinator's word.
 
-What all sites are to be told alike, means and deviations to standardise by for instance, is bound into the
+What all sites are to be told alike, means and deviations to standardize by for instance, is bound into the
 masks of their sums: a coordinator that tells all sites but one a scale at which their parts vanish would have
 that one's part, and has a sum whose masks do not cancel.
 """

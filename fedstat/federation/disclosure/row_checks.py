@@ -342,7 +342,7 @@ def check_cardinality(data: SiteData, fact: facts.GroupSums) -> None:
     DescriptionError
         From the sizes of the groups asked for and the published levels; names the line of the policy.
     """
-    if data.policy.discrete == "any" or not fact.detail.levelled:
+    if data.policy.discrete == "any" or not fact.detail.leveled:
         return
     for group, n in zip(*np.unique(fact.code[fact.code >= 0], return_counts=True), strict=True):
         beside = ColumnCardinality(fact.beside.get(int(group), 0))

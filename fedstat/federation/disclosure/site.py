@@ -50,7 +50,7 @@ from fedstat.federation.message import (
     unpack_request,
 )
 from fedstat.federation.tables.published import Published, PublishedColumn
-from fedstat.federation.tables.table import FrameTable, LabelledTable, Table
+from fedstat.federation.tables.table import FrameTable, LabeledTable, Table
 
 # ----------------------------------------------------------------------------------------------------
 # The families of this installation, for a site that is asked from outside.
@@ -194,7 +194,7 @@ class Site:
         policy = Policy() if policy is None else policy
         held = FrameTable(table) if isinstance(table, pd.DataFrame) else table
         if site_column:
-            held = LabelledTable(held, site_column, name)
+            held = LabeledTable(held, site_column, name)
         site_ledger = SiteLedger() if site_ledger is None else site_ledger
         # every site has a level of its own, which is its name
         self._label = {site_column: PublishedColumn("category", levels=(name,))} if site_column else {}

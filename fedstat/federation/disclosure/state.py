@@ -19,7 +19,7 @@ from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.privacy_budget import NoiseRequired
 from fedstat.federation.disclosure.release_history import ReleaseHistory
 from fedstat.federation.tables.published import Published
-from fedstat.federation.tables.table import FrameTable, LabelledTable, Table
+from fedstat.federation.tables.table import FrameTable, LabeledTable, Table
 
 KeptT = TypeVar("KeptT")
 MAX_SESSIONS = 32
@@ -99,8 +99,8 @@ class SiteData:
         if kept and (why := fits(kept, self.table.n_rows)):
             raise SecurityError(f"{self.name}: {why}")
         memory = ReleaseHistory.from_arrays(kept, table, self.mark_key) if kept else ReleaseHistory()
-        if isinstance(self.table, LabelledTable):
-            table = LabelledTable(table, self.table.name, self.table.label)
+        if isinstance(self.table, LabeledTable):
+            table = LabeledTable(table, self.table.name, self.table.label)
         return replace(self, table=table, memory=memory)
 
     @property
@@ -139,7 +139,7 @@ class SiteData:
         DesignError
             The table is streamed.
         """
-        table = self.table.table if isinstance(self.table, LabelledTable) else self.table
+        table = self.table.table if isinstance(self.table, LabeledTable) else self.table
         if isinstance(table, FrameTable):
             return table.frame
         raise DesignError(

@@ -57,7 +57,7 @@ def synthetic_generator() -> np.random.Generator:
 
 
 def draw_effects(p: int) -> Floats:
-    """Coefficients of p standardised columns, falling from the first: (p,)."""
+    """Coefficients of p standardized columns, falling from the first: (p,)."""
     falling = 1.0 / (1.0 + np.arange(p))
     size = np.sqrt((falling @ falling) / PREDICTOR_VARIANCE) if p else 1.0
     return np.asarray(falling * np.where(np.arange(p) % 2, -1.0, 1.0) / size)
@@ -177,7 +177,7 @@ class SyntheticRows:
 
 
 def open_synthetic_rows(data: SiteData, agreement: RowsAgreement, rows: CompleteRows, X: Floats) -> OpenRows:
-    """Open (m, q) drawn columns, standardised as a site standardises its own."""
+    """Open (m, q) drawn columns, standardized as a site standardizes its own."""
     question, held = agreement.question, (rows, np.ascontiguousarray(X))
     terms = coded_names(agreement).term_names
     out = OpenRows(data, question, agreement.spec, question.read_terms(), held=held, term_names=terms)

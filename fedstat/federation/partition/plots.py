@@ -177,8 +177,8 @@ def _map_axes(sites: Sequence[str], n_patterns: int) -> Axes:
 def _draw_tiles(ax: Axes, tiles: Array) -> None:
     """Colors for a complete, a partial, and a missing record."""
     has, some = (tiles == True) | (tiles == "all"), tiles == "some"  # noqa: E712
-    colours = np.where(has[..., None], _rgb(PRESENT), np.where(some[..., None], _rgb(PARTLY), _rgb(ABSENT)))
-    ax.imshow(colours, aspect="auto", interpolation="nearest")
+    colors = np.where(has[..., None], _rgb(PRESENT), np.where(some[..., None], _rgb(PARTLY), _rgb(ABSENT)))
+    ax.imshow(colors, aspect="auto", interpolation="nearest")
     ax.set_yticks([])
     ax.set_ylabel("patterns", color=INK)
     _part_tiles(ax, tiles.shape, 2)
@@ -267,16 +267,16 @@ def _name_blocks(ax: Axes, right: SecondaryAxis, sizes: Sequence[tuple[str, int]
     """Names of sites right of their blocks, in as many lines as fit into a block."""
     n = np.array([size for _, size in sizes])
     tall = axes_height_points(ax) / max(int(n.sum()), 1)
-    centres, names, free = np.cumsum(n) - n / 2 - 0.5, [], -np.inf
-    for (site, size), centre in zip(sizes, centres.tolist(), strict=True):
+    centers, names, free = np.cumsum(n) - n / 2 - 0.5, [], -np.inf
+    for (site, size), center in zip(sizes, centers.tolist(), strict=True):
         name = fill(shorten(site, 40), LABEL_WIDTH, break_long_words=False)
         if (name.count("\n") + 1) * LINE * SMALL > size * tall:
             name = shorten(site, 2 * LABEL_WIDTH)
         half = LINE * SMALL / 2.0 * (name.count("\n") + 1) / tall
         # Of blocks that are lower than a line some have no name.
-        names.append(name if centre - half >= free - 0.01 else "")
-        free = centre + half if names[-1] else free
-    right.set_yticks(centres, names, fontweight="bold", fontsize=SMALL, parse_math=False)
+        names.append(name if center - half >= free - 0.01 else "")
+        free = center + half if names[-1] else free
+    right.set_yticks(centers, names, fontweight="bold", fontsize=SMALL, parse_math=False)
     right.tick_params(length=0, colors=INK)
     right.spines["right"].set_visible(False)
 
@@ -294,9 +294,9 @@ def _patterns_title(description: PartitionDescription, n_shown: int) -> str:
     lines = [
         f"Records of {description.n_entities:,} entities at {len(description.sites)} institutions",
         f"{description.n_complete:,} entities have a record at every institution",
-        "blue: has a record; grey: has none"
+        "blue: has a record; gray: has none"
         if description.use is None
-        else "blue: all columns, light: some, grey: none, as a fit of all takes them",
+        else "blue: all columns, light: some, gray: none, as a fit of all takes them",
     ]
     if n_patterns > n_shown:
         lines.append(f"{n_shown} of {n_patterns} patterns are shown, with {covered:,} entities")
@@ -306,7 +306,7 @@ def _patterns_title(description: PartitionDescription, n_shown: int) -> str:
 def _cells_title(cells: pd.DataFrame, n_streamed: int, n_complete: int) -> str:
     lines = []
     if cells.isna().to_numpy().any():
-        lines.append("grey: the institution lacks this column")
+        lines.append("gray: the institution lacks this column")
     if n_complete:
         lines.append(f"{n_complete} more columns lack nothing anywhere")
     if n_streamed:
@@ -342,6 +342,6 @@ def _inches(ax: Axes) -> tuple[float, float]:
     return (box.width / figure.dpi, box.height / figure.dpi) if figure is not None else (5.0, 5.0)
 
 
-def _rgb(colour: str) -> Array:
+def _rgb(color: str) -> Array:
     """Red, green and blue of a hexadecimal color, each between 0 and 1."""
-    return np.array([int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)])
+    return np.array([int(color[k : k + 2], 16) / 255 for k in (1, 3, 5)])

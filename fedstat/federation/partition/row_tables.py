@@ -104,7 +104,7 @@ def row_problems(
     if not common and all(columns.values()):
         yield (
             "no column is at every institution. In the horizontal layout all tables hold the same columns: "
-            "check that they are spelt in the same way, or link different columns by on=... in the vertical "
+            "check that they are spelled alike, or link different columns by on=... in the vertical "
             "layout."
         )
     for name in (*key, *common):

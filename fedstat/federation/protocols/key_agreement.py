@@ -5,8 +5,8 @@ pinned; then they hold each other's identities and signatures against these fing
 (:mod:`fedstat.federation.crypto.keys`). A key is signed before any other is known, which costs nothing: no
 secret comes of it before the second round, and sites whose owners pinned different keys sign different lists.
 
-Where many sites need keys for sums only, each agrees with few neighbours, in three rounds: sites bind
-themselves to fresh keys, sign them, and check what their neighbours signed
+Where many sites need keys for sums only, each agrees with few neighbors, in three rounds: sites bind
+themselves to fresh keys, sign them, and check what their neighbors signed
 (:mod:`fedstat.federation.crypto.masks`).
 """
 
@@ -75,7 +75,7 @@ class CommittedSite:
 
 @dataclass(frozen=True, slots=True)
 class KeysForwarded:
-    """Keys of all sites, in the order of names, and what a site's neighbours are and announced."""
+    """Keys of all sites, in the order of names, and what a site's neighbors are and announced."""
 
     keys: str
     public: Mapping[str, str]
@@ -154,7 +154,7 @@ def sign(data: SiteData, state: State, request: CommittedSites) -> tuple[dict[st
 
 @step(FAMILY, "sign", request=KeysForwarded, requests=PUBLIC, name="meet", public=True)
 def accept_neighbors(data: SiteData, state: State, request: KeysForwarded) -> tuple[dict[str, Array], str]:
-    """Check the keys of all sites and what the neighbours announced; keep keys with these, and a masker."""
+    """Check the keys of all sites and what the neighbors announced; keep keys with these, and a masker."""
     agreement = state.use(RING, NeighborAgreement, "this site is bound to no key; ask 'commit' first")
     public = {name: PublicIdentity.from_json(key) for name, key in request.public.items()}
     keys = split_commitments(agreement.sites, request.keys)
@@ -174,7 +174,7 @@ LAST = ("finish", "meet")
 def agree_keys(sites: Sequence[str], session: str, sums_only: bool = False) -> FitProtocol[None]:
     """Let sites agree on pairwise keys; a SecurityError where a key is not pinned or a signature wrong.
 
-    Of many sites whose keys serve masked sums only, each agrees with its neighbours.
+    Of many sites whose keys serve masked sums only, each agrees with its neighbors.
     """
 
     def request(site: str, step: str, content: str) -> Request:
@@ -199,7 +199,7 @@ def agree_keys(sites: Sequence[str], session: str, sums_only: bool = False) -> F
 def agree_with_neighbors(
     sites: Sequence[str], session: str, request: Callable[[str, str, str], Request]
 ) -> FitProtocol[None]:
-    """Let each of many sites agree on keys with its neighbours."""
+    """Let each of many sites agree on keys with its neighbors."""
     replies = yield [request(site, "commit", session) for site in sites]
     reported = {
         site: from_json(CommittedSite, reply.text, f"{site}: what binds it to its key")

@@ -417,7 +417,7 @@ def _number(tokens: Mapping[str, Array], n_rows: Mapping[str, int]) -> EntityNum
 #
 # Since the numbers stay, whatever leaves for each entity in one model can be put beside what leaves for it
 # in another, as with models of one partition in one process. Aligning again draws other numbers, but tells
-# the coordinator the pattern again, by which many entities can be recognised.
+# the coordinator the pattern again, by which many entities can be recognized.
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ def masked_protocol(
     """Run a protocol with masked sums over two sites or more; return what it returns.
 
     Of arrays that are declared maskable the protocol may use sums over all of `sites` only. Where keys serve
-    `sums_only`, each of many sites agrees on them with its neighbours. A MessageError tells of a protocol
+    `sums_only`, each of many sites agrees on them with its neighbors. A MessageError tells of a protocol
     that asks only some sites for what is to be added up, a SecurityError of sites that could not agree on
     keys, or of masks that do not cancel.
     """

@@ -491,7 +491,7 @@ def share_product(
     `text` numbers the product, `opened` is what the other site opened, sealed, or its share of the outcome
     where rows were counted. Released are `share`
     (groups, p, q), `check` (groups,) and `weights` (p,) or (q,) of its checksum, and where columns are not
-    standardised `units` (p,) or (q,), by which this site's side of the product is to be multiplied. Of a
+    standardized `units` (p,) or (q,), by which this site's side of the product is to be multiplied. Of a
     product with noise, which the door adds, the share alone: a checksum would tell of the sums without it.
     """
     name = f"{OPENED}{json.loads(text)}"
@@ -588,7 +588,7 @@ def product_steps(
     """Make the steps by which institutions of a family multiply their columns.
 
     ``columns_of(data, state, which)`` gives the columns (rows, q) that are called so, at a mean square of
-    one, or as words of 64 bits, and their units (q,), or None where they are standardised;
+    one, or as words of 64 bits, and their units (q,), or None where they are standardized;
     ``rows_of(state, which)`` the rows of the site's table that these are, (rows,), -1 for filled in.
     ``behind(data, state, part, rows, group, both, marks)`` tells what the products of `rows`, (n,), by
     `group`, (n,), rest on, and how to enter them. Without `fills` no mean is filled in, and all rows are of

@@ -23,7 +23,7 @@ from fedstat.federation.tables.curve_columns import CurveTable
 from fedstat.federation.tables.curves import CurveShape
 from fedstat.federation.tables.published import Published
 from fedstat.federation.tables.sql_table import SqlTable
-from fedstat.federation.tables.table import FrameTable, LabelledTable, ParquetTable, Table, table_curves
+from fedstat.federation.tables.table import FrameTable, LabeledTable, ParquetTable, Table, table_curves
 from fedstat.typing import Array
 
 FAMILY = "schema"
@@ -88,8 +88,8 @@ def table_schema(site: str, table: Table, policy: Policy) -> TableSchema:
             f"wants at least {policy.min_count} rows behind what is told of its table, and there are fewer. "
             "Leave the site out",
         )
-    label = table.name if isinstance(table, LabelledTable) else ""
-    inner = table.table if isinstance(table, LabelledTable) else table
+    label = table.name if isinstance(table, LabeledTable) else ""
+    inner = table.table if isinstance(table, LabeledTable) else table
     columns = {name: _kind(inner, name) for name in inner.columns}
     link = None
     if isinstance(inner, AlignedTable):

@@ -116,7 +116,7 @@ class SecureProductSession:
 
         All `sites` agree on new keys, and may deal; a ModelError where nobody can deal for two of them.
         Products are summed by `groups` patterns of the `n` entities of the fit; columns have `bits`
-        fractional bits, by default as many as standardised ones can have. Products are numbered behind what
+        fractional bits, by default as many as standardized ones can have. Products are numbered behind what
         has been `agreed`, so that none passes where two institutions were told otherwise.
         """
         if not pairs:

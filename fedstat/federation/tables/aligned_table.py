@@ -18,7 +18,7 @@ from fedstat.federation.files import read_arrays, read_private, write_atomic
 from fedstat.federation.tables.checks import non_key_columns
 from fedstat.federation.tables.curves import is_curve
 from fedstat.federation.tables.keys import KeyTable, align_block, as_tokens, seen_rows
-from fedstat.federation.tables.table import FrameTable, LabelledTable, Table
+from fedstat.federation.tables.table import FrameTable, LabeledTable, Table
 from fedstat.typing import Array, Bools, Ints
 
 # ----------------------------------------------------------------------------------------------------
@@ -173,8 +173,8 @@ MARK_BYTES, KEY_MARK = 16, 8
 
 def row_fingerprints(table: Table, secret: bytes) -> Array:
     """Mark every row: (n_rows, 16) bytes."""
-    # What a table is labelled with is no part of its records.
-    table = table.table if isinstance(table, LabelledTable) else table
+    # What a table is labeled with is no part of its records.
+    table = table.table if isinstance(table, LabeledTable) else table
     if not isinstance(table, AlignedTable):
         return _digests(_contents(table), secret)
     # without the count of its like, which would move where another record changes
@@ -195,7 +195,7 @@ def _digests(rows: Array, secret: bytes) -> Array:
 
 def content_fingerprint(table: Table, secret: bytes) -> bytes:
     """Keyed digest of all that a table holds, whatever the order of its rows."""
-    table = table.table if isinstance(table, LabelledTable) else table
+    table = table.table if isinstance(table, LabeledTable) else table
     rows = _rows(table)
     whose = table.entities if isinstance(table, AlignedTable) else np.empty((table.n_rows, 0), dtype=np.uint8)
     reported = np.hstack([whose, rows.astype("<u8").reshape(-1, 1).view(np.uint8)])
@@ -207,7 +207,7 @@ def content_fingerprint(table: Table, secret: bytes) -> bytes:
 
 def order_fingerprint(table: Table) -> bytes:
     """Digest of all that a table holds in the order of its rows, to compare it with what it was."""
-    table = table.table if isinstance(table, LabelledTable) else table
+    table = table.table if isinstance(table, LabeledTable) else table
     digest = hashlib.blake2b(repr((table.columns, table.n_rows, order_of(table))).encode())
     for chunk in table.chunks(table.columns) if table.columns else ():
         digest.update(_hashed(chunk).tobytes())

@@ -51,12 +51,12 @@ class ColumnCardinality:
     """
 
     plain: Annotated[int, Minimum(0)] = 0
-    levelled: tuple[DiscreteColumn, ...] = ()
+    leveled: tuple[DiscreteColumn, ...] = ()
     carried: Annotated[float, Minimum(1)] = EXACT
 
 
 COLUMN_MARK, DIGITS = 8, 6
-"""Bytes of a mark of a column's content, and digits of a standardised column that it is of."""
+"""Bytes of a mark of a column's content, and digits of a standardized column that it is of."""
 
 
 def column_fingerprints(X: Floats, group: Ints, secret: bytes) -> bytes:
@@ -85,7 +85,7 @@ PLAIN = ColumnCardinality()
 def min_group_size(details: tuple[ColumnCardinality, ...], times: int = 1) -> int:
     """Fewest entities of a group over which all these columns are multiplied with one another."""
     plain = sum(detail.plain for detail in details)
-    unknown = [(one, detail.carried) for detail in details for one in detail.levelled]
+    unknown = [(one, detail.carried) for detail in details for one in detail.leveled]
     least = 0
     for place, (one, carried) in enumerate(unknown):
         others = [other for at, (other, _) in enumerate(unknown) if at != place]

@@ -150,7 +150,7 @@ class ParquetTable:
         return pq.ParquetFile(self.path, buffer_size=READ_BUFFER, pre_buffer=False)
 
 
-class LabelledTable:
+class LabeledTable:
     """A table with one more column at its end: the site's `label`, a categorical of one level."""
 
     def __init__(self, table: Table, name: str, label: str) -> None:
@@ -174,32 +174,32 @@ class LabelledTable:
         for frame in self.table.chunks([name for name in columns if name != self.name]):
             # a byte a row, and not the text in every one
             code = np.zeros(len(frame), dtype=np.int8)
-            labelled = frame.copy(deep=False)
+            labeled = frame.copy(deep=False)
             constant = pd.Categorical.from_codes(code, pd.Index([self.label]))
-            labelled.insert(place, self.name, pd.Series(constant, index=frame.index))
-            yield labelled
+            labeled.insert(place, self.name, pd.Series(constant, index=frame.index))
+            yield labeled
 
 
 def keep_result(table: Table, key: Hashable, compute: Callable[[], ResultT]) -> ResultT:
     """Return a result that a table in memory keeps, see :meth:`FrameTable.kept_result`, or compute it."""
-    held = table.table if isinstance(table, LabelledTable) else table
+    held = table.table if isinstance(table, LabeledTable) else table
     return held.kept_result(key, compute) if isinstance(held, FrameTable) else compute()
 
 
 def in_memory(table: Table) -> bool:
     """Whether the records are in memory, in one chunk."""
-    return isinstance(table.table if isinstance(table, LabelledTable) else table, FrameTable)
+    return isinstance(table.table if isinstance(table, LabeledTable) else table, FrameTable)
 
 
 def read_at(table: Table) -> str:
     """Return when the records of a table were read; empty where they are read for every answer."""
-    inner = table.table if isinstance(table, LabelledTable) else table
+    inner = table.table if isinstance(table, LabeledTable) else table
     return str(getattr(getattr(inner, "table", inner), "as_of", ""))
 
 
 def entities_of(table: Table) -> Array:
     """Return which entity each row is of: see :class:`FrameTable`; places in a table that is streamed."""
-    held = table.table if isinstance(table, LabelledTable) else table
+    held = table.table if isinstance(table, LabeledTable) else table
     return held.entities if isinstance(held, FrameTable) else np.arange(held.n_rows)
 
 
@@ -210,7 +210,7 @@ def plain_columns(table: Table) -> tuple[str, ...]:
 
 def table_curves(table: Table) -> dict[str, CurveArray]:
     """Curves of a table by their names; none where it is streamed."""
-    inner = table.table if isinstance(table, LabelledTable) else table
+    inner = table.table if isinstance(table, LabeledTable) else table
     if not isinstance(inner, FrameTable):
         reported: dict[str, CurveArray] = getattr(
             inner, "curves", {}

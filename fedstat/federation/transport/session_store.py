@@ -37,7 +37,7 @@ from fedstat.federation.disclosure.state import MAX_SESSIONS, State
 from fedstat.federation.files import check_folder, read_private
 from fedstat.federation.message import VERSION, BundledReply
 from fedstat.federation.tables.aligned_table import order_fingerprint
-from fedstat.federation.tables.table import FrameTable, LabelledTable, Table
+from fedstat.federation.tables.table import FrameTable, LabeledTable, Table
 from fedstat.typing import Array
 
 # ----------------------------------------------------------------------------------------------------
@@ -501,7 +501,7 @@ class SessionFolder:
 
     def _outside(self) -> Mapping[str, object]:
         data = self._site.data
-        table = data.table.table if isinstance(data.table, LabelledTable) else data.table
+        table = data.table.table if isinstance(data.table, LabeledTable) else data.table
         named = {
             "data": data,
             "identity": data.trust.identity,
@@ -526,7 +526,7 @@ class SessionFolder:
     def _records(self) -> str:
         """Return a keyed digest of the rows in memory, in order, and of the file facts of other sources."""
         outer: Table = self._site.data.table
-        table = outer.table if isinstance(outer, LabelledTable) else outer
+        table = outer.table if isinstance(outer, LabeledTable) else outer
         reported = json.dumps([table.n_rows, list(table.columns)]).encode()
         if (path := getattr(table, "path", None)) is not None:
             stat = Path(path).stat()

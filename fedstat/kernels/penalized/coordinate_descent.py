@@ -114,7 +114,7 @@ def _solve_positive(A: Floats, x: Floats) -> bool:
 # (Friedman, Hastie and Tibshirani 2010, 2.2) over a working set of groups, to which those are added that
 # violate the stationarity conditions. With G = X'X/N and c = X'y/N it is the Gaussian problem; with the
 # information and score of another family it is the quadratic problem of a Newton step. A group of several
-# columns takes a step on a quadratic majoriser, which for orthonormal columns is exact (Breheny and Huang
+# columns takes a step on a quadratic majorizer, which for orthonormal columns is exact (Breheny and Huang
 # 2015).
 #
 # References
@@ -213,7 +213,7 @@ class GramSolver:
 
     def null(self, tol: float = 1e-12) -> Solution:
         """Fit the unpenalized coefficients alone, to tol as a share of the largest entry of c."""
-        b, free = np.zeros(self.groups.p), self.groups.columns(~self.groups.penalised)
+        b, free = np.zeros(self.groups.p), self.groups.columns(~self.groups.penalized)
         if len(free):
             b[free] = np.linalg.lstsq(self.G[np.ix_(free, free)], self.c[free], rcond=tol)[0]
         return self.start(b)

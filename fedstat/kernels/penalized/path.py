@@ -96,7 +96,7 @@ def lambda_max(
     From the gradient (p,) of the loss where the unpenalized coefficients are fitted and all others are zero.
     With `steps` it is that of the first of these lassos, in which a large estimate has a small weight.
     """
-    here = groups.penalised
+    here = groups.penalized
     level = groups.norms(gradient)[here] / groups.weights[here]
     if steps is not None:
         level = penalty.level_of_slope(groups.norms(steps.start)[here], level)
@@ -119,7 +119,7 @@ def strong_set(groups: CoefficientGroups, at: Solution, cut: Floats, cut_before:
 
     From the solution before, and the largest gradients (m,) of zero groups (:attr:`Terms.cut`) now and then.
     """
-    kept = (groups.norms(at.b) > 0.0) | ~groups.penalised
+    kept = (groups.norms(at.b) > 0.0) | ~groups.penalized
     return np.asarray(kept | (groups.norms(at.gradient) >= 2.0 * cut - cut_before), dtype=np.bool_)
 
 
@@ -147,20 +147,20 @@ def follow_path(
         raise ModelError("expected lambdas that descend and are not negative; sort them, largest first")
     scale = lambda_max(null.gradient, penalty, groups)
     unit = tol * scale if scale > 0.0 else tol
-    linearise = algorithm == "lla" and not penalty.convex
+    linearize = algorithm == "lla" and not penalty.convex
     # The null model is the solution before the first lambda, that of lambda_max.
     before, at, found = penalty.at(max(scale, lambdas[0]), groups), null, []
     for lam in lambdas:
         terms = penalty.at(float(lam), groups)
-        if linearise and steps is not None:
+        if linearize and steps is not None:
             at = solve_lasso_steps(solver, terms, steps, at, unit)
             found.append(at)
             continue
         # The next lambda starts from this lasso, not from the result of LLA, so that the result at one lambda
         # does not depend on the other requested lambdas.
-        lasso = terms.linearised(np.zeros(groups.p)) if linearise else terms
+        lasso = terms.linearized(np.zeros(groups.p)) if linearize else terms
         at = solver.solve(lasso, at, strong_set(groups, at, terms.cut, before.cut), unit)
-        found.append(solve_linearized(solver, terms, at, unit) if linearise else at)
+        found.append(solve_linearized(solver, terms, at, unit) if linearize else at)
         before = terms
     kkt = np.array([solution.violation for solution in found]) * tol / unit
     return PenalizedPath(
@@ -179,7 +179,7 @@ def solve_lasso_steps(solver: Solver, terms: Terms, steps: LinearSteps, at: Solu
     """Solve the lassos of :class:`LinearSteps`, one after the other, the first from `at`."""
     b, groups, iterations = steps.start, terms.groups, 0
     for _ in range(steps.number):
-        lasso = terms.linearised(b)
+        lasso = terms.linearized(b)
         at = solver.solve(lasso, at, strong_set(groups, at, lasso.cut, lasso.cut), tol)
         b, iterations = at.b, iterations + at.iterations
     return replace(at, iterations=iterations)
@@ -196,7 +196,7 @@ def solve_linearized(solver: Solver, terms: Terms, start: Solution, tol: float) 
         at = replace(at, iterations=iterations, violation=violation)
         if violation <= tol:
             break
-        lasso, support = terms.linearised(at.b), groups.norms(at.b) > 0.0
+        lasso, support = terms.linearized(at.b), groups.norms(at.b) > 0.0
         at = solver.solve(lasso, at, strong_set(groups, at, lasso.cut, lasso.cut), tol)
         iterations += at.iterations
         if (support == (groups.norms(at.b) > 0.0)).all():

@@ -83,7 +83,7 @@ class CoefficientGroups:
         return np.diff(self.starts)
 
     @property
-    def penalised(self) -> Bools:
+    def penalized(self) -> Bools:
         """Tell which groups have a penalty: (m,)."""
         return self.weights > 0.0
 
@@ -106,7 +106,7 @@ class CoefficientGroups:
         return CoefficientGroups(starts, self.weights[which], self.multipliers[which])
 
 
-def orthonormaliser(G: Floats, groups: CoefficientGroups) -> tuple[Floats, CoefficientGroups]:
+def orthonormalizer(G: Floats, groups: CoefficientGroups) -> tuple[Floats, CoefficientGroups]:
     """Return coordinates in which the columns of each group are orthonormal, and the groups there.
 
     The penalty of a group is then that of its part of the linear predictor, whatever coding made its columns
@@ -116,7 +116,7 @@ def orthonormaliser(G: Floats, groups: CoefficientGroups) -> tuple[Floats, Coeff
     their coefficients. Groups of one column, and those without a penalty, stay as they are.
     """
     T, multipliers = np.eye(groups.p), groups.multipliers.copy()
-    for g in np.flatnonzero((groups.sizes > 1) & groups.penalised):
+    for g in np.flatnonzero((groups.sizes > 1) & groups.penalized):
         block = slice(groups.starts[g], groups.starts[g + 1])
         values, vectors = np.linalg.eigh(G[block, block])
         kept = values > 1e-10 * max(values[-1], 0.0)
@@ -427,7 +427,7 @@ class Terms:
             hessian[block, block] += (along[g] - across[g]) * np.outer(unit, unit)
         return gradient, hessian
 
-    def linearised(self, b: Floats) -> Terms:
+    def linearized(self, b: Floats) -> Terms:
         """Return the lasso that touches the penalty at b and is above it elsewhere (Zou and Li 2008)."""
         if FORMS[self.kind] is Lasso:
             return self

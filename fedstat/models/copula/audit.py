@@ -244,7 +244,7 @@ def agreement(pair: WorstPair, seen: ObservedRelease, random: np.random.Generato
     margins = [margin for site in noise.columns for margin in seen.margins[site]]
     radii = [float(noise.radius(site)) for site in noise.columns]
     blocks = list(noise.places().values())
-    found = invert_products(seen.sums.products[0] / pair.n, margins, blocks, radii, standardise=False)
+    found = invert_products(seen.sums.products[0] / pair.n, margins, blocks, radii, standardize=False)
     Z = random.standard_normal((pair.n, len(margins))) @ np.linalg.cholesky(found.correlation).T
     codes = np.column_stack(
         [

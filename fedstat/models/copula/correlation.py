@@ -42,7 +42,7 @@ def invert_products(
     blocks: Sequence[slice],
     squared_radii: Sequence[float],
     *,
-    standardise: bool = False,
+    standardize: bool = False,
 ) -> Inversion:
     """Find the copula whose expected products of cut scores are the given ones.
 
@@ -53,7 +53,7 @@ def invert_products(
     margins : sequence of Margin, (p,)
     blocks, squared_radii
         Columns of each site, and the squared length to which its part of a row is cut.
-    standardise : bool
+    standardize : bool
         Use the correlations of the scores, with variances from the margins. This is for covariances with
         means and variances of their own.
 
@@ -81,7 +81,7 @@ def invert_products(
     def in_units(found: Floats) -> Floats:
         own = np.sqrt(np.maximum(np.diag(found), 1e-12))
         scaled: Floats = found * np.outer(deviations / own, deviations / own)
-        return scaled if standardise else found
+        return scaled if standardize else found
 
     products = in_units(products)
     pairs = solve(products)

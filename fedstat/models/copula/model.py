@@ -20,7 +20,7 @@ from fedstat.models.copula.correlation import Missing
 from fedstat.models.copula.explain import CopulaPlan
 from fedstat.models.copula.private_release import LARGEST_DELTA, PrivateRelease
 from fedstat.models.copula.protocol import fit_copula, plan_columns
-from fedstat.models.copula.published import METHODS, ROUNDS, Method, PublishedSynthesis, synthesise, table_of
+from fedstat.models.copula.published import METHODS, ROUNDS, Method, PublishedSynthesis, synthesize, table_of
 from fedstat.models.copula.request import GramPlan, NoisePlan
 from fedstat.models.copula.results import CopulaRecord, CopulaResults
 from fedstat.models.copula.steps import DRY_RUN_STEPS, FAMILY
@@ -281,7 +281,7 @@ class CopulaSynthesizer(PrivateRelease):
         check_choice("method", method, METHODS)
         check_integer("rounds", rounds, 1)
         table = table_of(self.partition, self.columns)
-        made = synthesise(table, self.columns, self._counts, self.epsilon, self.delta, method, rounds, random)
+        made = synthesize(table, self.columns, self._counts, self.epsilon, self.delta, method, rounds, random)
         warn(made.summary(), DisclosureWarning)
         return made
 

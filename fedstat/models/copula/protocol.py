@@ -168,7 +168,7 @@ def fit_copula(
         products=products,
         pairs=pairs,
         noise=_of_columns(plan, groups.noise(table)) * np.sqrt(_shares(plan)) / pairs,
-        inversion=invert_products(products, flat, blocks, radii, standardise=by_pattern),
+        inversion=invert_products(products, flat, blocks, radii, standardize=by_pattern),
         method=groups.method,
         entities=counts,
         n=int(np.count_nonzero(table.any(axis=1))),

@@ -126,7 +126,7 @@ def table_of(partition: ClientPartition, columns: Mapping[str, Sequence[str]]) -
     return pd.concat(parts, axis=1).reindex(partition.entities)
 
 
-def synthesise(
+def synthesize(
     table: pd.DataFrame,
     sites: Mapping[str, Sequence[str]],
     entities: Mapping[str, int],
@@ -190,9 +190,9 @@ def correlation_of(U: Floats) -> Floats:
     columns is independent, and only increases their variances.
     """
     seen = ~np.isnan(U)
-    centred = np.where(seen, U - 0.5, 0.0)
+    centered = np.where(seen, U - 0.5, 0.0)
     together = np.maximum(seen.T.astype(float) @ seen, 1.0)
-    spearman = np.clip(12.0 * (centred.T @ centred) / together, -1.0, 1.0)
+    spearman = np.clip(12.0 * (centered.T @ centered) / together, -1.0, 1.0)
     np.fill_diagonal(spearman, 1.0)
     return nearest_correlation(2.0 * np.sin(np.pi / 6.0 * spearman))
 

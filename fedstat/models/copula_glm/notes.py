@@ -34,7 +34,7 @@ VALID = (
     "epsilon do not remove it."
 )
 VALID_STEP = (
-    "Valid if the generalised linear model holds. The estimate is one step from that of the moments, by the "
+    "Valid if the generalized linear model holds. The estimate is one step from that of the moments, by the "
     "residuals of the rows. A Gaussian copula of the columns gives the derivatives of this step, standard "
     "errors, and the mean of what {}; that mean moved the coefficients by {:.2g} sampling errors (root mean "
     "square)."

@@ -192,7 +192,7 @@ class FedAvg(HorizontalModel):
             Seed of the whole run, independent of the order of the sites; None draws a seed and keeps it in
             the result.
         standardize : bool
-            Whether to descend in columns standardised over all sites; the coefficients are given in the units
+            Whether to descend in columns standardized over all sites; the coefficients are given in the units
             of the data all the same.
         init : array of p numbers, optional
             Coefficients to start from, in the units of the data; by default zeros.

@@ -1,6 +1,6 @@
 """Steps of a site for federated averaging: epochs of gradient descent on its own rows.
 
-Coefficients belong to the columns in which the algorithm runs: those of the data, or those standardised
+Coefficients belong to the columns in which the algorithm runs: those of the data, or those standardized
 over all sites. Gradient descent gives another answer in other columns, so that a site puts its rows into
 them once, when a fit starts.
 """
@@ -69,7 +69,7 @@ def gather(opened: OpenRows, shift: Floats, scale: Floats) -> Rows:
 
     A streamed table's design is held in memory as well.
     """
-    # From columns that are standardised by the site's own moments to those of the algorithm.
+    # From columns that are standardized by the site's own moments to those of the algorithm.
     ratio, rest = opened.scale / scale, (opened.shift - shift) / scale
     parts = [glm_rows(rows, X * ratio + rest) for rows, X in opened.chunks()]
     return parts[0] if len(parts) == 1 else join_rows(parts)

@@ -48,14 +48,14 @@ class Coordinates:
 
     def to_site(self, k: int) -> Floats:
         """Matrix that converts standardized coefficients to those of site k's own standardized columns."""
-        return translation(*self._standardised(k), self.shift, self.scale)
+        return translation(*self._standardized(k), self.shift, self.scale)
 
     def varies(self, k: int) -> Bools:
         """Columns that vary at site k."""
         assert self.own is not None
         return varying(self.own[k, 0], self.own[k, 1], self.design.intercept)
 
-    def _standardised(self, k: int) -> tuple[Floats, Floats]:
+    def _standardized(self, k: int) -> tuple[Floats, Floats]:
         """Shift and scale of site k."""
         assert self.own is not None
         return standardization(self.own[k, 0], self.own[k, 1], self.design.intercept)
@@ -68,7 +68,7 @@ class Coordinates:
         """
         assert self.own is not None
         varies = self.varies(k)
-        shift, scale = (column[varies] for column in self._standardised(k))
+        shift, scale = (column[varies] for column in self._standardized(k))
         back = np.linalg.inv(translation(shift, scale, np.zeros_like(shift), np.ones_like(scale)))
         # A site's constant columns cannot be distinguished from its intercept, unless they are zero.
         known = varies.copy()

@@ -36,7 +36,7 @@ from fedstat.models.glm.variance import (
     cluster_sums,
     clustered,
     leveraged_sums,
-    linearised,
+    linearized,
     model_based,
     sandwich,
     sites_as_clusters,
@@ -249,9 +249,9 @@ class FederatedGLM(HorizontalModel):
             session = model._open_session(FAMILY, hidden)
             newton = Newton(session, model.distribution, NewtonOptions(maxiter, tol, rounds), scale)
             if alpha is None:
-                protocol = model._maximise(newton, choice, local)
+                protocol = model._maximize(newton, choice, local)
             else:
-                protocol = model._maximise_with_alpha(newton, local)
+                protocol = model._maximize_with_alpha(newton, local)
             fit, variance, over = attempt.run(protocol, session.masked_sites)
             result = model._results._of(
                 model, fit, variance, choice, newton.estimates_dispersion, use_t, attempt.ledger, over
@@ -317,7 +317,7 @@ class FederatedGLM(HorizontalModel):
         if cov_type != "nonrobust":
             raise ModelError(f"alpha: 'ml' needs cov_type='nonrobust', received {cov_type!r}")
 
-    def _maximise(
+    def _maximize(
         self, newton: Newton, choice: CovarianceChoice, local: bool
     ) -> FitProtocol[tuple[GLMFit, Variance, Overdispersion | None]]:
         # Sites as clusters need only the products of their scores, which masks can hide.
@@ -326,7 +326,7 @@ class FederatedGLM(HorizontalModel):
         fit = yield from newton.run(wanted, local=local)
         return fit, (yield from self._covariance(newton, fit, choice)), None
 
-    def _maximise_with_alpha(
+    def _maximize_with_alpha(
         self, newton: Newton, local: bool
     ) -> FitProtocol[tuple[GLMFit, Variance, Overdispersion | None]]:
         over = yield from estimate_alpha(newton)
@@ -349,7 +349,7 @@ class FederatedGLM(HorizontalModel):
             sums = sites_as_clusters(fit, len(self.sites))
         else:
             sums = yield from cluster_sums(newton.session, fit, choice.clusters, choice.strata)
-        cov = clustered(fit, sums) if choice.cov_type == "cluster" else linearised(fit, sums)
+        cov = clustered(fit, sums) if choice.cov_type == "cluster" else linearized(fit, sums)
         return Variance(cov, (sums.clusters, sums.strata))
 
 

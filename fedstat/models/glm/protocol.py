@@ -101,7 +101,7 @@ class Newton:
     reason: str = ""
 
     def open(self, local: bool) -> FitProtocol[None]:
-        """Open the rows, fit every site's rows alone, and standardise."""
+        """Open the rows, fit every site's rows alone, and standardize."""
         session = self.session
         # Everything that needs no coefficients goes into one round, since every round needs every site.
         requests = session.opening() + session.request_all("start", {}, self.distribution.to_json())

@@ -163,7 +163,7 @@ def sites_as_clusters(fit: GLMFit, K: int) -> ClusterSums:
     return ClusterSums(np.array([float(K)]), np.zeros((1, p)), fit.between[None], np.zeros((p, p)), K, 1, 0)
 
 
-def linearised(fit: GLMFit, sums: ClusterSums) -> Floats:
+def linearized(fit: GLMFit, sums: ClusterSums) -> Floats:
     """Linearized covariance of a stratified, clustered sample (Binder 1983), first stage with replacement.
 
     sum_h n_h / (n_h - 1) sum_i (u_hi - mean_h)(u_hi - mean_h)' between inverse informations, as the survey

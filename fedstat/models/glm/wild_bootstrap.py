@@ -129,7 +129,7 @@ class SiteParts:
         moved = draws @ (score @ A)
         parts = draws[:, :, None] * (score @ A @ self.R.T)
         parts = parts - np.einsum("mp,kpq,bq->bkm", self.R @ A, self.information, moved, optimize=True)
-        return studentised(moved @ self.R.T, parts, self.factor)
+        return studentized(moved @ self.R.T, parts, self.factor)
 
     def rescored(self, draws: Floats) -> Floats:
         """Statistics of the sites' scores, multiplied by weights, (B,): Kline and Santos (2012).
@@ -139,10 +139,10 @@ class SiteParts:
         """
         parts = draws[:, :, None] * (self.score @ self.bread @ self.R.T)
         total = parts.sum(axis=1)
-        return studentised(total, parts - total[:, None, :] / draws.shape[1], self.factor)
+        return studentized(total, parts - total[:, None, :] / draws.shape[1], self.factor)
 
 
-def studentised(total: Floats, parts: Floats, factor: float) -> Floats:
+def studentized(total: Floats, parts: Floats, factor: float) -> Floats:
     """T of one total (B, 1), Wald's statistic over m of several (B, m), by the sites' parts (B, K, m)."""
     V = factor * np.einsum("bkm,bkn->bmn", parts, parts)
     m = total.shape[1]

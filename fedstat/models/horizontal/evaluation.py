@@ -45,7 +45,7 @@ JUDGED = "evaluated"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EvaluatedModel:
-    """The model of an evaluation: coefficients (p,) of the columns as a site standardised them."""
+    """The model of an evaluation: coefficients (p,) of the columns as a site standardized them."""
 
     opened: OpenRows
     distribution: DistributionSpec
@@ -185,11 +185,11 @@ def place_of_bins(design: RowsDesign, beta: Floats) -> tuple[float, float]:
     FAMILY,
     takes={
         "beta": aggregate("coefficients in the units of the data"),
-        "centre": aggregate("mean of the linear predictor of the fit", 0),
+        "center": aggregate("mean of the linear predictor of the fit", 0),
         "width": aggregate("its deviation were columns independent", 0),
     },
     releases={
-        # No sensitivity: one row more or less in a bin decides with which neighbour it is counted.
+        # No sensitivity: one row more or less in a bin decides with which neighbor it is counted.
         "bins": aggregate(
             "rows, sums of response and of predicted mean by bin", 2, behind=(*OPEN_ROWS, ModelEvaluation)
         ),
@@ -199,17 +199,17 @@ def place_of_bins(design: RowsDesign, beta: Floats) -> tuple[float, float]:
     requests=control("family and link"),
 )
 def bin_counts(
-    data: SiteData, state: State, distribution: DistributionSpec, beta: Floats, centre: Floats, width: Floats
+    data: SiteData, state: State, distribution: DistributionSpec, beta: Floats, center: Floats, width: Floats
 ) -> dict[str, Array]:
     """Count rows, and sum response and predicted mean, by bins of the linear predictor.
 
-    `beta` (p,) is in the units of the data; for `centre` and `width` see :func:`bin_edges`. It releases
+    `beta` (p,) is in the units of the data; for `center` and `width` see :func:`bin_edges`. It releases
     ``bins`` (3, B): rows (or trials), sum of the response, sum of the predicted means; bins with fewer rows
     than the owner's policy allows are merged with a neighbor. ``least`` is that number of rows.
     """
     if not float(width) > 0.0:
         raise MessageError(f"{data.name}: array 'width' must be positive")
-    edges, link = bin_edges(distribution, float(centre), float(width)), distribution.make().link
+    edges, link = bin_edges(distribution, float(center), float(width)), distribution.make().link
     model = _evaluated_model(data, state, distribution, beta)
     parts = list(_predictions(model))
     y, eta, weight = (np.concatenate(part) for part in zip(*parts, strict=True))
@@ -298,7 +298,7 @@ def _evaluation_protocol(
     masked: bool,
 ) -> FitProtocol[Evaluation]:
     session, names = secrets.token_hex(8), tuple(row.site for row in agreement.sites)
-    arrays = {"beta": beta, "centre": np.array(place[0]), "width": np.array(place[1])}
+    arrays = {"beta": beta, "center": np.array(place[0]), "width": np.array(place[1])}
     requests = [
         Request(site, FAMILY, "bin_counts", arrays, session, distribution.to_json()) for site in names
     ]

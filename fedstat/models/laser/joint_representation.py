@@ -171,7 +171,7 @@ def distil(
     if target.shape[1] != network.width or not len(rows):
         raise MessageError(f"{data.name}: a representation of {target.shape[1]} columns for another network")
     check_allocation(data.name, ADAM * count_parameters(widths), X.size)
-    learned = Networks.draw(widths, 1, network.optimiser, (network.seed, network.number))
+    learned = Networks.draw(widths, 1, network.optimizer, (network.seed, network.number))
     rng = np.random.default_rng([network.seed, network.number])
     for _ in range(request.epochs):
         order = rng.permutation(len(rows))

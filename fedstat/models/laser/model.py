@@ -253,7 +253,7 @@ class LASER(VerticalModel):
         rate: float | None = None,
         decay: float | None = None,
         balanced: bool | None = None,
-        standardise: bool = True,
+        standardize: bool = True,
         validation: float = 0.1,
         calibration: float = 0.2,
         label_epsilon: float | None = None,
@@ -289,7 +289,7 @@ class LASER(VerticalModel):
         balanced : bool
             Give every class the same weight in the loss. This shifts predictions towards rare classes, so
             probabilities no longer match the frequencies in the data.
-        standardise : bool
+        standardize : bool
             Whether sites standardize their columns.
         validation : float
             Share of the entities that are not used for training; their loss selects the epoch.
@@ -370,7 +370,7 @@ class LASER(VerticalModel):
             held,
             calibrated,
             METHODS[method].vote,
-            not standardise,
+            not standardize,
             METHODS[method].transfer,
             self._modules,
         )

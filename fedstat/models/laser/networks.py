@@ -65,7 +65,7 @@ class Networks:
 
     widths: Ints
     theta: Floats
-    optimiser: Optimizer
+    optimizer: Optimizer
     first: Floats = field(init=False)
     second: Floats = field(init=False)
     steps: Ints = field(init=False)
@@ -75,11 +75,11 @@ class Networks:
         self.steps = np.zeros(len(self.theta), dtype=np.int64)
 
     @classmethod
-    def draw(cls, widths: Sequence[int], m: int, optimiser: Optimizer, seeds: Sequence[int]) -> Networks:
+    def draw(cls, widths: Sequence[int], m: int, optimizer: Optimizer, seeds: Sequence[int]) -> Networks:
         """Draw the parameters of m networks."""
         rng = np.random.default_rng(list(seeds))
         theta = np.array([draw_parameters(widths, rng) for _ in range(m)])
-        return cls(np.array(widths, dtype=np.int64), theta, optimiser)
+        return cls(np.array(widths, dtype=np.int64), theta, optimizer)
 
     def state(self, best: Floats | None) -> Floats:
         """Return the state of the training, and the best validation parameters, (m, 4 q + 1)."""
@@ -110,7 +110,7 @@ class Networks:
         self.theta, self.first, self.second = self.theta.copy(), self.first.copy(), self.second.copy()
         self.steps = self.steps.copy()
         self.steps[i] += 1
-        o = self.optimiser
+        o = self.optimizer
         adam_step(self.theta[i], g, self.first[i], self.second[i], int(self.steps[i]), o.rate, o.decay)
 
     def back(self, i: int, A: Floats, D: Floats) -> Floats:
@@ -122,7 +122,7 @@ class Networks:
 
 def diverged(site: str, what: str, networks: Networks) -> str:
     """Report that training diverged, with a remedy."""
-    rate = networks.optimiser.rate
+    rate = networks.optimizer.rate
     return (
         f"{site}: {what} are not finite with a learning rate of {rate:g}; use a smaller one, as in rate=0.001"
     )

@@ -316,7 +316,7 @@ class Trainer:
             request = self._networks(k, len(self.assembly.at(number)), t.width)
             again: dict[str, Any] = {} if before is None else {"training": before.networks[k]}
             requests.append(self._request(k, "start_networks", to_json(request), **again))
-        heads = NetworksRequest(self.assembly.heads, t.head_hidden, t.width, t.optimiser, t.seed, OF_HEADS)
+        heads = NetworksRequest(self.assembly.heads, t.head_hidden, t.width, t.optimizer, t.seed, OF_HEADS)
         again = {} if before is None else {"training": before.heads}
         yield [*requests, self._request(layout.active, "start_heads", to_json(heads), **again)]
         units = [reply.arrays["units"] for reply in replies[:-1]]
@@ -327,7 +327,7 @@ class Trainer:
         # By its name: the order in which a partition lists its sites does not matter.
         number = crc32(site.encode())
         return NetworksRequest(
-            count, t.hidden, width, t.optimiser, t.seed, number, t.raw, t.modules.get(site, "")
+            count, t.hidden, width, t.optimizer, t.seed, number, t.raw, t.modules.get(site, "")
         )
 
     def _transfer(self) -> FitProtocol[None]:

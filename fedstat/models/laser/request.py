@@ -26,7 +26,7 @@ class NetworksRequest:
     count: Annotated[int, Minimum(1)]
     hidden: tuple[Annotated[int, Minimum(1)], ...]
     width: Annotated[int, Minimum(1)]
-    optimiser: Optimizer
+    optimizer: Optimizer
     seed: Annotated[int, Minimum(0)]
     number: Annotated[int, Minimum(0)]
     raw: bool = False

@@ -134,7 +134,7 @@ def stage_outcome(
     if request.label_epsilon:
         flip = flip_matrix(len(classes), request.label_epsilon)
         draws, total = label_draws(data, opened, request.label_epsilon)
-        labels = randomised(labels, flip, draws[keep])
+        labels = randomized(labels, flip, draws[keep])
         counts = np.bincount(labels.astype(np.int64), minlength=len(classes))
     state.report(LevelRowCounts(request.response, counts.tolist()))
     weights = len(labels) / (len(classes) * np.maximum(counts, 1)) if request.balanced else None
@@ -158,7 +158,7 @@ def start_heads(
     outcome = outcome_of(state)
     widths = (request.width, *request.hidden, max(len(outcome.classes), 1))
     check_allocation(data.name, ADAM * request.count * count_parameters(widths), len(outcome.y))
-    heads = Heads(Networks.draw(widths, request.count, request.optimiser, (request.seed, request.number)))
+    heads = Heads(Networks.draw(widths, request.count, request.optimizer, (request.seed, request.number)))
     if training is not None:
         heads.best, heads.seen = heads.networks.restore(training), heads.networks.theta.copy()
     state.keep(ITEM, heads, len(outcome.y))
@@ -316,7 +316,7 @@ def label_draws(data: SiteData, response: Floats, epsilon: float) -> tuple[Float
     return np.asarray((words.view(np.uint64) >> np.uint64(11)) * 2.0**-53), total
 
 
-def randomised(labels: Floats, flip: Floats, draws: Floats) -> Floats:
+def randomized(labels: Floats, flip: Floats, draws: Floats) -> Floats:
     """Labels after randomized response, from uniform draws (n,)."""
     cumulated = flip[labels.astype(np.int64)].cumsum(axis=1)
     return np.asarray((draws[:, None] > cumulated[:, :-1]).sum(axis=1), dtype=np.float64)

@@ -119,8 +119,8 @@ WHOSE = {"loss": "training", "validation": "validation"}
 def draw_history(history: pd.DataFrame, kept: int, ax: Axes | None) -> Axes:
     """Losses by epoch, each relative to its first, with a mark at the epoch that was kept."""
     ax = axes_for(ax, 5.6, 3.6, "Learning curve")
-    for colour, (name, loss) in zip(COLORS, (history / history.iloc[0]).items(), strict=False):
-        ax.plot(loss.index, loss, marker="o", markersize=3, color=colour, label=WHOSE[str(name)])
+    for color, (name, loss) in zip(COLORS, (history / history.iloc[0]).items(), strict=False):
+        ax.plot(loss.index, loss, marker="o", markersize=3, color=color, label=WHOSE[str(name)])
     ax.set_xlabel("epoch")
     legend_below(ax)
     label_y(ax, "loss, relative to the first epoch")

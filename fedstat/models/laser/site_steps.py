@@ -123,10 +123,10 @@ def start_networks(
     check_allocation(data.name, ADAM * request.count * count_parameters(widths), X.size)
     if request.module:
         networks: Networks = torch_modules.ModuleNetworks.of(
-            request.module, X.shape[1], request.width, request.optimiser
+            request.module, X.shape[1], request.width, request.optimizer
         )
     else:
-        networks = Networks.draw(widths, request.count, request.optimiser, (request.seed, request.number))
+        networks = Networks.draw(widths, request.count, request.optimizer, (request.seed, request.number))
     site = SiteTraining(networks, np.ascontiguousarray(X.T))
     if training is not None:
         site.best, site.seen = networks.restore(training), networks.theta.copy()

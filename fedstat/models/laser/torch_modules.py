@@ -76,7 +76,7 @@ class ModuleNetworks(Networks):
     graph: Any = None
 
     @classmethod
-    def of(cls, name: str, columns: int, width: int, optimiser: Optimizer) -> Self:
+    def of(cls, name: str, columns: int, width: int, optimizer: Optimizer) -> Self:
         """Select a module that is registered here.
 
         A MessageError if there is none, or it has other widths.
@@ -88,7 +88,7 @@ class ModuleNetworks(Networks):
             )
         module = MODULES[name]
         theta = _vector(module)
-        networks = cls(np.array([columns, theta.shape[1], width], dtype=np.int64), theta, optimiser)
+        networks = cls(np.array([columns, theta.shape[1], width], dtype=np.int64), theta, optimizer)
         networks.module = module
         if networks.output(networks.activate(0, np.zeros((columns, 2)))).shape != (width, 2):
             raise MessageError(f"a module of a site does not return (rows, {width}) for (rows, {columns})")

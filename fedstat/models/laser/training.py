@@ -203,7 +203,7 @@ class TrainingOptions:
     head_hidden: tuple[int, ...]
     batch_size: int
     epochs: int
-    optimiser: Optimizer
+    optimizer: Optimizer
     seed: int
     masked: bool
     entities: Ints

@@ -61,7 +61,7 @@ class OpenedCovariates:
     units: Floats
 
     @property
-    def standardised(self) -> Floats:
+    def standardized(self) -> Floats:
         """Standardized covariates, (n, q)."""
         return np.asarray((self.X - self.units[0]) / self.units[1])
 
@@ -135,9 +135,9 @@ class OpenedModalities:
     covariates: OpenedCovariates | None = None
 
     @property
-    def standardised(self) -> Floats | None:
+    def standardized(self) -> Floats | None:
         """Standardized covariates of the observed rows, (n, q); None without any."""
-        return None if self.covariates is None else self.covariates.standardised
+        return None if self.covariates is None else self.covariates.standardized
 
 
 COLUMN_FACTS: tuple[type, ...] = (EntityCount, FactorsRequested)
@@ -166,7 +166,7 @@ def describe_columns(data: SiteData, state: State, request: ColumnsRequest) -> t
 
 
 def take_columns(
-    data: SiteData, state: State, names: Sequence[str], levelled: frozenset[str]
+    data: SiteData, state: State, names: Sequence[str], leveled: frozenset[str]
 ) -> dict[str, pd.Series]:
     """Take columns from the table, after the owner's policy has been checked."""
     absent = [name for name in names if name not in data.table.columns]
@@ -178,7 +178,7 @@ def take_columns(
     picked = pick_columns(data.frame, names, data.name)
     kinds = {name: column_kind(one, data.name, name) for name, one in picked.items()}
     factors = [
-        FormulaFactor(name, (name,), ("C",) if kind == "category" or name in levelled else ())
+        FormulaFactor(name, (name,), ("C",) if kind == "category" or name in leveled else ())
         for name, kind in kinds.items()
     ]
     state.report(FactorsRequested(factors))

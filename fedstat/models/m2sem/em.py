@@ -120,7 +120,7 @@ class MixtureState:
     failed: str = ""
 
     @property
-    def penalised(self) -> float:
+    def penalized(self) -> float:
         """Penalized observed log-likelihood."""
         return self.loglik - self.penalty
 
@@ -173,7 +173,7 @@ class MixtureState:
         self.penalty, self.parameters = float(totals[1]), round(float(totals[2]))
         self.change = float(np.abs(r - self.r).max(initial=0.0))
         self.r = r
-        self.trace.append(self.penalised)
+        self.trace.append(self.penalized)
 
     def refill(self, k: int, rng: np.random.Generator) -> None:
         """Restart an emptied cluster as a random half of the largest one."""
@@ -188,7 +188,7 @@ class MixtureState:
 def same_clusters(a: MixtureState, b: MixtureState) -> bool:
     """Whether two mixtures have the same clusters, in any order."""
     overlap = np.sort(hard_assignment(a.r).T @ hard_assignment(b.r), axis=1)[:, -1].sum()
-    return bool(overlap >= (1.0 - ALIKE) * len(a.r)) and abs(a.penalised - b.penalised) < 1.0
+    return bool(overlap >= (1.0 - ALIKE) * len(a.r)) and abs(a.penalized - b.penalized) < 1.0
 
 
 def soft(labels: Ints, clusters: int, certain: float = 0.8) -> Floats:
@@ -301,7 +301,7 @@ class MixtureExchange:
             first += one.clusters - 1
             if not scores:
                 one.source, one.weigh = one.slot, False
-                self.history.append((self.rounds, one.name, one.penalised))
+                self.history.append((self.rounds, one.name, one.penalized))
 
     def ascend(
         self,
@@ -417,14 +417,14 @@ def most_rounds(plan: StartPlan) -> int:
 
 def _foremost(some: Sequence[MixtureState]) -> list[MixtureState]:
     """Sort mixtures that have not failed, the best first; a failed one if all have failed."""
-    left = sorted((one for one in some if not one.failed), key=lambda one: -one.penalised)
+    left = sorted((one for one in some if not one.failed), key=lambda one: -one.penalized)
     return left or list(some[:1])
 
 
 def _near(some: Sequence[MixtureState]) -> list[MixtureState]:
     """Keep the best one, which is first, and those that may still reach it."""
-    best = some[0].penalised
-    return [one for one in some if one is some[0] or best - one.penalised <= FAR_BEHIND * one.gain]
+    best = some[0].penalized
+    return [one for one in some if one is some[0] or best - one.penalized <= FAR_BEHIND * one.gain]
 
 
 def _first(

@@ -98,8 +98,8 @@ def communalities(m: Modality) -> Floats:
 
 def _of_modality(m: Modality, r: Floats) -> LocalInformation:
     scores, own = m.scores_by_cluster(r)
-    centred = scores - np.einsum("nk,nkp->np", r, scores)[:, None]
-    largest = np.abs(centred).max(axis=(0, 1), initial=0.0)
+    centered = scores - np.einsum("nk,nkp->np", r, scores)[:, None]
+    largest = np.abs(centered).max(axis=(0, 1), initial=0.0)
     free, flat = free_and_flat(m)
     unidentified = _unidentified(scores, r, free)
     flat = np.hstack([flat, unidentified])
@@ -108,7 +108,7 @@ def _of_modality(m: Modality, r: Floats) -> LocalInformation:
     Z = np.zeros((len(own), sum(base.shape[1] for base in bases)))
     q = bases[0].shape[1]
     Z[crossing, :q], Z[free & ~crossing, q:] = bases
-    weighted = centred @ Z[:, :q]
+    weighted = centered @ Z[:, :q]
     slopes, shared, effects = _slopes(m, free), communalities(m), _of_effects(m)[:, free]
     # With few columns, the data do not determine a share of variance: it changes where no density does.
     unknown = np.abs(slopes[-m.P :] @ flat[free]).max(axis=1, initial=0.0) > UNKNOWN

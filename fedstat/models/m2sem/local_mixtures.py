@@ -161,7 +161,7 @@ class SessionMixtures:
         """Return modalities with this number of factors and nodes, created at the first request."""
         if (factors, nodes) not in self.benches:
             made = [
-                make_modality(one, factors, nodes, self.opened.standardised) for one in self.opened.modalities
+                make_modality(one, factors, nodes, self.opened.standardized) for one in self.opened.modalities
             ]
             self.benches[factors, nodes] = LocalMixtures(made)
         return self.benches[factors, nodes]
@@ -221,8 +221,8 @@ class SessionMixtures:
     def _spheres(self, workspace: LocalMixtures, source: LocalMixture, r: Floats) -> MixtureUpdate:
         """Update k-means' centers on the factor scores of one cluster; densities are those of spheres."""
         scores = workspace.scores()
-        centres = r.T @ scores / r.sum(axis=0)[:, None]
-        f = scores @ centres.T - 0.5 * (centres * centres).sum(axis=1)
+        centers = r.T @ scores / r.sum(axis=0)[:, None]
+        f = scores @ centers.T - 0.5 * (centers * centers).sum(axis=1)
         return MixtureUpdate(source, f, 0.0, 0, np.zeros(0, dtype=np.bool_))
 
     def only(self, slots: Sequence[int]) -> None:
@@ -239,7 +239,7 @@ def restored(
         columns = one.requested.columns
         width = 2 * len(columns) if one.requested.continuous else sum(len(c.levels) for c in columns)
         m = make_modality(
-            one, request.factors, request.nodes, opened.standardised, units[first : first + width]
+            one, request.factors, request.nodes, opened.standardized, units[first : first + width]
         )
         first += width
         m.means = np.zeros((request.clusters, request.factors))

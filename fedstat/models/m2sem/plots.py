@@ -87,8 +87,8 @@ def plot_cluster_profiles(r: M2SEMRecord, selected: bool) -> Figure:
         y = np.arange(len(part))[::-1]
         for number, (k, values) in enumerate(part.items()):
             label = f"cluster {k} ({r.shares[number]:.0%})"
-            colour = COLORS[number % len(COLORS)]
-            ax.plot(values.to_numpy(), y, "o-", color=colour, linewidth=1.0, markersize=4, label=label)
+            color = COLORS[number % len(COLORS)]
+            ax.plot(values.to_numpy(), y, "o-", color=color, linewidth=1.0, markersize=4, label=label)
         ax.axvline(0.0, color="0.7", linewidth=0.8, zorder=0)
         names = [shorten(str(key[2]), 28) for key in part.index]
         ax.set_yticks(y, names, fontsize=SMALL, parse_math=False)

@@ -30,7 +30,7 @@ from fedstat.models.m2sem.prediction import predict_clusters
 from fedstat.models.m2sem.protocol import MixtureFit
 from fedstat.models.m2sem.record import FittedSite, M2SEMRecord
 from fedstat.models.m2sem.request import ModalityRequest
-from fedstat.models.m2sem.summary import notes, summarise
+from fedstat.models.m2sem.summary import notes, summarize
 from fedstat.models.m2sem.tables import (
     communality_table,
     contrasts,
@@ -523,7 +523,7 @@ class M2SEMResults(
 
     def summary(self) -> SheetSummary:
         """Lay out fit and exchange, clusters, modalities, and notes."""
-        return summarise(self._record, self._ledger, self.notes)
+        return summarize(self._record, self._ledger, self.notes)
 
     def __repr__(self) -> str:
         return (

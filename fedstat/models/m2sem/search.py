@@ -144,8 +144,8 @@ class ClusterSearch:
         ax = axes_for(ax, 5.6, 3.6)
         for number, (Q, part) in enumerate(self.table["bic"].groupby(level="n_factors")):
             at = part.dropna().droplevel("n_factors")
-            colour = COLORS[number % len(COLORS)]
-            ax.plot(at.index, at.to_numpy(), "o-", color=colour, label=f"{Q} factor{'s' * (Q != 1)}")
+            color = COLORS[number % len(COLORS)]
+            ax.plot(at.index, at.to_numpy(), "o-", color=color, label=f"{Q} factor{'s' * (Q != 1)}")
         ax.set_xticks(sorted({K for K, _ in self.sizes}))
         ax.set(xlabel="clusters", ylabel="BIC")
         legend_below(ax)

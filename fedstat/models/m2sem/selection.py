@@ -43,12 +43,12 @@ class SupportPath:
     columns: Bools
     refits: dict[bytes, MixtureState] = field(default_factory=dict)
     met: list[tuple[Penalties, bytes]] = field(default_factory=list)
-    penalised: dict[Penalties, MixtureState] = field(default_factory=dict)
+    penalized: dict[Penalties, MixtureState] = field(default_factory=dict)
     left: set[bytes] = field(default_factory=set)
 
     def kept(self) -> list[MixtureState]:
         """List the mixtures that sites must keep."""
-        return [one for one in (*self.refits.values(), *self.penalised.values()) if one.slot >= 0]
+        return [one for one in (*self.refits.values(), *self.penalized.values()) if one.slot >= 0]
 
     def criterion(self, one: MixtureState) -> float:
         """Return the criterion of a refit."""
@@ -68,7 +68,7 @@ class SupportPath:
         for one in courses:
             key = support_of(one)
             self.met.append((one.penalties, key))
-            self.penalised[one.penalties] = one
+            self.penalized[one.penalties] = one
             if key not in self.refits:
                 self.refits[key] = refit = continued(one, Penalties(), fixed=True)
                 refit.name = f"refit at {one.penalties}"
@@ -125,7 +125,7 @@ def select_support(
 
     If no round is left for this, it is the fit as it was.
     """
-    first = yield from _penalise(exchange, fit, Penalties(), path, weigh=True)
+    first = yield from _penalize(exchange, fit, Penalties(), path, weigh=True)
     if first.failed:
         return fit
     yield from _along(exchange, first, path)
@@ -166,14 +166,14 @@ def _along(exchange: MixtureExchange, first: MixtureState, path: SupportPath) ->
     """Follow the penalties of loadings, each point from the one before, and compare all with the first."""
     made = [first]
     for lam1 in LAM1:
-        one = yield from _penalise(exchange, made[-1], Penalties(lam1), path, beside=made)
+        one = yield from _penalize(exchange, made[-1], Penalties(lam1), path, beside=made)
         if one.failed:
             break
         made.append(one)
     yield from path.judge(made)
 
 
-def _penalise(
+def _penalize(
     exchange: MixtureExchange,
     source: MixtureState,
     penalties: Penalties,
@@ -201,7 +201,7 @@ def select_in_halves(
     All continue the mixture at the best penalties, in parallel (Meinshausen and Buehlmann 2010); columns that
     were dropped before penalties were adapted stay out. None if no half-sample could be fitted.
     """
-    source, n = path.penalised[path.best()], exchange.subjects.total
+    source, n = path.penalized[path.best()], exchange.subjects.total
     made = []
     for number in range(count):
         one = continued(source, source.penalties)

@@ -160,15 +160,15 @@ def own_clusters(data: SiteData, state: State, clusters: Array, factors: Array) 
     workspace = held.workspace(analysis.factors, analysis.nodes)
     workspace.put(analysis)
     state.report(EntityCount(len(held.place)))
-    return {"labels": nearest_centres(workspace.scores(), int(clusters), crc32(data.name.encode()))}
+    return {"labels": nearest_centers(workspace.scores(), int(clusters), crc32(data.name.encode()))}
 
 
-def nearest_centres(scores: Floats, clusters: int, seed: int, tries: int = 5) -> Ints:
+def nearest_centers(scores: Floats, clusters: int, seed: int, tries: int = 5) -> Ints:
     """Return the best of several k-means of factor scores: labels (n,)."""
     rng, best, least = np.random.default_rng(seed), np.zeros(len(scores), dtype=np.int64), np.inf
     for _ in range(tries):
-        centres, labels = kmeans2(scores, clusters, minit="++", rng=rng, missing="warn")
-        spread = float(((scores - centres[labels]) ** 2).sum())
+        centers, labels = kmeans2(scores, clusters, minit="++", rng=rng, missing="warn")
+        spread = float(((scores - centers[labels]) ** 2).sum())
         if spread < least:
             best, least = labels.astype(np.int64), spread
     return best

@@ -21,7 +21,7 @@ MOST_COLUMNS, MOST_CLUSTERS = 20, 4
 UNCONVERGED = "Not converged: the numbers below belong to a fit that was stopped early"
 
 
-def summarise(r: M2SEMRecord, ledger: LedgerLike | None, notes: Sequence[str]) -> SheetSummary:
+def summarize(r: M2SEMRecord, ledger: LedgerLike | None, notes: Sequence[str]) -> SheetSummary:
     """Lay out header, clusters, modalities, sites and notes."""
     left = [
         ("Clusters", f"{len(r.shares)}, {r.factors} factor{'s' * (r.factors > 1)} a modality"),

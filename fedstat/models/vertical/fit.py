@@ -60,7 +60,7 @@ class StandardizedMoments:
     """
 
     def __init__(self, moments: PatternMoments) -> None:
-        self.moments = moments.standardised()
+        self.moments = moments.standardized()
         self.missing: Floats = (~self.moments.patterns).astype(float)
         owner = self.moments.owner
         self.member: Floats = (owner[:, None] == np.arange(len(moments.sizes))).astype(float)
@@ -417,10 +417,10 @@ def estimates_in_units(standard: StandardizedMoments, climbed: NewtonFit[Likelih
     return MomentsFit(
         standard=standard,
         point=point,
-        a=float(moments.centre[-1] + y * (point.b + at.m.sum())),
+        a=float(moments.center[-1] + y * (point.b + at.m.sum())),
         s2=float(y**2 * np.exp(point.log_s2)),
         beta=y * point.beta / x,
-        mu=moments.centre[:-1] + x * point.mu,
+        mu=moments.center[:-1] + x * point.mu,
         Sigma=block_covariance(standard, point, at) * np.outer(x, x),
         t=y**2 * at.t,
         log_likelihood=log_likelihood(standard, point, at),

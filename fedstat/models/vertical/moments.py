@@ -28,7 +28,7 @@ class PatternMoments:
     """Gram matrices of (1, x, y) by missing pattern, of K sites with `sizes` columns each, P in all.
 
     `seen` (G, P) states which columns the n (G,) entities of a pattern have. `grams` (G, P + 2, P + 2) are
-    sums of (1, x, y)(1, x, y)' of the columns minus `centre`, divided by `scale`, (P + 1,) in the units of
+    sums of (1, x, y)(1, x, y)' of the columns minus `center`, divided by `scale`, (P + 1,) in the units of
     the data with the response last; they are zero where x is missing. Raises ModelError if shapes do not fit
     together, a scale is not positive, or a sum is not finite. `shape` (P,), if known, is the mean of z |z| of
     each column over the entities that have it, z its deviation from their mean in standard deviations; or
@@ -41,7 +41,7 @@ class PatternMoments:
     seen: Bools
     n: Floats
     grams: Floats
-    centre: Floats
+    center: Floats
     scale: Floats
     shape: Floats | None = None
 
@@ -52,7 +52,7 @@ class PatternMoments:
             "names": (len(self.names), P),
             "seen": (self.seen.shape, (G, P)),
             "grams": (self.grams.shape, (G, P + 2, P + 2)),
-            "centre": (self.centre.shape, (P + 1,)),
+            "center": (self.center.shape, (P + 1,)),
             "scale": (self.scale.shape, (P + 1,)),
         }
         for name, (received, wanted) in expected.items():
@@ -139,11 +139,11 @@ class PatternMoments:
         total = self.grams[:, [0, -1], -1].sum(axis=0)
         mean = total[0] / self.nobs
         variance = total[1] / self.nobs - mean**2
-        return np.array([self.centre[-1] + self.scale[-1] * mean, self.scale[-1] ** 2 * variance])
+        return np.array([self.center[-1] + self.scale[-1] * mean, self.scale[-1] ** 2 * variance])
 
     # ---- transformations of the data ---------------------------------------------------------
 
-    def standardised(self) -> PatternMoments:
+    def standardized(self) -> PatternMoments:
         """Center every column at the mean of the entities that have it, and give it unit variance.
 
         Raises EstimationError if a site has fewer than two entities, or a column is constant.
@@ -165,7 +165,7 @@ class PatternMoments:
         grams[:, 0, 0] = self.n
         grams[:, 0, 1:] = grams[:, 1:, 0] = (first - self.n[:, None] * move) / root
         grams[:, 1:, 1:] = inner / np.outer(root, root)
-        return replace(self, grams=grams, centre=self.centre + self.scale * mean, scale=self.scale * root)
+        return replace(self, grams=grams, center=self.center + self.scale * mean, scale=self.scale * root)
 
     def _check_counts(self) -> None:
         for columns, count in zip(self.units, self.n_seen, strict=True):
@@ -214,7 +214,7 @@ class PatternMoments:
             seen=seen,
             n=n,
             grams=grams,
-            centre=np.append(self.centre[:-1][keep], self.centre[-1]),
+            center=np.append(self.center[:-1][keep], self.center[-1]),
             scale=np.append(self.scale[:-1][keep], self.scale[-1]),
             shape=None if self.shape is None else self.shape[keep],
         )

@@ -137,7 +137,7 @@ class PatternRule:
     @property
     def in_bits(self) -> bool:
         """Whether the policy of a site counts the bits of its columns of few values."""
-        return any(detail is not None and detail.levelled for detail in (*self.details, self.response))
+        return any(detail is not None and detail.leveled for detail in (*self.details, self.response))
 
     @property
     def by_equations(self) -> PatternRule:

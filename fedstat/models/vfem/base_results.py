@@ -335,7 +335,7 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
             raise NotAvailableError(
                 "standardized: this fit has no standard deviations of its columns (a fit in this session "
                 "with exchange='moments' or, with a family, between='free' has them). Give them by name of "
-                'the coefficient, as standardised={"age": 12.4, ...}'
+                'the coefficient, as standardized={"age": 12.4, ...}'
             )
         moments = self._held.exchange.moments
         return pd.Series([1.0, *moments.deviations()], index=[INTERCEPT, *moments.names])

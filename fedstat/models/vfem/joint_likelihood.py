@@ -104,7 +104,7 @@ def response_score(
 ) -> Floats:
     """Score of the response's likelihood, (d,)."""
     residuals = sums.with_columns[:, 0]
-    w = _centred(point, joint, sums, seen)
+    w = _centered(point, joint, sums, seen)
     by_beta = w.sum(axis=0) + 2.0 * sums.by_v @ joint.h
     cross = w.T @ joint.h
     by_Q = cross + cross.T + 2.0 * (joint.h.T * sums.by_v) @ joint.h
@@ -114,7 +114,7 @@ def response_score(
     )
 
 
-def _centred(point: JointNormalPoint, joint: MissingModel, sums: ResponseSums, seen: Bools) -> Floats:
+def _centered(point: JointNormalPoint, joint: MissingModel, sums: ResponseSums, seen: Bools) -> Floats:
     """E'sum of L_m (x - mu) by pattern, (G, P)."""
     u = sums.with_columns[:, 1:] - sums.with_columns[:, :1] * seen * point.mu
     return np.asarray(u - np.einsum("gij,gj->gi", joint.R, u @ point.Q))
@@ -136,7 +136,7 @@ def response_information(
     P = len(point.beta)
     i, j = np.nonzero(np.triu(edges))
     total = np.zeros((2 + 2 * P + len(i),) * 2)
-    ws = None if sums is None else _centred(point, joint, sums, seen)
+    ws = None if sums is None else _centered(point, joint, sums, seen)
     for g, own in enumerate(seen):
         E = np.eye(P) - point.Q @ joint.R[g]
         D = np.zeros((P, len(total)))

@@ -174,7 +174,7 @@ class JointIteration(QuasiNewtonIteration):
                 "glm_evaluate",
                 json.dumps(self.sealed),
                 predictor=joint.a + np.sum([reply.arrays["linear_predictor"] for reply in replies], axis=0),
-                centre=-missing.slopes @ joint.mu,
+                center=-missing.slopes @ joint.mu,
                 spread=np.maximum(missing.variance, 0.0),
                 **lowest,
             )
@@ -277,7 +277,7 @@ class JointIteration(QuasiNewtonIteration):
         """Return the estimates of the accepted point in the units of the data, without a request."""
         yield from ()
         lay, joint, moments = self.layout, self.joint.joint, self.linear.moments
-        shift, scale = moments.centre[:-1], moments.scale[:-1]
+        shift, scale = moments.center[:-1], moments.scale[:-1]
         beta, mu = joint.beta / scale, shift + scale * joint.mu
         Sigma = joint.covariates * np.outer(scale, scale)
         places = lay.places()

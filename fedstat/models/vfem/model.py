@@ -289,7 +289,7 @@ class VFEMRegression(VFEMModel):
         if init == "zero":
             return None
         coarse = replace(OPTIONS_OF_INIT, maxiter=options.maxiter, masked=options.masked)
-        fit = yield from EMIteration(self._layout(init), coarse, self._session).maximise()
+        fit = yield from EMIteration(self._layout(init), coarse, self._session).maximize()
         return fit.beta
 
     def _given_point(self, init: Sequence[float] | Mapping[str, float] | Floats) -> Mapping[str, Floats]:

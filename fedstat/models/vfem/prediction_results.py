@@ -157,9 +157,9 @@ class GLMPredictionResults(MeanPredictions):
         """
         mean = self.predicted_mean.to_numpy()
         # On the scale of the link, no limit leaves the range of the mean.
-        centre = self._link(mean)
+        center = self._link(mean)
         half = normal_quantile(alpha) * self.se_mean.to_numpy() * self._link.deriv(mean)
-        limits = {0: self._link.inverse(centre - half), 1: self._link.inverse(centre + half)}
+        limits = {0: self._link.inverse(center - half), 1: self._link.inverse(center + half)}
         return pd.DataFrame(limits, index=self.predicted_mean.index)
 
 

@@ -52,7 +52,7 @@ def fit_normal(
     check_dealers(iteration.layout, cross)
     # Before the masks of the fit are set up, because the fit of the first point has its own masks.
     iteration.first = yield from first_point
-    fit = yield from iteration.maximise()
+    fit = yield from iteration.maximize()
     fitted = yield from request_fitted(iteration, "fitted", cross.at)
     covariance = None
     if cov_type == "sem":
@@ -65,7 +65,7 @@ def fit_normal(
 def fit_glm(iteration: QuasiNewtonIteration, options: CovarianceOptions) -> FitProtocol[IterativeResult]:
     """Fit a response that is not normal."""
     check_dealers(iteration.layout, options.cross)
-    fit = yield from maximise(iteration)
+    fit = yield from maximize(iteration)
     fitted = yield from request_fitted(iteration, "glm_fitted", options.cross.at)
     covariance = None
     if options.cov_type != "none":
@@ -73,9 +73,9 @@ def fit_glm(iteration: QuasiNewtonIteration, options: CovarianceOptions) -> FitP
     return IterativeResult(fit, covariance, fitted)
 
 
-def maximise(iteration: QuasiNewtonIteration) -> FitProtocol[VFEMFit]:
+def maximize(iteration: QuasiNewtonIteration) -> FitProtocol[VFEMFit]:
     """Maximize the likelihood, and request how far counts vary beyond their distribution."""
-    fit = yield from iteration.maximise()
+    fit = yield from iteration.maximize()
     if iteration.distribution.entry.single is not COUNTS:
         return fit
     (reply,) = yield [iteration.request(iteration.layout.active, "glm_pearson")]
@@ -94,7 +94,7 @@ def fit_joint(
     exchange = yield from exchange_patterns(layout, small, product_session)
     code = exchange.plan.target[layout.code]
     iteration = make(layout.narrowed(code >= 0, exchange.released), exchange)
-    fit = yield from maximise(iteration)
+    fit = yield from maximize(iteration)
     fitted = {}
     for name, values in (yield from request_fitted(iteration, "glm_fitted", product_session.at)).items():
         fitted[name] = np.full(layout.n, np.nan)

@@ -24,7 +24,7 @@ from fedstat.models.vglm.proximal_newton import LossOracle, ResponseSummary
 from fedstat.progress_line import counted
 from fedstat.typing import Floats
 
-MOST_LINEARISED = 40
+MOST_LINEARIZED = 40
 LARGEST_VIOLATION = 20.0
 """Largest violation of a converged fit, as a share of lambda_max and of the tolerance."""
 NOTHING = 1e9
@@ -58,7 +58,7 @@ class SharingState:
         oracle, layout, setup = self.oracle, self.oracle.layout, self.setup
         text = json.dumps(asdict(setup.penalty))
         labels = np.repeat(np.arange(len(setup.groups.sizes)), setup.groups.sizes)
-        free = np.repeat(~setup.groups.penalised, setup.groups.sizes)
+        free = np.repeat(~setup.groups.penalized, setup.groups.sizes)
         at = layout.places()
         yield [
             oracle.request(k, "admm_start", text, labels=labels[at[k]], free=free[at[k]])
@@ -103,15 +103,15 @@ class SharingState:
         yield self._set(lam, False)
         return (yield from self._iterate())
 
-    def _set(self, lam: float, linearise: bool) -> list[Request]:
+    def _set(self, lam: float, linearize: bool) -> list[Request]:
         """Set lambda at the sites, and whether the penalty is linearized at the present coefficients."""
         oracle = self.oracle
-        return [oracle.request(k, "admm_set", lam=lam, linearise=linearise) for k in oracle.layout.sites]
+        return [oracle.request(k, "admm_set", lam=lam, linearize=linearize) for k in oracle.layout.sites]
 
     def _solve(self, lam: float) -> FitProtocol[tuple[bool, float, float]]:
         """Solve at one lambda; return whether tolerances were met, the violation, and the loss."""
         oracle, layout = self.oracle, self.oracle.layout
-        for lasso in range(1 if self.setup.penalty.convex else MOST_LINEARISED):
+        for lasso in range(1 if self.setup.penalty.convex else MOST_LINEARIZED):
             yield self._set(lam, lasso > 0)
             met = yield from self._iterate()
             (reply,) = yield [oracle.request(layout.active, "respond_openly", eta=self.eta)]
@@ -175,7 +175,7 @@ def admm_path(
     sharing = SharingState(oracle, setup, eps, maxiter, b0, np.full(layout.n, b0))
     path = yield from oracle.masked(sharing.follow(units))
     chosen = select(path)
-    b = path.standardised[chosen]
+    b = path.standardized[chosen]
     a = path.intercepts[chosen] + path.coefficients[chosen] @ units.shift
     point = yield from oracle.masked(oracle.evaluate(np.concatenate([[a], b])))
     assert point is not None

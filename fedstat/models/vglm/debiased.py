@@ -52,7 +52,7 @@ class DebiasedFit:
 
 def lasso_setup(setup: PathSetup) -> PathSetup:
     """Replace a penalty by the plain lasso of single columns; columns without a penalty stay free."""
-    weights = np.repeat(setup.groups.penalised.astype(np.float64), setup.groups.sizes)
+    weights = np.repeat(setup.groups.penalized.astype(np.float64), setup.groups.sizes)
     return PathSetup(
         penalty=LASSO,
         groups=CoefficientGroups.single(len(weights), weights),
@@ -75,7 +75,7 @@ def normal_debiased(S: Floats, units: ColumnScales, setup: PathSetup) -> Debiase
     best = choose_fit(score_path(path, int(n)), "aic")
     # Sums of products use the centered response: the intercept is estimated relative to its mean.
     a = path.intercepts[best] + path.coefficients[best] @ units.shift - units.mean
-    b = np.concatenate([[a], path.standardised[best]])
+    b = np.concatenate([[a], path.standardized[best]])
     H, c = S[:-1, :-1] / n, units.sd * S[:-1, -1] / n
     scale = residual_variance(S, units)
     found = debias(b, c - H @ b, H, n, scale)

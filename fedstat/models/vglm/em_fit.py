@@ -9,7 +9,7 @@ import numpy as np
 from fedstat.errors import EstimationError
 from fedstat.inference.covariance import delta_method
 from fedstat.kernels.penalized.path import follow_path
-from fedstat.kernels.penalized.penalties import Penalty, orthonormaliser
+from fedstat.kernels.penalized.penalties import Penalty, orthonormalizer
 from fedstat.models.vertical.exchange.patterns import PatternExchange
 from fedstat.models.vertical.exchange.protocol import ColumnScales
 from fedstat.models.vertical.fit import StandardizedMoments, fit_moments, log_likelihood, origin_covariance
@@ -55,12 +55,12 @@ def blocks_path(joint: WorkingModel, setup: PathSetup) -> BlockPath:
     standard = joint.standard
     moments = standard.moments
     sd = float(moments.scale[-1])
-    T, groups = orthonormaliser(standard.S, setup.groups)
+    T, groups = orthonormalizer(standard.S, setup.groups)
     setup = replace(setup, groups=groups)
     steps = None
-    if setup.from_unpenalised:
+    if setup.from_unpenalized:
         # In a group of dependent columns some coordinates are zero, and T has no inverse.
-        complete = np.linalg.pinv(T) @ joint.unpenalised() * sd
+        complete = np.linalg.pinv(T) @ joint.unpenalized() * sd
         setup, steps = setup.adapted(complete), setup.linear_steps(complete)
     solver, every = BlockSolver(joint, T), np.ones(len(groups.weights), dtype=np.bool_)
     # By the solver itself, because s2 and the means of the blocks belong to the null model as well.
@@ -78,7 +78,7 @@ def blocks_path(joint: WorkingModel, setup: PathSetup) -> BlockPath:
     found = [one for one in fits.solutions if isinstance(one, BlockSolution)]
     loss = [equivalent_loss(one.loss, moments.nobs) for one in found]
     fits = replace(fits, loss=np.array(loss))
-    units = ColumnScales(moments.centre[:-1], moments.scale[:-1], float(moments.centre[-1]), sd, 0.0)
+    units = ColumnScales(moments.center[:-1], moments.scale[:-1], float(moments.center[-1]), sd, 0.0)
     a = units.mean + sd * np.array([one.point.b for one in found])
     path = CoefficientPath.of(fits, fits.coefficients @ T.T, a, units, setup.groups)
     means = units.shift + units.scale * np.array([one.point.mu for one in found])
@@ -144,8 +144,8 @@ def refit_joint_normal(complete: JointNormalFit, support: Bools) -> tuple[Refit,
         raise EstimationError(not_determined(fit.moments)) from None
     # (intercept at the origin, coefficients) by (a, s2, beta of the support, mu), in the units of the data.
     J = np.zeros((1 + k, 2 + k + P))
-    centre = fit.point.mu + fit.moments.centre[:-1] / scale
-    J[0, 0], J[0, 2 : 2 + k], J[0, 2 + k :] = sd, -sd * centre[support], -sd * fit.point.beta
+    center = fit.point.mu + fit.moments.center[:-1] / scale
+    J[0, 0], J[0, 2 : 2 + k], J[0, 2 + k :] = sd, -sd * center[support], -sd * fit.point.beta
     J[1:, 2 : 2 + k] = np.diag(sd / scale[support])
     params = fit.params[np.append(True, support)]
     loss = equivalent_loss(fit.log_likelihood, fit.moments.nobs)

@@ -71,7 +71,7 @@ class WorkingModel(Protocol):
     def start(self) -> Any:
         """Return the point of no effects."""
 
-    def unpenalised(self) -> Floats:
+    def unpenalized(self) -> Floats:
         """Return the coefficients without a penalty, (P,)."""
 
     def evaluate(self, point: Any) -> LikelihoodDerivatives:
@@ -100,7 +100,7 @@ class IndependentBlocksModel:
         """Return the point of no effects."""
         return self.standard.start()
 
-    def unpenalised(self) -> Floats:
+    def unpenalized(self) -> Floats:
         """Return the coefficients without a penalty, (P,)."""
         return fit_moments(self.standard).point.beta
 
@@ -187,7 +187,7 @@ class FreeCovarianceModel:
         at = self.complete.point
         return FreeCovariancePoint(JointNormalPoint(at.mu, 0.0, np.zeros_like(at.beta), 1.0, at.Q))
 
-    def unpenalised(self) -> Floats:
+    def unpenalized(self) -> Floats:
         """Return the coefficients without a penalty, (P,)."""
         return self.complete.point.beta
 
@@ -369,7 +369,7 @@ class BlockSolver:
         reduced = self._reduce(at, self.variance(point))
         # The tangent of a concave penalty is above it: if the penalty's own model fails, the tangent gives an
         # increase.
-        for model in (terms, terms.linearised(theta)):
+        for model in (terms, terms.linearized(theta)):
             solver = GramSolver(reduced.G, reduced.G @ theta + reduced.pull, terms.groups)
             d = solver.solve(model, solver.start(theta), working, tol).b - theta
             found = self._search(terms, model, theta, point, d, reduced.free - reduced.follow @ d)

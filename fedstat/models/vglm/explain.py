@@ -10,7 +10,7 @@ from fedstat.federation.dry_run.expected_releases import ExpectedReleases, Itera
 from fedstat.federation.protocols.product_steps import PRODUCT_STEPS
 from fedstat.models.explain import DryRunPlan
 from fedstat.models.vertical.layout import Layout
-from fedstat.models.vglm.admm import MOST_LINEARISED
+from fedstat.models.vglm.admm import MOST_LINEARIZED
 from fedstat.models.vglm.options import read_lambdas
 
 POINTS = frozenset({"linear_predictor", "admm_move"})
@@ -68,7 +68,7 @@ class VGLMPlan(DryRunPlan):
         lambdas = read_lambdas(self.given["lam"], self.given["lambdas"])
         L = int(self.given["n_lambdas"]) if lambdas is None else len(lambdas)
         first = sum(("admm_set" in steps) - ("admm_certify" in steps) for steps in dry_run.rounds)
-        lassos = L * (1 if self._convex else MOST_LINEARISED) + first
+        lassos = L * (1 if self._convex else MOST_LINEARIZED) + first
         share, moves = min(DRY_RUN_LAMBDAS, L) / L, lassos * int(self.given["maxiter"])
         return [
             IterationLoop(MOVES, moves, L + first, share),

@@ -77,7 +77,7 @@ class VerticalGLM(VerticalModel):
         Power of the unpenalized coefficients by which the penalties are divided; 0: no adaptation.
     group_terms : bool
         Penalize the columns of a term (the levels of a factor) together.
-    unpenalised : sequence of str
+    unpenalized : sequence of str
         Columns or terms without a penalty.
     missing : {"raise", "drop", "em"}
         Entities without a response are an error, or left out. Both also leave out entities that a site lacks.
@@ -129,7 +129,7 @@ class VerticalGLM(VerticalModel):
         alpha: float = 1.0,
         adaptive: float = 0.0,
         group_terms: bool = False,
-        unpenalised: Sequence[str] = (),
+        unpenalized: Sequence[str] = (),
         missing: MissingRule | Literal["em"] = "raise",
         between: Between = "independent",
         **kwargs: Any,
@@ -142,8 +142,8 @@ class VerticalGLM(VerticalModel):
             raise ModelError(
                 f"'{formula.text}' leaves out the intercept, but VerticalGLM needs one: drop '- 1' or '0 +'"
             )
-        if isinstance(unpenalised, str):
-            raise ModelError(f"unpenalized: expected a list, received a text; write [{unpenalised!r}]")
+        if isinstance(unpenalized, str):
+            raise ModelError(f"unpenalized: expected a list, received a text; write [{unpenalized!r}]")
         if adaptive and not adaptive > 0.0:
             raise ModelError(f"adaptive: expected a power of zero or more, received {adaptive!r}")
         self._em = missing == "em"
@@ -154,7 +154,7 @@ class VerticalGLM(VerticalModel):
             )
         self.penalty = Penalty(penalty, a, alpha)
         self.adaptive, self.group_terms = float(adaptive), group_terms
-        self.unpenalised = tuple(unpenalised)
+        self.unpenalized = tuple(unpenalized)
         super().__init__(formula, partition, missing="drop" if missing == "em" else missing, **kwargs)
         layout = make_layout(self.design, incomplete=self._em)
         self.layout = self._with_dealer(reuse_patterns(layout, partition, complete=not self._em))
@@ -163,7 +163,7 @@ class VerticalGLM(VerticalModel):
                 f"between='free' requires missing='em' and at most {MOST_FREE} columns; received "
                 f"{self.layout.p} columns" + ("" if self._em else " and another missing=")
             )
-        self._groups = make_groups(self.layout, group_terms, self.unpenalised)
+        self._groups = make_groups(self.layout, group_terms, self.unpenalized)
         warn_of_incomplete(self.layout)
 
     @checks_arguments
@@ -330,7 +330,7 @@ class VerticalGLM(VerticalModel):
             ),
             small=SmallPatterns(self.partition.min_count, max_moved),
             # Without a penalty, there is nothing that first estimates could divide, or steps linearize.
-            setup=replace(setup, adaptive=0.0, steps=None) if setup.unpenalised else setup,
+            setup=replace(setup, adaptive=0.0, steps=None) if setup.unpenalized else setup,
             choice=choice,
             # One site's linear predictor is the sum itself: masks cannot hide it.
             passing=replace(passing, use_masks=passing.use_masks and len(self.layout.sites) > 1),

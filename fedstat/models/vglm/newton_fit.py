@@ -28,7 +28,7 @@ from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.covariance import invert_information
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.penalized.path import lambda_max
-from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty, Terms, orthonormaliser
+from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty, Terms, orthonormalizer
 from fedstat.models.vertical.exchange.protocol import ColumnScales
 from fedstat.models.vglm.debiased import DebiasedFit, debiased_fit
 from fedstat.models.vglm.distributions import log_likelihood, own_units
@@ -146,7 +146,7 @@ def _start_path(
     first = yield from _intercept_alone(oracle, distribution, units)
     # At the null model every weight is equal: the Gram matrix of the columns, for any distribution.
     H = yield from oracle.hessian(first)
-    oracle.T, groups = orthonormaliser(H[1:, 1:] / H[0, 0], setup.groups)
+    oracle.T, groups = orthonormalizer(H[1:, 1:] / H[0, 0], setup.groups)
     first = replace(first, score=np.concatenate([first.score[:1], first.score[1:] @ oracle.T]))
     return PathStart(units, replace(setup, groups=groups), first, oracle.turned(H))
 
@@ -162,7 +162,7 @@ def _follow_path(
     """Follow the path from the null model, or with `steps` from the unpenalized estimate."""
     setup, point, H = start.setup, start.intercept_alone, start.H
     steps = of_columns = None
-    if setup.from_unpenalised:
+    if setup.from_unpenalized:
         complete = yield from _complete(oracle, distribution, point, H)
         setup = setup.adapted(complete.b[1:])
         steps, of_columns = setup.linear_steps(complete.b), setup.linear_steps(complete.b[1:])
@@ -222,7 +222,7 @@ def _separated(distribution: DistributionSpec, at: LossPoint) -> bool:
 
 def _null(oracle: LossOracle, setup: PathSetup, first: LossPoint, H: Floats) -> FitProtocol[LossPoint]:
     """Fit the unpenalized coefficients alone."""
-    free = setup.groups.columns(~setup.groups.penalised)
+    free = setup.groups.columns(~setup.groups.penalized)
     if not len(free):
         return first
     at = np.concatenate([[0], 1 + free])

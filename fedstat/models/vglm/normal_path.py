@@ -11,7 +11,7 @@ from scipy import stats
 from fedstat.inference.covariance import invert_information
 from fedstat.inference.post_selection import aggregate_splits
 from fedstat.kernels.penalized.coordinate_descent import GramSolver, gram_path
-from fedstat.kernels.penalized.penalties import orthonormaliser
+from fedstat.kernels.penalized.penalties import orthonormalizer
 from fedstat.models.vertical.exchange.protocol import ColumnScales, Grams
 from fedstat.models.vglm.path_setup import (
     CoefficientPath,
@@ -41,11 +41,11 @@ def normal_path(S: Floats, units: ColumnScales, setup: PathSetup) -> Coefficient
     scale = np.sqrt(np.diag(C)[:-1])
     G = C[:-1, :-1] / np.outer(scale, scale)
     c, variance = units.sd * C[:-1, -1] / scale, units.sd**2 * C[-1, -1]
-    T, groups = orthonormaliser(G, setup.groups)
+    T, groups = orthonormalizer(G, setup.groups)
     G, c = T.T @ G @ T, T.T @ c
     setup = replace(setup, groups=groups)
     steps = None
-    if setup.from_unpenalised:
+    if setup.from_unpenalized:
         complete = np.linalg.lstsq(G, c, rcond=1e-10)[0]
         setup, steps = setup.adapted(complete), setup.linear_steps(complete)
     found = gram_path(
@@ -68,7 +68,7 @@ def prediction_errors(path: CoefficientPath, S: Floats, units: ColumnScales) -> 
     """Mean squared error of every fit of a path on other entities, from their sums of products: (L,)."""
     n = S[0, 0]
     a = path.intercepts + path.coefficients @ units.shift - units.mean
-    V = np.column_stack([a, path.standardised, np.full(len(a), -units.sd)])
+    V = np.column_stack([a, path.standardized, np.full(len(a), -units.sd)])
     return np.asarray(np.einsum("li,ij,lj->l", V, S, V) / n)
 
 

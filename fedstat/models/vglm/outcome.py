@@ -215,7 +215,7 @@ def make_estimate(response: str, outcome: SelectionOutcome, refit: Estimate | No
     layout, setup, split = outcome.layout, outcome.plan.setup, outcome.plan.choice.split
     path, at = outcome.fitted.path, outcome.fitted.chosen
     params = np.concatenate([[path.intercepts[at]], path.coefficients[at]])
-    if setup.unpenalised and refit is not None:
+    if setup.unpenalized and refit is not None:
         params = refit.params
     convex = setup.penalty.convex and path.lambdas[at] > 0.0
     reason = BIASED.format(penalty=setup.penalty.name.replace("_", " ")) if convex else SPENT
@@ -237,9 +237,9 @@ def make_estimate(response: str, outcome: SelectionOutcome, refit: Estimate | No
         llf=log_likelihood(outcome.distribution.name, loss, n, outcome.units.constant, scale),
         rsquared=_rsquared(outcome, loss),
         scale=1.0 if refit is None else refit.scale,
-        cov_type=kind if setup.unpenalised else f"{kind}, conditional on selection",
+        cov_type=kind if setup.unpenalized else f"{kind}, conditional on selection",
         reasons={"cov_params": APART if split else reason, "rsquared": NO_RSQUARED},
-        llf_is_maximum=setup.unpenalised,
+        llf_is_maximum=setup.unpenalized,
     )
 
 

@@ -58,7 +58,7 @@ class PathFollower:
         return self.setup.tol * (self.scale if self.scale > 0.0 else 1.0)
 
     @property
-    def linearise(self) -> bool:
+    def linearize(self) -> bool:
         """Whether local linear approximation is used for the penalty."""
         return self.setup.algorithm == "lla" and not self.setup.penalty.convex
 
@@ -74,7 +74,7 @@ class PathFollower:
         """
         problems = [self.problem(i) for i in range(len(self.lambdas))]
         found = yield from solve(
-            self.oracle, problems, point, H, self.unit, linearise=self.linearise, only=self.steps
+            self.oracle, problems, point, H, self.unit, linearize=self.linearize, only=self.steps
         )
         return self._solved_path(dict(enumerate(found)))
 
@@ -127,12 +127,12 @@ class PathFollower:
             unit=self.unit,
             point=start,
             H=H.copy(),
-            linearise=self.linearise,
+            linearize=self.linearize,
             only=self.steps,
         )
-        if self.linearise and self.steps is None:
+        if self.linearize and self.steps is None:
             # The model was solved from its lasso: linearizing there is the next step of the same kind.
-            newton.model = terms.linearised(start.b)
+            newton.model = terms.linearized(start.b)
         return newton
 
     def _solved_path(self, known: Mapping[int, CertifiedPoint]) -> tuple[CoefficientPath, int, LossPoint]:
@@ -148,7 +148,7 @@ class PathFollower:
         """Return the solutions known at the start: the largest lambda, if it selects nothing."""
         terms = self.problem(0)
         if self.steps is not None:
-            terms = terms.linearised(self.steps.start)
+            terms = terms.linearized(self.steps.start)
         violation = terms.violation(null.b, -null.score)
         return {0: CertifiedPoint(null, violation)} if violation <= self.unit else {}
 
@@ -260,7 +260,7 @@ def _signed_distances(d: Floats, H: Floats, sign: Floats) -> Floats:
 # deviance on the others is that of their models. Both are approximations, which are accurate if a fold
 # changes the fit little.
 
-MOST_CENTRES = 3
+MOST_CENTERS = 3
 """Largest number of points at which the loss is modeled by fold, until the choice of lambda is stable."""
 
 
@@ -371,7 +371,7 @@ class FoldFit:
 def use_folds(follower: PathFollower, fit: FoldFit, folds: Folds) -> FitProtocol[FoldFit]:
     """Model the loss by fold at the fit; cross-validate until the choice is stable; draw halves."""
     oracle, solved = follower.oracle, follower.solved
-    for _ in range(MOST_CENTRES):
+    for _ in range(MOST_CENTERS):
         models = yield from model_folds(oracle, fit.point, folds.code, folds.parts)
         fit = replace(fit, H=models.hessians.sum(axis=0))
         if not folds.choose:

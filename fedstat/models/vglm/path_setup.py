@@ -105,12 +105,12 @@ class PathSetup:
     steps: int | None = None
 
     @property
-    def from_unpenalised(self) -> bool:
+    def from_unpenalized(self) -> bool:
         """Whether the unpenalized fit must be known."""
         return self.adaptive > 0.0 or self.steps is not None
 
     @property
-    def unpenalised(self) -> bool:
+    def unpenalized(self) -> bool:
         """Whether the only fit is the one without a penalty."""
         return self.lambdas is not None and len(self.lambdas) == 1 and self.lambdas[0] == 0.0
 
@@ -139,15 +139,15 @@ def adapted(groups: CoefficientGroups, b: Floats, power: float) -> CoefficientGr
     return replace(groups, weights=groups.weights * sizes**-power)
 
 
-def make_groups(layout: Layout, by_term: bool, unpenalised: Sequence[str]) -> CoefficientGroups:
+def make_groups(layout: Layout, by_term: bool, unpenalized: Sequence[str]) -> CoefficientGroups:
     """Group the columns of each term, or none, and free columns or terms that must be in the model."""
-    unknown = [name for name in unpenalised if name not in (*layout.names, *layout.terms)]
+    unknown = [name for name in unpenalized if name not in (*layout.names, *layout.terms)]
     if unknown:
         raise ModelError(
             f"unpenalized: no column or term {', '.join(map(repr, unknown))}; there are "
             f"{', '.join(dict.fromkeys((*layout.terms, *layout.names)))}"
         )
-    free = np.isin(layout.names, unpenalised) | np.isin(layout.terms, unpenalised)
+    free = np.isin(layout.names, unpenalized) | np.isin(layout.terms, unpenalized)
     kinds = list(zip(layout.owners, layout.terms, free.tolist(), strict=True))
     places = {kind: i for i, kind in enumerate(dict.fromkeys(kinds))}
     labels = np.array([places[kind] for kind in kinds]) if by_term else np.arange(layout.p)
@@ -166,7 +166,7 @@ def make_groups(layout: Layout, by_term: bool, unpenalised: Sequence[str]) -> Co
 class CoefficientPath:
     """Fits along L values of lambda: intercepts (L,) and coefficients (L, p) in the units of the data.
 
-    `standardised` (L, p) are coefficients of standardized columns, `loss` half the mean deviance; `kkt` the
+    `standardized` (L, p) are coefficients of standardized columns, `loss` half the mean deviance; `kkt` the
     largest violation of the stationarity conditions, as a share of `scale`, which is lambda_max; nan if a
     quadratic model of the loss proposed the fit.
     """
@@ -174,7 +174,7 @@ class CoefficientPath:
     lambdas: Floats
     intercepts: Floats
     coefficients: Floats
-    standardised: Floats
+    standardized: Floats
     loss: Floats
     kkt: Floats
     converged: Bools
@@ -201,7 +201,7 @@ class CoefficientPath:
             lambdas=found.lambdas,
             intercepts=a - beta @ units.shift,
             coefficients=beta,
-            standardised=b,
+            standardized=b,
             loss=found.loss,
             kkt=found.kkt,
             converged=found.converged,
@@ -271,7 +271,7 @@ def score_path(path: CoefficientPath, n: int, distribution: str = "Gaussian") ->
         else minus_twice(distribution, path.loss, n)
     )
     df = chosen + 1.0
-    free = int(path.groups.sizes[~path.groups.penalised].sum())
+    free = int(path.groups.sizes[~path.groups.penalized].sum())
     # Columns that must be in the model are not candidates of a search (Chen and Chen 2008).
     extended = ebic(
         doubled,

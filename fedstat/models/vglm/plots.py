@@ -147,18 +147,18 @@ def _lines(
     solved: Bools | None = None,
 ) -> None:
     """Draw one line per column over lambda, colored by site; dotted with points if some are `solved`."""
-    colours = _colours(estimate)
+    colors = _colors(estimate)
     some: dict[str, Any] = {}
     if solved is not None and not solved.all():
         some = {"linestyle": ":", "marker": "o", "markersize": 3.0, "markevery": solved.tolist()}
     for name in values.columns:
         alpha = 1.0 if name in bold else FAINT
-        ax.plot(lambdas, values[name], color=colours[name], linewidth=1.2, alpha=alpha, **some)
+        ax.plot(lambdas, values[name], color=colors[name], linewidth=1.2, alpha=alpha, **some)
     _over_lambda(ax, lambdas, margin=0.0)
     most = name_width(ax, 0.22, 28)
-    owners = dict(zip(estimate.sites[1:], (colours[name] for name in estimate.names[1:]), strict=True))
-    for site, colour in owners.items():
-        ax.plot([], [], color=colour, label=shorten(site, most))
+    owners = dict(zip(estimate.sites[1:], (colors[name] for name in estimate.names[1:]), strict=True))
+    for site, color in owners.items():
+        ax.plot([], [], color=color, label=shorten(site, most))
     if some:
         ax.plot([], [], color="0.4", marker="o", markersize=3.0, linestyle="none", label="solved")
         ax.plot([], [], color="0.4", linestyle=":", label="proposed")
@@ -166,7 +166,7 @@ def _lines(
     legend_below(ax)
 
 
-def _colours(estimate: Estimate) -> dict[str, str]:
+def _colors(estimate: Estimate) -> dict[str, str]:
     """Color of each column, that of its site."""
     sites = list(dict.fromkeys(estimate.sites[1:]))
     named = zip(estimate.names[1:], estimate.sites[1:], strict=True)
@@ -210,7 +210,7 @@ def _count_on_top(ax: Axes, lambdas: Floats, counts: Any, label: str) -> None:
 
 def _name_ends(estimate: Estimate, values: pd.DataFrame, named: list[Any], bold: pd.Index, ax: Axes) -> None:
     """Write names at the right edge, as many as fit."""
-    colours, most = _colours(estimate), name_width(ax, 0.3, 28)
+    colors, most = _colors(estimate), name_width(ax, 0.3, 28)
     ends = values.iloc[-1][named].to_numpy(dtype=np.float64)
-    tones = [colours[name] if name in bold else MUTED for name in named]
+    tones = [colors[name] if name in bold else MUTED for name in named]
     label_ends(ax, ends, [shorten(str(name), most) for name in named], tones)

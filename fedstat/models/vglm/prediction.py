@@ -171,7 +171,7 @@ def predict_means(predictor: Predictor, partition: ClientPartition) -> pd.Series
 class SelectionPredictions(VerticalPredictions):
     """Predictions of a vertical generalized linear model for entities."""
 
-    _centres: Floats | None = None
+    _centers: Floats | None = None
     """Means of the columns, for a fit in this session."""
 
     def predict(self, partition: ClientPartition | None = None) -> pd.Series:
@@ -238,7 +238,7 @@ class SelectionPredictions(VerticalPredictions):
             params=predictor.estimate.params,
             cov=cov,
             distribution=predictor.family,
-            means=self._centres,
+            means=self._centers,
             beside={},
             words=(self.model_name, self.estimate.response),
             test_distribution=self._test_distribution,

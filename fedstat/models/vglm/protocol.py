@@ -70,7 +70,7 @@ def fit_normal(plan: FitPlan, run: FitRun) -> SelectionOutcome:
         cv, cv_se = cross_validate(products, units, setup, path)
         criteria = replace(criteria, cv=cv, cv_se=cv_se)
     chosen = choose_fit(criteria, choice.select)
-    support = np.ones(layout.p, dtype=bool) if setup.unpenalised else path.selected[chosen]
+    support = np.ones(layout.p, dtype=bool) if setup.unpenalized else path.selected[chosen]
     refit = normal_refit(grams.total(~mine) if choice.split else S, units, support, layout.names)
     fitted = SelectedPath(path, chosen, refit, 0, 0, grams.dealers)
     if choice.inference == "debiased":
@@ -102,10 +102,10 @@ def fit_blocks(plan: FitPlan, run: FitRun) -> SelectionOutcome:
     found, n = blocks_path(joint, setup), int(standard.moments.nobs)
     criteria = score_path(found.path, n)
     chosen = choose_fit(criteria, plan.choice.select)
-    support = np.ones(layout.p, dtype=bool) if setup.unpenalised else found.path.selected[chosen]
+    support = np.ones(layout.p, dtype=bool) if setup.unpenalized else found.path.selected[chosen]
     refit, explained = refit_blocks(joint, support)
     fitted = SelectedPath(found.path, chosen, refit, 0, 0, exchange.dealers)
-    rsquared = explained if setup.unpenalised else float(found.rsquared[chosen])
+    rsquared = explained if setup.unpenalized else float(found.rsquared[chosen])
     complete = None if free is None else free.complete
     observed = MissingBlocksFit(exchange, rsquared, explained, found.means[chosen], complete)
     null = normal_null(n, found.units.sd**2)

@@ -268,7 +268,7 @@ class ProximalNewton:
     """Iteration over some problems, each from the solution of the one before.
 
     A problem is the penalty at one lambda, of the coefficients `at` of (1, X T); the others are zero. It ends
-    at a violation of `unit`. H (p + 1, p + 1) is the Hessian as far as it is known. With `linearise`, local
+    at a violation of `unit`. H (p + 1, p + 1) is the Hessian as far as it is known. With `linearize`, local
     linear approximation is used for nonconvex penalties: those of `only`, the last of which is certified, or
     all to the fixed point.
     """
@@ -279,7 +279,7 @@ class ProximalNewton:
     unit: float
     point: LossPoint
     H: Floats
-    linearise: bool
+    linearize: bool
     only: LinearSteps | None = None
     found: list[CertifiedPoint] = field(default_factory=list)
     model: Terms | None = None
@@ -313,7 +313,7 @@ class ProximalNewton:
             # The Hessian belongs to this point, so the penalty's concave part caused the failure; its tangent
             # is above it.
             if not moved and self.fresh:
-                moved = yield from self._step(model.linearised(self.point.b[self.at]), before)
+                moved = yield from self._step(model.linearized(self.point.b[self.at]), before)
                 if not moved:
                     self.steps = MOST_STEPS
             self.steps, self.fresh = self.steps + 1, self.fresh and not moved
@@ -328,7 +328,7 @@ class ProximalNewton:
         if self.model is None:
             terms = self.problems[len(self.found)]
             first = np.zeros(len(self.at)) if self.only is None else self.only.start[self.at]
-            self.model = terms.linearised(first) if self.linearise else terms
+            self.model = terms.linearized(first) if self.linearize else terms
         return self.model
 
     def _violation(self, terms: Terms) -> float:
@@ -339,13 +339,13 @@ class ProximalNewton:
         terms = self.problems[len(self.found)]
         if self.only is None:
             violation, most = self._violation(terms), MOST_LASSOS
-            again = self.linearise and violation > self.unit and self._violation(model) <= self.unit
+            again = self.linearize and violation > self.unit and self._violation(model) <= self.unit
         else:
             violation, most = self._violation(model), self.only.number - 1
             again = violation <= self.unit
         # Continue with the tangent at the lasso's solution; a fixed number of steps may end anywhere.
         if again and self.lassos < most:
-            self.model, self.steps, self.lassos = terms.linearised(self.point.b[self.at]), 0, self.lassos + 1
+            self.model, self.steps, self.lassos = terms.linearized(self.point.b[self.at]), 0, self.lassos + 1
             return
         self.found.append(CertifiedPoint(self.point, violation))
         self.model, self.steps, self.lassos = None, 0, 0
@@ -388,7 +388,7 @@ def solve(
     H: Floats,
     unit: float,
     *,
-    linearise: bool = False,
+    linearize: bool = False,
     at: Ints | None = None,
     only: LinearSteps | None = None,
 ) -> FitProtocol[list[CertifiedPoint]]:
@@ -401,7 +401,7 @@ def solve(
         unit=unit,
         point=point,
         H=H.copy(),
-        linearise=linearise,
+        linearize=linearize,
         only=only,
     )
     return (yield from newton.run())

@@ -239,7 +239,7 @@ class VerticalGLMResults(
         )
         results = cls(record, ledger, model)
         results.observed, results.scales = outcome.observed, outcome.units.scale
-        results._centres = outcome.units.shift if outcome.observed is None else outcome.observed.means
+        results._centers = outcome.units.shift if outcome.observed is None else outcome.observed.means
         return results
 
     # -- selection -------------------------------------------------------------------------------

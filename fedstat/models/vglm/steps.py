@@ -22,7 +22,7 @@ from fedstat.federation.message import ArrayDeclaration, aggregate, check_length
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.penalized.coordinate_descent import GramSolver
 from fedstat.kernels.penalized.path import lambda_max
-from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty, Terms, orthonormaliser
+from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty, Terms, orthonormalizer
 from fedstat.kernels.row_products import column_sums, gram, row_dots
 from fedstat.models.vertical.exchange.standardized_columns import (
     require_groups,
@@ -304,7 +304,7 @@ def admm_start(data: SiteData, state: State, text: str, labels: Ints, free: Bool
     except (FedstatError, TypeError, ValueError) as error:
         raise MessageError(f"{data.name}: expected a penalty, and groups side by side") from error
     # In these coordinates, a group's penalty is that of its part of the linear predictor, for any coding.
-    T, groups = orthonormaliser(gram(X, np.ones(len(X))) / len(X), groups)
+    T, groups = orthonormalizer(gram(X, np.ones(len(X))) / len(X), groups)
     Z = np.ascontiguousarray(X @ T)
     G = gram(Z, np.ones(len(Z))) / len(Z)
     block = SharingBlock(Z, G, T, penalty, groups, np.zeros(len(T)), np.zeros(len(Z)))
@@ -349,16 +349,16 @@ def admm_largest(data: SiteData, state: State, residual: Floats) -> dict[str, Ar
     "admm_adapt admm_certify admm_coefficients admm_largest admm_start",
     takes={
         "lam": control("lambda", 0),
-        "linearise": control("whether to linearize the penalty", 0),
+        "linearize": control("whether to linearize the penalty", 0),
     },
 )
-def admm_set(data: SiteData, state: State, lam: Array, linearise: Array) -> dict[str, Array]:
-    """Set lambda; with `linearise`, replace the penalty by its tangents at the present coefficients."""
+def admm_set(data: SiteData, state: State, lam: Array, linearize: Array) -> dict[str, Array]:
+    """Set lambda; with `linearize`, replace the penalty by its tangents at the present coefficients."""
     block = _block(state)
     if not 0.0 <= float(lam) < np.inf:
         raise MessageError(f"{data.name}: expected a lambda of zero or more")
     block.terms = block.penalty.at(float(lam), block.groups)
-    block.lasso = block.terms.linearised(block.theta if bool(linearise) else np.zeros(len(block.theta)))
+    block.lasso = block.terms.linearized(block.theta if bool(linearize) else np.zeros(len(block.theta)))
     return {}
 
 

@@ -139,7 +139,7 @@ def test_a_foreign_message_is_told(keys, pair):
     assert b.open(a.seal(b"right")) == b"right"
 
 
-def test_a_relabelled_message_does_not_open(keys, pair):
+def test_a_relabeled_message_does_not_open(keys, pair):
     """The header of the right channel before the seal of another."""
     a, b = pair
     right, wrong = a.seal(b"x"), SealedChannel(keys["Akershus"], "Bergen", "products").seal(b"x")

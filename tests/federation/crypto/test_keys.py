@@ -323,7 +323,7 @@ def test_an_announcement_holds_for_its_session_and_its_sites(other):
         agreements["Akershus"].finish(texts)
 
 
-def test_a_list_of_sites_that_is_relabelled_has_a_wrong_signature():
+def test_a_list_of_sites_that_is_relabeled_has_a_wrong_signature():
     agreements = begin()
     texts = announced(agreements)
     roster = json.loads(texts["Akershus"])["sites"]

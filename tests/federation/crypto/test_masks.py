@@ -389,12 +389,12 @@ def fit(total_of, p):
     return beta, information, np.sqrt(np.diag(np.linalg.inv(information * np.outer(d, d)))) * d
 
 
-@pytest.mark.parametrize("columns", ["standardised", "raw units"])
+@pytest.mark.parametrize("columns", ["standardized", "raw units"])
 def test_a_logistic_regression_from_masked_sums_is_the_pooled_one(columns):
     """Five sites; in raw units the entries of the information run from 1e-6 to 1e12."""
     rng = np.random.default_rng(6)
     n, p = 3000, 6
-    units = np.ones(p) if columns == "standardised" else np.array([1.0, 5e-5, 1e-2, 1.0, 1e2, 5e4])
+    units = np.ones(p) if columns == "standardized" else np.array([1.0, 5e-5, 1e-2, 1.0, 1e2, 5e4])
     Z = np.column_stack([np.ones(n), rng.standard_normal((n, p - 1))])
     y = (rng.random(n) < 1.0 / (1.0 + np.exp(-Z @ rng.normal(0, 0.6, p)))).astype(float)
     X = Z * units

@@ -101,7 +101,7 @@ def test_correlations_are_exact_to_the_rounding_of_the_columns():
 
 
 def test_heavy_tails_lose_no_bits():
-    """All of a standardised column's weight in one row is within the bound."""
+    """All of a standardized column's weight in one row is within the bound."""
     n = 5000
     A = np.zeros((n, 1))
     A[7] = 1.0
@@ -262,7 +262,7 @@ def test_a_seed_used_twice_tells_the_difference():
 def test_a_column_out_of_range_is_named_without_its_values():
     X = np.ones((10, 2))
     X[3, 1] = 123_456_789.0
-    with pytest.raises(EstimationError, match=r"Court: column 'debt' .*standardise") as error:
+    with pytest.raises(EstimationError, match=r"Court: column 'debt' .*standardize") as error:
         secure.encode_columns(X, 22, "Court", ["age", "debt"])
     assert "123" not in str(error.value) and "1.2" not in str(error.value)
 

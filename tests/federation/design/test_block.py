@@ -405,7 +405,7 @@ def test_response_zero_and_one(table: pd.DataFrame) -> None:
     np.testing.assert_array_equal(response("flag", table), table["flag"])
 
 
-def test_standardised_response_ignores_missing(table: pd.DataFrame) -> None:
+def test_standardized_response_ignores_missing(table: pd.DataFrame) -> None:
     table.loc[:4, "z"] = np.nan
     expected = (table["z"] - table["z"].mean()) / table["z"].std()
     np.testing.assert_allclose(response("scale(z)", table), expected)

@@ -161,11 +161,11 @@ def test_rows_that_differ_by_one_are_refused_at_every_step():
     """A new column with one missing value, and levels, means or moments of the rows that have it."""
     frame = FRAME.assign(v=FRAME["w"].where(np.arange(N) != 50))
     first, second = question("y ~ x + g", frame), question("y ~ x + g + v", frame)
-    centred = question("y ~ center(x) + v", frame).to_json()
+    centered = question("y ~ center(x) + v", frame).to_json()
     for step, content in (
         ("survey_rows", second.to_json()),
         ("open_rows", opening("y ~ x + g + v", frame)),
-        ("transform_sums", {"question": centred, "state": {}, "targets": {"center(x)": None}}),
+        ("transform_sums", {"question": centered, "state": {}, "targets": {"center(x)": None}}),
     ):
         site = sites(frame)["Bonn"]
         requested(site, "survey_rows", first.to_json())
@@ -272,7 +272,7 @@ BROKEN = {
     "weight of text": {"weights": {"freq_weights": "g"}},
     "label that is no column": {"labels": ["q"]},
     "labels as numbers": {"labels": [1]},
-    "centred response": {"response": "center(y)"},
+    "centered response": {"response": "center(y)"},
     "no response": {"response": ""},
     "other response columns": {"response_columns": ["x"]},
     "long": {"terms": ["x"] * 30_000},
@@ -353,12 +353,12 @@ def test_a_refused_model_leaves_the_site_as_it_was():
     requested(site, "open_rows", opening("y ~ x"))
 
 
-@pytest.mark.parametrize("centre", [1000.0, 1.0 / 3.0, 77.7, 1e6 / 7.0, -0.1])
-def test_what_varies_between_sites_only_is_seen_down_to_its_seventh_digit(centre):
+@pytest.mark.parametrize("center", [1000.0, 1.0 / 3.0, 77.7, 1e6 / 7.0, -0.1])
+def test_what_varies_between_sites_only_is_seen_down_to_its_seventh_digit(center):
     """Moments are sums, so that a spread between sites is what two large ones leave."""
     steps = np.repeat([0.0, 1.0, 2.0], [40, 80, 120])
-    seen = FRAME.assign(w=centre * (1.0 + 1e-5 * steps))
+    seen = FRAME.assign(w=center * (1.0 + 1e-5 * steps))
     found = design("y ~ x + w", sites(seen))
     assert found.spread[2] == pytest.approx(seen["w"].std(ddof=0), rel=1e-4)
     with pytest.raises(DesignError, match="'w' is constant over the whole rows of all sites"):
-        design("y ~ x + w", sites(FRAME.assign(w=centre * (1.0 + 1e-9 * steps))))
+        design("y ~ x + w", sites(FRAME.assign(w=center * (1.0 + 1e-9 * steps))))

@@ -67,7 +67,7 @@ def test_what_is_left_out_keeps_its_default(tmp_path):
     ("text", "words"),
     [
         ("min_cuont = 3", r"unknown key 'min_cuont' \(did you mean 'min_count'\?\). Its keys are families"),
-        ("colour = 3", "unknown key 'colour'. Its keys are"),
+        ("color = 3", "unknown key 'color'. Its keys are"),
         ("[privcy]\nepsilon = 1", r"unknown key 'privcy' \(did you mean 'privacy'\?\)"),
         ('families = "glm"', r"families: expected a list of names .*received 'glm'; write \['glm'\] for one"),
         ("families = [1]", "families: expected a list"),

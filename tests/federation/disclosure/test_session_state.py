@@ -32,7 +32,7 @@ from fedstat.federation.disclosure.refusals import MAX_REASONS_KEPT, ROWS, Refus
 from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.disclosure.state import SiteData, SiteTrust, State, snapshot
 from fedstat.federation.message import Request, pack_request
-from fedstat.federation.tables.table import FrameTable, LabelledTable
+from fedstat.federation.tables.table import FrameTable, LabeledTable
 
 BUDGET = Budget(1.0, 1e-6)
 
@@ -156,7 +156,7 @@ def test_a_step_sees_records_in_memory_alone_and_a_secret_that_the_sites_have():
     table = pd.DataFrame({"x": [1.0]})
     assert SiteData("Kiel", FrameTable(table), 7, Policy()).common_seed == 7
     assert SiteData("Kiel", FrameTable(table), 0, Policy()).common_seed == 0
-    for held in (FrameTable(table), LabelledTable(FrameTable(table), "site", "Kiel")):
+    for held in (FrameTable(table), LabeledTable(FrameTable(table), "site", "Kiel")):
         assert SiteData("Kiel", held, None, Policy()).frame is table
     streamed = SiteData("Kiel", object(), None, Policy())
     with pytest.raises(DesignError, match=r"Kiel: .*in memory"):

@@ -225,7 +225,7 @@ def test_description_counts_what_pandas_counts():
     assert "Some institutions lack &#x27;smoker&#x27;." in partition._repr_html_()
 
 
-def test_missing_cells_are_drawn_by_column_and_grey_where_there_is_no_column():
+def test_missing_cells_are_drawn_by_column_and_gray_where_there_is_no_column():
     frames = hospitals()
     ax = rows_of(frames).plot_missing()
     drawn = np.ma.filled(np.ma.masked_invalid(ax.images[0].get_array()), NAN)
@@ -236,7 +236,7 @@ def test_missing_cells_are_drawn_by_column_and_grey_where_there_is_no_column():
     ]
     np.testing.assert_allclose(drawn, expected)
     texts = [text.get_text() for text in ax.texts]
-    assert "grey: the institution lacks this column" in texts
+    assert "gray: the institution lacks this column" in texts
     shares = np.ravel(expected)
     assert [text for text in texts if text[-1] in "%–"] == [
         "–" if np.isnan(share) else f"{share:.0%}" for share in shares

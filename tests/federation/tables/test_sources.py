@@ -284,10 +284,8 @@ WRITING_BY = {
 def everything(kind, address):
     """Tables and rows of a database, by a connection of the test's own."""
     connection = connected(kind, address)
-    catalogue = (
-        "sqlite_master" if kind == "sqlite" else "pg_catalog.pg_class" if kind == "postgresql" else None
-    )
-    names = f"SELECT count(*) FROM {catalogue or 'information_schema.tables'}"
+    catalog = "sqlite_master" if kind == "sqlite" else "pg_catalog.pg_class" if kind == "postgresql" else None
+    names = f"SELECT count(*) FROM {catalog or 'information_schema.tables'}"
     found = [connection.execute(text).fetchall() for text in (names, "SELECT * FROM ward0 ORDER BY patient")]
     connection.close()
     return found

@@ -21,7 +21,7 @@ from fedstat.federation.tables.table import (
     MOST_KEPT,
     MOST_NUMBERS_KEPT,
     FrameTable,
-    LabelledTable,
+    LabeledTable,
     ParquetTable,
     keep_result,
 )
@@ -202,15 +202,15 @@ ALL = ["x", "y", "z", "word", "grade", "well"]
 def test_the_site_column_stands_where_it_is_asked_for(path, frame, columns):
     expected = frame.assign(site=pd.Categorical(["Bank"] * N))[columns]
     for table in (FrameTable(frame), ParquetTable(path, 300)):
-        labelled = LabelledTable(table, "site", "Bank")
-        assert labelled.columns == (*frame.columns, "site") and labelled.n_rows == N
-        pd.testing.assert_frame_equal(stacked(labelled, columns), expected, check_dtype=False)
+        labeled = LabeledTable(table, "site", "Bank")
+        assert labeled.columns == (*frame.columns, "site") and labeled.n_rows == N
+        pd.testing.assert_frame_equal(stacked(labeled, columns), expected, check_dtype=False)
     assert "site" not in frame.columns
 
 
 def test_a_table_with_a_site_column_of_its_own_is_refused(frame):
     with pytest.raises(DesignError, match=r"Bank: .*'word' of its own.*site_column="):
-        LabelledTable(FrameTable(frame), "word", "Bank")
+        LabeledTable(FrameTable(frame), "word", "Bank")
 
 
 def count_of(data, state):
@@ -260,9 +260,9 @@ def test_a_step_reads_the_rules_of_its_site(frame):
 def test_a_small_table_in_memory_computes_a_result_once():
     frame, calls = pd.DataFrame({"x": np.arange(3.0)}), []
     held = FrameTable(frame)
-    labelled = LabelledTable(held, "site", "A")
+    labeled = LabeledTable(held, "site", "A")
     for key in ("one", "one", "two", "one"):
-        assert keep_result(labelled, key, lambda key=key: calls.append(key) or key) == key
+        assert keep_result(labeled, key, lambda key=key: calls.append(key) or key) == key
     assert calls == ["one", "two"]
     for number in range(MOST_KEPT):
         keep_result(held, number, lambda: calls.append("more"))

@@ -18,7 +18,7 @@ from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.site import Site
 from fedstat.federation.disclosure.state import SiteTrust
 from fedstat.federation.message import unpack_reply, unpack_request
-from fedstat.federation.tables.table import LabelledTable
+from fedstat.federation.tables.table import LabeledTable
 from fedstat.federation.transport.journal import Journal
 from fedstat.federation.transport.remote import RemoteEngine, RemoteSite, SiteServer
 
@@ -79,8 +79,8 @@ class Place:
     def start(self) -> None:
         data, trust = self.site._data, SiteTrust(dict(self.site.trust.pinned), self.keys)
         site_ledger = open_ledger(self.folder, self.site.name, self.keys)
-        table = data.table.table if isinstance(data.table, LabelledTable) else data.table
-        column = "h" if isinstance(data.table, LabelledTable) else ""
+        table = data.table.table if isinstance(data.table, LabeledTable) else data.table
+        column = "h" if isinstance(data.table, LabeledTable) else ""
         site = Site(self.site.name, table, self.policy, data.shared_seed, column, trust, site_ledger)
         self.server = SiteServer(site)
 

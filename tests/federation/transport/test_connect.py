@@ -92,7 +92,7 @@ def test_a_site_that_is_gone_for_good_is_left_out(federation, here):
         fs.ClientPartition.connect(federation["study"], without=["Hungry"])
 
 
-def analyse_twice(study, formula):
+def analyze_twice(study, formula):
     partition = fs.ClientPartition.connect(study)
     for _ in range(2):
         print(fs.GLORE.from_formula(formula, partition).fit().params.to_numpy().tobytes().hex(), flush=True)
@@ -102,7 +102,7 @@ def test_two_analysts_at_once_do_not_meet(federation, here, tmp_path):
     formulas = [FORMULA, "num > 0 ~ sex"]
     logs = [tmp_path / "one", tmp_path / "other"]
     analysts = [
-        Forked(analyse_twice, federation["study"], formula, log=log)
+        Forked(analyze_twice, federation["study"], formula, log=log)
         for formula, log in zip(formulas, logs, strict=True)
     ]
     assert [analyst.wait(600) for analyst in analysts] == [0, 0]

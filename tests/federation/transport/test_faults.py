@@ -258,11 +258,11 @@ def test_two_analysts_at_once(study, undisturbed):
         meeting.wait()
         return deliver(request)
 
-    def analyse(formula):
+    def analyze(formula):
         found[formula] = analysis(study.connected(None, in_turns), formula)
 
     formulas = ("y ~ x + z", "y ~ z")
-    analysts = [threading.Thread(target=analyse, args=(formula,)) for formula in formulas]
+    analysts = [threading.Thread(target=analyze, args=(formula,)) for formula in formulas]
     for analyst in analysts:
         analyst.start()
     for analyst in analysts:

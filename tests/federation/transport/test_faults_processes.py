@@ -95,7 +95,7 @@ def expected(federation):
     return analysis(federation.connect())
 
 
-def analyse(study: Path, journal: Path) -> None:
+def analyze(study: Path, journal: Path) -> None:
     analysis(fs.ClientPartition.connect(study, journal=journal))
 
 
@@ -109,7 +109,7 @@ def wait_for_answers(journal: Path, number: int, process: Forked) -> None:
 @pytest.mark.parametrize("answers", [20, pytest.param(7, marks=pytest.mark.slow)])
 def test_the_coordinator_is_killed(federation, expected, tmp_path, answers):
     journal = tmp_path / "journal"
-    analyst = Forked(analyse, federation.study, journal)
+    analyst = Forked(analyze, federation.study, journal)
     wait_for_answers(journal, answers, analyst)
     # Meanwhile the journal is that process's alone.
     with pytest.raises(EngineError, match="in use by another process"):

@@ -149,7 +149,7 @@ def test_without_the_extra_it_is_named(tmp_path_factory, capsys, monkeypatch):
 
 @pytest.fixture(scope="module")
 def provisioned(tmp_path_factory):
-    """Two sites with kits; what travelled is in ``post``."""
+    """Two sites with kits; what traveled is in ``post``."""
     home = tmp_path_factory.mktemp("flare")
     before = set(Path.home().rglob(".nvflare/*/*")) if (Path.home() / ".nvflare").exists() else set()
     study, post = make_folders(home), home / "post"

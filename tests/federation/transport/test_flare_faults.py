@@ -173,10 +173,10 @@ def test_old_questions_are_not_answered_anew(running):
 def test_two_analysts_at_once(running):
     formulas, found = ("num > 0 ~ age + C(cp)", "num > 0 ~ sex"), {}
 
-    def analyse(formula):
+    def analyze(formula):
         found[formula] = analysis(running.connect(), formula)
 
-    analysts = [threading.Thread(target=analyse, args=(formula,)) for formula in formulas]
+    analysts = [threading.Thread(target=analyze, args=(formula,)) for formula in formulas]
     for analyst in analysts:
         analyst.start()
     for analyst in analysts:

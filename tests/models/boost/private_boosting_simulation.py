@@ -36,11 +36,11 @@ DESIGNS = {
 CURVES, ACTIVE, TEST, DELTA = 20, (0, 1, 10, 11), 2000, 1e-6
 EPSILONS = (0.5, 1.0, 3.0, 10.0)
 STEPS, NU, NOISY_STEPS = 80, 0.2, 50
-CLIP = 1.5  # of a response of standardised scores, by the root of their number
+CLIP = 1.5  # of a response of standardized scores, by the root of their number
 
 
 def draw(design, n, random):
-    """Columns (n + TEST, d) and response (n + TEST, r), standardised over the first n."""
+    """Columns (n + TEST, d) and response (n + TEST, r), standardized over the first n."""
     q, r, variances = DESIGNS[design]
     Z = random.normal(size=(n + TEST, CURVES, q)) * np.sqrt(variances)
     B = np.zeros((CURVES, q, r))

@@ -22,7 +22,7 @@ def both(K1, K2):
     return np.kron(K2, np.eye(len(K1))) + np.kron(np.eye(len(K2)), K1)
 
 
-def centred(Z):
+def centered(Z):
     """Effects that add up to zero."""
     return Z @ np.linalg.qr(Z.sum(axis=0)[:, None], mode="complete")[0][:, 1:]
 

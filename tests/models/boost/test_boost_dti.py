@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from curve_cases import LOOSE, by_site
-from row_boosting import along, boost, both, centred, integrals, smooth
+from row_boosting import along, boost, both, centered, integrals, smooth
 
 import fedstat as fs
 from fedstat.kernels.curves import spline_basis
@@ -43,7 +43,7 @@ def test_one_tract_on_the_other_and_the_group():
     learners = [
         (along(np.ones((255, 1)), b), K2, 4.0),
         (along(integrals(x, S, 4), b), both(smooth(8, 1), K2), 16.0),
-        (along(centred(case), b), both(np.eye(1), K2), 4.0),
+        (along(centered(case), b), both(np.eye(1), K2), 4.0),
     ]
     chosen, left, _ = boost(learners, Y, 100)
     model = fs.FedFunctionBoost.from_formula(

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from curve_cases import LOOSE, by_site, curve_table, simulated
-from row_boosting import along, boost, both, centred, integrals, smooth
+from row_boosting import along, boost, both, centered, integrals, smooth
 
 import fedstat as fs
 from fedstat.errors import EstimationError, FormulaError, NotAvailableError
@@ -33,9 +33,9 @@ def ends(text):
 AGE = spline_basis(FRAME["age"].to_numpy(), 20, 80, 4)
 INTERCEPT = (along(np.ones((150, 1)), B), K2, 3.0)
 LEARNERS = {
-    "brandom(ward, df=3)": (lambda: centred(dummies("ward")), np.eye(5), 9.0),
+    "brandom(ward, df=3)": (lambda: centered(dummies("ward")), np.eye(5), 9.0),
     "bols(age, by=w, df=2)": (
-        lambda: centred(np.column_stack([FRAME["w"], FRAME["age"] * FRAME["w"]])),
+        lambda: centered(np.column_stack([FRAME["w"], FRAME["age"] * FRAME["w"]])),
         np.eye(1),
         6.0,
     ),
@@ -97,7 +97,7 @@ def test_a_constant_effect_is_that_of_boosting_row_by_row():
     one = np.ones((12, 1))
     learners = [
         INTERCEPT,
-        (along(centred(dummies("ward")), one), np.eye(5), 3.0),
+        (along(centered(dummies("ward")), one), np.eye(5), 3.0),
         (along(integrals(X1, S, 4), B), both(smooth(8, 1), K2), 9.0),
     ]
     chosen, left, _ = boost(learners, Y, 60)
@@ -112,10 +112,10 @@ def test_principal_components_are_those_of_the_curves():
     X = random.normal(size=(150, 6)) * np.arange(6, 0, -1) @ spline_basis(s, 0, 1, 2).T + np.sin(5 * s)
     frame = curve_table(x=X).assign(mean=FRAME["mean"] + X[:, 100], site=FRAME["site"])
     # For curves on a grid: eigenvectors of the covariance with the weights of integrals.
-    centre = (X - X.mean(axis=0)) * np.sqrt(np.r_[0.5, np.ones(399), 0.5] / 400)
-    values, vectors = np.linalg.eigh(centre.T @ centre)
+    center = (X - X.mean(axis=0)) * np.sqrt(np.r_[0.5, np.ones(399), 0.5] / 400)
+    values, vectors = np.linalg.eigh(center.T @ center)
     m = int(np.searchsorted(np.cumsum(values[::-1]) / values.sum(), 0.9)) + 1
-    Z = np.column_stack([np.ones(150), centre @ vectors[:, ::-1][:, :m]])
+    Z = np.column_stack([np.ones(150), center @ vectors[:, ::-1][:, :m]])
     fit = Z @ np.linalg.lstsq(Z, frame["mean"].to_numpy(), rcond=None)[0]
     model = fs.FedFunctionBoost.from_formula("mean ~ bfpc(x, knots=8, pve=0.9)", by_site(frame, "x"))
     result = model.fit(steps=2000)

@@ -50,11 +50,11 @@ def boost_points(frame, steps, offset, nu=0.1):
     row, at = np.nonzero(seen)
     X = [frame.filter(regex=f"^{name}_").to_numpy() for name in ("x1", "x2")]
     age = np.column_stack([np.ones(len(Y)), frame["age"]])
-    centre = np.linalg.qr(age.sum(axis=0)[:, None], mode="complete")[0][:, 1:]
+    center = np.linalg.qr(age.sum(axis=0)[:, None], mode="complete")[0][:, 1:]
     Z = [np.ones((len(Y), 1)), *((x * integration_weights(s)) @ spline_basis(s, 0, 1, 5) for x in X)]
-    K1 = [np.zeros((1, 1)), difference_penalty(9, 1), difference_penalty(9, 1), centre.T @ centre]
+    K1 = [np.zeros((1, 1)), difference_penalty(9, 1), difference_penalty(9, 1), center.T @ center]
     b, K2, designs, hats = spline_basis(T, 0, 1, 4), difference_penalty(8, 2), [], []
-    for z, K, df in zip([*Z, age @ centre], K1, (3.0, 12.0, 12.0, 3.0), strict=True):
+    for z, K, df in zip([*Z, age @ center], K1, (3.0, 12.0, 12.0, 3.0), strict=True):
         D = np.einsum("nj,nk->njk", b[at], z[row]).reshape(len(row), -1)
         gram, k = D.T @ D, z.shape[1]
         complete = np.kron(K2, np.eye(k)) + np.kron(np.eye(8), K)

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from curve_cases import LOOSE, by_site, declared, simulated
-from row_boosting import along, boost, both, centred, integrals, smooth
+from row_boosting import along, boost, both, centered, integrals, smooth
 
 import fedstat as fs
 from fedstat.errors import FormulaError, ModelError, NotAvailableError
@@ -50,7 +50,7 @@ def learners_by_row(frame):
         (along(at_t, spline_basis(T, 0, 1, 3)), smooth(7, 1), 9.0),
         (along(past, spline_basis(T, 0, 1, 2)), both(smooth(6, 1), smooth(6, 1)), 9.0),
         (along(integrals(x1, S, 4), B), both(smooth(8, 1), K2), 9.0),
-        (along(centred(groups), B), both(np.eye(2), K2), 9.0),
+        (along(centered(groups), B), both(np.eye(2), K2), 9.0),
     ]
 
 

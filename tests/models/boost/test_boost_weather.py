@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from curve_cases import curve_table
-from row_boosting import along, boost, both, centred, smooth
+from row_boosting import along, boost, both, centered, smooth
 
 import fedstat as fs
 from fedstat.kernels.curves import integration_weights, spline_basis
@@ -42,7 +42,7 @@ def test_the_path_over_three_services_is_that_of_all_stations_row_by_row(weather
     learners = [
         (along(np.ones((35, 1)), b), K2, 5.0),
         (along((temp * integration_weights(DAYS)) @ s, b), both(smooth(9, 1), K2), 20.0),
-        (along(centred(np.column_stack([np.ones(35), region[:, 1:]])), b), both(np.eye(3), K2), 15.0),
+        (along(centered(np.column_stack([np.ones(35), region[:, 1:]])), b), both(np.eye(3), K2), 15.0),
     ]
     chosen, left, fit = boost(learners, rain, 60)
     text = "rain(t) ~ bsignal(temp, knots=5, df=4) + bols(region, df=3)"

@@ -105,7 +105,7 @@ def main(repeats=4, methods=METHODS):
     for (name, family), n in product(families.items(), SIZES):
         rows = []
         for method, repeat in product(methods, range(repeats)):
-            data = fs.datasets.make_selection(n, name, standardise=name == "binomial", seed=[n, repeat])
+            data = fs.datasets.make_selection(n, name, standardize=name == "binomial", seed=[n, repeat])
             rows.append((name, n, method, *error_of(method, data, name, family, repeat)))
         runs = pd.DataFrame(rows, columns=[*case, "rmse", "record epsilon"])
         means = runs.groupby(case, sort=False).mean().reset_index().assign(**{"data sets": repeats})

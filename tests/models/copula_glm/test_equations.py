@@ -75,7 +75,7 @@ def test_the_root_is_that_of_a_million_rows(fitted):
             / (20 * rows)
         )
     move = np.linalg.solve(J, np.concatenate([[response.mean_score], fit.release.products[-1, :-1]]) - r)
-    # of standardised columns; standard errors are .01 (normal, counts) to .03 (binary)
+    # of standardized columns; standard errors are .01 (normal, counts) to .03 (binary)
     assert np.abs(move).max() < 0.005
 
 

@@ -1,4 +1,4 @@
-"""One step on the score: sensitivities against adversarial neighbours, arithmetic, estimates."""
+"""One step on the score: sensitivities against adversarial neighbors, arithmetic, estimates."""
 
 from itertools import product
 
@@ -90,7 +90,7 @@ def sums(mean, one):
 
 @pytest.mark.parametrize("name", MEANS)
 @pytest.mark.parametrize("holder", ["Y", "A"])
-def test_no_neighbour_moves_the_sums_by_more_than_is_charged(name, holder):
+def test_no_neighbor_moves_the_sums_by_more_than_is_charged(name, holder):
     mean, rng = MEANS[name](), np.random.default_rng(4)
     found = ScoreSensitivity.of(mean, RADII, holder)
     complete = reached(mean, holder, SITES, rng)

@@ -54,7 +54,7 @@ def test_one_whole_epoch_a_round_is_gradient_descent_on_all_rows(case):
 
 
 @pytest.mark.parametrize("right", ["x + z + C(g)", "0 + x + z", "1"])
-def test_descent_in_standardised_columns_returns_to_the_units_of_the_data(right):
+def test_descent_in_standardized_columns_returns_to_the_units_of_the_data(right):
     frame = FRAME.assign(x=100.0 + 30.0 * FRAME["x"])
     pooled = Pooled("binary", right, F.Binomial(), frame)
     mean, spread = pooled.X.mean(axis=0), pooled.X.std(axis=0)

@@ -175,7 +175,7 @@ def truth_of(case):
     return pd.concat([pd.DataFrame(0.0, index=["Intercept"], columns=truth.columns), truth])
 
 
-def summarise(case, sample, runs):
+def summarize(case, sample, runs):
     """Rows of the table: coefficients, AUC by site, and facts of the fits, of the methods in all runs."""
     truth, rows = truth_of(case), []
     for m, method in enumerate(runs[-1].methods):
@@ -230,9 +230,9 @@ def simulate(pool, case):
     began, compared = time.perf_counter(), COMPARED * case.family
     jobs = [(case, number, number < compared) for number in range(case.runs)]
     runs = list(pool.map(run, jobs, chunksize=10))
-    parts = [summarise(case, "all", runs)]
+    parts = [summarize(case, "all", runs)]
     if compared:
-        parts.append(summarise(case, "compared", runs[:compared]))
+        parts.append(summarize(case, "compared", runs[:compared]))
     print(f"{case.size}, {case.setting} {case.shift or ''}: {time.perf_counter() - began:.0f} s", flush=True)
     return pd.concat(parts)
 

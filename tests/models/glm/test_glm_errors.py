@@ -253,7 +253,7 @@ ROLES = {
         {},
         "'y' stands in the response and also on",
     ),
-    "centred": ("center(x) ~ z", F.Gaussian(), {}, "on the left side needs the rows of all sites"),
+    "centered": ("center(x) ~ z", F.Gaussian(), {}, "on the left side needs the rows of all sites"),
     "text response": ("text ~ x", F.Binomial(), {}, "'text' at institution 'A' holds categories.*== 'level'"),
     "counts": ("cbind(count, negative) ~ x", F.Binomial(), {}, "at institution 'A': a count is negative for"),
     "family": ("y ~ x", "binomial", {}, "family is str; expected a statsmodels family"),

@@ -217,7 +217,7 @@ def linear(frame, weights=None, **how):
 
 
 def test_the_joint_test_gives_each_site_its_own_dispersion():
-    """Oracle: generalised least squares, the stacked table weighted by the sites' residual variances."""
+    """Oracle: generalized least squares, the stacked table weighted by the sites' residual variances."""
     frame = noisy()
     own = {site: sm.OLS(rows["y"], sm.add_constant(rows["x"])).fit() for site, rows in frame.groupby("site")}
     weights = 1.0 / frame["site"].map({site: found.mse_resid for site, found in own.items()})

@@ -1,4 +1,4 @@
-"""Linearised variances of stratified, clustered samples against their formula on the stacked table."""
+"""Linearized variances of stratified, clustered samples against their formula on the stacked table."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def pooled(frame, response, family):
 
 
 def svyrecvar(frame, response, family, cluster="psu", stratum="stratum"):
-    """D V D of Binder (1983), as svyrecvar of R's survey package has it: totals, centred within strata."""
+    """D V D of Binder (1983), as svyrecvar of R's survey package has it: totals, centered within strata."""
     X, fitted = design(frame), pooled(frame, response, family)
     mu = np.asarray(fitted.fittedvalues)
     slope, variance = family.link.deriv(mu), family.variance(mu)

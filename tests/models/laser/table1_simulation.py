@@ -65,7 +65,7 @@ def run_raw(data, method, missing, seed):
     return [raw.score(method, fitted[0], decided, y[tested], q, rng) for q in MISSING]
 
 
-def run_standardised(data, method, missing, seed):
+def run_standardized(data, method, missing, seed):
     """F1 by what is missing at prediction: by client as published, of all where a set has one prediction."""
     X, y, learned, tested = data
     seen = credit_blocks.patterns(len(learned), missing, seed)
@@ -111,7 +111,7 @@ def main(kinds, seeds):
         for method in VARIANTS if columns == "variants" else METHODS:
             if (columns, method, missing, seed) in done:
                 continue
-            run = run_standardised if columns == "standardised" else run_raw
+            run = run_standardized if columns == "standardized" else run_raw
             found = run((X, y, *credit_blocks.split(len(y), seed)), method, missing, seed)
             rows = [(columns, method, missing, q, seed, f) for q, f in zip(MISSING, found, strict=True)]
             held = pd.concat([held, pd.DataFrame(rows, columns=FIELDS)], ignore_index=True)
@@ -122,5 +122,5 @@ def main(kinds, seeds):
 
 if __name__ == "__main__":
     given = sys.argv[1:]
-    main([a for a in given if not a.isdigit()] or ["raw", "standardised", "variants"],
+    main([a for a in given if not a.isdigit()] or ["raw", "standardized", "variants"],
          next((int(a) for a in given if a.isdigit()), 5))  # fmt: skip

@@ -13,7 +13,7 @@ from fedstat.federation.protocols.engine import LocalEngine
 from fedstat.kernels.split_networks import log_loss
 from fedstat.models.laser import protocol, response_steps
 from fedstat.models.laser.networks import flip_matrix, softmax
-from fedstat.models.laser.response_steps import randomised
+from fedstat.models.laser.response_steps import randomized
 
 QUICK = {"epochs": 4, "batch_size": 128, "rate": 0.02}
 
@@ -294,7 +294,7 @@ def test_labels_are_in_no_message(part, monkeypatch):
             assert array.dtype != np.float64 or array.shape != y.shape, name
 
 
-def test_randomised_labels_have_the_likelihood_ratio_that_is_printed():
+def test_randomized_labels_have_the_likelihood_ratio_that_is_printed():
     for classes, epsilon in ((2, 0.5), (3, 1.0), (10, 2.0)):
         flip = flip_matrix(classes, epsilon)
         np.testing.assert_allclose(flip.sum(axis=1), 1.0)
@@ -314,10 +314,10 @@ def test_label_privacy(part, monkeypatch):
     drawn = []
 
     def kept(labels, flip, draws):
-        drawn.append((labels, randomised(labels, flip, draws)))
+        drawn.append((labels, randomized(labels, flip, draws)))
         return drawn[-1][1]
 
-    monkeypatch.setattr(response_steps, "randomised", kept)
+    monkeypatch.setattr(response_steps, "randomized", kept)
     fits = [model(part).fit(**QUICK, label_epsilon=1.0) for _ in range(2)]
     same_networks(*fits, atol=0.0)
     assert "change by exp(1) at most, and by exp(1) over all" in str(fits[1].summary()).replace("\n    ", " ")
@@ -398,7 +398,7 @@ def test_balanced_classes_and_columns_as_they_are(part):
     even = model(part).fit(**QUICK, exchange="clear", balanced=True)
     rare = int(np.argmin(usual._record.fitted.trained.outcome.counts))
     assert even.predict_proba(part).iloc[:, rare].mean() > usual.predict_proba(part).iloc[:, rare].mean()
-    raw = model(part).fit(**QUICK, exchange="clear", standardise=False)
+    raw = model(part).fit(**QUICK, exchange="clear", standardize=False)
     assert all((scale == 1.0).all() for scale in raw._record.fitted.trained.scale.values())
     assert raw.calibration.to_frame()["n"].sum() > 0
 

@@ -98,17 +98,17 @@ def test_what_is_recorded_has_the_likelihood_ratio_exp_epsilon(classes, epsilon)
     middle, length = (ends[1:] + ends[:-1]) / 2, np.diff(ends)
     P = np.zeros((classes, classes))
     for label in range(classes):
-        recorded = response_steps.randomised(np.full(len(middle), float(label)), flip, middle)
+        recorded = response_steps.randomized(np.full(len(middle), float(label)), flip, middle)
         np.add.at(P[label], recorded.astype(int), length)
     np.testing.assert_allclose(P.sum(axis=1), 1.0)
     assert (P.max(axis=0) / P.min(axis=0)).max() == pytest.approx(np.exp(epsilon), rel=1e-12)
 
 
-def test_epochs_are_chosen_and_sets_calibrated_by_randomised_labels(monkeypatch):
+def test_epochs_are_chosen_and_sets_calibrated_by_randomized_labels(monkeypatch):
     """Where all labels are recorded as the other one, nothing of a fit knows the true ones."""
     y = (np.random.default_rng(0).random(900) < 0.15) * 1.0
     part = from_tables(with_response(y, 900, missing=0.0))
-    monkeypatch.setattr(response_steps, "randomised", lambda labels, flip, draws: 1.0 - labels)
+    monkeypatch.setattr(response_steps, "randomized", lambda labels, flip, draws: 1.0 - labels)
     fitted = model(part).fit(**QUICK, exchange="clear", validation=0.3, calibration=0.3, label_epsilon=8.0)
     others, events = fitted.calibration.evaluation().n.sum(), fitted.calibration.evaluation().observed.sum()
     assert events > 0.75 * others

@@ -26,7 +26,7 @@ def test_clusters_are_found(frames, result):
 
 
 @pytest.mark.parametrize("missing", [0.0, 0.25])
-def test_the_penalised_likelihood_never_falls(missing):
+def test_the_penalized_likelihood_never_falls(missing):
     frames, _ = make_frames(missing=missing, seed=3)
     frames["D"] = pd.DataFrame({"id": range(150), "d0": np.random.default_rng(1).normal(size=150)})
     frames["D"]["d1"] = frames["D"]["d0"] + np.random.default_rng(2).normal(size=150)

@@ -87,7 +87,7 @@ def test_nodes_of_a_search_are_near_those_of_the_end():
     assert 0 < np.abs(m.log_densities() - f).max() < 0.05
 
 
-def test_penalised_maximum_satisfies_its_conditions():
+def test_penalized_maximum_satisfies_its_conditions():
     """Numerical slopes of the observed objective on finer nodes than its steps need."""
     m, r = categorical(1, n=150, kinds=("ordinal", "nominal", "binary", "ordinal", "nominal", "ordinal"))
     rows, means = np.array([6.0, 8.0, 60.0, 6.0, 90.0, 6.0]), 2.0

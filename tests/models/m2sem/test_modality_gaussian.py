@@ -67,7 +67,7 @@ def test_identity_loadings_are_a_diagonal_mixture():
     m.means, m.B = np.array([[-1.0, 0.5], [0.3, 0.2], [1.0, -1.0]]), np.zeros((2, 1))
     m.L, m.psi = np.diag(1.0 / m._scale), np.array([0.7, 1.3]) / m._scale**2
     peer = GaussianMixture(3, covariance_type="diag")
-    peer.weights_, peer.means_ = np.full(3, 1 / 3), m.means + m._centre
+    peer.weights_, peer.means_ = np.full(3, 1 / 3), m.means + m._center
     peer.covariances_ = np.tile([1.7, 2.3], (3, 1))
     peer.precisions_cholesky_ = peer.covariances_**-0.5
     f = logsumexp(m.log_densities(), axis=1) - np.log(3)
@@ -75,7 +75,7 @@ def test_identity_loadings_are_a_diagonal_mixture():
 
 
 @pytest.mark.parametrize("missing", [0.0, 0.2])
-def test_penalised_maximum_satisfies_its_conditions(missing):
+def test_penalized_maximum_satisfies_its_conditions(missing):
     """Numerical slopes of the observed objective: zero where free, within the penalty where zero."""
     m, r = gaussian(1, n=120, P=8, missing=missing, noise=2.0)
     rows, means = np.array([2.0, 30.0, 2.0, 200.0, 2.0, 2.0, 2.0, 300.0]), 5.0

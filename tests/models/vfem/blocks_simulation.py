@@ -127,11 +127,11 @@ def by_law(design, rho, X, y, edges, corrected=False):
     """Estimates and standard errors of a normal law, from moments by pattern of columns."""
     P = X.shape[1]
     moments = StandardizedMoments(moments_of_arrays(X, y, [1] * P)).moments
-    (*centre, mean), (*scale, unit) = moments.centre, moments.scale
+    (*center, mean), (*scale, unit) = moments.center, moments.scale
     # From near the maximum, which saves half of the steps.
     Q = np.linalg.inv(np.where(edges, design.correlations(rho), 0.0)) * np.outer(scale, scale)
     beta = np.array(design.beta[1:]) * scale / unit
-    start = JointNormalPoint(-np.divide(centre, scale), (design.beta[0] - mean) / unit, beta, unit**-2, Q)
+    start = JointNormalPoint(-np.divide(center, scale), (design.beta[0] - mean) / unit, beta, unit**-2, Q)
     fit = maximize_joint_normal(moments, start, all_effects(edges), 1e-4, 200)
     assert fit.converged, fit.reason
     # a, s2, and a coefficient and a mean for each column; the intercept is a - mu'beta.

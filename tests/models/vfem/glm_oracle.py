@@ -103,7 +103,7 @@ class PooledGLM(Pooled):
         out[np.ix_(self.free, self.free)] = np.linalg.inv(self.information(theta))
         return out
 
-    def maximise(self):
+    def maximize(self):
         """Find the maximum from scratch, and polish it by Newton steps."""
 
         def loss(theta):

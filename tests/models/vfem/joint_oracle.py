@@ -85,7 +85,7 @@ class PooledJoint:
         inverse = {"Logit": lambda e: 1.0 / (1.0 + np.exp(-e)), "Log": np.exp}[self.glm.link]
         return inverse(eta) @ np.exp(self.glm.log_w)
 
-    def maximise(self, start):
+    def maximize(self, start):
         """Find the maximum from a start, by BFGS and Newton steps."""
 
         def loss(theta):

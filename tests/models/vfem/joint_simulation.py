@@ -84,7 +84,7 @@ class PooledSites:
 
     def glm_evaluate(self, request):
         given, code = request.arrays, self.layout.code
-        self.m, v = given["predictor"] + given["centre"][code], given["spread"][code]
+        self.m, v = given["predictor"] + given["center"][code], given["spread"][code]
         self.terms = t = marginal_likelihood(LOGIT, self.y, self.m, v)
         sums = np.column_stack([self.by_pattern(w) for w in (t[BY_M], t[BY_V], -t[BY_MM], t[BY_V] ** 2)])
         return {"inside": np.array(1), "log_likelihood": np.array(t[LOG_P].sum()), "sums": sums}
@@ -136,7 +136,7 @@ def lay_out(y, X):
     moments = PatternMoments(
         CLIENTS, SIZES, names, np.repeat(~layout.missing, 2, axis=1), layout.counts, np.array(grams), *at
     )
-    return layout, moments.standardised()
+    return layout, moments.standardized()
 
 
 def fit(y, X, between):
@@ -153,7 +153,7 @@ def fit(y, X, between):
         iteration.moves = all_effects(edges_between(moments, "independent"))
         iteration.linear = fit_joint_normal(moments, iteration.moves.edges)
     iteration.mean, iteration.dealers = y.mean(), {}
-    sites = PooledSites(y, (X - moments.centre[:-1]) / moments.scale[:-1], layout)
+    sites = PooledSites(y, (X - moments.center[:-1]) / moments.scale[:-1], layout)
     protocol, requests = iteration._complete(), None
     try:
         requests = next(protocol)

@@ -17,7 +17,7 @@ fiml <- function(...) {
 }
 fit <- fiml(paste("y ~", paste(covariates, collapse = " + ")))
 stopifnot(lavInspect(fit, "converged"))
-# Its optimiser stops some 1e-4 standard errors away: Newton's steps with its own derivatives go on.
+# Its optimizer stops some 1e-4 standard errors away: Newton's steps with its own derivatives go on.
 for (again in 1:2) {
   at <- parTable(fit)
   free <- at$free > 0

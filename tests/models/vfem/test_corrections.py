@@ -175,8 +175,8 @@ def test_chances_of_patterns_are_those_of_a_multinomial_logit():
     code = draw_patterns(logs, random.random(5_000))
     share = np.array([causes[code == g].sum(axis=0) for g in range(3)]) / 5_000
     reference = int(np.bincount(code).argmax())
-    relabelled = (code - reference) % 3
-    expected = np.asarray(sm.MNLogit(relabelled, causes).fit(disp=0).params).T
+    relabeled = (code - reference) % 3
+    expected = np.asarray(sm.MNLogit(relabeled, causes).fit(disp=0).params).T
     found = fit_pattern_probabilities(causes, share, np.zeros((3, 3)))
     np.testing.assert_allclose(found[[(reference + g) % 3 for g in (1, 2)]], expected, atol=1e-4)
 

@@ -57,7 +57,7 @@ def fit(job):
     return np.array([result.params, result.bse])
 
 
-def summarise(mechanism, method, fits):
+def summarize(mechanism, method, fits):
     """Compare fits, (runs, 2, coefficients), with the truth."""
     expected = truth(draw(0, mechanism))
     estimates, errors = fits[:, 0], fits[:, 1]
@@ -90,7 +90,7 @@ def table():
                 for method, runs in RUNS.items():
                     jobs = [(run, mechanism, method) for run in range(runs)]
                     fits = np.array(list(pool.map(fit, jobs, chunksize=20)))
-                    tables.append(summarise(mechanism, method, fits))
+                    tables.append(summarize(mechanism, method, fits))
     complete = pd.concat(tables, ignore_index=True).round(5)
     complete.to_csv(TABLE, index=False, lineterminator="\n")
     print()

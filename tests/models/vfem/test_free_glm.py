@@ -90,7 +90,7 @@ def test_score_and_information_are_derivatives_of_the_pooled_likelihood(link):
         seen=seen,
         n=np.bincount(code).astype(float),
         grams=np.array([Z[code == g].T @ Z[code == g] for g in range(G)]),
-        centre=np.zeros(P + 1),
+        center=np.zeros(P + 1),
         scale=np.ones(P + 1),
     )
     S = np.cov(rng.normal(size=(20, P)).T)
@@ -140,11 +140,11 @@ def test_standard_errors_are_those_of_the_numerical_hessian(fitted):
     np.testing.assert_allclose(result.bse, oracle.bse(theta), rtol=1e-5)
 
 
-def test_an_optimiser_of_the_pooled_data_finds_the_same():
+def test_an_optimizer_of_the_pooled_data_finds_the_same():
     study = correlated(5, 400, sizes=(1, 1), shares=(0.3, 0.4), mar=False)
     oracle = pooled(study, "Logit")
     result = make(study, "Logit").fit()
-    theta = oracle.maximise(oracle.start())
+    theta = oracle.maximize(oracle.start())
     np.testing.assert_allclose(result.params, theta[oracle.reported], atol=1e-5)
     np.testing.assert_allclose(result.bse, oracle.bse(theta), rtol=1e-4)
 
@@ -161,7 +161,7 @@ def test_log_likelihood_is_that_of_the_response_given_what_is_seen(fitted):
 # -- identities ----------------------------------------------------------------------------------
 
 
-def test_with_nothing_missing_it_is_the_generalised_linear_model():
+def test_with_nothing_missing_it_is_the_generalized_linear_model():
     study = correlated(2, 400, shares=(0.0, 0.0, 0.0))
     result = make(study, "Logit").fit()
     X = sm.add_constant(study.table[study.covariates])

@@ -71,7 +71,7 @@ def of_rows(study, moments, theta, edges):
     Sigma = np.linalg.inv(Q)
     w = Sigma @ beta
     cov = np.block([[Sigma, w[:, None]], [w[None, :], np.array([[s2 + beta @ w]])]])
-    rows = (study.table[[*study.covariates, "y"]].to_numpy() - moments.centre) / moments.scale
+    rows = (study.table[[*study.covariates, "y"]].to_numpy() - moments.center) / moments.scale
     seen, total, mean = ~np.isnan(rows), 0.0, np.append(mu, a)
     for pattern in np.unique(seen, axis=0):
         own = rows[(seen == pattern).all(axis=1)][:, pattern]
@@ -121,7 +121,7 @@ def test_score_and_information_are_those_of_the_rows(design, between):
 
 
 def test_derivatives_are_those_of_the_likelihood_away_from_the_maximum():
-    moments = moments_of(draw(2, missing="mar")).standardised()
+    moments = moments_of(draw(2, missing="mar")).standardized()
     edges = np.ones((5, 5), dtype=bool)
     edges[:2, 4] = edges[4, :2] = False
     moves = all_effects(edges)
@@ -220,7 +220,7 @@ def test_predictions_condition_on_what_is_seen(study, result):
 def test_standard_errors_of_predictions_are_those_of_the_delta_method(study, result):
     fit = fit_joint_normal(moments_of(study), np.ones((5, 5), dtype=bool))
     V = np.linalg.inv(differentiate_joint_normal(fit.moments, fit.point, fit.moves).information)
-    X = (study.table[study.covariates].to_numpy() - fit.moments.centre[:-1]) / fit.moments.scale[:-1]
+    X = (study.table[study.covariates].to_numpy() - fit.moments.center[:-1]) / fit.moments.scale[:-1]
     errors = result.get_prediction().se_mean.to_numpy()
     patterns, first = np.unique(np.isnan(X), axis=0, return_index=True)
     assert len(patterns) == 4

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarnin
 
 ITERATIVE = {"exchange": "iterative"}
 PLAIN = {"exchange": "iterative", "masked": False}
-HIDDEN = {"linear_predictor", "log_likelihood", "score2", "products", "recentring"}
+HIDDEN = {"linear_predictor", "log_likelihood", "score2", "products", "recentering"}
 
 
 def close(one, other):
@@ -208,13 +208,13 @@ def test_a_client_that_finds_a_point_inadmissible_is_not_left_behind(monkeypatch
     """The other sites' messages for that point have no sum, and all continue from the same points."""
     model = study.model()
     expected = model.fit(**packed(**ITERATIVE, cov_type="none")).params
-    calls, factorise = [], steps.cho_factor
+    calls, factorize = [], steps.cho_factor
 
     def fail_at_times(Sigma, lower):
         calls.append(len(Sigma))
         if len(calls) in (3 * 5 + 2, 3 * 9 + 3):
             raise np.linalg.LinAlgError
-        return factorise(Sigma, lower=lower)
+        return factorize(Sigma, lower=lower)
 
     monkeypatch.setattr(steps, "cho_factor", fail_at_times)
     result = model.fit(**packed(**ITERATIVE, cov_type="none"))

@@ -30,9 +30,9 @@ def in_raw_units(moments):
     grams = np.empty_like(moments.grams)
     for g, has in enumerate(seen):
         back = np.diag(np.append(1.0, moments.scale)) * has[:, None]
-        back[1:, 0] = moments.centre * has[1:]
+        back[1:, 0] = moments.center * has[1:]
         grams[g] = back @ moments.grams[g] @ back.T
-    return replace(moments, grams=grams, centre=0.0 * moments.centre, scale=np.ones_like(moments.scale))
+    return replace(moments, grams=grams, center=0.0 * moments.center, scale=np.ones_like(moments.scale))
 
 
 def test_grams_are_the_sums_over_the_entities_of_a_pattern(study, moments):
@@ -61,13 +61,13 @@ def test_a_block_with_a_hole_counts_as_missing(study, moments):
     np.testing.assert_allclose(holes.grams, blocks.grams)
 
 
-def test_standardised_columns_have_mean_zero_and_variance_one_where_seen(moments):
-    standard = in_raw_units(moments).standardised()
+def test_standardized_columns_have_mean_zero_and_variance_one_where_seen(moments):
+    standard = in_raw_units(moments).standardized()
     total = standard.grams.sum(axis=0)
     count = np.append(standard.n_seen[standard.owner], standard.nobs)
     np.testing.assert_allclose(total[0, 1:] / count, 0.0, atol=1e-7)
     np.testing.assert_allclose(np.diag(total)[1:] / count, 1.0, rtol=1e-7)
-    np.testing.assert_allclose(standard.centre, moments.centre, rtol=1e-10)
+    np.testing.assert_allclose(standard.center, moments.center, rtol=1e-10)
     np.testing.assert_allclose(standard.scale, moments.scale, rtol=1e-7)
     np.testing.assert_allclose(standard.grams, moments.grams, atol=1e-5)
 
@@ -84,7 +84,7 @@ def test_units_of_the_sums_do_not_matter(moments):
         ({"sites": ("A",)}, "expected sites of 4, received 1"),
         ({"names": ("a0",)}, "expected names of 8, received 1"),
         ({"n": np.ones(3)}, r"expected seen of \(3, 8\), received \(16, 8\)"),
-        ({"centre": np.zeros(8)}, r"expected centre of \(9,\)"),
+        ({"center": np.zeros(8)}, r"expected center of \(9,\)"),
         ({"scale": np.zeros(9)}, "every scale must be positive"),
         ({"grams": np.full((16, 10, 10), np.nan)}, "every sum must be finite"),
         ({"grams": np.ones((16, 10, 10))}, "and the first must be the entity count"),

@@ -73,7 +73,7 @@ def fit(study):
 
 def in_units(fit, joint):
     scale = fit.moments.scale
-    return fit.moments.centre + scale * joint.mean, joint.cov * np.outer(scale, scale)
+    return fit.moments.center + scale * joint.mean, joint.cov * np.outer(scale, scale)
 
 
 def test_little_s_test_of_air_quality_is_that_of_naniar(air):
@@ -134,7 +134,7 @@ def test_little_s_test_needs_two_patterns(fit):
 def normal_log_likelihood(study, fit, theta):
     """Mean and lower triangle of the covariance of the rows in standardized units."""
     moments = fit.moments
-    rows = (study.table[[*study.covariates, "y"]].to_numpy() - moments.centre) / moments.scale
+    rows = (study.table[[*study.covariates, "y"]].to_numpy() - moments.center) / moments.scale
     size = rows.shape[1]
     cov = np.zeros((size, size))
     cov[np.tril_indices(size)] = theta[size:]
@@ -238,7 +238,7 @@ def test_two_clients_that_share_few_entities_have_no_covariance_of_their_own(bot
 
 
 def test_one_em_step_from_anywhere_ends_at_the_moments_of_complete_data():
-    moments = complete(moments_of(four_clients(seed=3, n=200))).standardised()
+    moments = complete(moments_of(four_clients(seed=3, n=200))).standardized()
     mean, cov = joint_em_step(moments, np.full(9, 0.3), np.eye(9) + 0.1)
     np.testing.assert_allclose(mean, 0.0, atol=1e-9)
     np.testing.assert_allclose(cov, moments.grams[0, 1:, 1:] / moments.nobs, atol=1e-9)

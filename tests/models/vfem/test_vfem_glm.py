@@ -16,7 +16,7 @@ from fedstat.models.checks import check_response
 from fedstat.models.vertical.exchange.standardized_columns import StandardizedBlock
 from fedstat.models.vfem.iteration.glm_steps import local_score
 from fedstat.models.vfem.iteration.quasi_newton import QuasiNewtonMemory, quasi_newton
-from fedstat.models.vfem.iteration.site_state import BlockParameters, summarise
+from fedstat.models.vfem.iteration.site_state import BlockParameters, summarize
 
 FAMILIES = {
     "Logit": sm.families.Binomial(),
@@ -65,7 +65,7 @@ def test_local_scores_are_derivatives_of_the_pooled_likelihood():
             has = pooled.seen[:, k]
             own = np.ones(int(has.sum()), dtype=bool)
             staged = StandardizedBlock(pooled.blocks[k][has], np.zeros(p), np.ones(p), own, own)
-            block = summarise(staged, np.flatnonzero(has), len(m), 0)
+            block = summarize(staged, np.flatnonzero(has), len(m), 0)
             missing = np.array([terms[BY_M, ~has].sum(), terms[BY_V, ~has].sum(), 0.0, 0.0])
             by_beta = staged.X.T @ terms[BY_M, has]
             found = local_score(block, BlockParameters(beta[k], mu[k], Sigma[k]), by_beta, missing)
@@ -110,7 +110,7 @@ def test_joint_covariance_with_the_variances_of_linear_predictors(fitted):
 
 
 @pytest.mark.parametrize("link", FAMILIES)
-def test_an_optimiser_of_the_pooled_data_finds_the_same(link):
+def test_an_optimizer_of_the_pooled_data_finds_the_same(link):
     rng = np.random.default_rng(3)
     n, columns = 150, {"A": ["a1", "a2"], "B": ["b1"]}
     table = pd.DataFrame(rng.normal(size=(n, 3)), columns=["a1", "a2", "b1"])
@@ -121,7 +121,7 @@ def test_an_optimiser_of_the_pooled_data_finds_the_same(link):
     table.loc[rng.random(n) < 0.5, columns["B"]] = np.nan
     study = Study(table, columns, "Holder")
     pooled = PooledGLM(table["y"], [table[c] for c in columns.values()], link)
-    theta = pooled.maximise()
+    theta = pooled.maximize()
     result = fs.VFEMGLM.from_formula(
         "y ~ .", study.partition(), family=FAMILIES[link], between="independent"
     ).fit()
@@ -134,7 +134,7 @@ def test_an_optimiser_of_the_pooled_data_finds_the_same(link):
 
 
 @pytest.mark.parametrize("link", FAMILIES)
-def test_nothing_missing_is_the_generalised_linear_model(link):
+def test_nothing_missing_is_the_generalized_linear_model(link):
     study, model, _ = make(link, missing="none")
     result = model.fit()
     glm = sm.GLM(study.table["y"], sm.add_constant(study.table[study.covariates]), FAMILIES[link]).fit(
@@ -155,7 +155,7 @@ def test_nothing_missing_is_the_generalised_linear_model(link):
         np.testing.assert_allclose(ours, glm.get_prediction().summary_frame(), rtol=1e-5)
 
 
-def test_complete_entities_alone_are_the_generalised_linear_model():
+def test_complete_entities_alone_are_the_generalized_linear_model():
     study, model, _ = make("Logit")
     complete = study.table.dropna()
     result = model.fit(method="cc")
@@ -165,7 +165,7 @@ def test_complete_entities_alone_are_the_generalised_linear_model():
     assert result.nobs == len(complete) == len(result.fittedvalues)
 
 
-def test_mean_imputation_is_the_generalised_linear_model_of_filled_columns():
+def test_mean_imputation_is_the_generalized_linear_model_of_filled_columns():
     study, model, _ = make("Logit")
     filled = study.table.fillna(study.table.mean())
     result = model.fit(method="impute")

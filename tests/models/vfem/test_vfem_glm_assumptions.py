@@ -79,7 +79,7 @@ def test_a_response_that_is_not_normal_keeps_the_level(family):
     assert np.mean(rejected["response"]) > 0.95
 
 
-def test_standardised_coefficients_are_of_the_columns_own_deviations():
+def test_standardized_coefficients_are_of_the_columns_own_deviations():
     """Oracle: the deviation of each column at its site, over the records that have it."""
     pytest.importorskip("matplotlib").use("Agg")
     data = fs.datasets.make_sme_risk(1_000)
@@ -91,10 +91,10 @@ def test_standardised_coefficients_are_of_the_columns_own_deviations():
         ).fit()
 
     free = fit("free")
-    ax = free.plot_coefficients(standardised=True)
+    ax = free.plot_coefficients(standardized=True)
     drawn = sorted(x for line in ax.lines for x in line.get_xdata() if line.get_marker() == "o")
     columns = {c: frame[c] for frame in data.frames.values() for c in ("PL1", "CA1") if c in frame}
     expected = sorted(free.params[name] * column.std(ddof=0) for name, column in columns.items())
     np.testing.assert_allclose(drawn, expected, rtol=1e-8)
-    with pytest.raises(NotAvailableError, match=r"between='free'.*standardised=\{"):
-        fit("independent").plot_coefficients(standardised=True)
+    with pytest.raises(NotAvailableError, match=r"between='free'.*standardized=\{"):
+        fit("independent").plot_coefficients(standardized=True)

@@ -73,7 +73,7 @@ def fit(frames, family):
     names = {k: (f"{k}1", f"{k}2") for k in layout.sites}
 
     def rounds():
-        found, covariances = (yield from ascent.maximise()), []
+        found, covariances = (yield from ascent.maximize()), []
         for cov_type in COV_TYPES:
             options = CovarianceOptions(cov_type, names, CrossProductOptions("exact"))
             covariances.append((yield from glm_covariance(ascent, options)))
@@ -84,7 +84,7 @@ def fit(frames, family):
     return estimates, [reported_covariance(one, found) for one in covariances]
 
 
-def summarise(columns, excess, mechanism, family, runs):
+def summarize(columns, excess, mechanism, family, runs):
     """Compare the fits of many data sets with the truth; alpha has no maximum in some."""
     fits = []
     for run in range(runs):
@@ -125,7 +125,7 @@ def summarise(columns, excess, mechanism, family, runs):
 @pytest.fixture(scope="module")
 def table():
     tables = [
-        summarise(columns, excess, mechanism, family, RUNS)
+        summarize(columns, excess, mechanism, family, RUNS)
         for columns, excess in CELLS
         for mechanism in ("mcar", "mar")
         for family in FAMILIES

@@ -52,7 +52,7 @@ def test_every_part_of_a_sum_is_masked_and_nothing_else(study):
     assert set(rows.loc[rows["masked"], "array"]) == HIDDEN
     clear = rows[~rows["masked"]]
     assert set(clear["kind"]) <= {"control", "aggregate", "sealed"}
-    assert set(clear.loc[clear["step"] == "glm_move", "array"]) == {"inside", "centre", "spread", "change"}
+    assert set(clear.loc[clear["step"] == "glm_move", "array"]) == {"inside", "center", "spread", "change"}
     assert set(rows.loc[rows["array"] == "linear_predictor", "shape"]) == {(250,)}
 
 
@@ -108,10 +108,10 @@ def test_a_masked_part_is_noise_and_the_sum_is_the_linear_predictor(study):
     X = study.table[study.covariates].fillna(0.0)
     slopes = result.params[study.covariates]
     seen = [model.partition.sites[k].states[model._session].look_at("vfem") for k in study.columns]
-    centred = X @ slopes
+    centered = X @ slopes
     for kept, (client, names) in zip(seen, study.columns.items(), strict=True):
-        centred[study.table[names[0]].notna()] -= kept.block.shift @ result._fit.beta[client]
-    np.testing.assert_allclose(total, centred.loc[model.partition.entities], atol=1e-7)
+        centered[study.table[names[0]].notna()] -= kept.block.shift @ result._fit.beta[client]
+    np.testing.assert_allclose(total, centered.loc[model.partition.entities], atol=1e-7)
     for part in heard.values():
         assert abs(np.corrcoef(part.reshape(-1)[:250].astype(float), total)[0, 1]) < 0.3
 
@@ -159,7 +159,7 @@ def test_lengths_are_checked_before_a_compiled_loop(model):
 
 def test_the_response_holder_checks_patterns_and_families(model, study):
     n, keep = len(study.table), np.ones(len(study.table), dtype=bool)
-    few = {"predictor": np.zeros(n), "centre": np.zeros(1), "spread": np.zeros(1)}
+    few = {"predictor": np.zeros(n), "center": np.zeros(1), "spread": np.zeros(1)}
     with pytest.raises(MessageError, match="variance for each missing pattern"):
         hostile(model, "Registry", "glm_evaluate", **few)
     with pytest.raises(MessageError, match="'predictor' has 1 rows"):
@@ -188,7 +188,7 @@ def test_steps_out_of_turn_are_told_so(study):
 
 def test_absurd_predictors_are_not_computed_with(model, study):
     n, patterns = len(study.table), 8
-    zeros = {"predictor": np.zeros(n), "centre": np.zeros(patterns), "spread": np.zeros(patterns)}
+    zeros = {"predictor": np.zeros(n), "center": np.zeros(patterns), "spread": np.zeros(patterns)}
     for far in ({"predictor": np.full(n, 1e6)}, {"spread": np.full(patterns, 1e12)}):
         reply = unpack_reply(hostile(model, "Registry", "glm_evaluate", **(zeros | far)))
         assert list(reply.arrays) == ["inside"]

@@ -68,7 +68,7 @@ def test_products_in_secret_give_what_derivatives_in_the_clear_give(link, holder
     )
 
 
-def test_nothing_missing_is_the_robust_covariance_of_the_generalised_linear_model():
+def test_nothing_missing_is_the_robust_covariance_of_the_generalized_linear_model():
     study, model, _ = make("Log", missing="none", n=400)
     result = model.fit(cov_type="robust", cross_products="exact")
     glm = sm.GLM(study.table["y"], sm.add_constant(study.table[study.covariates]), FAMILIES["Log"])

@@ -149,7 +149,7 @@ def fit(design, mechanism, n, run, method):
     ascent = OpenIteration(layout, OPTIONS, "", distribution=spec)
 
     def rounds():
-        found = yield from ascent.maximise()
+        found = yield from ascent.maximize()
         names = {k: (f"{k}1", f"{k}2") for k in layout.sites}
         options = CovarianceOptions("observed", names, CrossProductOptions("exact"))
         return found, (yield from glm_covariance(ascent, options))
@@ -177,7 +177,7 @@ def test_the_short_way_gives_the_numbers_of_a_fit():
     assert (np.abs(few[0] - model.fit(method="cc").params) / few[1]).max() < 1e-3
 
 
-def summarise(design, mechanism, n, method, runs):
+def summarize(design, mechanism, n, method, runs):
     """Compare the fits of many data sets with the truth."""
     expected = truth(design)
     fits = np.array([fit(design, mechanism, n, run, method) for run in range(runs)])
@@ -203,12 +203,12 @@ def summarise(design, mechanism, n, method, runs):
 @pytest.fixture(scope="module")
 def table():
     tables = [
-        summarise(design, mechanism, n, "vfem", runs)
+        summarize(design, mechanism, n, "vfem", runs)
         for n, runs in RUNS.items()
         for design in DESIGNS
         for mechanism in MECHANISMS
     ]
-    tables += [summarise("three", mechanism, 2_000, "cc", 500) for mechanism in MECHANISMS]
+    tables += [summarize("three", mechanism, 2_000, "cc", 500) for mechanism in MECHANISMS]
     complete = pd.concat(tables, ignore_index=True).round(5)
     complete.to_csv(TABLE, index=False, lineterminator="\n")
     print()

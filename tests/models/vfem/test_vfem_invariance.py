@@ -164,7 +164,7 @@ def test_the_protocol_needs_no_engine(study):
     result = model.fit(**packed(cov_type="none", **ITERATIVE))
     layout = make_layout(model.design, "vfem")
     lines = []
-    protocol = EMIteration(layout, IterationOptions(), model._session, lines.append).maximise()
+    protocol = EMIteration(layout, IterationOptions(), model._session, lines.append).maximize()
     fit, rounds = by_hand(model.partition.sites, protocol)
     assert rounds >= 2 * len(lines)
     assert len(lines) == len(fit.trace) == len(result.trace)
@@ -178,7 +178,7 @@ def test_the_protocol_needs_no_engine(study):
 def test_asks_of_a_protocol_are_arrays_and_names(study):
     model = study.model()
     layout = make_layout(model.design, "vfem")
-    requests = next(EMIteration(layout, IterationOptions(), model._session).maximise())
+    requests = next(EMIteration(layout, IterationOptions(), model._session).maximize())
     assert [request.site for request in requests] == ["Bank", "Court", "Tax", "Bank"]
     assert {request.family for request in requests} == {"vfem"}
     assert all(isinstance(array, np.ndarray) for request in requests for array in request.arrays.values())

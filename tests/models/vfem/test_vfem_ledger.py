@@ -12,8 +12,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarnin
 
 COORDINATOR = "coordinator"
 SKETCHED = ITERATIVE | {"cross_products": "sketch", "sketch_size": 300}
-ITERATION = {"change", "inside", "log_likelihood", "products", "recentring", "score2"}
-POINTS = {"centres", "spreads"}
+ITERATION = {"change", "inside", "log_likelihood", "products", "recentering", "score2"}
+POINTS = {"centers", "spreads"}
 
 
 def triples(**steps):

@@ -47,7 +47,7 @@ def solved(request):
     return Solved(study, model, pooled, theta, -pooled.hessian(theta))
 
 
-def centred(pooled, theta):
+def centered(pooled, theta):
     """Jacobian of theta by (a, ...), a = beta0 + sum mu'beta."""
     J = np.eye(len(theta))
     p = sum(pooled.sizes)
@@ -115,7 +115,7 @@ def test_observed_covariance_is_the_inverse_numerical_hessian(solved):
 def test_covariance_of_means_and_variance_is_that_of_the_hessian(solved):
     """The covariance object holds (a, s2, beta_k, mu_k, ...) by client."""
     psi = solved.fit("observed").covariance.psi
-    J = np.linalg.inv(centred(solved.pooled, solved.theta))
+    J = np.linalg.inv(centered(solved.pooled, solved.theta))
     V = J @ np.linalg.inv(solved.information) @ J.T
     p = sum(solved.pooled.sizes)
     edges = 2 + np.cumsum([0, *solved.pooled.sizes])
@@ -145,7 +145,7 @@ def test_sem_covariance_is_the_observed_one(solved):
 def test_expected_covariance_leaves_out_the_products_between_clients(solved):
     """The numerical information of (a, ...), with the sums of u_j u_k'/v between clients taken out."""
     result = solved.fit("expected")
-    J = centred(solved.pooled, solved.theta)
+    J = centered(solved.pooled, solved.theta)
     information = J.T @ solved.information @ J - cross_terms(solved.pooled, solved.theta)
     V = J @ np.linalg.inv(information) @ J.T
     np.testing.assert_allclose(result.bse, solved.standard_errors(V), rtol=1e-5)

@@ -112,9 +112,9 @@ def test_the_score_of_the_trace_is_the_norm_of_the_likelihood_s_score(model, stu
     assert all((b == 0.0).all() for b in betas)
     score = pooled.unpack(pooled.score(theta))
     beta0_score, s2_score, beta_scores, mu_scores, Sigma_scores = score
-    centred = [g - beta0_score * m for g, m in zip(beta_scores, mus, strict=True)]
+    centered = [g - beta0_score * m for g, m in zip(beta_scores, mus, strict=True)]
     total += s2 * beta0_score**2 / n + s2_score**2 * 2 * s2**2 / n
-    for g, h, G, S in zip(centred, mu_scores, Sigma_scores, Sigmas, strict=True):
+    for g, h, G, S in zip(centered, mu_scores, Sigma_scores, Sigmas, strict=True):
         free = (G + np.diag(np.diag(G))) / 2.0
         total += s2 * g @ np.linalg.solve(S, g) / n + h @ S @ h / n + 2.0 * np.trace(free @ S @ free @ S) / n
     assert result.trace["score"].iloc[0] == pytest.approx(np.sqrt(total / n), rel=1e-8)

@@ -115,13 +115,13 @@ def test_a_client_that_finds_a_point_inadmissible_is_not_left_behind(monkeypatch
     """One client refuses a mixture that the others have evaluated; all go on from the same points."""
     model = simulate(seed=1, n=400, holder="Registry").model()
     expected = model.fit(**packed(cov_type="none", **ITERATIVE)).params
-    calls, factorise = [], steps.cho_factor
+    calls, factorize = [], steps.cho_factor
 
     def fail_at_times(Sigma, lower):
         calls.append(len(Sigma))
         if len(calls) in (3 * 5 + 2, 3 * 9 + 3):  # the second of three clients, and later the third
             raise np.linalg.LinAlgError
-        return factorise(Sigma, lower=lower)
+        return factorize(Sigma, lower=lower)
 
     monkeypatch.setattr(steps, "cho_factor", fail_at_times)
     result = model.fit(**packed(cov_type="none", **ITERATIVE))

@@ -34,7 +34,7 @@ NOISE = {
 
 def run_one(family, seed):
     """Fit one data set at every level of noise."""
-    data = fs.datasets.make_selection(N, family, standardise=True, seed=[N, seed])
+    data = fs.datasets.make_selection(N, family, standardize=True, seed=[N, seed])
     y, truth = data.complete[data.response].to_numpy(float), data.truth["coef"].to_numpy()
     owners = data.truth.groupby("client", sort=False).groups
     blocks, rows = [data.complete[names].to_numpy() for names in owners.values()], []

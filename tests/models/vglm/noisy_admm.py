@@ -98,7 +98,7 @@ class _Client:
 
     def lasso(self, penalty: Penalty, lam: float, first: bool) -> Terms:
         """Put the tangents of the penalty in its place: at zero, or at the present coefficients."""
-        return penalty.at(lam, self.groups).linearised(np.zeros(self.groups.p) if first else self.theta)
+        return penalty.at(lam, self.groups).linearized(np.zeros(self.groups.p) if first else self.theta)
 
     def move(self, step: Floats, lasso: Terms, rho: float) -> Floats:
         """Move the linear predictor as far as the penalty lets it: (n,)."""

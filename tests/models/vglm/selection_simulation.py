@@ -31,7 +31,7 @@ from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty
 
 TABLE = Path(__file__).parents[2] / "benchmarks" / "results" / "vglm_simulation.csv"
 FAMILIES = {"normal": sm.families.Gaussian(), "binomial": sm.families.Binomial()}
-SCALES = {"standardised": True, "as drawn": False}
+SCALES = {"standardized": True, "as drawn": False}
 METHODS = {
     "VerticalGLM, scad": {},
     "VerticalGLM, scad, one step": {"steps": 1},
@@ -119,7 +119,7 @@ def columns_of(data):
 
 def run_one(scale, family, n, seed):
     """Draw one data set and fit it in all ways: one row for each."""
-    data = fs.datasets.make_selection(n, family, standardise=SCALES[scale], seed=[n, seed])
+    data = fs.datasets.make_selection(n, family, standardize=SCALES[scale], seed=[n, seed])
     truth, rows = data.truth["coef"].to_numpy(), []
 
     def add(method, b, seconds=np.nan, **more):
@@ -155,7 +155,7 @@ def simulate(file, runs):
     return pd.read_csv(file)
 
 
-def summarise(runs):
+def summarize(runs):
     """Means over data sets, with their simulation errors."""
     groups = runs.groupby([*CASE, "method"], sort=False)
     means = groups[MEASURES].mean()
@@ -169,4 +169,4 @@ def summarise(runs):
 if __name__ == "__main__":
     warnings.simplefilter("ignore", DisclosureWarning)
     found = simulate(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 100)
-    summarise(found).round(5).to_csv(TABLE, index=False, lineterminator="\n")
+    summarize(found).round(5).to_csv(TABLE, index=False, lineterminator="\n")

@@ -69,7 +69,7 @@ def test_the_door_refuses_residuals_that_pick_entities():
 @pytest.mark.parametrize("response", ["normal", "binary"])
 @pytest.mark.parametrize(
     "options",
-    [{"adaptive": 1.0}, {"unpenalised": ["x8", "f"]}, {"adaptive": 0.5, "group_terms": True}],
+    [{"adaptive": 1.0}, {"unpenalized": ["x8", "f"]}, {"adaptive": 0.5, "group_terms": True}],
     ids=str,
 )
 def test_weights_of_the_penalty_are_those_of_the_other_exchange(response, options):
@@ -85,7 +85,7 @@ def test_weights_of_the_penalty_are_those_of_the_other_exchange(response, option
     np.testing.assert_allclose(difference, 0.0, atol=1e-4)
     assert shared.path["converged"].all()
     selected = shared.path_params.iloc[0, 1:] != 0.0
-    assert selected.sum() <= (4 if "unpenalised" in options else 0)
+    assert selected.sum() <= (4 if "unpenalized" in options else 0)
 
 
 def test_an_unfinished_fit_before_the_path_is_told():

@@ -60,7 +60,7 @@ def model_of(kind, table=None, **options):
     return make_model(TABLES[kind] if table is None else table, family=FAMILIES[kind], **options)
 
 
-def standardised(kind, names, table=None):
+def standardized(kind, names, table=None):
     """The design in which coefficients are penalized: weights at the mean response are one."""
     table, family = TABLES[kind] if table is None else table, FAMILIES[kind]
     X, mean = pooled_columns(table, names), table["y"].mean()
@@ -96,7 +96,7 @@ def test_without_a_penalty_it_is_maximum_likelihood(kind):
 @pytest.mark.parametrize("penalty", ["lasso", "scad"])
 def test_the_chosen_fit_is_the_optimum_of_pooled_rows(kind, penalty):
     result = model_of(kind, penalty=penalty).fit()
-    Z, sd = standardised(kind, result.params.index[1:])
+    Z, sd = standardized(kind, result.params.index[1:])
     chosen, lambdas = result.path.index.get_loc(result.lam), result.path.index.to_numpy()
     groups = CoefficientGroups.single(Z.shape[1], np.concatenate([[0.0], np.ones(Z.shape[1] - 1)]))
     rows, spec = Rows(Z, TABLES[kind]["y"].to_numpy()), DistributionSpec.of(FAMILIES[kind])
@@ -109,7 +109,7 @@ def test_the_chosen_fit_is_the_optimum_of_pooled_rows(kind, penalty):
 def test_the_lasso_of_the_canonical_gamma_is_that_of_proximal_gradients():
     table, lam = TABLES["gamma"], 0.05
     result = model_of("gamma", penalty="lasso").fit(lam=lam)
-    Z, sd = standardised("gamma", result.params.index[1:])
+    Z, sd = standardized("gamma", result.params.index[1:])
     y, b = table["y"].to_numpy(), np.zeros(Z.shape[1])
     b[0] = 1.0 / y.mean()
     # Half the mean deviance is the mean of y eta - log(eta), up to a constant.
@@ -205,7 +205,7 @@ def test_cross_validation_is_about_that_of_refits(kind):
         select="cv", folds=4, n_lambdas=12, ratio=0.02, random_state=3
     )
     code = np.random.default_rng(3).permutation(np.arange(800) % 4)
-    Z, _ = standardised(kind, result.params.index[1:], table)
+    Z, _ = standardized(kind, result.params.index[1:], table)
     y, lambdas = table["y"].to_numpy(), result.path.index.to_numpy()
     groups = CoefficientGroups.single(Z.shape[1], np.concatenate([[0.0], np.ones(Z.shape[1] - 1)]))
     chosen, deviances = result.path.index.get_loc(result.lam), []

@@ -174,7 +174,7 @@ CASES = {
     "scad": {"penalty": "scad"},
     "terms": {"penalty": "mcp", "group_terms": True},
     "adaptive": {"penalty": "lasso", "adaptive": 1.0},
-    "unpenalised": {"penalty": "lasso", "unpenalised": ["x8", "f"]},
+    "unpenalized": {"penalty": "lasso", "unpenalized": ["x8", "f"]},
 }
 
 
@@ -199,7 +199,7 @@ def test_with_all_blocks_it_is_the_ordinary_path(case, algorithm):
 
 @pytest.mark.parametrize("place", [4, 9])
 @pytest.mark.parametrize("penalty", ["lasso", "scad"])
-def test_it_is_the_limit_of_penalised_em_over_rows(penalty, place):
+def test_it_is_the_limit_of_penalized_em_over_rows(penalty, place):
     result = model_of(penalty=penalty).fit(n_lambdas=14, ratio=1e-2, algorithm="descent")
     lam, row = result.path.index[place], result.path_params.iloc[place]
     rows = RowwiseEM(MISSING, list(row.index[1:]), SIZES)

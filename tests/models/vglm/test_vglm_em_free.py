@@ -35,7 +35,7 @@ class RowwiseFreeEM(RowwiseEM):
 
 
 @pytest.mark.parametrize("penalty", ["lasso", "scad"])
-def test_it_is_the_limit_of_penalised_em_over_rows(penalty):
+def test_it_is_the_limit_of_penalized_em_over_rows(penalty):
     result = free(penalty=penalty).fit(n_lambdas=8, ratio=3e-2, algorithm="descent")
     lam, row = result.path.index[5], result.path_params.iloc[5]
     rows = RowwiseFreeEM(MISSING, list(row.index[1:]))

@@ -26,13 +26,13 @@ def model_of(kind="normal", table=None, **options):
 OTHER = {
     "quadratic": ("binary", {}, {}),
     "exact": ("binary", {"path": "exact", "n_lambdas": 4}, {"penalty": "lasso"}),
-    "unpenalised": ("binary", {"lam": 0.0}, {}),
+    "unpenalized": ("binary", {"lam": 0.0}, {}),
     "folds": ("binary", {"select": "cv", "folds": 3, "random_state": 1}, {}),
     "admm": ("normal", {"exchange": "admm", "n_lambdas": 3, "eps": 1e-3}, {"penalty": "lasso"}),
 }
 
 
-@pytest.mark.parametrize("name", ["quadratic", "exact", "unpenalised", "folds", "admm"])
+@pytest.mark.parametrize("name", ["quadratic", "exact", "unpenalized", "folds", "admm"])
 def test_the_rounds_of_a_fit_are_within_the_range(name):
     kind, arguments, options = OTHER[name]
     model = model_of(kind, **options)

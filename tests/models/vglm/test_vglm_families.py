@@ -97,7 +97,7 @@ def test_refitted_standard_errors_are_those_of_the_selected_columns():
 
 
 def test_groups_adaptive_weights_and_free_columns():
-    model = model_of("binary", penalty="lasso", group_terms=True, unpenalised=["x8"], adaptive=1.0)
+    model = model_of("binary", penalty="lasso", group_terms=True, unpenalized=["x8"], adaptive=1.0)
     path = model.fit(path="exact", n_lambdas=8).path_params
     levels = path[["f[T.b]", "f[T.c]", "f[T.d]"]] != 0.0
     assert (levels.all(axis=1) | ~levels.any(axis=1)).all() and levels.any(axis=None)

@@ -175,11 +175,11 @@ def test_debiased_estimates_of_other_families_are_the_formula_over_the_rows(resp
     H, score = Z.T @ (Z * weight[:, None]) / n, Z.T @ (y - mean) / n
     assert found.relaxed > 0
     # Intercept and columns together, by partial regression of the weighted columns on the intercept.
-    centred = Z[:, 1:] - weight @ Z[:, 1:] / weight.sum()
-    G = centred.T @ (centred * weight[:, None]) / n
+    centered = Z[:, 1:] - weight @ Z[:, 1:] / weight.sum()
+    G = centered.T @ (centered * weight[:, None]) / n
     root = np.sqrt(np.diag(G))
     Theta = relaxed_inverse(G / np.outer(root, root), n)[0] / np.outer(root, root)
-    expected = b[1:] + Theta @ (centred.T @ (y - mean)) / n
+    expected = b[1:] + Theta @ (centered.T @ (y - mean)) / n
     np.testing.assert_allclose(result.debiased.params[1:] * scale, expected, atol=2e-5)
     np.testing.assert_allclose(
         result.debiased.bse[1:] * scale, np.sqrt(np.diag(Theta @ G @ Theta.T) / n), rtol=1e-4

@@ -18,7 +18,7 @@ TABLE = make_table()
 PENALTIES = [("lasso", {}), ("elastic_net", {"alpha": 0.5}), ("scad", {}), ("mcp", {"a": 2.5})]
 
 
-def standardise(table, names=NAMES):
+def standardize(table, names=NAMES):
     X, y = pooled_columns(table, names), table["y"].to_numpy()
     scale = X.std(axis=0)
     Z = (X - X.mean(axis=0)) / scale
@@ -43,7 +43,7 @@ def test_without_a_penalty_it_is_least_squares():
 def test_the_path_is_that_of_pooled_rows(penalty, options, algorithm):
     result = make_model(TABLE, penalty=penalty, **options).fit(algorithm=algorithm, n_lambdas=12)
     names = list(result.params.index[1:])
-    Z, y, scale = standardise(TABLE, names)
+    Z, y, scale = standardize(TABLE, names)
     pooled = gram_path(
         Z.T @ Z / len(Z),
         Z.T @ y / len(Z),
@@ -64,7 +64,7 @@ def test_the_path_is_that_of_pooled_rows(penalty, options, algorithm):
 def test_the_gradient_over_the_rows_certifies_the_optimum(penalty):
     result = make_model(TABLE, penalty=penalty).fit()
     names, lam = list(result.params.index[1:]), result.lam
-    Z, _, scale = standardise(TABLE, names)
+    Z, _, scale = standardize(TABLE, names)
     X = np.column_stack([np.ones(len(Z)), pooled_columns(TABLE, names)])
     gradient = Z.T @ (TABLE["y"] - X @ result.params) / len(Z)
     size = np.abs(result.params[1:] * scale).to_numpy()
@@ -109,14 +109,14 @@ def test_of_lambdas_with_one_fit_the_largest_is_chosen():
 
 
 def test_columns_without_penalty_stay_and_terms_come_whole():
-    model = make_model(TABLE, penalty="lasso", group_terms=True, unpenalised=["x8"])
+    model = make_model(TABLE, penalty="lasso", group_terms=True, unpenalized=["x8"])
     path = model.fit(n_lambdas=15).path_params
     assert (path["x8"] != 0.0).all()
     levels = path[["f[T.b]", "f[T.c]", "f[T.d]"]] != 0.0
     assert (levels.all(axis=1) | ~levels.any(axis=1)).all()
     assert levels.any(axis=None) and not levels.all(axis=None)
     with pytest.raises(ModelError, match="no column or term 'x9'"):
-        make_model(TABLE, unpenalised=["x9"])
+        make_model(TABLE, unpenalized=["x9"])
 
 
 def test_a_grouped_factor_does_not_depend_on_its_reference_level():
@@ -130,7 +130,7 @@ def test_a_grouped_factor_does_not_depend_on_its_reference_level():
 def test_adaptive_weights_are_those_of_least_squares():
     result = make_model(TABLE, penalty="lasso", adaptive=1.0).fit(n_lambdas=8)
     names = list(result.params.index[1:])
-    Z, y, scale = standardise(TABLE, names)
+    Z, y, scale = standardize(TABLE, names)
     G, c = Z.T @ Z / len(Z), Z.T @ y / len(Z)
     groups = CoefficientGroups.single(len(names), 1.0 / np.abs(np.linalg.solve(G, c)))
     pooled = gram_path(G, c, Penalty("lasso"), groups, lambdas=result.path.index.to_numpy())
@@ -144,7 +144,7 @@ def test_cross_validation_is_that_of_rows():
     X, y, lambdas = pooled_columns(TABLE, names), TABLE["y"].to_numpy(), result.path.index.to_numpy()
     errors = np.empty((4, 6))
     for fold in range(4):
-        Z, c, scale = standardise(TABLE[code != fold], names)
+        Z, c, scale = standardize(TABLE[code != fold], names)
         fit = gram_path(
             Z.T @ Z / len(Z),
             Z.T @ c / len(Z),

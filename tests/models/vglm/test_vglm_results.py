@@ -123,8 +123,8 @@ def test_a_path_from_a_file_has_shares_of_the_largest_size(lasso, tmp_path):
     assert ax.get_ylabel() == "share of its largest size"
 
 
-def test_standardised_coefficients_of_a_selection(lasso):
-    ax = lasso.refit.plot_coefficients(standardised=True, selected=True)
+def test_standardized_coefficients_of_a_selection(lasso):
+    ax = lasso.refit.plot_coefficients(standardized=True, selected=True)
     sd = pd.Series(pooled_columns(TABLE).std(axis=0), lasso.params.index[1:])
     drawn = sorted(x for line in ax.lines for x in line.get_xdata() if line.get_marker() == "o")
     refit = lasso.refit.params.iloc[1:]
@@ -133,7 +133,7 @@ def test_standardised_coefficients_of_a_selection(lasso):
 
 
 @pytest.mark.parametrize("width", JOURNAL)
-def test_a_criterion_and_stability_are_labelled(lasso, width):
+def test_a_criterion_and_stability_are_labeled(lasso, width):
     ax = lasso.plot_criterion(ax=page(width, 3.2))
     assert ax.get_ylabel() == "BIC" and ax.get_xscale() == "log"
     assert f"chosen: {lasso.lam:.3g}" in ax.texts[0].get_text() and not faults(ax.figure)

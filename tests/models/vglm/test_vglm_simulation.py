@@ -13,7 +13,7 @@ from selection_simulation import (
     pooled_paths,
     run_one,
     simulate,
-    summarise,
+    summarize,
     vertical,
 )
 
@@ -23,8 +23,8 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore::fedstat.errors.DisclosureWarning", "ignore::fedstat.errors.ConvergenceWarning"
 )
 RUNS = 10
-STANDARDISED = [case for case in CASES if case[0] == "standardised"]
-REACHED = [case for case in STANDARDISED if case[1:] != ("binomial", 1_000)]
+STANDARDIZED = [case for case in CASES if case[0] == "standardized"]
+REACHED = [case for case in STANDARDIZED if case[1:] != ("binomial", 1_000)]
 
 
 def test_measures_of_a_known_case():
@@ -36,7 +36,7 @@ def test_measures_of_a_known_case():
 
 
 def test_the_normal_family_is_the_fit_of_pooled_rows():
-    data = fs.datasets.make_selection(500, standardise=True, seed=3)
+    data = fs.datasets.make_selection(500, standardize=True, seed=3)
     b, used = vertical(data, "normal")
     np.testing.assert_allclose(b, pooled_paths(data, "normal")["BIC"], atol=1e-6)
     assert used["rounds"] == 8
@@ -45,7 +45,7 @@ def test_the_normal_family_is_the_fit_of_pooled_rows():
 
 
 def test_one_step_finds_small_effects_that_the_lasso_leaves_out():
-    data = fs.datasets.make_selection(1_000, "binomial", standardise=True, seed=[1_000, 1])
+    data = fs.datasets.make_selection(1_000, "binomial", standardize=True, seed=[1_000, 1])
     truth, found = data.truth["coef"].to_numpy(), {}
     for method, options in METHODS.items():
         b, used = vertical(data, "binomial", **options)
@@ -59,7 +59,7 @@ def test_one_step_finds_small_effects_that_the_lasso_leaves_out():
 
 def test_ten_entities_for_a_column_are_no_quadratic_function():
     """Far from the estimate without a penalty the model is wrong, by what is known at the null model."""
-    data = fs.datasets.make_selection(1_000, "binomial", standardise=True, seed=[1_000, 3])
+    data = fs.datasets.make_selection(1_000, "binomial", standardize=True, seed=[1_000, 3])
     partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
     model = fs.VerticalGLM.from_formula("y ~ .", partition, family=FAMILIES["binomial"])
     quadratic, exact = model.fit(steps=1), model.fit(steps=1, path="exact")
@@ -70,14 +70,14 @@ def test_ten_entities_for_a_column_are_no_quadratic_function():
 
 def test_a_model_of_the_loss_that_is_wrong_far_away_does_not_choose():
     """Here the quadratic model, which is far too flat at zero, used to propose that nothing be selected."""
-    data = fs.datasets.make_selection(1_000, "binomial", standardise=True, seed=[1_000, 0])
+    data = fs.datasets.make_selection(1_000, "binomial", standardize=True, seed=[1_000, 0])
     b, used = vertical(data, "binomial")
     assert used["converged"] and (b != 0.0).sum() > 20
 
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
-    return summarise(simulate(tmp_path_factory.mktemp("simulation") / "runs.csv", RUNS)).set_index(
+    return summarize(simulate(tmp_path_factory.mktemp("simulation") / "runs.csv", RUNS)).set_index(
         ["columns", "family", "n", "method"]
     )
 
@@ -93,7 +93,7 @@ def test_errors_are_at_or_below_the_published_ones(table, case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", STANDARDISED, ids=str)
+@pytest.mark.parametrize("case", STANDARDIZED, ids=str)
 def test_one_step_with_a_little_ridge_are_at_or_beyond_all_that_is_published(table, case):
     published = fs.datasets.load_selection_published().loc[case[1:]]
     row = table.loc[(*case, "VerticalGLM, scad with ridge, one step, BIC")]
@@ -107,7 +107,7 @@ def test_one_step_with_a_little_ridge_are_at_or_beyond_all_that_is_published(tab
 def test_small_samples_lose_a_quarter_of_the_effects_to_the_criterion(table):
     """Not the published error, which is below what the published misses cost; but more found, fewer false."""
     published = fs.datasets.load_selection_published().loc[("binomial", 1_000)]
-    row = table.loc[("standardised", "binomial", 1_000, "VerticalGLM, scad, BIC")]
+    row = table.loc[("standardized", "binomial", 1_000, "VerticalGLM, scad, BIC")]
     assert row["gmean"] > published["gmean"] and row["fdr"] < published["fdr"] + 3.0 * row["fdr_error"]
     assert row["rmse"] < 0.18
 

@@ -30,14 +30,14 @@ def model_of(response, **options):
     return make_model(TABLES[response], family=FAMILIES[response], **options)
 
 
-def standardised(table, names):
+def standardized(table, names):
     X = pooled_columns(table, names)
     return np.column_stack([np.ones(len(X)), (X - X.mean(axis=0)) / X.std(axis=0)]), X.std(axis=0)
 
 
 def by_hand(response, names, penalty, lam, number):
     """Lassos of pooled rows, each with the slopes of the penalty at the one before: (1 + p,)."""
-    (Z, _), y = standardised(TABLES[response], names), TABLES[response]["y"].to_numpy()
+    (Z, _), y = standardized(TABLES[response], names), TABLES[response]["y"].to_numpy()
     b = sm.GLM(y, Z, family=FAMILIES[response]).fit(tol=1e-14).params
     data, spec, given = Rows(Z, y), DistributionSpec.of(FAMILIES[response]), {"lambdas": np.array([lam])}
     for _ in range(number):
@@ -54,7 +54,7 @@ def test_the_chosen_fit_is_that_of_pooled_rows(response, penalty, number):
     result = model_of(response, penalty=penalty).fit(steps=number)
     names = list(result.params.index[1:])
     b = by_hand(response, names, penalty, result.lam, number)
-    scale = standardised(TABLES[response], names)[1]
+    scale = standardized(TABLES[response], names)[1]
     np.testing.assert_allclose(result.params[1:] * scale, b[1:], atol=1e-6)
     assert 0 < np.count_nonzero(b[1:]) < len(names)
     assert result.converged and 0.0 < result.path["kkt"].loc[result.lam] <= 1e-7
@@ -65,7 +65,7 @@ def test_the_chosen_fit_is_that_of_pooled_rows(response, penalty, number):
 def test_every_fit_of_the_exact_path_is_that_of_pooled_rows(response):
     result = model_of(response).fit(steps=2, path="exact", n_lambdas=6, ratio=0.05)
     names = list(result.params.index[1:])
-    scale = standardised(TABLES[response], names)[1]
+    scale = standardized(TABLES[response], names)[1]
     for lam, row in result.path_params.iterrows():
         b = by_hand(response, names, "scad", lam, 2)
         np.testing.assert_allclose(row.iloc[1:] * scale, b[1:], atol=1e-6 if lam == result.lam else 1e-3)
@@ -76,7 +76,7 @@ def test_a_ridge_part_stays_what_it_is(response):
     """The stationarity conditions, written out: slopes at the estimate before, and the ridge part."""
     result, alpha, lam = model_of(response, alpha=0.8).fit(steps=1, lam=0.1), 0.8, 0.1
     names, y = list(result.params.index[1:]), TABLES[response]["y"].to_numpy()
-    Z, scale = standardised(TABLES[response], names)
+    Z, scale = standardized(TABLES[response], names)
     start = sm.GLM(y, Z, family=FAMILIES[response]).fit(tol=1e-14).params[1:]
     b = result.params[1:].to_numpy() * scale
     eta = result.params.iloc[0] + pooled_columns(TABLES[response], names) @ result.params[1:].to_numpy()

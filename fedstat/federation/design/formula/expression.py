@@ -176,7 +176,7 @@ class SyntaxConverter:
     def _counts(self, node: ast.Call) -> Counts:
         match node:
             case ast.Call(args=[successes, failures], keywords=[]):
-                # Each count is of its row alone: scaled or centred it would be none.
+                # Each count is of its row alone: scaled or centered it would be none.
                 rows = row_by_row(self.text)
                 return Counts(rows.numeric(successes), rows.numeric(failures))
         raise refuse_formula(

@@ -180,7 +180,7 @@ def _assemble(
         raise refuse_formula("cbind(...)", response.text, "the response of this model is one column")
     response_site = _response_site(response, holdings)
     _require_terms(right_side, pooled)
-    _require_centred(right_side)
+    _require_centered(right_side)
     offset_columns = tuple(dict.fromkeys(name for offset in right_side.offsets for name in offset.columns))
     holdings.require(offset_columns)
     _require_other_columns(right_side, response)
@@ -224,7 +224,7 @@ def _require_terms(right: RightSide, pooled: bool) -> None:
         )
 
 
-def _require_centred(right: RightSide) -> None:
+def _require_centered(right: RightSide) -> None:
     """Refuse, beside an intercept, a cubic spline whose columns add up to one in every row."""
     for term in right.terms if right.intercept else ():
         match [factor.tree for factor in term]:

@@ -98,7 +98,7 @@ PLACES: Mapping[str, str] = MappingProxyType(
     {
         "ns": NATURAL,
         "rcs": NATURAL,
-        "s": f"there are no penalised smooths; {NATURAL}",
+        "s": f"there are no penalized smooths; {NATURAL}",
         "factor": "a factor is C(x), with its reference level C(x, Treatment('level'))",
         "offset": "an offset is added to the right side, outside parentheses, products and transforms, as in "
         "'y ~ x + offset(log(days))'",
@@ -273,7 +273,7 @@ def _numbers(value: Option) -> bool:
     return isinstance(value, tuple)
 
 
-def _centred(value: Option) -> bool:
+def _centered(value: Option) -> bool:
     return value == "center"
 
 
@@ -288,7 +288,7 @@ _CUBIC = TransformSignature(
             "knots": _numbers,
             "lower_bound": is_number,
             "upper_bound": is_number,
-            "constraints": _centred,
+            "constraints": _centered,
         }
     ),
     nests=False,

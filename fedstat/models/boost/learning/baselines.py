@@ -42,11 +42,11 @@ class SiteBoosting(Boosting):
         """Follow a path over some folds, (F,) bool; its offset is their mean over all sites."""
         sums = self.even.over(folds)
         offset = sums.mean
-        centred = sums.about(offset, self.basis)
+        centered = sums.about(offset, self.basis)
         parts = [one.over(folds).about(offset, self.basis) for one in self.own]
         other = None if test is None else self.even.over(test).about(offset, self.basis)
-        fits = LearnersAtSites.of(self, centred, parts)
-        ready = prepare_learners(centred, self.design, self.gram)
+        fits = LearnersAtSites.of(self, centered, parts)
+        ready = prepare_learners(centered, self.design, self.gram)
         return ready, fits.follow(parts, steps, self.nu, other, lsa=self.aggregation == "lsa")
 
 

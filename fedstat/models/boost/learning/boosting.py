@@ -173,28 +173,28 @@ class Boosting:
         """Follow a path over some folds, (F,) bool; its offset serves for those of `test` as well."""
         sums = self.moments.over(folds)
         offset = self.offset(sums)
-        centred, along = self._about(folds, offset)
-        if not float(centred.yy) > 0.0:
+        centered, along = self._about(folds, offset)
+        if not float(centered.yy) > 0.0:
             raise EstimationError("the response does not vary about its mean: nothing is fitted")
-        ready = prepare_learners(centred, self.design, self.gram, along)
+        ready = prepare_learners(centered, self.design, self.gram, along)
         other, other_along = (None, None) if test is None else self._about(test, offset)
         if not isinstance(ready, PreparedBlocks):
-            return ready, run_path(ready, centred, steps, self.nu, other)
+            return ready, run_path(ready, centered, steps, self.nu, other)
         parts, design, held = ready.parts, self.design, None
         if other is not None:
             A = all_products(other, parts, self.gram, design, other_along)
             held = A, all_scores(other, parts, design, other_along), float(other.yy)
-        t = all_scores(centred, parts, design, along)
-        return ready, run_path_on_products(ready, t, float(centred.yy), steps, self.nu, held)
+        t = all_scores(centered, parts, design, along)
+        return ready, run_path_on_products(ready, t, float(centered.yy), steps, self.nu, held)
 
     def _about(self, folds: Any, offset: Floats) -> tuple[Sums, VaryingSums | None]:
         """Add up over some folds, of a response less an offset."""
         sums = self.moments.over(folds)
-        centred: Sums = sums.about(offset, self.basis)
+        centered: Sums = sums.about(offset, self.basis)
         if self.varying is None:
-            return centred, None
+            return centered, None
         moved = offset - sums.reported if isinstance(sums, IrregularSums) else offset
-        return centred, self.varying.over(folds).about(moved, self.basis, varying_of(self.design.learners))
+        return centered, self.varying.over(folds).about(moved, self.basis, varying_of(self.design.learners))
 
     def cross_validate(self, steps: int) -> Floats:
         """Loss of every fold by the path of the others: (F, steps), a row and point."""

@@ -97,7 +97,7 @@ class Learner:
         return self.splines ** (2 if self.kind == "bhist" else 1) if self.varying else 0
 
     @property
-    def centred(self) -> bool:
+    def centered(self) -> bool:
         """Whether its effects add up to zero over all rows, apart from the intercept."""
         return self.kind in ("bols", "bbs", "brandom")
 
@@ -112,7 +112,7 @@ class Learner:
         """Directions that its penalty leaves free."""
         if not self.smooth:
             return 0
-        return self.differences ** (2 if self.kind == "bhist" else 1) - self.centred
+        return self.differences ** (2 if self.kind == "bhist" else 1) - self.centered
 
     def width(self, columns: int) -> int:
         """Return the number of columns of a row in sums of products, for a term with `columns` coded ones."""

@@ -70,7 +70,7 @@ class BoostDesign:
             C = principal_directions(sums, self.columns(p), learner)
             return C, np.eye(C.shape[1])
         k = self.starts[p + 1] - self.starts[p]
-        C = centering_transform(sums, self.columns(p)) if learner.centred else np.eye(k)
+        C = centering_transform(sums, self.columns(p)) if learner.centered else np.eye(k)
         return C, C.T @ self.margin(p) @ C
 
     def own(self, p: int) -> slice:

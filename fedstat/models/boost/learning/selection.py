@@ -147,7 +147,7 @@ def false_selections(q: int, P: int, tau: float, draws: int) -> float:
 
 
 def entry_p_values(boosting: Boosting, draws: int, random: np.random.Generator) -> tuple[Floats, Floats]:
-    """Standardised gain of each learner's first step, and its step-down p-value: (P - 1,) each.
+    """Standardized gain of each learner's first step, and its step-down p-value: (P - 1,) each.
 
     Against scores of no effect, vec T ~ N(0, Sigma x S) with the response's own covariance (Westfall and
     Young 1993).
@@ -156,8 +156,8 @@ def entry_p_values(boosting: Boosting, draws: int, random: np.random.Generator) 
     sums = total.about(total.mean, boosting.basis)
     ready = prepare_learners(sums, replace(boosting.design, penalty="separable"), boosting.gram)
     (H,) = ready.fit
-    centred = sums.S - np.outer(sums.S[:, 0], sums.S[0]) / sums.n
-    rows = _root(ready.L.T @ centred @ ready.L)
+    centered = sums.S - np.outer(sums.S[:, 0], sums.S[0]) / sums.n
+    rows = _root(ready.L.T @ centered @ ready.L)
     columns = _root(ready.V.T @ (sums.Q / (sums.n - 1.0)) @ ready.V)
 
     def gains(T: Floats) -> Floats:

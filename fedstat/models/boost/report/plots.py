@@ -73,17 +73,17 @@ def draw_surface(
     groups = [("", frame)] if of in rest else list(frame.groupby(of, sort=False))
     most = name_width(ax, 0.5, 28)
     for i, (name, rows) in enumerate(groups):
-        colour, name = COLORS[i % len(COLORS)], shorten(str(name), most)
+        color, name = COLORS[i % len(COLORS)], shorten(str(name), most)
         if not rest:
-            ax.plot([i], rows["estimate"], "o", color=colour, label=name)
+            ax.plot([i], rows["estimate"], "o", color=color, label=name)
             continue
         x = rows[rest[0]].to_numpy(dtype=float)
-        ax.plot(x, rows["estimate"], color=colour, label=name)
+        ax.plot(x, rows["estimate"], color=color, label=name)
         if "lower" in rows:
             said = "shaded: intervals of each point; dotted: the simultaneous band"
-            ax.fill_between(x, rows["lower"], rows["upper"], color=colour, alpha=0.2, linewidth=0.0)
+            ax.fill_between(x, rows["lower"], rows["upper"], color=color, alpha=0.2, linewidth=0.0)
             for side in ("band_lower", "band_upper"):
-                ax.plot(x, rows[side], color=colour, linewidth=0.8, linestyle=":")
+                ax.plot(x, rows[side], color=color, linewidth=0.8, linestyle=":")
     ax.set_xlabel(axis_name(rest[0], label) if rest else "", parse_math=False)
     ax.set_ylabel("effect")
     if not rest:
@@ -100,15 +100,15 @@ def axis_name(argument: str, label: str) -> str:
 
 
 def draw_path(path: pd.DataFrame, ax: Axes | None) -> Axes:
-    """R-squared or loss along the path, with a mark of the learner's colour at every step."""
+    """R-squared or loss along the path, with a mark of the learner's color at every step."""
     what = path.columns[1]
     name = "loss" if what == "loss" else "R-squared"
     ax = axes_for(ax, 6.5, 4.0, "Steps of boosting")
     ax.plot(path.index, path[what], color="0.7", linewidth=1.0, zorder=0)
     most = name_width(ax, 0.5, 28)
     for i, (label, rows) in enumerate(path.groupby("learner", sort=False)):
-        colour = COLORS[i % len(COLORS)]
-        ax.plot(rows.index, rows[what], ".", color=colour, markersize=4.0, label=shorten(str(label), most))
+        color = COLORS[i % len(COLORS)]
+        ax.plot(rows.index, rows[what], ".", color=color, markersize=4.0, label=shorten(str(label), most))
     ax.set(xlabel="step", ylabel=name)
     legend_below(ax)
     return ax
@@ -157,9 +157,9 @@ def draw_curves(
     ax = axes_for(ax, 6.5, 4.0)
     most = name_width(ax, 0.5, 28)
     for i, name in enumerate(names):
-        colour = COLORS[i % len(COLORS)]
-        ax.plot(t, observed[i], "o", color=colour, markersize=2.5, alpha=0.6)
-        ax.plot(t, fitted[i], color=colour, label=shorten(f"row {name}", most))
+        color = COLORS[i % len(COLORS)]
+        ax.plot(t, observed[i], "o", color=color, markersize=2.5, alpha=0.6)
+        ax.plot(t, fitted[i], color=color, label=shorten(f"row {name}", most))
     ax.set_xlabel("t")
     label_y(ax, response)
     legend_below(ax)

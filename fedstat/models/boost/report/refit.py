@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Penalised generalised least squares on some learners, from the sums of boosting: surfaces with intervals.
+# Penalized generalized least squares on some learners, from the sums of boosting: surfaces with intervals.
 #
 # A boosted surface is shrunken; intervals around it do not cover. Fitted again are the learners that were
 # selected, with errors that are correlated along the response: their covariance follows from the products
@@ -165,7 +165,7 @@ def _check_collinear(
 
 
 def _shrunken(design: BoostDesign, p: int) -> bool:
-    """Whether a refit penalises a learner along what it is of; linear effects it does not."""
+    """Whether a refit penalizes a learner along what it is of; linear effects it does not."""
     return design.learners[p].smooth or design.learners[p].kind == "brandom"
 
 
@@ -184,7 +184,7 @@ def _penalties(
 def _solve(
     own: CurveSums, gram: Floats, Omega: Floats | None, penalties: Sequence[RefitPenalty], lam: Floats
 ) -> tuple[Floats, Floats, Floats, float]:
-    """Coefficients, inverse of the penalised information, information, and scale."""
+    """Coefficients, inverse of the penalized information, information, and scale."""
     q, L = own.T.shape
     middle = gram if Omega is None else gram @ Omega @ gram
     A = np.asarray(np.kron(middle, own.S))
@@ -204,7 +204,7 @@ def _solve(
 def _smooth(
     own: CurveSums, gram: Floats, Omega: Floats | None, penalties: Sequence[RefitPenalty]
 ) -> tuple[Floats, Floats, float]:
-    """Maximise the restricted likelihood over smoothing parameters; coefficients, these, scale."""
+    """Maximize the restricted likelihood over smoothing parameters; coefficients, these, scale."""
     q, L = own.T.shape
     lam = np.ones(len(penalties))
     spectra = [np.outer(_spectrum(one.M1), _spectrum(one.M2)) for one in penalties]
@@ -228,7 +228,7 @@ def _smooth(
 
 
 def _free_traces(penalties: Sequence[RefitPenalty], lam: Floats, spectra: Sequence[Floats]) -> list[float]:
-    """Trace of the generalised inverse of a learner's whole penalty times each of its parts.
+    """Trace of the generalized inverse of a learner's whole penalty times each of its parts.
 
     Parts of one learner share eigenvectors: each is the identity where the other is not.
     """
@@ -448,7 +448,7 @@ class BoostPrediction:
 
 SELECTED = (
     "Intervals and p-values are conditional on the learners that boosting selected from the same rows, and "
-    "too favourable where it chose among many: split() selects and estimates on different rows."
+    "too favorable where it chose among many: split() selects and estimates on different rows."
 )
 HALVES = "Learners were selected by one half of the folds, and estimated from the other."
 GIVEN = "Learners were given; where they were chosen by these rows, intervals and p-values do not know of it."
@@ -458,7 +458,7 @@ WIDTHS = (43, 8, 8, 11, 6, 9, 7)
 
 
 class SurfaceFit:
-    """Learners fitted again by generalised least squares, with errors that are correlated along the response.
+    """Learners fitted again by generalized least squares, with errors that are correlated along the response.
 
     Attributes
     ----------
@@ -588,7 +588,7 @@ class SurfaceFit:
             )
             for label, one in self.tests.iterrows()
         )
-        sheet = Sheet(COLUMNS, rows, "lrrrrrr", WIDTHS, "Learners fitted again by generalised least squares")
+        sheet = Sheet(COLUMNS, rows, "lrrrrrr", WIDTHS, "Learners fitted again by generalized least squares")
         return SheetSummary([sheet], tuple(self._notes()), "")
 
     def _notes(self) -> list[str]:
@@ -618,6 +618,6 @@ def fit_surfaces(
     """Fit learners to the sums of some folds, (F,)."""
     boosting = held.boosting
     sums = boosting.even.over(folds)
-    centred = sums.about(sums.mean, boosting.basis)
-    fitted = refit(centred, boosting.design, boosting.gram, learners)
+    centered = sums.about(sums.mean, boosting.basis)
+    fitted = refit(centered, boosting.design, boosting.gram, learners)
     return SurfaceFit(held, fitted, sums.mean, conditions, random_state)

@@ -183,9 +183,9 @@ class Modality(ABC):
     def _improve_means(self, N: Floats, m: Floats, penalty: float) -> None:
         """Set the means for clusters of weights N (K,) and mean factors m (K, Q), shrunk to zero."""
         self.means = np.zeros_like(m) if self.silent else shrink_means(N, m, float(penalty))
-        self._recentre()
+        self._recenter()
 
-    def _recentre(self) -> None:
+    def _recenter(self) -> None:
         """Select the means with the least norm among all that give the same densities."""
         c = self.means.sum(axis=0) / len(self.means)
         self.means = self.means - c

@@ -343,7 +343,7 @@ class CategoricalModality(Modality):
 
     def begin(self, clusters: int) -> None:
         """Start from principal components of levels' numbers, and a factor analysis of one cluster."""
-        scores = [self._standardised(block) for block in self._blocks]
+        scores = [self._standardized(block) for block in self._blocks]
         S = np.concatenate(scores, axis=1)
         if self.Z.shape[1] > 1:
             S = S - self.Z @ np.linalg.lstsq(self.Z, S)[0]
@@ -360,7 +360,7 @@ class CategoricalModality(Modality):
             self._improve_columns(spread, self._eta(), np.zeros(self.P))
         self.means = np.zeros((clusters, self.Q))
 
-    def _standardised(self, block: LevelColumns) -> Floats:
+    def _standardized(self, block: LevelColumns) -> Floats:
         cells = np.repeat(self.codes[:, block.columns] >= 0, block.rows, axis=1)
         scores = np.where(cells, block.scores(self.codes[:, block.columns]), np.nan)
         return np.where(cells, (scores - np.nanmean(scores, axis=0)) / np.nanstd(scores, axis=0), 0.0)
@@ -439,7 +439,7 @@ class CategoricalModality(Modality):
                 self._by_newton = r.copy()
                 self.restore(improved)
                 self.means = self._step_of_means(there.levels, means, means_penalty)
-                self._recentre()
+                self._recenter()
                 spread, value = self._expect(r, penalties, means_penalty)
             if value - old < SETTLED * (1.0 + abs(value)):
                 break

@@ -40,13 +40,13 @@ class GaussianModality(Modality):
         cells = ~np.isnan(columns)
         self._cells = cells
         if units is None:
-            self._centre, self._scale = np.nanmean(columns, axis=0), np.nanstd(columns, axis=0)
+            self._center, self._scale = np.nanmean(columns, axis=0), np.nanstd(columns, axis=0)
         else:
-            self._centre, self._scale = units.reshape(2, -1)
+            self._center, self._scale = units.reshape(2, -1)
         constant = [name for name, s in zip(names, self._scale, strict=True) if not s > 0.0]
         if constant:
             raise ModelError(f"expected columns that vary; received {', '.join(constant)}: leave them out")
-        self.X = np.where(cells, (columns - self._centre) / self._scale, 0.0)
+        self.X = np.where(cells, (columns - self._center) / self._scale, 0.0)
         patterns, at = np.unique(cells, axis=0, return_inverse=True)
         self._seen: Bools = patterns
         self._complete = bool(patterns.all())
@@ -70,7 +70,7 @@ class GaussianModality(Modality):
     @property
     def units(self) -> Floats:
         """Means and deviations of the columns, (2 P,)."""
-        return np.concatenate([self._centre, self._scale])
+        return np.concatenate([self._center, self._scale])
 
     @property
     def at_floor(self) -> tuple[str, ...]:
@@ -219,7 +219,7 @@ class GaussianModality(Modality):
 
     def profile(self) -> Floats:
         """Return the columns' means by cluster, (K, P), at covariates of zero."""
-        return np.asarray(self._centre + self._scale * (self.B[:, 0] + self.means @ self.L.T))
+        return np.asarray(self._center + self._scale * (self.B[:, 0] + self.means @ self.L.T))
 
     def _effects(self) -> tuple[Ints, Floats]:
         (P, q), d = self.B.shape, self.Z.shape[1] + self.Q + 1
@@ -231,4 +231,4 @@ class GaussianModality(Modality):
         if covariates is not None:
             x = x + covariates @ self.B[:, 1:].T
         x = x + np.sqrt(self.psi) * rng.standard_normal(x.shape)
-        return np.asarray(self._centre + self._scale * x)
+        return np.asarray(self._center + self._scale * x)

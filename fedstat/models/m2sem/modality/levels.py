@@ -161,7 +161,7 @@ class LevelColumns(ABC):
         `counts` and `table` (J, P, C, G) are expected rows and logs of probabilities at nodes eta;
         `penalties` (P,) are on norms of loadings.
         """
-        f, P, penalised = self.intercepts, len(self.columns), bool(penalties.any())
+        f, P, penalized = self.intercepts, len(self.columns), bool(penalties.any())
         flat = counts.reshape(-1, *counts.shape[2:])
         if np.any(self.theta[~support, f:]):
             self.theta[~support, f:] = 0.0
@@ -170,7 +170,7 @@ class LevelColumns(ABC):
         def value(theta: Floats, table: Floats | None = None) -> Floats:
             table = self._table(self.effective(theta), eta) if table is None else table.reshape(flat.shape)
             fit = np.einsum("pcg,pcg->p", flat, table).reshape(-1, P).sum(axis=0)
-            return np.asarray(fit - penalties * np.linalg.norm(theta[:, f:], axis=1) if penalised else fit)
+            return np.asarray(fit - penalties * np.linalg.norm(theta[:, f:], axis=1) if penalized else fit)
 
         score, info = self._slopes(eta, flat)
         step = proximal_newton(score, info, self.theta[:, f:], penalties, support)

@@ -125,7 +125,7 @@ def exchange_patterns(
         seen=seen,
         n=grams.products[:, 0, 0].copy(),
         grams=grams.products,
-        centre=np.append(units.shift, units.mean),
+        center=np.append(units.shift, units.mean),
         scale=np.append(units.scale, units.sd),
         shape=units.shape,
     )
@@ -186,8 +186,8 @@ def cardinality_cost(layout: Layout, rule: PatternRule, plan: MergePlan) -> Card
     )
     short = sum(max(rule.least(pattern) - int(m), 0) for pattern, m in sizes.items())
     details = {**dict(zip(layout.sites, layout.details, strict=True))}
-    sites = {k: d for k, d in details.items() if d is not None and d.levelled}
-    if layout.response_detail is not None and layout.response_detail.levelled:
+    sites = {k: d for k, d in details.items() if d is not None and d.leveled}
+    if layout.response_detail is not None and layout.response_detail.leveled:
         sites[layout.active] = layout.response_detail
     return CardinalityCost(
         {k: m for k, m in zip(layout.sites, lost, strict=True) if m > 0},

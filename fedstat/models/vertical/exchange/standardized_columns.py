@@ -224,10 +224,10 @@ class StandardizedResponse:
 
     def summed(self, code: Ints, rows: Ints) -> SummedColumns:
         """Report sums of the response by group, (m,), of some rows to the checks."""
-        return newly_summed(self.standardised[:, None], spread(code, rows, len(self.y)), self.groups_judged)
+        return newly_summed(self.standardized[:, None], spread(code, rows, len(self.y)), self.groups_judged)
 
     @property
-    def standardised(self) -> Floats:
+    def standardized(self) -> Floats:
         """Mean 0, mean square 1."""
         return np.asarray((self.y - self.mean) / self.sd)
 
@@ -341,7 +341,7 @@ def signed_squares(staged: StandardizedBlock) -> Floats:
     Unlike the third moment, it gives no row more weight than the standard deviation does. For columns of few
     values alone, their counts determine it; if products of such columns are judged, none is reported.
     """
-    if not all(one.alone for one in staged.detail.levelled):
+    if not all(one.alone for one in staged.detail.leveled):
         return np.full(staged.X.shape[1], UNRELEASED)
     Z = staged.X[staged.held]
     squares = Z * np.abs(Z)

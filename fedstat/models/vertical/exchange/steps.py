@@ -235,7 +235,7 @@ def sum_with_response(
     equal.
     """
     staged, response, G = staged_block(state), staged_response(state), int(groups)
-    X, y = staged.X, response.standardised
+    X, y = staged.X, response.standardized
     if rows is not None:
         check_lengths(data.name, rows=(rows, len(X)))
         check_positions(data.name, rows, len(y))
@@ -254,7 +254,7 @@ def sum_with_response(
 def sum_response(data: SiteData, state: State, code: Ints, groups: Array) -> dict[str, Array]:
     """Sum the standardized response and its square by fold or missing pattern: ``sums`` (2, G)."""
     staged, G = staged_response(state), int(groups)
-    y = staged.standardised
+    y = staged.standardized
     check_lengths(data.name, code=(code, len(y)))
     require_groups(data.name, code, G, 2)
     state.report(staged.groups(code), left_out(code), RowGroups("", code, staged.rows))
@@ -275,7 +275,7 @@ def columns_of(
         own: StandardizedBlock | StandardizedResponse = (
             staged_block(state) if which == BLOCK else staged_response(state)
         )
-        X, case = own.X if isinstance(own, StandardizedBlock) else own.standardised[:, None], own.case
+        X, case = own.X if isinstance(own, StandardizedBlock) else own.standardized[:, None], own.case
         # In a product of two sites' columns, each has the square root of the weight.
         return X if case is None else X * np.sqrt(case)[:, None], None
     name, _, whom = which.partition(":")
@@ -398,7 +398,7 @@ def facts_behind_product(
     each = part.product.columns_a * part.product.columns_b
     columns = part.product.columns_a + part.product.columns_b - 1
     require_groups(data.name, group, part.product.groups, each, columns)
-    if data.policy.discrete == "bits" and own.detail.levelled:
+    if data.policy.discrete == "bits" and own.detail.leveled:
         enter = own.beside.add_marked(data, group[both], of_table[both], marks)
     else:
         others = part.product.columns_b if part.first else part.product.columns_a

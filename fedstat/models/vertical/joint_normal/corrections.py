@@ -229,7 +229,7 @@ def sums_by_pattern(like: PatternMoments, X: Floats, y: Floats, code: Ints) -> P
         deviations = (Z[:, 1:-1] - mean) / sd
         squares += like.seen[g] * (deviations * np.abs(deviations)).sum(axis=0)
     unit = np.ones(P + 1)
-    return replace(like, n=n, grams=grams, centre=0.0 * unit, scale=unit, shape=squares / count)
+    return replace(like, n=n, grams=grams, center=0.0 * unit, scale=unit, shape=squares / count)
 
 
 # ----------------------------------------------------------------------------------------------------

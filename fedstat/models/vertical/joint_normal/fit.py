@@ -158,7 +158,7 @@ def inverse_by_pattern(cov: Floats, seen: Bools) -> tuple[Floats, Floats]:
     return K, 2.0 * np.log(np.diagonal(L, axis1=1, axis2=2)).sum(axis=1)
 
 
-def centred_sums(moments: PatternMoments, mean: Array) -> tuple[Array, Array]:
+def centered_sums(moments: PatternMoments, mean: Array) -> tuple[Array, Array]:
     """Compute the sums d_g (G, P + 1) and D_g (G, P + 1, P + 1) of observed columns, minus the mean."""
     at = observed(moments) * mean
     first = moments.grams[:, 0, 1:]
@@ -170,7 +170,7 @@ def centred_sums(moments: PatternMoments, mean: Array) -> tuple[Array, Array]:
 def joint_normal_likelihood(moments: PatternMoments, mean: Floats, cov: Floats) -> float:
     """Observed-data log-likelihood of the standardized columns."""
     K, log_det = inverse_by_pattern(cov, observed(moments))
-    _, D = centred_sums(moments, mean)
+    _, D = centered_sums(moments, mean)
     constant = observed(moments).sum(axis=1) * np.log(2.0 * np.pi) + log_det
     return float(-0.5 * (moments.n @ constant + np.einsum("gij,gji->", K, D, optimize=True)))
 
@@ -186,7 +186,7 @@ def differentiate_joint_normal(
     P, seen, n = len(point.beta), observed(moments), moments.n[:, None, None]
     cov, B = point.cov, point.basis()
     K, log_det = inverse_by_pattern(cov, seen)
-    d, D = centred_sums(moments, point.mean)
+    d, D = centered_sums(moments, point.mean)
     KD = np.matmul(K, D)
     M = np.matmul(KD, K)
     constant = seen.sum(axis=1) * np.log(2.0 * np.pi) + log_det
@@ -273,7 +273,7 @@ class JointNormalFit:
     @property
     def a(self) -> float:
         """Mean of the response."""
-        return float(self.moments.centre[-1] + self.moments.scale[-1] * self.point.a)
+        return float(self.moments.center[-1] + self.moments.scale[-1] * self.point.a)
 
     @property
     def s2(self) -> float:
@@ -288,7 +288,7 @@ class JointNormalFit:
     @property
     def mu(self) -> Floats:
         """Means of the columns, (P,)."""
-        return np.asarray(self.moments.centre[:-1] + self.moments.scale[:-1] * self.point.mu)
+        return np.asarray(self.moments.center[:-1] + self.moments.scale[:-1] * self.point.mu)
 
     @property
     def cov(self) -> Floats:

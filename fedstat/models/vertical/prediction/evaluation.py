@@ -107,12 +107,12 @@ def evaluate_at_holder(
     use: Bools,
     code: Ints,
     groups: Ints,
-    centre: Floats,
+    center: Floats,
     width: Floats,
 ) -> tuple[dict[str, Array], str]:
     """Evaluate the agreement of predicted means (n,) with the opened response of the rows in `use`.
 
-    `text` is distribution and link, `code` (n,) the group of each row, from 0 to `groups` - 1; for `centre`
+    `text` is distribution and link, `code` (n,) the group of each row, from 0 to `groups` - 1; for `center`
     and `width` see :func:`bin_edges`. Released are ``bins`` (3 G, B), entities and sums of response and of
     predictions by bin of the linear predictor, where small bins are merged with a neighbor and small groups
     are left out; ``squares`` (G,), sums of squared errors; ``spread`` (G,) about the mean of the group;
@@ -135,7 +135,7 @@ def evaluate_at_holder(
     if len(code) and not 0 <= code.min() <= code.max() < G:
         raise MessageError(f"{data.name}: array 'code' names a group that does not exist")
     predicted = average_in_groups(data, given, code, np.asarray(family.link(given)))
-    eta, edges = np.asarray(family.link(predicted)), bin_edges(distribution, float(centre), float(width))
+    eta, edges = np.asarray(family.link(predicted)), bin_edges(distribution, float(center), float(width))
     at, B = np.searchsorted(edges, eta), len(edges) + 1
     bins, squares, spread = np.zeros((3 * G, B)), np.zeros(G), np.zeros(G)
     counted = np.zeros(len(y), dtype=bool)
@@ -201,7 +201,7 @@ EVALUATION_STEPS: Mapping[str, Step] = {
             "use": presence("which entities are compared", dtype="bool"),
             "code": presence("sites that have each entity, by number", dtype="int64"),
             "groups": control("number of sets of sites", 0, dtype="int64"),
-            "centre": aggregate("mean of the linear predictors", 0),
+            "center": aggregate("mean of the linear predictors", 0),
             "width": aggregate("their deviation", 0),
         },
         {
@@ -262,7 +262,7 @@ def evaluate_predictions(
                 use=use,
                 code=code.astype(np.int64),
                 groups=np.array(len(sets)),
-                centre=np.array(place[0]),
+                center=np.array(place[0]),
                 width=np.array(place[1]),
             )
         ]

@@ -21,7 +21,7 @@ from fedstat.models.vertical.fit import (
 from fedstat.models.vertical.joint_normal.fit import (
     Between,
     JointNormalFit,
-    centred_sums,
+    centered_sums,
     differentiate_joint_normal,
     estimates_covariance,
     fit_joint_model,
@@ -96,7 +96,7 @@ def joint_em_step(moments: PatternMoments, mean: Array, cov: Array) -> tuple[Arr
     seen = observed(moments)
     both = seen[:, :, None] & seen[:, None, :]
     K = np.linalg.inv(np.where(both, cov, np.eye(len(cov)))) * both
-    d, D = centred_sums(moments, mean)
+    d, D = centered_sums(moments, mean)
     move = cov @ np.matmul(K, d[:, :, None]).sum(axis=0)[:, 0] / moments.nobs
     inner = (np.matmul(np.matmul(K, D), K) - moments.n[:, None, None] * K).sum(axis=0)
     return mean + move, cov + cov @ inner @ cov / moments.nobs - np.outer(move, move)
@@ -243,13 +243,13 @@ def sem_covariance(fit: MomentsFit) -> PsiCovariance:
     standard, moments = fit.standard, fit.moments
     Sigma = block_covariance(standard, fit.point, residuals(standard, fit.point))
     at = EMPoint(fit.point.b, np.exp(fit.point.log_s2), fit.point.beta, fit.point.mu, Sigma)
-    centre = split(moments, at)
+    center = split(moments, at)
     complete = complete_information(
-        centre, centered_moments(expected_gram(standard, at), at.mu), int(moments.nobs)
+        center, centered_moments(expected_gram(standard, at), at.mu), int(moments.nobs)
     )
     V = solve_sem(complete, em_jacobian(standard, at))
     psi = np.zeros((2 + 2 * standard.P, len(V)))
-    psi[:, : len(psi)] = to_psi(centre, [np.ones(p) for p in moments.sizes])
+    psi[:, : len(psi)] = to_psi(center, [np.ones(p) for p in moments.sizes])
     cov, asymmetry = symmetrize(psi @ V @ psi.T)
     return PsiCovariance(covariance_in_units(moments, cov), FROM_MOMENTS, asymmetry=asymmetry)
 

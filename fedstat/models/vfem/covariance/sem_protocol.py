@@ -262,23 +262,23 @@ def sem_covariance(
     em = ExactEMMap(iteration, [p["s1"] for p in parts], [p["S2"] for p in parts], blocks)
     beta, mu = [p["beta"] for p in parts], [p["mu"] for p in parts]
     beta0 = fit_a - sum(float(m @ b) for m, b in zip(mu, beta, strict=True))
-    centre = SEMPoint(beta0, fit_s2, beta, mu, [p["Sigma"] for p in parts])
-    P, DM = yield from iteration.hide(differentiate_em_map(em, centre))
-    V = solve_sem(complete_information(centre, P, lay.n), DM)
+    center = SEMPoint(beta0, fit_s2, beta, mu, [p["Sigma"] for p in parts])
+    P, DM = yield from iteration.hide(differentiate_em_map(em, center))
+    V = solve_sem(complete_information(center, P, lay.n), DM)
     A = np.zeros((ParameterLayout(em.sizes).total, len(V)))
-    A[:, : A.shape[0]] = to_psi(centre, [p["scale"] for p in parts])
+    A[:, : A.shape[0]] = to_psi(center, [p["scale"] for p in parts])
     symmetric, asymmetry = symmetrize(A @ V @ A.T)
     return PsiCovariance.of(symmetric, products, moved, asymmetry)
 
 
-def differentiate_em_map(em: ExactEMMap, centre: SEMPoint) -> FitProtocol[tuple[Floats, Floats]]:
+def differentiate_em_map(em: ExactEMMap, center: SEMPoint) -> FitProtocol[tuple[Floats, Floats]]:
     """Return E sum (1, u)(1, u)' at a point, and d M_j / d theta_i at (i, j), by central differences."""
-    _, P = yield from em.evaluate(centre)
-    theta = centre.pack()
+    _, P = yield from em.evaluate(center)
+    theta = center.pack()
     size = np.full(len(theta), DIFFERENCE)
     places = ParameterLayout(em.sizes)
-    root = np.sqrt(centre.s2)
-    size[0], size[1] = DIFFERENCE * root, DIFFERENCE * centre.s2
+    root = np.sqrt(center.s2)
+    size[0], size[1] = DIFFERENCE * root, DIFFERENCE * center.s2
     for k in range(len(em.sizes)):
         size[places.beta(k)] *= root
     rows = []

@@ -115,7 +115,7 @@ class QuasiNewtonIteration(IterationState):
     at_the_edge: bool = False
     edges: int = 0
 
-    def maximise(self) -> FitProtocol[VFEMFit]:
+    def maximize(self) -> FitProtocol[VFEMFit]:
         """Maximize the observed-data likelihood."""
         # With keys of all sites, which replace those of the masks.
         yield from self._open()
@@ -217,7 +217,7 @@ class QuasiNewtonIteration(IterationState):
                 "glm_evaluate",
                 json.dumps(self.sealed),
                 predictor=at[0] + np.sum([a["linear_predictor"] for a in arrays], axis=0),
-                centre=lay.missing @ np.array([float(a["centre"]) for a in arrays]),
+                center=lay.missing @ np.array([float(a["center"]) for a in arrays]),
                 spread=lay.missing @ np.array([float(a["spread"]) for a in arrays]),
                 **more,
             )

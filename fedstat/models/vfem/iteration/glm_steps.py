@@ -129,7 +129,7 @@ def glm_start_response(
     ),
     takes={
         "predictor": per_entity("sum of the sites' linear predictors", weighs=""),
-        "centre": control("means of missing linear predictors, by pattern"),
+        "center": control("means of missing linear predictors, by pattern"),
         "spread": control("variances of missing linear predictors, by pattern"),
         "lowest": control("likelihood below which nothing else is said", 0, optional=True),
         "alpha": aggregate("overdispersion of the negative binomial", 0, optional=True),
@@ -149,7 +149,7 @@ def glm_evaluate(
     state: State,
     text: str,
     predictor: Floats,
-    centre: Floats,
+    center: Floats,
     spread: Floats,
     lowest: Array | None = None,
     alpha: Array | None = None,
@@ -157,7 +157,7 @@ def glm_evaluate(
     """Evaluate the likelihood of the response given the observed blocks of each entity.
 
     `predictor` (n,) is the intercept plus the sites' linear predictors of the blocks that an entity has;
-    `centre` and `spread` (G,) are the sums of mu'beta and of beta'Sigma beta over the sites that are missing
+    `center` and `spread` (G,) are the sums of mu'beta and of beta'Sigma beta over the sites that are missing
     in each pattern. `text` names the columns whose sites learn their sums with L_m. `alpha` is that of a
     negative binomial response, if it is estimated. Released: ``inside``, which is 0, without anything else,
     if a linear predictor is too large to compute with; otherwise ``log_likelihood``, and unless it is below
@@ -167,11 +167,11 @@ def glm_evaluate(
     response = glm_response_of(state)
     if alpha is not None:
         response.spec = with_alpha(data.name, response.spec, float(alpha))
-    G = len(centre)
+    G = len(center)
     check_lengths(data.name, predictor=(predictor, len(response.y)), spread=(spread, G))
     if int(response.code.max()) >= G or (spread < 0.0).any():
         raise MessageError(f"{data.name}: array 'spread' must have a variance for each missing pattern")
-    m, v = predictor + centre[response.code] + response.offset, spread[response.code]
+    m, v = predictor + center[response.code] + response.offset, spread[response.code]
     # Far out, the integral needs more and more nodes, and there are no data.
     if np.abs(m).max() > LARGEST_MEAN or v.max() > LARGEST_VARIANCE:
         return {"inside": np.array(0)}
@@ -508,7 +508,7 @@ def local_score(block: BlockState, theta: BlockParameters, by_beta: Floats, miss
         "linear_predictor": per_entity(
             "linear predictor x'beta of the site's block", maskable=True, optional=True
         ),
-        "centre": control("product mu'beta", 0, optional=True),
+        "center": control("product mu'beta", 0, optional=True),
         "spread": control("product beta'Sigma beta", 0, optional=True),
         "log_likelihood": control("log-likelihood", 0, maskable=True, optional=True),
         "change": control("largest change of a parameter", 0, optional=True),
@@ -521,7 +521,7 @@ def glm_move(
 
     `of_steps` (q,) and `of_scores` (q + 1,) are the coefficients of the direction; a length of 0 stays.
     Released: ``inside``, which is 0, without anything else, if Sigma has left the positive cone; otherwise
-    the linear predictor of all n entities, zero where the site lacks them; ``centre`` mu'beta and ``spread``
+    the linear predictor of all n entities, zero where the site lacks them; ``center`` mu'beta and ``spread``
     beta'Sigma beta; the log-likelihood of the block minus its maximum; the largest change.
     """
     site = glm_block_state_of(state)
@@ -541,7 +541,7 @@ def glm_move(
     return {
         "inside": np.array(1),
         "linear_predictor": site.block.pad(row_dots(site.block.X, theta.beta)),
-        "centre": np.array(theta.mu @ theta.beta),
+        "center": np.array(theta.mu @ theta.beta),
         "spread": np.array(theta.beta @ theta.Sigma @ theta.beta),
         "log_likelihood": np.array(block_log_likelihood(site.block, theta, factor)),
         "change": np.array(np.abs(move).max()),

@@ -27,13 +27,13 @@ class SitePoints:
 
     It needs only the sum of linear predictors over sites. Those of the points are in a ring of rows,
     `predictors` (memory + 2, n), whose latest is `newest`; `padded` if they come for all entities. Per site,
-    `centres` (q, q) are products mu'beta of its points, `spreads` (q, q, q) beta'Sigma beta.
+    `centers` (q, q) are products mu'beta of its points, `spreads` (q, q, q) beta'Sigma beta.
     """
 
     predictors: Floats
     padded: bool
     newest: int = -1
-    centres: list[Floats] = field(default_factory=list)
+    centers: list[Floats] = field(default_factory=list)
     spreads: list[Floats] = field(default_factory=list)
 
     def take(self, layout: Layout, replies: Sequence[Reply]) -> None:
@@ -47,7 +47,7 @@ class SitePoints:
                 total += part
             else:
                 add_at(total, layout.rows[site], part)
-        self.centres = [reply.arrays["centres"] for reply in replies]
+        self.centers = [reply.arrays["centers"] for reply in replies]
         self.spreads = [reply.arrays["spreads"] for reply in replies]
 
     def mixed(self, weights: Floats, layout: Layout) -> tuple[Floats, Floats]:
@@ -56,8 +56,8 @@ class SitePoints:
         ring = np.zeros(len(self.predictors))
         ring[(self.newest - np.arange(len(weights))[::-1]) % len(ring)] = weights
         differences = np.append(weights[:-1], 1.0)  # from the newest point
-        centre = np.array([differences @ B @ differences for B in self.centres])
-        eta = weighted_rows(self.predictors, ring, ~layout.missing @ centre, layout.code)
+        center = np.array([differences @ B @ differences for B in self.centers])
+        eta = weighted_rows(self.predictors, ring, ~layout.missing @ center, layout.code)
         t = np.array([differences @ (B @ differences) @ differences for B in self.spreads])
         return eta, t
 
@@ -146,15 +146,15 @@ class ResponsePoints:
         new = s2 * s2 * at.z2.sum() / n + np.sum(self.counts * (at.v - s2) * s2 / at.v) / n
         return float(s2 * at.z1.sum() / n), float(new - s2)
 
-    def take(self, evaluated: EvaluatedResponse, omega: float, recentring: float) -> Floats:
+    def take(self, evaluated: EvaluatedResponse, omega: float, recentering: float) -> Floats:
         """Record the M-step of an evaluated point, and return the products of its step with the others.
 
-        `omega` is the length of the step of the regression; `recentring` is the change of the centered
+        `omega` is the length of the step of the regression; `recentering` is the change of the centered
         intercept with the means of the sites' blocks.
         """
         a_move, s2_move = self._moves(evaluated)
         at = np.array([evaluated.a, evaluated.s2])
-        image = at + np.array([omega * a_move + recentring, s2_move])
+        image = at + np.array([omega * a_move + recentering, s2_move])
         self.points.append(image)
         self.evaluated.append(ResponseStep(at, image, a_move))
         if self.evaluated[0] is None or len(self.points) > self.memory + 1:
@@ -166,11 +166,11 @@ class ResponsePoints:
         moves = [e.image - e.at for e in self.evaluated if e is not None]
         return np.array([np.sum(moves[-1] * metric * move) for move in moves])
 
-    def shorten(self, point: int, omega: float, recentring: float) -> None:
+    def shorten(self, point: int, omega: float, recentering: float) -> None:
         """Go back to an evaluated point (-1: that of the last call), and take a shorter step from it."""
         self.base = base = self.evaluated[point] if point >= 0 else self.base
         assert base is not None
-        self.points = [np.array([base.at[0] + omega * base.a_move + recentring, base.image[1]])]
+        self.points = [np.array([base.at[0] + omega * base.a_move + recentering, base.image[1]])]
         self.evaluated, self.current, self.reference = [None], base.at, 0.0
 
 
@@ -285,8 +285,8 @@ class EMIteration(IterationState):
             max(own.change, *[float(a["change"]) for a in arrays]),
             self.move,
         )
-        recentring = sum(float(a["recentring"]) for a in arrays)
-        products = self.response.take(at, self.omega, recentring)
+        recentering = sum(float(a["recentering"]) for a in arrays)
+        products = self.response.take(at, self.omega, recentering)
         self._enlarge_gram(products + np.sum([a["products"] for a in arrays], axis=0))
 
     def _enlarge_gram(self, products: Floats) -> None:
@@ -335,8 +335,8 @@ class EMIteration(IterationState):
             )
         replies = yield [self.request(k, "shorten", point=self.accepted, omega=self.omega) for k in lay.sites]
         self.points.take(lay, replies)
-        recentring = sum(float(reply.arrays["recentring"]) for reply in replies)
-        self.response.shorten(self.accepted, self.omega, recentring)
+        recentering = sum(float(reply.arrays["recentering"]) for reply in replies)
+        self.response.shorten(self.accepted, self.omega, recentering)
         # Products with steps of another length are not comparable: the history begins again.
         self.gram, self.weights, self.move, self.accepted = np.empty((0, 0)), np.ones(1), "shortened", -1
 

@@ -239,13 +239,13 @@ def stage_block_state(
         raise MessageError(f"{data.name}: expected at most {MOST_STEPS_KEPT} remembered steps")
     staged = standardize_block(data, state, keep, rows if filled else None, n)
     check_collinear(data.name, block_of(state).spec.names, staged.X, len(rows))
-    site = summarise(staged, np.arange(n) if filled else rows, n, memory)
+    site = summarize(staged, np.arange(n) if filled else rows, n, memory)
     # With imputation, the block has as many rows as the fit, but only the site's own rows count.
     state.keep(BLOCK_STATE_ITEM, site, len(rows))
     return site
 
 
-def summarise(staged: StandardizedBlock, rows: Ints, n: int, memory: int) -> BlockState:
+def summarize(staged: StandardizedBlock, rows: Ints, n: int, memory: int) -> BlockState:
     """Compute the sums that stay fixed during a fit."""
     X = staged.X
     ones = np.ones(len(X))

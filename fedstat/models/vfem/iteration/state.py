@@ -366,7 +366,7 @@ class IterationState:
         """Collect the estimates at the end of the iteration."""
         raise NotImplementedError
 
-    def maximise(self) -> FitProtocol[VFEMFit]:
+    def maximize(self) -> FitProtocol[VFEMFit]:
         """Maximize the observed-data likelihood."""
         return self.hide(self._complete())
 

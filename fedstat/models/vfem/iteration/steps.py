@@ -53,7 +53,7 @@ def set_first_point(site: BlockState, theta: BlockParameters) -> None:
     site.root = None
 
 
-def recentring(old: BlockParameters, new: BlockParameters) -> Array:
+def recentering(old: BlockParameters, new: BlockParameters) -> Array:
     """Return the change of the centered intercept with the means, (mu_new - mu_old)'beta_new."""
     return np.array((new.mu - old.mu) @ new.beta)
 
@@ -174,7 +174,7 @@ POINTS: Mapping[str, ArrayDeclaration] = {
     "linear_predictor": per_entity(
         "linear predictor x'beta of the site's block", maskable=True, optional=True
     ),
-    "centres": control("products mu'beta of the points", 2, optional=True),
+    "centers": control("products mu'beta of the points", 2, optional=True),
     "spreads": control("products beta'Sigma beta of the points", 3, optional=True),
 }
 ITERATION: Mapping[str, ArrayDeclaration] = {
@@ -184,7 +184,7 @@ ITERATION: Mapping[str, ArrayDeclaration] = {
     "change": control("largest change of a parameter", 0, optional=True),
     "products": control("inner products of moves", maskable=True, optional=True, wide=True),
 }
-RECENTRING = control("move of the centered intercept", 0, maskable=True, optional=True)
+RECENTERING = control("move of the centered intercept", 0, maskable=True, optional=True)
 
 
 @step(
@@ -242,7 +242,7 @@ def describe_points(site: BlockState) -> dict[str, Array]:
     S = np.array([*[p.Sigma - newest.Sigma for p in earlier], newest.Sigma])
     return {
         "linear_predictor": site.pad(row_dots(site.X, newest.beta)),
-        "centres": MU @ B.T,
+        "centers": MU @ B.T,
         "spreads": B @ S @ B.T,
     }
 
@@ -258,7 +258,7 @@ def describe_points(site: BlockState) -> dict[str, Array]:
         "omega": control("step length", 0),
         "forget": control("whether to forget the previous evaluation", 0),
     },
-    releases={**POINTS, **ITERATION, "recentring": RECENTRING},
+    releases={**POINTS, **ITERATION, "recentering": RECENTERING},
     name="step",
 )
 def take_step(
@@ -306,7 +306,7 @@ def take_step(
         "score2": np.array(score2),
         "change": np.array(change),
         "products": move_products(site),
-        "recentring": recentring(theta, image),
+        "recentering": recentering(theta, image),
     }
 
 
@@ -317,7 +317,7 @@ def take_step(
         "point": control("point to return to", 0),
         "omega": control("step length", 0),
     },
-    releases={**POINTS, "recentring": RECENTRING},
+    releases={**POINTS, "recentering": RECENTERING},
 )
 def shorten(data: SiteData, state: State, point: Array, omega: Array) -> dict[str, Array]:
     """Go back to an evaluated point (-1: that of the last call), and take a shorter step of beta from it."""
@@ -328,7 +328,7 @@ def shorten(data: SiteData, state: State, point: Array, omega: Array) -> dict[st
     beta = base.at.beta + float(omega) * base.direction
     image = BlockParameters(beta, base.image.mu, base.image.Sigma)
     set_first_point(site, image)
-    return describe_points(site) | {"recentring": recentring(base.at, image)}
+    return describe_points(site) | {"recentering": recentering(base.at, image)}
 
 
 @step(FAMILY, "start start_response", takes={"eta": control("learning rate", 0)})

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from penalised_cases import cases, groups_of, penalty_of, stored, with_intercept
+from penalized_cases import cases, groups_of, penalty_of, stored, with_intercept
 from pooled_path import GLMSolver, Hessian, glm_path, search_line
 
 from fedstat.errors import EstimationError, ModelError
@@ -27,7 +27,7 @@ def rows_of(family, design="independent"):
     return Rows(np.column_stack([np.ones(len(y)), X]), y)
 
 
-def penalising(p):
+def penalizing(p):
     """Groups of one after an intercept."""
     return with_intercept(CoefficientGroups.single(p))
 
@@ -68,7 +68,7 @@ def test_the_solution_is_that_of_skglm(case):
 @pytest.mark.parametrize("algorithm", ["descent", "lla"])
 @pytest.mark.parametrize("family", ["Binomial", "Poisson"])
 def test_the_certificate_is_the_violation_by_definition(penalty, algorithm, family):
-    rows, groups = rows_of(family, "correlated"), penalising(30)
+    rows, groups = rows_of(family, "correlated"), penalizing(30)
     path = glm_path(
         rows, FAMILIES[family], penalty, groups, size=12, ratio=0.02, algorithm=algorithm, tol=1e-9
     )
@@ -86,7 +86,7 @@ def test_of_least_squares_it_is_the_path_of_the_gram(penalty):
         X.T @ X / len(y), X.T @ y / len(y), penalty, CoefficientGroups.single(30), size=10, tol=1e-10
     )
     rows = Rows(np.column_stack([np.ones(len(y)), X]), y + 5.0)
-    path = glm_path(rows, FAMILIES["Gaussian"], penalty, penalising(30), size=10, tol=1e-10)
+    path = glm_path(rows, FAMILIES["Gaussian"], penalty, penalizing(30), size=10, tol=1e-10)
     np.testing.assert_allclose(path.lambdas, gram.lambdas, rtol=1e-9)
     np.testing.assert_allclose(path.coefficients[:, 1:], gram.coefficients, atol=1e-7)
     np.testing.assert_allclose(path.coefficients[:, 0], 5.0, atol=1e-7)
@@ -114,7 +114,7 @@ def positive_rows(family):
     ids=str,
 )
 def test_other_families(family):
-    rows, groups = positive_rows(family.name), penalising(6)
+    rows, groups = positive_rows(family.name), penalizing(6)
     path = glm_path(rows, family, Penalty("scad"), groups, size=8, ratio=0.01, tol=1e-9)
     assert path.converged.all()
     for lam, b in zip(path.lambdas, path.coefficients, strict=True):
@@ -132,13 +132,13 @@ def test_weights_count_rows_and_offsets_are_added():
     repeated = Rows(rows.X[at], rows.y[at], offset=offset[at])
     options = {"size": 6, "ratio": 0.05, "tol": 1e-10}
     paths = [
-        glm_path(one, FAMILIES["Poisson"], Penalty("mcp"), penalising(20), **options)
+        glm_path(one, FAMILIES["Poisson"], Penalty("mcp"), penalizing(20), **options)
         for one in (weighted, repeated)
     ]
     np.testing.assert_allclose(paths[0].lambdas, paths[1].lambdas, rtol=1e-10)
     np.testing.assert_allclose(paths[0].coefficients, paths[1].coefficients, atol=1e-8)
     for lam, b in zip(paths[0].lambdas, paths[0].coefficients, strict=True):
-        terms = Penalty("mcp").at(lam, penalising(20))
+        terms = Penalty("mcp").at(lam, penalizing(20))
         assert violation(weighted, FAMILIES["Poisson"], terms, b) / paths[0].scale <= 1e-9
 
 
@@ -148,17 +148,17 @@ def test_trials_are_rows():
     single = Rows(X, rows.y)
     pairs = Rows(rows.X[:75], rows.y.reshape(75, 2).mean(axis=1), trials=np.full(75, 2.0))
     lambdas = np.array([0.1, 0.03])
-    model = (FAMILIES["Binomial"], Penalty("lasso"), penalising(20))
+    model = (FAMILIES["Binomial"], Penalty("lasso"), penalizing(20))
     one = glm_path(single, *model, lambdas=lambdas, tol=1e-10)
     # A pair of trials is one row of N, so that its loss is twice as large.
     two = glm_path(
-        pairs, FAMILIES["Binomial"], Penalty("lasso"), penalising(20), lambdas=2 * lambdas, tol=1e-10
+        pairs, FAMILIES["Binomial"], Penalty("lasso"), penalizing(20), lambdas=2 * lambdas, tol=1e-10
     )
     np.testing.assert_allclose(one.coefficients, two.coefficients, atol=1e-8)
 
 
 def test_steps_from_sums_alone_reach_the_same_solution():
-    rows, family, groups = rows_of("Binomial", "correlated"), FAMILIES["Binomial"], penalising(30)
+    rows, family, groups = rows_of("Binomial", "correlated"), FAMILIES["Binomial"], penalizing(30)
     halves = [rows.part(slice(0, 90)), rows.part(slice(90, None))]
     terms = Penalty("lasso").at(0.03, groups)
     b = np.zeros(31)
@@ -197,7 +197,7 @@ def test_the_line_is_searched_until_the_objective_falls():
 
 
 def test_a_far_start_finds_the_way_back():
-    rows, family, groups = rows_of("Poisson"), FAMILIES["Poisson"], penalising(20)
+    rows, family, groups = rows_of("Poisson"), FAMILIES["Poisson"], penalizing(20)
     solver = GLMSolver(rows, family, groups)
     terms = Penalty("lasso").at(0.05, groups)
     everything = np.ones(21, dtype=bool)
@@ -257,7 +257,7 @@ def test_what_has_no_estimate_or_is_not_finished_is_told():
     forced = CoefficientGroups.single(21, np.r_[0.0, 0.0, np.ones(19)])
     with pytest.raises(EstimationError, match="2 unpenalized columns"):
         glm_path(separated, FAMILIES["Binomial"], Penalty("lasso"), forced)
-    hasty = glm_path(rows, FAMILIES["Binomial"], Penalty("lasso"), penalising(20), most_steps=1, tol=1e-11)
+    hasty = glm_path(rows, FAMILIES["Binomial"], Penalty("lasso"), penalizing(20), most_steps=1, tol=1e-11)
     assert not hasty.converged.all() and hasty.kkt[~hasty.converged].min() > 1e-11
     with pytest.raises(ModelError, match=r"expected a design \(150, 20\)"):
         glm_path(rows, FAMILIES["Binomial"], Penalty("lasso"), CoefficientGroups.single(20))
@@ -266,6 +266,6 @@ def test_what_has_no_estimate_or_is_not_finished_is_told():
 @pytest.mark.filterwarnings("ignore:The .* link function does not respect")
 def test_outside_the_domain_the_loss_is_infinite():
     rows = positive_rows("Gamma")
-    solver = GLMSolver(rows, DistributionSpec("Gamma", "InversePower"), penalising(6))
+    solver = GLMSolver(rows, DistributionSpec("Gamma", "InversePower"), penalizing(6))
     assert np.isfinite(solver.null().loss)
     assert solver.start(-solver.null().b).loss == np.inf

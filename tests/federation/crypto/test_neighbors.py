@@ -1,4 +1,4 @@
-"""Keys with few neighbours on a ring: the chance that sites fall apart, a coordinator that would choose."""
+"""Keys with few neighbors on a ring: the chance that sites fall apart, a coordinator that would choose."""
 
 import math
 
@@ -46,7 +46,7 @@ def met(agreements, keys, announced, site):
     return agreements[site].meet(keys, {n: PUBLIC[n] for n in near}, {n: announced[n] for n in near})
 
 
-def test_each_site_has_about_three_log2_neighbours_and_they_are_mutual():
+def test_each_site_has_about_three_log2_neighbors_and_they_are_mutual():
     assert [is_sparse(n) for n in (2, 12, 13, 14, 500)] == [False, False, False, True, True]
     rng = np.random.default_rng(1)
     for K in (14, 50, 200):
@@ -68,7 +68,7 @@ def test_the_order_is_that_of_all_keys_and_the_session():
 
 
 def connected(near, honest):
-    """Whether sites reach each other through their own neighbours: searched, not derived."""
+    """Whether sites reach each other through their own neighbors: searched, not derived."""
     start = next(iter(honest))
     seen, ahead = {start}, [start]
     while ahead:
@@ -107,7 +107,7 @@ def test_the_chances_that_are_stated():
     assert max(disconnection_probability(K, K // 3) for K in (*range(14, 200), 300, 500)) < 1e-8
 
 
-def test_masks_with_neighbours_cancel_over_all():
+def test_masks_with_neighbors_cancel_over_all():
     agreements = begin()
     keys, announced = signed(agreements)
     maskers = [Masker(met(agreements, keys, announced, name)) for name in NAMES]
@@ -137,17 +137,17 @@ def test_a_key_that_was_not_said_before_is_refused_at_every_site():
     agreements = begin()
     keys, announced = signed(agreements)
     late = keys | {NAMES[0]: key_of(NeighborAgreement(IDENTITIES[NAMES[0]], "fit 1", NAMES[0]))}
-    # also a site that is no neighbour of the one in league sees it
+    # also a site that is no neighbor of the one in league sees it
     for name in NAMES[1:]:
         with pytest.raises(SecurityError, match=f"not the key that was said before.*{NAMES[0]}"):
             met(agreements, late, announced, name)
 
 
-def test_neighbours_of_a_coordinators_choosing_are_refused():
+def test_neighbors_of_a_coordinators_choosing_are_refused():
     agreements = begin()
     keys, announced = signed(agreements)
     chosen = [n for n in NAMES if n not in neighbors_of(keys, "fit 1", NAMES[0])][1:]
-    with pytest.raises(SecurityError, match="expected announcements of its neighbours"):
+    with pytest.raises(SecurityError, match="expected announcements of its neighbors"):
         agreements[NAMES[0]].meet(keys, {n: PUBLIC[n] for n in chosen}, {n: announced[n] for n in chosen})
 
 

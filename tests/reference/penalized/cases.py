@@ -22,7 +22,7 @@ def cases():
 
 
 def data(family, design):
-    """Standardised columns (n, p), without an intercept, and a response (n,)."""
+    """Standardized columns (n, p), without an intercept, and a response (n,)."""
     n, p, rho = DESIGNS[design]
     draw = np.random.default_rng([n, p, FAMILIES.index(family)])
     X = np.sqrt(1.0 - rho) * draw.standard_normal((n, p)) + np.sqrt(rho) * draw.standard_normal((n, 1))
@@ -39,7 +39,7 @@ def data(family, design):
 
 
 def weights(p):
-    """Weights of single coefficients; the second one is not penalised."""
+    """Weights of single coefficients; the second one is not penalized."""
     w = 0.5 + np.arange(p) % 4 / 2.0
     w[1] = 0.0
     return w

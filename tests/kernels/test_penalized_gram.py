@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from penalised_cases import cases, groups_of, penalty_of, stored
+from penalized_cases import cases, groups_of, penalty_of, stored
 from penalty_values import prox, slope
 from scipy import optimize
 
@@ -93,7 +93,7 @@ def smoothed_minimum(G, c, terms, b):
 
 
 @pytest.mark.parametrize("penalty", NAMES[:2], ids=str)
-def test_a_general_minimiser_finds_nothing_lower(penalty):
+def test_a_general_minimizer_finds_nothing_lower(penalty):
     G, c = correlated(p=8)
     groups = CoefficientGroups.of(np.array([0, 1, 1, 1, 2, 3, 3, 4]), np.array([1.0, 0.7, 0.0, 1.5, 1.0]))
     path = gram_path(G, c, penalty, groups, size=4, ratio=0.02, tol=1e-11)

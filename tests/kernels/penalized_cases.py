@@ -8,11 +8,11 @@ import numpy as np
 
 from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty
 
-FOLDER = Path(__file__).parents[1] / "reference" / "penalised"
+FOLDER = Path(__file__).parents[1] / "reference" / "penalized"
 
 
 def load_cases():
-    spec = importlib.util.spec_from_file_location("penalised_reference_cases", FOLDER / "cases.py")
+    spec = importlib.util.spec_from_file_location("penalized_reference_cases", FOLDER / "cases.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
