@@ -1,23 +1,24 @@
 """Statistics on data that may not be pooled."""
 
-from importlib import import_module
-from importlib.metadata import version as _version
+from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
-from fedstat import datasets, errors, results
-from fedstat.federation.audit.verification import verify_receipt
-from fedstat.federation.disclosure.policy import Budget, Policy
-from fedstat.federation.partition.partition import ClientPartition
-from fedstat.federation.tables import curve_objects as curves
-from fedstat.federation.tables.curve_columns import LongCurve
-from fedstat.federation.tables.curves import Curve
-from fedstat.inference.compare import compare
-from fedstat.inference.pooling import combine, pool
 from fedstat.models import INSTALLED
-from fedstat.models.threats import threats
-from fedstat.progress_line import progress
 
 if TYPE_CHECKING:  # for editors and type checkers, which do not read INSTALLED; a new family works without
+    from fedstat import datasets as datasets
+    from fedstat import errors as errors
+    from fedstat import results as results
+    from fedstat.federation.audit.verification import verify_receipt as verify_receipt
+    from fedstat.federation.disclosure.policy import Budget as Budget
+    from fedstat.federation.disclosure.policy import Policy as Policy
+    from fedstat.federation.partition.partition import ClientPartition as ClientPartition
+    from fedstat.federation.tables import curve_objects as curves  # noqa: F401
+    from fedstat.federation.tables.curve_columns import LongCurve as LongCurve
+    from fedstat.federation.tables.curves import Curve as Curve
+    from fedstat.inference.compare import compare as compare
+    from fedstat.inference.pooling import combine as combine
+    from fedstat.inference.pooling import pool as pool
     from fedstat.models.boost.model import FedFunctionBoost as FedFunctionBoost
     from fedstat.models.copula.audit import audit as audit
     from fedstat.models.copula.model import Bounds as Bounds
@@ -36,57 +37,55 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not read INSTALLED;
     from fedstat.models.laser.model import LASER as LASER
     from fedstat.models.m2sem.model import M2SEM as M2SEM
     from fedstat.models.saved import load as load
+    from fedstat.models.threats import threats as threats
     from fedstat.models.vfem.iteration.state import Iteration as Iteration
     from fedstat.models.vfem.model import VFEMGLM as VFEMGLM
     from fedstat.models.vfem.model import VFEMRegression as VFEMRegression
     from fedstat.models.vglm.model import VerticalGLM as VerticalGLM
+    from fedstat.progress_line import progress as progress
 
-__version__ = _version("fedstat")
+    __version__: str
 
-__all__ = [
-    "Budget",
-    "ClientPartition",
-    "Curve",
-    "LongCurve",
-    "Policy",
-    "__version__",
-    "audit",
-    "combine",
-    "compare",
-    "curves",
-    "datasets",
-    "errors",
-    "load",
-    "pool",
-    "progress",
-    "rehearse",
-    "results",
-    "threats",
-    "verify_receipt",
-]
-__all__ += [name for names in INSTALLED.values() for name in names]
+# Everything is imported when it is first used: sites and the command line need no model.
+_MODULES = {
+    "curves": "fedstat.federation.tables.curve_objects",
+    "datasets": "fedstat.datasets",
+    "errors": "fedstat.errors",
+    "results": "fedstat.results",
+}
+_OBJECTS = {
+    "Budget": "federation.disclosure.policy",
+    "ClientPartition": "federation.partition.partition",
+    "Curve": "federation.tables.curves",
+    "LongCurve": "federation.tables.curve_columns",
+    "Policy": "federation.disclosure.policy",
+    "audit": "models.copula.audit",
+    "combine": "inference.pooling",
+    "compare": "inference.compare",
+    "load": "models.saved",
+    "pool": "inference.pooling",
+    "progress": "progress_line",
+    "rehearse": "models.copula.model",
+    "threats": "models.threats",
+    "verify_receipt": "federation.audit.verification",
+}
+_OBJECTS |= {name: f"models.{family}.model" for family, names in INSTALLED.items() for name in names}
 
-
-def _lazy() -> dict[str, str]:
-    """Modules of models, which import the compiler: each is imported when it is first used."""
-    models = {name: f"fedstat.models.{family}.model" for family, names in INSTALLED.items() for name in names}
-    functions = {
-        "audit": "copula.audit",
-        "load": "saved",
-        "rehearse": "copula.model",
-    }
-    return {name: f"fedstat.models.{module}" for name, module in functions.items()} | models
+__all__ = sorted({"__version__", *_MODULES, *_OBJECTS})
 
 
 def __getattr__(name: str) -> Any:
-    modules = _lazy()
-    if name not in modules:
-        raise AttributeError(
-            f"module 'fedstat' has no attribute '{name}'; it has {', '.join(sorted(__all__))}"
-        )
-    value = globals()[name] = getattr(import_module(modules[name]), name)
+    if name == "__version__":
+        value: Any = metadata.version("fedstat")
+    elif name in _MODULES:
+        value = import_module(_MODULES[name])
+    elif name in _OBJECTS:
+        value = getattr(import_module(f"fedstat.{_OBJECTS[name]}"), name)
+    else:
+        raise AttributeError(f"module 'fedstat' has no attribute '{name}'; it has {', '.join(__all__)}")
+    globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return list(__all__)

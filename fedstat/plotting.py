@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from scipy.optimize import isotonic_regression
 
 from fedstat.typing import Floats
 
@@ -242,6 +241,8 @@ def spread(wanted: Floats, gap: float, low: float, high: float) -> Floats:
     n = len(wanted)
     if n == 0 or (n - 1) * gap >= high - low:
         return np.asarray(np.linspace(low, high, n)[np.argsort(np.argsort(wanted, kind="stable"))])
+    from scipy.optimize import isotonic_regression  # noqa: PLC0415, every partition imports this module
+
     order, steps = np.argsort(wanted, kind="stable"), gap * np.arange(n)
     # Positions minus their steps must not decrease: an isotonic regression.
     placed = np.clip(isotonic_regression(wanted[order] - steps).x, low, high - steps[-1]) + steps

@@ -50,6 +50,8 @@ BUILDS_ON = {"copula_glm": "copula", "boost": "copula"}
 """A family that makes something else of another's release: this one may import that one, and no other."""
 FAMILY_FILES = {"steps.py", "protocol.py", "model.py", "results.py"}
 ONLY_IN = {"numba": "kernels"}
+DEFERRED = "scipy.optimize."
+"""Imported where it is called: it would be a tenth of the time in which a site or a partition is imported."""
 OPTIONAL = {
     "matplotlib",
     "pyarrow",
@@ -115,7 +117,7 @@ def complaints(source, where, is_package=False, known_families=frozenset()):
     for node in ast.walk(tree):
         for name in imported(node, package):
             found += complaint_about(name, where, known_families)
-            if id(node) in inner and name.split(".")[0] not in OPTIONAL:
+            if id(node) in inner and name.split(".")[0] not in OPTIONAL and not name.startswith(DEFERRED):
                 found.append(f"line {node.lineno}: imports {name} inside a function")
     return found
 

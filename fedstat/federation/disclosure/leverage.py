@@ -18,7 +18,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from scipy.stats import beta
+from scipy.special import betainccinv
 
 from fedstat.errors import PolicyError
 from fedstat.federation.disclosure.facts import DesignDirections, FittedMeanSums, RowBlock, SummedColumns
@@ -152,9 +152,9 @@ def max_row_share(n: int, p: int) -> float:
     That of a normal row has the distribution Beta(p / 2, (n - p - 1) / 2).
     """
     free = n - p - 1
-    return (
-        1.0 if free < 1 else max(MAX_ROW_SHARE, float(beta.isf(CHANCE_PROBABILITY / n, p / 2.0, free / 2.0)))
-    )
+    if free < 1:
+        return 1.0
+    return max(MAX_ROW_SHARE, float(betainccinv(p / 2.0, free / 2.0, CHANCE_PROBABILITY / n)))
 
 
 def largest_shares(X: Floats) -> tuple[float, float]:
