@@ -1,8 +1,8 @@
 """Threat statements: what each party can learn under a given policy.
 
-README, summaries, explanations and the pages of owners print these sentences and no others, so that a claim
-that no longer holds is corrected in one place. The rules of the policy say what is learned without each of
-them. The page ``docs/disclosure.md`` names a test for every sentence about the strict policy.
+The documentation, summaries, explanations and the owner's page print these sentences and no others, so that
+a claim that no longer holds is corrected in one place. The rules of the policy say what is learned without
+each of them. The page ``docs/disclosure.md`` names a test for every sentence about the strict policy.
 """
 
 from __future__ import annotations

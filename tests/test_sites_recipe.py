@@ -1,23 +1,25 @@
-"""README's recipe for sites out of one process, typed as it is written, by three sites."""
+"""The commands of docs/sites.md, typed as they are written, by three sites."""
 
 from __future__ import annotations
 
 import re
 import shlex
+from pathlib import Path
 
 from operating import serve_by_command, wait
-from test_readme import blocks
 
 import fedstat as fs
 from fedstat.operator.command_line import main
 
+PAGE = Path(__file__).parents[1] / "docs" / "sites.md"
 HOSPITALS = {"north": "Cleveland", "south": "Hungary", "east": "Long Beach"}
 SHOWS = ("site", "accept", "north")
 """Ends in 1: the owner has not compared the roster yet."""
 
 
 def lines():
-    (recipe,) = [block for block in blocks("sh") if "federation roster" in block]
+    blocks = re.findall(r"^```sh\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    (recipe,) = [block for block in blocks if "federation roster" in block]
     return [shlex.split(line, comments=True) for line in recipe.splitlines()]
 
 
