@@ -40,9 +40,24 @@ def lacks(name: str) -> str:
     return extra if importlib.util.find_spec(module) is None else ""
 
 
-def read(name: str) -> NotebookNode:
-    """Read the source of a vignette: Markdown in which blocks of Python are cells."""
-    return jupytext.read(FOLDER / f"{name}.md", fmt="md")
+def is_hidden(cell: NotebookNode) -> bool:
+    """Whether a cell checks what the text claims; readers do not see it."""
+    return "remove-cell" in cell.metadata.get("tags", ())
+
+
+def without_hidden(notebook: NotebookNode) -> NotebookNode:
+    """Drop the hidden cells."""
+    notebook.cells = [cell for cell in notebook.cells if not is_hidden(cell)]
+    return notebook
+
+
+def read(name: str, *, hidden: bool = False) -> NotebookNode:
+    """Read the source of a vignette: Markdown in which blocks of Python are cells.
+
+    Only the tests read hidden cells. What they claim of random noise holds for the seed of the tests.
+    """
+    notebook = jupytext.read(FOLDER / f"{name}.md", fmt="md")
+    return notebook if hidden else without_hidden(notebook)
 
 
 def execute(notebook: NotebookNode, *, seconds_per_cell: int = 1200) -> NotebookNode:
