@@ -1,6 +1,8 @@
 """The public names, spelled out, to which a new family adds its own: a change here changes the interface."""
 
 import inspect
+import subprocess
+import sys
 import types
 from importlib.metadata import version
 from itertools import pairwise
@@ -141,3 +143,10 @@ def test_settings_that_are_passed_on_are_shown():
     shown = arguments(fedstat.GLORE.from_formula)
     assert shown[:3] == ["formula", "partition", "family"]
     assert shown == arguments(constructed_by(fedstat.GLORE))
+
+
+def test_a_bare_import_loads_no_scientific_package():
+    """The command line and sites start without models; names are imported when they are first used."""
+    code = "import sys, fedstat; fedstat.__version__; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert not {"numpy", "pandas", "scipy", "numba", "statsmodels", "formulaic"} & set(loaded.split())

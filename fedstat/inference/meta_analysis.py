@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -86,8 +87,7 @@ def prediction_interval(b: Floats, v: Floats, alpha: float) -> tuple[float, floa
     """
     m, unit = len(b), float(np.sqrt(v.mean()))
     b, v = b / unit, v / unit**2
-    nodes, weights = np.polynomial.legendre.leggauss(NODES)
-    nodes, weights = (nodes + 1.0) / 2.0, weights / 2.0
+    nodes, weights = _unit_nodes()
     # Confidence in a variance of zero is an atom; the rest is spread over the positive ones.
     zero = float(stats.chi2.sf(weighted_mean(b, v, 0.0)[2], m - 1))
     Q = np.maximum(stats.chi2.isf(zero + (1.0 - zero) * nodes, m - 1), SMALLEST_Q)
@@ -95,19 +95,31 @@ def prediction_interval(b: Floats, v: Floats, alpha: float) -> tuple[float, floa
     share = np.append(zero, (1.0 - zero) * weights)
     mean, variance, _ = weighted_mean(b, v, tau2)
     se, tau = np.sqrt(variance)[:, None], np.sqrt(tau2)[:, None]
-    wide = tau > se
+    wide = (tau > se)[:, 0]
     # The wider of both distributions is the smoother one: it is integrated in closed form, the other by the
     # rule.
-    shift = mean[:, None] + np.where(wide, se * stats.t.ppf(nodes, m - 1), tau * stats.norm.ppf(nodes))
+    factor = np.where(wide[:, None], tau, se)
+    shift = mean[:, None] + np.where(
+        wide[:, None], se * stats.t.ppf(nodes, m - 1), tau * stats.norm.ppf(nodes)
+    )
+    below = np.empty_like(shift)
 
     def beyond(x: float, level: float) -> float:
-        z = (x - shift) / np.where(wide, tau, se)
-        return float(share @ np.where(wide, special.ndtr(z), special.stdtr(m - 1, z)) @ weights) - level
+        z = (x - shift) / factor
+        below[wide], below[~wide] = special.ndtr(z[wide]), special.stdtr(m - 1, z[~wide])
+        return float(share @ below @ weights) - level
 
     reach = float(np.sqrt(tau2.max() + variance.max())) * stats.t.isf(alpha / 8.0, m - 1)
     low, high = float(mean.min()) - reach, float(mean.max()) + reach
     ends = (optimize.brentq(beyond, low, high, args=(p,)) for p in (alpha / 2.0, 1.0 - alpha / 2.0))
     return unit * next(ends), unit * next(ends)
+
+
+@cache
+def _unit_nodes() -> tuple[Floats, Floats]:
+    """Nodes and weights of Gauss and Legendre's rule on (0, 1), (NODES,) each."""
+    nodes, weights = np.polynomial.legendre.leggauss(NODES)
+    return (nodes + 1.0) / 2.0, weights / 2.0
 
 
 def _where_q_is(Q: Floats, b: Floats, v: Floats) -> Floats:
