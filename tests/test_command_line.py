@@ -143,7 +143,7 @@ def test_trust_is_given_and_withdrawn(home, capsys, tmp_path):
     assert "is absent; a card is" in printed(capsys, "site", "pin", home / "A", home / "none.toml", code=1)
 
 
-def test_wrong_usage_is_told_apart_from_a_problem():
+def test_wrong_usage_is_distinguished_from_a_problem():
     done = run("site", "frobnicate")
     assert done.returncode == 2 and "invalid choice" in done.stderr
     assert run("site", "check", "/no/such/folder").returncode == 1
@@ -172,7 +172,7 @@ def answer(folder, times=1):
     return site
 
 
-def test_the_account_goes_on_after_a_restart(home, capsys):
+def test_the_ledger_goes_on_after_a_restart(home, capsys):
     folder = home / "A"
     first = answer(folder, 2)
     second = answer(folder)
@@ -203,7 +203,7 @@ def test_the_account_goes_on_after_a_restart(home, capsys):
         lambda lines: [b"{}", *lines],
     ],
 )
-def test_an_altered_account_is_found(home, capsys, alter):
+def test_an_altered_ledger_is_found(home, capsys, alter):
     folder = home / "A"
     answer(folder, 3)
     path = folder / "ledger.jsonl"
@@ -227,7 +227,7 @@ def test_a_line_that_a_crash_cut_is_dropped(home, cut):
     assert len(read_ledger(folder, "A", site.trust.identity.public).chains) == len(site.site_ledger.chains)
 
 
-def test_two_processes_do_not_write_one_account(home):
+def test_two_processes_do_not_write_one_ledger(home):
     site = open_site(home / "A")
     with pytest.raises(EngineError, match="another process serves the site"):
         open_ledger(home / "A", "A", site.trust.identity, patience=0.1)

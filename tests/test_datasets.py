@@ -99,7 +99,7 @@ def mean_absolute_correlations(data, correlation):
 
 
 @pytest.mark.parametrize("between", [0.0, 0.03])
-def test_sme_correlations_within_and_between_clients(between):
+def test_sme_correlations_within_and_between_sites(between):
     data = datasets.make_sme(50_000, seed=2, between=between)
     np.testing.assert_allclose(mean_absolute_correlations(data, data.covariance), [0.28, between], atol=1e-12)
     np.testing.assert_allclose(covariates(data).cov(), data.covariance, atol=0.03)
@@ -118,7 +118,7 @@ def test_sme_skew_is_winsorized_and_standardized():
     assert_estimates_are_the_truth(data)
 
 
-def test_sme_mcar_records_tell_nothing(sme):
+def test_sme_mcar_records_reveal_nothing(sme):
     for site in PUBLISHED_RECORDS:
         fit = logit(seen(sme, site), y=sme.complete["NPGR"], capital=sme.complete["CAPITAL"])
         assert abs(fit.tvalues.drop("const")).max() < 4
@@ -214,7 +214,7 @@ def test_blocks_layout():
     assert [len(frame) for frame in data.frames.values()] == [100, 75, 40]
 
 
-def test_blocks_response_at_the_first_client():
+def test_blocks_response_at_the_first_site():
     data = datasets.make_blocks(100, p=(2, 1), missing=(0, 0.6), response_with_block=True)
     assert list(data.frames["A"]) == ["id", "y", "A1", "A2"]
     assert list(data.frames) == ["A", "B"]

@@ -34,7 +34,7 @@ def drawn_profiles(data) -> pd.DataFrame:
     return pd.DataFrame(rows).T.rename_axis(data.profiles.index.names)
 
 
-def test_an_experiment_has_the_clients_columns_and_clusters_of_the_publication():
+def test_an_experiment_has_the_sites_columns_and_clusters_of_the_publication():
     data = datasets.make_cluster_experiment(4, 500, seed=1)
     assert (
         data.modalities["kind"].tolist()
@@ -84,7 +84,7 @@ def test_clusters_lie_apart_as_said_and_profiles_are_true():
     assert data.labels.mean() == pytest.approx(0.6, abs=0.01)
 
 
-def test_entities_that_clients_lack():
+def test_entities_that_sites_lack():
     kinds = ["continuous", "ordinal"]
     data = datasets.make_clusters(3_000, kinds, missing=0.3, seed=5, informative=[True, False])
     reported = [len(frame) / 3_000 for frame in data.frames.values()]

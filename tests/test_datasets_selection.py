@@ -14,7 +14,7 @@ def drawn():
     return datasets.make_selection(40_000, "binomial", seed=1)
 
 
-def test_clients_columns_and_coefficients(drawn):
+def test_sites_columns_and_coefficients(drawn):
     assert [frame.shape[1] for frame in drawn.frames.values()] == [22, 21, 21, 21, 21]
     assert "y" in drawn.frames["Client 1"]
     truth = drawn.truth

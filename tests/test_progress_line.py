@@ -68,11 +68,11 @@ def test_a_terminal_has_one_line_that_is_written_over_not_too_often():
 
 
 @pytest.mark.parametrize("stream", [io.StringIO(), Terminal()], ids=["file", "terminal"])
-def test_nothing_is_told_unless_it_was_asked_for(stream):
+def test_nothing_is_reported_unless_it_was_requested(stream):
     assert run(stream, 1000.0) == ""
 
 
-def test_a_notebook_is_told_of_what_takes_five_seconds(monkeypatch):
+def test_a_notebook_is_reported_of_what_takes_five_seconds(monkeypatch):
     monkeypatch.setattr(progress_line, "in_notebook", lambda: True)
     assert run(io.StringIO(), 1.2) == ""
     reported = run(io.StringIO(), 2.0)
@@ -191,7 +191,7 @@ def test_the_argument_of_a_function_holds_for_what_it_calls(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_fit_tells_of_its_halves_and_is_silent_by_default(capsys):
+def test_a_fit_reveals_of_its_halves_and_is_silent_by_default(capsys):
     table = fs.datasets.make_hospitals()[["age", "sex", "chol"]].dropna()
     partition = fs.ClientPartition.from_frame(table, columns={"A": ["age", "sex"], "B": ["chol"]})
     model = fs.VerticalGLM.from_formula("chol ~ age + sex", partition)

@@ -112,7 +112,7 @@ def test_runs_and_keeps_its_word(render, name):
 
 
 @pytest.mark.vignette
-def test_three_institutions_over_flare(render):
+def test_three_sites_over_flare(render):
     pytest.importorskip("nvflare", reason="needs fedstat[flare]")
     name = "three-institutions-over-flare"
     check_page(name, run(render, name))
@@ -243,7 +243,7 @@ def first_cell(text):
     return cells(text)[0]
 
 
-def test_six_institutions_begins_with_an_example_of_the_readme():
+def test_six_sites_begins_with_an_example_of_the_readme():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert first_cell(source("six-institutions")) == cells(readme)[1]
 

@@ -121,7 +121,7 @@ def test_the_same_analysis_has_the_same_plan_and_a_consent_serves_once():
     assert len(second.sites["S0"].pending) == 2
 
 
-def test_a_denied_plan_is_refused_until_the_owner_decides_anew():
+def test_a_denied_plan_is_refused_until_the_owner_decides_again():
     partition = rows()
     with pytest.raises(ConsentError):
         model(partition).fit()
@@ -198,7 +198,7 @@ def test_another_analysis_than_the_one_approved_is_refused(change, said):
     assert answer is not None and "its policy (approval)" in answer and said in answer
 
 
-def test_sums_that_were_to_be_masked_are_not_asked_in_clear():
+def test_sums_that_were_to_be_masked_are_not_asked_unmasked():
     policy = replace(OWNER, masked_only=False, two_sites="warn")
     partition = rows(policy)
     fitted = model(partition)
@@ -423,7 +423,7 @@ def institutions(policy):
 
 
 @pytest.mark.parametrize("kind", [fs.VFEMRegression, fs.VerticalGLM])
-def test_institutions_with_different_columns(kind):
+def test_sites_with_different_columns(kind):
     missing = {"missing": "em"} if kind is fs.VerticalGLM else {}
     # Without dither, which differs between two sets of keys.
     partition = institutions(replace(OWNER, rounding="none"))
@@ -442,7 +442,7 @@ def test_an_evaluation_has_a_plan_of_its_own():
     np.testing.assert_array_equal(found.n, plain.n)
 
 
-def test_of_an_evaluation_the_counts_are_told_that_were_approved(monkeypatch):
+def test_of_an_evaluation_the_counts_are_reported_that_were_approved(monkeypatch):
     partition = rows(replace(OWNER, evaluation="any"))
     result = approved(model(partition).fit, partition)
     with pytest.raises(ConsentError):
@@ -530,7 +530,7 @@ def test_an_evaluation_over_columns_waits_once(kind, response):
     assert found.recalibration.slope == pytest.approx(plain.recalibration.slope)
 
 
-def test_what_is_told_of_a_fit_afterwards_asks_nobody():
+def test_what_is_reported_of_a_fit_afterwards_asks_nobody():
     partition = institutions(replace(OWNER, rounding="none"))
     result = approved(fs.VFEMRegression.from_formula("y ~ a + b + c + e", partition).fit, partition)
     glore = rows()

@@ -103,14 +103,14 @@ class TestUnmaskedIterativeExchange:
     """What the attacks can do."""
 
     @pytest.mark.parametrize("client", ["Registry", "Court"])
-    def test_all_rows_of_a_complete_client_from_a_few_known_ones(self, client):
+    def test_all_rows_of_a_complete_site_from_a_few_known_ones(self, client):
         model, wire = iterated(gaps=False)
         X, (h, e) = truth(model, client), history(wire, client)
         G = gram_by_nystrom(np.diff(h, axis=1), e) * N / float(wire.handed_to(client, "set_rate", "eta")[0])
         assert relative_error(G, X @ X.T) < 1e-5
         assert relative_error(rows_by_procrustes(G, KNOWN, X[KNOWN]), X) < 1e-5
 
-    def test_raw_rows_of_a_client_with_gaps_without_any_known_one(self):
+    def test_raw_rows_of_a_site_with_gaps_without_any_known_one(self):
         model, wire = iterated(gaps=True)
         X, (h, e) = truth(model, "Court"), history(wire, "Court")
         s2, sums, (eta,) = (
@@ -142,7 +142,7 @@ class TestUnmaskedIterativeExchange:
         X = truth(model, "Registry")
         assert relative_error(rows_by_regression(columns, KNOWN, X[KNOWN]), X) < 1e-6
 
-    def test_a_client_recovers_the_rows_of_the_only_other_one(self):
+    def test_a_site_recovers_the_rows_of_the_only_other_one(self):
         model, wire = iterated(gaps=False)
         X = truth(model, "Court")
         own, e = history(wire, "Registry")
@@ -157,7 +157,7 @@ class TestUnmaskedIterativeExchange:
 class TestMaskedIterativeExchange:
     """Masks take away each client's own predictor, not the joint space of all columns."""
 
-    def test_no_client_of_its_own(self):
+    def test_no_site_of_its_own(self):
         model, wire = iterated(gaps=False, masked=True)
         for site in ("Registry", "Court"):
             X = truth(model, site)
@@ -199,7 +199,7 @@ class TestDefaultExchange:
     @pytest.mark.parametrize(
         ("attacker", "client"), [("Registry", "Court"), ("Court", "Registry"), ("Bank", "Court")]
     )
-    def test_each_client(self, attacker, client):
+    def test_each_site(self, attacker, client):
         model, wire = by_default()
         X = truth(model, client)
         check_all(model, wire.opened_by(attacker, len(X)), X)
@@ -217,7 +217,7 @@ class TestDefaultExchange:
             relative_error(rows_by_regression(wire.opened_by("Registry", len(X)), KNOWN, X[KNOWN]), X) < 1e-6
         )
 
-    def test_a_dealer_that_works_together_with_a_client_has_the_other_ones_columns(self):
+    def test_a_dealer_that_works_together_with_a_site_has_the_other_ones_columns(self):
         """The limit that the summary states: who must not collude with whom."""
         rng = np.random.default_rng(0)
         X = rng.normal(size=(50, 2))

@@ -120,7 +120,7 @@ def test_a_refusal_under_a_budget_does_not_depend_on_rows(by):
     assert one == other and "its policy (privacy budget)" in one and "[privacy]" in one
 
 
-def test_an_owner_is_told_how_to_go_on():
+def test_an_owner_is_reported_how_to_go_on():
     with pytest.raises(PolicyError, match=r"have the owner take \[privacy\] out") as refusal:
         fs.VFEMRegression.from_formula(
             "y ~ x",

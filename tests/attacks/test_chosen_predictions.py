@@ -149,7 +149,7 @@ def test_an_answer_is_the_same_for_labels_that_are_exchanged_within_a_cell():
         np.testing.assert_allclose(answers[0][name], answers[1][name], rtol=1e-13, err_msg=name)
 
 
-def test_classes_that_the_asker_leaves_out_make_no_cells():
+def test_classes_that_the_analyst_leaves_out_make_no_cells():
     """Otherwise the entities of one class could be identified by subtracting the others."""
     part = sites(Policy(evaluation="once"))
     p = expit(1e-6 * POWERS)
@@ -202,7 +202,7 @@ def income_from_a_deviance(part, i):
 
 
 @pytest.mark.parametrize("attack", [income_from_an_evaluation, income_from_a_deviance])
-def test_nor_does_an_evaluation_tell_a_number_where_predictions_are_averaged(attack):
+def test_nor_does_an_evaluation_reveal_a_number_where_predictions_are_averaged(attack):
     part = sites("open")
     for i in (3, 70, 150):
         assert attack(part, i) == pytest.approx(INCOME[i], abs=1e-6)

@@ -41,7 +41,7 @@ def columns(frame, result):
 
 
 @pytest.mark.parametrize("n", [300, 1200])
-def test_exact_sums_tell_who_was_among_the_rows_as_well_as_the_forecast_says(n):
+def test_exact_sums_reveal_who_was_among_the_rows_as_well_as_the_dry_run_says(n):
     random = np.random.default_rng(n)
     inside, outside, reference = (population(m, random) for m in (n, 1500, 20000))
     model = fs.FedFunctionBoost.from_formula(
@@ -81,7 +81,7 @@ def cut(frame, at, policy):
     return result._record.boosting
 
 
-def test_ends_of_a_spline_beside_one_person_tell_the_curve_of_that_person():
+def test_ends_of_a_spline_next_to_one_person_reveal_the_curve_of_that_person():
     frame = population(600, np.random.default_rng(2)).drop_duplicates("age")
     ages = np.sort(frame["age"].to_numpy())
     victim = ages[len(ages) // 2]

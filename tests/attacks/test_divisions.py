@@ -76,7 +76,7 @@ def entities_told_apart(codes):
     return int((determined & (counts[here] < 5)).sum())
 
 
-def test_many_fits_tell_no_entity_from_the_others():
+def test_many_fits_reveal_no_entity_from_the_others():
     released, refused = groups_released("open")
     assert sum(map(entities_told_apart, released.values())) > 0 and not refused
     released, refused = groups_released("strict")

@@ -104,7 +104,7 @@ def label_of_the_largest(policy, site="S0"):
     )
 
 
-def test_the_largest_prediction_tells_no_label():
+def test_the_largest_prediction_reveals_no_label():
     assert label_of_the_largest(Policy(min_count=1))
     assert not label_of_the_largest("open")
     with pytest.raises(PolicyError, match="masked"):

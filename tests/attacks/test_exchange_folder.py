@@ -112,7 +112,7 @@ def test_a_strangers_file_neither_ends_nor_holds_a_service(service, put):
     assert len(service.reported) == 1 and "hunter2" not in service.reported[0]
 
 
-def test_a_file_that_changes_all_the_time_is_told_of_once(service):
+def test_a_file_that_changes_all_the_time_is_reported_of_once(service):
     service.thread.start()
     stranger = service.exchange / "North" / "asks" / STRANGERS
     for i in range(20):
@@ -170,7 +170,7 @@ def test_an_answer_that_was_altered_is_given_again_and_the_analysis_goes_on(serv
     assert [chain.round for chain in service.site.site_ledger.chains] == [1]
 
 
-def test_a_pair_that_was_read_is_found_by_whoever_asks_again(service):
+def test_a_pair_that_was_read_is_found_by_everybody_who_sends_again(service):
     service.thread.start()
     request = pack_request(Request("North", "schema", "describe_table", {}, "s", "{}", None, 1))
     first = service.transport().send("North", request)
@@ -181,7 +181,7 @@ def test_a_pair_that_was_read_is_found_by_whoever_asks_again(service):
     assert service.transport(timeout=0.0).send("North", request) == first
 
 
-def test_a_question_that_is_put_back_is_not_answered_anew(service):
+def test_a_question_that_is_put_back_is_not_answered_again(service):
     service.thread.start()
     requests = [
         pack_request(Request("North", "schema", "describe_table", {}, "s", "{}", None, turn))
@@ -214,7 +214,7 @@ class Stranger:
         self.note = SiteMailbox(service.exchange / "North").note(request_number(self.request))
 
 
-def test_a_coordinator_that_is_not_trusted_is_told_so_at_once(service):
+def test_a_coordinator_that_is_not_trusted_is_reported_at_once(service):
     service.thread.start()
     stranger = Stranger(service)
     begun = time.monotonic()

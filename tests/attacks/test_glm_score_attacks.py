@@ -88,7 +88,7 @@ def between_cuts(policy, sessions):
 
 
 @pytest.mark.parametrize("sessions", [1, 2])
-def test_the_row_between_two_cuts_is_told_by_no_site(sessions):
+def test_the_row_between_two_cuts_is_reported_by_no_site(sessions):
     loose = fs.Policy(min_count=1, min_level_count=1)  # of owners with no least number of rows
     z, reported = between_cuts(loose, sessions)
     assert reported == pytest.approx(z, rel=1e-6)
@@ -133,7 +133,7 @@ SHARED = fs.Policy.strict(max_share=1.0, products="any")
 
 
 @pytest.mark.parametrize("family", ["glm", "fedavg"])
-def test_the_only_row_of_a_cell_is_not_told_by_one_session(family):
+def test_the_only_row_of_a_cell_is_not_revealed_by_one_session(family):
     # The order of FedAvg's steps has one score only, after epochs.
     strict, shared = (fs.Policy.strict(max_share=share, order="any", products="any") for share in (0.2, 1.0))
     for policy in ("open", shared):  # whose owner allows any share; of masked sites, from sums over three
@@ -149,7 +149,7 @@ def test_nor_by_coefficients_that_are_close_to_each_other_or_not_quite_zero(scal
         told_of_cell("strict", scale, slope)
 
 
-def test_what_several_sessions_tell_is_not_added_up():
+def test_what_several_sessions_reveal_is_not_added_up():
     """A state named in the threat table: the checks compare only the answers of one session."""
     assert told_of_cell("strict", slope=3e-4, sessions=6)[:2] == pytest.approx(WHO[:2], abs=1.0)
 

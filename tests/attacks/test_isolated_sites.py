@@ -98,7 +98,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_site_is_not_isolated_by_what_the_others_are_told(name, monkeypatch):
+def test_a_site_is_not_isolated_by_what_the_others_are_reported(name, monkeypatch):
     with pytest.raises(SecurityError, match="its masks did not cancel"):
         attack(*CASES[name])
     if name != "scale at the start":  # without the binding its part is read from the masked sum

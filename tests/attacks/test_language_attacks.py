@@ -42,7 +42,7 @@ def of_incomes(partition, term):
     return (XX @ result.params.to_numpy())[1]
 
 
-def test_two_cuts_beside_a_person_tell_an_income():
+def test_two_cuts_next_to_a_person_reveal_an_income():
     bmi = np.sort(TABLE["bmi"].unique())
     alone = [value for value in bmi[20:-20] if (TABLE["bmi"] == value).sum() == 1]
     person = TABLE[TABLE["bmi"] == alone[0]].iloc[0]
@@ -74,7 +74,7 @@ def test_two_cuts_beside_a_person_tell_an_income():
         "cc(z, knots=(0.0,), lower_bound=-5, upper_bound=5, constraints='center')",
     ],
 )
-def test_columns_of_the_askers_making_are_refused_by_the_question_alone(term):
+def test_columns_chosen_by_the_analyst_are_refused_by_the_question_alone(term):
     partition = rows("strict")
     response = "y" if "income" in term else "income"
     with pytest.raises(DescriptionError, match="its policy \\(simple formulas\\)"):
@@ -127,7 +127,7 @@ def test_a_cell_of_few_rows_is_refused_however_it_is_coded(term):
 
 
 @pytest.mark.parametrize("spline", ["bs(age, knots=(37,), {})", "cr(age, knots=(37,), {})"])
-def test_a_coding_with_knots_beside_a_person_is_none_of_its_formula(spline):
+def test_a_coding_with_knots_next_to_a_person_is_none_of_its_formula(spline):
     """The coordinator sends the states of transforms; the owner approved the knots of the formula."""
     right = "0 + " + spline.format("lower_bound=19, upper_bound=90")
     (terms,) = parse_pooled_formula(f"income ~ {right}", list(TABLE)).sites
@@ -141,7 +141,7 @@ def test_a_coding_with_knots_beside_a_person_is_none_of_its_formula(spline):
         BlockSpec.from_json(forged.to_json())
 
 
-def test_weights_of_the_askers_making_are_not_taken():
+def test_weights_chosen_by_the_analyst_are_not_taken():
     """Sums with weights of one, and with one entity's a little larger, differ by that entity's row."""
     frame = TABLE.assign(id=range(len(TABLE)))
     frames = {"A": frame[["id", "income", "age"]], "B": frame[["id", "bmi", "z"]]}

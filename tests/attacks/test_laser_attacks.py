@@ -61,7 +61,7 @@ def labels_of_a_batch(wire, frames, site="shop", batch=3):
 
 
 @pytest.mark.parametrize("exchange", ["clear", "masked"])
-def test_a_client_learns_labels_from_the_gradients_of_one_batch(exchange):
+def test_a_site_learns_labels_from_the_gradients_of_one_batch(exchange):
     frames = study()
     assert labels_of_a_batch(listened(frames, exchange=exchange), frames) > 0.9995
 

@@ -89,7 +89,7 @@ def test_an_effect_multiplied_by_a_mark_of_one_person_is_that_person():
         reported("y(t) ~ bols(age, by=flag)")
 
 
-def test_a_stretch_of_a_curve_that_one_person_has_tells_the_response_there():
+def test_a_stretch_of_a_curve_that_one_person_has_reveals_the_response_there():
     boosting = reported("y(t) ~ bconcurrent(x, knots=12, degree=1)")
     mine = (CURVE * VICTIM) @ spline_basis(T, 0, 1, 12, 1)
     stolen = boosting.varying.over(np.ones(1, bool)).score

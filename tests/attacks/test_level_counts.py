@@ -54,7 +54,7 @@ def level_of_one(policy):
     return {level: complete[level] - fewer[level] for level in complete}
 
 
-def test_two_fits_do_not_tell_the_level_of_one_row():
+def test_two_fits_do_not_reveal_the_level_of_one_row():
     assert level_of_one("open") == {"a": 5, "b": 1, "c": 0}
     with refused_for("differencing", "A"):
         level_of_one("strict")

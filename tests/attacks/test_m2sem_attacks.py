@@ -82,7 +82,7 @@ def test_a_cluster_of_one_entity_is_refused(policy, weight):
         run(model, requested(model, MixtureState(2, 1, single_out(weight))))
 
 
-def test_what_a_cluster_of_one_entity_would_tell():
+def test_what_a_cluster_of_one_entity_would_reveal():
     """Where the owner wants no count, its profile is where the entity is, along the factor."""
     model, _ = model_of(policy=fs.Policy(min_count=0))
     exchange, dry_run = model._exchange(0, 99), MixtureState(2, 1, single_out(0.0))
@@ -98,7 +98,7 @@ def test_what_a_cluster_of_one_entity_would_tell():
     assert abs(own.mean() - means[7]) < 0.1 * means.std()
 
 
-def test_posteriors_that_only_one_client_is_told_are_refused():
+def test_posteriors_that_only_one_site_is_reported_are_refused():
     """With flat ones at the others their parts were zero, and the sum that one's part."""
     model, _ = model_of()
     flat = np.full((N, 2), 0.5)
@@ -113,7 +113,7 @@ def test_posteriors_that_only_one_client_is_told_are_refused():
         run(model, requested(model, MixtureState(2, 1, halves()), change=only_a))
 
 
-def test_penalties_that_only_others_are_told_leave_masks_in():
+def test_penalties_that_only_others_are_reported_leave_masks_in():
     """A penalty that removes the others' means: digests fit, and masks do not cancel."""
     model, _ = model_of()
 
@@ -129,7 +129,7 @@ def test_penalties_that_only_others_are_told_leave_masks_in():
         run(model, requested(model, MixtureState(2, 1, halves()), change=others_silent))
 
 
-def test_a_round_that_others_were_told_otherwise_is_not_gone_on_from():
+def test_a_round_that_others_were_reported_otherwise_is_not_gone_on_from():
     """If the coordinator ignores that masks did not cancel, the sites still remember what they received."""
     model, _ = model_of()
     exchange, dry_run = model._exchange(0, 99), MixtureState(2, 1, halves())
@@ -157,7 +157,7 @@ def own_part(model, site):
     return next(reply.arrays["differences"] for reply in replies if reply.site == site)
 
 
-def test_a_part_in_clear_is_the_factor_score_of_each_entity():
+def test_a_part_unmasked_is_the_factor_score_of_each_entity():
     """It is linear in them: from one number an entity, the direction of the columns that it measures."""
     model, _ = model_of()
     D = own_part(model, "A")[:, 0]
@@ -194,7 +194,7 @@ def test_under_masks_the_coordinator_has_the_sum_of_three_and_no_part():
         assert abs(np.corrcoef(words[1].ravel().astype(float), part.ravel())[0, 1]) < 0.3
 
 
-def test_with_two_clients_each_part_follows_from_the_other():
+def test_with_two_sites_each_part_follows_from_the_other():
     model, _ = model_of("AB")
     parts = {site: own_part(model, site) for site in "AB"}
     with pytest.warns(fs.errors.DisclosureWarning, match="hides neither"):
@@ -205,7 +205,7 @@ def test_with_two_clients_each_part_follows_from_the_other():
     assert "masks do not help" in str(model.explain(**QUICK))
 
 
-def test_a_client_learns_the_clusters_that_others_make():
+def test_a_site_learns_the_clusters_that_others_make():
     """The last one's columns say nothing of them, and its posteriors say nearly all."""
     model, k = model_of()
     reported = []

@@ -56,7 +56,7 @@ def test_a_level_of_one_entity_is_refused_by_all(policy):
         model_of("~ C(rare)", policy)
 
 
-def test_entities_that_a_covariate_leaves_out_are_not_told_by_a_difference():
+def test_entities_that_a_covariate_leaves_out_are_not_revealed_by_a_difference():
     """Return estimates with and without a covariate that one entity alone lacks."""
     frames = make_frames()
     frames["A"].loc[VICTIM, "age"] = np.nan

@@ -221,7 +221,7 @@ def test_masked_sums_under_many_posteriors_span_all_columns():
     assert "every row, up to one unknown combination" in " ".join(str(model.explain(**QUICK)).split())
 
 
-def test_totals_tell_what_an_entity_adds():
+def test_totals_reveal_what_an_entity_adds():
     model = fs.M2SEM(partition_of(ALLOWING), 2, 1)
     _, (first, second) = sums_under(model, reported(None), reported((0.49, 0.51)))
     assert abs(first.loglik - second.loglik) > 1e-6

@@ -77,7 +77,7 @@ def test_averaging_repeats(monkeypatch):
     assert np.abs(average(site_of()) - TRUTH).max() < 5.0 * deviation
 
 
-def test_a_table_put_back_or_an_account_begun_anew_does_not_draw_anew(monkeypatch):
+def test_a_table_put_back_or_a_ledger_begun_again_does_not_draw_again(monkeypatch):
     """An attacker who can delete the record of a charge spends again, and receives the same noise again."""
     identity = Identity.generate()
     found = [counts(site_of(identity=identity)) for _ in range(5)]
@@ -105,7 +105,7 @@ def test_the_difference_of_two_tables(monkeypatch):
 @pytest.mark.parametrize(
     "more", [{"sensitivity": 1e-9}, {"squared": 0}, {"sigma": 1e-9}, {"variance": "1/10"}, {"noise": False}]
 )
-def test_figures_of_the_asker_are_none(more):
+def test_figures_of_the_analyst_are_none(more):
     site = site_of()
     with pytest.raises(FedstatError):
         counts(site, **more)
@@ -197,7 +197,7 @@ def audit(rho, times):
     return 2.0 * norm.ppf(low), 2.0 * norm.ppf(high)
 
 
-def test_the_worst_pair_of_records_through_the_door(monkeypatch):
+def test_the_worst_pair_of_records_at_the_site(monkeypatch):
     """The interval contains mu = 1 for noise that pays for mu = 1, and not for half of that noise."""
     rho, mu, times = Fraction(1, 2), 1.0, 1500
     low, high = audit(rho, times)

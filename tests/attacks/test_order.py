@@ -59,7 +59,7 @@ def test_sums_over_a_second_division_are_out_of_order():
         row_from_two_divisions("strict")
 
 
-def test_every_step_that_tells_of_rows_has_a_place_in_the_order():
+def test_every_step_that_reveals_of_rows_has_a_place_in_the_order():
     """Free are steps that begin something, and what is drawn or asked of new entities."""
     begin = {"stage_block", "stage_response", "start", "start_response", "glm_start", "glm_start_response"}
     new = {"predict_block", "predict_by_pattern", "prediction_errors", "judge_predictions", "bin_counts"}
@@ -77,7 +77,7 @@ def row_from_residuals(policy):
     return (two - one) * site.scale + site.shift
 
 
-def test_residuals_of_the_askers_making_are_not_taken():
+def test_residuals_chosen_by_the_analyst_are_not_taken():
     truth = FRAMES["A"].loc[TARGET, ["A0", "A1"]].to_numpy(float)
     assert np.allclose(row_from_residuals("open"), truth)
     for policy in ("strict", fs.Policy.strict(order="any")):

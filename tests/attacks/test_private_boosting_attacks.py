@@ -59,7 +59,7 @@ def spline_columns(frame, result):
 
 
 @pytest.mark.parametrize("n", [300, 1200])
-def test_exact_sums_over_institutions_trace_as_the_forecast_says_and_no_better(n):
+def test_exact_sums_over_sites_trace_as_the_dry_run_says_and_no_better(n):
     random = np.random.default_rng(n)
     inside, outside, reference = (population(m, random) for m in (n, 1500, 20000))
     text = " + ".join(f"bsignal({name}, knots=2)" for name in NAMES[:3])
@@ -123,7 +123,7 @@ def canaries(n, Q, random):
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(10.0, 0.05), (5.0, 0.05)])
-def test_the_published_mechanism_tells_canaries_apart_better_than_its_claim_allows(epsilon, delta):
+def test_the_published_mechanism_separates_canaries_better_than_its_claim_allows(epsilon, delta):
     random = np.random.default_rng(1)
     signs, Y, X = canaries(600, 10, random)
     claimed = float(norm.cdf(mu_of(epsilon, delta) / np.sqrt(2.0)))
@@ -137,7 +137,7 @@ def test_the_published_mechanism_tells_canaries_apart_better_than_its_claim_allo
     assert areas[10] > claimed and areas[10] > 0.999
 
 
-def test_the_same_canaries_are_not_told_apart_by_the_noisy_products():
+def test_the_same_canaries_are_not_distinguished_by_the_noisy_products():
     """Of all rows but one everything is known: has it a curve as long as can be, or less that?"""
     random, n = np.random.default_rng(2), 60
     frames = [population(n, random)]

@@ -96,7 +96,7 @@ def sums(peers, scale=1, variance=FAIR):
     )
 
 
-def test_a_product_of_two_institutions_who_were_told_different_scales():
+def test_a_product_of_two_sites_who_were_reported_different_scales():
     """A multiplies by 64, as it knows; B is charged for one, and moved by 64 times what it pays for."""
     to = Departing()
     for site, scale in (("A", 64), ("B", 1)):
@@ -107,7 +107,7 @@ def test_a_product_of_two_institutions_who_were_told_different_scales():
         to.share(f"{number}0", "AB", to.open(f"{number}0", "AB"))
 
 
-def test_a_product_of_two_institutions_who_were_told_different_scores():
+def test_a_product_of_two_sites_who_were_reported_different_scores():
     """B's row, as the response of a model, may be longer than A was charged for in a synthesis."""
     to = Departing()
     to.margins("A", [bins("a", 2)])
@@ -120,7 +120,7 @@ def test_a_product_of_two_institutions_who_were_told_different_scores():
             to.share(number, "AB", to.open(number, "AB"))
 
 
-def test_an_institution_that_is_told_that_it_is_another():
+def test_a_site_that_is_reported_that_it_is_another():
     """As holder of the response, which A takes C to be, B's row would be longer than A was charged for."""
     to = Departing()
     to.margins("B", [bins("b", 2)], family="copula_glm")

@@ -125,7 +125,7 @@ def rows_from_groups_that_differ():
     return found
 
 
-def test_groups_that_two_clients_are_not_told_alike(monkeypatch):
+def test_groups_that_two_sites_are_not_shown_alike(monkeypatch):
     with pytest.raises(SecurityError, match="A: was told of another product than 'B'"):
         rows_from_groups_that_differ()
     # Without the comparison rows follow.
@@ -259,7 +259,7 @@ def test_the_coordinator_deals_where_the_owner_allows_it_alone():
         columns_from_a_dealer("", STRICT)
 
 
-def test_neither_client_of_a_product_deals(monkeypatch):
+def test_neither_site_of_a_product_deals(monkeypatch):
     for policy in ("open", STRICT):
         for dealer in ("P", "A"):
             with pytest.raises(SecurityError, match=f"A: '{dealer}' would deal"):
@@ -271,7 +271,7 @@ def test_neither_client_of_a_product_deals(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", [fs.VFEMRegression, fs.VerticalGLM])
-def test_a_third_institution_deals_by_default(kind):
+def test_a_third_site_deals_by_default(kind):
     for coordinator in (None, "apart"):
         partition = fs.ClientPartition.from_frames(FRAMES, on="k", policy="strict")
         result = kind.from_formula("y ~ .", partition, coordinator=coordinator).fit()

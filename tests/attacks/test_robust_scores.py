@@ -52,7 +52,7 @@ def residuals(result):
     return Y - result.predict().to_numpy()
 
 
-def test_derivatives_in_the_clear_are_the_responses_and_what_one_institution_opens_is_noise(monkeypatch):
+def test_derivatives_unmasked_are_the_responses_and_what_one_site_opens_is_noise(monkeypatch):
     heard = {}
     openly = fit(monkeypatch, heard, cross_products="exact")
     assert not heard  # they came as arrays, "derivatives"
@@ -79,7 +79,7 @@ def test_asking_again_averages_nothing_out(monkeypatch):
         np.testing.assert_array_equal(opened[0], opened[2])
 
 
-def test_two_institutions_that_collude_have_the_residuals(monkeypatch):
+def test_two_sites_that_collude_have_the_residuals(monkeypatch):
     """A limit, which the summary names."""
     heard = {}
     result = fit(monkeypatch, heard)
@@ -96,7 +96,7 @@ def test_numbers_of_other_entities_are_not_used(monkeypatch):
         fit(monkeypatch, {})
 
 
-def test_strict_sites_count_what_the_sums_tell_of_a_binary_response():
+def test_strict_sites_count_what_the_sums_reveal_a_binary_response():
     """Few entities, and many sums of products with their residuals: who holds the columns solves for them."""
     strict = replace(Policy.strict(), per_entity=60)
     for policy, refused in ((strict, True), (replace(strict, discrete="any"), False)):

@@ -101,7 +101,7 @@ def told_row(kind, policy, steep):
 
 
 @pytest.mark.parametrize(("kind", "steep"), [("binomial", 1e6), ("quantile", 1e6)])
-def test_rows_between_two_cuts_are_told_by_no_site(kind, steep, monkeypatch):
+def test_rows_between_two_cuts_are_reported_by_no_site(kind, steep, monkeypatch):
     loose = fs.Policy(min_count=1, min_level_count=1)  # of owners with no least number of rows
     person, reported, row = told_row(kind, loose, steep)
     assert reported == (True, True)
@@ -132,7 +132,7 @@ def combined(policy):
     return person, change / change[0]
 
 
-def test_nor_are_rows_told_by_a_way_round():
+def test_nor_are_rows_reported_by_a_way_round():
     person, row = combined("open")  # whose owner allows any share
     assert row[2] == pytest.approx(person["age"], rel=1e-6)
     with pytest.raises(PolicyError, match="largest share"):

@@ -71,7 +71,7 @@ def test_the_coordinator_sees_random_words_and_one_noisy_sum(messages, monkeypat
     assert later == {"taken", "for_a", "for_b", "opened", "share"}
 
 
-def test_an_institution_opens_what_tells_it_nothing(monkeypatch):
+def test_a_site_opens_what_reveals_it_nothing(monkeypatch):
     """Columns of others less a random table: uniform words, of no correlation with the columns."""
     opened, read = [], OpenProduct.read
 
@@ -131,7 +131,7 @@ def test_the_same_sums_have_the_same_noise_and_cost_nothing(messages):
     assert [site.site_ledger.charges.spent for site in made.partition.sites.values()] == before
 
 
-def test_a_step_anew_is_charged_anew_and_has_no_shares_of_the_one_before(messages):
+def test_a_step_again_is_charged_again_and_has_no_shares_of_the_one_before(messages):
     made = model(policy=fs.Policy(privacy=fs.Budget(50.0, 1e-6), order="any"))
     made.fit(polish=1, draws=10)
     request_again(made, last(messages, "begin_score", "A"))
@@ -149,7 +149,7 @@ def test_no_product_is_made_twice_under_one_noise(messages):
             request_again(made, request)
 
 
-def test_little_noise_is_asked_for_at_the_price_of_a_budget(monkeypatch):
+def test_little_noise_is_requested_at_the_price_of_a_budget(monkeypatch):
     monkeypatch.setattr(ScoreNoise, "variances", property(lambda self: dict.fromkeys(self.terms.sites, 4)))
     made = model()
     with pytest.raises(DescriptionError, match="privacy budget"):
@@ -157,7 +157,7 @@ def test_little_noise_is_asked_for_at_the_price_of_a_budget(monkeypatch):
 
 
 @pytest.mark.parametrize("what", ["halves", "radius"])
-def test_who_is_told_otherwise_shares_nothing(monkeypatch, what):
+def test_who_is_reported_otherwise_shares_nothing(monkeypatch, what):
     """Told of a narrow range of B's part, or of few columns, A would be charged too little."""
 
     def lie(self, site, step, text="", **arrays):
@@ -184,7 +184,7 @@ def test_steps_come_in_the_order_of_a_fit_under_a_strict_policy(messages):
         request_again(made, last(messages, "begin_score", "A"))
 
 
-def test_residuals_are_in_their_range_whatever_coefficients_are_told(messages):
+def test_residuals_are_in_their_range_whatever_coefficients_are_reported(messages):
     """Coefficients and middles of the coordinator's making cannot make an entity weigh more."""
     made = model(policy=fs.Policy(privacy=fs.Budget(50.0, 1e-6), order="any"))
     made.fit(polish=1, draws=10)

@@ -156,7 +156,7 @@ def test_the_plan_knows_the_columns_of_all_that_a_pattern_shows():
     assert rule.least((False, True)) == PatternRule(5, (3, 4)).least((False, True)) == 10
 
 
-def test_a_door_refuses_from_published_levels_and_sizes_of_groups():
+def test_a_site_refuses_from_published_levels_and_sizes_of_groups():
     policy = fs.Policy(discrete="bits", rounding="dither")
     site = Site("Court", pd.DataFrame({"b": [0.0, 1.0] * 20}), policy)
     detail = ColumnCardinality(0, (indicator(),), DITHERED)

@@ -62,7 +62,7 @@ def test_who_knows_when_people_were_measured_solves_for_their_curves():
         summed(many, **strict)
 
 
-def test_the_door_counts_weighted_sums_by_itself(monkeypatch):
+def test_the_site_counts_weighted_sums_by_itself(monkeypatch):
     monkeypatch.setattr("fedstat.models.boost.row_source.check_size", lambda *_, **__: None)
     known = {name: {"kind": "curve", "domain": [0, 1]} for name in ("x", "y")}
     many = population(450, np.random.default_rng(2))[0]
@@ -124,7 +124,7 @@ def test_masks_hide_no_site_where_grids_differ_and_every_site_is_held_to_its_own
         fit({**tables, "C": tables["C"][:12]})
 
 
-def test_weighted_sums_tell_who_was_among_the_rows_as_well_as_the_forecast_says():
+def test_weighted_sums_reveal_who_was_among_the_rows_as_well_as_the_dry_run_says():
     random, n = np.random.default_rng(5), 1200
     (inside, t_in), (outside, t_out) = population(n, random), population(1500, random)
     (reference, t_ref) = population(20000, random)

@@ -144,7 +144,7 @@ def messages_of(wire, site, y):
 
 
 @pytest.mark.parametrize("family", [BINARY, COUNT], ids=["binary", "count"])
-def test_no_message_of_iterations_tells_an_institution_the_response(family):
+def test_no_message_of_iterations_reveals_a_site_the_response(family):
     frames = study(missing=0.3, count=family is COUNT)
     wire, result = listened("VFEMGLM", frames, family, cov_type="none")
     y = frames["Holder"].set_index("k").y
@@ -165,7 +165,7 @@ def test_no_message_of_iterations_tells_an_institution_the_response(family):
     assert "Residuals stayed with the response holder" in notes and "bits) of" in notes
 
 
-def test_curvatures_of_entities_that_an_institution_alone_has_stay_with_the_holder():
+def test_curvatures_of_entities_that_a_site_alone_has_stay_with_the_holder():
     """At the estimate the site knows the linear predictor of such an entity; -L_mm gives the response."""
     frames = study(missing=0.5)
     wire, result = listened("VFEMGLM", frames)

@@ -21,7 +21,7 @@ def test_cells_hold_coefficient_error_and_star(result, reference):
         assert cell == f"{reference.params[name]:.3f} ({reference.bse[name]:.3f}){stars}"
 
 
-def test_rows_are_grouped_by_client_and_blank_where_missing(result, restricted):
+def test_rows_are_grouped_by_site_and_blank_where_missing(result, restricted):
     frame = compare({"small": restricted, "VFEM": result}).to_frame()
     sites = list(frame.index.get_level_values("client")[:7])
     assert sites == ["", *["Register"] * 2, *["Credit Agency"] * 2, *["Judicial_Organ"] * 2]
@@ -31,7 +31,7 @@ def test_rows_are_grouped_by_client_and_blank_where_missing(result, restricted):
     assert frame.loc[("", "Traffic"), "VFEM"] == "1.2 MB"
 
 
-def test_pooled_statsmodels_fit_stands_beside(result, reference):
+def test_pooled_statsmodels_fit_is_shown_too(result, reference):
     frame = compare({"VFEM": result, "pooled": reference}).to_frame()
     rows = frame.iloc[:7]
     assert (rows["VFEM"] == rows["pooled"]).all()

@@ -61,7 +61,7 @@ def test_what_passes_is_printed_with_rounds_bytes_rules_and_notes():
     assert max(map(len, text.splitlines())) <= 110
 
 
-def test_institutions_that_send_other_things_stand_apart():
+def test_sites_that_send_other_things_stand_apart():
     text = str(explanation(row("A"), row("B", array="mean", guessed=True), row("C", masked=True)))
     assert [name for name in "ABC" if f"{name} would send to the coordinator" in text] == ["A", "B", "C"]
     assert "(3,) ?" in text and "masked" in text
@@ -107,7 +107,7 @@ def test_numbers_with_their_range(function, arguments, text):
     assert function(*arguments) == text
 
 
-def test_institutions_that_are_alike_share_every_line_and_are_named_once():
+def test_sites_that_are_alike_share_every_line_and_are_named_once():
     names = [f"region {k:02d}" for k in range(16)]
     arrays = ({}, {"array": "sum of squares"}, {"array": "count", "shape": ()})
     rows = [row(name, **each) for name in names for each in arrays]
@@ -123,7 +123,7 @@ def test_institutions_that_are_alike_share_every_line_and_are_named_once():
     assert len(text.splitlines()) < 50 and max(map(len, text.splitlines())) <= 110
 
 
-def test_some_of_many_institutions_are_named():
+def test_some_of_many_sites_are_named():
     names = [f"region {k}" for k in range(16)]
     refused = {name: {"minimum count": [f"{name}: too few."]} for name in names[:5]}
     text = str(explanation(*(row(name) for name in names), refused=refused))

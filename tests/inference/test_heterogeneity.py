@@ -389,7 +389,7 @@ def test_holm_is_that_of_statsmodels():
     np.testing.assert_allclose(adjust_holm(p), multipletests(p, method="holm")[1])
 
 
-def test_where_joint_and_single_tests_disagree_the_one_to_report_is_told(case):
+def test_where_joint_and_single_tests_disagree_the_one_to_report_is_reported(case):
     *_, result = case
     names = tuple(result.table.index[:1])
     for p, flagged, expected in (
@@ -406,7 +406,7 @@ def test_where_joint_and_single_tests_disagree_the_one_to_report_is_told(case):
     assert "report the joint" not in " ".join(agreeing.summary().as_text().split())
 
 
-def test_where_two_estimators_of_the_variance_part_both_are_told():
+def test_where_two_estimators_of_the_variance_part_both_are_reported():
     """By restricted likelihood sites do not vary here, by moments they do."""
     b, v = np.array([0.19, 0.37, -0.58, 1.52]), np.array([0.05, 0.05, 0.2, 1.0])
     found, moments = combine_sites(b, v), combine_sites(b, v, how=RandomEffectsOptions("DL"))

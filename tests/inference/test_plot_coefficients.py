@@ -28,7 +28,7 @@ def test_intervals_are_those_of_the_fit(result, reference, plt):
     assert drawn == set(expected.itertuples(index=False, name=None))
 
 
-def test_rows_are_grouped_under_their_client(result, plt):
+def test_rows_are_grouped_under_their_site(result, plt):
     ax = result.plot_coefficients(intercept=True)
     sites = ax.texts[:3]
     assert [text.get_text() for text in sites] == ["Judicial_Organ", "Register", "Credit Agency"]

@@ -128,7 +128,7 @@ def test_the_joint_test_has_its_level():
     assert rejected / 300 < 0.05 + 3 * 0.0126
 
 
-def test_fits_over_institutions_are_pooled_as_those_of_statsmodels():
+def test_fits_over_sites_are_pooled_as_those_of_statsmodels():
     rng = np.random.default_rng(2)
     frames = []
     for _ in range(3):

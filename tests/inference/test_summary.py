@@ -25,7 +25,7 @@ def test_text_holds_estimate_and_federation(result):
         assert shown in text
 
 
-def test_client_stands_above_its_rows(result):
+def test_site_stands_above_its_rows(result):
     rows = result.summary().sheets[1].rows
     headings = {row[0]: i for i, row in enumerate(rows) if not any(row[1:])}
     assert headings == {"Judicial_Organ": 1, "Register": 4, "Credit Agency": 7}
@@ -82,7 +82,7 @@ def test_undetermined_standard_errors_are_noted(make, reference):
     assert "nan) of: x1." in make(cov=cov).summary().notes[0]
 
 
-def test_no_client_no_heading(make):
+def test_no_site_no_heading(make):
     summary = make(sites=("",) * 7).summary()
     assert all(any(row[1:]) for row in summary.sheets[1].rows)
     assert {len(line) for line in summary.as_text().split("Notes:")[0].splitlines()} == {WIDTH}

@@ -167,7 +167,7 @@ def fitted():
     return fs.FederatedGLM.from_formula("y ~ C(g)", partition, family=sm.families.Gaussian()).fit()
 
 
-def test_a_factor_of_a_fit_is_asked_for_by_its_term():
+def test_a_factor_of_a_fit_is_requested_by_its_term():
     comparison = fitted().heterogeneity
     found = comparison.random_effects_of("C(g)")
     assert found.names == ("C(g)[T.y]", "C(g)[T.z]") and found.sites == 6

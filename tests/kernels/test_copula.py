@@ -88,7 +88,7 @@ def test_nearest_correlation_is_known_and_leaves_a_correlation_alone():
     assert np.linalg.eigvalsh(nearest_correlation(-0.9 + 1.9 * np.eye(5))).min() > 0.005
 
 
-def test_codes_are_those_of_a_search_beside_every_threshold():
+def test_codes_are_those_of_a_search_next_to_every_threshold():
     rng = np.random.default_rng(3)
     inner = np.sort(np.concatenate([rng.normal(size=900), np.arange(-6, 7) / 64, [-9.0, 0.0, 7.5, 9.0]]))
     thresholds = np.concatenate([[-np.inf], inner, [np.inf]])[None]

@@ -102,7 +102,7 @@ class OwnLink(links.Log):
         (families.Poisson(links.Power(power=0.0), check_link=False), "constant"),
     ],
 )
-def test_what_cannot_be_told_by_name_is_refused(family, phrase):
+def test_what_cannot_be_reported_by_name_is_refused(family, phrase):
     with pytest.raises(ModelError, match=phrase):
         DistributionSpec.of(family)
 

@@ -179,7 +179,7 @@ def test_an_estimate_of_zero_converges():
     assert fit.converged and abs(fit.beta[0]) < 1e-12
 
 
-def test_iterations_that_run_out_are_told(U, generator):
+def test_iterations_that_run_out_are_reported(U, generator):
     y = generator.poisson(np.exp(U @ [1.0, 2.0, 1.0])) * 1.0
     fit = fit_local(lambda: [Rows(U, y)], DistributionSpec("Poisson", "Log"), maxiter=1)
     assert not fit.converged and "1 iteration" in fit.problem

@@ -251,7 +251,7 @@ def test_along_a_path_it_is_of_one_point_whatever_columns_came_in(family, groupe
     assert sum(grown) > 3
 
 
-def test_what_has_no_estimate_or_is_not_finished_is_told():
+def test_what_has_no_estimate_or_is_not_finished_is_reported():
     rows = rows_of("Binomial")
     separated = Rows(rows.X, (rows.X[:, 1] > 0.0) * 1.0)
     forced = CoefficientGroups.single(21, np.r_[0.0, 0.0, np.ones(19)])

@@ -209,7 +209,7 @@ def test_a_column_of_zeros_stays_out():
     assert not path.coefficients[:, 2].any()
 
 
-def test_what_is_not_finished_is_told():
+def test_what_is_not_finished_is_reported():
     G, c = correlated(rho=0.9)
     path = gram_path(G, c, Penalty("lasso"), CoefficientGroups.single(40), most_sweeps=3, tol=1e-12)
     assert not path.converged.all()

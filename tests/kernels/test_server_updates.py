@@ -90,7 +90,7 @@ def test_losses_must_be_positive(bad):
 @pytest.mark.parametrize(
     "n_clients, fraction, size", [(10, 0.37, 4), (10, 0.0, 1), (3, 0.5, 2), (7, 1.0, 7), (1, 0.1, 1)]
 )
-def test_sample_has_the_size_asked_for(n_clients, fraction, size):
+def test_sample_has_the_size_requested(n_clients, fraction, size):
     drawn = sample_sites(n_clients, fraction, np.random.default_rng(0))
     assert drawn.dtype == np.int64
     assert len(drawn) == size == len(set(drawn))
@@ -98,7 +98,7 @@ def test_sample_has_the_size_asked_for(n_clients, fraction, size):
     assert 0 <= drawn.min() <= drawn.max() < n_clients
 
 
-def test_clients_are_equally_likely():
+def test_sites_are_equally_likely():
     rng = np.random.default_rng(2)
     counts = sum(np.bincount(sample_sites(5, 0.4, rng), minlength=5) for _ in range(4_000))
     np.testing.assert_allclose(counts / 4_000, 0.4, atol=4 * np.sqrt(0.24 / 4_000))

@@ -279,7 +279,7 @@ def ordered():
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.filterwarnings("ignore::fedstat.errors.FedstatWarning")
-def test_what_a_fit_releases_was_told(name):
+def test_what_a_fit_releases_was_reported(name):
     make, arguments = CASES[name]
     model = make()
     explanation = model.explain(**arguments)

@@ -233,7 +233,7 @@ def test_other_unknown_arguments_are_named_with_the_nearest(family):
         model_of(family).fit(nonsense=1)
 
 
-def test_polars_frames_are_told_where_they_are_taken(results):
+def test_polars_frames_are_reported_where_they_are_taken(results):
     frame = polars.from_pandas(draw().assign(site=["A", "B", "C"] * 100))
     pandas_wanted = r"expected a pandas DataFrame .*received polars DataFrame; to_pandas\(\) makes one of it"
     for call in (results["GLORE"].predict, results["GLORE"].get_prediction, results["FedAvg"].predict):

@@ -105,7 +105,7 @@ OF_DATA = ["cr(x, df=4, constraints='center')", "cc(x, df=5, constraints='center
 
 
 @pytest.mark.parametrize("right", [*AT_ONE, *OF_DATA])
-def test_columns_at_several_institutions(right):
+def test_columns_at_several_sites(right):
     formula = f"y ~ z2 + {right}"
     theirs = smf.ols(formula, FRAME).fit()
     ours = fs.VFEMRegression.from_formula(formula, COLUMNS).fit()
@@ -116,7 +116,7 @@ def test_columns_at_several_institutions(right):
 
 
 @pytest.mark.parametrize("right", [*AT_ONE, *OF_DATA])
-def test_coded_columns_of_an_institution_are_those_of_patsy(right):
+def test_coded_columns_of_a_site_are_those_of_patsy(right):
     parsed = parse_formula(f"y ~ {right}", {"A": ["y"], "B": ["x", "z", "g", "h"]})
     block = build_block(FRAME, parsed.sites[0])
     theirs = patsy.dmatrix(right, FRAME, return_type="dataframe").drop(columns="Intercept")
@@ -183,14 +183,14 @@ def test_what_cannot_be_is_said_with_a_remedy(right, kind, told):
         fs.FederatedGLM.from_formula(f"y ~ {right}", ROWS, family=sm.families.Gaussian()).fit()
 
 
-def test_a_product_of_two_institutions_columns_is_named():
+def test_a_product_of_two_sites_columns_is_named():
     with pytest.raises(
         FormulaError, match=r"'I\(x \* z2\)' needs .* at institution 'B' .* at institution 'A'"
     ):
         fs.VFEMRegression.from_formula("y ~ I(x * z2)", COLUMNS)
 
 
-def test_a_rare_side_of_a_comparison_is_refused_at_one_institution():
+def test_a_rare_side_of_a_comparison_is_refused_at_one_site():
     with pytest.raises(DesignError, match="fewer than 5 entities"):
         cut = float(FRAME["x"].sort_values().iloc[-3])
         fs.VFEMRegression.from_formula(f"y ~ z + I(x > {cut - 1e-9})", COLUMNS)

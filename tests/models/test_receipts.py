@@ -99,7 +99,7 @@ def test_a_receipt_comes_back_from_a_file(horizontal, vertical, tmp_path):
         assert fs.verify_receipt(tmp_path / "fit.json", partition.fingerprints).ok
 
 
-def test_results_without_an_account_say_so(horizontal):
+def test_results_without_a_ledger_say_so(horizontal):
     result = quietly(fs.GLORE.from_formula("y ~ x", horizontal).fit)
     result._ledger.receipt = None
     with pytest.raises(NotAvailableError, match="no receipt"):

@@ -87,7 +87,7 @@ def test_a_variance_without_meaning_is_refused(variance):
 
 
 @pytest.mark.parametrize("file", ["privacy/discrete_gaussian.py", "federation/disclosure/privacy_budget.py"])
-def test_no_noise_comes_from_a_generator_that_can_be_foretold(file):
+def test_no_noise_comes_from_a_generator_that_can_be_announced(file):
     text = (Path(fedstat.__file__).parent / file).read_text()
     assert "np.random" not in text and "import random\n" not in text
 

@@ -53,7 +53,7 @@ def test_the_bound_holds_for_any_pair_of_records_and_some_come_close(radii):
 
 
 @pytest.mark.parametrize("radius", [1.2, 3.0, 48.0])
-def test_the_bound_for_the_products_of_one_institution_holds_and_is_reached(radius):
+def test_the_bound_for_the_products_of_one_site_holds_and_is_reached(radius):
     bound = float(moments_sensitivity([radius]).institutions[0])
     owner, best = np.zeros(2), 0.0
     for a in np.linspace(0, 2 * np.pi, 73):

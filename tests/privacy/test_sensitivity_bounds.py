@@ -118,7 +118,7 @@ def test_no_pair_of_records_moves_a_gram_matrix_further(sizes):
             assert moved <= float(bound.institutions[k]) * (1.0 + 1e-12)
 
 
-def test_five_equal_institutions():
+def test_five_equal_sites():
     """.8 T against one of them, which is more than the coordinator has: sqrt(.6) T."""
     bound = gram_sensitivity([2] * 5)
     assert bound.institutions == (Fraction(64),) * 5 and bound.coordinator == 60

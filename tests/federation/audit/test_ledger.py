@@ -97,7 +97,7 @@ def test_every_kind_has_its_place():
     assert ledger.kinds_by_site() == {"Bank": kinds[::-1]}
 
 
-def test_an_empty_account_can_be_read():
+def test_an_empty_ledger_can_be_read():
     ledger = Ledger()
     assert ledger.bytes == ledger.rounds == 0
     assert ledger.kinds_by_site() == {}

@@ -37,7 +37,7 @@ def test_a_site_can_prove_one_array_and_discloses_no_other(study):
     assert prove(chain.entry_key(place + 1), np.outer(x, x)) != link.commitment
 
 
-def test_digests_tell_type_shape_and_content_apart():
+def test_digests_differ_by_type_shape_and_content():
     values = [np.zeros(4), np.zeros((2, 2)), np.zeros(4, dtype=np.int64), np.zeros(32, dtype=np.uint8)]
     values += [np.array(0.0), np.zeros(1), np.empty(0), np.empty((0, 3)), np.array(False), "", "\0" * 32]
     assert len({content_digest(value) for value in values}) == len(values)

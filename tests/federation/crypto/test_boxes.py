@@ -60,7 +60,7 @@ def test_the_two_directions_and_the_pairs_have_different_keys(keys, pair):
     assert len(sealed) == 3
 
 
-def test_a_replayed_message_is_told(pair):
+def test_a_replayed_message_is_reported(pair):
     a, b = pair
     boxes_ = [a.seal(bytes([i])) for i in range(3)]
     for box in boxes_:
@@ -70,7 +70,7 @@ def test_a_replayed_message_is_told(pair):
             b.open(box)
 
 
-def test_a_reordered_message_is_told_and_the_right_one_still_opens(pair):
+def test_a_reordered_message_is_reported_and_the_right_one_still_opens(pair):
     a, b = pair
     first, second = a.seal(b"1"), a.seal(b"2")
     with pytest.raises(SecurityError, match="out of order; message 1 came, expected 0"):
@@ -90,7 +90,7 @@ def test_any_bit_that_is_turned_is_noticed(pair):
     assert b.open(box) == b"a message of some length"
 
 
-def test_an_altered_message_is_told(pair):
+def test_an_altered_message_is_reported(pair):
     a, b = pair
     box = a.seal(b"a message")
     for place in (HEADER.size, len(box) - 1):
@@ -109,7 +109,7 @@ def test_a_number_that_is_turned_back_is_altered_not_replayed(pair):
         b.open(bytes(box))
 
 
-def test_a_truncated_message_is_told(pair):
+def test_a_truncated_message_is_reported(pair):
     a, b = pair
     box = a.seal(b"a message of some length")
     for length in range(len(box)):
@@ -120,7 +120,7 @@ def test_a_truncated_message_is_told(pair):
     assert b.open(box)
 
 
-def test_a_foreign_message_is_told(keys, pair):
+def test_a_foreign_message_is_reported(keys, pair):
     a, b = pair
     other = sessions("fit 2")
     strangers = [

@@ -175,7 +175,7 @@ def test_pins_forgive_spelling_only():
             check_fingerprints(spelled | {name: other}, PUBLIC)
 
 
-def test_a_wrong_key_is_told_by_name():
+def test_a_wrong_key_is_reported_by_name():
     false = PUBLIC | {"Bergen": Identity.generate().public}
     with pytest.raises(SecurityError, match="not the pinned key: 'Bergen'") as caught:
         check_fingerprints(PINNED, false)
@@ -191,7 +191,7 @@ def test_either_key_may_be_the_wrong_one(field):
         check_fingerprints(PINNED, PUBLIC | {"Bergen": PublicIdentity(**parts)})
 
 
-def test_missing_keys_and_missing_pins_are_told_by_name():
+def test_missing_keys_and_missing_pins_are_reported_by_name():
     some = {name: PUBLIC[name] for name in NAMES[:2]}
     with pytest.raises(SecurityError, match="no key arrived from Drammen"):
         check_fingerprints(PINNED, some)
@@ -199,7 +199,7 @@ def test_missing_keys_and_missing_pins_are_told_by_name():
         check_fingerprints({name: PINNED[name] for name in NAMES[:2]}, PUBLIC)
 
 
-def test_one_institution_cannot_stand_for_two():
+def test_one_site_cannot_stand_for_two():
     public = PUBLIC | {"Bergen": PUBLIC["Akershus"]}
     with pytest.raises(SecurityError, match="Akershus, Bergen have the same key"):
         check_fingerprints({name: key.fingerprint for name, key in public.items()}, public)

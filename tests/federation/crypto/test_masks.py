@@ -247,7 +247,7 @@ def test_rounds_stay_within_the_nonce(round_number):
 
 @pytest.mark.parametrize("n_sites", [2, 5])
 @pytest.mark.parametrize("encoding", [FLOATS, HALF, COUNTS], ids=str)
-def test_values_out_of_range_are_refused_and_not_told(n_sites, encoding):
+def test_values_out_of_range_are_refused_and_not_shown(n_sites, encoding):
     site = maskers(n_sites)[0]
     limit = encoding.limit(n_sites)
     kind = np.int64 if encoding.integer else np.float64

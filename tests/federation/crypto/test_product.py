@@ -162,7 +162,7 @@ def test_any_rows_of_a_stream_can_be_had(start, stop):
 @pytest.mark.parametrize(
     "X", [np.zeros((4000, 5), np.int64), np.full((4000, 5), 2**40), np.arange(20_000).reshape(4000, 5)]
 )
-def test_what_the_clients_open_is_uniform(X):
+def test_what_the_sites_open_is_uniform(X):
     product = agreed(4000, 5, 5)
     assert seems_uniform(secure.open_a(product, SEED_A, X))
     assert seems_uniform(secure.open_b(product, SEED_B, X))
@@ -243,14 +243,14 @@ def test_other_columns_of_a_explain_what_b_sees():
     np.testing.assert_array_equal(a + seen["b"], by_group(other, X_b, group, groups))
 
 
-def test_the_dealer_with_one_client_has_the_other():
+def test_the_dealer_with_one_site_has_the_other():
     """Parties that must not collude, as the docstring states."""
     product, X = agreed(6, 1, 2), np.arange(12).reshape(6, 2)
     F = secure.open_b(product, SEED_B, X)
     np.testing.assert_array_equal(F + secure.Stream(SEED_B, b"V", (6, 2))[:6], X)
 
 
-def test_a_seed_used_twice_tells_the_difference():
+def test_a_seed_used_twice_reveals_the_difference():
     product, X, Y = agreed(4, 2, 1), np.arange(8).reshape(4, 2), np.full((4, 2), 9)
     one, two = (secure.open_a(product, SEED_A, table) for table in (X, Y))
     np.testing.assert_array_equal(one - two, X - Y)
@@ -313,7 +313,7 @@ def test_a_short_seed_is_refused(seed):
         secure.open_a(agreed(1, 1, 1), seed, np.ones((1, 1), np.int64))
 
 
-def test_other_groups_at_one_client_are_noticed():
+def test_other_groups_at_one_site_are_noticed():
     product = agreed(200, 5, 5, 4)
     f, group = ring.fractional_bits(200), np.arange(200) % 4
     X = secure.encode_columns(columns(200, 5), f, "A")

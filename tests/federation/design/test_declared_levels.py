@@ -107,7 +107,7 @@ def test_a_strict_site_takes_its_published_levels_and_no_others():
     assert "HIV" not in str(caught.value)
 
 
-def test_levels_are_declared_of_columns_at_one_institution_as_well():
+def test_levels_are_declared_of_columns_at_one_site_as_well():
     frame = tables()["A"]
     terms = SiteTerms("A", ("C(k, levels=['no', 'a bit', 'much'])",), ("k",))
     assert build_block(frame, terms).spec.levels["k"] == ("no", "a bit", "much")
@@ -180,7 +180,7 @@ def test_a_site_far_from_all_others_is_named(change, what, masked):
         model.fit(masked=masked)
 
 
-def test_averaging_names_it_where_sums_are_in_clear():
+def test_averaging_names_it_where_sums_are_unmasked():
     frames = tables("ABCD")
     frames["C"]["x"] += 40.0
     model = fs.FedAvg.from_formula("y ~ x + k", partition(frames), family=sm.families.Gaussian())

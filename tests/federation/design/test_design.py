@@ -58,7 +58,7 @@ def test_missing_responses_are_refused_with_their_number(frames):
         agree(frames)
 
 
-def test_clients_without_a_common_entity_are_named(frames):
+def test_sites_without_a_common_entity_are_named(frames):
     frames["Court"]["id"] += 1000
     with pytest.raises(DesignError, match=r"'Bank' .*'Court' have no entity in common"):
         agree(frames, missing="drop")
@@ -93,7 +93,7 @@ def test_the_schema_holds_levels_and_no_numbers_of_the_data(frames):
     }
 
 
-def test_a_session_that_opened_nothing_is_told_so(frames):
+def test_a_session_that_opened_nothing_is_reported(frames):
     partition = fs.ClientPartition.from_frames(frames, on="id")
     with pytest.raises(MessageError, match="Court: no columns are open in this session"):
         partition.sites["Court"].answer(pack_request(design_request("Court", "release_spec", "other")))

@@ -201,7 +201,7 @@ def test_binomial_trials_of_zero_are_a_row_less():
         requested(site, "survey_rows", question("cbind(misses + hits, 0 * misses) ~ x", frame).to_json())
 
 
-def test_few_rows_tell_nothing():
+def test_few_rows_reveal_nothing():
     frame = FRAME.assign(v=FRAME["w"].where(np.arange(N) > 115))
     site = sites(frame)["Bonn"]
     with pytest.raises(PolicyError, match=r"wants at least 5 whole rows; there are 4"):

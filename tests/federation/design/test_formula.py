@@ -375,7 +375,7 @@ def test_dot_can_be_changed() -> None:
     assert formula.sites[1].terms == ("Weight", "`Children's (age)`")
 
 
-def test_dot_squared_within_one_client() -> None:
+def test_dot_squared_within_one_site() -> None:
     formula = parse_formula("y ~ .^2", {"A": ["y", "a", "b"]})
     assert formula.sites[0].terms == ("a", "b", "a:b")
 
@@ -470,7 +470,7 @@ def test_errors_say_what_where_and_what_to_do(text: str, parts: list[str]) -> No
         assert part in str(error.value)
 
 
-def test_a_column_at_two_clients_is_refused() -> None:
+def test_a_column_at_two_sites_is_refused() -> None:
     with pytest.raises(FormulaError, match="'Age' is held by institution 'A' and by institution 'B'"):
         parse_formula("y ~ .", {"A": ["y", "Age"], "B": ["Age"]})
 

@@ -130,7 +130,7 @@ def test_errors_say_what_to_do(text: str, parts: list[str]) -> None:
         ("y ~ 1", "no term is left"),
     ],
 )
-def test_a_model_of_institutions_with_different_columns_has_none_of_these(text: str, part: str) -> None:
+def test_a_model_of_sites_with_different_columns_has_none_of_these(text: str, part: str) -> None:
     with pytest.raises(FormulaError, match=part):
         parse_formula(text, {"A": ["y", "a"], "B": ["x"]})
 
@@ -194,7 +194,7 @@ def test_counts_are_two_columns(text: str, table: pd.DataFrame) -> None:
     np.testing.assert_allclose(y, np.column_stack(COUNTS[text](table)).astype(float))
 
 
-def test_counts_are_missing_in_the_whole_row(table: pd.DataFrame) -> None:
+def test_counts_are_missing_in_the_complete_row(table: pd.DataFrame) -> None:
     complete = build_response(table, "cbind(n, events)", ("n", "events"), "Clinic")
     for dtype in ("float64", "Int64", object):
         holes = table.astype({"events": dtype})

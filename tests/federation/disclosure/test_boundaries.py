@@ -520,7 +520,7 @@ def least_of(times, beside):
 
 
 @pytest.mark.parametrize(("times", "beside"), [(1, 0), (2, 0), (1, 1), (3, 2)])
-def test_sums_of_a_column_of_two_values_need_more_entities_than_they_tell_bits(times, beside):
+def test_sums_of_a_column_of_two_values_need_more_entities_than_they_reveal_bits(times, beside):
     least = least_of(times, beside)
     for n in (1, least - 1, least):
         error = refusal_of(site_of(discrete="bits", min_count=1), few_valued(n, times, beside))

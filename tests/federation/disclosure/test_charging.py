@@ -412,7 +412,7 @@ def toy(monkeypatch, run, **declared):
     return pack_request(Request("Bank", "toy", "total", {}, "s"))
 
 
-def test_a_step_that_does_not_tell_its_sensitivity_releases_nothing(monkeypatch):
+def test_a_step_that_does_not_reveal_its_sensitivity_releases_nothing(monkeypatch):
     def forgot(data, state):
         state.report(EntityCount(N))
         return {"total": np.ones(1, dtype=np.int64)}
@@ -470,7 +470,7 @@ def test_no_value_leaves_unpaid(monkeypatch, kind):
         monkeypatch.setitem(FAMILIES, "toy", {"values": Step(lambda data, state: {}, gives={"x": line})})
 
 
-def test_what_rows_hold_is_not_told_by_an_error(monkeypatch):
+def test_what_rows_hold_is_not_revealed_by_an_error(monkeypatch):
     def fails(data, state):
         raise MessageError("the value of row 7 is 3.14")
 

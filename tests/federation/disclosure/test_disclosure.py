@@ -165,7 +165,7 @@ def test_nothing_is_forgotten_however_much_is_asked():
     assert forgetful.memory.released is None
 
 
-def test_four_sums_of_which_no_two_differ_by_few_may_not_tell_of_one_row():
+def test_four_sums_of_which_no_two_differ_by_few_may_not_reveal_one_row():
     kiel = site(min_count=5)
     examine(kiel, facts.RowsUsed(rows()))
     examine(kiel, facts.RowsUsed(rows(*range(12))))

@@ -67,7 +67,7 @@ def test_weights_are_judged_whatever_the_step_does(monkeypatch):
             request(few)
 
 
-def test_a_fact_that_was_not_told_holds_the_answer_back(monkeypatch):
+def test_a_fact_that_was_not_shown_holds_the_answer_back(monkeypatch):
     monkeypatch.setitem(FAMILIES, "toy", {"total": step(WHOLE[0], behind=(EntityCount, GroupSums))})
     with pytest.raises(
         DisclosureError, match="'total' does not leave: GroupSums is declared to stand behind it"

@@ -91,7 +91,7 @@ def test_another_order_of_the_same_records(restart):
     request(data, range(30))
 
 
-def test_a_group_that_keeps_to_old_records_passes_beside_few_new_ones():
+def test_a_group_that_keeps_to_old_records_passes_next_to_few_new_ones():
     data = site_of(table_of(range(40)))
     request(data, range(40))
     data = later(data, table_of(range(42)))

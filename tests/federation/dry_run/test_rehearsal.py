@@ -169,7 +169,7 @@ def test_a_refusal_that_no_policy_takes_back_ends_the_rehearsal():
     assert dry_run.refused["A", "never"][0].rule == "a rule without a limit"
 
 
-def test_a_forecast_counts_at_three_lengths():
+def test_a_dry_run_counts_at_three_lengths():
     loop = IterationLoop(("count",), 5)
     expected = ExpectedReleases(rehearse(protocol(3)), [loop])
     assert expected.rounds() == [(("count",), (1, 3, 5)), (("columns",), (1, 1, 1))]

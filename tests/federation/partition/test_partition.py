@@ -145,7 +145,7 @@ def test_a_key_may_come_as_the_index():
     pd.testing.assert_frame_equal(rebuilt(one), rebuilt(two))
 
 
-def test_one_client_alone_is_a_partition():
+def test_one_site_alone_is_a_partition():
     partition = ClientPartition.from_frames({"A": three_clients()["A"]}, on="id")
     assert partition.presence().all(axis=None)
 
@@ -214,7 +214,7 @@ def test_new_data_may_be_one_entity_with_constant_and_missing_columns():
     assert partition.presence().to_numpy().tolist() == [[True, False]]
 
 
-def test_new_data_may_lack_all_rows_of_a_client():
+def test_new_data_may_lack_all_rows_of_a_site():
     empty = pd.DataFrame({"id": pd.Series([], dtype=object), "z": pd.Series([], dtype=float)})
     full = pd.DataFrame({"id": [2, 1], "x": [1.0, 2.0]})
     partition = ClientPartition.from_frames({"B": empty, "A": full}, on="id", new_data=True)

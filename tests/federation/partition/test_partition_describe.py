@@ -68,7 +68,7 @@ def test_patterns_are_those_of_presence_by_count():
     assert patterns["share"].sum() == pytest.approx(1)
 
 
-def test_many_clients_and_a_client_called_count():
+def test_many_sites_and_a_site_called_count():
     rng = np.random.default_rng(1)
     table = pd.DataFrame(rng.standard_normal((50, 12)), columns=[f"x{j}" for j in range(12)])
     table = table.mask(rng.random(table.shape) < 0.3)
@@ -240,7 +240,7 @@ def test_pictures_of_a_partition_fit_a_journal(width):
 
 
 @pytest.mark.parametrize("width", JOURNAL)
-def test_pictures_of_many_columns_and_institutions_fit_a_journal(width):
+def test_pictures_of_many_columns_and_sites_fit_a_journal(width):
     frames = load_sme()
     partition = ClientPartition.from_frames(frames, on="enterprise_id")
     ax = partition.plot_missing(page(width, 4.0), max_patterns=12)

@@ -319,14 +319,14 @@ STREAMED = [
 
 
 @pytest.mark.parametrize("case", STREAMED)
-def test_a_streamed_table_is_refused_for_what_its_metadata_tell(case, tmp_path):
+def test_a_streamed_table_is_refused_for_what_its_metadata_reveal(case, tmp_path):
     changed, expected = REFUSED[case]
     tables = {site: ParquetTable(path) for site, path in written(tmp_path, BASE | changed).items()}
     for frames in (tables, {**tables, "A": BASE["A"]}, {**BASE, "B": tables["B"]}):
         assert re.search(expected, refusal(frames), flags=re.DOTALL)
 
 
-def test_all_problems_are_told_at_once():
+def test_all_problems_are_reported_at_once():
     frames = {"A": table(), "B": table(x=[INF, 1, 2, 3], site=1.5), "C": table(x=list("abcd"))}
     message = refusal(frames)
     for part in ("3 problems", "'B', column 'x': 1 infinite", "'site' of its own", "text at institution 'C'"):

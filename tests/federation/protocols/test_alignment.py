@@ -139,7 +139,7 @@ def links(partition):
 
 @pytest.mark.parametrize("clients", ["AB", "ABC", "ABCDE"])
 @pytest.mark.parametrize("make_key", [complete, text, two_columns, ambiguous, decimal, dates])
-def test_records_are_linked_as_in_clear(make_key, clients):
+def test_records_are_linked_as_unmasked(make_key, clients):
     frames = tables(3, make_key, sites=clients)
     key = [name for name in frames["A"].columns if name != "xA"]
     clear, private = (ClientPartition.from_frames(frames, on=key, align=how) for how in ("clear", "private"))
@@ -439,7 +439,7 @@ ODD_KEYS = {
 
 
 @pytest.mark.parametrize("fault", ODD_KEYS)
-def test_odd_keys_are_refused_and_not_told(fault):
+def test_odd_keys_are_refused_and_not_shown(fault):
     values, message = ODD_KEYS[fault]
     with pytest.raises(
         PartitionError, match=f"'?Ward'?, key column 'id': .*{message}|Ward.*{message}"

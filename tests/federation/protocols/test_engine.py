@@ -63,7 +63,7 @@ def test_a_protocol_needs_no_engine(sites):
     assert stop.value.value == LocalEngine(sites).run(protocol(), Ledger())
 
 
-def test_what_stays_at_the_coordinators_institution_is_not_entered(sites):
+def test_what_stays_at_the_coordinators_site_is_not_entered(sites):
     apart, there = Ledger(), Ledger(at="B")
     LocalEngine(sites).run(protocol(), apart)
     LocalEngine(sites).run(protocol(), there)
@@ -75,7 +75,7 @@ def test_what_stays_at_the_coordinators_institution_is_not_entered(sites):
     assert there.kinds_by_site() == {"B": ("control",), "A": ("aggregate",), "C": ("aggregate",)}
 
 
-def test_a_round_within_one_institution_is_not_counted(sites):
+def test_a_round_within_one_site_is_not_counted(sites):
     ledger = Ledger(at="A")
     LocalEngine(sites).run(protocol("A"), ledger)
     assert ledger.rounds == 0
@@ -89,7 +89,7 @@ def test_entities_stand_behind_every_array(sites):
     assert (frame.loc[frame["sender"] != "coordinator", "entities"] == 5).all()
 
 
-def test_a_refusal_reaches_the_analyst_and_ends_the_account(sites):
+def test_a_refusal_reaches_the_analyst_and_ends_the_ledger(sites):
     sites["B"] = Site("B", pd.DataFrame({"x": [1.0]}), Policy(min_count=2))
     ledger = Ledger()
     with pytest.raises(PolicyError, match="B: its policy"):

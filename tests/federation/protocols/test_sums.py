@@ -118,7 +118,7 @@ def test_masks_need_keys():
         site.answer(pack_request(Request("A", "toy", "total", {"offset": np.array(0.0)}, "s", masked=0)))
 
 
-def test_a_site_left_out_of_a_sum_is_told_before_anything_leaves():
+def test_a_site_left_out_of_a_sum_is_reported_before_anything_leaves():
     sites = make_sites()
     with pytest.raises(MessageError, match="a masked sum needs all of"):
         LocalEngine(sites).run(masked_protocol(protocol(("A", "B")), SITES, "s"), Ledger())

@@ -49,7 +49,7 @@ def request(site, step, text, session, family=FAMILY, **arrays):
     return unpack_reply(site.answer(pack_request(Request(site.name, family, step, arrays, session, text))))
 
 
-def test_records_come_in_the_order_of_the_numbers_and_link_as_in_clear():
+def test_records_come_in_the_order_of_the_numbers_and_link_as_unmasked():
     made, alignment = aligned()
     linked = {}
     for name, frame in frames().items():

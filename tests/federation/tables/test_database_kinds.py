@@ -126,7 +126,7 @@ def test_mariadb_is_stopped_after_its_time(ask):
 
 
 @pytest.mark.parametrize("form", ["mysql", "mariadb", "mysql+mysqldb"])
-def test_a_password_of_mariadb_is_not_told(mariadb, monkeypatch, caplog, form):
+def test_a_password_of_mariadb_is_not_shown(mariadb, monkeypatch, caplog, form):
     caplog.set_level(logging.DEBUG)
     wrong = mariadb[0].replace("mysql", form, 1).replace(SECRET, "Wrong-" + SECRET)
     monkeypatch.setenv("WARD_DATABASE", wrong)

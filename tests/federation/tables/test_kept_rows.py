@@ -72,7 +72,7 @@ def test_rows_are_the_same_from_memory_and_from_the_file(ward, tmp_path, memory)
     pd.testing.assert_frame_equal(again, frame[["grade", "age"]], check_exact=True)
 
 
-def test_the_file_holds_no_row_in_clear_and_has_no_name(ward, tmp_path):
+def test_the_file_holds_no_row_unmasked_and_has_no_name(ward, tmp_path):
     """The disk of the site has no readable value, and a killed process leaves no file behind."""
     address, frame = ward
     table = opened(address, memory=0, folder=tmp_path)

@@ -59,7 +59,7 @@ LINKED = {
 
 
 @pytest.mark.parametrize("case", LINKED)
-def test_refusals_name_client_column_and_count(case):
+def test_refusals_name_site_column_and_count(case):
     frames, expected = LINKED[case]
     assert re.search(expected, refusal(frames), flags=re.DOTALL)
 
@@ -68,7 +68,7 @@ def test_the_base_tables_are_accepted():
     assert ClientPartition.from_frames(BASE, on="id").n_entities == 4
 
 
-def test_all_problems_are_told_at_once():
+def test_all_problems_are_reported_at_once():
     frames = {
         "A": table("x", id=[1, 1, 3, 4]),
         "B": table("z", z=[INF, 1, 2, 3]),

@@ -58,7 +58,7 @@ def test_no_bound_that_is_proposed_is_a_value(values):
     assert low * min(values) >= 0.0 and high * max(values) >= 0.0
 
 
-def test_departures_are_told_to_the_owner():
+def test_departures_are_reported_to_the_owner():
     held = table()
     published = dict(propose(held, 3)) | {
         "age": PublishedColumn("number", (30.0, 40.0)),

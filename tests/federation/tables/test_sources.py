@@ -348,7 +348,7 @@ def all_that_is_told(error):
     return text
 
 
-def test_a_wrong_password_is_not_told(postgres, monkeypatch, caplog):
+def test_a_wrong_password_is_not_shown(postgres, monkeypatch, caplog):
     for name in ("", "sqlalchemy", "sqlalchemy.engine", "sqlalchemy.pool"):
         caplog.set_level(logging.DEBUG, name or None)
     monkeypatch.setenv("WARD_DATABASE", postgres.replace(SECRET, "Wrong-" + SECRET))
@@ -368,7 +368,7 @@ def test_a_wrong_password_is_not_told(postgres, monkeypatch, caplog):
         "duckdb:///:memory:",
     ],
 )
-def test_a_connection_string_that_cannot_be_used_is_not_told(monkeypatch, address):
+def test_a_connection_string_that_cannot_be_used_is_not_shown(monkeypatch, address):
     monkeypatch.setenv("WARD_DATABASE", address)
     with pytest.raises(PartitionError, match=r"no connection string|no read-only session|no file") as caught:
         open_source(Source("Ward", "sql", query="SELECT 1 AS k", env="WARD_DATABASE", key=("k",)))
@@ -393,7 +393,7 @@ def test_neither_errors_nor_logs_quote_a_value(ask, caplog, kind):
     assert not any(word in reported for word in ("it's", "hi:gh", SECRET))
 
 
-def test_a_table_tells_nothing_of_its_database(ask, addresses):
+def test_a_table_reveals_nothing_of_its_database(ask, addresses):
     table = ask("sqlite")
     assert repr(table) == f"SqlTable('Ward', {N} rows, 4 columns)"
     assert "wards.sqlite" not in repr(open_database("Ward", addresses("sqlite"), "a test"))

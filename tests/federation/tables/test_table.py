@@ -100,14 +100,14 @@ def test_an_index_that_pandas_stored_is_no_column(tmp_path, index, n_columns):
     pd.testing.assert_frame_equal(stacked(table, ["x"]), pd.DataFrame({"x": [1.0, 2.0, 3.0]}))
 
 
-def test_columns_left_out_cannot_be_asked_for(path):
+def test_columns_left_out_cannot_be_requested(path):
     table = ParquetTable(path, leave_out=["y"])
     assert "y" not in table.columns
     with pytest.raises(DesignError, match="no column 'y'"):
         next(table.chunks(["x", "y"]))
 
 
-def test_names_with_dots_are_told_apart(tmp_path):
+def test_names_with_dots_are_distinguished(tmp_path):
     frame = pd.DataFrame({"a.b": [1.0], "a": [2.0], "a.c": [3.0]})
     frame.to_parquet(tmp_path / "dots.parquet")
     table = ParquetTable(tmp_path / "dots.parquet")
@@ -115,7 +115,7 @@ def test_names_with_dots_are_told_apart(tmp_path):
         pd.testing.assert_frame_equal(stacked(table, columns), frame[columns])
 
 
-def test_only_the_columns_asked_for_are_read(path, monkeypatch):
+def test_only_the_columns_requested_are_read(path, monkeypatch):
     request = []
     real = pq.ParquetFile.iter_batches
 
@@ -199,7 +199,7 @@ ALL = ["x", "y", "z", "word", "grade", "well"]
 
 
 @pytest.mark.parametrize("columns", [["x", "site", "z"], ["site"], ["x"], ["word", "site"], [*ALL, "site"]])
-def test_the_site_column_stands_where_it_is_asked_for(path, frame, columns):
+def test_the_site_column_stands_where_it_is_requested(path, frame, columns):
     expected = frame.assign(site=pd.Categorical(["Bank"] * N))[columns]
     for table in (FrameTable(frame), ParquetTable(path, 300)):
         labeled = LabeledTable(table, "site", "Bank")

@@ -159,7 +159,7 @@ def test_a_site_that_starts_asks_for_no_single_answer_of_the_past(parts, address
     assert not service.inbox.look(service.pinned) and len(asked_for) == 1
 
 
-def test_what_lies_in_the_place_of_an_answer_is_put_aside_and_answered_anew(parts, address):
+def test_what_lies_in_the_place_of_an_answer_is_put_aside_and_answered_again(parts, address):
     _, site, coordinator, transport = parts
     part, number = transport.bucket.at("North"), request_number(QUESTION)
     transport.bucket.put(part.reply(number), b"none" * 10)
@@ -174,7 +174,7 @@ def test_what_lies_in_the_place_of_an_answer_is_put_aside_and_answered_anew(part
             assert transport.send("North", QUESTION) == answer
 
 
-def test_a_stranger_is_not_answered_and_told_why(parts, address):
+def test_a_stranger_is_not_answered_and_reported_why(parts, address):
     _, site, coordinator, transport = parts
     stranger = BucketTransport(transport.bucket, Identity.generate(), transport.fingerprints, 60.0, 0.01)
     with Service(address, site, coordinator.public.fingerprint) as service:

@@ -211,7 +211,7 @@ def test_killed_between_charge_and_answer(home, running, capsys):
     site.site_ledger.store.close()
 
 
-def test_a_lost_account_is_a_spent_budget(home, running, capsys):
+def test_a_lost_ledger_is_a_spent_budget(home, running, capsys):
     """Somebody with write access to a site's folder who truncates its ledger does not get the budget back."""
     start(home, running)
     first = requested(fs.ClientPartition.connect(home / "study"))

@@ -78,7 +78,7 @@ def test_what_is_known_without_rows(federation, here):
         next(there._tables["Hungary"].chunks(["age"]))
 
 
-def test_a_forecast_from_the_policies_that_the_sites_told(federation, here):
+def test_a_dry_run_from_the_policies_that_the_sites_reported(federation, here):
     partition = fs.ClientPartition.connect(federation["study"])
     ours, theirs = (fs.GLORE.from_formula("num > 0 ~ age", p).explain() for p in (here, partition))
     pd.testing.assert_frame_equal(theirs.table, ours.table)

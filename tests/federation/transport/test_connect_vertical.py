@@ -113,7 +113,7 @@ def test_the_same_fit_to_the_bit(there, here, name):
 
 
 @pytest.mark.parametrize("name", FITS)
-def test_the_same_forecast(there, here, name):
+def test_the_same_dry_run(there, here, name):
     make, arguments = FITS[name]
     ours, theirs = (make(p).explain(**arguments) for p in (here, there))
     pd.testing.assert_frame_equal(theirs.table, ours.table)
@@ -229,7 +229,7 @@ def fitted(partition):
     return FITS["selection"][0](partition).fit().params.to_numpy()
 
 
-def test_nothing_is_asked_before_the_entities_are_aligned(study):
+def test_nothing_is_requested_before_the_entities_are_aligned(study):
     with pytest.raises(PartitionError, match=r"have not been aligned yet; run 'fedstat federation align"):
         study.connect()
     assert "not yet" in study.standing()

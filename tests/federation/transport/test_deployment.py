@@ -97,7 +97,7 @@ def test_a_database_gets_its_variable_or_its_file_and_no_value_is_written(
         assert (service.get("environment"), mounted) == ((["WARD"], False), (None, True))[place]
 
 
-def test_an_account_without_a_name_is_named_by_its_number(home, monkeypatch):
+def test_a_ledger_without_a_name_is_named_by_its_number(home, monkeypatch):
     def nameless(path):
         raise KeyError("uid")
 

@@ -204,7 +204,7 @@ def test_a_sites_full_disk_in_every_round(study, undisturbed, tmp_path):
     assert_same(analysis(study.connected(tmp_path / "journal")), study, undisturbed)
 
 
-def test_an_answer_is_in_the_account_before_it_leaves(study, undisturbed):
+def test_an_answer_is_in_the_ledger_before_it_leaves(study, undisturbed):
     def held(study, deliver, request):
         answer, session = deliver(request), unpack_request(request).session
         (chain,) = (c for c in study.places["B"].server.site.site_ledger.chains if c.session == session)
@@ -216,7 +216,7 @@ def test_an_answer_is_in_the_account_before_it_leaves(study, undisturbed):
     assert_same(analysis(study.connected(None, held)), study, undisturbed)
 
 
-def test_old_questions_are_not_answered_anew(study, undisturbed):
+def test_old_questions_are_not_answered_again(study, undisturbed):
     def replayed(study, deliver, request):
         for old in study.requested[:-2]:
             with pytest.raises(SecurityError, match=r"B: question \d+ of a session in which it has answered"):
@@ -295,7 +295,7 @@ def test_one_journal_serves_one_process(study, tmp_path):
     ],
     ids=["formula", "seed", "model"],
 )
-def test_another_analysis_is_told_from_the_one_that_is_kept(study, tmp_path, other):
+def test_another_analysis_is_reported_from_the_one_that_is_kept(study, tmp_path, other):
     analysis(study.connected(tmp_path / "journal"))
     with pytest.raises(EngineError, match="belongs to another analysis"):
         other(study.connected(tmp_path / "journal"))

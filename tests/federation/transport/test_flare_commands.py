@@ -234,7 +234,7 @@ def test_a_kit_of_another_coordinator_or_for_another_site_is_refused(provisioned
 
 
 @needs_flare
-def test_what_a_job_would_stumble_over_is_told_when_serving(provisioned, capsys):
+def test_what_a_job_would_stumble_over_is_reported_when_serving(provisioned, capsys):
     folder = provisioned["home"] / "north"
     path, table = folder / "site.toml", provisioned["home"] / "north.csv"
     text = path.read_text()
@@ -250,7 +250,7 @@ def test_what_a_job_would_stumble_over_is_told_when_serving(provisioned, capsys)
 
 
 @needs_flare
-def test_the_end_of_a_certificate_is_told_in_time(provisioned, capsys, monkeypatch):
+def test_the_end_of_a_certificate_is_reported_in_time(provisioned, capsys, monkeypatch):
     home, study = provisioned["home"], provisioned["study"]
     assert 1000 < days_left(home / "north" / "flare" / "kit") <= 1095
     assert "In order" in reported(capsys, "site", "check", home / "north")
@@ -261,7 +261,7 @@ def test_the_end_of_a_certificate_is_told_in_time(provisioned, capsys, monkeypat
         assert expected in reported(capsys, "site", "status", home / "north", code=1)
 
 
-def test_a_process_that_serves_tells_it_once_a_day(tmp_path, capsys, monkeypatch):
+def test_a_process_that_serves_reveals_it_once_a_day(tmp_path, capsys, monkeypatch):
     days = iter([0.0, 1.0, 86400.0, 86401.0])
     served = FlareProcess("client", "north", tmp_path, tmp_path, ("h", 1), lambda: ["expires in 12 days"])
     monkeypatch.setattr(flare_process, "time", SimpleNamespace(time=lambda: next(days), sleep=lambda _: None))
@@ -305,7 +305,7 @@ def test_a_server_that_starts_knows_no_job_of_one_that_was_killed(tmp_path):
         ("None", None),
     ],
 )
-def test_a_client_ends_where_the_server_turns_it_away(monkeypatch, problem, code):
+def test_a_site_ends_where_the_server_turns_it_away(monkeypatch, problem, code):
     ended = []
     monkeypatch.setattr(child_process.os, "_exit", ended.append)
     child_process.check_server_answer(problem)

@@ -155,7 +155,7 @@ def test_a_site_is_frozen_and_answers_late(running, tmp_path, turn):
     running.assert_same(analysis(running.connect(tmp_path / "j")))
 
 
-def test_old_questions_are_not_answered_anew(running):
+def test_old_questions_are_not_answered_again(running):
     kept = []
 
     class Kept(FlareTransport):

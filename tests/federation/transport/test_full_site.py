@@ -50,7 +50,7 @@ def test_a_question_waits_for_room_and_its_session_goes_on(doors, monkeypatch):
     assert ActiveRules.load(doors.home / "B").problem == ""
 
 
-def test_what_could_not_be_entered_has_not_left_and_the_site_opens_itself_anew(doors, monkeypatch, tmp_path):
+def test_what_could_not_be_entered_has_not_left_and_the_site_opens_itself_again(doors, monkeypatch, tmp_path):
     model = fs.GLORE.from_formula("y ~ x", doors.connect(tmp_path / "journal"))
     site, path = doors.sites["B"], doors.home / "B" / "ledger.jsonl"
     complete = path.read_bytes()

@@ -85,7 +85,7 @@ def test_a_site_is_healthy_while_it_can_answer(home, capsys, monkeypatch):
     assert reported(capsys, "site", "health", folder, code=1) == "A: is not served (killed)\n"
 
 
-def test_metrics_are_written_in_the_mode_that_was_asked_for_and_hold_no_row(home, capsys):
+def test_metrics_are_written_in_the_mode_that_was_requested_and_hold_no_row(home, capsys):
     folder, path = home / "A", home / "metrics.prom"
     process = serve(folder, "--metrics", str(path), "--metrics-mode", "640", "--log", str(home / "A.log"))
     try:
@@ -188,7 +188,7 @@ def test_a_status_file_that_is_none_is_no_status(home, capsys):
     assert "not been started" in reported(capsys, "site", "status", home / "A", code=1)
 
 
-def test_how_a_federation_stands_is_told_to_programs(home, capsys):
+def test_how_a_federation_stands_is_reported_to_programs(home, capsys):
     words = ("federation", "status", home / "study")
     found = json.loads(reported(capsys, *words, "--json", code=1))
     assert found["sites"]["A"] == {"connected": None, "waiting": None, "roster": None}

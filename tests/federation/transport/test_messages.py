@@ -80,7 +80,7 @@ def test_setting_up_and_receipt_take_six_messages_of_each_site(study, fit):
     )
 
 
-def test_with_a_journal_heads_are_asked_for_every_time(study, tmp_path):
+def test_with_a_journal_heads_are_requested_every_time(study, tmp_path):
     path, sites = study
     for _ in range(3):
         wires = Wires(sites)

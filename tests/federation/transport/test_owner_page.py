@@ -118,7 +118,7 @@ def test_a_decision_can_be_changed_by_the_page_of_a_plan_that_was_decided(folder
     site.site_ledger.store.close()
 
 
-def test_an_account_that_is_not_whole_is_said_and_the_rest_is_shown(tmp_path):
+def test_a_ledger_that_is_not_whole_is_said_and_the_rest_is_shown(tmp_path):
     folder = make_site(tmp_path)
     digest = propose(folder)
     with owner_of(folder) as owner:

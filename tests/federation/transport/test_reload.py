@@ -122,7 +122,7 @@ def test_a_session_goes_on_after_a_restart_over_the_same_records_only(doors, war
         np.testing.assert_array_equal(model.fit().params, first.params)
 
 
-def test_one_record_more_is_not_told_by_two_fits(doors, ward):
+def test_one_record_more_is_not_revealed_by_two_fits(doors, ward):
     """An analyst who asks before and after: the difference would be the one record."""
     fitted(doors)
     ward.add(1)
@@ -168,7 +168,7 @@ def test_a_database_that_is_away_ends_nothing(doors, ward):
     assert "could not be opened" in doors.log[-1]
 
 
-def test_account_receipt_and_status_say_when_records_were_read(doors, ward, capsys):
+def test_ledger_receipt_and_status_say_when_records_were_read(doors, ward, capsys):
     result, _ = fitted(doors)
     receipt = result.receipt()
     read = receipt.sites()["records as of"]

@@ -88,7 +88,7 @@ def test_a_looser_rule_lets_open_sessions_go_on(doors):
     assert doors.sites["B"].site.policy.min_count == 4
 
 
-def test_account_memory_and_charges_are_not_begun_anew(doors):
+def test_ledger_memory_and_charges_are_not_begun_again(doors):
     site, path = doors.sites["B"].site, doors.home / "B" / "policy.toml"
     fs.GLORE.from_formula("y ~ x", doors.connect()).fit()
     site_ledger, memory, released = site.site_ledger, site._data.memory, site._data.memory.released
@@ -157,7 +157,7 @@ def test_a_site_that_is_to_be_another_one_answers_nothing_until_it_is_started_ag
     assert fs.GLORE.from_formula("y ~ x", doors.connect()).fit().converged
 
 
-def test_columns_are_read_again_and_what_is_no_longer_published_cannot_be_asked_for(doors):
+def test_columns_are_read_again_and_what_is_no_longer_published_cannot_be_requested(doors):
     B = doors.home / "B"
     assert main(["site", "describe", str(B)]) == 0
     assert set(doors.connect().sites["B"].published) >= {"x", "z"}

@@ -44,14 +44,14 @@ def study(tmp_path_factory):
         yield made
 
 
-def test_the_command_tells_its_version(capsys):
+def test_the_command_reveals_its_version(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert ended.value.code == 0 and capsys.readouterr().out == f"fedstat {VERSION}\n"
     assert fs.__version__ == VERSION
 
 
-def test_version_and_families_are_told_in_handshake_status_and_receipt(study, capsys, monkeypatch):
+def test_version_and_families_are_reported_in_handshake_status_and_receipt(study, capsys, monkeypatch):
     partition = fs.ClientPartition.connect(study)
     assert partition._engine.installed["A"] == schema.own_version()
     receipt = fs.GLORE.from_formula("ill ~ age", partition).fit(masked=False).receipt()

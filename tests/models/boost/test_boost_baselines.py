@@ -115,7 +115,7 @@ def test_a_baseline_says_what_it_is_and_has_no_inference():
             request()
 
 
-def test_a_baseline_is_made_of_sums_in_the_clear_and_the_forecast_says_so():
+def test_a_baseline_is_made_of_sums_unmasked_and_the_dry_run_says_so():
     partition = by_site(FRAME, "x1", "x2", "y", policy=LOOSE)
     model = fs.FedFunctionBoost.from_formula(TEXT, partition, time=FREE)
     reported = model.explain(aggregation="lsa")

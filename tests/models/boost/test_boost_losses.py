@@ -221,7 +221,7 @@ def test_progress_is_a_line_an_exchange(capsys):
     assert float(lines[-1].split()[-1]) == pytest.approx(fit.path["loss"].iloc[-1], abs=1e-6)
 
 
-def test_the_forecast_counts_rounds_and_what_all_scores_tell():
+def test_the_dry_run_counts_rounds_and_what_all_scores_reveal():
     reported = str(model("binomial").explain(steps=50))
     fit = model("binomial").fit(steps=50)
     assert "6 exchanges of scores" in reported and "One round" not in reported

@@ -45,7 +45,7 @@ def test_a_curve_counts_with_all_its_points(result):
     assert one.columns == 30 + 30 + 12 + 2
 
 
-def test_the_forecast_names_what_leaves_and_how_well_rows_are_traced():
+def test_the_dry_run_names_what_leaves_and_how_well_rows_are_traced():
     model = fs.FedFunctionBoost.from_formula(TEXT, by_site(FRAME, "x1", "x2", "y"))
     reported = model.explain(select="cv", folds=2)
     table = reported.table.query("sender == 'site 0' and step == 'sum_curves'")
@@ -90,7 +90,7 @@ def test_fewer_rows_than_three_for_each_column_are_refused_and_what_passes_is_na
     )
 
 
-def test_the_door_counts_rows_for_columns_by_itself(monkeypatch):
+def test_the_site_counts_rows_for_columns_by_itself(monkeypatch):
     monkeypatch.setattr(RowSource, "_check_size", lambda *_: None)
     with pytest.raises(PolicyError, match="maximum parameters per row"):
         fitted("y(t) ~ bsignal(x1) + bsignal(x2)", simulated(150), masked=False)

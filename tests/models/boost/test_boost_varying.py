@@ -98,7 +98,7 @@ def test_a_fold_is_judged_by_the_fit_of_the_others(penalty):
         assert result._cv[k, -1] == pytest.approx(loss, rel=1e-6)
 
 
-def test_learners_with_two_directions_go_the_same_way_beside_those_without():
+def test_learners_with_two_directions_go_the_same_way_next_to_those_without():
     text = "y(t) ~ bsignal(x1, knots=4) + bols(g) + const(bols(age))"
     for penalty in ("fdboost", "separable"):
         alone = fitted(text, penalty=penalty)
@@ -176,7 +176,7 @@ def test_an_effect_of_the_past_is_found():
     assert np.corrcoef(found["estimate"], truth)[0, 1] > 0.7
 
 
-def test_the_forecast_counts_the_products_of_varying_columns():
+def test_the_dry_run_counts_the_products_of_varying_columns():
     partition = by_site(FRAME, "x1", "x2", "y", policy=LOOSE)
     model = fs.FedFunctionBoost.from_formula(TEXT, partition, time=TIME)
     reported = model.explain()
@@ -227,7 +227,7 @@ def test_curves_of_other_domains_have_no_past_of_the_response():
             fs.FedFunctionBoost.from_formula(f"y(t) ~ {name}(x1)", partition)
 
 
-def test_two_institutions_curves_are_not_multiplied_point_by_point():
+def test_two_sites_curves_are_not_multiplied_point_by_point():
     tables = {
         "one": FRAME.filter(regex="^x1_").assign(id=range(150)),
         "two": FRAME[NAMES].assign(id=range(150)),

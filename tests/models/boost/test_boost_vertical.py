@@ -62,7 +62,7 @@ def test_columns_apart_rows_apart_and_one_table_give_the_same(text, penalty):
     assert "bbs(age)" in set(found.path["learner"])
 
 
-def test_other_learners_are_of_one_institution_each():
+def test_other_learners_are_of_one_site_each():
     held = {"Laboratory": ["x1", "g"], "Imaging": ["x2", "age"], "Clinic": ["y"]}
     text = "y(t) ~ bfpc(x1) + brandom(g) + const(bsignal(x2, knots=4)) + bsignal(x2, knots=4, by=age)"
     found, same = fitted(text, held=held), of_rows(text)
@@ -77,12 +77,12 @@ def test_who_holds_which_column_and_in_which_order_is_no_matter(result):
     np.testing.assert_allclose(fitted(held=other).coef, result.coef, atol=1e-5)
 
 
-def test_two_institutions_of_which_one_has_the_response_alone():
+def test_two_sites_of_which_one_has_the_response_alone():
     found = fitted("y(t) ~ x1 + x2", held={"Clinic": ["y"], "Laboratory": ["x1", "x2"]})
     np.testing.assert_allclose(found.predict(FRAME), of_rows("y(t) ~ x1 + x2").predict(FRAME), atol=1e-7)
 
 
-def test_entities_that_an_institution_lacks_are_left_out_and_counted():
+def test_entities_that_a_site_lacks_are_left_out_and_counted():
     frame = without(without(without(FRAME, "x1", range(40)), "g", range(40)), "y", range(30, 70))
     frame = without(frame, "mean", range(30, 70))
     with pytest.warns(
@@ -122,7 +122,7 @@ def test_folds_are_of_all_entities_and_add_up(result):
     assert (found.refit().tests["p_value"][["bsignal(x1)", "bbs(age)"]] < 0.01).all()
 
 
-def test_the_forecast_counts_rounds_and_bytes_as_the_fit_does():
+def test_the_dry_run_counts_rounds_and_bytes_as_the_fit_does():
     model = fs.FedFunctionBoost.from_formula(TEXT, apart(), coordinator="apart")
     reported = model.explain(select="cv", folds=2)
     found = model.fit(steps=5, select="cv", folds=2, random_state=1)
@@ -155,7 +155,7 @@ def test_fewer_entities_than_the_columns_want_are_refused_and_what_passes_is_nam
         fitted(text, FRAME, folds=20)
 
 
-def test_a_door_counts_entities_for_the_columns_of_all_by_itself(monkeypatch):
+def test_a_site_counts_entities_for_the_columns_of_all_by_itself(monkeypatch):
     monkeypatch.setattr(ColumnSource, "_check_size", lambda *_: None)
     with pytest.raises(PolicyError, match="maximum parameters per row"):
         fitted("y(t) ~ bsignal(x1) + bsignal(x2)", FRAME[:80])
@@ -228,7 +228,7 @@ def test_settings_of_rows_apart_are_refused_by_name():
         model.fit(select="aicc")
 
 
-def test_a_curve_is_at_one_institution():
+def test_a_curve_is_at_one_site():
     tables = {
         "A": FRAME.filter(regex="^x1_").assign(id=FRAME.index),
         "B": FRAME[["age"]].assign(id=FRAME.index),

@@ -81,7 +81,7 @@ def test_noise_is_as_large_as_was_planned():
     assert chi2.ppf(1e-5, count) < squares < chi2.ppf(1 - 1e-5, count)
 
 
-def test_budgets_are_charged_what_was_told_and_a_second_fit_costs_nothing():
+def test_budgets_are_charged_what_was_reported_and_a_second_fit_costs_nothing():
     partition = budgeted(FRAME, budget=4.0)
     model = private(FRAME, 3.0, partition=partition)
     model.fit(steps=10)
@@ -205,7 +205,7 @@ def test_the_path_is_that_of_blocks_with_a_ridge(sd):
     np.testing.assert_allclose(path.coef, B, atol=1e-9)
 
 
-def test_summary_and_forecast_say_what_it_costs_what_can_be_traced_and_what_other_budgets_would_give(
+def test_summary_and_dry_run_say_what_it_costs_what_can_be_traced_and_what_other_budgets_would_give(
     model, result
 ):
     reported, printed = " ".join(str(model.explain()).split()), " ".join(str(result.summary()).split())
@@ -233,7 +233,7 @@ def test_results_are_read_from_a_file_as_they_were(result, tmp_path):
     pd.testing.assert_frame_equal(again.surface("g"), result.surface("g"))
 
 
-def test_entities_that_an_institution_lacks_are_left_out_and_counted():
+def test_entities_that_a_site_lacks_are_left_out_and_counted():
     frame = FRAME.copy()
     frame.loc[:99, [name for name in frame if name.startswith("x1_") or name == "g"]] = np.nan
     frame.loc[100:149, [f"y_{j}" for j in range(12)]] = np.nan

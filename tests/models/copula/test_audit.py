@@ -78,7 +78,7 @@ def test_the_pair_attains_the_sensitivity_of_margins_and_products_together(width
     assert 0.9999 < pair.attained / pair.claimed <= 1.0
 
 
-def test_no_pair_is_told_apart_better_than_is_claimed():
+def test_no_pair_is_distinguished_better_than_is_claimed():
     random = np.random.default_rng(0)
     for widths, bound in (((3, 1), range(4)), ((2, 5, 1), [False, True]), ((2, 2), (0, 1))):
         sums = planned(widths, bound)

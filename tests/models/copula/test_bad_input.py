@@ -99,7 +99,7 @@ def test_a_spent_budget_says_what_is_left_and_loses_nothing(tmp_path):
     assert "eps total" in str(fit.summary())
 
 
-def test_a_budget_that_is_too_small_or_none_is_told_before_anything_is_asked():
+def test_a_budget_that_is_too_small_or_none_is_reported_before_any_request():
     for budget, words in ((1.0, "this one costs 2"), (None, "is none")):
         sites = partition(budget=budget)
         for model in (synthesizer(sites), regression("y ~ a + c", sites)):
@@ -136,7 +136,7 @@ def test_formulas(formula, words):
         regression(formula)
 
 
-def test_noise_that_hides_everything_is_told_with_what_would_do():
+def test_noise_that_hides_everything_is_reported_with_what_would_do():
     model = synthesizer(epsilon=0.2)
     words = (
         "few will be distinguishable from 0. About .* entities would suffice at epsilon 0.2, or an epsilon"

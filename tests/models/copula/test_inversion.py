@@ -43,7 +43,7 @@ def test_correlations_are_found_whatever_is_cut(scored, squared):
     assert found.moved == pytest.approx(0.0, abs=1e-9)
 
 
-def test_pairs_that_contradict_each_other_are_moved_and_told_by_column(scored):
+def test_pairs_that_contradict_each_other_are_moved_and_reported_by_column(scored):
     margins, U = scored
     products = U.T @ U / N
     products[0, 2] = products[2, 0] = 0.6 * np.sqrt(margins[0].variance * margins[2].variance)

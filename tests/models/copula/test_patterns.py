@@ -87,7 +87,7 @@ def test_no_record_moves_sums_by_more_than_is_charged(sizes, moments):
     assert worst_whole > 0.5 * complete  # the bound is not an idle one
 
 
-def test_small_patterns_lose_their_rarest_institution():
+def test_small_patterns_lose_their_rarest_site():
     table = presence()
     groups = choose_groups(NOISE, table, "em")
     assert groups.method == "em"
@@ -189,7 +189,7 @@ def test_sites_are_charged_once_for_disjoint_patterns():
     assert (result.privacy["epsilon"] <= 20.0).all()
 
 
-def test_two_institutions_that_merging_keeps_apart_are_named():
+def test_two_sites_that_merging_keeps_apart_are_named():
     frame = missing_rows(2_000)
     frame.loc[frame.index > 60, "c"] = np.nan
     policy = fs.Policy(privacy=fs.Budget(0.5, 1e-6))

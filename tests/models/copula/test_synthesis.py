@@ -119,7 +119,7 @@ def test_what_passes_is_noisy_or_public_or_hidden(fitted):
     assert set(shares["array"]) == {"share"}  # a checksum would reveal the sums without noise
 
 
-def test_one_institution_alone_is_the_pooled_estimate():
+def test_one_site_alone_is_the_pooled_estimate():
     frame = rows(20_000)
     model = synthesizer(frame, epsilon=300.0, budget=400.0, columns={"A": list("abcd")})
     fit = model.fit()._fit
@@ -130,13 +130,13 @@ def test_one_institution_alone_is_the_pooled_estimate():
     assert fit.inversion.correlation == pytest.approx(pooled, abs=2e-3)
 
 
-def test_order_of_institutions_is_irrelevant_to_the_cost():
+def test_order_of_sites_is_irrelevant_to_the_cost():
     turned = dict(reversed(COLUMNS.items()))
     one, other = synthesizer(epsilon=1.0), synthesizer(epsilon=1.0, columns=turned)
     assert one._planned.gram_variance == other._planned.gram_variance
 
 
-def test_what_is_forecast_asks_nothing_and_says_the_noise():
+def test_what_is_dry_run_asks_nothing_and_says_the_noise():
     model = synthesizer(epsilon=1.0)
     reported = str(model.explain())
     assert "Every policy allows this fit" in reported
@@ -163,7 +163,7 @@ def test_an_epsilon_that_is_none(epsilon):
         synthesizer(epsilon=epsilon)
 
 
-def test_a_delta_that_lets_records_leave_in_clear():
+def test_a_delta_that_lets_records_leave_unmasked():
     with pytest.raises(ModelError, match="at most 1e-06"):
         synthesizer(delta=1e-3)
 
@@ -181,7 +181,7 @@ def test_without_a_budget_nothing_leaves_and_the_line_is_named():
         fs.CopulaSynthesizer(partition, 1.0, BOUNDS).fit()
 
 
-def test_a_budget_that_is_too_small_is_said_before_anything_is_asked():
+def test_a_budget_that_is_too_small_is_reported_before_any_request():
     assert synthesizer(epsilon=1.0, budget=1.0).fit()  # rounded up, its charges still fit
     model = synthesizer(epsilon=3.0, budget=1.0)
     with pytest.raises(DescriptionError, match=r"A: its policy .* costs 3.*no request was sent"):
@@ -204,7 +204,7 @@ def test_levels_that_are_not_listed_name_the_column_and_no_level():
     assert "Yes" not in str(caught.value)
 
 
-def test_missing_values_are_missing_at_their_institution():
+def test_missing_values_are_missing_at_their_site():
     frame = rows()
     frame.loc[10:209, "d"] = np.nan
     fit = synthesizer(frame, missing="pairs").fit()
@@ -220,7 +220,7 @@ def test_a_coordinator_at_one_of_two_cannot_have_products_dealt():
     assert synthesizer(columns=columns).fit().correlation.shape == (4, 4)
 
 
-def test_institutions_with_few_entities_in_common_are_named_before_any_charge():
+def test_sites_with_few_entities_in_common_are_named_before_any_charge():
     frame = rows()
     frame.loc[20:, "d"] = np.nan
     model = synthesizer(frame)

@@ -50,7 +50,7 @@ def fitted():
     return made, made.fit(draws=12, random_state=1), known
 
 
-def test_estimates_are_those_of_the_rows_as_far_as_noise_lets_it_be_told(fitted):
+def test_estimates_are_those_of_the_rows_as_far_as_noise_lets_it_be_reported(fitted):
     _, result, known = fitted
     assert list(result.params.index) == ["Intercept", *BOUNDS]
     z = (result.params.to_numpy() - known.params.to_numpy()) / result.bse.to_numpy()
@@ -108,7 +108,7 @@ def test_errors_add_up_and_are_printed_in_their_parts(fitted):
     assert "BUDGET TOO SMALL" not in text and not result.budget_too_small
 
 
-def test_a_budget_that_is_too_small_is_told_first():
+def test_a_budget_that_is_too_small_is_reported_first():
     made, _ = model(epsilon=1.0, n=2_000)
     result = made.fit(draws=10, random_state=1)
     assert result.budget_too_small and str(result.summary()).startswith("*** BUDGET TOO SMALL FOR THIS MODEL")
@@ -155,7 +155,7 @@ def test_each_site_is_charged_what_was_planned(fitted):
     assert epsilon_of_zcdp(made._planned.coordinator_cost(), 1e-6) <= made.epsilon
 
 
-def test_nothing_is_asked_where_a_budget_is_too_small():
+def test_nothing_is_requested_where_a_budget_is_too_small():
     made, _ = model(epsilon=20.0, budget=2.0)
     with pytest.raises(DescriptionError, match="smaller epsilon"):
         made.fit()
@@ -295,7 +295,7 @@ def model_with_positive():
         ("d ~ a", "two levels"),
     ],
 )
-def test_what_cannot_be_scored_is_refused_before_anything_is_asked(formula, told):
+def test_what_cannot_be_scored_is_refused_before_any_request(formula, told):
     with pytest.raises(ModelError, match=told):
         model(formula=formula, n=100)
 
@@ -352,7 +352,7 @@ def test_a_site_takes_another_radius_where_the_response_is():
     assert request(holder="A").radius(2) == radius_of(1, "Binomial")
 
 
-def test_two_sites_that_were_told_of_other_responses_share_no_product():
+def test_two_sites_that_were_reported_of_other_responses_share_no_product():
     """Told of a smaller radius of the other's row, a site would be charged too little for its share."""
     made, _ = model(n=200)
     plan = MomentPlan.gram_requested

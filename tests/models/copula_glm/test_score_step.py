@@ -174,7 +174,7 @@ def test_sums_are_those_of_the_rows_to_the_last_bit(monkeypatch, family, held):
     assert result.method_name == "moments, one step"
 
 
-def test_every_institution_adds_noise_that_pays_for_its_own_part(monkeypatch):
+def test_every_site_adds_noise_that_pays_for_its_own_part(monkeypatch):
     drawn = []
 
     def draw(variance, size, source):
@@ -265,7 +265,7 @@ def test_an_explanation_counts_the_step():
     assert ratio[1] > ratio[0]
 
 
-def test_no_step_is_asked_for_where_there_is_nowhere_to_begin(monkeypatch):
+def test_no_step_is_requested_where_there_is_nowhere_to_begin(monkeypatch):
     from fedstat.models.copula_glm import estimation
 
     made, _ = model(n=1_000)

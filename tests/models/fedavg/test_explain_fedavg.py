@@ -19,13 +19,13 @@ def model_of(kind, policies=None):
     return kind.from_formula("y ~ x + z", partition)
 
 
-def test_what_a_sites_coefficients_tell_is_said_where_they_come_in_clear():
+def test_what_a_sites_coefficients_reveal_is_said_where_they_come_unmasked():
     model, words = model_of(fs.FedAvg), "learns from each site's coefficients"
     assert words not in " ".join(str(model.explain(rounds=2)).split())
     assert words in " ".join(str(model.explain(rounds=2, masked=False)).split())
 
 
-def test_a_refusal_is_told_as_the_site_will_say_it():
+def test_a_refusal_is_reported_as_the_site_will_say_it():
     policy = fs.Policy(refused_kinds=frozenset({"aggregate"}))
     model = model_of(fs.FedAvg, policies={"S2": policy})
     reported = chain(*model.explain(rounds=2, masked=False).refused["S2"].values())

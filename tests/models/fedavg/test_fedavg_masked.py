@@ -16,7 +16,7 @@ BATCHES = {"rounds": 30, "local_epochs": 2, "batch_size": 8, "learning_rate": 0.
 
 @pytest.mark.parametrize("options", [{}, {"fraction": 0.75}, {"standardize": True}])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_run_is_that_in_clear(kind, options):
+def test_the_run_is_that_unmasked(kind, options):
     hidden, clear = (fit(kind, masked=masked, **BATCHES, **options) for masked in (True, False))
     assert hidden._fit.masked and not clear._fit.masked
     np.testing.assert_allclose(hidden.params, clear.params, rtol=0, atol=1e-13)
@@ -125,6 +125,6 @@ def test_where_a_site_gives_no_score_the_distance_is_not_known(masked):
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.75])
-def test_the_summary_says_what_rounds_of_different_sites_tell(fraction):
+def test_the_summary_says_what_rounds_of_different_sites_reveal(fraction):
     text = " ".join(str(fit(fs.FedAvg, rounds=2, fraction=fraction).summary()).split())
     assert ("Rounds drew different sites" in text) == (fraction < 1.0)

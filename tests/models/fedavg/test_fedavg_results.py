@@ -185,7 +185,7 @@ def test_prediction_is_that_of_the_design(which):
     assert np.isnan(ours.predict(frame).iloc[4])
 
 
-def test_rows_that_are_left_out_are_told():
+def test_rows_that_are_left_out_are_reported():
     frame = FRAME.copy()
     frame.loc[frame.index[:10], "x"] = np.nan
     with pytest.warns(DataWarning, match="left out rows") as caught:

@@ -110,7 +110,7 @@ def test_only_aggregates_leave_the_sites(kind):
     assert (left[left["step"] == "run_epochs"].groupby("sender")["round"].nunique() == 4).all()
 
 
-def test_each_site_keeps_the_same_account():
+def test_each_site_keeps_the_same_ledger():
     one = partition()
     result = run(fs.FedAvg.from_formula("binary ~ x", one), rounds=2)
     frame = result.ledger.to_frame()
@@ -198,7 +198,7 @@ def test_a_mean_outside_the_domain_names_the_site():
         fit(fs.FedAvg, formula="count ~ x", known={"family": family}, init=first, learning_rate=2.0)
 
 
-def test_a_logistic_descent_that_bounces_is_told():
+def test_a_logistic_descent_that_bounces_is_reported():
     frame = FRAME.assign(x=100.0 + 30.0 * FRAME["x"])
     one = model(fs.FedAvg, frame=frame)
     with pytest.warns(ConvergenceWarning, match=r"the loss has risen: use a smaller learning_rate or stand"):

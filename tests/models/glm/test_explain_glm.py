@@ -39,7 +39,7 @@ def model_of(formula, frame=FRAME, sites=None, policies=None, **kwds):
     return fs.FederatedGLM.from_formula(formula, partition, **kwds)
 
 
-def test_two_sites_are_told_that_masks_hide_nothing():
+def test_two_sites_are_warned_that_masks_hide_nothing():
     model = model_of("sick ~ x", sites=["Bonn", "Kiel"], **BINOMIAL)
     reported = " ".join(sentence for _, sentence in model.explain(masked=True).learned)
     assert "Masks hide nothing from the other site here" in reported
@@ -73,7 +73,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("rule", REFUSALS)
-def test_a_refusal_is_told_as_the_site_will_say_it(rule):
+def test_a_refusal_is_reported_as_the_site_will_say_it(rule):
     policy, arguments, words = REFUSALS[rule]
     model = model_of("sick ~ x + C(g)", policies={"Kiel": fs.Policy(**policy)}, **BINOMIAL)
     explanation = model.explain(**arguments)
@@ -97,13 +97,13 @@ def test_a_refusal_is_told_as_the_site_will_say_it(rule):
         ({"refused_kinds": frozenset({"raw columns", "per entity", "sketch"})}, {}),
     ],
 )
-def test_what_is_told_to_pass_passes(policy, arguments):
+def test_what_is_reported_to_pass_passes(policy, arguments):
     model = model_of("sick ~ x + C(g)", policies={"Kiel": fs.Policy(**policy)}, **BINOMIAL)
     assert model.explain(**arguments).passes
     assert model.fit(**arguments).converged
 
 
-def test_nothing_is_asked_and_no_row_is_read(monkeypatch):
+def test_nothing_is_requested_and_no_row_is_read(monkeypatch):
     model = model_of("sick ~ x", **BINOMIAL)
     sites = model.partition.sites.values()
     before = [len(site.ledger.entries) for site in sites]

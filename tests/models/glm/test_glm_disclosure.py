@@ -305,7 +305,7 @@ def test_labels_leave_as_keyed_hashes_of_each_partition_s_own_key():
     assert one["clusters"].dtype == np.int64 and not np.isin(one["clusters"], two["clusters"]).any()
 
 
-def test_the_account_shows_what_left():
+def test_the_ledger_shows_what_left():
     partition = partition_of()
     result = fit(
         partition, "z ~ x", options={"cov_type": "cluster", "cov_kwds": {"groups": "ward"}}, labels=["ward"]

@@ -301,14 +301,14 @@ def test_infinite_values_are_counted():
 
 
 @pytest.mark.parametrize("column", ["x", "g", "y"])
-def test_a_site_without_a_whole_row_is_named(column):
+def test_a_site_without_a_complete_row_is_named(column):
     tables = by_site(FRAME)
     tables["B"][column] = pd.Series([None] * 200, dtype=object)
     message = str(error_of("y ~ x + g", tables))
     assert message.startswith("site 'B' has no row with all of 'y', 'x', 'g' (of 200 rows): ")
 
 
-def test_a_response_that_is_equal_after_rows_were_dropped_is_told():
+def test_a_response_that_is_equal_after_rows_were_dropped_is_reported():
     frame = FRAME.assign(y=0)
     frame.loc[frame.index[:50], ["y", "x"]] = [1, np.nan]
     assert "the response 'y' is the same in all rows of all sites" in str(error_of("y ~ x", frame))

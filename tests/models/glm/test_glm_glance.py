@@ -40,7 +40,7 @@ def test_glance_has_brooms_names_and_statsmodels_numbers():
     assert np.isnan(row.loc[0, "r_squared"])
 
 
-def test_glance_of_clients_with_different_columns():
+def test_glance_of_sites_with_different_columns():
     partition = fs.ClientPartition.from_frames(fs.datasets.load_sme(), on="enterprise_id")
     result = fs.VFEMRegression.from_formula("NPGR ~ ROA + CI", partition).fit()
     row = result.glance().loc[0]

@@ -36,7 +36,7 @@ def test_no_array_grows_with_the_rows(result):
     assert largest <= max(p * p, 3 * p)
 
 
-def test_the_sites_keep_the_same_account(result):
+def test_the_sites_keep_the_same_ledger(result):
     for name, site in result.model.partition.sites.items():
         own = [entry for entry in site.ledger.entries if entry.kind == "aggregate"]
         theirs = released(result).query("sender == @name and kind == 'aggregate'")

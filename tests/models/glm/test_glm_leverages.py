@@ -66,14 +66,14 @@ def test_other_families_have_those_of_the_stacked_table(power, freq):
             )
 
 
-def test_strict_sites_answer_and_the_forecast_says_what_sites_learn():
+def test_strict_sites_answer_and_the_dry_run_says_what_sites_learn():
     loose = fs.GLORE.from_formula(f"binary ~ {RIGHT}", partition(FRAME)).fit(cov_type="HC3")
     model = fs.GLORE.from_formula(f"binary ~ {RIGHT}", partition(FRAME, policy=fs.Policy.strict()))
     np.testing.assert_allclose(model.fit(cov_type="HC3").bse, loose.bse, rtol=1e-8)
     assert "inverse information of all sites" in str(model.explain(cov_type="HC3"))
 
 
-def test_a_row_of_leverage_one_is_told_as_such():
+def test_a_row_of_leverage_one_is_reported_as_such():
     frame = FRAME.assign(alone=(np.arange(len(FRAME)) == 5).astype(float))
     open_ = fs.Policy(min_count=1, min_level_count=1, max_parameters=1.0, max_share=1.0)
     model = fs.FederatedOLS.from_formula("gauss ~ x + alone", partition(frame, policy=open_))

@@ -116,7 +116,7 @@ def test_weights_count_rows_and_offsets_are_the_rows_own():
         ours.get_margeff(at="mean")
 
 
-def test_masked_sums_give_the_same_and_no_site_s_part_is_told():
+def test_masked_sums_give_the_same_and_no_site_s_part_is_reported():
     ours, _ = both("logit")
     assert ours._fit.masked
     clear = fs.GLORE.from_formula(f"binary ~ {RIGHT}", partition(FRAME)).fit(masked=False)
@@ -132,7 +132,7 @@ def test_strict_sites_answer_what_a_fit_asks_for():
         np.testing.assert_allclose(mine.margeff_se, other.margeff_se, rtol=1e-8)
 
 
-def test_what_rows_alone_would_tell_is_refused(tmp_path):
+def test_what_rows_alone_would_reveal_is_refused(tmp_path):
     ours, _ = both("logit")
     for at in ("all", "median"):
         with pytest.raises(NotAvailableError, match="stay at the sites"):
@@ -148,7 +148,7 @@ def test_what_rows_alone_would_tell_is_refused(tmp_path):
     pd.testing.assert_series_equal(again.get_margeff(at="mean").margeff, ours.get_margeff(at="mean").margeff)
 
 
-def test_summary_prints_what_was_asked_for():
+def test_summary_prints_what_was_requested():
     text = str(both("logit")[0].get_margeff(dummy=True).summary())
     for shown in ("dy/dx", "at overall", "Changes from 0 to 1: C(g)[T.b], C(g)[T.c]", "std err"):
         assert shown in text

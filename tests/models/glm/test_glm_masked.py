@@ -67,7 +67,7 @@ def policies_of(**policy):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_fit_is_that_in_clear(case):
+def test_the_fit_is_that_unmasked(case):
     masked, clear = fit(case), fit(case, masked=False)
     assert masked._fit.masked and not clear._fit.masked
     np.testing.assert_allclose(masked.params, clear.params, rtol=1e-11, atol=1e-13)
@@ -78,7 +78,7 @@ def test_the_fit_is_that_in_clear(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_score_test_of_equal_coefficients_is_that_in_clear(case):
+def test_the_score_test_of_equal_coefficients_is_that_unmasked(case):
     masked, clear = fit(case).heterogeneity, fit(case, masked=False).heterogeneity
     np.testing.assert_allclose(masked.joint, clear.joint, rtol=1e-8)
     pd.testing.assert_frame_equal(masked.to_frame(), clear.to_frame(), rtol=1e-9)
@@ -93,7 +93,7 @@ def test_units_of_the_response_do_not_matter(factor):
     np.testing.assert_allclose(scaled.bse / factor, plain.bse, rtol=1e-9)
 
 
-def test_sums_too_small_for_masks_are_told():
+def test_sums_too_small_for_masks_are_reported():
     with pytest.raises(EstimationError, match=r"'gauss' is below 1e-44.*fit\(masked=False\)"):
         fit("linear", FRAME.assign(gauss=1e-30 * FRAME["gauss"]))
 
@@ -205,7 +205,7 @@ def test_what_needs_single_sites_names_the_way_to_it():
 TWO = FRAME.assign(site=np.where(FRAME["site"] == "S3", "S3", "other"))
 
 
-def test_two_sites_are_in_clear_unless_asked_for():
+def test_two_sites_are_unmasked_unless_requested():
     assert not fit(frame=TWO)._fit.masked
     assert fit(frame=TWO, masked=True)._fit.masked
     refuse = dict.fromkeys(("S3", "other"), Policy(two_sites="refuse"))
@@ -294,7 +294,7 @@ def test_coefficients_that_leave_one_row_are_answered_by_nothing(case):
     assert len(site.ledger.entries) == entries
 
 
-def test_the_attack_would_have_told_the_row():
+def test_the_attack_would_have_reported_the_row():
     """An owner with no minimum count: the information is that of one row, whose columns follow from it."""
     formula, family, beta = ATTACKS["logit"]
     model = fs.FederatedGLM.from_formula(
@@ -346,7 +346,7 @@ def test_alpha_and_clusters_cannot_single_rows_out_either():
         site.answer(pack_request(Request("S1", "glm", "sum_clusters", columns | none, model._session)))
 
 
-def test_sums_that_are_kept_are_those_of_the_family_that_was_asked_for():
+def test_sums_that_are_kept_are_those_of_the_family_that_was_requested():
     """A fit keeps the sums at its last coefficients; another family at the same ones has others."""
     model = model_of("poisson")
     model.fit(masked=False)

@@ -62,7 +62,7 @@ def words(response, family, **arguments):
     return summary.as_text().splitlines()[0], " ".join(summary.notes)
 
 
-def test_overdispersed_counts_are_told_in_the_first_line():
+def test_overdispersed_counts_are_reported_in_the_first_line():
     X = np.asarray(model_matrix("x + C(g)", FRAME))
     pooled = sm.GLM(FRAME["over"].to_numpy(), X, family=sm.families.Poisson()).fit()
     ratio = pooled.pearson_chi2 / pooled.df_resid
@@ -97,7 +97,7 @@ def test_data_of_the_model_raise_no_alarm(response, family, roles):
     assert "The response varies" not in notes
 
 
-def test_events_that_vary_more_than_binomial_are_told():
+def test_events_that_vary_more_than_binomial_are_reported():
     rng = np.random.default_rng(2)
     shares = rng.beta(2, 3, len(FRAME))
     FRAME["many"] = rng.binomial(FRAME["n"].to_numpy() + 10, shares)

@@ -130,7 +130,7 @@ def test_without_further_rounds_there_are_counts_alone():
         evaluation.confusion(1.5)
 
 
-def test_the_summary_tells_slope_and_brier_score():
+def test_the_summary_reveals_slope_and_brier_score():
     evaluation = fitted("logit").evaluate(partition(OTHER))
     text = " ".join(evaluation.summary().as_text().split())
     found = evaluation.recalibration

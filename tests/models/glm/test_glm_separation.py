@@ -91,7 +91,7 @@ def test_a_rare_and_a_frequent_level_without_events_are_both_named():
     assert "follow exactly from 'g[T.frequent]', 'g[T.rare]' (at A, B, C)" in message
 
 
-def test_separation_at_one_site_is_told_in_a_note_and_hinders_nothing():
+def test_separation_at_one_site_is_reported_in_a_note_and_hinders_nothing():
     frame = FRAME.assign(b=np.where(FRAME["site"] == "A", FRAME["y"], (FRAME["z"] > 0).astype(int)))
     result = model("y ~ x + b", frame).fit()
     assert_pooled(result, "y ~ x + b", frame)
@@ -147,7 +147,7 @@ def test_hard_data_are_no_false_alarm(formula, family):
 
 
 @pytest.mark.parametrize("column", ["year", "seconds", "far"])
-def test_columns_far_from_zero_are_told_apart_from_the_intercept(column):
+def test_columns_far_from_zero_are_distinguished_from_the_intercept(column):
     formula = f"y6 ~ x + {column}"
     result = model(formula, HARD).fit()
     near = HARD.assign(**{column: HARD[column] - HARD[column].mean()})
@@ -215,13 +215,13 @@ def test_collinear_columns_over_all_sites_are_named(right, expected, family):
         "a + constant_at_two",
     ],
 )
-def test_columns_that_one_site_cannot_tell_apart_are_fine(right):
+def test_columns_that_one_site_cannot_distinguish_are_fine(right):
     frame = DEPENDENT.assign(copied=DEPENDENT["a"].where(DEPENDENT["site"] == "A", DEPENDENT["b"]))
     frame["constant_at_two"] = DEPENDENT["a"].where(DEPENDENT["site"] == "B", 7.0)
     assert_pooled(model(f"y ~ {right}", frame).fit(), f"y ~ {right}", frame)
 
 
-def test_a_column_that_is_constant_on_the_whole_rows_is_named():
+def test_a_column_that_is_constant_on_the_complete_rows_is_named():
     frame = FRAME.assign(w=0.0)
     frame.loc[frame.index[:30], "w"] = 1.0
     frame.loc[frame.index[:30], "x"] = np.nan
@@ -248,7 +248,7 @@ def test_a_site_with_fewer_rows_than_columns_contributes_where_its_owner_allows_
     assert_pooled(ours, simple, frame)
 
 
-def test_fewer_rows_than_columns_in_all_is_told():
+def test_fewer_rows_than_columns_in_all_is_reported():
     few = FRAME.groupby("site").head(2)
     policy = Policy(min_count=0, max_parameters=9.0, min_events=0, min_level_count=0, remember="nothing")
     message = str(error_of("y ~ x + z + x:z + poly(x, 2) + poly(z, 2)", few, policy=policy))

@@ -140,7 +140,7 @@ def test_the_family_does_not_rank_better(table, case):
 
 
 @pytest.mark.slow
-def test_test_rows_among_the_clients_raise_the_area(table):
+def test_test_rows_among_the_sites_raise_the_area(table):
     for site in SITES:
         area = pick(table, CASES[0], subject=f"AUC, {site}", sample="compared")["mean"]
         assert area[["as published: FedAvg", "as published: q-FedAvg"]].min() > area["GLORE"] + 2e-4

@@ -251,7 +251,7 @@ def test_a_plain_fit_of_like_sites_needs_no_note_but_that_on_masks():
     assert "except the own fits and the sums that transforms" in notes(fit("binary ~ center(x)"))
 
 
-def test_sums_in_clear_are_told():
+def test_sums_unmasked_are_reported():
     result = fit(masked=False)
     clear = "Sums were in clear: the coordinator saw each site's part."
     assert result.summary().notes == (ONE_PROCESS_NOTE, clear)
@@ -260,7 +260,7 @@ def test_sums_in_clear_are_told():
     assert "masks over two sites hide neither from the other" in notes(two)
 
 
-def test_one_round_tells_the_step_that_remains():
+def test_one_round_reveals_the_step_that_remains():
     """Newton's step at the estimate, in standard errors, from the rows."""
     result = fit(rounds=1)
     X = np.asarray(model_matrix("x + z", FRAME))

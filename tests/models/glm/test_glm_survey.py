@@ -137,7 +137,7 @@ def test_a_stratum_with_one_cluster_is_counted(by):
         survey(model("y", F.Binomial(), by, frame))
 
 
-def test_labels_of_clusters_that_repeat_in_strata_are_told():
+def test_labels_of_clusters_that_repeat_in_strata_are_reported():
     frame = FRAME.assign(psu=FRAME.groupby("stratum")["psu"].rank("dense").astype(int))
     with pytest.raises(DesignError, match=r"site 'A': \d+ labels of 'psu' are in more than one of 'stratum'"):
         survey(model("y", F.Binomial(), "by_row", frame))
@@ -238,7 +238,7 @@ def test_every_row_a_cluster_is_the_sandwich():
         ("clustered", {}, "cov_type"),
     ],
 )
-def test_what_a_covariance_needs_is_told(cov_type, kwds, expected):
+def test_what_a_covariance_needs_is_reported(cov_type, kwds, expected):
     with pytest.raises(ModelError, match=expected):
         model("y", F.Binomial(), "by_row").fit(cov_type=cov_type, cov_kwds=kwds)
 

@@ -54,7 +54,7 @@ def test_masked_sums_give_what_clear_outputs_give_for_one_set():
 
 
 @pytest.mark.parametrize(("exchange", "listed"), [("clear", 6), ("clear", 2), ("masked", 6)])
-def test_order_of_clients_does_not_matter(exchange, listed, monkeypatch):
+def test_order_of_sites_does_not_matter(exchange, listed, monkeypatch):
     """Where all sets are taken, and where some are drawn."""
     monkeypatch.setattr(protocol, "MAX_LISTED", listed)
     fits = [model(partition(order=one)).fit(**QUICK, exchange=exchange) for one in permutations(SITES)]
@@ -105,7 +105,7 @@ def test_a_batch_moves_networks_as_pooled_descent_does():
                 assert np.sign(one.trained.networks[k][0, j] - start[k][0, j]) == -np.sign(slope)
 
 
-def test_a_client_that_left_is_one_that_never_had_the_entity(result):
+def test_a_site_that_left_is_one_that_never_had_the_entity(result):
     tables = customers(200, seed=5, missing=0.0)
     gone = {k: t for k, t in tables.items() if k != "telecom"}
     absent = {**tables, "telecom": tables["telecom"].iloc[:2]}
@@ -263,7 +263,7 @@ def test_methods_side_by_side(part):
     assert list(again.loc[""].index) == ["Entities Judged", "AUC", "Accuracy", "F1", "Log-Loss"]
 
 
-def test_forecast_of_rounds_is_what_a_fit_takes(part):
+def test_dry_run_of_rounds_is_what_a_fit_takes(part):
     fitting = model(part)
     expected = fitting.explain(**QUICK)
     fitted = fitting.fit(**QUICK)

@@ -61,7 +61,7 @@ def test_a_step_that_is_too_long_is_named():
         model(partition(400)).fit(**{**QUICK, "rate": 1e200})
 
 
-def test_masks_of_two_clients():
+def test_masks_of_two_sites():
     tables = {k: frame for k, frame in customers(300).items() if k != "telecom"}
     with pytest.warns(DisclosureWarning, match="two sites hides neither .* Add a third site"):
         model(from_tables(tables)).fit(**QUICK, exchange="masked")

@@ -97,7 +97,7 @@ def test_the_same_predictions_to_the_bit(both, there, here, how):
     pd.testing.assert_frame_equal(found, expected, check_exact=True)
 
 
-def test_a_client_that_has_left_is_one_that_never_had_an_entity(both, federation, here):
+def test_a_site_that_has_left_is_one_that_never_had_an_entity(both, federation, here):
     """Two sites are left, and then one: the coordinator requests no sum of theirs under masks."""
     theirs, ours = both["masked"]
     for gone in (["telecom"], ["shop", "telecom"]):
@@ -117,7 +117,7 @@ def test_a_client_that_has_left_is_one_that_never_had_an_entity(both, federation
         theirs.evaluate(fs.ClientPartition.connect(federation["study"], without=["bank"]))
 
 
-def test_the_order_of_clients_does_not_matter(both, federation):
+def test_the_order_of_sites_does_not_matter(both, federation):
     path = federation["study"] / "federation.toml"
     text = path.read_text()
     head, sites = text.split("[sites]\n")
@@ -142,7 +142,7 @@ def test_the_order_of_clients_does_not_matter(both, federation):
         ("bank", 30, {"exchange": "masked", "label_epsilon": 2.0}),
     ],
 )
-def test_a_client_is_killed_in_a_fit_that_goes_on(federation, tmp_path, site, turn, options):
+def test_a_site_is_killed_in_a_fit_that_goes_on(federation, tmp_path, site, turn, options):
     """Started again, it is handed what its networks were after the latest epoch."""
     study, running = federation["study"], federation["running"]
     checkpoint = tmp_path / "training.fed"

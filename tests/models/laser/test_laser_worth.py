@@ -54,14 +54,14 @@ def test_importance_is_what_is_lost_where_a_block_is_exchanged(result, tables, o
         assert frame.loc[k, "std_error"] == pytest.approx(np.std(lost, ddof=1) / np.sqrt(2), abs=3e-3)
 
 
-def test_importance_of_a_client_that_matters(result, other):
+def test_importance_of_a_site_that_matters(result, other):
     frame = result.importance(other, repeats=5)
     assert frame["importance"].idxmax() == "bank" and frame.loc["bank", "low"] > 0.1
     assert (frame["low"] <= frame["importance"]).all() and (frame["importance"] <= frame["high"]).all()
     assert frame.equals(result.importance(other, repeats=5))
 
 
-def test_importance_of_a_client_counts_the_entities_that_it_has(result):
+def test_importance_of_a_site_counts_the_entities_that_it_has(result):
     """A client that few have is worth to these what it is worth, and not less."""
     tables = customers(1200, seed=6, missing=0.0)
     few = {**tables, "telecom": tables["telecom"].iloc[:400]}
@@ -163,7 +163,7 @@ def test_what_has_no_threshold_or_head_says_so(result, other):
         result.predict_proba(other, at="bank")
 
 
-def test_heads_of_clients_predict_apart_and_on_average():
+def test_heads_of_sites_predict_apart_and_on_average():
     fitted = model(partition(600), heads="client").fit(**QUICK)
     tables = customers(200, seed=7, missing=0.0)
     tables["shop"] = tables["shop"].iloc[50:]

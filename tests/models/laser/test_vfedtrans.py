@@ -59,7 +59,7 @@ def test_nothing_of_entities_held_back_is_in_the_vectors(fitted, part):
     assert len(judged) and not np.isin(rows, judged).any()
 
 
-def test_outputs_of_clients_leave_as_a_sum(fitted):
+def test_outputs_of_sites_leave_as_a_sum(fitted):
     projected = [(a, r.arrays["projection"]) for a, r in fitted[1] if a.step == "project_columns"]
     Z, targets = blocks(), [a.arrays for a, _ in fitted[1] if a.step == "distil"]
     assert len(projected) == 3 and all(a.masked is not None for a, _ in projected)
@@ -68,7 +68,7 @@ def test_outputs_of_clients_leave_as_a_sum(fitted):
     assert left.dtype != np.float64 and not np.allclose(own, targets[0]["target"], atol=0.1)
 
 
-def test_one_client_predicts_by_itself(fitted):
+def test_one_site_predicts_by_itself(fitted):
     result, other = fitted[0], customers(100, seed=7)["shop"]
     P = result.predict_proba(fs.ClientPartition.from_frames({"shop": other}, on="id"))
     record, x = result._record.fitted, other.set_index("id").to_numpy()

@@ -39,7 +39,7 @@ def test_the_penalized_likelihood_never_falls(missing):
     assert not found.modalities.loc["D", "selected"].any()
 
 
-def test_order_of_clients_and_masks_are_irrelevant(frames, result):
+def test_order_of_sites_and_masks_are_irrelevant(frames, result):
     turned = dict(reversed(frames[0].items()))
     other = fs.M2SEM(partition_of(turned), 2, 1).fit(**QUICK)
     clear = fs.M2SEM(partition_of(turned), 2, 1).fit(masked=False, **QUICK)
@@ -141,7 +141,7 @@ def test_predictions_by_some_modalities(of_mixed):
         result.predict(partition_of({"Body": frames["Body"].drop(columns="b3")}))
 
 
-def test_factor_scores_of_a_client(of_mixed):
+def test_factor_scores_of_a_site(of_mixed):
     partition, k, result = of_mixed
     scores = result.factor_scores("Blood")
     assert len(scores) == len(partition.rows["Blood"]) and list(scores.columns) == [("Blood", 1)]

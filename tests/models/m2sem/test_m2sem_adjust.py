@@ -165,7 +165,7 @@ def graded(codes, z, alpha, b, load):
     return np.log(values.sum(axis=1) * (eta[1] - eta[0])).sum()
 
 
-def test_of_one_ordinal_client_it_is_the_graded_response_model_with_covariates():
+def test_of_one_ordinal_site_it_is_the_graded_response_model_with_covariates():
     rng = np.random.default_rng(8)
     n, P = 90, 4
     z, eta = rng.integers(0, 5, n).astype(float), rng.standard_normal(n)
@@ -254,7 +254,7 @@ def held(n=60, seed=0):
     return {"A": a.assign(sex=np.arange(n) % 2, id=range(n)), "B": b.assign(id=range(n))}
 
 
-def test_of_one_formula_each_client_has_its_own_terms():
+def test_of_one_formula_each_site_has_its_own_terms():
     with pytest.warns(DataWarning, match=r"columns of 'B' are not adjusted"):
         model = M2SEM(partition_of(held()), 2, 1, adjust="~ age + C(sex)")
     assert model._chosen.columns == {"A": ("a0", "a1", "a2"), "B": ("b0", "b1", "b2")}

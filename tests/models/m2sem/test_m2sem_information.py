@@ -94,7 +94,7 @@ def hessian(value, p, h=2e-3):
     return H
 
 
-def test_three_clients_with_continuous_and_ordinal_columns_have_the_joint_hessian():
+def test_three_sites_with_continuous_and_ordinal_columns_have_the_joint_hessian():
     kinds = ["continuous", "ordinal", "continuous"]
     data = fs.datasets.make_clusters(150, kinds, p=3, separation=2.0, seed=3)
     mods, r, w = modalities_of(data)
@@ -135,7 +135,7 @@ def errors_of(parts, r, w):
     return np.concatenate([np.diag(found.of_site(site)) for site in parts])
 
 
-def test_how_factors_are_turned_and_which_client_holds_what_does_not_matter():
+def test_how_factors_are_turned_and_which_site_holds_what_does_not_matter():
     """For continuous columns only; the nodes of others do not rotate with the factors."""
     data = fs.datasets.make_cluster_experiment(1, 300, noise=1.0, seed=1)
     sites = ["Client 1", "Client 2", "Client 3"]
@@ -237,7 +237,7 @@ def test_without_errors_it_is_said_why():
     assert not any("open_scores" in step for step in none.ledger.to_frame()["step"])
 
 
-def test_explain_says_what_products_tell():
+def test_explain_says_what_products_reveal():
     data = fs.datasets.make_clusters(100, seed=2)
     partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
     model = M2SEM(partition, 2, 1)
@@ -260,7 +260,7 @@ def test_of_two_columns_on_a_factor_profiles_have_errors_and_communalities_none(
     assert (errors.min() > 0.03).all() and (errors.max() < 0.3).all()
 
 
-def test_profiles_that_no_row_tells_have_no_errors():
+def test_profiles_that_no_row_reveals_have_no_errors():
     """A cluster without any row: nothing says where it is, and its profile is no pseudo-inverse's."""
     data = fs.datasets.make_clusters(150, p=3, separation=2.0, seed=3)
     (m, *_), r, w = modalities_of(data)

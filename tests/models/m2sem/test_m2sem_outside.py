@@ -37,7 +37,7 @@ def fitted():
     return data, outside, partition, result
 
 
-def test_means_of_a_variable_of_another_client(fitted):
+def test_means_of_a_variable_of_another_site(fitted):
     data, outside, _, result = fitted
     found = result.outside("age")
     assert (found.site, found.nobs) == ("Registry", 270)

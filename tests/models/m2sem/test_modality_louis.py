@@ -63,7 +63,7 @@ def test_slopes_of_profiles_are_central_differences(case):
 
 
 @pytest.mark.parametrize("make", [gaussian, categorical])
-def test_parameters_that_were_not_estimated_are_told(make):
+def test_parameters_that_were_not_estimated_are_reported(make):
     m, r = make(1)
     m.support[1], m.silent = False, True
     m.improve(r)

@@ -43,7 +43,7 @@ def ratios(table):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["two", "four", "large"])
-def test_the_free_law_covers(name):
+def test_the_free_model_covers(name):
     table = simulate(name, "free", RUNS[name]["free"])
     bias, error = ratios(table)
     assert table.groupby(["mechanism", "correlation"])["coverage"].mean().between(LOW, HIGH).all()

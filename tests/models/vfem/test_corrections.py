@@ -84,7 +84,7 @@ def test_edges_that_are_missing_keep_the_bias_of_complete_columns_at_zero():
     assert np.isfinite(first_order_bias(apart)[0]).all()
 
 
-def test_a_small_sample_is_told_and_a_large_one_is_not():
+def test_a_small_sample_is_reported_and_a_large_one_is_not():
     few = Design((0, 1), (1.0, 1.0, 1.0), (0.4, 0.8), 0.0, n=150)
     said = [
         "bias of order 1/n" in " ".join(fit_summary(draw_normal(design, "mcar", 0.7, 3)))
@@ -118,7 +118,7 @@ def test_signed_squares_of_a_log_normal_column(s):
     assert skewness_of(back)[0] == pytest.approx(float(column.stats("s")), rel=1e-2)
 
 
-def test_institutions_tell_the_shapes_of_their_columns_and_count_them():
+def test_sites_reveal_the_shapes_of_their_columns_and_count_them():
     X, y = draw(TWO, "log-normal", 0)
     result = fs.VFEMRegression.from_formula("y ~ a + b", partition_of(X, y)).fit()
     np.testing.assert_allclose(result.exchange.moments.shape, shapes(X), rtol=1e-10)
@@ -127,7 +127,7 @@ def test_institutions_tell_the_shapes_of_their_columns_and_count_them():
     assert result.exchange.numbers["Shop"] == 2 + 1 + 1 + 1  # b, b^2, b a, b y, and its shape
 
 
-def test_products_of_columns_of_few_values_tell_no_shape():
+def test_products_of_columns_of_few_values_reveal_no_shape():
     random = np.random.default_rng(2)
     table = pd.DataFrame({"id": range(4_000), "a": random.normal(size=4_000)})
     table["f"], table["g"] = random.integers(0, 2, 4_000), random.integers(0, 2, 4_000)
@@ -157,7 +157,7 @@ def test_skewed_columns_are_named_where_the_response_decides():
 # ---- the sample ------------------------------------------------------------------------------
 
 
-def test_columns_of_the_sample_have_the_moments_that_were_asked_for():
+def test_columns_of_the_sample_have_the_moments_that_were_requested():
     random = np.random.default_rng(3)
     R = np.array([[1.0, 0.5, -0.3], [0.5, 1.0, 0.2], [-0.3, 0.2, 1.0]])
     log_sd = np.array([0.6, -0.4, 0.0])
@@ -233,7 +233,7 @@ def test_single_cells_that_are_missing_have_no_correction_for_skewness():
     assert "% missing" in notes and "take logarithms" in notes and "correction='skewness'" not in notes
 
 
-def test_corrections_are_of_the_free_law_from_moments():
+def test_corrections_are_of_the_free_model_from_moments():
     model = fs.VFEMRegression.from_formula("y ~ a + b", partition_of(*draw(TWO, "log-normal", 0)))
     with pytest.raises(ModelError, match="correction: expected one of 'small-sample', 'skewness'"):
         model.fit(correction="jackknife")

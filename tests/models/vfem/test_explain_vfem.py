@@ -32,7 +32,7 @@ def test_rounds_and_bytes_of_the_default_fit_are_those_of_its_ledger():
     assert "per entity" not in set(table["kind"]) and explanation.passes
 
 
-def test_a_holder_of_the_response_alone_and_two_institutions():
+def test_a_holder_of_the_response_alone_and_two_sites():
     for frames, coordinator in ((BLOCKS, None), ({"A": JOINED["A"], "B": JOINED["B"]}, None)):
         model = model_of(frames, coordinator=coordinator)
         ledger, earlier = model.fit().ledger, model._agreement
@@ -102,7 +102,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("case", REFUSALS)
-def test_a_refusal_is_told_as_the_site_will_say_it(case):
+def test_a_refusal_is_reported_as_the_site_will_say_it(case):
     policy, arguments = REFUSALS[case]
     model = model_of(policies={"B": fs.Policy(**policy)})
     reported = model.explain(**packed(**arguments))
@@ -112,7 +112,7 @@ def test_a_refusal_is_told_as_the_site_will_say_it(case):
     assert "REFUSED" in str(reported) and "REFUSED" in reported._repr_html_()
 
 
-def test_what_passes_under_masks_is_told_to_pass():
+def test_what_passes_under_masks_is_reported_to_pass():
     strict = fs.Policy(refused_kinds=frozenset({"raw columns"}), masked_only=True)
     model = model_of(policies={"B": strict, "C": strict})
     for arguments in ({}, ITERATIVE | {"cov_type": "expected"}):
@@ -120,13 +120,13 @@ def test_what_passes_under_masks_is_told_to_pass():
         assert model.fit(**arguments).converged
 
 
-def test_a_family_that_cannot_tell_says_so(monkeypatch):
+def test_a_family_that_cannot_reveal_says_so(monkeypatch):
     monkeypatch.setattr(fs.VFEMRegression, "_plan", None)
     with pytest.raises(fs.errors.NotAvailableError, match=r"no dry run for VFEMRegression: fit, and read"):
         model_of().explain()
 
 
-def test_a_fit_within_one_institution_sends_nothing():
+def test_a_fit_within_one_site_sends_nothing():
     study = simulate(n=200, holder="Bank")
     explanation = study.model(coordinator="Bank").explain(method="single")
     assert "would send nothing from one site to another" in str(explanation)

@@ -25,7 +25,7 @@ def two_institutions(coordinator):
     )
 
 
-def test_nobody_to_deal_is_told_as_the_fit_will_say_it():
+def test_nobody_to_deal_is_reported_as_the_fit_will_say_it():
     model = two_institutions("Bank")
     with pytest.raises(ModelError) as reported:
         model.explain()
@@ -65,7 +65,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("case", REFUSALS)
-def test_a_refusal_is_told_as_the_site_will_say_it(case):
+def test_a_refusal_is_reported_as_the_site_will_say_it(case):
     policy, arguments = REFUSALS[case]
     model = model_of(policies={"Court": fs.Policy(**policy)})
     reported = model.explain(**arguments)
@@ -76,7 +76,7 @@ def test_a_refusal_is_told_as_the_site_will_say_it(case):
     )
 
 
-def test_what_passes_under_masks_is_told_to_pass():
+def test_what_passes_under_masks_is_reported_to_pass():
     strict = fs.Policy(refused_kinds=frozenset({"raw columns"}), masked_only=True)
     model = model_of(policies={"Court": strict, "Tax": strict})
     assert model.explain().passes and model.fit().converged

@@ -171,7 +171,7 @@ def test_with_nothing_missing_it_is_the_generalized_linear_model():
     assert result.llf == pytest.approx(expected.llf, abs=1e-6)
 
 
-def test_one_institution_has_nothing_between():
+def test_one_site_has_nothing_between():
     study = correlated(4, 300, sizes=(2,), shares=(0.3,), holder="Registry")
     free, apart = (make(study, "Logit", between=b).fit() for b in ("free", "independent"))
     np.testing.assert_array_equal(free.params, apart.params)

@@ -156,7 +156,7 @@ def two_clients():
     return Study(study.table[["y", *columns["Bank"], *columns["Tax"]]], columns, "Registry")
 
 
-def test_two_institutions_are_told_that_masks_do_not_hide_them_from_each_other():
+def test_two_sites_are_warned_that_masks_do_not_hide_them_from_each_other():
     study = two_clients()
     result = fit_with(None, study, **packed(**ITERATIVE))
     assert "hides neither from the other" in notes(result)
@@ -165,7 +165,7 @@ def test_two_institutions_are_told_that_masks_do_not_hide_them_from_each_other()
         fit_with(policies, study, **packed(**ITERATIVE))
 
 
-def test_one_institution_has_nothing_to_add_up():
+def test_one_site_has_nothing_to_add_up():
     study = simulate(seed=4, n=300, holder="Registry")
     alone = Study(study.table[["y", *study.columns["Tax"]]], {"Tax": study.columns["Tax"]}, "Registry")
     result = fit_with(None, alone, **packed(**ITERATIVE))
@@ -204,7 +204,7 @@ def test_entities_at_which_the_sum_is_ones_own_part_are_counted(holder, coordina
         assert ("response of every entity" in text) == (at != holder)
 
 
-def test_a_client_that_finds_a_point_inadmissible_is_not_left_behind(monkeypatch, study):
+def test_a_site_that_finds_a_point_inadmissible_is_not_left_behind(monkeypatch, study):
     """The other sites' messages for that point have no sum, and all continue from the same points."""
     model = study.model()
     expected = model.fit(**packed(**ITERATIVE, cov_type="none")).params

@@ -148,7 +148,7 @@ def normal_log_likelihood(study, fit, theta):
     return total
 
 
-def test_the_unrestricted_law_is_the_maximum_likelihood_of_the_rows(study, fit):
+def test_the_unrestricted_model_is_the_maximum_likelihood_of_the_rows(study, fit):
     joint = unrestricted_normal(fit)
     theta = np.concatenate([joint.mean, joint.cov[np.tril_indices(len(joint.mean))]])
     assert joint.log_likelihood == pytest.approx(normal_log_likelihood(study, fit, theta), rel=1e-10)
@@ -192,7 +192,7 @@ def test_pairs_are_tested_on_the_entities_that_both_have(study, fit):
             assert test.canonical == pytest.approx(canonical.max(), rel=1e-7)
 
 
-def test_a_common_factor_of_all_clients_is_found():
+def test_a_common_factor_of_all_sites_is_found():
     independent = fit_moments(moments_of(four_clients(seed=5, n=4_000)))
     related = fit_moments(moments_of(four_clients(seed=5, n=4_000, between=0.4)))
     assert independence_lr_test(related).pvalue < 1e-50
@@ -227,7 +227,7 @@ def test_pairs_without_enough_entities_have_no_test():
 
 
 @pytest.mark.parametrize("both", [0, 1, 4])
-def test_two_clients_that_share_few_entities_have_no_covariance_of_their_own(both):
+def test_two_sites_that_share_few_entities_have_no_covariance_of_their_own(both):
     rng = np.random.default_rng(1)
     X = rng.normal(size=(200, 12))
     X[both:100, :6], X[100:, 6:] = np.nan, np.nan

@@ -69,14 +69,14 @@ def test_supplemented_em_is_the_observed_information(fit):
     assert sem.how == observed.how == "moments"
 
 
-def test_expected_differs_where_clients_are_correlated():
+def test_expected_differs_where_sites_are_correlated():
     fit = fit_moments(moments_of(four_clients(seed=8, between=1.0)))
     observed, expected = (np.diag(moments_covariance(fit, t).psi) for t in ("observed", "expected"))
     assert np.abs(expected / observed - 1.0).max() > 0.2
     assert moments_covariance(fit, "expected").how == "none"
 
 
-def test_one_client_with_every_entity_has_the_covariance_of_least_squares():
+def test_one_site_with_every_entity_has_the_covariance_of_least_squares():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(200, 3)) * [1.0, 50.0, 0.1] + [0.0, 7.0, 1.0]
     y = X @ [1.0, 0.02, 3.0] + rng.normal(size=200)

@@ -152,7 +152,7 @@ def test_the_largest_number_of_iterations_is_kept():
         assert len(model().fit(maxiter=2).trace) == 2
 
 
-def test_fitted_values_are_not_asked_for_and_say_how_to_get_them():
+def test_fitted_values_are_not_requested_and_say_how_to_get_them():
     result = model().fit()
     for what in ("fittedvalues", "resid"):
         with pytest.raises(NotAvailableError, match="exchange='iterative'"):
@@ -173,7 +173,7 @@ def two_institutions(formula="y ~ .", **options):
     return fs.VFEMRegression.from_formula(formula, partition, between="independent", **options)
 
 
-def test_two_institutions_have_the_coordinator_apart_unless_the_user_says_where():
+def test_two_sites_have_the_coordinator_apart_unless_the_user_says_where():
     result = two_institutions().fit()
     assert result.ledger.at is None
     assert set(result.dealers["dealer"]) == {"coordinator"}
@@ -191,7 +191,7 @@ def test_those_that_take_part_are_counted_not_those_of_the_partition():
     assert fs.VFEMRegression.from_formula("y ~ .", partition, between="independent").coordinator == "Bank"
 
 
-def test_one_institution_is_ordinary_least_squares():
+def test_one_site_is_ordinary_least_squares():
     study = simulate(n=300, holder="Bank", missing="none")
     alone = Study(study.table, {"Bank": study.columns["Bank"]}, "Bank").model()
     result = alone.fit()
@@ -261,7 +261,7 @@ def test_the_site_insists_though_the_coordinator_asks(monkeypatch):
             fitted.partition.sites[request.site].answer(pack_request(request))
 
 
-def test_many_entities_in_small_patterns_are_told_and_more_are_refused():
+def test_many_entities_in_small_patterns_are_reported_and_more_are_refused():
     def fitted(share, **arguments):
         study = simulate(n=200, holder="Registry", missing="none")
         for k, names in enumerate(study.columns.values()):
@@ -332,7 +332,7 @@ def test_an_altered_box_is_refused():
         fitted.fit(exchange="moments")
 
 
-def test_what_a_coordinator_carries_between_two_institutions_looks_random():
+def test_what_a_coordinator_carries_between_two_sites_looks_random():
     fitted = model(n=2_000)
     seen = []
     for name, door in list(fitted.engine._doors.items()):

@@ -113,7 +113,7 @@ def test_sigma_is_the_largest_likelihood_given_the_rest(mar):
     assert fit.log_likelihood == pytest.approx(pooled.loglike(theta) - pooled.saturated(), rel=1e-11)
 
 
-def test_one_client_with_every_entity_is_least_squares():
+def test_one_site_with_every_entity_is_least_squares():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(200, 3)) * [1.0, 50.0, 0.1] + [0.0, 7.0, 1.0]
     y = X @ [1.0, 0.02, 3.0] + rng.normal(size=200)
@@ -136,7 +136,7 @@ def test_complete_and_filled_moments_are_the_other_methods(mar, method):
     assert fit.s2 == pytest.approx(result.scale, rel=1e-8)
 
 
-def test_the_order_of_the_clients_does_not_matter(mar):
+def test_the_order_of_the_sites_does_not_matter(mar):
     order = ["C", "A", "D", "B"]
     turned = replace(mar, columns={site: mar.columns[site] for site in order})
     one, other = fit_moments(moments_of(mar)), fit_moments(moments_of(turned))
@@ -197,7 +197,7 @@ def test_a_likelihood_without_a_maximum_is_explained(seed):
         fit_moments(moments_of(study))
 
 
-def test_columns_that_are_one_across_clients_are_refused():
+def test_columns_that_are_one_across_sites_are_refused():
     rng = np.random.default_rng(2)
     x, z = rng.normal(size=(2, 100))
     moments = moments_of_arrays(np.column_stack([x, z, x]), x + rng.normal(size=100), [2, 1])

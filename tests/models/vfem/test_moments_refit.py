@@ -74,7 +74,7 @@ def test_the_order_of_terms_and_factors_does_not_matter(full):
 
 
 @pytest.mark.parametrize("cov_type", ["expected", "sem", "none"])
-def test_every_covariance_can_be_asked_for(full, partition, cov_type):
+def test_every_covariance_can_be_requested(full, partition, cov_type):
     smaller = full.refit(FORMULAS[0], cov_type=cov_type)
     again = fresh(partition, FORMULAS[0], cov_type=cov_type)
     assert smaller.cov_type == again.cov_type == cov_type
@@ -96,7 +96,7 @@ def test_the_other_methods_keep_their_entities(study, method):
     assert smaller.nobs == len(table) == result.nobs
 
 
-def test_nothing_is_asked_for(full):
+def test_nothing_is_requested(full):
     before = {name: site.ledger.rounds for name, site in full.model.partition.sites.items()}
     smaller = full.refit(FORMULAS[1])
     assert {name: site.ledger.rounds for name, site in full.model.partition.sites.items()} == before

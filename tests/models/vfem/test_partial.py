@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import statsmodels.api as sm
 from oracle import ITERATIVE, Study, packed
-from test_free_law import draw, moments_of
+from test_free_model import draw, moments_of
 
 import fedstat as fs
 from fedstat.errors import DataWarning, DesignError
@@ -54,7 +54,7 @@ def as_used(study, result):
 
 @pytest.mark.parametrize("between", ["free", "independent"])
 def test_the_fit_is_maximum_likelihood_of_every_value_that_is_used(study, between):
-    """Oracle: joint model of all columns from the pooled table, which test_free_law compares with rows."""
+    """Oracle: joint model of all columns from the pooled table, which test_free_model compares with rows."""
     with pytest.warns(DataWarning, match="count as missing in"):
         result = model(study, between).fit()
     used = as_used(study, result)

@@ -69,7 +69,7 @@ def thin(study, shared):
 
 
 @pytest.mark.parametrize(("shared", "left_out"), [(0, 0), (9, 1), (10, 0)])
-def test_a_product_over_few_entities_is_not_asked_for(study, shared, left_out):
+def test_a_product_over_few_entities_is_not_requested(study, shared, left_out):
     """Court and Tax have 3 and 2 columns: 2 (3 + 2) entities are the least."""
     few = thin(study, shared)
     model = few.model()
@@ -91,7 +91,7 @@ def two_clients(holder):
     return Study(study.table[["y", *columns["Bank"], *columns["Tax"]]], columns, holder)
 
 
-def test_two_clients_need_somebody_to_deal():
+def test_two_sites_need_somebody_to_deal():
     model = two_clients("Bank").model(coordinator="Bank")
     rounds = {name: len(site.ledger.entries) for name, site in model.partition.sites.items()}
     with pytest.raises(
@@ -105,7 +105,7 @@ def test_two_clients_need_somebody_to_deal():
     assert "(the coordinator) must not collude" in notes(apart)
 
 
-def test_a_response_holder_without_columns_deals_for_two_clients():
+def test_a_response_holder_without_columns_deals_for_two_sites():
     model = two_clients("Registry").model()
     result = model.fit(**packed(**ITERATIVE, cov_type="robust"))
     exact = model.fit(**packed(**ITERATIVE, cov_type="robust", cross_products="exact"))
@@ -135,7 +135,7 @@ def test_an_entity_cannot_take_part_twice(study):
         altered(study.model(), "Court", "open_product", repeat).fit(**packed(**ITERATIVE))
 
 
-def test_a_site_does_not_multiply_few_rows_whatever_it_is_asked(study):
+def test_a_site_does_not_multiply_few_rows_whatever_the_request(study):
     policies = {"Tax": Policy(min_count=250)}
     model = fs.VFEMRegression.from_formula("y ~ .", study.partition(policies=policies), between="independent")
     with pytest.raises(PolicyError, match=r"Tax: .*minimum count"):

@@ -182,7 +182,7 @@ def test_masks_and_secure_products_change_nothing():
     assert len(masked.trace) == len(plain.trace)
 
 
-def test_order_of_institutions_is_irrelevant():
+def test_order_of_sites_is_irrelevant():
     study, model, _ = make("Log")
     turned = Study(study.table, dict(reversed(study.columns.items())), study.holder)
     other = fs.VFEMGLM.from_formula(
@@ -208,7 +208,7 @@ def test_units_of_columns_are_irrelevant():
     assert other.llf == pytest.approx(first.llf, abs=1e-7)
 
 
-def test_one_institution_with_columns():
+def test_one_site_with_columns():
     study = glm_study()
     alone = Study(study.table[["y", *study.columns["Court"]]], {"Court": study.columns["Court"]}, "Holder")
     model = fs.VFEMGLM.from_formula(
@@ -273,7 +273,7 @@ def test_predictions_for_any_missing_pattern(fitted):
     assert prediction.blocks.nunique() > 2
 
 
-def test_a_partition_without_an_institution_is_predicted():
+def test_a_partition_without_a_site_is_predicted():
     study, _, _ = make("Logit")
     result = fs.VFEMGLM.from_formula(
         "y ~ .", study.partition(), family=FAMILIES["Logit"], between="independent"
@@ -360,13 +360,13 @@ def few_have_a_block(**options):
     return fs.VFEMGLM.from_formula("y ~ .", partition, family=FAMILIES["Logit"], between="independent")
 
 
-def test_effects_that_too_few_entities_can_tell_are_refused():
+def test_effects_that_too_few_entities_can_reveal_are_refused():
     model = few_have_a_block(policy=fs.Policy(min_count=1))
     with pytest.raises(EstimationError, match="too few entities have a block"):
         model.fit()
 
 
-def test_the_door_of_a_site_with_few_entities_refuses_before_the_coordinator_can_tell():
+def test_a_site_with_few_entities_refuses_before_the_coordinator_can_tell():
     model = few_have_a_block()
     with pytest.raises(PolicyError, match=r"Registry: its policy \(minimum count\).*belong to fewer"):
         model.fit()

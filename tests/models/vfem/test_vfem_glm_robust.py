@@ -56,7 +56,7 @@ def test_robust_covariance_is_the_sandwich_of_numerical_scores(link, holder):
 
 @pytest.mark.parametrize("holder", ["Registry", "Tax"])
 @pytest.mark.parametrize("link", ["Logit", "Log"])
-def test_products_in_secret_give_what_derivatives_in_the_clear_give(link, holder):
+def test_products_in_secret_give_what_derivatives_unmasked_give(link, holder):
     _, model, _ = make(link, holder=holder, n=400)
     openly = model.fit(cov_type="robust", cross_products="exact")
     secretly = model.fit(cov_type="robust")

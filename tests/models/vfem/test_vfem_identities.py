@@ -86,7 +86,7 @@ def only(study, site, holder):
 
 
 @pytest.mark.parametrize("holder", ["Court", "Registry"])
-def test_one_client_without_missing_records_is_ordinary_least_squares(holder):
+def test_one_site_without_missing_records_is_ordinary_least_squares(holder):
     study = only(simulate(seed=2, n=300, missing="none"), "Court", holder)
     result = study.model(coordinator=holder).fit(**packed(**TIGHT))
     ols = OLS.of(study.table["y"], study.table[study.covariates])
@@ -101,7 +101,7 @@ def test_one_client_without_missing_records_is_ordinary_least_squares(holder):
     np.testing.assert_allclose(result.pvalues, 2 * stats.norm.sf(np.abs(z)), rtol=1e-6)
 
 
-def test_predictions_of_one_client_are_those_of_least_squares():
+def test_predictions_of_one_site_are_those_of_least_squares():
     study = only(simulate(seed=2, n=300, missing="none"), "Court", "Registry")
     new = study.table[study.covariates].iloc[:40] + 1.0
     ols = OLS.of(study.table["y"], study.table[study.covariates])
@@ -119,7 +119,7 @@ def test_predictions_of_one_client_are_those_of_least_squares():
 
 @pytest.mark.parametrize("cov_type", ["observed", "sem"])
 @pytest.mark.parametrize("method", ["vfem", "cc", "impute"])
-def test_complete_data_of_several_clients_are_ordinary_least_squares(method, cov_type):
+def test_complete_data_of_several_sites_are_ordinary_least_squares(method, cov_type):
     study = simulate(seed=3, n=300, missing="none")
     result = study.model().fit(**packed(method=method, cov_type=cov_type, **TIGHT))
     ols = OLS.of(study.table["y"], study.table[study.covariates])
@@ -197,7 +197,7 @@ def test_single_is_least_squares_on_the_response_holders_rows():
 
 
 @pytest.mark.parametrize("method", ["cc", "impute"])
-def test_baselines_hold_with_the_response_at_a_client_that_lacks_records(method):
+def test_baselines_hold_with_the_response_at_a_site_that_lacks_records(method):
     """Robust and supplemented EM errors of the baselines are those of least squares too."""
     study = simulate(seed=4, n=600, holder="Bank")
     table = study.table.dropna() if method == "cc" else study.table.fillna(study.table.mean())

@@ -53,7 +53,7 @@ def same_bits(one, other):
 @pytest.mark.parametrize(
     "order", [("Tax", "Court", "Bank"), ("Court", "Bank", "Tax"), ("Tax", "Bank", "Court")]
 )
-def test_order_of_clients_does_not_matter(study, reference, order):
+def test_order_of_sites_does_not_matter(study, reference, order):
     frames = study.frames()
     result = fit_frames({site: frames[site] for site in order}, cross_products="exact")
     assert list(result.params.index) != list(reference.params.index)

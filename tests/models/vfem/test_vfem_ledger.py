@@ -166,7 +166,7 @@ def test_a_coordinator_apart_sees_residuals_and_is_not_shown_fitted_values(study
     assert apart.ledger.rounds > here.ledger.rounds
 
 
-def test_a_coordinator_at_a_client_without_the_response(study):
+def test_a_coordinator_at_a_site_without_the_response(study):
     result = site_ledger(study, {"coordinator": "Court"}, cov_type="none")
     assert left(result) == {
         FIRST: DESIGN | ASCENT,
@@ -201,7 +201,7 @@ def test_a_response_holder_with_columns_releases_none_of_them_to_itself():
         ),
     ],
 )
-def test_kinds_are_told_from_harmless_to_disclosing(study, options, kinds):
+def test_kinds_are_reported_from_harmless_to_disclosing(study, options, kinds):
     result = site_ledger(study, **options)
     assert result.ledger.kinds_by_site()[FIRST] == kinds
     assert kinds[-1] in result.summary().as_text()
@@ -227,7 +227,7 @@ def test_an_array_as_long_as_the_entities_is_never_called_a_sum(study, options):
             assert entry.shape[0] >= 777
 
 
-def test_arrays_of_a_client_name_the_entities_behind_them(study):
+def test_arrays_of_a_site_name_the_entities_behind_them(study):
     result = site_ledger(study)
     counts = {site: int(study.table[names[0]].notna().sum()) for site, names in study.columns.items()}
     frame = result.ledger.to_frame()
@@ -237,7 +237,7 @@ def test_arrays_of_a_client_name_the_entities_behind_them(study):
     assert set(frame.loc[frame["sender"] == COORDINATOR, "entities"]) == {0}
 
 
-def test_the_account_of_the_sites_is_that_of_the_coordinator(study):
+def test_the_ledger_of_the_sites_is_that_of_the_coordinator(study):
     """Every site enters what passes its own door; the two books agree."""
     model = study.model(coordinator="apart")
     result = model.fit(**packed(**SKETCHED))
@@ -275,7 +275,7 @@ def test_bytes_are_those_of_the_numbers(study):
     assert ledger.bytes == sum(entry.bytes for entry in ledger.entries)
 
 
-def test_every_fit_starts_its_own_account(study):
+def test_every_fit_starts_its_own_ledger(study):
     model = study.model()
     first = model.fit(**packed(**SKETCHED))
     before = len(first.ledger.entries)
@@ -284,7 +284,7 @@ def test_every_fit_starts_its_own_account(study):
     assert {e.step for e in second.ledger.entries} >= {"open_block", "start"}
 
 
-def test_releases_put_the_coordinator_at_its_institution(study):
+def test_releases_put_the_coordinator_at_its_site(study):
     table = site_ledger(study).ledger.releases()
     assert COORDINATOR not in set(table["sender"]) | set(table["receiver"])
     row = table[

@@ -142,7 +142,7 @@ def test_sem_covariance_is_the_observed_one(solved):
     assert sem.covariance.asymmetry < 1e-6
 
 
-def test_expected_covariance_leaves_out_the_products_between_clients(solved):
+def test_expected_covariance_leaves_out_the_products_between_sites(solved):
     """The numerical information of (a, ...), with the sums of u_j u_k'/v between clients taken out."""
     result = solved.fit("expected")
     J = centered(solved.pooled, solved.theta)
@@ -170,7 +170,7 @@ def test_sketched_standard_errors_approach_the_exact_ones(solved, kind):
 
 
 @pytest.mark.parametrize("kind", ["structured", "gaussian"])
-def test_sketches_find_the_products_of_correlated_clients(kind):
+def test_sketches_find_the_products_of_correlated_sites(kind):
     """Where they matter: "expected" errors, which take them as zero, are far off."""
     study = simulate(seed=21, n=400, holder="Registry", missing="none")
     for name, other in {"court0": "bank0", "tax1": "court2"}.items():

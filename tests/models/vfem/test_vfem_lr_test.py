@@ -71,7 +71,7 @@ def test_leaving_out_a_column_is_the_constrained_maximum(study, full):
     assert test.pvalue == pytest.approx(stats.chi2.sf(expected, 1), rel=1e-6)
 
 
-def test_leaving_out_a_client_is_the_constrained_maximum(study, full):
+def test_leaving_out_a_site_is_the_constrained_maximum(study, full):
     model = study.model("y ~ " + " + ".join(study.columns["Bank"] + study.columns["Tax"]))
     restricted = model.fit(**packed(**TIGHT))
     small = Study(study.table, {k: v for k, v in study.columns.items() if k != "Court"}, study.holder)

@@ -74,7 +74,7 @@ def test_intervals_after_mean_imputation_do_not_add_what_its_residuals_hold(data
     np.testing.assert_allclose(prediction.var_resid, result._fit.s2)
 
 
-def test_a_coefficient_that_is_small_beside_its_error_is_printed_in_fixed_point():
+def test_a_coefficient_that_is_small_next_to_its_error_is_printed_in_fixed_point():
     from fedstat.inference.tables import number
 
     assert number(3.457e-05, 4, 0.0155) == "0.0000"

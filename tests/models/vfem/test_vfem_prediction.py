@@ -102,7 +102,7 @@ def test_intervals_are_wider_where_more_is_missing(fitted, new):
 
 
 @pytest.mark.parametrize("method", ["vfem", "cc", "impute"])
-def test_a_client_may_be_absent(fitted, new, method):
+def test_a_site_may_be_absent(fitted, new, method):
     """Its block is missing for all; the order of the others does not matter."""
     result = (
         fitted.result
@@ -127,7 +127,7 @@ def study_without(study, site):
     return study.table[names].dropna(how="all")
 
 
-def test_an_absent_client_is_integrated_out(fitted, new):
+def test_an_absent_site_is_integrated_out(fitted, new):
     prediction = fitted.result.get_prediction(partition_of(new, ("Bank", "Tax")))
     X = study_without(new, "Court").reindex(columns=new.covariates)
     mean, variance = fitted.pooled.predict(fitted.theta, X.to_numpy())
@@ -135,7 +135,7 @@ def test_an_absent_client_is_integrated_out(fitted, new):
     np.testing.assert_allclose(prediction.var_resid, variance, rtol=1e-8)
 
 
-def test_entities_that_no_client_has_get_the_mean_of_all(fitted):
+def test_entities_that_no_site_has_get_the_mean_of_all(fitted):
     frame = pd.DataFrame({"id": [1, 2], "y": [0.0, 1.0]})
     partition = fs.ClientPartition.from_frames(
         {"Registry": frame, "Bank": pd.DataFrame({"id": [3], "bank0": [1.0], "bank1": [0.0]})},
@@ -148,7 +148,7 @@ def test_entities_that_no_client_has_get_the_mean_of_all(fitted):
     np.testing.assert_allclose(prediction.var_resid.loc[[1, 2]], C[-1, -1], rtol=1e-9)
 
 
-def test_order_of_rows_and_clients_does_not_matter(fitted, new):
+def test_order_of_rows_and_sites_does_not_matter(fitted, new):
     frames = new.frames()
     shuffled = {k: frames[k].sample(frac=1.0, random_state=1) for k in ("Tax", "Bank", "Court")}
     other = fs.ClientPartition.from_frames(shuffled, on="id", new_data=True)

@@ -62,7 +62,7 @@ def agrees_with_least_squares(result, study):
     ],
     ids=str,
 )
-def test_strong_correlation_between_clients_shortens_the_steps(clients, options):
+def test_strong_correlation_between_sites_shortens_the_steps(clients, options):
     study = correlated(clients)
     result = study.model().fit(**packed(cov_type="none", maxiter=2_000, **(ITERATIVE | options)))
     assert result.converged
@@ -111,7 +111,7 @@ def test_any_memory_converges(memory):
     )
 
 
-def test_a_client_that_finds_a_point_inadmissible_is_not_left_behind(monkeypatch):
+def test_a_site_that_finds_a_point_inadmissible_is_not_left_behind(monkeypatch):
     """One client refuses a mixture that the others have evaluated; all go on from the same points."""
     model = simulate(seed=1, n=400, holder="Registry").model()
     expected = model.fit(**packed(cov_type="none", **ITERATIVE)).params
@@ -339,7 +339,7 @@ def test_a_refusal_names_site_rule_and_array_and_ends_all(policy, options, site,
     assert released()[site] >= before[site]
 
 
-def test_a_refused_family_is_told_before_a_row_is_read():
+def test_a_refused_family_is_reported_before_a_row_is_read():
     partition, released = refusing({"Court": Policy(families=frozenset({"glm"}))})
     with pytest.raises(PolicyError, match=r"Court: its policy \(families\) allows \['glm'\], not 'design'"):
         fs.VFEMRegression.from_formula("y ~ .", partition, between="independent")
@@ -352,7 +352,7 @@ def test_a_refused_family_is_told_before_a_row_is_read():
     assert released()["Court"] == before
 
 
-def test_a_refused_kind_that_is_not_asked_for_does_not_matter():
+def test_a_refused_kind_that_is_not_requested_does_not_matter():
     policy = Policy(refused_kinds=frozenset({"raw columns", "sketch"}))
     partition, _ = refusing(dict.fromkeys(("Bank", "Court", "Tax"), policy))
     result = fs.VFEMRegression.from_formula("y ~ .", partition, between="independent").fit(

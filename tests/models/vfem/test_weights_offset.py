@@ -145,7 +145,7 @@ def test_frequencies_are_repeated_entities(between, cov_type):
     )
 
 
-def test_an_offset_beside_missing_blocks_is_that_of_the_difference():
+def test_an_offset_next_to_missing_blocks_is_that_of_the_difference():
     frame = draw(missing=True)
     ours = model(frame, offset="log_t").fit()
     theirs = model(frame.assign(y=frame["y"] - frame["log_t"])).fit()

@@ -55,7 +55,7 @@ def test_no_coefficient_reaches_the_coordinator_on_the_way_and_predictors_are_ma
     assert (frame["step"] == "admm_coefficients").sum() <= 2 * sites
 
 
-def test_the_door_refuses_residuals_that_pick_entities():
+def test_the_site_refuses_residuals_that_pick_entities():
     model = make_model(make_table(300, 2))
     model.fit(lam=0.5, exchange="admm", eps=1e-3)
     one = np.zeros(300)
@@ -88,7 +88,7 @@ def test_weights_of_the_penalty_are_those_of_the_other_exchange(response, option
     assert selected.sum() <= (4 if "unpenalized" in options else 0)
 
 
-def test_an_unfinished_fit_before_the_path_is_told():
+def test_an_unfinished_fit_before_the_path_is_reported():
     model = make_model(make_table(300, 2), penalty="lasso", adaptive=1.0)
     with pytest.warns(ConvergenceWarning, match="did not converge"):
         result = model.fit(lam=1e3, exchange="admm", maxiter=2)

@@ -59,7 +59,7 @@ def test_without_noise_it_is_the_fit_of_pooled_rows(family):
     assert found.epsilon() == found.row_epsilon() == np.inf
 
 
-def test_the_account_is_that_of_all_rounds_and_of_all_predictors():
+def test_the_ledger_is_that_of_all_rounds_and_of_all_predictors():
     blocks, y = make("Gaussian")
     found = fit(blocks, y, "Gaussian", noise=40.0, rounds=10, n_lambdas=4, clip=2.0)
     assert found.site_ledger.releases == 40

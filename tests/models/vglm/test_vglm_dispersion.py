@@ -268,7 +268,7 @@ def test_what_is_not_of_the_family_is_refused():
 
 @pytest.mark.parametrize("kind", ["gamma", "inverse normal", "negative binomial"])
 @pytest.mark.parametrize("arguments", [{}, {"select": "cv", "folds": 4, "random_state": 1}])
-def test_rounds_are_within_the_range_that_was_foretold(kind, arguments):
+def test_rounds_are_within_the_range_that_was_announced(kind, arguments):
     model = model_of(kind, draw(kind, 800))
     low, _, most = np.sum([counts for _, counts in model.explain(**arguments).rounds], axis=0)
     assert low <= model.fit(**arguments).ledger.rounds - model._agreement.rounds <= most

@@ -104,7 +104,7 @@ def draw(n=1_200, seed=2):
     return fs.ClientPartition.from_frames(frames, on="id")
 
 
-def test_blocks_that_correlate_bias_the_independent_law_alone():
+def test_blocks_that_correlate_bias_the_independent_model_alone():
     how = {"missing": "em", "penalty": "scad"}
     with pytest.warns(AssumptionWarning, match="between='free'"):
         apart = fs.VerticalGLM.from_formula("y ~ .", draw(), **how).fit()

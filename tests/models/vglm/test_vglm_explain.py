@@ -77,7 +77,7 @@ def test_who_could_learn_what(case):
     assert words in " ".join(f"{who} {sentence}" for who, sentence in reported)
 
 
-def test_of_missing_blocks_patterns_are_told():
+def test_of_missing_blocks_patterns_are_reported():
     reported = model_of(table=MISSING, missing="em").explain().learned
     assert "the response, by missing pattern" in " ".join(sentence for _, sentence in reported)
 
@@ -92,7 +92,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("case", REFUSALS)
-def test_a_refusal_is_told_as_the_site_will_say_it(case):
+def test_a_refusal_is_reported_as_the_site_will_say_it(case):
     kind, policy, arguments, options = REFUSALS[case]
     model = model_of(kind, partition={"policies": {"Registry": Policy(**policy)}, "min_count": 5}, **options)
     reported = model.explain(**arguments)

@@ -121,7 +121,7 @@ def test_linear_predictors_travel_masked_only():
         result.predict()
 
 
-def test_a_holder_without_columns_and_two_institutions():
+def test_a_holder_without_columns_and_two_sites():
     complete = model_of("binary").fit(lam=0.04)
     apart = {"Holder": ["y"], "Bank": COLUMNS["Bank"][1:], "Rest": [*COLUMNS["Clinic"], *COLUMNS["Registry"]]}
     for columns in (apart, {"Bank": COLUMNS["Bank"], "Rest": apart["Rest"]}):
@@ -142,7 +142,7 @@ def staged_site():
     return model, put
 
 
-def test_the_door_refuses_weights_and_residuals_that_pick_entities():
+def test_the_site_refuses_weights_and_residuals_that_pick_entities():
     model, put = staged_site()
     one = np.zeros(400)
     one[7] = 1.0
@@ -163,7 +163,7 @@ def test_the_door_refuses_weights_and_residuals_that_pick_entities():
         put("weigh", weight=np.ones(400))
 
 
-def test_the_door_refuses_folds_that_are_too_small_or_out_of_range():
+def test_the_site_refuses_folds_that_are_too_small_or_out_of_range():
     _, put = staged_site()
     code = np.zeros(400, dtype=np.int64)
     code[:6] = 1
@@ -175,7 +175,7 @@ def test_the_door_refuses_folds_that_are_too_small_or_out_of_range():
         put("open_product", json.dumps({"columns": "secret"}), rows=code, dealt=np.zeros(4, np.uint8))
 
 
-def test_columns_that_separate_the_response_are_told():
+def test_columns_that_separate_the_response_are_reported():
     table = TABLES["binary"].assign(y=(TABLES["binary"]["x0"] > 3.0).astype(float))
     model = make_model(table, family=FAMILIES["binary"])
     with pytest.raises((EstimationError, PolicyError), match="separate the response"):

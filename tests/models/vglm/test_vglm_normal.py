@@ -161,7 +161,7 @@ def test_cross_validation_is_that_of_rows():
     assert result.lam == lambdas[np.argmin(errors.mean(axis=0))]
 
 
-def test_entities_that_an_institution_lacks_are_left_out_and_counted():
+def test_entities_that_a_site_lacks_are_left_out_and_counted():
     table = TABLE.copy()
     table.loc[:39, ["x3", "x4", "f"]] = np.nan
     table.loc[30:49, ["x5", "x6", "x7", "x8"]] = np.nan
@@ -184,7 +184,7 @@ def test_nothing_per_entity_leaves():
     assert (sums["entities"] >= 300).all()
 
 
-def test_the_order_of_institutions_and_who_deals_change_nothing():
+def test_the_order_of_sites_and_who_deals_change_nothing():
     result = make_model(TABLE).fit(n_lambdas=6)
     columns = dict(reversed(COLUMNS.items()))
     turned = make_model(TABLE, columns, coordinator="apart").fit(n_lambdas=6)
@@ -203,7 +203,7 @@ def test_the_order_of_institutions_and_who_deals_change_nothing():
     )
 
 
-def test_too_few_entities_are_refused_by_the_coordinator_and_at_the_door():
+def test_too_few_entities_are_refused_by_the_coordinator_and_at_the_site():
     with pytest.raises(EstimationError, match="released only over 26 or more"):
         make_model(make_table(n=25), penalty="lasso", partition={"min_count": 1})
     with pytest.raises(EstimationError, match="use at most 11 folds"):

@@ -88,7 +88,7 @@ def test_where_blocks_lack_and_nothing_stands_for_them_there_is_no_prediction():
     assert found.predicted_mean.isna().sum() == found.se_mean.isna().sum() == 2
 
 
-def test_columns_do_not_leave_a_strict_institution_for_errors():
+def test_columns_do_not_leave_a_strict_site_for_errors():
     result = fit()
     with pytest.raises(PolicyError):
         result.get_prediction(
@@ -121,7 +121,7 @@ def test_marginal_effects_are_those_of_statsmodels(response, model):
     assert "Averages over the 600 entities" in str(result.get_margeff())
 
 
-def test_averages_are_over_the_entities_that_every_institution_has():
+def test_averages_are_over_the_entities_that_every_site_has():
     partition = sites(lacking=range(0, N, 3))
     result = fs.VFEMGLM.from_formula("y ~ .", partition, family=FAMILIES["binary"]).fit()
     eta = result.params["Intercept"] + X.to_numpy() @ result.params[1:].to_numpy()
@@ -202,7 +202,7 @@ def test_an_evaluation_is_that_of_the_rows():
     assert result.evaluate().recalibration.slope > 1.0  # a lasso predicts too little
 
 
-def test_vfem_is_evaluated_by_the_clients_that_entities_have():
+def test_vfem_is_evaluated_by_the_sites_that_entities_have():
     partition = sites(lacking=range(0, N, 3))
     model = fs.VFEMGLM.from_formula("y ~ .", partition, family=sm.families.Binomial())
     result = model.fit()
@@ -234,7 +234,7 @@ def test_numbers_are_evaluated_by_squares_and_deviance(response):
         found.roc()
 
 
-def test_vfem_of_a_number_is_evaluated_by_the_clients_that_entities_have():
+def test_vfem_of_a_number_is_evaluated_by_the_sites_that_entities_have():
     partition = sites(lacking=range(0, N, 3), response="gauss")
     result = fs.VFEMRegression.from_formula("y ~ .", partition).fit()
     frame = result.evaluate().to_frame()

@@ -29,7 +29,7 @@ def scad():
     return make_model(TABLE, penalty="scad").fit(n_lambdas=25)
 
 
-def test_the_report_tells_what_was_selected_when_and_what_it_is_worth(lasso):
+def test_the_report_reveals_what_was_selected_when_and_what_it_is_worth(lasso):
     report = lasso.selection_report().set_index("name")
     names = list(report.index[report["selected"]])
     ols = sm.OLS(TABLE["y"], sm.add_constant(pooled_columns(TABLE, names))).fit()

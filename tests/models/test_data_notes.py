@@ -57,7 +57,7 @@ def test_levels_that_may_be_as_they_are_raise_no_doubt(levels):
     assert not reported(sites(levels))
 
 
-def test_keys_that_do_not_meet_are_told_before_what_lacks_a_response():
+def test_keys_that_do_not_meet_are_reported_before_what_lacks_a_response():
     rng = np.random.default_rng(1)
     a = pd.DataFrame({"k": [f"P{i:03d}" for i in range(90)], "y": rng.normal(size=90)})
     b = pd.DataFrame({"k": [f"p-{i:03d}" for i in range(90)], "x": rng.normal(size=90)})

@@ -86,7 +86,7 @@ def test_a_survey_has_clusters_less_strata():
         ("gauss ~ x", F.Gaussian(), {"use_t": False, **CLUSTERS}, None),
     ],
 )
-def test_normal_where_the_dispersion_is_known_or_it_is_asked_for(formula, family, how, df):
+def test_normal_where_the_dispersion_is_known_or_it_is_requested(formula, family, how, df):
     result = fit(formula, family, **how)
     assert result.df_inference == df
     z = result.tvalues.abs()
@@ -94,7 +94,7 @@ def test_normal_where_the_dispersion_is_known_or_it_is_asked_for(formula, family
     assert ("P>|z|" in str(result.summary())) == (df is None)
 
 
-def test_few_clusters_are_told_wherever_they_lie():
+def test_few_clusters_are_reported_wherever_they_lie():
     """Eight clusters over two sites: normal intervals cover .86 (1.96 standard errors), t on 7 .93."""
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"group": np.repeat(np.arange(8), 50), "x": rng.normal(size=400)})
@@ -182,7 +182,7 @@ def test_f_test_is_that_of_deviances():
     assert_allclose(found.pvalue, stats.f.sf(expected, 2, full.df_resid), rtol=1e-6)
 
 
-def test_what_cannot_be_compared_is_told():
+def test_what_cannot_be_compared_is_reported():
     quasi, smaller = (fit(f"count ~ {right}", F.Poisson(), scale="X2") for right in ("x + z", "x"))
     with pytest.raises(NotAvailableError, match="use compare_f_test"):
         quasi.compare_lr_test(smaller)
@@ -232,7 +232,7 @@ def test_the_joint_test_gives_each_site_its_own_dispersion():
     assert "each site with its own dispersion" in text
 
 
-def test_without_own_fits_one_dispersion_is_told():
+def test_without_own_fits_one_dispersion_is_reported():
     result = linear(noisy(), local=False)
     assert not result.heterogeneity.joint.own_dispersions
     assert "assumes the same dispersion (residual variance)" in " ".join(result.heterogeneity.summary().notes)

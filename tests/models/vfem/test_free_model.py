@@ -144,7 +144,7 @@ def test_derivatives_are_those_of_the_likelihood_away_from_the_maximum():
     np.testing.assert_allclose(found.information, columns, atol=2e-5 * np.abs(found.information).max())
 
 
-def test_without_edges_between_clients_it_is_the_law_of_independent_blocks():
+def test_without_edges_between_sites_it_is_the_law_of_independent_blocks():
     moments = moments_of(draw(3))
     free, ours = fit_joint_normal(moments, edges_between(moments, "independent")), fit_moments(moments)
     np.testing.assert_allclose(free.params, ours.params, rtol=1e-7)
@@ -303,7 +303,7 @@ def apart():
     return draw(9, n=1_500, apart=True)
 
 
-def test_two_clients_that_share_no_entity_are_named_with_how_much_hangs_on_it(apart):
+def test_two_sites_that_share_no_entity_are_named_with_how_much_hangs_on_it(apart):
     result = apart.model(between="free").fit()
     notes = " ".join(str(result.summary()).split())
     assert "'Court' and 'Tax' 0" in notes and ".sensitivity()" in notes
@@ -347,7 +347,7 @@ def test_iteration_and_other_families_say_what_they_assume(study):
         study.model(between="dependent")
 
 
-def test_a_smaller_institution_is_told_alike(study):
+def test_a_smaller_site_is_reported_alike(study):
     """The releases are the same as with independent blocks."""
     free, ours = (study.model(between=joint).fit().ledger for joint in ("free", "independent"))
     columns = ["sender", "receiver", "array", "kind", "numbers"]

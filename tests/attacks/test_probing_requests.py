@@ -45,7 +45,7 @@ def smallest_income(partition):
     return high
 
 
-def test_a_refusal_does_not_tell_a_value():
+def test_a_refusal_does_not_reveal_a_value():
     table = people()
     assert smallest_income(rows("open")) == pytest.approx(table.income.min(), abs=0.02)
     partition = rows("strict")
@@ -75,7 +75,7 @@ def test_one_transform_of_what_is_published_is_judged_from_the_range_alone():
         "y ~ log(log(income))",
     ],
 )
-def test_columns_of_the_askers_making_are_not_computed(formula):
+def test_columns_chosen_by_the_analyst_are_not_computed(formula):
     partition = rows("strict")
     with pytest.raises(DescriptionError, match="its policy \\(simple formulas\\)"):
         fs.FederatedGLM.from_formula(formula, partition, family=sm.families.Binomial())
@@ -90,7 +90,7 @@ def products(partition, formula):
     return XX @ result.params.to_numpy()
 
 
-def test_two_fits_do_not_tell_a_known_persons_response():
+def test_two_fits_do_not_reveal_a_known_persons_response():
     table = people()
     person = table.groupby(["age", "sex", "bmi"]).filter(lambda g: len(g) == 1).iloc[7]
     mark = f"exp(-1e4 * ((age - {person.age})**2 + (sex - {person.sex})**2 + (bmi - {person.bmi})**2))"

@@ -43,7 +43,7 @@ def moments(model, sites):
     return LocalEngine(model.partition.sites).run(masked_protocol(protocol(), sites, session), Ledger())
 
 
-def test_a_site_that_is_said_to_be_lost_is_told_by_subtraction():
+def test_a_site_that_is_said_to_be_lost_is_reported_by_subtraction():
     """Only the coordinator knows whether E answered, or answered late."""
     model = fs.GLORE.from_formula("y ~ x", hospitals())
     of_all, of_rest = moments(model, NAMES), moments(model, NAMES[:4])
@@ -116,7 +116,7 @@ def test_a_sum_over_fewer_than_the_quorum_is_refused(quorum, least):
         moments(model, NAMES[: least - 1])
 
 
-def test_a_share_of_institutions_is_what_its_owner_wrote():
+def test_a_share_of_sites_is_what_its_owner_wrote():
     policy = fs.Policy.strict(quorum=0.55)
     check_mask("A", policy, 55, 100)
     with pytest.raises(DescriptionError, match="at least 55 institutions of the 100"):

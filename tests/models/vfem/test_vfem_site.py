@@ -77,7 +77,7 @@ def test_steps_of_one_family_are_not_those_of_another(site):
 
 @pytest.mark.parametrize(("family", "step"), STEPS)
 @pytest.mark.parametrize("kind", ["float64", "int64", "bool"])
-def test_a_step_out_of_turn_is_told_so(site, family, step, kind):
+def test_a_step_out_of_turn_is_reported(site, family, step, kind):
     """In a session that nothing was opened or started in."""
     arrays = {name: array.astype(kind) for name, array in arrays_of(family, step).items()}
     before = len(site.ledger.entries)
@@ -287,7 +287,7 @@ def test_the_same_entity_cannot_be_counted_twice():
         start_response(site, np.array([0] * 5 + [1] * 5))
 
 
-def test_a_smaller_fit_after_a_larger_one_is_counted_anew():
+def test_a_smaller_fit_after_a_larger_one_is_counted_again():
     site, has = opened()
     start_response(site, has)
     few = np.zeros(len(has), dtype=bool)

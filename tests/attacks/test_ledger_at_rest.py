@@ -186,7 +186,7 @@ ALTERED = {
 
 
 @pytest.mark.parametrize("alter", ALTERED.values(), ids=ALTERED)
-def test_an_account_that_is_not_whole_is_not_served(doors, alter, capsys):
+def test_a_ledger_that_is_not_whole_is_not_served(doors, alter, capsys):
     folder = doors.home / "North"
     alter(folder)
     with pytest.raises(SecurityError, match="declare-loss") as problem:
@@ -197,7 +197,7 @@ def test_an_account_that_is_not_whole_is_not_served(doors, alter, capsys):
 
 
 @pytest.mark.parametrize("alter", ALTERED.values(), ids=ALTERED)
-def test_its_owner_declares_the_loss_and_everybody_is_told(doors, alter, capsys):
+def test_its_owner_declares_the_loss_and_everybody_is_reported(doors, alter, capsys):
     folder = doors.home / "North"
     alter(folder)
     assert main(["site", "declare-loss", str(folder), "--reason", "somebody was here"]) == 0
@@ -354,7 +354,7 @@ def test_what_a_crash_can_do_is_mended(doors):
     assert len(read_ledger(folder, "North", keys).chains) == n_sessions
 
 
-def test_a_folder_without_an_account_is_not_served(tmp_path):
+def test_a_folder_without_a_ledger_is_not_served(tmp_path):
     """As one that an earlier version made, or from which everything but the keys was removed."""
     records(0).to_csv(tmp_path / "r.csv", index=False)
     folder = tmp_path / "North"

@@ -56,7 +56,7 @@ def test_every_part_of_a_sum_is_masked_and_nothing_else(study):
     assert set(rows.loc[rows["array"] == "linear_predictor", "shape"]) == {(250,)}
 
 
-def test_clients_are_sent_no_number_of_an_entity_in_the_clear(study):
+def test_sites_are_sent_no_number_of_an_entity_unmasked(study):
     frame = make(study).fit().ledger.to_frame()
     reported = frame[(frame["sender"] == "coordinator") & (frame["step"] == "glm_score")]
     assert set(reported["array"]) == {"shown", "h", "missing"}
@@ -66,7 +66,7 @@ def test_clients_are_sent_no_number_of_an_entity_in_the_clear(study):
 
 
 @pytest.mark.parametrize("missing", ["some", "none"])
-def test_sums_under_seal_give_what_residuals_in_the_clear_give(missing, monkeypatch):
+def test_sums_under_seal_give_what_residuals_unmasked_give(missing, monkeypatch):
     """Without a dealer, residuals and curvatures are sent; that path is the oracle of the other one."""
     study = glm_study(holder="Registry")
     if missing == "none":
@@ -175,7 +175,7 @@ def test_the_response_holder_checks_patterns_and_families(model, study):
         hostile(model, "Registry", "glm_start_response", family, keep=keep, code=np.full(n, -1))
 
 
-def test_steps_out_of_turn_are_told_so(study):
+def test_steps_out_of_turn_are_reported(study):
     fresh = make(study)
     for site, step, arrays in (
         ("Court", "glm_score", {"z": np.zeros(1), "h": 0.0, "missing": np.zeros(4)}),

@@ -80,7 +80,7 @@ def test_every_step_holds_its_arrays_against_the_declaration(model, step):
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("kind", ["float64", "int64", "bool"])
-def test_a_step_out_of_turn_is_told_so(model, step, kind):
+def test_a_step_out_of_turn_is_reported(model, step, kind):
     """In a session that nothing was opened in, and in one where rows are open but no fit was started."""
     arrays = {name: array.astype(kind) for name, array in arrays_of(step).items()}
     site = site_of(model)
@@ -302,7 +302,7 @@ def test_a_refused_fit_leaves_no_trace_and_the_next_is_answered():
     assert smaller.fit().converged
 
 
-def test_what_left_is_in_both_accounts():
+def test_what_left_is_in_both_ledgers():
     model = model_of()
     result = model.fit(cov_type="HC0")
     ours = result.ledger.to_frame().query(f"sender == '{SITE}'")
