@@ -8,14 +8,22 @@ without a policy are those of the default rules, so that a changed default is se
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 
 import numpy as np
 import pandas as pd
 import pytest
 from reporting import CONTROL, FAMILY, N_ROWS, STEPS, masked_sites, refusal_of, request, rule_against, site_of
 
-from fedstat.errors import FedstatError, MessageError, PartitionError, PolicyError, SessionError
-from fedstat.federation.disclosure import facts
+from fedstat.errors import (
+    DescriptionError,
+    FedstatError,
+    MessageError,
+    PartitionError,
+    PolicyError,
+    SessionError,
+)
+from fedstat.federation.disclosure import facts, row_checks
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.rules import RELEASE_KINDS
 from fedstat.federation.disclosure.site import FAMILIES
@@ -269,6 +277,145 @@ def test_an_owner_who_wants_one_entity_gets_no_refusal_of_one(case):
     assert rule_against(site, *listed(one.facts(least))) == ""
 
 
+def brute_remaining_variation(x, few):
+    """Smallest sum of squared deviations that is left without any `few` values, of those of all."""
+    kept = (np.delete(x, list(out)) for out in combinations(range(len(x)), few))
+    return min(((one - one.mean()) ** 2).sum() for one in kept) / ((x - x.mean()) ** 2).sum()
+
+
+@pytest.mark.parametrize("few", [1, 2, 3])
+@pytest.mark.parametrize("scale", [1e-9, 1.0, 1e9])
+def test_the_variation_without_few_rows_is_the_least_over_all_choices(few, scale):
+    for seed in range(5):
+        x = scale * np.random.default_rng(seed).standard_t(2, size=11)
+        d = x - x.mean()
+        found = row_checks.remaining_variation(d, len(d), float(d @ d), few)
+        assert found == pytest.approx(brute_remaining_variation(x, few), rel=1e-9)
+
+
+def test_a_column_without_variation_is_another_rules_and_an_infinite_one_has_none_left():
+    d = np.array([-1.0, 0.0, 1.0])
+    assert row_checks.remaining_variation(0.0 * d, 3, 0.0, 1) == 1.0
+    assert row_checks.remaining_variation(d, 3, 2.0, 3) == 1.0
+    assert row_checks.remaining_variation(d, 3, 2.0, 2) == 0.0
+    assert (
+        row_checks.remaining_variation(d, 3, np.inf, 1)
+        == row_checks.remaining_variation(d, 3, np.nan, 1)
+        == 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "n"),
+    [
+        (np.zeros(0), 0),
+        (np.zeros(7), 7),
+        (np.ones(10), 10),
+        (np.append(-np.ones(4), np.full(60, 4 * 0.99e-3 / 60)), 4),
+        (np.append(np.full(60, 4 * 1.2e-3 / 60), np.ones(4)), 14),
+    ],
+)
+def test_rows_with_all_weight_but_a_thousandth_are_counted(values, n):
+    """In the last case the four rows have 1 / 1.0012 of the weight: ten more make up what lacks to 0.999."""
+    assert row_checks.count_dominant_rows(values) == n
+
+
+@pytest.mark.parametrize(
+    ("least", "names", "policy", "rule"),
+    [
+        (3, (), {}, ""),
+        (4, (), {}, ""),
+        (2, (), {}, "request"),
+        (None, (), {}, "request"),
+        (3, ("b",), {}, "rows"),
+        (None, ("b",), {"products": "any"}, ""),
+        (None, ("b",), {"min_level_count": 1}, ""),
+        (1, (), {"min_level_count": 2}, "request"),
+        (2, ("b",), {"min_level_count": 2}, "rows"),
+    ],
+)
+def test_rows_behind_products_with_another_site_are_counted(least, names, policy, rule):
+    error = refusal_of(site_of(**{"products": "counted"} | policy), facts.CountedProduct("Ulm", least, names))
+    assert (error is None) == (rule == "") and isinstance(error, DescriptionError) == (rule == "request")
+    assert not rule or (error.rule == "rows behind a product" and "Ulm" in str(error))
+
+
+@pytest.mark.parametrize(("n", "more"), [(1, False), (10, False), (11, True)])
+def test_ten_columns_of_few_common_rows_are_named(n, more):
+    names = tuple(f"b{k}" for k in range(n))
+    text = str(refusal_of(site_of(products="counted"), facts.CountedProduct("Ulm", 3, names)))
+    assert ("..." in text) == more and f"'b{min(n, 10) - 1}'" in text and f"'b{min(n, 10)}'" not in text
+
+
+@pytest.mark.parametrize(
+    ("policy", "second", "rule"),
+    [
+        ({"remember": "all"}, ("team",), "differencing"),
+        ({"remember": "all"}, ("ward",), ""),
+        ({"remember": "rows"}, ("team",), ""),
+        ({"remember": "all", "products": "any"}, ("team",), ""),
+    ],
+)
+def test_scores_are_summed_by_one_division_into_clusters(policy, second, rule):
+    site = site_of(**{"products": "counted"} | policy)
+    first, then = (facts.ClusterProducts(np.array([[9]]), columns) for columns in (("ward",), second))
+    assert rule_against(site, first, session="one") == ""
+    assert rule_against(site, then, session="two") == rule
+    # A refused division is not noted as a released one.
+    assert rule_against(site, first, session="three") == ""
+
+
+def test_a_refused_division_into_clusters_is_not_remembered():
+    site = site_of(products="counted", remember="all")
+    few = facts.ClusterProducts(np.array([[2]]), ("team",))
+    assert rule_against(site, few) == "rows behind a product"
+    assert rule_against(site, facts.ClusterProducts(np.array([[9]]), ("ward",))) == ""
+    assert rule_against(site_of(), few) == ""
+
+
+def test_keys_are_not_counted_where_an_alignment_needs_no_consent():
+    assert rule_against(site_of(), facts.ExternalKeyList(10**9, 1)) == ""
+    assert rule_against(site_of(max_keys=9), facts.ExternalKeyList(10, 99)) == "maximum keys"
+
+
+def released_alone(n, **declared):
+    """Release a sum over `n` rows, without a mask."""
+    line = {"maskable": True, "behind": (facts.RowCount,)} | declared
+
+    def release(data, state):
+        state.rest_on(n)
+        if facts.RowCount in line["behind"]:
+            state.report(facts.RowCount(n))
+        return {"total": np.zeros(())}
+
+    FAMILIES[FAMILY] = {
+        **STEPS,
+        "sum": Step(release, {}, {"total": ArrayDeclaration("aggregate", "a sum", 0, **line)}),
+    }
+
+
+@pytest.mark.parametrize(("n", "passes"), [(5, False), (59, False), (60, True), (61, True)])
+def test_a_sum_that_could_be_masked_is_released_alone_from_the_minimum_of_own_rows_on(n, passes):
+    rule = "minimum rows of an own fit"
+    released_alone(n)
+    if passes:
+        request(site_of(min_own_rows=60), "sum")
+    else:
+        with pytest.raises(PolicyError, match=f"there are {n}") as refusal:
+            request(site_of(min_own_rows=60), "sum")
+        assert refusal.value.rule == rule
+    request(site_of(), "sum")
+    request(masked_sites(3, min_own_rows=60)["S0"], "sum", masked=0)
+
+
+@pytest.mark.parametrize(
+    "declared", [{"maskable": False}, {"behind": (facts.EntityCount,)}], ids=["not maskable", "not of rows"]
+)
+def test_other_sums_are_released_alone_at_any_number_of_rows(declared):
+    released_alone(5, **declared)
+    request(site_of(min_own_rows=60), "sum")
+
+
 # ---- limits: the maximum passes, one more does not ----------------------------------------------------
 
 
@@ -496,6 +643,28 @@ def test_one_row_has_three_quarters_of_a_columns_squared_deviations_at_most(poli
     assert (rule_against(site_of(**policy), grouped) == "") == (passes or policy["max_share"] == 1.0)
     outside = facts.SummedColumns(grouped.values, np.repeat([1, -1], [50, 4000]))
     assert rule_against(site_of(**policy), outside) == ""
+
+
+@pytest.mark.parametrize(("share", "passes"), [(0.74, True), (0.76, False)])
+def test_one_row_has_three_quarters_of_a_design_column_at_most(share, passes):
+    fact = facts.DesignDirections(lambda: [one_far(share)[:, None]], 4000, ["b"])
+    assert rule_against(site_of(**STRICT_SHARE), fact) == ("" if passes else "largest share")
+    assert rule_against(site_of(), fact) == ""
+
+
+@pytest.mark.parametrize(("share", "passes"), [(0.70, True), (0.80, False)])
+def test_one_row_has_three_quarters_of_a_combination_of_columns_at_most(share, passes):
+    """One row separates two columns, and dominates neither. Without groups, only single columns count."""
+    other = np.random.default_rng(1).normal(size=4000)
+    values = np.column_stack([other, 60.0 * other + one_far(share)])
+    assert rule_against(site_of(**STRICT_SHARE), facts.SummedColumns(values)) == ""
+    code = np.zeros(4000, dtype=np.int64)
+    for fact in (
+        facts.SummedColumns(values, code),
+        facts.GroupSums(code, summed=facts.SummedColumns(values, code)),
+    ):
+        assert rule_against(site_of(**STRICT_SHARE), fact) == ("" if passes else "largest share")
+        assert rule_against(site_of(), fact) == ""
 
 
 @pytest.mark.parametrize(("n", "passes"), [(0, True), (1, True), (2, True), (3, False), (40, False)])
