@@ -195,11 +195,11 @@ def test_a_fit_reveals_of_its_halves_and_is_silent_by_default(capsys):
     table = fs.datasets.make_hospitals()[["age", "sex", "chol"]].dropna()
     partition = fs.ClientPartition.from_frame(table, columns={"A": ["age", "sex"], "B": ["chol"]})
     model = fs.VerticalGLM.from_formula("chol ~ age + sex", partition)
-    model.fit(draws=3, folds=6, random_state=1)
+    model.fit(draws=3, folds=6, seed=1)
     assert capsys.readouterr().err == ""
     model.explain(draws=3, folds=6, progress=True)
     assert capsys.readouterr().err == ""
-    model.fit(draws=3, folds=6, random_state=1, progress=True)
+    model.fit(draws=3, folds=6, seed=1, progress=True)
     out, err = capsys.readouterr()
     assert out == "" and "pair of halves 3 of 3" in err and "left" in err
 
@@ -227,7 +227,7 @@ def test_a_path_and_its_folds_are_counted(capsys):
     )
     partition = fs.ClientPartition.from_frame(table, columns={"A": ["age", "ill"], "B": ["chol", "sex"]})
     model = fs.VerticalGLM.from_formula("ill ~ age + chol + sex", partition, family=Binomial())
-    model.fit(select="cv", folds=4, n_lambdas=10, progress=True, random_state=1)
+    model.fit(select="cv", folds=4, n_lambdas=10, progress=True, seed=1)
     reported = capsys.readouterr().err
     assert (
         "proposal 1 of at most 6" in reported

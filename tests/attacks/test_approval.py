@@ -548,5 +548,5 @@ def test_what_grows_from_round_to_round_is_foreseen_at_the_coordinators_own_site
     partition = institutions(fs.Policy(approval="owner"))
     binary = fs.VFEMGLM.from_formula("y > 0 ~ a + c + e", partition, family=sm.families.Binomial())
     assert binary.coordinator == "A"
-    result = approved(lambda: binary.fit(tol_score=1e-9), partition)
+    result = approved(lambda: binary.fit(tol=1e-9), partition)
     assert len(result.trace) > 4

@@ -224,7 +224,7 @@ def test_and_does_not_where_predictions_are_averaged():
 
 def test_an_evaluation_that_is_one_is_as_good_by_cells():
     model = fs.LASER.from_formula("y ~ b + s + t", sites("open"), hidden=(6,), width=4)
-    fitted = model.fit(epochs=20, batch_size=50, rate=0.02, exchange="clear", calibration=0.0)
+    fitted = model.fit(epochs=20, batch_size=50, learning_rate=0.02, masked=False, calibration=0.0)
     found = [fitted.evaluate(sites(policy)) for policy in ("open", Policy(evaluation="once"))]
     said = ["averaged over 5 or more entities" in " ".join(str(one.summary()).split()) for one in found]
     assert said == [False, True]
@@ -242,7 +242,7 @@ def test_an_evaluation_that_is_one_is_as_good_by_cells():
 def test_a_normal_response_is_evaluated_by_squares_alone():
     part = sites("open")
     model = fs.LASER.from_formula("income ~ b + s + t", part, outcome="normal", hidden=(6,), width=4)
-    fitted = model.fit(epochs=3, batch_size=50, rate=0.02, exchange="clear")
+    fitted = model.fit(epochs=3, batch_size=50, learning_rate=0.02, masked=False)
     scores = fitted.evaluate(part).scores
     assert scores.bins.sum() == N and np.count_nonzero(scores.bins) == len(scores.sets)
     assert np.count_nonzero(fitted.calibration.scores.bins) > len(scores.sets)

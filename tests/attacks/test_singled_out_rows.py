@@ -95,7 +95,7 @@ def networks(keep=True, **options):
 def clusters(**options):
     """Find clusters, and a variable outside them."""
     model = fs.M2SEM(partition(), 2, 1, columns=["a1", "b1", "b2", "c1"])
-    model.fit(select=None, n_init=1, max_rounds=12, **options).outside("y")
+    model.fit(select=None, n_init=1, maxiter=12, **options).outside("y")
 
 
 def new_entities():
@@ -121,8 +121,8 @@ FITS = {
     "nobody deals": nobody_deals,
     "robust": lambda: vfem("z", cov_type="robust"),
     "robust, nobody deals": lambda: nobody_deals(cov_type="robust"),
-    "counts": lambda: vfem("k", alpha="ml"),
-    "counts, nobody deals": lambda: nobody_deals("k", alpha="ml"),
+    "counts": lambda: vfem("k", dispersion="ml"),
+    "counts, nobody deals": lambda: nobody_deals("k", dispersion="ml"),
     "single cells": single_cells,
     "predictions": new_entities,
     "evaluations": lambda: vfem("z").evaluate(partition()),
@@ -131,8 +131,8 @@ FITS = {
     "evaluations of a selection": lambda: vglm("z", lam=0.05).evaluate(partition(True)),
     "frequency weights": repeated_entities,
     "means filled in": lambda: vfem(method="impute"),
-    "networks": lambda: networks(exchange="clear", validation=0.3),
-    "networks masked": lambda: networks(exchange="masked"),
+    "networks": lambda: networks(masked=False, validation=0.3),
+    "networks masked": lambda: networks(masked=True),
     "networks, joint": lambda: networks(method="vfedtrans"),
     "networks, none held back": lambda: networks(validation=0.0),
     "networks, not kept": lambda: networks(keep=False, validation=0.0),

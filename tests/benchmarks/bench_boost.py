@@ -100,7 +100,7 @@ def fit(folder, penalty, sites):
         model = clock.time("model", fs.FedFunctionBoost.from_formula, TEXT, partition, penalty=penalty)
         result = clock.time("fit", model.fit, steps=STEPS)
         model = fs.FedFunctionBoost.from_formula(TEXT, folds, penalty=penalty)
-        clock.time("cv", model.fit, steps=STEPS, select="cv", random_state=1)
+        clock.time("cv", model.fit, steps=STEPS, select="cv", seed=1)
     return {
         "stages": clock.stages,
         "left": (1.0 - result.rsquared) * result._total_squares,

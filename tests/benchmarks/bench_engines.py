@@ -104,7 +104,7 @@ TASKS = (
     Task(
         "Vertical GLM, SCAD, logistic, ADMM",
         customers,
-        selected("late ~ . - y", sm.families.Binomial(), exchange="admm", n_lambdas=2, eps=1e-3),
+        selected("late ~ . - y", sm.families.Binomial(), exchange="admm", n_lambdas=2, tol=1e-3),
     ),
 )
 

@@ -132,14 +132,15 @@ def study():
 
 
 def fit(exchange):
+    masked = exchange == "masked"
     """CPU seconds of a default fit, after a short one that compiles; rounds and bytes of all that passed."""
     import fedstat as fs
 
     warnings.simplefilter("ignore", fs.errors.FedstatWarning)
     part, clock = fs.ClientPartition.from_frames(study(), on="id"), Clock()
-    fs.LASER.from_formula("y ~ .", part).fit(exchange=exchange, epochs=1)
+    fs.LASER.from_formula("y ~ .", part).fit(masked=masked, epochs=1)
     for _ in range(3):
-        fitted = clock.time("fit", lambda: fs.LASER.from_formula("y ~ .", part).fit(exchange=exchange))
+        fitted = clock.time("fit", lambda: fs.LASER.from_formula("y ~ .", part).fit(masked=masked))
     rows = clock.stages["fit"]
     frame = fitted.calibration.to_frame()
     return {

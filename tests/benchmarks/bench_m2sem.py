@@ -107,7 +107,7 @@ def fit():
     warnings.simplefilter("ignore", fs.errors.FedstatWarning)
     small = fs.datasets.make_cluster_experiment("noisy", 120, seed=1)
     small_partition = fs.ClientPartition.from_frames(small.frames, on=small.key)
-    fs.M2SEM(small_partition, 3, 2).fit(masked=True, cov_type=None, max_rounds=20)
+    fs.M2SEM(small_partition, 3, 2).fit(masked=True, cov_type=None, maxiter=20)
     found = []
     for seed in range(SETS):
         data = fs.datasets.make_cluster_experiment("noisy", seed=seed)

@@ -218,7 +218,7 @@ def exchange(file, family, how, eps):
     partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
     families = {"normal": sm.families.Gaussian(), "binomial": sm.families.Binomial()}
     model = fs.VerticalGLM.from_formula("y ~ .", partition, family=families[family], penalty="lasso")
-    options = {"exchange": how} | ({"eps": float(eps)} if how == "admm" else {})
+    options = {"exchange": how} | ({"tol": float(eps)} if how == "admm" else {})
     best = model.fit(lam=0.05, tol=1e-9)
     rows = {}
     for path, given in {"one": {"lam": 0.05}, "ten": {"lambdas": np.geomspace(0.2, 0.02, 10)}}.items():

@@ -24,7 +24,7 @@ STORED = json.loads((FOLDER / "skglm.json").read_text())
 
 def penalty_of(name):
     if name == "elastic_net":
-        return Penalty(name, alpha=cases.ALPHA)
+        return Penalty(name, l1_ratio=cases.ALPHA)
     kind = {"adaptive": "lasso", "group": "lasso", "weighted_mcp": "mcp"}.get(name, name)
     return Penalty(kind, a=cases.SHAPE.get(name))
 

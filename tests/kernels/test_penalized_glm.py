@@ -19,7 +19,7 @@ FAMILIES = {
     "Poisson": DistributionSpec("Poisson", "Log"),
 }
 NOT_GAUSSIAN = [case for case in cases.cases() if case[1] != "Gaussian"]
-NAMES = [Penalty("lasso"), Penalty("elastic_net", alpha=0.4), Penalty("scad"), Penalty("mcp")]
+NAMES = [Penalty("lasso"), Penalty("elastic_net", l1_ratio=0.4), Penalty("scad"), Penalty("mcp")]
 
 
 def rows_of(family, design="independent"):

@@ -27,7 +27,7 @@ FAMILIES = {
     "binomial": DistributionSpec("Binomial", "Logit"),
     "gaussian": DistributionSpec("Gaussian", "Identity"),
 }
-PENALTIES = {1.0: Penalty("lasso"), 0.5: Penalty("elastic_net", alpha=0.5)}
+PENALTIES = {1.0: Penalty("lasso"), 0.5: Penalty("elastic_net", l1_ratio=0.5)}
 
 GLMNET = {
     ("binomial", 1.0): [

@@ -12,8 +12,8 @@ from fedstat.kernels.penalized.path import follow_path, lambda_grid, lambda_max,
 from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty
 
 GAUSSIAN = [case for case in cases.cases() if case[1] == "Gaussian"]
-NAMES = [Penalty("lasso"), Penalty("elastic_net", alpha=0.4), Penalty("scad"), Penalty("mcp")]
-FOLDED = [Penalty("scad"), Penalty("mcp"), Penalty("mcp", a=6.0, alpha=0.8)]
+NAMES = [Penalty("lasso"), Penalty("elastic_net", l1_ratio=0.4), Penalty("scad"), Penalty("mcp")]
+FOLDED = [Penalty("scad"), Penalty("mcp"), Penalty("mcp", a=6.0, l1_ratio=0.8)]
 
 
 def moments(X, y):
@@ -124,8 +124,8 @@ def test_lla_is_a_fixed_point_of_weighted_lassos(penalty):
     groups = CoefficientGroups.single(40)
     path = gram_path(G, c, penalty, groups, size=12, ratio=0.05, algorithm="lla", tol=1e-11)
     for lam, b in zip(path.lambdas, path.coefficients, strict=True):
-        weights = np.array([slope(penalty, lam, abs(t)) - (1 - penalty.alpha) * lam * abs(t) for t in b])
-        ridge = (1.0 - penalty.alpha) * lam
+        weights = np.array([slope(penalty, lam, abs(t)) - (1 - penalty.l1_ratio) * lam * abs(t) for t in b])
+        ridge = (1.0 - penalty.l1_ratio) * lam
         lasso = gram_path(
             G + ridge * np.eye(40),
             c,

@@ -25,17 +25,17 @@ from fedstat.kernels.penalized.penalties import (
 
 ALL = [
     Penalty("lasso"),
-    Penalty("elastic_net", alpha=0.3),
+    Penalty("elastic_net", l1_ratio=0.3),
     Penalty("scad"),
-    Penalty("scad", a=2.2, alpha=0.7),
+    Penalty("scad", a=2.2, l1_ratio=0.7),
     Penalty("mcp"),
-    Penalty("mcp", a=1.4, alpha=0.7),
+    Penalty("mcp", a=1.4, l1_ratio=0.7),
 ]
 
 
 def published_slope(penalty, lam, t):
     """Fan and Li (2001); Zhang (2010); both with ncvreg's ridge part."""
-    level = penalty.alpha * lam
+    level = penalty.l1_ratio * lam
     if penalty.name == "scad":
         a = penalty.shape
         slope = level * ((t <= level) + max(a * level - t, 0.0) / ((a - 1.0) * level) * (t > level))
@@ -43,7 +43,7 @@ def published_slope(penalty, lam, t):
         slope = max(level - t / penalty.shape, 0.0)
     else:
         slope = level
-    return slope + (1.0 - penalty.alpha) * lam * t
+    return slope + (1.0 - penalty.l1_ratio) * lam * t
 
 
 @pytest.mark.parametrize("penalty", ALL, ids=str)
@@ -187,7 +187,7 @@ def test_a_violation_is_the_slope_that_is_left(penalty, grouped):
     assert terms.violations(b, -pull + np.eye(7)[4] * 0.1)[2] == pytest.approx(0.1)
     # A group of zeros may have a gradient as long as w_g times the level, and no longer.
     b[1:4] = 0.0
-    level = penalty.alpha * 0.6 * np.sqrt(3.0)
+    level = penalty.l1_ratio * 0.6 * np.sqrt(3.0)
     gradient = -terms.derivatives(np.where(b == 0.0, 1e-100, b))[0]
     gradient[1:4] = np.array([0.6, 0.0, -0.8]) * level
     assert terms.violations(b, gradient)[1] == pytest.approx(0.0, abs=1e-15)
@@ -241,12 +241,12 @@ def test_in_orthonormal_columns_the_coding_does_not_matter():
     "arguments, words",
     [
         ({"name": "ridge"}, "no penalty 'ridge'"),
-        ({"name": "lasso", "alpha": 0.5}, "elastic_net"),
+        ({"name": "lasso", "l1_ratio": 0.5}, "elastic_net"),
         ({"name": "elastic_net"}, "alpha below one"),
         ({"name": "lasso", "a": 3.0}, "no shape"),
         ({"name": "scad", "a": 2.0}, "a > 2"),
         ({"name": "mcp", "a": 1.0}, "a > 1"),
-        ({"name": "mcp", "alpha": 0.0}, r"\(0, 1\]"),
+        ({"name": "mcp", "l1_ratio": 0.0}, r"\(0, 1\]"),
         ({"name": "mcp", "a": float("nan")}, "a > 1"),
     ],
 )

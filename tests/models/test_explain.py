@@ -121,20 +121,20 @@ FREE_FITS = {n: OTHER_FITS[n] for n in ("masked", "clear", "none")}
 PENALIZED = {
     "bic": {},
     "one lambda": {"lam": 0.0},
-    "folds": {"select": "cv", "folds": 4, "random_state": 1},
-    "draws": {"draws": 3, "folds": 6, "random_state": 1},
+    "folds": {"select": "cv", "folds": 4, "seed": 1},
+    "draws": {"draws": 3, "folds": 6, "seed": 1},
     "debiased": {"inference": "debiased"},
-    "split": {"inference": "split", "random_state": 2},
-    "admm": {"exchange": "admm", "n_lambdas": 3, "eps": 1e-3},
+    "split": {"inference": "split", "seed": 2},
+    "admm": {"exchange": "admm", "n_lambdas": 3, "tol": 1e-3},
 }
 OF_OTHERS = {
     "bic": {},
     "exact": {"path": "exact", "n_lambdas": 4},
     "clear": {"masked": False},
-    "folds": {"select": "cv", "folds": 3, "random_state": 1},
+    "folds": {"select": "cv", "folds": 3, "seed": 1},
     "debiased": {"inference": "debiased", "lam": 0.05},
-    "split": {"inference": "split", "lam": 0.05, "random_state": 1},
-    "admm": {"exchange": "admm", "lam": 0.1, "eps": 1e-3},
+    "split": {"inference": "split", "lam": 0.05, "seed": 1},
+    "admm": {"exchange": "admm", "lam": 0.1, "tol": 1e-3},
 }
 CASES = {
     **{f"VFEM {n}": (vfem, a) for n, a in NORMAL_FITS.items()},
@@ -165,14 +165,14 @@ CASES = {
     "VGLM adaptive": (lambda: vglm("sick", penalty="lasso", adaptive=1.0, unpenalized=["B1"]), {"lam": 0.02}),
     "VGLM of five": (lambda: vertical(fs.VerticalGLM, FIVE, "sick", tuple(FIVE)), {}),
     "VGLM unpenalized": (lambda: vglm("sick"), {"lam": 0.0}),
-    "VGLM draws": (lambda: vglm("sick"), {"draws": 2, "folds": 6, "random_state": 1, "lam": 0.05}),
+    "VGLM draws": (lambda: vglm("sick"), {"draws": 2, "folds": 6, "seed": 1, "lam": 0.05}),
     "VGLM admm weighted": (
         lambda: vglm("sick", penalty="lasso", adaptive=1.0, unpenalized=["B1"]),
-        {"exchange": "admm", "n_lambdas": 2, "ratio": 0.3, "eps": 1e-3},
+        {"exchange": "admm", "n_lambdas": 2, "ratio": 0.3, "tol": 1e-3},
     ),
     "VGLM gamma by fold": (
         lambda: vglm("cost"),
-        {"select": "cv", "folds": 3, "random_state": 1, "n_lambdas": 10},
+        {"select": "cv", "folds": 3, "seed": 1, "n_lambdas": 10},
     ),
     "VGLM gamma": (lambda: vglm("cost"), {"n_lambdas": 10}),
 }
@@ -234,7 +234,10 @@ CASES |= {
     "GLM gamma": (lambda: horizontal("cost ~ x", families.Gamma(families.links.Log())), {}),
     "GLM one step": (lambda: horizontal("sick ~ x", BINOMIAL), {"rounds": 1}),
     "GLM alone": (lambda: horizontal("count ~ 1", POISSON), {}),
-    "GLM alpha": (lambda: horizontal("count ~ x", families.NegativeBinomial(alpha=1.0)), {"alpha": "ml"}),
+    "GLM alpha": (
+        lambda: horizontal("count ~ x", families.NegativeBinomial(alpha=1.0)),
+        {"dispersion": "ml"},
+    ),
     "GLM clusters": (lambda: horizontal("sick ~ x", BINOMIAL, labels=["ward"]), GROUPED),
     "GLM survey": (lambda: horizontal("sick ~ x", BINOMIAL, labels=["ward", "site"]), SURVEY),
     "FedAvg": (lambda: horizontal("sick ~ x + w", kind=fs.FedAvg), {"rounds": 4}),

@@ -150,7 +150,7 @@ ANALYSES: dict[str, tuple[Run, Refused | None]] = {
         None,
     ),
     "curves on curves": (
-        lambda: gait("y(t) ~ bsignal(x, knots=4) + bols(group)", select="cv", folds=2, random_state=1),
+        lambda: gait("y(t) ~ bsignal(x, knots=4) + bols(group)", select="cv", folds=2, seed=1),
         None,
     ),
     "curves on numbers": (

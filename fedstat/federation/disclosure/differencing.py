@@ -174,7 +174,7 @@ def check_session_difference(data: SiteData, state: State, place: str, code: Int
                 "minimum count",
                 data.name,
                 f"wants at least {data.min_count} entities behind a sum; these sums and earlier ones of this "
-                f"session differ by {apart:.0f}. Use the entities and folds (random_state) of the earlier "
+                f"session differ by {apart:.0f}. Use the entities and folds (seed) of the earlier "
                 "fit",
             )
     state.keep(place, [*earlier, code])

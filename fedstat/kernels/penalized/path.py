@@ -100,7 +100,7 @@ def lambda_max(
     level = groups.norms(gradient)[here] / groups.weights[here]
     if steps is not None:
         level = penalty.level_of_slope(groups.norms(steps.start)[here], level)
-    return float(np.max(level / (penalty.alpha * groups.multipliers[here]), initial=0.0))
+    return float(np.max(level / (penalty.l1_ratio * groups.multipliers[here]), initial=0.0))
 
 
 def lambda_grid(largest: float, *, ratio: float = 1e-3, size: int = 50) -> Floats:

@@ -131,9 +131,9 @@ def orthonormalizer(G: Floats, groups: CoefficientGroups) -> tuple[Floats, Coeff
 # Group g of the coefficients adds ``w_g P(||b_g||)``, where the level of P is ``lambda m_g``. The weight
 # w_g multiplies the penalty: 0 leaves a group unpenalized. The multiplier m_g multiplies lambda, as the
 # root of the group's size does in Breheny and Huang (2015); of a single coefficient it is one. With the
-# mixing alpha,
+# share r of the selecting part,
 #
-#     P(t) = Q(t; alpha lambda m) + (1 - alpha) lambda m t^2 / 2,
+#     P(t) = Q(t; r lambda m) + (1 - r) lambda m t^2 / 2,
 #
 # where Q(t; l) is ``l t`` (lasso), SCAD (Fan and Li 2001) or MCP (Zhang 2010).
 #
@@ -443,23 +443,24 @@ class Terms:
 class Penalty:
     """A penalty by name, one of PENALTIES; a ModelError where the combination means nothing.
 
-    `a` determines where the penalty levels off: if None, 3.7 for SCAD and 3 for MCP (ncvreg's gamma). `alpha`
-    in (0, 1] is the share of the selecting part, the rest being ridge; below one for the elastic net.
+    `a` determines where the penalty levels off: if None, 3.7 for SCAD and 3 for MCP (ncvreg's gamma).
+    `l1_ratio` in (0, 1] is the share of the selecting part; the rest is ridge. It is below one for the
+    elastic net.
     """
 
     name: str
     a: float | None = None
-    alpha: float = 1.0
+    l1_ratio: float = 1.0
 
     def __post_init__(self) -> None:
         if self.name not in PENALTIES:
             raise ModelError(f"no penalty {self.name!r}; expected one of {', '.join(PENALTIES)}")
-        if not 0.0 < self.alpha <= 1.0:
-            raise ModelError(f"penalty {self.name}: expected alpha in (0, 1], received {self.alpha!r}")
-        if self.convex and (self.alpha < 1.0) != (self.name == "elastic_net"):
+        if not 0.0 < self.l1_ratio <= 1.0:
+            raise ModelError(f"penalty {self.name}: expected l1_ratio in (0, 1], received {self.l1_ratio!r}")
+        if self.convex and (self.l1_ratio < 1.0) != (self.name == "elastic_net"):
             raise ModelError(
-                f"penalty {self.name} with alpha = {self.alpha!r}: expected alpha below one for elastic_net, "
-                "and alpha = 1 for lasso"
+                f"penalty {self.name} with l1_ratio = {self.l1_ratio!r}: expected l1_ratio below one for "
+                "elastic_net, and l1_ratio = 1 for lasso"
             )
         if self.a is None:
             return
@@ -486,8 +487,10 @@ class Penalty:
     def at(self, lam: float, groups: CoefficientGroups) -> Terms:
         """Return the penalty of each group at one lambda."""
         scaled = lam * groups.multipliers
-        ridge = (1.0 - self.alpha) * groups.weights * scaled
-        return Terms(FORMS.index(self.form), self.shape, self.alpha * scaled, ridge, groups.weights, groups)
+        ridge = (1.0 - self.l1_ratio) * groups.weights * scaled
+        return Terms(
+            FORMS.index(self.form), self.shape, self.l1_ratio * scaled, ridge, groups.weights, groups
+        )
 
     def level_of_slope(self, t: Floats, slope: Floats) -> Floats:
         """Return the smallest level at which Q has at least this slope at t: (m,), (m,) -> (m,)."""

@@ -52,7 +52,7 @@ class ColumnSource(MomentSource, VerticalModel):
     model_name: ClassVar[str] = "Federated functional boosting"
     where = "where sites hold different columns"
     settings = ("time", "penalty", "missing", "coordinator")
-    options = ("steps", "nu", "select", "folds", "random_state")
+    options = ("steps", "learning_rate", "select", "folds", "seed")
 
     def __init__(
         self,
@@ -98,7 +98,9 @@ class ColumnSource(MomentSource, VerticalModel):
     def expected(self, options: BoostOptions) -> tuple[list[tuple[str, str]], list[str]]:
         """See :meth:`MomentSource.expected`."""
         n, lacking = self.layout.n, self.layout.left_out
-        notes = ["One exchange, whatever the number of steps; its sums do not depend on steps and nu."]
+        notes = [
+            "One exchange, whatever the number of steps; its sums do not depend on steps and learning_rate."
+        ]
         if lacking:
             notes.append(
                 f"{lacking:,} of {self.layout.n_design:,} entities with a response are incomplete at a "
@@ -108,14 +110,14 @@ class ColumnSource(MomentSource, VerticalModel):
 
     def boosted(self, attempt: FitAttempt, options: BoostOptions) -> BoostResults:
         """Exchange the sums by fold, once, and compute the path."""
-        steps, nu = self.checked(options)
+        steps, learning_rate = self.checked(options)
         folds = np.arange(self.layout.n) % self._n_folds(options)
-        code = np.random.default_rng(options.random_state).permutation(folds).astype(np.int64)
+        code = np.random.default_rng(options.seed).permutation(folds).astype(np.int64)
         requester = SecureProductSession(FAMILY, self._session, self._agreement.at, least=self.layout.least)
         found = attempt.run(
             exchange_moments(self.apart, self.learners, self.widths, self.layout, code, requester)
         )
-        boosting = Boosting(found.moments, self._design, self._basis, nu)
+        boosting = Boosting(found.moments, self._design, self._basis, learning_rate)
         basis = BlocksBasis(
             self.model_name,
             "",

@@ -191,14 +191,14 @@ class FedFunctionBoost(Explainable):
         self,
         *,
         steps: int | None = None,
-        nu: float | None = None,
+        learning_rate: float | None = None,
         select: Select = None,
         folds: int | Literal["site"] | None = None,
         offset: Literal["mean", "smooth"] | float | Sequence[float] | Floats = "mean",
         every: int | None = None,
         aggregation: Aggregation = "exact",
         masked: bool | None = None,
-        random_state: int | None = None,
+        seed: int | None = None,
         progress: bool | None = None,
     ) -> BoostResults | LocalBoosts:
         """Compute the path of boosting.
@@ -208,7 +208,7 @@ class FedFunctionBoost(Explainable):
         steps : int, optional
             Number of steps, or the largest number that `select` considers: 100 by default, 80 for a private
             fit.
-        nu : float, optional
+        learning_rate : float, optional
             Share of a fit by which a step moves, in (0, 1]: 0.1 by default, 0.2 for a private fit.
         select : {"cv", "aicc"}, optional
             Choose the number of steps with the smallest loss over left-out folds, or with the smallest
@@ -236,14 +236,14 @@ class FedFunctionBoost(Explainable):
         masked : bool, optional
             Whether sites hide their parts by pairwise masks; by default with at least three sites, unless the
             folds are the sites.
-        random_state : int, optional
+        seed : int, optional
             Seed of the folds.
         progress : bool, optional
             Report the progress of the fit (:func:`fedstat.progress`).
 
         The horizontal layout accepts all of these arguments. In the vertical layout folds are of all
-        entities, and the arguments are `steps`, `nu`, `select`, `folds` and `random_state`; under privacy
-        `steps` and `nu`.
+        entities, and the arguments are `steps`, `learning_rate`, `select`, `folds` and `seed`; under privacy
+        `steps` and `learning_rate`.
 
         Returns
         -------
@@ -261,7 +261,7 @@ class FedFunctionBoost(Explainable):
             A site refuses, or its budget does not allow the release.
         """
         call = Call.of(self.fit, locals())
-        options = BoostOptions(steps, nu, select, folds, offset, every, aggregation, masked, random_state)
+        options = BoostOptions(steps, learning_rate, select, folds, offset, every, aggregation, masked, seed)
         return run_fit(self, call, FedFunctionBoost._boosted, options)
 
     def _boosted(self, attempt: FitAttempt, options: BoostOptions) -> BoostResults | LocalBoosts:

@@ -54,8 +54,8 @@ class PrivateSource(MomentSource, PrivateRelease):
     where = "where sites hold different columns, with epsilon,"
     model_name = "Private functional boosting"
     settings = ("epsilon", "public", "delta", "coordinator")
-    options = ("steps", "nu")
-    default_steps, default_nu = 80, 0.2
+    options = ("steps", "learning_rate")
+    default_steps, default_learning_rate = 80, 0.2
     penalty = "separable"
     time = None
     _instead = DRY_RUN_STEPS
@@ -132,7 +132,7 @@ class PrivateSource(MomentSource, PrivateRelease):
 
     def boosted(self, attempt: FitAttempt, options: BoostOptions) -> BoostResults:
         """Send one request to the sites, under their budgets, and boost."""
-        steps, nu = self.checked(options)
+        steps, learning_rate = self.checked(options)
         # A dry run has its own engine and must send the requests.
         if self._released is None or self._released[2] is not self.engine:
             self._released = (self._release(attempt), attempt.ledger, self.engine)
@@ -144,7 +144,7 @@ class PrivateSource(MomentSource, PrivateRelease):
             moments=CurveMoments(sums.S[None], sums.T[None], no_squares, along[0][None], np.array([sums.yy])),
             design=BoostDesign(self.boost.learners, sums.starts, None, self.penalty),
             basis=along[1].T,
-            nu=nu,
+            learning_rate=learning_rate,
             given=along[0],
             sd=sums.sd,
             sd_response=sums.sd_response,

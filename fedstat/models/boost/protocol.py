@@ -251,6 +251,6 @@ class ScoreRounds:
         below = f"below {1.0 / self.level:.1g}" if self.level > 1.0 else "smaller"
         return EstimationError(
             f"{self.loss.title}: steps are infinite, or increase the loss. Learners are fitted without "
-            f"weights, so that steps are too long where the response is large. Use a nu {below}, fewer "
-            "steps between exchanges (every=), or an offset close to the logarithm of the mean"
+            "weights, so that steps are too long where the response is large. Use a learning_rate "
+            f"{below}, fewer steps between exchanges (every=), or an offset near the logarithm of the mean"
         )

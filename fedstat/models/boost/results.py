@@ -401,7 +401,7 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
         """
         return as_functions(self._record, self._followed[1], self.offset)
 
-    def refit(self, learners: Sequence[str] | None = None, *, random_state: int = 0) -> SurfaceFit:
+    def refit(self, learners: Sequence[str] | None = None, *, seed: int = 0) -> SurfaceFit:
         """Fit learners again without the shrinkage of boosting: surfaces with intervals, and tests.
 
         Generalized least squares with errors correlated along the response; it sends no further request to
@@ -411,7 +411,7 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
         ----------
         learners : sequence of str, optional
             By default the selected ones: intervals and tests are then conditional on the selection.
-        random_state : int
+        seed : int
             Seed of the draws behind simultaneous bands.
 
         Raises
@@ -424,9 +424,9 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
         self._need_exact()
         chosen = self._selected if learners is None else [self._place(name) for name in learners]
         how = SELECTED if learners is None else GIVEN
-        return fit_surfaces(self._record, self._all_folds, chosen, how, random_state)
+        return fit_surfaces(self._record, self._all_folds, chosen, how, seed)
 
-    def split(self, *, random_state: int = 0) -> SurfaceFit:
+    def split(self, *, seed: int = 0) -> SurfaceFit:
         """Select learners by one half of the folds, after as many steps, and fit them to the other half.
 
         Intervals and tests are then not conditional on the selection.
@@ -439,11 +439,9 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
         self._need_exact()
         F = self._need_folds()
         half = np.zeros(F, dtype=bool)
-        half[np.random.default_rng(random_state).permutation(F)[: F // 2]] = True
+        half[np.random.default_rng(seed).permutation(F)[: F // 2]] = True
         path = self._boosting.over(half, self.mstop)[1]
-        return fit_surfaces(
-            self._record, ~half, sorted({*path.selected.tolist()} - {0}), HALVES, random_state
-        )
+        return fit_surfaces(self._record, ~half, sorted({*path.selected.tolist()} - {0}), HALVES, seed)
 
     @shows_progress
     def stability(
@@ -452,7 +450,7 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
         *,
         tau: float = 0.75,
         draws: int = 50,
-        random_state: int = 0,
+        seed: int = 0,
         progress: bool | None = None,
     ) -> tuple[pd.Series, float]:
         """Return how often halves of the folds select each learner among the first q of their path.
@@ -465,7 +463,7 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
             Frequency, above one half, from which a learner counts as selected.
         draws : int
             Pairs of halves.
-        random_state : int
+        seed : int
         progress : bool, optional
             Report the progress of the computation (:func:`fedstat.progress`).
 
@@ -486,12 +484,12 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
         if tau <= 0.5 or tau > 1.0:
             raise ModelError(f"tau: expected a share above one half, received {tau!r}")
         labels = [one.label for one in self._boosting.design.learners[1:]]
-        random = np.random.default_rng(random_state)
+        random = np.random.default_rng(seed)
         found = selection_frequencies(self._boosting, q, draws, self._record.steps, random)[1:]
         bound = false_selections(q, len(labels), tau, draws)
         return pd.Series(found, pd.Index(labels, name="learner"), name="frequency"), bound
 
-    def entry_test(self, *, draws: int = 999, random_state: int = 0) -> pd.DataFrame:
+    def entry_test(self, *, draws: int = 999, seed: int = 0) -> pd.DataFrame:
         """Test for every learner whether it has an effect by itself, adjusted for the number of learners.
 
         The standardized gain of its first step is compared with draws of scores without an effect. The
@@ -503,7 +501,7 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
             ``gain`` and ``p_value`` by learner.
         """
         self._need_exact()
-        z, p = entry_p_values(self._boosting, draws, np.random.default_rng(random_state))
+        z, p = entry_p_values(self._boosting, draws, np.random.default_rng(seed))
         labels = [one.label for one in self._boosting.design.learners[1:]]
         return pd.DataFrame({"gain": z, "p_value": p}, index=pd.Index(labels, name="learner"))
 

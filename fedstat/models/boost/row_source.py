@@ -133,7 +133,7 @@ class RowSource(MomentSource, HorizontalModel):
         )
         scores, along = plan.n_scores if self.loss else 0, coefficients_along(self.learners)
         columns = traced_columns(self.starts[-1], self._n_along, weighted, scores, along)
-        notes = [f"{ONE_ROUND}; its sums do not depend on steps and nu."]
+        notes = [f"{ONE_ROUND}; its sums do not depend on steps and learning_rate."]
         if self.loss:
             notes = [
                 f"Sums of products in one round, and {plan.n_exchanges:,} exchanges of scores; coefficients "
@@ -153,7 +153,7 @@ class RowSource(MomentSource, HorizontalModel):
 
     def boosted(self, attempt: FitAttempt, options: BoostOptions) -> BoostResults | LocalBoosts:
         """Request the sums in one round, or exchange scores, and compute the path."""
-        steps, nu = self.checked(options)
+        steps, learning_rate = self.checked(options)
         select, folds, offset, masked = options.select, options.folds, options.offset, options.masked
         aggregation, exact = options.aggregation, options.aggregation == "exact"
         by_site = isinstance(folds, str)
@@ -163,8 +163,8 @@ class RowSource(MomentSource, HorizontalModel):
         folds = (FOLDS if select == "cv" else 1) if folds is None else folds
         own_folds = 1 if isinstance(folds, str) else folds  # to which a site assigns its rows
         check_integer("folds", own_folds, 2 if select == "cv" and not by_site else 1)
-        seed = secrets.randbits(SEED_BITS) if options.random_state is None else options.random_state
-        check_integer("random_state", seed, 0)
+        seed = secrets.randbits(SEED_BITS) if options.seed is None else options.seed
+        check_integer("seed", seed, 0)
         every = check_every(options.every, self.loss)
         given = given_offset(offset, self._points, functional=self.time is not None)
         smooth = isinstance(offset, str) and offset == "smooth"
@@ -189,7 +189,9 @@ class RowSource(MomentSource, HorizontalModel):
             self._check_size(starts[-1] + 1, 1, masked, plan.n_scores * self._n_along)
         session, rows = self._open_session(FAMILY, masked), RowsBasis.of(self)
         if self.loss:
-            empty = Boosting(CurveMoments.none(), design, basis, nu, smooth_offset=smooth, given=given)
+            empty = Boosting(
+                CurveMoments.none(), design, basis, learning_rate, smooth_offset=smooth, given=given
+            )
             with open_line("step", plan.steps) as line:
                 rounds = ScoreRounds(session, request, self.loss, plan, empty, line)
                 scored = attempt.run(rounds.run(), session.masked_sites)
@@ -204,11 +206,11 @@ class RowSource(MomentSource, HorizontalModel):
                 taking = take_moments(session, request, basis, uneven=self._uneven, by_site=by_site)
             moments, varying = attempt.run(taking, session.masked_sites)
             boosting = Boosting(
-                moments, design, basis, nu, smooth_offset=smooth, given=given, varying=varying
+                moments, design, basis, learning_rate, smooth_offset=smooth, given=given, varying=varying
             )
             return BoostResults._of(self, rows, boosting, steps, select, masked=masked, ledger=attempt.ledger)
         own = attempt.run(take_own_moments(session, request), session.masked_sites)
-        found = site_boostings(own, design, basis, nu, aggregation, self.sites)
+        found = site_boostings(own, design, basis, learning_rate, aggregation, self.sites)
         fits = {
             one.site: BoostResults._of(self, rows, one, steps, select, ledger=attempt.ledger) for one in found
         }

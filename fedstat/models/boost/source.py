@@ -37,14 +37,14 @@ class BoostOptions:
     """Arguments of a fit; see :meth:`fedstat.FedFunctionBoost.fit`."""
 
     steps: int | None = None
-    nu: float | None = None
+    learning_rate: float | None = None
     select: Select = None
     folds: int | Literal["site"] | None = None
     offset: Literal["mean", "smooth"] | float | Sequence[float] | Floats = "mean"
     every: int | None = None
     aggregation: Aggregation = "exact"
     masked: bool | None = None
-    random_state: int | None = None
+    seed: int | None = None
 
     @property
     def given(self) -> tuple[str, ...]:
@@ -63,7 +63,7 @@ class MomentSource(Explainable):
     settings: ClassVar[tuple[str, ...]]
     options: ClassVar[tuple[str, ...]]
     default_steps: ClassVar[int] = 100
-    default_nu: ClassVar[float] = 0.1
+    default_learning_rate: ClassVar[float] = 0.1
     selects: ClassVar[tuple[Select, ...]] = ("cv", None)
     boost: BoostFormula
     curves: Mapping[str, CurveArray]
@@ -88,14 +88,14 @@ class MomentSource(Explainable):
         """Check the options that all sources share; return steps and step length."""
         self.refuse_others(options.given, self.options)
         steps = self.default_steps if options.steps is None else options.steps
-        nu = self.default_nu if options.nu is None else options.nu
+        learning_rate = self.default_learning_rate if options.learning_rate is None else options.learning_rate
         check_integer("steps", steps, 1)
-        check_positive("nu", nu)
-        if nu > 1.0:
-            raise ModelError(f"nu: expected a share of at most 1, received {nu!r}")
+        check_positive("learning_rate", learning_rate)
+        if learning_rate > 1.0:
+            raise ModelError(f"learning_rate: expected a share of at most 1, received {learning_rate!r}")
         check_choice("select", options.select, self.selects)
         check_aggregation(options.aggregation, options.masked, self.penalty)
-        return int(steps), float(nu)
+        return int(steps), float(learning_rate)
 
     def boosted(self, attempt: FitAttempt, options: BoostOptions) -> BoostResults | LocalBoosts:
         """Request the moments from the sites, and compute the path."""

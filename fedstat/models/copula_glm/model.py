@@ -200,7 +200,7 @@ class PrivateCopulaGLM(PrivateRelease):
         estimator: Estimator = "moments",
         polish: int = 0,
         draws: int = 50,
-        random_state: int | None = None,
+        seed: int | None = None,
         progress: bool | None = None,
     ) -> PrivateGLMResults:
         """Request one release from the sites, under their budgets, and estimate.
@@ -216,7 +216,7 @@ class PrivateCopulaGLM(PrivateRelease):
         draws : int
             Number of simulated releases for the standard errors, at least 10. After a step errors are in
             closed form, and draws are for :meth:`PrivateGLMResults.select`.
-        random_state : int, optional
+        seed : int, optional
             Seed of these draws.
         progress : bool, optional
             Report the progress of the computation (:func:`fedstat.progress`).
@@ -246,7 +246,7 @@ class PrivateCopulaGLM(PrivateRelease):
         check_integer("draws", draws, 10)
         if polish and self.distribution.name == "Poisson":
             raise ModelError(NO_STEP)
-        rng = np.random.default_rng(random_state)
+        rng = np.random.default_rng(seed)
         return run_fit(self, call, PrivateCopulaGLM._estimate, polish, draws, rng)
 
     def _estimate(

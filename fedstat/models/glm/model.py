@@ -66,7 +66,10 @@ class GLMPlan(DryRunPlan):
         newton = IterationLoop(("sum_scores",), fits * (limit + (not self.given["local"])), fits)
         if self.given["rounds"] is not None:
             return []
-        return [newton, *([IterationLoop(("sum_nb2",), limit)] if self.given["alpha"] is not None else [])]
+        return [
+            newton,
+            *([IterationLoop(("sum_nb2",), limit)] if self.given["dispersion"] is not None else []),
+        ]
 
     def learned(self, expected: ExpectedReleases) -> Iterator[tuple[str, str]]:
         """State what a site's own fit discloses."""
@@ -143,7 +146,7 @@ class FederatedGLM(HorizontalModel):
         cov_type: CovType = "nonrobust",
         cov_kwds: dict[str, str] | None = None,
         scale: float | Literal["X2", "dev"] | None = None,
-        alpha: Literal["ml"] | None = None,
+        dispersion: Literal["ml"] | None = None,
         use_t: bool | None = None,
         rounds: int | None = None,
         maxiter: int = 50,
@@ -167,11 +170,11 @@ class FederatedGLM(HorizontalModel):
             "survey": ``{"clusters": column, "strata": column}``, where strata are optional. Columns other
             than that of the sites must be among the model's `labels`.
         scale : float, "X2" or "dev", optional
-            Dispersion: a value, Pearson's statistic or the deviance over the residual degrees of freedom.
-            By default 1 for Binomial, Poisson and NegativeBinomial, and "X2" otherwise.
-        alpha : "ml", optional
-            Estimate the alpha of the family NegativeBinomial with log link by maximum likelihood, starting
-            from the given one; standard errors of cov_type "nonrobust" account for it.
+            Scale of the variance: a value, or Pearson's statistic or the deviance over the residual degrees
+            of freedom. By default 1 for Binomial, Poisson and NegativeBinomial, and "X2" otherwise.
+        dispersion : "ml", optional
+            Estimate the dispersion of the family NegativeBinomial with log link, its alpha, by maximum
+            likelihood, starting from the given one; standard errors of cov_type "nonrobust" account for it.
         use_t : bool, optional
             Use Student's t for tests and intervals, with degrees of freedom from the number of clusters minus
             one, the number of a survey's clusters minus its strata, or otherwise `df_resid`. This is the
@@ -241,14 +244,14 @@ class FederatedGLM(HorizontalModel):
             scale = None if scale is None else float(scale)
         elif scale not in ("X2", "dev"):
             raise ModelError(f"scale: expected a number, 'X2' or 'dev', received {scale!r}")
-        self._check_alpha(alpha, cov_type)
+        self._check_dispersion(dispersion, cov_type)
         choice = self._choose_covariance(cov_type, {} if cov_kwds is None else cov_kwds)
 
         def estimate(model: FederatedGLM, attempt: FitAttempt) -> GLMResults:
             hidden = check_masked(masked, len(model.sites), model._masks_wanted)
             session = model._open_session(FAMILY, hidden)
             newton = Newton(session, model.distribution, NewtonOptions(maxiter, tol, rounds), scale)
-            if alpha is None:
+            if dispersion is None:
                 protocol = model._maximize(newton, choice, local)
             else:
                 protocol = model._maximize_with_alpha(newton, local)
@@ -305,17 +308,17 @@ class FederatedGLM(HorizontalModel):
                 )
         return CovarianceChoice(cov_type, clusters, kwds.get("strata"))
 
-    def _check_alpha(self, alpha: str | None, cov_type: str) -> None:
-        if alpha is None:
+    def _check_dispersion(self, dispersion: str | None, cov_type: str) -> None:
+        if dispersion is None:
             return
         spec = self.distribution
-        if alpha != "ml" or (spec.name, spec.link) != ("NegativeBinomial", "Log"):
+        if dispersion != "ml" or (spec.name, spec.link) != ("NegativeBinomial", "Log"):
             raise ModelError(
-                f"alpha: expected 'ml' with the family NegativeBinomial and the log link, received {alpha!r} "
-                f"with {spec}; a known alpha belongs to the family"
+                "dispersion: expected 'ml' with the family NegativeBinomial and the log link, received "
+                f"{dispersion!r} with {spec}. Give a known alpha to the family, and a scale as scale="
             )
         if cov_type != "nonrobust":
-            raise ModelError(f"alpha: 'ml' needs cov_type='nonrobust', received {cov_type!r}")
+            raise ModelError(f"dispersion: 'ml' needs cov_type='nonrobust', received {cov_type!r}")
 
     def _maximize(
         self, newton: Newton, choice: CovarianceChoice, local: bool

@@ -25,8 +25,8 @@ LEAST_EXCESS = 0.2
 """Excess of Pearson's statistic per degree of freedom below which standard errors are 10 % off at most."""
 
 OTHER_MODELS = {
-    "Poisson": 'family NegativeBinomial() and alpha="ml", ',
-    "NegativeBinomial": 'alpha="ml", ',
+    "Poisson": 'family NegativeBinomial() and dispersion="ml", ',
+    "NegativeBinomial": 'dispersion="ml", ',
 }
 SCORE_TEST = "score test of equal coefficients"
 Z95 = 1.959964

@@ -99,7 +99,7 @@ class Schedule:
 
     epochs: int
     batch_size: int
-    rate: float
+    learning_rate: float
     decay: float
     balanced: bool
 
@@ -107,7 +107,7 @@ class Schedule:
         """Refuse numbers without meaning."""
         check_integer("epochs", self.epochs, 1)
         check_integer("batch_size", self.batch_size, 2)
-        check_positive("rate", self.rate)
+        check_positive("learning_rate", self.learning_rate)
         if not self.decay >= 0.0:
             raise ModelError(f"decay: expected a penalty of zero or more, received {self.decay!r}")
 
@@ -149,7 +149,7 @@ class LASER(VerticalModel):
         Outputs of every site's network.
     head_hidden : sequence of int
         Units of the hidden layers of the head; none by default, so the scores are sums over sites.
-    heads : {"one", "client"}
+    heads : {"one", "site"}
         Whether one head predicts for a set of sites, or one head for each of its sites, as in the
         publication, whose probabilities are averaged.
     representations : mapping of str to torch.nn.Module, optional
@@ -247,16 +247,16 @@ class LASER(VerticalModel):
         *,
         method: Method = "laser",
         paper: bool = False,
-        exchange: str | None = None,
         epochs: int | None = None,
         batch_size: int | None = None,
-        rate: float | None = None,
+        learning_rate: float | None = None,
         decay: float | None = None,
         balanced: bool | None = None,
         standardize: bool = True,
         validation: float = 0.1,
         calibration: float = 0.2,
         label_epsilon: float | None = None,
+        masked: bool | None = None,
         seed: int = 0,
         progress: bool | None = None,
         checkpoint: str | Path | None = None,
@@ -276,15 +276,10 @@ class LASER(VerticalModel):
         paper : bool
             Use the defaults of the publication instead: 100 epochs in batches of 128, a learning rate of
             1e-4, a penalty of 1e-3, and equal class weights. This takes a hundred times the rounds.
-        exchange : {"masked", "clear"}, optional
-            "masked": the outputs of the sites' networks are added up under pairwise masks, over one random
-            set of sites for each entity of a batch, which represents all of its sets; the default with three
-            or more sites and a method of one network per site. "clear": the holder of the response receives
-            the outputs of each site, and uses all sets.
         epochs, batch_size : int
             Number of epochs and of entities in a batch: 12 and 1,024, or an eighth of the training entities
             if these are fewer than 8,192.
-        rate, decay : float
+        learning_rate, decay : float
             Learning rate and L2 penalty of Adam: 5e-3 and 1e-4.
         balanced : bool
             Give every class the same weight in the loss. This shifts predictions towards rare classes, so
@@ -294,15 +289,20 @@ class LASER(VerticalModel):
         validation : float
             Share of the entities that are not used for training; their loss selects the epoch.
         calibration : float
-            Share of the entities that are used only for prediction sets and intervals. With a masked
-            exchange, each of them represents one set of sites, because sums over two sets would reveal their
-            difference: of 4,800 entities at four sites, each of 15 sets has 320. With "clear", all represent
+            Share of the entities that are used only for prediction sets and intervals. With masked
+            sums, each of them represents one set of sites, because sums over two sets would reveal their
+            difference: of 4,800 entities at four sites, each of 15 sets has 320. Without masks, all represent
             every set.
         label_epsilon : float, optional
             Randomize the labels once, at their holder, so that all later releases are private by label. For
             any observer, the odds of two labels of one entity change by exp(label_epsilon) at most (Kairouz,
             Oh and Viswanath 2016). The likelihood is that of the randomized labels. The same labels at the
             same epsilon are randomized alike in every fit; others have their own cost.
+        masked : bool, optional
+            Whether the outputs of the sites' networks are added up under pairwise masks, over one random set
+            of sites for each entity of a batch, which represents all of its sets. This is the default with at
+            least three sites and a method of one network per site. If False, the holder of the response
+            receives the outputs of each site, and uses all sets.
         seed : int
             Seed of parameters, splits, batches and sets.
         progress : bool, optional
@@ -341,9 +341,9 @@ class LASER(VerticalModel):
         """
         call = Call.of(self.fit, locals())
         check_choice("method", method, get_args(Method))
-        masked = self._masked(method, exchange)
+        masked = self._masks_outputs(method, masked)
         schedule = (PUBLISHED if paper else DEFAULTS).chosen(
-            epochs=epochs, batch_size=batch_size, rate=rate, decay=decay, balanced=balanced
+            epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, decay=decay, balanced=balanced
         )
         check_integer("seed", seed, 0)
         for name, share in (("validation", validation), ("calibration", calibration)):
@@ -363,7 +363,7 @@ class LASER(VerticalModel):
             self.head_hidden,
             int(schedule.batch_size),
             int(schedule.epochs),
-            Optimizer(float(schedule.rate), float(schedule.decay)),
+            Optimizer(float(schedule.learning_rate), float(schedule.decay)),
             int(seed),
             masked,
             learned,
@@ -432,19 +432,18 @@ class LASER(VerticalModel):
             lines.close()
         return LASERResults._of(self, method, training, trained, request.label_epsilon, attempt.ledger)
 
-    def _masked(self, method: Method, exchange: str | None) -> bool:
+    def _masks_outputs(self, method: Method, masked: bool | None) -> bool:
         """Whether outputs are added up with masks."""
         K, sums = len(self.layout.sites), METHODS[method].sums
-        if exchange is None:
+        if masked is None:
             return hides(K) and sums
-        check_choice("exchange", exchange, ("masked", "clear"))
-        if exchange == "masked" and (K < 2 or not sums):
+        check_choice("masked", masked, (True, False))
+        if masked and (K < 2 or not sums):
             raise ModelError(
-                "exchange='masked' adds up one network of each of several sites, and requires "
-                f"method='laser' or 'standard'; received {K} sites and method={method!r}. Use "
-                "exchange='clear'"
+                "masked=True adds up one network of each of several sites, and requires method='laser' or "
+                f"'standard'; received {K} sites and method={method!r}. Use masked=False"
             )
-        return exchange == "masked"
+        return masked
 
     def _divide(
         self, method: Method, validation: float, calibration: float, rng: np.random.Generator

@@ -50,12 +50,12 @@ ADAM = 4
 class Optimizer:
     """Learning rate and L2 penalty of Adam."""
 
-    rate: float
+    learning_rate: float
     decay: float
 
     def check(self) -> None:
         """Require positive numbers."""
-        if not (0.0 < self.rate < np.inf and 0.0 <= self.decay < np.inf):
+        if not (0.0 < self.learning_rate < np.inf and 0.0 <= self.decay < np.inf):
             raise MessageError("expected a positive learning rate, and an L2 penalty of zero or more")
 
 
@@ -111,7 +111,9 @@ class Networks:
         self.steps = self.steps.copy()
         self.steps[i] += 1
         o = self.optimizer
-        adam_step(self.theta[i], g, self.first[i], self.second[i], int(self.steps[i]), o.rate, o.decay)
+        adam_step(
+            self.theta[i], g, self.first[i], self.second[i], int(self.steps[i]), o.learning_rate, o.decay
+        )
 
     def back(self, i: int, A: Floats, D: Floats) -> Floats:
         """Differentiate a loss by the parameters of one network; see the kernel."""
@@ -122,9 +124,9 @@ class Networks:
 
 def diverged(site: str, what: str, networks: Networks) -> str:
     """Report that training diverged, with a remedy."""
-    rate = networks.optimizer.rate
     return (
-        f"{site}: {what} are not finite with a learning rate of {rate:g}; use a smaller one, as in rate=0.001"
+        f"{site}: {what} are not finite with a learning rate of {networks.optimizer.learning_rate:g}; use a "
+        "smaller one, as in learning_rate=0.001"
     )
 
 

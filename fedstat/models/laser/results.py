@@ -72,7 +72,7 @@ def notes_of(r: LASERRecord) -> Iterator[Note]:
         yield Note(
             "not_learned",
             "NOT LEARNED: the loss of the validation entities has hardly decreased since the first epoch. "
-            "Take more epochs (epochs=), smaller batches (batch_size=) or a larger rate (rate=).",
+            "Take more epochs (epochs=), smaller batches (batch_size=) or a larger learning_rate.",
             "warning",
         )
     yield Note("no_errors", "There are no standard errors: weights of networks are not identified.")
@@ -239,7 +239,7 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
         partition : ClientPartition
             With one or more sites of the fit. A site that has left has no entity.
         at : str
-            If sites have their own heads (``heads="client"``, "local" and similar): the site whose head
+            If sites have their own heads (``heads="site"``, "local" and similar): the site whose head
             predicts, or "average" over the available heads. With a single head, there is one prediction for a
             set of sites, and nothing to average.
 
@@ -270,7 +270,7 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
             own = fitted.sites if fitted.assembly.heads == len(fitted.sites) else ()
             words = ", ".join(map(repr, ("average", *own)))
             raise ModelError(
-                f"at: expected {words}, received {at!r}; sites have their own heads with heads='client', or "
+                f"at: expected {words}, received {at!r}; sites have their own heads with heads='site', or "
                 "method='local'"
             )
         return fitted.sites.index(at)

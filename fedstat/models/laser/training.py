@@ -20,7 +20,7 @@ from fedstat.typing import Bools, Floats, Ints
 # Which networks and heads a method trains, and over which sets of sites each head predicts.
 
 Method: TypeAlias = Literal["laser", "local", "standard", "ensemble", "combinatorial", "vfedtrans"]
-HeadLayout: TypeAlias = Literal["one", "client"]
+HeadLayout: TypeAlias = Literal["one", "site"]
 MOST_COMBINED = 8
 """Largest number of sites for which every set of sites can have its own networks."""
 

@@ -40,12 +40,12 @@ class M2SEMPlan(DryRunPlan):
 
     def arguments(self) -> Mapping[str, Any]:
         """Run only a few rounds, without local steps, which have no effect on releases."""
-        rounds = min(int(self.given["max_rounds"]), REHEARSED)
-        return {"max_rounds": rounds, "local_steps": 1}
+        rounds = min(int(self.given["maxiter"]), REHEARSED)
+        return {"maxiter": rounds, "local_steps": 1}
 
     def loops(self, state: DryRunRecord) -> Sequence[IterationLoop]:
         """Continue until nothing changes."""
-        return [IterationLoop(("improve",), int(self.given["max_rounds"]))]
+        return [IterationLoop(("improve",), int(self.given["maxiter"]))]
 
     def learned(self, expected: ExpectedReleases) -> Iterator[tuple[str, str]]:
         """State what posteriors and sums reveal."""

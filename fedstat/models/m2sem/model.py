@@ -220,7 +220,7 @@ class M2SEM(Explainable):
         masked: bool | None = None,
         cov_type: Literal["observed"] | None = "observed",
         half_samples: int = 0,
-        max_rounds: int = 200,
+        maxiter: int = 200,
         seed: int = 0,
         progress: bool | None = None,
     ) -> M2SEMResults:
@@ -248,7 +248,7 @@ class M2SEM(Explainable):
         half_samples : int
             Number of random halves of the entities, such as 50, in which columns and modalities are selected
             again at the best penalties; the selected shares are ``frequency`` of the results.
-        max_rounds : int
+        maxiter : int
             Number of rounds after which the fit stops; the summary then reports that it has not converged.
         seed : int
             Seed of the starts.
@@ -274,15 +274,15 @@ class M2SEM(Explainable):
         """
         call = Call.of(self.fit, locals())
         check_choice("cov_type", cov_type, ("observed", None))
-        plan = self._plan_fit(select, n_init, starts, local_steps, max_rounds, seed)
+        plan = self._plan_fit(select, n_init, starts, local_steps, maxiter, seed)
         check_integer("half_samples", half_samples, 0)
         plan = replace(plan, half_samples=int(half_samples), **self._errors(cov_type))
-        return run_fit(self, call, M2SEM._estimate, plan, self._masked(masked), seed, max_rounds)
+        return run_fit(self, call, M2SEM._estimate, plan, self._masked(masked), seed, maxiter)
 
     def _estimate(
-        self, attempt: FitAttempt, plan: MixturePlan, masked_at: Sequence[str], seed: int, max_rounds: int
+        self, attempt: FitAttempt, plan: MixturePlan, masked_at: Sequence[str], seed: int, maxiter: int
     ) -> M2SEMResults:
-        protocol = fit_mixture(self._exchange(seed, max_rounds), plan, self._agreed.modalities)
+        protocol = fit_mixture(self._exchange(seed, maxiter), plan, self._agreed.modalities)
         try:
             fit = attempt.run(protocol, masked_at)
         except PolicyError as error:
@@ -305,7 +305,7 @@ class M2SEM(Explainable):
         starts: Starts = "sum",
         local_steps: int = 12,
         masked: bool | None = None,
-        max_rounds: int = 200,
+        maxiter: int = 200,
         seed: int = 0,
         progress: bool | None = None,
         **options: Any,
@@ -317,7 +317,7 @@ class M2SEM(Explainable):
         partition : ClientPartition
         n_clusters, n_factors : sequence of int, or int
             Every pair is fitted, without selection of columns.
-        n_init, starts, local_steps, masked, max_rounds, seed, progress
+        n_init, starts, local_steps, masked, maxiter, seed, progress
             As for :meth:`fit`; by default, sites' own clusters are not used as starts.
         **options
             As for the class.
@@ -343,7 +343,7 @@ class M2SEM(Explainable):
             starts=starts,
             local_steps=local_steps,
             masked=masked,
-            max_rounds=max_rounds,
+            maxiter=maxiter,
             seed=seed,
         )
 
@@ -355,15 +355,15 @@ class M2SEM(Explainable):
         starts: Starts,
         local_steps: int,
         masked: bool | None,
-        max_rounds: int,
+        maxiter: int,
         seed: int,
     ) -> ClusterSearch:
         """Fit mixtures of these numbers of clusters and factors."""
         call = Call.of(self._search, locals())
-        plan = self._plan_fit(None, n_init, starts, local_steps, max_rounds, seed)
+        plan = self._plan_fit(None, n_init, starts, local_steps, maxiter, seed)
 
         def compare(model: M2SEM, attempt: FitAttempt) -> ClusterSearch:
-            protocol = fit_sizes(model._exchange(seed, max_rounds), sizes, plan.starts)
+            protocol = fit_sizes(model._exchange(seed, maxiter), sizes, plan.starts)
             return ClusterSearch._of(sizes, attempt.run(protocol, model._masked(masked)), attempt.ledger)
 
         return run_fit(self, call, compare)
@@ -379,11 +379,11 @@ class M2SEM(Explainable):
         return {"observed": wanted and not words, "withheld": words}
 
     def _plan_fit(
-        self, select: Select | None, n_init: int, starts: Starts, local_steps: int, max_rounds: int, seed: int
+        self, select: Select | None, n_init: int, starts: Starts, local_steps: int, maxiter: int, seed: int
     ) -> MixturePlan:
         check_choice("select", select, ("bic", "ebic", "icl", None))
         check_choice("starts", starts, ("all", "sum"))
-        for name, value in (("n_init", n_init), ("local_steps", local_steps), ("max_rounds", max_rounds)):
+        for name, value in (("n_init", n_init), ("local_steps", local_steps), ("maxiter", maxiter)):
             check_integer(name, value, 1)
         check_integer("seed", seed, 0)
         begin = StartPlan(int(n_init), starts == "all", 1, int(local_steps), 15)

@@ -138,7 +138,7 @@ def notes(r: M2SEMRecord) -> Iterator[Note]:
         yield Note(
             "not_converged",
             f"{UNCONVERGED} after {r.rounds:,} rounds: the log-likelihood still increases, or posteriors "
-            "still change. Fit with more max_rounds, or take fewer clusters or factors.",
+            "still change. Increase maxiter, or take fewer clusters or factors.",
             "warning",
         )
     if r.select is not None:

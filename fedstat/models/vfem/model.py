@@ -377,15 +377,14 @@ class VFEMGLM(VFEMModel):
         *,
         method: VFEMMethod = "vfem",
         cov_type: Literal["observed", "robust", "none"] = "observed",
-        alpha: Literal["ml"] | None = None,
+        dispersion: Literal["ml"] | None = None,
         masked: bool = True,
         cross_products: CrossSource = "secure",
         sketch: SketchKind = "structured",
         sketch_size: int = 20_000,
         memory: int = 12,
         maxiter: int = 200,
-        tol_score: float = 1e-8,
-        tol_change: float = 1e-6,
+        tol: float = 1e-8,
         progress: bool | None = None,
         max_moved: float | None = None,
     ) -> VFEMGLMResults:
@@ -400,9 +399,9 @@ class VFEMGLM(VFEMModel):
             sandwich of Huber and White with this information as its outer factors (statsmodels: HC0); or
             none. The sandwich requires neither normal columns nor the variance of the family, as long as the
             estimates are consistent. It is available for between="independent".
-        alpha : "ml", optional
-            Estimate alpha of the family NegativeBinomial by maximum likelihood, starting at the given value;
-            all standard errors account for it. By default alpha is known. Available for
+        dispersion : "ml", optional
+            Estimate the dispersion of the family NegativeBinomial, its alpha, by maximum likelihood, starting
+            at the given value; all standard errors account for it. By default alpha is known. Available for
             between="independent".
         masked : bool
             Whether pairwise masks hide each site's linear predictors, likelihoods and scores; see
@@ -418,11 +417,9 @@ class VFEMGLM(VFEMModel):
             Number of earlier steps that shape the next one.
         maxiter : int
             Largest number of iterations.
-        tol_score : float
+        tol : float
             Stop when the score, scaled by the local information and the root of the number of entities, is
-            smaller,
-        tol_change : float
-            and no parameter (of standardized columns) moved by more than this.
+            smaller, and no parameter (of standardized columns) moved by more than 100 times this.
         progress
             As in :meth:`VFEMRegression.fit`.
         max_moved : float, optional
@@ -461,23 +458,15 @@ class VFEMGLM(VFEMModel):
         call = Call.of(self.fit, locals())
         check_choice("method", method, get_args(VFEMMethod))
         check_robust(method, cov_type)
-        self._check_alpha(alpha)
+        self._check_dispersion(dispersion)
         check_choice("cov_type", cov_type, ("observed", "robust", "none"))
-        iteration = Iteration(
-            masked,
-            cross_products,
-            sketch,
-            sketch_size,
-            memory=memory,
-            tol_score=tol_score,
-            tol_change=tol_change,
-        )
+        iteration = Iteration(masked, cross_products, sketch, sketch_size, memory=memory, tol=tol)
         options, covariance = iteration._options(maxiter), self._covariance_options(cov_type, iteration)
-        wanted = IterativeOptions(method, options, covariance, estimates_alpha=alpha is not None)
+        wanted = IterativeOptions(method, options, covariance, estimates_alpha=dispersion is not None)
         check_share("max_moved", max_moved)
         if self._fits_jointly(method):
-            if cov_type == "robust" or alpha is not None:
-                what = "cov_type='robust'" if cov_type == "robust" else "alpha='ml'"
+            if cov_type == "robust" or dispersion is not None:
+                what = "cov_type='robust'" if cov_type == "robust" else "dispersion='ml'"
                 raise ModelError(
                     f"{what} is available for from_formula(..., between='independent') only; between='free' "
                     "has cov_type='observed' and a known alpha"
@@ -501,10 +490,10 @@ class VFEMGLM(VFEMModel):
             self.formula, self.partition, missing=self._missing, coordinator=self.coordinator
         )
 
-    def _check_alpha(self, alpha: str | None) -> None:
-        if alpha is not None and (alpha != "ml" or self.distribution.alpha is None):
+    def _check_dispersion(self, dispersion: str | None) -> None:
+        if dispersion is not None and (dispersion != "ml" or self.distribution.alpha is None):
             raise ModelError(
-                f"alpha: expected 'ml' with the family NegativeBinomial, received {alpha!r} with "
+                f"dispersion: expected 'ml' with the family NegativeBinomial, received {dispersion!r} with "
                 f"{self.distribution}; give a known alpha to the family"
             )
 

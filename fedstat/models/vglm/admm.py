@@ -45,7 +45,7 @@ class SharingState:
 
     oracle: LossOracle
     setup: PathSetup
-    eps: float
+    tol: float
     maxiter: int
     intercept: float
     eta: Floats
@@ -91,7 +91,7 @@ class SharingState:
             loss.append(value)
             kkt.append(violation / (scale if scale > 0.0 else 1.0))
             # A fit inherits failures of those before it, because adaptive weights come from the first.
-            good.append(met and self.sound and kkt[-1] <= LARGEST_VIOLATION * self.eps)
+            good.append(met and self.sound and kkt[-1] <= LARGEST_VIOLATION * self.tol)
         B, iterations = np.array(b), np.zeros(len(b), dtype=np.int64)
         fits = PenalizedPath(
             lambdas, B, np.array(loss), iterations, np.array(kkt), np.array(good, dtype=np.bool_), scale
@@ -118,7 +118,7 @@ class SharingState:
             residual, loss = reply.arrays["residual"], float(reply.arrays["loss"])
             replies = yield [oracle.request(k, "admm_certify", residual=residual) for k in layout.sites]
             violation = max([abs(residual.mean()), *[float(one.arrays["violation"]) for one in replies]])
-            if violation <= self.eps * lam / 10.0:
+            if violation <= self.tol * lam / 10.0:
                 break
         return met, violation, loss
 
@@ -136,8 +136,8 @@ class SharingState:
             self.eta = self.intercept + np.sum([r.arrays["linear_predictor"] for r in replies], axis=0)
             move = yield from self._respond(False)
             primal, dual, mean, z, scaled = move[1]
-            small = self.eps * root / blocks
-            if primal <= small + self.eps * max(mean, z) and dual <= small + self.eps * scaled:
+            small = self.tol * root / blocks
+            if primal <= small + self.tol * max(mean, z) and dual <= small + self.tol * scaled:
                 return True
             # Boyd et al. (2011), (3.13): keeps primal and dual residual within a factor of each other.
             if number < BALANCED_ROUNDS and number % 5 == 4:
@@ -159,7 +159,7 @@ def admm_path(
     distribution: DistributionSpec,
     setup: PathSetup,
     select: Callable[[CoefficientPath], int],
-    eps: float,
+    tol: float,
     maxiter: int,
 ) -> FitProtocol[tuple[SelectedPath, ColumnScales, float]]:
     """Follow the path by ADMM, choose one of its fits, and refit on its support by Newton's method.
@@ -172,7 +172,7 @@ def admm_path(
     oracle.response = ResponseSummary(distribution, units.mean)
     b0 = float(distribution.make().link(units.mean))
     (reply,) = yield [oracle.request(layout.active, "respond_openly", eta=np.full(layout.n, b0))]
-    sharing = SharingState(oracle, setup, eps, maxiter, b0, np.full(layout.n, b0))
+    sharing = SharingState(oracle, setup, tol, maxiter, b0, np.full(layout.n, b0))
     path = yield from oracle.masked(sharing.follow(units))
     chosen = select(path)
     b = path.standardized[chosen]

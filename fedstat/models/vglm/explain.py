@@ -25,7 +25,7 @@ LONGER = 6
 FEW = 20
 """Number of entities per column below which a likelihood is far from a quadratic function."""
 
-DRY_RUN_LAMBDAS, DRY_RUN_RATIO, DRY_RUN_EPS, DRY_RUN_ROUNDS = 2, 0.3, 1e-2, 20
+DRY_RUN_LAMBDAS, DRY_RUN_RATIO, DRY_RUN_TOL, DRY_RUN_ROUNDS = 2, 0.3, 1e-2, 20
 """Number of lambdas in a dry run of ADMM, which has the same hundreds of rounds at every lambda."""
 
 
@@ -45,7 +45,7 @@ class VGLMPlan(DryRunPlan):
         if not self._admm:
             return {}
         rounds = min(int(self.given["maxiter"]), DRY_RUN_ROUNDS)
-        short: dict[str, Any] = {"eps": max(float(self.given["eps"]), DRY_RUN_EPS), "maxiter": rounds}
+        short: dict[str, Any] = {"tol": max(float(self.given["tol"] or 0.0), DRY_RUN_TOL), "maxiter": rounds}
         lambdas = read_lambdas(self.given["lam"], self.given["lambdas"])
         if lambdas is None:
             return short | {"n_lambdas": DRY_RUN_LAMBDAS, "ratio": DRY_RUN_RATIO}

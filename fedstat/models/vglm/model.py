@@ -40,6 +40,8 @@ from fedstat.models.vglm.results import VerticalGLMResults
 from fedstat.models.vglm.steps import FAMILY
 from fedstat.typing import Floats
 
+TOLERANCES = (1e-7, 1e-5)
+"""Default tolerances of a fit, and of one by ADMM."""
 MOST_FREE = 80
 """Limit of the columns whose covariances are estimated along a path: the information has millions of
 entries."""
@@ -71,7 +73,7 @@ class VerticalGLM(VerticalModel):
     penalty : {"scad", "mcp", "lasso", "elastic_net"}
     a : float, optional
         Shape of SCAD (3.7 by default) and MCP (3).
-    alpha : float
+    l1_ratio : float
         Share of the selecting part of the penalty; the rest is ridge.
     adaptive : float
         Power of the unpenalized coefficients by which the penalties are divided; 0: no adaptation.
@@ -126,7 +128,7 @@ class VerticalGLM(VerticalModel):
         family: Family | None = None,
         penalty: str = "scad",
         a: float | None = None,
-        alpha: float = 1.0,
+        l1_ratio: float = 1.0,
         adaptive: float = 0.0,
         group_terms: bool = False,
         unpenalized: Sequence[str] = (),
@@ -152,7 +154,7 @@ class VerticalGLM(VerticalModel):
                 f"missing='em' requires the normal family; with {self.distribution} use 'drop', or VFEMGLM, "
                 "which has no selection"
             )
-        self.penalty = Penalty(penalty, a, alpha)
+        self.penalty = Penalty(penalty, a, l1_ratio)
         self.adaptive, self.group_terms = float(adaptive), group_terms
         self.unpenalized = tuple(unpenalized)
         super().__init__(formula, partition, missing="drop" if missing == "em" else missing, **kwargs)
@@ -181,13 +183,12 @@ class VerticalGLM(VerticalModel):
         exchange: Literal["products", "admm"] = "products",
         inference: Inference = "conditional",
         splits: int = 1,
-        eps: float = 1e-5,
         maxiter: int = 1000,
         folds: int = 5,
         draws: int = 0,
-        random_state: int | None = None,
+        seed: int | None = None,
         masked: bool = True,
-        tol: float = 1e-7,
+        tol: float | None = None,
         max_moved: float | None = None,
         progress: bool | None = None,
     ) -> VerticalGLMResults:
@@ -238,9 +239,6 @@ class VerticalGLM(VerticalModel):
             For inference="split" and the normal family: with more than one, selection and tests are repeated
             in that many random halves of the folds, for one p-value of each column
             (:meth:`VerticalGLMResults.selection_report`, ``split_p``; 6 folds or more).
-        eps : float
-            For exchange="admm": tolerance of primal and dual residual, absolute and relative; with 1e-3, the
-            second digit is inaccurate.
         maxiter : int
             For exchange="admm": largest number of rounds for one lasso.
         folds : int
@@ -250,14 +248,15 @@ class VerticalGLM(VerticalModel):
             Pairs of random halves of the folds, in each of which the path is fitted again, for selection
             frequencies (6 folds or more); for families other than the normal one by quadratic models, as in
             cross-validation.
-        random_state : int, optional
+        seed : int, optional
             Seed of folds and halves.
         masked : bool
             Whether linear predictors of the other families are added up under pairwise masks, which hide a
             site's part of one step, but not of many; see the notes of the summary.
-        tol : float
+        tol : float, optional
             Largest violation of the stationarity conditions, as a share of the largest lambda, of every
-            solved fit; with exchange="admm", `eps` replaces it.
+            solved fit: 1e-7 by default. With exchange="admm", the tolerance of primal and dual residual,
+            absolute and relative: 1e-5 by default; with 1e-3, the second digit is inaccurate.
         max_moved : float, optional
             For missing="em": largest share of the entities in missing patterns that are too small to be
             released. These entities count as missing at a site that has them. The default is .05, or any
@@ -288,12 +287,13 @@ class VerticalGLM(VerticalModel):
         """
         call = Call.of(self.fit, locals())
         choice = ChoiceOptions(select=select, inference=inference, folds=folds, draws=draws, splits=splits)
-        passing = ExchangeOptions(exchange=exchange, path=path, use_masks=masked, eps=eps, maxiter=maxiter)
+        limit = TOLERANCES[exchange == "admm"] if tol is None else tol
+        check_positive("tol", limit)
+        passing = ExchangeOptions(exchange=exchange, path=path, use_masks=masked, tol=limit, maxiter=maxiter)
         given = read_lambdas(lam, lambdas)
         check_choice("algorithm", algorithm, get_args(Algorithm))
         check_steps(steps, self.penalty, algorithm, exchange)
         check_integer("n_lambdas", n_lambdas, 2)
-        check_positive("tol", tol)
         check_share("max_moved", max_moved)
         normal = self.distribution.name == "Gaussian" and exchange == "products"
         self._check_together(choice, passing, normal)
@@ -306,10 +306,10 @@ class VerticalGLM(VerticalModel):
             size=n_lambdas,
             ratio=ratio,
             algorithm=algorithm,
-            tol=tol,
+            tol=TOLERANCES[0] if exchange == "admm" else limit,
             steps=steps,
         )
-        plan = self._fit_plan(choice, passing, setup, max_moved, np.random.default_rng(random_state))
+        plan = self._fit_plan(choice, passing, setup, max_moved, np.random.default_rng(seed))
         fit = fit_blocks if self._em else fit_normal if normal else fit_other
         return run_fit(self, call, VerticalGLM._estimate, fit, plan)
 

@@ -12,7 +12,7 @@ from fedstat.errors import ModelError
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.penalized.penalties import Penalty
-from fedstat.models.checks import check_choice, check_integer, check_positive
+from fedstat.models.checks import check_choice, check_integer
 from fedstat.models.vertical.exchange.patterns import SmallPatterns
 from fedstat.models.vertical.joint_normal.fit import Between
 from fedstat.models.vertical.layout import Layout
@@ -90,13 +90,12 @@ class ExchangeOptions:
     exchange: Literal["products", "admm"]
     path: Literal["quadratic", "exact"]
     use_masks: bool
-    eps: float
+    tol: float
     maxiter: int
 
     def __post_init__(self) -> None:
         check_choice("path", self.path, ("quadratic", "exact"))
         check_choice("exchange", self.exchange, ("products", "admm"))
-        check_positive("eps", self.eps)
         check_integer("maxiter", self.maxiter, 1)
         check_choice("masked", self.use_masks, (True, False))
 

@@ -90,7 +90,7 @@ FITS = {
         lambda p: fs.VFEMRegression.from_formula(
             "y ~ b1 + t1 + s1", p, coordinator="apart", between="independent"
         ),
-        {"exchange": "iterative", "iteration": fs.Iteration(tol_score=1e-3)},
+        {"exchange": "iterative", "iteration": fs.Iteration(tol=1e-5)},
     ),
     "binomial": (
         lambda p: fs.VFEMGLM.from_formula(
@@ -384,7 +384,7 @@ def test_sketches_need_a_secret_that_the_owners_share(study, frames):
         model = fs.VFEMRegression.from_formula(
             "y ~ t1 + s1", partition, coordinator="apart", between="independent"
         )
-        options = fs.Iteration(cross_products="sketch", sketch_size=50, tol_score=1e-3)
+        options = fs.Iteration(cross_products="sketch", sketch_size=50, tol=1e-5)
         return model.fit(exchange="iterative", iteration=options)
 
     study.align()

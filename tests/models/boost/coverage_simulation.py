@@ -59,10 +59,10 @@ def fitted(X, Y, **settings):
 def bands(n, setting, random, seed):
     """Shares of points, and of whole surfaces, that intervals and bands of the selected learners hold."""
     X, Y = draw(n, FEW, STRONG, random)
-    result = fitted(X, Y, steps=400, select="cv", random_state=seed)
+    result = fitted(X, Y, steps=400, select="cv", seed=seed)
     for method, request in (("refit", result.refit), ("halves", result.split)):
         try:
-            fit = request(random_state=seed)
+            fit = request(seed=seed)
         except EstimationError:  # half of few rows for all columns
             continue
         for label in fit.tests.index:
@@ -81,15 +81,15 @@ def bands(n, setting, random, seed):
 def entry(n, setting, random, seed):
     """Whether any of five learners without effect enters at 5 %."""
     X, Y = draw(n, FEW, 0.0, random, setting)
-    found = fitted(X, Y, steps=1).entry_test(draws=199, random_state=seed)
+    found = fitted(X, Y, steps=1).entry_test(draws=199, seed=seed)
     yield "rejected", found["p_value"].min() <= 0.05
 
 
 def stability(n, setting, random, seed):
     """Selections of learners without effect, among 17 of 20, and of others; the bound on the former."""
     X, Y = draw(n, MANY, WEAK, random)
-    result = fitted(X, Y, steps=200, folds=10, random_state=seed)
-    found, bound = result.stability(6, random_state=seed)
+    result = fitted(X, Y, steps=200, folds=10, seed=seed)
+    found, bound = result.stability(6, seed=seed)
     for tau in (0.75, 0.9):
         stable = (found >= tau).to_numpy()
         yield f"tau {tau}, false", stable[ACTIVE:].sum()

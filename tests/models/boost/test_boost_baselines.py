@@ -75,10 +75,10 @@ def test_an_average_of_equal_sites_is_the_pooled_path(text):
 
 
 def test_a_local_fit_is_that_of_a_site_alone():
-    fits = fitted(aggregation="local", time="bbs(t, knots=4, df=4)", select="cv", folds=4, random_state=2)
+    fits = fitted(aggregation="local", time="bbs(t, knots=4, df=4)", select="cv", folds=4, seed=2)
     assert list(fits) == ["site 0", "site 1", "site 2"]
     own = FRAME[FRAME["site"] == 1]
-    alone = fitted(frame=own, time="bbs(t, knots=4, df=4)", select="cv", folds=4, random_state=2)
+    alone = fitted(frame=own, time="bbs(t, knots=4, df=4)", select="cv", folds=4, seed=2)
     assert fits["site 1"].mstop == alone.mstop and fits["site 1"].nobs == 80
     np.testing.assert_allclose(fits["site 1"].coef, alone.coef, atol=1e-9)
     assert fits.score(FRAME).loc["site 1", "rsquared"] == alone.score(FRAME)["rsquared"]
@@ -88,7 +88,7 @@ def test_a_local_fit_is_that_of_a_site_alone():
 
 
 def test_left_out_folds_are_judged_by_the_averages_of_the_others():
-    result = fitted(aggregation="lsa", folds=2, random_state=3, select="cv")
+    result = fitted(aggregation="lsa", folds=2, seed=3, select="cv")
     boosting = result._record.boosting
     rest = np.array([False, True])
     path = boosting.over(rest, 25, ~rest)[1]

@@ -144,9 +144,7 @@ def test_a_fold_is_judged_by_the_fit_of_the_others(penalty):
     frame = simulated(300)
     text = "y(t) ~ bsignal(x1, knots=5) + bols(g)"
     partition = by_site(frame, "x1", "x2", "y", policy=LOOSE)
-    result = fs.FedFunctionBoost.from_formula(text, partition, penalty=penalty).fit(
-        steps=30, folds=3, random_state=4
-    )
+    result = fs.FedFunctionBoost.from_formula(text, partition, penalty=penalty).fit(steps=30, folds=3, seed=4)
     boosting = result._record.boosting
     for f in range(3):
         rest = np.arange(3) != f

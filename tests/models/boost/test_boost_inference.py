@@ -18,7 +18,7 @@ FRAME = simulated(1200)
 
 
 def fitted(text, frame=FRAME, **settings):
-    settings = {"steps": 60, "folds": 10, "random_state": 1, **settings}
+    settings = {"steps": 60, "folds": 10, "seed": 1, **settings}
     model = fs.FedFunctionBoost.from_formula(
         text, by_site(frame, "x1", "x2", "y"), time="bbs(t, knots=1, df=3)"
     )
@@ -71,9 +71,9 @@ def test_a_refit_is_less_shrunken_and_says_what_it_is_conditional_on(result):
 
 def test_halves_select_and_estimate_on_different_rows(result):
     boosting = result._record.boosting
-    split = result.split(random_state=3)
+    split = result.split(seed=3)
     assert split._fitted.rows < 0.6 * boosting.moments.total.n
-    other = result.split(random_state=4)
+    other = result.split(seed=4)
     assert not np.allclose(split.surface("g")["estimate"], other.surface("g")["estimate"])
 
 

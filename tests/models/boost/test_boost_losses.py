@@ -169,7 +169,7 @@ def test_sites_as_folds_are_judged_by_the_fit_of_the_others():
 
 
 def test_a_fold_is_judged_by_the_fit_of_the_other_rows_and_masks_change_nothing():
-    result = model("huber").fit(steps=20, select="cv", folds=2, random_state=5)
+    result = model("huber").fit(steps=20, select="cv", folds=2, seed=5)
     assert result._record.masked
     request = CurveSumsRequest((Learner("1"),), None, 2, 5)
     fold = np.empty(240, dtype=int)
@@ -195,7 +195,7 @@ def test_where_boosting_starts():
 
 
 def test_predictions_are_means_and_a_file_keeps_all(tmp_path):
-    result = model("binomial", True).fit(steps=20, select="cv", folds=3, random_state=1)
+    result = model("binomial", True).fit(steps=20, select="cv", folds=3, seed=1)
     np.testing.assert_allclose(result.predict(FRAME), expit(result.predict(FRAME, "linear")))
     text = str(result.summary())
     assert "Binomial, logit" in text and "Loss explained" in text and "R-squared" not in text
@@ -234,8 +234,10 @@ def test_the_dry_run_counts_rounds_and_what_all_scores_reveal():
 
 def test_steps_of_large_counts_are_infinite_and_what_helps_is_named():
     frame = FRAME.assign(one_poisson=np.random.default_rng(1).poisson(4000, 240).astype(float))
-    with pytest.raises(EstimationError, match=r"Poisson, log: steps are infinite.* nu below 0\.0003"):
-        model("poisson", frame=frame).fit(steps=100, nu=1.0, offset=1.0, every=1)
+    with pytest.raises(
+        EstimationError, match=r"Poisson, log: steps are infinite.* learning_rate below 0\.0003"
+    ):
+        model("poisson", frame=frame).fit(steps=100, learning_rate=1.0, offset=1.0, every=1)
     with pytest.raises(EstimationError, match=r"smaller|below"):
         model("poisson").fit(steps=10, offset=800.0)
 

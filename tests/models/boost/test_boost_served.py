@@ -46,7 +46,7 @@ def test_the_same_fit_to_the_bit_as_in_one_process(home):
         assert (there.curves["site1"][name].grid == here.curves["site1"][name].grid).all()
     models = [fs.FedFunctionBoost.from_formula(TEXT, one) for one in (there, here)]
     assert str(models[0].explain()).count("passes") > 4
-    theirs, ours = (model.fit(steps=40, select="cv", folds=2, random_state=1) for model in models)
+    theirs, ours = (model.fit(steps=40, select="cv", folds=2, seed=1) for model in models)
     np.testing.assert_array_equal(theirs.coef, ours.coef)
     assert theirs.ledger.bytes == ours.ledger.bytes
     assert fs.verify_receipt(theirs.receipt(), there.fingerprints).ok

@@ -113,9 +113,9 @@ def test_results_are_read_from_a_file_as_they_were(result, tmp_path):
 
 def test_cross_validation_takes_the_step_of_least_loss_and_folds_are_drawn_again_by_their_seed():
     noise = FRAME.assign(mean=np.random.default_rng(1).normal(size=len(FRAME)))
-    first = fitted("mean ~ x1 + x2 + bols(g)", noise, 200, select="cv", folds=5, random_state=1)
+    first = fitted("mean ~ x1 + x2 + bols(g)", noise, 200, select="cv", folds=5, seed=1)
     assert first.mstop == first.cv["loss"].to_numpy().argmin() + 1 < 100
-    again = fitted("mean ~ x1 + x2 + bols(g)", noise, 200, select="cv", folds=5, random_state=1)
+    again = fitted("mean ~ x1 + x2 + bols(g)", noise, 200, select="cv", folds=5, seed=1)
     assert (first.cv.to_numpy() == again.cv.to_numpy()).all()
     with pytest.raises(NotAvailableError, match="folds"):
         fitted(steps=5).plot("cv")

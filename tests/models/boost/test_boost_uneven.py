@@ -89,7 +89,7 @@ def test_neither_number_nor_order_of_sites_matters_to_uneven_responses(tmp_path)
     frame, fits = lacking(300), []
     for site in (np.zeros(300, int), np.arange(300) % 4, -np.arange(300) % 4):
         partition = by_site(frame.assign(site=site), "x1", "x2", "y", policy=LOOSE)
-        fits.append(fitted(partition, penalty="separable", folds=3, select="aicc", random_state=1))
+        fits.append(fitted(partition, penalty="separable", folds=3, select="aicc", seed=1))
     one, *others = fits
     for other in others:
         np.testing.assert_allclose(one.coef, other.coef, atol=1e-6 * np.abs(one.coef).max())

@@ -193,7 +193,7 @@ def test_the_dry_run_counts_the_products_of_varying_columns():
 
 
 def test_what_needs_errors_along_the_response_is_not_there():
-    result = fitted(steps=20, folds=4, random_state=1)
+    result = fitted(steps=20, folds=4, seed=1)
     for call in (result.refit, result.split, result.entry_test):
         with pytest.raises(NotAvailableError, match=r"bconcurrent\(x1\), which varies along"):
             call()

@@ -107,7 +107,7 @@ def test_a_long_gap_of_a_curve_counts_as_missing():
 
 
 def test_folds_are_of_all_entities_and_add_up(result):
-    found = fitted(select="cv", folds=4, random_state=3)
+    found = fitted(select="cv", folds=4, seed=3)
     one, four = result._record.boosting.moments, found._record.boosting.moments
     for name in ("S", "T", "Q", "y", "yy"):
         total = getattr(four, name).sum(axis=0)
@@ -125,7 +125,7 @@ def test_folds_are_of_all_entities_and_add_up(result):
 def test_the_dry_run_counts_rounds_and_bytes_as_the_fit_does():
     model = fs.FedFunctionBoost.from_formula(TEXT, apart(), coordinator="apart")
     reported = model.explain(select="cv", folds=2)
-    found = model.fit(steps=5, select="cv", folds=2, random_state=1)
+    found = model.fit(steps=5, select="cv", folds=2, seed=1)
     assert reported.passes and sum(n for _, (_, n, _) in reported.rounds) == 7
     sent = found.ledger.to_frame()
     for site in HELD:

@@ -349,7 +349,7 @@ def test_public_curves_have_functions_on_their_points(grid, mean, functions, dev
 
 def test_options_of_other_layouts_are_refused_by_name(model):
     assert type(model) is fs.FedFunctionBoost and model.epsilon == 3.0
-    with pytest.raises(ModelError, match=r"select: .* with epsilon, the arguments are steps, nu"):
+    with pytest.raises(ModelError, match=r"select: .* with epsilon, the arguments are steps, learning_rate"):
         model.fit(select="cv")
 
 

@@ -47,7 +47,7 @@ def model(held=HELD, epsilon=20.0, formula="y ~ .", n=N, frame=None, **options):
 def fitted():
     made, frame = model()
     known = sm.GLM(frame["y"], sm.add_constant(frame[list(BOUNDS)]), family=sm.families.Binomial()).fit()
-    return made, made.fit(draws=12, random_state=1), known
+    return made, made.fit(draws=12, seed=1), known
 
 
 def test_estimates_are_those_of_the_rows_as_far_as_noise_lets_it_be_reported(fitted):
@@ -75,7 +75,7 @@ def test_with_hardly_any_noise_it_is_the_vertical_model_without_a_penalty(family
         bounds={**BOUNDS, "y": RESPONSES[family]},
     )
     # The mean ratio of standard errors has a standard deviation of 0.036 over 40 draws, and 0.025 over 80.
-    result = made.fit(draws=80, random_state=2)
+    result = made.fit(draws=80, seed=2)
     # The remaining difference is the misfit of the estimated copula, and another weighting of the same rows.
     away = ((result.params - exact.params) / exact.bse).to_numpy()
     assert np.sqrt(np.mean(away**2)) < 0.6
@@ -85,7 +85,7 @@ def test_with_hardly_any_noise_it_is_the_vertical_model_without_a_penalty(family
 
 def test_where_the_response_is_held_does_not_matter():
     made, frame = model(TOGETHER)
-    result = made.fit(draws=10, random_state=1)
+    result = made.fit(draws=10, seed=1)
     known = sm.GLM(frame["y"], sm.add_constant(frame[list(BOUNDS)]), family=sm.families.Binomial()).fit()
     z = (result.params.to_numpy() - known.params.to_numpy()) / result.bse.to_numpy()
     assert np.abs(z).max() < 1.5
@@ -110,7 +110,7 @@ def test_errors_add_up_and_are_printed_in_their_parts(fitted):
 
 def test_a_budget_that_is_too_small_is_reported_first():
     made, _ = model(epsilon=1.0, n=2_000)
-    result = made.fit(draws=10, random_state=1)
+    result = made.fit(draws=10, seed=1)
     assert result.budget_too_small and str(result.summary()).startswith("*** BUDGET TOO SMALL FOR THIS MODEL")
     assert "budget is too small for this model" in str(made.explain())
 
@@ -232,7 +232,7 @@ def test_predictions_of_rows_that_are_at_hand(fitted, tmp_path):
 
 def test_predictions_of_levels_and_functions():
     made, frame = model_with_positive()
-    result = made.fit(draws=10, random_state=0)
+    result = made.fit(draws=10, seed=0)
     new = frame.head(30)
     level = np.column_stack([new["d"] == k for k in (1, 2, 3)])
     X = np.column_stack([np.ones(30), new["a"], np.log(new["z"]), level, new["g"]]).astype(float)
@@ -257,7 +257,7 @@ def test_terms_are_functions_of_one_column():
     made, frame = model_with_positive()
     names = [column.name for column in made._design["A"]]
     assert names == ["a", "log(z)", "C(d)[T.1]", "C(d)[T.2]", "C(d)[T.3]"]
-    result = made.fit(draws=10, random_state=0)
+    result = made.fit(draws=10, seed=0)
     X = np.column_stack(
         [
             np.ones(len(frame)),

@@ -33,7 +33,7 @@ CASES = {
     "no intercept": ("gauss ~ 0 + C(g) + x", F.Gaussian(), {}, {}),
     "no own fits": ("binary ~ x + z", F.Binomial(), {}, {"local": False}),
     "one round": ("binary ~ x + C(g)", F.Binomial(), {}, {"rounds": 1}),
-    "alpha": ("over ~ x + z", F.NegativeBinomial(alpha=1.0), {}, {"alpha": "ml"}),
+    "alpha": ("over ~ x + z", F.NegativeBinomial(alpha=1.0), {}, {"dispersion": "ml"}),
     "sites": ("gauss ~ x + z", F.Gaussian(), {}, {"cov_type": "cluster", "cov_kwds": {"groups": "site"}}),
     "wards": ("binary ~ x", F.Binomial(), {}, {"cov_type": "cluster", "cov_kwds": {"groups": "ward"}}),
     "regions": ("binary ~ x", F.Binomial(), {}, {"cov_type": "cluster", "cov_kwds": {"groups": "region"}}),
@@ -325,7 +325,7 @@ def test_heavy_tails_are_answered():
 
 def test_alpha_and_clusters_cannot_single_rows_out_either():
     model = model_of("alpha")
-    model.fit(masked=False, alpha="ml")
+    model.fit(masked=False, dispersion="ml")
     site = model.partition.sites["S1"]
     x = FRAME.loc[FRAME["site"] == "S1", "x"].to_numpy()
     second, first = np.sort(x)[-2:]

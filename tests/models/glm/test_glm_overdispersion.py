@@ -16,7 +16,7 @@ def fit(frame=FRAME, response="over", **arguments):
     model = fs.FederatedGLM.from_formula(
         f"{response} ~ x + C(g)", partition(frame), family=sm.families.NegativeBinomial(alpha=1.0)
     )
-    return model.fit(**({"alpha": "ml"} | arguments))
+    return model.fit(**({"dispersion": "ml"} | arguments))
 
 
 def test_alpha_and_standard_errors_are_those_of_the_stacked_table():
@@ -35,7 +35,9 @@ def test_the_maximum_does_not_depend_on_the_first_alpha():
     model = fs.FederatedGLM.from_formula(
         "over ~ x + C(g)", partition(FRAME), family=sm.families.NegativeBinomial(alpha=20.0)
     )
-    assert model.fit(alpha="ml").overdispersion.alpha == pytest.approx(fit().overdispersion.alpha, rel=1e-8)
+    assert model.fit(dispersion="ml").overdispersion.alpha == pytest.approx(
+        fit().overdispersion.alpha, rel=1e-8
+    )
 
 
 def test_counts_that_are_not_overdispersed_are_named():
@@ -47,7 +49,7 @@ def test_counts_that_are_not_overdispersed_are_named():
 def test_alpha_is_refused_where_it_has_no_meaning():
     model = fs.FederatedGLM.from_formula("count ~ x", partition(FRAME), family=sm.families.Poisson())
     with pytest.raises(ModelError, match="NegativeBinomial"):
-        model.fit(alpha="ml")
+        model.fit(dispersion="ml")
     with pytest.raises(ModelError, match="nonrobust"):
         fit(cov_type="HC0")
 
@@ -68,7 +70,7 @@ def test_overdispersed_counts_are_reported_in_the_first_line():
     ratio = pooled.pearson_chi2 / pooled.df_resid
     first, notes = words("over", sm.families.Poisson())
     assert f"OVERDISPERSED: Pearson chi2 / df = {ratio:.2f}" in first
-    for remedy in ('NegativeBinomial() and alpha="ml"', 'cov_type="HC1"', 'scale="X2"'):
+    for remedy in ('NegativeBinomial() and dispersion="ml"', 'cov_type="HC1"', 'scale="X2"'):
         assert remedy in notes
 
 

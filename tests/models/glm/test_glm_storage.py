@@ -35,7 +35,7 @@ FITS = {
     "wards": ("gauss ~ x + z", F.Gaussian(), {"var_weights": "v"}, WARD),
     "sites": ("gauss ~ x + z", F.Gaussian(), {}, SITE),
     "survey": ("binary ~ x + z", F.Binomial(), {"freq_weights": "w"}, SURVEY),
-    "alpha": ("over ~ x + C(g)", F.NegativeBinomial(alpha=1.0), {}, {"alpha": "ml"}),
+    "alpha": ("over ~ x + C(g)", F.NegativeBinomial(alpha=1.0), {}, {"dispersion": "ml"}),
     "tweedie": ("tweedie ~ x", F.Tweedie(L.Log(), var_power=1.5), {}, {}),
     "power": ("gamma ~ z", F.Gamma(L.Power(0.3), check_link=False), {}, {}),
     "no likelihood": ("gauss ~ x", F.Tweedie(L.Identity(), var_power=0.0), {}, {}),

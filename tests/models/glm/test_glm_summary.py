@@ -99,7 +99,7 @@ def test_family_link_roles_and_parameters_are_named():
     shown = lines(fit("tweedie ~ x", F.Tweedie(L.Power(0.3), var_power=1.6), roles={"var_weights": "v"}))
     assert (shown["Variance Power"], shown["Link Function"]) == ("1.6", "Power (0.3)")
     assert shown["Var. Weights"] == "v"
-    estimated = fit("over ~ x", F.NegativeBinomial(alpha=1.0), alpha="ml")
+    estimated = fit("over ~ x", F.NegativeBinomial(alpha=1.0), dispersion="ml")
     assert lines(estimated)["Alpha"] == f"{estimated.overdispersion.alpha:.4f} (estimated)"
 
 

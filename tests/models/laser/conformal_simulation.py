@@ -40,7 +40,7 @@ def run(X, y, exchange, seed):
     learned, tested = credit_blocks.split(len(y), seed)
     seen = credit_blocks.patterns(len(learned), MISSING, seed)
     model = fs.LASER.from_formula("default ~ .", credit_blocks.partition(X[learned], y[learned], seen))
-    result = model.fit(exchange=exchange, seed=seed, **EXCHANGES[exchange])
+    result = model.fit(masked=exchange == "masked", seed=seed, **EXCHANGES[exchange])
     fitted, scores = result._record.fitted, result.calibration.scores
     assert fitted.sites == credit_blocks.CLIENTS  # bits of sets are in this order
     label, rows = y[tested], []

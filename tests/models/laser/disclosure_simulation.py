@@ -35,7 +35,7 @@ def attacks(X, y, exchange, seed):
     part = credit_blocks.partition(X[rows], label, np.ones((len(rows), 4), dtype=bool))
     model = fs.LASER.from_formula("default ~ .", part)
     with tapped(model) as wire:
-        model.fit(exchange=exchange, seed=seed, validation=0.3, calibration=0.0)
+        model.fit(masked=exchange == "masked", seed=seed, validation=0.3, calibration=0.0)
     look = [request.arrays for request, _ in wire.passed if request.step == "judge"][-1]
     found = []
     for k, site in enumerate(credit_blocks.CLIENTS):

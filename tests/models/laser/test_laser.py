@@ -15,7 +15,7 @@ from fedstat.models.laser import protocol, response_steps
 from fedstat.models.laser.networks import flip_matrix, softmax
 from fedstat.models.laser.response_steps import randomized
 
-QUICK = {"epochs": 4, "batch_size": 128, "rate": 0.02}
+QUICK = {"epochs": 4, "batch_size": 128, "learning_rate": 0.02}
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def part():
 
 @pytest.fixture(scope="module")
 def result(part):
-    return model(part).fit(**QUICK, exchange="clear")
+    return model(part).fit(**QUICK, masked=False)
 
 
 def auc(frame, tables):
@@ -49,15 +49,15 @@ def same_networks(a, b, atol):
 @pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 def test_masked_sums_give_what_clear_outputs_give_for_one_set():
     part = partition(400, missing=0.0)
-    fits = [model(part).fit(method="standard", exchange=how, **QUICK) for how in ("clear", "masked")]
+    fits = [model(part).fit(method="standard", masked=how, **QUICK) for how in (False, True)]
     same_networks(*fits, atol=1e-12)
 
 
-@pytest.mark.parametrize(("exchange", "listed"), [("clear", 6), ("clear", 2), ("masked", 6)])
-def test_order_of_sites_does_not_matter(exchange, listed, monkeypatch):
+@pytest.mark.parametrize(("masked", "listed"), [(False, 6), (False, 2), (True, 6)])
+def test_order_of_sites_does_not_matter(masked, listed, monkeypatch):
     """Where all sets are taken, and where some are drawn."""
     monkeypatch.setattr(protocol, "MAX_LISTED", listed)
-    fits = [model(partition(order=one)).fit(**QUICK, exchange=exchange) for one in permutations(SITES)]
+    fits = [model(partition(order=one)).fit(**QUICK, masked=masked) for one in permutations(SITES)]
     for fit in fits[1:]:
         same_networks(fits[0], fit, atol=1e-12)
         found, expected = (
@@ -72,7 +72,7 @@ def test_a_batch_moves_networks_as_pooled_descent_does():
     part = fs.ClientPartition.from_frames(tables, on="id")
     options = {"epochs": 1, "batch_size": 1000, "validation": 0.0, "calibration": 0.0, "decay": 0.0}
     # Adam's first step is the sign of the gradient, so two learning rates show where parameters began.
-    fits = [model(part).fit(exchange="clear", rate=rate, **options) for rate in (1e-3, 2e-3)]
+    fits = [model(part).fit(masked=False, learning_rate=rate, **options) for rate in (1e-3, 2e-3)]
     one, two = (fit._record.fitted for fit in fits)
     blocks = {k: tables[k].set_index("id").drop(columns="y", errors="ignore") for k in SITES}
     Z = {k: (b - b.mean()) / b.std(ddof=0) for k, b in blocks.items()}
@@ -140,16 +140,16 @@ def test_masked_predictions_are_those_of_clear_outputs(result):
 @pytest.mark.parametrize("method", ["laser", "local", "standard", "ensemble", "combinatorial", "vfedtrans"])
 def test_every_method_learns(method):
     part, tables = partition(1500, missing=0.1), customers(1500, seed=9, missing=0.0)
-    fitted = model(part).fit(method=method, epochs=8, batch_size=64, rate=0.02, exchange="clear")
+    fitted = model(part).fit(method=method, epochs=8, batch_size=64, learning_rate=0.02, masked=False)
     P = fitted.predict_proba(fs.ClientPartition.from_frames(tables, on="id"))
     assert auc(P, tables) > (0.7 if method in ("local", "ensemble") else 0.8)
     assert fitted.history["loss"].iloc[-1] < fitted.history["loss"].iloc[0]
 
 
-@pytest.mark.parametrize(("kind", "heads"), [("multiclass", "one"), ("normal", "one"), ("binary", "client")])
+@pytest.mark.parametrize(("kind", "heads"), [("multiclass", "one"), ("normal", "one"), ("binary", "site")])
 def test_responses_and_heads(kind, heads):
     part, other = partition(1200, kind=kind), partition(800, seed=3, kind=kind)
-    fitted = model(part, outcome=kind, heads=heads).fit(epochs=10, batch_size=64, rate=0.02)
+    fitted = model(part, outcome=kind, heads=heads).fit(epochs=10, batch_size=64, learning_rate=0.02)
     frame = fitted.evaluate(other).to_frame()
     full = frame.loc["bank + shop + telecom"]
     if kind == "normal":
@@ -179,7 +179,7 @@ def test_evaluation_is_that_of_the_rows(result):
 
 
 def test_shapley_values_add_up():
-    fitted = model(partition(3000, missing=0.0)).fit(**QUICK, exchange="clear")
+    fitted = model(partition(3000, missing=0.0)).fit(**QUICK, masked=False)
     calibration = fitted.calibration
     full = calibration.to_frame().loc["bank + shop + telecom", "auc"]
     assert calibration.values().sum() == pytest.approx(full - 0.5)
@@ -195,7 +195,7 @@ def test_sets_cover(kind):
         tables = customers(1500, seed=100 + seed, missing=0.4, kind=kind)
         other = fs.ClientPartition.from_frames(tables, on="id")
         fitted = model(part, outcome=kind).fit(
-            epochs=2, batch_size=256, rate=0.02, calibration=0.5, exchange="clear", seed=seed
+            epochs=2, batch_size=256, learning_rate=0.02, calibration=0.5, masked=False, seed=seed
         )
         found = fitted.predict_set(other, alpha=0.2)
         y = tables["bank"].set_index("id")["y"].reindex(found.index).to_numpy()
@@ -334,9 +334,9 @@ def test_label_privacy(part, monkeypatch):
             assert abs((recorded[true == label] != label).sum() - expected) < 7.5 * deviation
 
 
-@pytest.mark.parametrize("exchange", ["clear", "masked"])
-def test_a_training_that_was_broken_off_goes_on_to_the_bit(part, exchange, tmp_path, monkeypatch):
-    options = {**QUICK, "exchange": exchange, "epochs": 5}
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_training_that_was_broken_off_goes_on_to_the_bit(part, masked, tmp_path, monkeypatch):
+    options = {**QUICK, "masked": masked, "epochs": 5}
     complete = model(part).fit(**options)
     plain, rounds = LocalEngine._round, []
 
@@ -368,7 +368,7 @@ def test_a_training_that_was_broken_off_goes_on_to_the_bit(part, exchange, tmp_p
         ({"outcome": "count"}, {}, "outcome: expected one of"),
         ({"hidden": 10}, {}, "hidden: expected units of layers"),
         ({"width": 0}, {}, "width"),
-        ({}, {"exchange": "masked", "method": "local"}, "adds up one network"),
+        ({}, {"masked": True, "method": "local"}, "adds up one network"),
         ({}, {"epochs": 0}, "epochs"),
         ({}, {"calibration": 1.5}, "calibration"),
         ({}, {"calibration": 0.6, "validation": 0.4}, "remain for training"),
@@ -394,11 +394,11 @@ def test_bad_responses():
 
 def test_balanced_classes_and_columns_as_they_are(part):
     """Weights of classes raise the rarer one's probability; raw columns have units of one."""
-    usual = model(part).fit(**QUICK, exchange="clear")
-    even = model(part).fit(**QUICK, exchange="clear", balanced=True)
+    usual = model(part).fit(**QUICK, masked=False)
+    even = model(part).fit(**QUICK, masked=False, balanced=True)
     rare = int(np.argmin(usual._record.fitted.trained.outcome.counts))
     assert even.predict_proba(part).iloc[:, rare].mean() > usual.predict_proba(part).iloc[:, rare].mean()
-    raw = model(part).fit(**QUICK, exchange="clear", standardize=False)
+    raw = model(part).fit(**QUICK, masked=False, standardize=False)
     assert all((scale == 1.0).all() for scale in raw._record.fitted.trained.scale.values())
     assert raw.calibration.to_frame()["n"].sum() > 0
 
@@ -407,16 +407,16 @@ def test_modules_in_the_place_of_networks(part):
     """A module of the same layers and parameters is trained as the network that it replaces."""
     torch = pytest.importorskip("torch")
     own = model(part).fit(
-        epochs=1, batch_size=5000, validation=0.0, calibration=0.0, exchange="clear", rate=1e-9
+        epochs=1, batch_size=5000, validation=0.0, calibration=0.0, masked=False, learning_rate=1e-9
     )
     theta = torch.tensor(own._record.fitted.trained.networks["shop"][0])
     module = torch.nn.Sequential(torch.nn.Linear(3, 6), torch.nn.ReLU(), torch.nn.Linear(6, 4)).double()
     torch.nn.utils.vector_to_parameters(theta, module.parameters())
-    plain = model(part).fit(**QUICK, exchange="clear")
+    plain = model(part).fit(**QUICK, masked=False)
     replaced = model(part, representations={"shop": module})
-    fitted = replaced.fit(**QUICK, exchange="clear")
+    fitted = replaced.fit(**QUICK, masked=False)
     same_networks(plain, fitted, atol=1e-5)
-    same_networks(fitted, replaced.fit(**QUICK, exchange="clear"), atol=0.0)
+    same_networks(fitted, replaced.fit(**QUICK, masked=False), atol=0.0)
     other = partition(200, seed=12)
     np.testing.assert_allclose(fitted.predict_proba(other), plain.predict_proba(other), atol=1e-5)
     with pytest.raises(ModelError, match=r"torch\.nn\.Module"):

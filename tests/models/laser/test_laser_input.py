@@ -15,7 +15,7 @@ from fedstat.errors import (
 from fedstat.models.laser import response_steps
 from fedstat.models.laser.networks import flip_matrix
 
-QUICK = {"epochs": 4, "batch_size": 128, "rate": 0.02}
+QUICK = {"epochs": 4, "batch_size": 128, "learning_rate": 0.02}
 
 
 def from_tables(tables):
@@ -58,15 +58,15 @@ def test_a_step_that_is_too_long_is_named():
     with pytest.raises(
         EstimationError, match=r"not finite with a learning rate of 1e\+200; use a smaller one"
     ):
-        model(partition(400)).fit(**{**QUICK, "rate": 1e200})
+        model(partition(400)).fit(**{**QUICK, "learning_rate": 1e200})
 
 
 def test_masks_of_two_sites():
     tables = {k: frame for k, frame in customers(300).items() if k != "telecom"}
     with pytest.warns(DisclosureWarning, match="two sites hides neither .* Add a third site"):
-        model(from_tables(tables)).fit(**QUICK, exchange="masked")
-    with pytest.raises(ModelError, match=r"received 1 sites .* Use exchange='clear'"):
-        model(from_tables({"bank": tables["bank"]})).fit(**QUICK, exchange="masked")
+        model(from_tables(tables)).fit(**QUICK, masked=True)
+    with pytest.raises(ModelError, match=r"received 1 sites .* Use masked=False"):
+        model(from_tables({"bank": tables["bank"]})).fit(**QUICK, masked=True)
 
 
 def test_modules_of_other_widths():
@@ -109,7 +109,7 @@ def test_epochs_are_chosen_and_sets_calibrated_by_randomized_labels(monkeypatch)
     y = (np.random.default_rng(0).random(900) < 0.15) * 1.0
     part = from_tables(with_response(y, 900, missing=0.0))
     monkeypatch.setattr(response_steps, "randomized", lambda labels, flip, draws: 1.0 - labels)
-    fitted = model(part).fit(**QUICK, exchange="clear", validation=0.3, calibration=0.3, label_epsilon=8.0)
+    fitted = model(part).fit(**QUICK, masked=False, validation=0.3, calibration=0.3, label_epsilon=8.0)
     others, events = fitted.calibration.evaluation().n.sum(), fitted.calibration.evaluation().observed.sum()
     assert events > 0.75 * others
     history = fitted.history["validation"]

@@ -10,14 +10,14 @@ from fedstat.errors import DescriptionError, ModelError, NotAvailableError
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.models.laser import site_steps
 
-QUICK = {"epochs": 8, "batch_size": 64, "rate": 0.02}
+QUICK = {"epochs": 8, "batch_size": 64, "learning_rate": 0.02}
 EVERY = "bank + shop + telecom"
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 
 
 @pytest.fixture(scope="module")
 def result():
-    return model(partition(1500)).fit(**QUICK, exchange="clear")
+    return model(partition(1500)).fit(**QUICK, masked=False)
 
 
 @pytest.fixture(scope="module")
@@ -159,12 +159,12 @@ def test_what_has_no_threshold_or_head_says_so(result, other):
         result.importance(other, repeats=1)
     with pytest.raises(ModelError, match="alpha"):
         result.importance(other, alpha=1.0)
-    with pytest.raises(ModelError, match="heads='client'"):
+    with pytest.raises(ModelError, match="heads='site'"):
         result.predict_proba(other, at="bank")
 
 
 def test_heads_of_sites_predict_apart_and_on_average():
-    fitted = model(partition(600), heads="client").fit(**QUICK)
+    fitted = model(partition(600), heads="site").fit(**QUICK)
     tables = customers(200, seed=7, missing=0.0)
     tables["shop"] = tables["shop"].iloc[50:]
     new = fs.ClientPartition.from_frames(tables, on="id")

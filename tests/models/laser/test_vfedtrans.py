@@ -9,7 +9,7 @@ from fedstat.errors import EstimationError, ModelError
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.protocols.engine import LocalEngine
 
-QUICK = {"method": "vfedtrans", "epochs": 2, "batch_size": 256, "rate": 0.02}
+QUICK = {"method": "vfedtrans", "epochs": 2, "batch_size": 256, "learning_rate": 0.02}
 TABLES = customers(400, missing=0.2)
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 

@@ -114,7 +114,7 @@ def test_search_half_samples_and_bootstrap_take_covariates(fitted):
     # For each column an intercept or thresholds, a slope, a loading, and a variance.
     assert grid.table["parameters"].iloc[0] == 2 * 3 * 4 + 3 * (3 + 1 + 1)
     halves = M2SEM(partition, 2, 1, adjust=ADJUST).fit(
-        n_init=1, starts="sum", half_samples=3, cov_type=None, max_rounds=60
+        n_init=1, starts="sum", half_samples=3, cov_type=None, maxiter=60
     )
     assert halves.modalities["frequency"].between(0.0, 1.0).all()
     drawn = result.bootstrap(8, seed=1)
@@ -306,6 +306,6 @@ def test_what_is_adjusted_for_is_not_clustered():
     frames = held() | {"Registry": held()["A"][["id", "age"]].rename(columns={"age": "years"})}
     with pytest.raises(ModelError, match="no column of 'Registry' is clustered"):
         M2SEM(partition_of(frames), 2, 1, adjust="~ years", nominal=["sex"])
-    found = M2SEM(partition_of(held()), 2, 1).fit(cov_type=None, max_rounds=9, **QUICK)
+    found = M2SEM(partition_of(held()), 2, 1).fit(cov_type=None, maxiter=9, **QUICK)
     with pytest.raises(NotAvailableError, match="no columns are adjusted"):
         found.covariate_effects()

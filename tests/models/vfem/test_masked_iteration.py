@@ -68,7 +68,7 @@ def test_so_are_baselines_first_points_and_steps(study, options):
 
 def test_scores_that_nearly_vanish_are_not_lost_in_fixed_point(study):
     """At a relative score of 1e-12 its square is 4e-22, below the last bit of two words."""
-    model, tight = study.model(), {"tol_score": 1e-12, "tol_change": 1e-10, "cov_type": "none"}
+    model, tight = study.model(), {"tol": 1e-12, "cov_type": "none"}
     masked, plain = model.fit(**packed(**ITERATIVE, **tight)), model.fit(**packed(**PLAIN, **tight))
     close(masked, plain)
     np.testing.assert_allclose(masked.trace["score"], plain.trace["score"], rtol=1e-2)

@@ -22,7 +22,7 @@ from fedstat.models.vfem.outcome import origin_jacobian
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 
-TIGHT = ITERATIVE | {"tol_score": 1e-11, "tol_change": 1e-9, "cross_products": "exact"}
+TIGHT = ITERATIVE | {"tol": 1e-11, "cross_products": "exact"}
 STUDIES = {
     "three clients, MAR": lambda: simulate(seed=0, n=500),
     "four clients, MCAR": lambda: four_clients(seed=6, missing="mcar"),

@@ -62,7 +62,7 @@ def close(one, other):
 @pytest.mark.parametrize("coordinator", [None, "apart"])
 def test_estimates_are_those_of_the_iterative_exchange(holder, coordinator):
     fitted = model(holder=holder, coordinator=coordinator)
-    tight = ITERATIVE | {"cross_products": "exact", "tol_score": 1e-11, "tol_change": 1e-9}
+    tight = ITERATIVE | {"cross_products": "exact", "tol": 1e-11}
     for cov_type in ("observed", "expected", "sem"):
         close(
             fitted.fit(exchange="moments", cov_type=cov_type),
@@ -73,7 +73,7 @@ def test_estimates_are_those_of_the_iterative_exchange(holder, coordinator):
 @pytest.mark.parametrize("method", ["cc", "impute"])
 def test_the_baselines_come_from_moments_too(method):
     fitted = model()
-    tight = ITERATIVE | {"cross_products": "exact", "tol_score": 1e-11, "tol_change": 1e-9}
+    tight = ITERATIVE | {"cross_products": "exact", "tol": 1e-11}
     close(fitted.fit(exchange="moments", method=method), fitted.fit(**packed(method=method, **tight)))
 
 
@@ -127,8 +127,7 @@ def test_a_robust_covariance_needs_the_iterative_exchange():
         {"learning_rate": 0.1},
         {"init": "cc"},
         {"init": [0.0] * 7},
-        {"tol_score": 1e-6},
-        {"tol_change": 1e-6},
+        {"tol": 1e-6},
     ],
     ids=str,
 )
@@ -178,7 +177,7 @@ def test_two_sites_have_the_coordinator_apart_unless_the_user_says_where():
     assert result.ledger.at is None
     assert set(result.dealers["dealer"]) == {"coordinator"}
     assert "The coordinator is at neither" in str(result.summary()).replace("\n    ", " ")
-    close(result, two_institutions().fit(**packed(**ITERATIVE, cross_products="exact", tol_score=1e-11)))
+    close(result, two_institutions().fit(**packed(**ITERATIVE, cross_products="exact", tol=1e-11)))
     assert model().fit().ledger.at == "Bank"
     with pytest.raises(ModelError, match="coordinator='apart'"):
         two_institutions(coordinator="Bank").fit()

@@ -24,7 +24,7 @@ from fedstat.models.vfem.submodels import leave_one_out
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 
-TIGHT = ITERATIVE | {"tol_score": 1e-10, "tol_change": 1e-8, "cov_type": "expected"}
+TIGHT = ITERATIVE | {"tol": 1e-10, "cov_type": "expected"}
 STUDIES = {
     "three clients, MAR": lambda: simulate(seed=3, n=500),
     "three clients, few": lambda: simulate(seed=4, n=90, holder="Registry"),

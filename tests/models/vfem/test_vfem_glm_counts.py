@@ -36,7 +36,7 @@ class PooledCounts(PooledGLM):
         return super().free if self.known is not None else np.arange(len(self.start()))
 
 
-ML = {False: {}, True: {"alpha": "ml"}}
+ML = {False: {}, True: {"dispersion": "ml"}}
 
 
 def counts(seed=0, n=300, alpha=ALPHA, **options):
@@ -92,7 +92,7 @@ def test_nothing_missing_is_the_negative_binomial_of_statsmodels():
 
 def test_estimated_alpha_is_that_of_statsmodels_where_nothing_is_missing():
     study = counts(missing="none")
-    result = make(study, 1.0).fit(alpha="ml")
+    result = make(study, 1.0).fit(dispersion="ml")
     X = sm.add_constant(study.table[study.covariates])
     discrete = sm.NegativeBinomial(study.table["y"], X).fit(disp=0, maxiter=500, gtol=1e-8)
     assert result._fit.distribution.alpha == pytest.approx(discrete.params["alpha"], rel=1e-4)
@@ -108,7 +108,7 @@ def test_counts_of_poisson_have_no_alpha():
     rng = np.random.default_rng(0)
     study.table["y"] = rng.binomial(20, 0.2, 400).astype(float)  # they vary less
     with pytest.raises(EstimationError, match=r"alpha goes to zero.*family Poisson"):
-        make(study).fit(alpha="ml")
+        make(study).fit(dispersion="ml")
 
 
 def test_alpha_belongs_to_the_negative_binomial():
@@ -117,16 +117,16 @@ def test_alpha_belongs_to_the_negative_binomial():
         "y ~ .", study.partition(), family=sm.families.Poisson(), between="independent"
     )
     with pytest.raises(ModelError, match="'ml' with the family NegativeBinomial"):
-        model.fit(alpha="ml")
+        model.fit(dispersion="ml")
 
 
 def test_nested_fits_compare_where_both_estimate_alpha(tmp_path):
     study = counts(holder="Registry")
-    full = make(study).fit(alpha="ml")
+    full = make(study).fit(dispersion="ml")
     small = fs.VFEMGLM.from_formula(
         "y ~ bank0 + bank1", study.partition(), family=family(), between="independent"
     )
-    restricted = small.fit(alpha="ml")
+    restricted = small.fit(dispersion="ml")
     test = full.compare_lr_test(restricted)
     assert test.statistic == pytest.approx(2.0 * (full.llf - restricted.llf))
     with pytest.raises(ModelError, match="another fit of VFEM with NegativeBinomial"):
@@ -141,7 +141,7 @@ def test_nested_fits_compare_where_both_estimate_alpha(tmp_path):
 
 def test_a_plan_counts_what_robust_errors_and_alpha_ask_for():
     model = make(counts(holder="Registry"))
-    plain, more = str(model.explain()), str(model.explain(cov_type="robust", alpha="ml"))
+    plain, more = str(model.explain()), str(model.explain(cov_type="robust", dispersion="ml"))
     for step in ("glm_scale_informa", "glm_scores"):
         assert step in more
         assert step not in plain
@@ -163,8 +163,8 @@ def test_a_summary_of_overdispersed_counts_names_the_remedy_in_its_first_line():
     assert ratio == pytest.approx(terms.mean(), rel=1e-9)
     assert error == pytest.approx(terms.std(ddof=0) / np.sqrt(len(terms)), rel=1e-6)
     assert f"*** OVERDISPERSED: Pearson chi2 / n = {ratio:.2f}" in str(poisson.summary())
-    assert "family=sm.families.NegativeBinomial() and fit(alpha='ml')" in " ".join(poisson.notes)
-    cured = make(study).fit(alpha="ml", cov_type="none")
+    assert "family=sm.families.NegativeBinomial() and fit(dispersion='ml')" in " ".join(poisson.notes)
+    cured = make(study).fit(dispersion="ml", cov_type="none")
     assert cured._fit.dispersion[0] == pytest.approx(1.0, abs=0.2)
     assert "OVERDISPERSED" not in str(cured.summary())
     small = make(study, 0.01).fit(cov_type="none")

@@ -71,13 +71,13 @@ def test_sums_under_seal_give_what_residuals_unmasked_give(missing, monkeypatch)
     study = glm_study(holder="Registry")
     if missing == "none":
         study = type(study)(study.table.dropna(), study.columns, study.holder)
-    sealed = make(study).fit(tol_score=1e-10)
+    sealed = make(study).fit(tol=1e-10)
 
     def nobody(self, sites):
         raise ModelError("no site can deal")
 
     monkeypatch.setattr(RunningSums, "dealers", nobody)
-    openly = make(study).fit(tol_score=1e-10)
+    openly = make(study).fit(tol=1e-10)
     assert {"z", "cross"} <= set(openly.ledger.to_frame()["array"])
     assert (abs(sealed.params - openly.params) < 1e-7 * openly.bse).all()
     np.testing.assert_allclose(sealed.bse, openly.bse, rtol=1e-7)

@@ -17,7 +17,7 @@ from fedstat.spline_names import count_from_zero
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 
-TIGHT = ITERATIVE | {"tol_score": 1e-12, "tol_change": 1e-10, "cross_products": "exact"}
+TIGHT = ITERATIVE | {"tol": 1e-12, "cross_products": "exact"}
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from fedstat.models.vfem.iteration.state import IterationOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 
-TIGHT = ITERATIVE | {"tol_score": 1e-12, "tol_change": 1e-10}
+TIGHT = ITERATIVE | {"tol": 1e-12}
 SMALL = ITERATIVE | {"cross_products": "sketch", "sketch_size": 1_000}
 
 

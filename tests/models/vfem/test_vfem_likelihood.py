@@ -14,7 +14,7 @@ import fedstat as fs
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 
-TIGHT = ITERATIVE | {"tol_score": 1e-11, "tol_change": 1e-9, "cross_products": "exact"}
+TIGHT = ITERATIVE | {"tol": 1e-11, "cross_products": "exact"}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from fedstat.errors import DataWarning, ModelError
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 
-TIGHT = ITERATIVE | {"tol_score": 1e-11, "tol_change": 1e-9, "cov_type": "none"}
+TIGHT = ITERATIVE | {"tol": 1e-11, "cov_type": "none"}
 
 
 @pytest.fixture(scope="module")

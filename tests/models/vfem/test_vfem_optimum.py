@@ -8,7 +8,7 @@ from oracle import ITERATIVE, packed, simulate
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 
-TIGHT = ITERATIVE | {"tol_score": 1e-11, "tol_change": 1e-9, "cov_type": "none", "maxiter": 20_000}
+TIGHT = ITERATIVE | {"tol": 1e-11, "cov_type": "none", "maxiter": 20_000}
 WAYS = {
     "plain local Newton": {"acceleration": None},
     "accelerated gradient": {"step": "gradient"},
@@ -58,14 +58,14 @@ def test_every_way_ends_at_the_same_point(way, model, reference, standard_errors
     assert np.abs((result.params - reference.params) / standard_errors).max() < 1e-6
     assert result.scale == pytest.approx(reference.scale, rel=1e-6)
     assert result.llf == pytest.approx(reference.llf, rel=1e-12)
-    assert result.trace["score"].iloc[-1] <= TIGHT["tol_score"]
+    assert result.trace["score"].iloc[-1] <= TIGHT["tol"]
 
 
 def test_a_mapping_starts_there_by_name(model, reference):
     start = reference.params.drop("Intercept")[::-1].to_dict()
-    result = model.fit(**packed(init=start, tol_score=1e-6, cov_type="none", **ITERATIVE))
+    result = model.fit(**packed(init=start, tol=1e-6, cov_type="none", **ITERATIVE))
     assert np.abs(result.params / reference.params - 1.0).max() < 1e-4
-    cold = model.fit(**packed(tol_score=1e-6, cov_type="none", **ITERATIVE))
+    cold = model.fit(**packed(tol=1e-6, cov_type="none", **ITERATIVE))
     first = [r.trace["log_likelihood"].iloc[0] for r in (result, cold)]
     assert first[0] > first[1]
 
@@ -74,9 +74,7 @@ def test_the_first_point_is_the_one_that_was_given(model, study):
     """The trace begins at the given coefficients, with every block at its own moments."""
     beta = [0.5, -0.3, 0.4, 0.0, -0.6, 0.05, 3.0]
     first = (
-        model.fit(**packed(init=beta, tol_score=1e-6, cov_type="none", **ITERATIVE))
-        .trace["log_likelihood"]
-        .iloc[0]
+        model.fit(**packed(init=beta, tol=1e-6, cov_type="none", **ITERATIVE)).trace["log_likelihood"].iloc[0]
     )
     pooled = study.pooled()
     y, rows = pooled.y, pooled.seen_rows()
@@ -90,7 +88,7 @@ def test_the_first_point_is_the_one_that_was_given(model, study):
 def test_plain_steps_never_fall(model):
     for step in ("local-newton", "gradient"):
         trace = model.fit(
-            **packed(step=step, acceleration=None, tol_score=1e-6, cov_type="none", **ITERATIVE)
+            **packed(step=step, acceleration=None, tol=1e-6, cov_type="none", **ITERATIVE)
         ).trace
         assert set(trace["move"]) == {"start", "plain"}
         assert trace["log_likelihood"].diff().min() > -1e-8
@@ -103,7 +101,7 @@ def test_acceleration_saves_rounds(reference, plain):
 
 def test_the_score_of_the_trace_is_the_norm_of_the_likelihood_s_score(model, study):
     """Per root of entities, in the complete-data information; at the first point, where it is large."""
-    result = model.fit(**packed(maxiter=1, tol_score=1e9, tol_change=np.inf, cov_type="none", **ITERATIVE))
+    result = model.fit(**packed(maxiter=1, tol=np.inf, cov_type="none", **ITERATIVE))
     assert len(result.trace) == 1
     pooled = study.pooled()
     theta = study.theta(model, result)

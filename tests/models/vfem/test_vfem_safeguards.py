@@ -218,8 +218,8 @@ def test_a_formula_without_intercept_is_refused(right):
         ({"maxiter": 0}, "maxiter: expected a whole number, 1 or more, received 0"),
         ({"memory": 1}, "memory: expected a whole number, 2 or more, received 1"),
         ({"sketch_size": 0}, "sketch_size: expected a whole number, 1 or more"),
-        ({"tol_score": -1e-8}, "tol_score: expected a positive number"),
-        ({"tol_change": float("nan")}, "tol_change: expected a positive number, received nan"),
+        ({"tol": -1e-8}, "tol: expected a positive number"),
+        ({"tol": float("nan")}, "tol: expected a positive number, received nan"),
     ],
 )
 def test_arguments_without_a_meaning_are_refused(options, complaint):
@@ -235,7 +235,7 @@ def test_arguments_without_a_meaning_are_refused(options, complaint):
         {"maxiter": "many"},
         {"memory": 1.5},
         {"sketch_size": 100.5},
-        {"tol_score": "small"},
+        {"tol": "small"},
         {"learning_rate": -0.1, "step": "gradient"},
         {"learning_rate": float("nan"), "step": "gradient"},
         {"learning_rate": 0.0, "step": "gradient"},

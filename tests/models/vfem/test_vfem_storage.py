@@ -136,9 +136,7 @@ def test_a_fit_that_did_not_converge_stays_so(study, path):
 
 def test_the_first_line_of_the_trace_has_no_change_and_is_saved(study, path):
     """The change of the first point is infinite, which JSON does not know."""
-    result = study.model().fit(
-        **packed(maxiter=1, tol_score=1e9, tol_change=np.inf, cov_type="none", **ITERATIVE)
-    )
+    result = study.model().fit(**packed(maxiter=1, tol=np.inf, cov_type="none", **ITERATIVE))
     assert len(round_trip(result, path).trace) == 1
 
 

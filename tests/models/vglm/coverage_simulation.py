@@ -110,7 +110,7 @@ def logistic_run(setting, random):
     yield "debiased", found.params.to_numpy()[1:], found.bse.to_numpy()[1:], beta, beta != 0.0
     if setting.n // 2 < 6 * (setting.p + 1):
         return
-    halves = model.fit(inference="split", select="aic", n_lambdas=30, ratio=1e-2, random_state=1).refit
+    halves = model.fit(inference="split", select="aic", n_lambdas=30, ratio=1e-2, seed=1).refit
     S = np.isin(names, halves.params.index)
     if S[beta != 0.0].all():
         at = [names.index(name) for name in halves.params.index[1:]]

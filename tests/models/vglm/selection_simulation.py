@@ -35,7 +35,7 @@ SCALES = {"standardized": True, "as drawn": False}
 METHODS = {
     "VerticalGLM, scad": {},
     "VerticalGLM, scad, one step": {"steps": 1},
-    "VerticalGLM, scad with ridge, one step": {"steps": 1, "alpha": 0.94},
+    "VerticalGLM, scad with ridge, one step": {"steps": 1, "l1_ratio": 0.94},
 }
 OTHERS = {"VerticalGLM, mcp": {"penalty": "mcp"}, "VerticalGLM, lasso": {"penalty": "lasso"}}
 CASES = [*product(SCALES, FAMILIES, (1_000, 3_000, 5_000))]

@@ -25,7 +25,7 @@ def test_the_optimum_is_that_of_newtons_method(response, eps, close):
     table = make_table(300, 2, response)
     model = make_model(table, family=FAMILIES[response], penalty="lasso")
     newton = model.fit(lam=LAMBDAS[response])
-    shared = model.fit(lam=LAMBDAS[response], exchange="admm", eps=eps)
+    shared = model.fit(lam=LAMBDAS[response], exchange="admm", tol=eps)
     sd = pooled_columns(table, newton.params.index[1:]).std(axis=0) / (
         table["y"].std() if response == "normal" else 1.0
     )
@@ -39,7 +39,7 @@ def test_the_optimum_is_that_of_newtons_method(response, eps, close):
 
 def test_a_nonconvex_penalty_by_its_tangents_along_a_path():
     model = make_model(make_table(300, 2, "binary"), family=FAMILIES["binary"], penalty="scad")
-    shared = model.fit(lambdas=[0.15, 0.1], exchange="admm", eps=1e-7)
+    shared = model.fit(lambdas=[0.15, 0.1], exchange="admm", tol=1e-7)
     assert shared.path["converged"].all()
     for lam in (0.15, 0.1):
         alone = model.fit(lam=lam)
@@ -47,7 +47,7 @@ def test_a_nonconvex_penalty_by_its_tangents_along_a_path():
 
 
 def test_no_coefficient_reaches_the_coordinator_on_the_way_and_predictors_are_masked():
-    result = make_model(make_table(300, 2)).fit(lam=0.5, exchange="admm", eps=1e-3)
+    result = make_model(make_table(300, 2)).fit(lam=0.5, exchange="admm", tol=1e-3)
     frame = result.ledger.to_frame()
     sent = frame[frame["array"] == "linear_predictor"]
     assert sent["masked"].all()
@@ -57,7 +57,7 @@ def test_no_coefficient_reaches_the_coordinator_on_the_way_and_predictors_are_ma
 
 def test_the_site_refuses_residuals_that_pick_entities():
     model = make_model(make_table(300, 2))
-    model.fit(lam=0.5, exchange="admm", eps=1e-3)
+    model.fit(lam=0.5, exchange="admm", tol=1e-3)
     one = np.zeros(300)
     one[7] = 1.0
     for step in ("admm_largest", "admm_certify"):
@@ -75,7 +75,7 @@ def test_the_site_refuses_residuals_that_pick_entities():
 def test_weights_of_the_penalty_are_those_of_the_other_exchange(response, options):
     table = make_table(300, 2, response)
     model = make_model(table, family=FAMILIES[response], penalty="lasso", **options)
-    shared = model.fit(exchange="admm", n_lambdas=2, ratio=0.2, eps=1e-6)
+    shared = model.fit(exchange="admm", n_lambdas=2, ratio=0.2, tol=1e-6)
     newton = model.fit(lambdas=shared.path.index.to_numpy(), path="exact", tol=1e-8)
     grid = model.fit(n_lambdas=2, ratio=0.2, path="exact").path.index
     np.testing.assert_allclose(shared.path.index, grid, rtol=1e-4)

@@ -54,7 +54,7 @@ def refit_deviances(response, result, penalty, code, folds):
 @pytest.mark.parametrize("response", FAMILIES)
 def test_the_choice_is_about_that_of_refits_to_the_rows(response, penalty):
     model = make_model(TABLES[response], family=FAMILIES[response], penalty=penalty)
-    result = model.fit(select="cv", folds=5, n_lambdas=20, ratio=1e-2, random_state=3)
+    result = model.fit(select="cv", folds=5, n_lambdas=20, ratio=1e-2, seed=3)
     code = np.random.default_rng(3).permutation(np.arange(N) % 5)
     refits = refit_deviances(response, result, penalty, code, 5)
     exact, se = refits.mean(axis=0), refits.std(axis=0, ddof=1) / np.sqrt(5)
@@ -80,7 +80,7 @@ def test_the_models_are_value_gradient_and_hessian_of_every_fold(monkeypatch):
     monkeypatch.setattr(path_following, "model_folds", watched)
     for response, family in FAMILIES.items():
         model = make_model(TABLES[response], family=family)
-        result = model.fit(select="cv", folds=4, n_lambdas=10, random_state=7)
+        result = model.fit(select="cv", folds=4, n_lambdas=10, seed=7)
         code = np.random.default_rng(7).permutation(np.arange(N) % 4)
         Z, y = rows_of(response, result.params.index[1:])
         found = models[-1]
@@ -97,7 +97,7 @@ def test_the_models_are_value_gradient_and_hessian_of_every_fold(monkeypatch):
 
 def test_an_exact_path_is_chosen_from_by_folds_as_well():
     model = make_model(TABLES["binary"], family=FAMILIES["binary"], penalty="lasso")
-    options = {"folds": 5, "n_lambdas": 8, "random_state": 3, "path": "exact"}
+    options = {"folds": 5, "n_lambdas": 8, "seed": 3, "path": "exact"}
     result, plain = model.fit(select="cv", **options), model.fit(select="aic", **options)
     chosen = result.path.index.get_loc(result.lam)
     others = np.arange(8) != chosen
@@ -110,7 +110,7 @@ def test_an_exact_path_is_chosen_from_by_folds_as_well():
 @pytest.mark.parametrize("response", FAMILIES)
 def test_frequencies_are_about_those_of_refits_to_halves(response):
     model = make_model(TABLES[response], family=FAMILIES[response], penalty="lasso")
-    result = model.fit(folds=8, draws=12, n_lambdas=12, ratio=0.05, random_state=5)
+    result = model.fit(folds=8, draws=12, n_lambdas=12, ratio=0.05, seed=5)
     random = np.random.default_rng(5)
     code = random.permutation(np.arange(N) % 8)
     Z, y = rows_of(response, result.params.index[1:])
@@ -130,7 +130,7 @@ def test_frequencies_are_about_those_of_refits_to_halves(response):
 
 def test_weighted_grams_of_folds_count_as_those_of_all_entities():
     model = make_model(TABLES["binary"], family=FAMILIES["binary"])
-    result = model.fit(select="cv", folds=4, n_lambdas=10, random_state=1)
+    result = model.fit(select="cv", folds=4, n_lambdas=10, seed=1)
     frame = result.ledger.to_frame()
     weighed = frame[(frame["step"] == "weigh") & (frame["array"] == "gram")]
     assert weighed.groupby("sender").size().max() <= model.layout.most_grams
@@ -159,5 +159,5 @@ def test_no_linear_predictor_is_added_where_the_choice_stays(monkeypatch):
         return fit
 
     monkeypatch.setattr(protocol, "use_folds", watched)
-    model.fit(draws=4, folds=6, n_lambdas=10, random_state=1)
+    model.fit(draws=4, folds=6, n_lambdas=10, seed=1)
     assert points[0][0] == 0

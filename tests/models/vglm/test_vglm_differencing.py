@@ -86,8 +86,8 @@ def test_a_model_is_fitted_again_with_other_folds_and_halves(family):
     model = make_model(make_table(N, response="normal" if family is None else "count"), family=family)
     model.fit()
     for seed in (1, 2):
-        model.fit(select="cv", folds=3, random_state=seed)
-        model.fit(inference="split", random_state=seed)
+        model.fit(select="cv", folds=3, seed=seed)
+        model.fit(inference="split", seed=seed)
     assert model.fit().converged
 
 

@@ -202,7 +202,7 @@ def test_the_holder_answers_outside_of_the_domain_without_a_number_per_entity(ki
 def test_cross_validation_is_about_that_of_refits(kind):
     table = draw(kind, 800)
     result = model_of(kind, table, penalty="lasso").fit(
-        select="cv", folds=4, n_lambdas=12, ratio=0.02, random_state=3
+        select="cv", folds=4, n_lambdas=12, ratio=0.02, seed=3
     )
     code = np.random.default_rng(3).permutation(np.arange(800) % 4)
     Z, _ = standardized(kind, result.params.index[1:], table)
@@ -232,7 +232,7 @@ def test_debiased_estimates_of_few_columns_are_about_maximum_likelihood(kind):
 
 
 def test_a_half_selects_and_the_other_estimates():
-    result = model_of("gamma").fit(inference="split", random_state=1)
+    result = model_of("gamma").fit(inference="split", seed=1)
     assert result.refit.nobs == 200 and np.isfinite(result.refit.bse).all()
     assert result.refit.scale == pytest.approx(1.0 / 3.0, rel=0.3)
     assert "Pearson's estimate of the dispersion" in " ".join(str(result.summary()).split())
@@ -267,7 +267,7 @@ def test_what_is_not_of_the_family_is_refused():
 
 
 @pytest.mark.parametrize("kind", ["gamma", "inverse normal", "negative binomial"])
-@pytest.mark.parametrize("arguments", [{}, {"select": "cv", "folds": 4, "random_state": 1}])
+@pytest.mark.parametrize("arguments", [{}, {"select": "cv", "folds": 4, "seed": 1}])
 def test_rounds_are_within_the_range_that_was_announced(kind, arguments):
     model = model_of(kind, draw(kind, 800))
     low, _, most = np.sum([counts for _, counts in model.explain(**arguments).rounds], axis=0)

@@ -170,7 +170,7 @@ def test_without_a_penalty_it_is_vfem(table):
 
 CASES = {
     "lasso": {"penalty": "lasso"},
-    "elastic net": {"penalty": "elastic_net", "alpha": 0.4},
+    "elastic net": {"penalty": "elastic_net", "l1_ratio": 0.4},
     "scad": {"penalty": "scad"},
     "terms": {"penalty": "mcp", "group_terms": True},
     "adaptive": {"penalty": "lasso", "adaptive": 1.0},

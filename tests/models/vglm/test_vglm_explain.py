@@ -27,8 +27,8 @@ OTHER = {
     "quadratic": ("binary", {}, {}),
     "exact": ("binary", {"path": "exact", "n_lambdas": 4}, {"penalty": "lasso"}),
     "unpenalized": ("binary", {"lam": 0.0}, {}),
-    "folds": ("binary", {"select": "cv", "folds": 3, "random_state": 1}, {}),
-    "admm": ("normal", {"exchange": "admm", "n_lambdas": 3, "eps": 1e-3}, {"penalty": "lasso"}),
+    "folds": ("binary", {"select": "cv", "folds": 3, "seed": 1}, {}),
+    "admm": ("normal", {"exchange": "admm", "n_lambdas": 3, "tol": 1e-3}, {"penalty": "lasso"}),
 }
 
 

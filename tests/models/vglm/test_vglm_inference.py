@@ -211,7 +211,7 @@ def test_few_entities_leave_no_gram_for_debiased_estimates():
 def test_one_half_selects_and_the_other_estimates(response):
     table = make_table(600, 2, response)
     options = {} if response == "normal" else {"family": BINARY}
-    result = make_model(table, **options).fit(inference="split", random_state=4)
+    result = make_model(table, **options).fit(inference="split", seed=4)
     code = np.random.default_rng(4).permutation(np.arange(600) % 2)
     first = make_model(table[code == 0].reset_index(drop=True), **options).fit()
     np.testing.assert_allclose(result.params, first.params, atol=2e-6 * np.abs(first.params).max())
@@ -231,14 +231,14 @@ def test_one_half_selects_and_the_other_estimates(response):
 
 
 def test_cross_validation_within_the_half_that_selects():
-    result = make_model(make_table(600)).fit(inference="split", select="cv", folds=6, random_state=1)
+    result = make_model(make_table(600)).fit(inference="split", select="cv", folds=6, seed=1)
     code = np.random.default_rng(1).permutation(np.arange(600) % 6)
     table = make_table(600)
     half = make_model(table[code < 3].reset_index(drop=True)).fit()
     np.testing.assert_allclose(result.path["loss"].iloc[0], half.path["loss"].iloc[0], rtol=1e-6)
     assert result.path["cv"].notna().all() and result.nobs == 300
     binary = make_model(make_table(2400, 1, "binary"), family=BINARY)
-    fit = binary.fit(inference="split", select="cv", folds=4, n_lambdas=10, random_state=1)
+    fit = binary.fit(inference="split", select="cv", folds=4, n_lambdas=10, seed=1)
     assert fit.lam == fit.path["cv"].idxmin() and fit.refit.nobs == 1200
 
 
@@ -252,7 +252,7 @@ def test_many_splits_make_one_p_value():
         (1.0 - np.log(0.6)) * np.array([0.2 / 3, 1.0]).clip(max=1.0 / (1.0 - np.log(0.6))),
     )
     table = make_table(600)
-    result = make_model(table).fit(inference="split", splits=8, folds=6, random_state=2)
+    result = make_model(table).fit(inference="split", splits=8, folds=6, seed=2)
     random = np.random.default_rng(2)
     code, names = random.permutation(np.arange(600) % 6), list(result.params.index[1:])
     expected = np.ones((8, 12))
@@ -276,7 +276,7 @@ def test_many_splits_make_one_p_value():
 
 @pytest.mark.parametrize("inference", ["debiased", "split"])
 def test_the_summary_and_the_file_say_which_inference_it_is(inference, tmp_path):
-    result = make_model(make_table(400)).fit(inference=inference, random_state=1)
+    result = make_model(make_table(400)).fit(inference=inference, seed=1)
     text = str(result.summary())
     assert inference.replace("split", "sample splitting") in text.splitlines()[0]
     assert "onditional on selection" not in text

@@ -15,7 +15,7 @@ from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty
 from fedstat.models.vglm.path_setup import first_smallest
 
 TABLE = make_table()
-PENALTIES = [("lasso", {}), ("elastic_net", {"alpha": 0.5}), ("scad", {}), ("mcp", {"a": 2.5})]
+PENALTIES = [("lasso", {}), ("elastic_net", {"l1_ratio": 0.5}), ("scad", {}), ("mcp", {"a": 2.5})]
 
 
 def standardize(table, names=NAMES):
@@ -138,7 +138,7 @@ def test_adaptive_weights_are_those_of_least_squares():
 
 
 def test_cross_validation_is_that_of_rows():
-    result = make_model(TABLE, penalty="lasso").fit(select="cv", folds=4, n_lambdas=6, random_state=3)
+    result = make_model(TABLE, penalty="lasso").fit(select="cv", folds=4, n_lambdas=6, seed=3)
     names = list(result.params.index[1:])
     code = np.random.default_rng(3).permutation(np.arange(300) % 4)
     X, y, lambdas = pooled_columns(TABLE, names), TABLE["y"].to_numpy(), result.path.index.to_numpy()

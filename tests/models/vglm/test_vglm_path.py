@@ -74,12 +74,12 @@ FITS = [
     ("normal", "scad", {}),
     ("binary", "scad", {"path": "exact", "n_lambdas": 12}),
     ("binary", "mcp", {"path": "exact", "n_lambdas": 12, "algorithm": "descent", "tol": 1e-6}),
-    ("count", "lasso", {"path": "exact", "n_lambdas": 12, "select": "cv", "random_state": 2}),
+    ("count", "lasso", {"path": "exact", "n_lambdas": 12, "select": "cv", "seed": 2}),
     ("binary", "scad", {}),
-    ("binary", "scad", {"select": "cv", "random_state": 2}),
+    ("binary", "scad", {"select": "cv", "seed": 2}),
     ("count", "mcp", {}),
-    ("normal", "lasso", {"exchange": "admm", "lambdas": [1.2, 0.6], "eps": 1e-5}),
-    ("binary", "scad", {"exchange": "admm", "lambdas": [0.15, 0.1], "eps": 1e-5}),
+    ("normal", "lasso", {"exchange": "admm", "lambdas": [1.2, 0.6], "tol": 1e-5}),
+    ("binary", "scad", {"exchange": "admm", "lambdas": [0.15, 0.1], "tol": 1e-5}),
 ]
 
 

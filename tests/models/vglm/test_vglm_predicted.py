@@ -102,7 +102,7 @@ def test_columns_do_not_leave_a_strict_site_for_errors():
 @pytest.mark.parametrize("model", [fs.VFEMGLM, fs.VerticalGLM])
 @pytest.mark.parametrize("response", ["binary", "count"])
 def test_marginal_effects_are_those_of_statsmodels(response, model):
-    how = {"tol_score": 1e-10} if model is fs.VFEMGLM else {"lam": 0.0}
+    how = {"tol": 1e-10} if model is fs.VFEMGLM else {"lam": 0.0}
     partition = sites(response=response)
     result = model.from_formula("y ~ .", partition, family=FAMILIES[response]).fit(**how)
     for at, method in [

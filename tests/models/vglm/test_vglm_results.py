@@ -21,7 +21,7 @@ TABLE = make_table()
 
 @pytest.fixture(scope="module")
 def lasso():
-    return make_model(TABLE, penalty="lasso").fit(folds=8, draws=15, random_state=1, n_lambdas=25)
+    return make_model(TABLE, penalty="lasso").fit(folds=8, draws=15, seed=1, n_lambdas=25)
 
 
 @pytest.fixture(scope="module")

@@ -74,7 +74,7 @@ def test_every_fit_of_the_exact_path_is_that_of_pooled_rows(response):
 @pytest.mark.parametrize("response", FAMILIES)
 def test_a_ridge_part_stays_what_it_is(response):
     """The stationarity conditions, written out: slopes at the estimate before, and the ridge part."""
-    result, alpha, lam = model_of(response, alpha=0.8).fit(steps=1, lam=0.1), 0.8, 0.1
+    result, alpha, lam = model_of(response, l1_ratio=0.8).fit(steps=1, lam=0.1), 0.8, 0.1
     names, y = list(result.params.index[1:]), TABLES[response]["y"].to_numpy()
     Z, scale = standardized(TABLES[response], names)
     start = sm.GLM(y, Z, family=FAMILIES[response]).fit(tol=1e-14).params[1:]
@@ -119,7 +119,7 @@ def test_missing_blocks():
 def test_folds_start_from_estimates_of_their_own(response):
     """Cross-validated deviances next to refits of pooled rows from the estimate of the other folds."""
     model = model_of(response)
-    result = model.fit(steps=1, select="cv", folds=4, n_lambdas=10, ratio=0.05, random_state=3)
+    result = model.fit(steps=1, select="cv", folds=4, n_lambdas=10, ratio=0.05, seed=3)
     names, y = list(result.params.index[1:]), TABLES[response]["y"].to_numpy()
     family, errors = FAMILIES[response], []
     code = np.random.default_rng(3).permutation(np.arange(len(y)) % 4)

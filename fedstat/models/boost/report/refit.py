@@ -488,9 +488,9 @@ class SurfaceFit:
         fitted: RefitSolution,
         start: Floats,
         conditions: str,
-        random_state: int,
+        seed: int,
     ) -> None:
-        self._held, self._fitted, self._random_state = held, fitted, random_state
+        self._held, self._fitted, self._seed = held, fitted, seed
         self._start = start  # mean of the response, (G,), around which learners were fitted
         self.conditions = conditions
         fits = list(zip(fitted.learners, fitted.places, fitted.tests, strict=True))[1:]  # without intercept
@@ -529,7 +529,7 @@ class SurfaceFit:
             known = ", ".join(map(repr, self.tests.index))
             raise ModelError(f"learner: expected one of those fitted, {known}; received {learner!r}")
         name, points, at = learner_points(self._held, place)
-        random = np.random.default_rng([self._random_state, place])
+        random = np.random.default_rng([self._seed, place])
         found = band(self._fitted, place, at, self._held.boosting.basis, level, DRAWS, random)
         G = found.estimate.shape[1]
         columns: dict[str, object] = {name: [point for point in points for _ in range(G)]}
@@ -613,11 +613,11 @@ class SurfaceFit:
 
 
 def fit_surfaces(
-    held: BoostRecord, folds: Bools, learners: Sequence[int], conditions: str, random_state: int
+    held: BoostRecord, folds: Bools, learners: Sequence[int], conditions: str, seed: int
 ) -> SurfaceFit:
     """Fit learners to the sums of some folds, (F,)."""
     boosting = held.boosting
     sums = boosting.even.over(folds)
     centered = sums.about(sums.mean, boosting.basis)
     fitted = refit(centered, boosting.design, boosting.gram, learners)
-    return SurfaceFit(held, fitted, sums.mean, conditions, random_state)
+    return SurfaceFit(held, fitted, sums.mean, conditions, seed)

@@ -97,6 +97,8 @@ def safe_weighted_sums(U: Floats, weights: Floats, groups: Bools, least: int) ->
 # ----------------------------------------------------------------------------------------------------
 # Options of the iterative exchange.
 
+CHANGE_PER_SCORE = 100.0
+"""Largest change of a parameter at convergence, relative to the largest score."""
 SMALLEST_MEMORY = 2
 """A mixed and a plain step may be rejected in turn, and the point before them is still needed."""
 
@@ -138,11 +140,9 @@ class Iteration:
     init : {"zero", "cc", "impute"} or array or mapping
         Starting coefficients: zero, those of another method, or given (in the order of the model's
         ``param_names`` without the intercept, or by name).
-    tol_score : float
+    tol : float
         Stop when the score, scaled by the complete-data information and the root of the number of entities,
-        is smaller,
-    tol_change : float
-        and no parameter (of standardized columns) moved by more than this.
+        is smaller, and no parameter (of standardized columns) moved by more than 100 times this.
 
     Raises
     ------
@@ -154,7 +154,7 @@ class Iteration:
     >>> import fedstat as fs
     >>> partition = fs.ClientPartition.from_frames(fs.datasets.load_sme(), on="enterprise_id")
     >>> model = fs.VFEMRegression.from_formula("NPGR ~ ROA + CI", partition, between="independent")
-    >>> plain = fs.Iteration(acceleration=None, tol_score=1e-4, tol_change=1e-3)
+    >>> plain = fs.Iteration(acceleration=None, tol=1e-5)
     >>> model.fit(exchange="iterative", iteration=plain).converged
     True
     """
@@ -168,8 +168,7 @@ class Iteration:
     memory: int = 8
     learning_rate: float | None = None
     init: InitialValues = "zero"
-    tol_score: float = 1e-8
-    tol_change: float = 1e-6
+    tol: float = 1e-8
 
     def __post_init__(self) -> None:
         check_choice("masked", self.masked, (True, False))
@@ -179,8 +178,7 @@ class Iteration:
         check_choice("step", self.step, ("gradient", "local-newton"))
         check_choice("acceleration", self.acceleration, ("anderson", None))
         check_integer("memory", self.memory, 1)
-        check_positive("tol_score", self.tol_score)
-        check_positive("tol_change", self.tol_change)
+        check_positive("tol", self.tol)
         if self.learning_rate is not None:
             check_positive("learning_rate", self.learning_rate)
 
@@ -192,8 +190,8 @@ class Iteration:
             self.memory,
             self.learning_rate,
             maxiter,
-            self.tol_score,
-            self.tol_change,
+            self.tol,
+            CHANGE_PER_SCORE * self.tol,
             self.masked,
         )
 
