@@ -127,7 +127,7 @@ def fit_other(plan: FitPlan, run: FitRun) -> SelectionOutcome:
         return choose_fit(score_path(path, layout.n, plan.distribution.name), criterion)
 
     if passing.exchange == "admm":
-        protocol = admm_path(oracle, plan.distribution, plan.setup, select, passing.eps, passing.maxiter)
+        protocol = admm_path(oracle, plan.distribution, plan.setup, select, passing.tol, passing.maxiter)
     else:
         exact = passing.path == "exact"
         protocol = fit_path(oracle, plan.distribution, plan.setup, select, exact=exact, further=further)
