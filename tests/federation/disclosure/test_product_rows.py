@@ -6,8 +6,9 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from reporting import FAMILY, N_ROWS, STEPS, rule_against, site_of
+from reporting import FAMILY, N_ROWS, STEPS, refusal_of, rule_against, site_of
 
+from fedstat.federation.disclosure import products
 from fedstat.federation.disclosure.facts import SummedProducts
 from fedstat.federation.disclosure.leverage import MAX_ROW_SHARE
 from fedstat.federation.disclosure.products import new_directions, product_rows
@@ -144,6 +145,76 @@ def test_sums_and_differences_of_several_requests_single_out_no_few_rows(n):
     assert (a * (1 - b) * (1 - c)).sum() == n
     rules = in_turn(*facts)
     assert rules == ["", "", "", RULE if n < 3 else ""]
+
+
+@pytest.mark.parametrize("scale", [1e-170, 1.0, 1e170])
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_unit_in_which_squares_leave_the_range_of_numbers_changes_nothing(n, scale):
+    other = X.copy()
+    other[:n] += 1.0 + ROWS[:n]
+    rules = in_turn(released(scale * X), released(scale * other), max_share=1.0)
+    assert rules == ["", RULE if n < 3 else ""]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_rows_of_weight_zero_are_not_behind_a_product(n):
+    weights = np.sqrt(1.0 + ROWS) * ones(ROWS[:n])
+    assert in_turn(released(X, weights=weights), remember="nothing") == [RULE if n < 3 else ""]
+    # One row has nearly all of the weight: a product with X is its value.
+    heavy = np.where(ROWS == 9, 1e6, 1.0)
+    assert in_turn(released(X, weights=heavy), remember="nothing") == [RULE]
+    assert in_turn(released(X, weights=1.0 + np.sqrt(ROWS))) == [""]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_with_weights_the_rows_that_two_columns_share_are_entered(n):
+    """Weights of many values: each pair of columns is a sum of weights over the rows in which both are."""
+    a, b, c = ones(ROWS[:40]), ones(ROWS[20:60]), ones(ROWS[20 : 40 - n])
+    weights = 1.0 + np.sqrt(ROWS)
+    for more, refused in (({"weights": weights}, n < 3), ({}, False)):
+        assert in_turn(released(a, b, **more), released(X, c)) == ["", RULE if refused else ""]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_sums_by_group_add_up_to_sums_over_all_rows(n):
+    first, second = ones(ROWS[10:40]), ones(ROWS[10 : 40 - n])
+    code = ROWS % 2
+    by_group = released(X, first, code=code)
+    assert in_turn(by_group, released(X, second)) == ["", RULE if n < 3 else ""]
+    assert in_turn(released(X, second), by_group) == ["", RULE if n < 3 else ""]
+    # Rows of no group are in no sum.
+    inside = released(X, first, code=np.where(40 - n > ROWS, code, -1))
+    assert in_turn(released(X, second), inside) == ["", ""]
+
+
+@pytest.mark.parametrize("n", [1, 3, 4])
+def test_sums_over_some_rows_are_entered_with_zeros_elsewhere(n):
+    """The differences are two columns over `n` rows, of which a combination is zero in one of these rows."""
+    some = SummedProducts(lambda: iter([X[n:, None]]), ["x0"], ROWS[n:])
+    assert in_turn(released(X), some) == ["", RULE if n < 4 else ""]
+    assert in_turn(some, released(X)) == ["", RULE if n < 4 else ""]
+
+
+def test_a_request_over_no_rows_has_no_products():
+    assert in_turn(SummedProducts(lambda: iter([np.zeros((0, 1))]), ["x0"], ROWS[:0])) == [""]
+
+
+@pytest.mark.parametrize(("most", "kept"), [(3 * N_ROWS, 3), (3 * N_ROWS - 1, 1)])
+def test_only_columns_with_zeros_are_entered_where_there_are_too_many(monkeypatch, most, kept):
+    monkeypatch.setattr(products, "MOST_KEPT", most)
+    site = site_of(**COUNTED)
+    assert rule_against(site, released(X, ones(ROWS[:30]))) == ""
+    assert site.data.memory.released.columns.shape == (N_ROWS, kept)
+    assert refusal_of(site, released(X, ones(ROWS[:28]))).rule == RULE
+    # The names are those of the columns that are left.
+    assert "'x1'" in str(refusal_of(site, released(np.cos(ROWS), ones(ROWS[:29]))))
+
+
+@pytest.mark.parametrize(("least", "policy"), [(1, {}), (3, {"products": "any"})])
+def test_an_owner_who_wants_one_row_has_no_history_of_columns(least, policy):
+    site = site_of(**COUNTED | {"min_level_count": least} | policy)
+    assert rule_against(site, released(X, ones(3))) == ""
+    assert site.data.memory.released is None
 
 
 def test_a_column_of_three_values_is_a_column_of_three_levels():
