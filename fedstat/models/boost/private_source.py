@@ -144,7 +144,7 @@ class PrivateSource(MomentSource, PrivateRelease):
             moments=CurveMoments(sums.S[None], sums.T[None], no_squares, along[0][None], np.array([sums.yy])),
             design=BoostDesign(self.boost.learners, sums.starts, None, self.penalty),
             basis=along[1].T,
-            learning_rate=learning_rate,
+            nu=learning_rate,
             given=along[0],
             sd=sums.sd,
             sd_response=sums.sd_response,
