@@ -141,7 +141,7 @@ def refit_joint_normal(complete: JointNormalFit, support: Bools) -> tuple[Refit,
     try:
         cov = solve_information(information, np.eye(len(information), 2 + k + P))[: 2 + k + P]
     except np.linalg.LinAlgError:
-        raise EstimationError(not_determined(fit.moments)) from None
+        raise EstimationError(not_determined(fit.moments, fit.point.Q)) from None
     # (intercept at the origin, coefficients) by (a, s2, beta of the support, mu), in the units of the data.
     J = np.zeros((1 + k, 2 + k + P))
     center = fit.point.mu + fit.moments.center[:-1] / scale

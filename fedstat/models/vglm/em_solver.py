@@ -200,7 +200,7 @@ class FreeCovarianceModel:
                 for e in (False, True)
             )
         except np.linalg.LinAlgError:
-            raise EstimationError(not_determined(moments)) from None
+            raise EstimationError(not_determined(moments, point.joint.Q)) from None
         unit = np.ones(len(at.score))
         unit[1] = s2  # derivative with respect to log s2
         observed, expected = (one.information * np.outer(unit, unit) for one in (at, mean))

@@ -406,3 +406,38 @@ def test_a_column_without_which_there_is_no_maximum_has_no_row(result, monkeypat
     values = table.columns.drop("client")
     assert table.loc["bank1", values].isna().all()
     pd.testing.assert_frame_equal(table.drop("bank1"), plain.drop("bank1"))
+
+
+def three_sites():
+    rng, ids = np.random.default_rng(1), np.arange(600)
+    x, z, w = rng.normal(size=(3, 600))
+    A = pd.DataFrame({"id": ids, "y": x + z + w + rng.normal(size=600), "x": x})
+    return A, pd.DataFrame({"id": ids, "z": z}), pd.DataFrame({"id": ids, "w": w})
+
+
+@pytest.mark.parametrize(
+    ("column", "named"),
+    [
+        (lambda A, C: 2.0 * A["x"], r"'x' \(A\) and 'combined' \(B\) are collinear"),
+        (lambda A, C: A["x"] + C["w"], r"'x' \(A\), 'combined' \(B\) and 'w' \(C\) are collinear"),
+    ],
+)
+def test_collinear_columns_of_several_sites_are_named_and_no_others(column, named):
+    A, B, C = three_sites()
+    tables = {"A": A, "B": B.assign(combined=column(A, C)), "C": C.iloc[:400]}
+    with pytest.raises(EstimationError, match=named):
+        fs.VFEMRegression.from_formula("y ~ .", fs.ClientPartition.from_frames(tables, on="id")).fit()
+
+
+def test_units_do_not_make_a_column_constant():
+    A, B, C = three_sites()
+    units = {"z": 1e12, "w": 1e-14}
+    plain, scaled = (
+        fs.VFEMRegression.from_formula(
+            "y ~ .", fs.ClientPartition.from_frames({"A": A, "B": b, "C": c}, on="id")
+        ).fit()
+        for b, c in ((B, C), (B.assign(z=B["z"] * units["z"]), C.assign(w=C["w"] * units["w"])))
+    )
+    for name, unit in units.items():
+        assert scaled.params[name] * unit == pytest.approx(plain.params[name], rel=1e-6)
+        assert scaled.bse[name] * unit == pytest.approx(plain.bse[name], rel=1e-6)

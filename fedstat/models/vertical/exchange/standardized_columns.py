@@ -306,7 +306,7 @@ def standardize_block(
     else:
         values = [column[own] for column, own in zip(X.T, seen.T, strict=True)]
         shift, scale = (np.array([take(own) for own in values]) for take in (np.mean, np.std))
-    flat = scale <= CONSTANT * np.maximum(1.0, np.abs(shift))
+    flat = scale <= CONSTANT * np.abs(shift)  # relative, in any unit
     if may_be_flat:
         scale[flat] = 1.0
     elif flat.any():

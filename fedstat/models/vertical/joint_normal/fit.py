@@ -249,6 +249,8 @@ def contract(K: Floats, W: Floats, i: Ints, j: Ints) -> Floats:
 
 SINGULAR = 1e-8
 """Smallest eigenvalue of the correlation matrix of the columns below which it counts as singular."""
+COLLINEAR = 1e5
+"""Eigenvalue of the concentration of standardized columns from which an error names its columns."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -388,7 +390,7 @@ def joint_ascent_direction(
     try:
         return step_by(at.score, informations())
     except np.linalg.LinAlgError:
-        raise EstimationError(not_determined(moments)) from None
+        raise EstimationError(not_determined(moments, point.Q)) from None
 
 
 def line_search_joint_normal(
@@ -415,18 +417,31 @@ def line_search_joint_normal(
                     if trial.s2 <= VANISHING:
                         raise EstimationError(vanishing_variance_message(moments))
                     if np.linalg.eigvalsh(trial.Q)[-1] > 1.0 / SINGULAR:
-                        raise EstimationError(not_determined(moments))
+                        raise EstimationError(not_determined(moments, trial.Q))
                     return trial, float(np.abs(step * direction).max()), step < 1.0
         except np.linalg.LinAlgError:  # outside of the positive definite covariances
             pass
         step /= 2.0
     if point.s2 < NEARLY_VANISHING:
         raise EstimationError(f"{vanishing_variance_message(moments)}, or fit with between='independent'")
-    raise EstimationError(not_determined(moments))
+    raise EstimationError(not_determined(moments, point.Q))
 
 
-def not_determined(moments: PatternMoments) -> str:
-    """Explain why there is no maximum."""
+def not_determined(moments: PatternMoments, Q: Floats) -> str:
+    """Explain why there is no maximum, near a point with concentration Q (P, P) of standardized columns.
+
+    If a combination of columns has no variance there, its columns are named; otherwise the pair of blocks
+    with the fewest shared entities.
+    """
+    values, vectors = np.linalg.eigh(Q)
+    if values[-1] > COLLINEAR:
+        weight = np.abs(vectors[:, -1])
+        owners = [moments.sites[k] for k in moments.owner]
+        named = [f"'{moments.names[c]}' ({owners[c]})" for c in np.flatnonzero(weight > 0.05 * weight.max())]
+        return (
+            f"the covariance of all columns is not determined: {', '.join(named[:-1])} and {named[-1]} are "
+            "collinear, a combination of them is constant. Leave one of them out"
+        )
     both, names = moments.patterns.T @ (moments.patterns * moments.n[:, None]), moments.unit_names
     j, k = np.unravel_index(both.argmin(), both.shape)
     return (
@@ -485,7 +500,7 @@ def leading_inverse(fit: JointNormalFit, information: Floats, head: int) -> Floa
     try:
         columns = solve_information(information, np.eye(len(information), head))
     except np.linalg.LinAlgError:
-        raise EstimationError(not_determined(fit.moments)) from None
+        raise EstimationError(not_determined(fit.moments, fit.point.Q)) from None
     return symmetrize(columns[:head])[0]
 
 
