@@ -113,7 +113,7 @@ def test_a_dockerfile_has_instructions_that_docker_knows(home, tmp_path, capsys)
     assert words == ["FROM", "COPY", "RUN", "ENV", "ENTRYPOINT"]
     assert json.loads(lines[-1].removeprefix("ENTRYPOINT ")) == ["fedstat"]
     copied = next(line for line in lines if line.startswith("COPY")).split()[1]
-    assert re.fullmatch(r"fedstat-[0-9.a-z]+-py3-none-any\.whl", copied)
+    assert re.fullmatch(r"fedstat-[0-9.a-z+]+-py3-none-any\.whl", copied)
     assert copied in next(line for line in lines if line.startswith("RUN pip install"))
 
 
