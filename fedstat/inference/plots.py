@@ -202,6 +202,11 @@ def plot_loss(trace: pd.DataFrame, label: str, ax: Axes | None = None) -> Axes:
     return ax
 
 
+MOST_BARS = 60
+"""Bars of a distribution; bins beyond that number would be narrower than a pixel."""
+TAIL = 0.001
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class DistributionPanel:
     """Probabilities (k,) of a column's `levels`, or of bins between its `edges` (k + 1,) on a scale.
@@ -234,13 +239,14 @@ def plot_distributions(panels: Sequence[DistributionPanel], title: str) -> Figur
             ax.set_xticks(at, names, rotation=90, fontsize="x-small", parse_math=False)
             thin_labels(ax, "x")
         else:
-            ax.stairs(panel.probabilities, panel.edges, fill=True, color=COLORS[0])
+            probabilities, edges = _visible_bins(panel.probabilities, panel.edges)
+            ax.stairs(probabilities, edges, fill=True, color=COLORS[0])
             if panel.scale == "log":
                 ax.set_xscale("log")
             elif panel.scale == "asinh":
                 ax.set_xscale("asinh", linear_width=panel.linear)
             if panel.scale in ("log", "asinh"):
-                ends = panel.edges[[0, -1]]
+                ends = edges[[0, -1]]
                 ticks = np.unique([*ends, 0.0] if ends[0] < 0.0 < ends[1] else ends)
                 ax.set_xticks(ticks, [f"{tick:.3g}" for tick in ticks])
                 ax.set_xticks([], minor=True)
@@ -254,6 +260,16 @@ def plot_distributions(panels: Sequence[DistributionPanel], title: str) -> Figur
     figure.supylabel("probability", fontsize=SMALL)
     title_figure(figure, title)
     return figure
+
+
+def _visible_bins(probabilities: Floats, edges: Floats) -> tuple[Floats, Floats]:
+    """Join neighboring bins to at most MOST_BARS, without the tails that have TAIL of the probability each."""
+    if len(probabilities) <= MOST_BARS:
+        return probabilities, edges
+    below = np.cumsum(probabilities)
+    first, last = np.searchsorted(below, [TAIL, below[-1] - TAIL])
+    ends = np.arange(first, last + 1, -(-(last + 1 - first) // MOST_BARS))
+    return np.add.reduceat(probabilities[: last + 1], ends), edges[np.append(ends, last + 1)]
 
 
 def plot_heat(correlation: pd.DataFrame, title: str, ax: Axes | None = None) -> Axes:

@@ -6,6 +6,7 @@ import pytest
 from pictures import JOURNAL, faults, page
 
 from fedstat import plotting
+from fedstat.inference.plots import DistributionPanel, plot_distributions
 
 
 @pytest.fixture(autouse=True)
@@ -71,3 +72,14 @@ def test_names_at_the_ends_of_lines_do_not_overlap_and_are_counted():
     assert 8 <= written < 60
     assert [text.get_text() for text in ax.texts] == [*names[:written], f"and {60 - written} more"]
     assert not faults(ax.figure)
+
+
+def test_bars_of_a_margin_with_many_bins_can_be_seen():
+    edges = np.linspace(0.0, 1024.0, 1025)
+    probabilities = np.where((edges[:-1] >= 200) & (edges[:-1] < 500), 1 / 300, 0.0)
+    figure = plot_distributions([DistributionPanel("x", probabilities, (), edges, "linear", 1.0)], "Margins")
+    (bars,) = figure.axes[-1].patches
+    data = bars.get_data()
+    assert len(data.values) <= 60 and np.diff(data.edges).min() >= 5.0
+    assert data.edges[0] == pytest.approx(200.0, abs=1.0) and data.edges[-1] == pytest.approx(500.0, abs=6.0)
+    np.testing.assert_allclose(data.values[1:-1], np.diff(data.edges)[1:-1] / 300, rtol=1e-12)
