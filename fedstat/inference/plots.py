@@ -263,7 +263,7 @@ def plot_distributions(panels: Sequence[DistributionPanel], title: str) -> Figur
 
 
 def _visible_bins(probabilities: Floats, edges: Floats) -> tuple[Floats, Floats]:
-    """Join neighboring bins to at most MOST_BARS, without the tails that have TAIL of the probability each."""
+    """Join neighboring bins to at most MOST_BARS, without tails that have TAIL of the probability each."""
     if len(probabilities) <= MOST_BARS:
         return probabilities, edges
     below = np.cumsum(probabilities)
