@@ -198,6 +198,14 @@ COUNTS = {
         ),
         5,
     ),
+    "weights within the first group": Count(
+        "minimum count",
+        lambda n: facts.GroupSums(np.repeat([0, 1], N_ROWS), weights=np.append(weights(n), np.ones(N_ROWS))),
+        5,
+    ),
+    "weights of a minimum of two": Count(
+        "minimum count", lambda n: facts.ExternalWeights(weights(n)), 2, policy={"min_count": 2}
+    ),
     "rows between two answers": Count("differencing", differing, 5),
     "outcomes between two comparisons": Count(
         "differencing",
@@ -608,6 +616,19 @@ def test_a_hundredth_of_a_columns_variation_lies_outside_the_two_furthest_rows(s
     assert (rule_against(site_of(), fact) == "") == (share > 0.01)
 
 
+@pytest.mark.parametrize(("least", "passes"), [(1, True), (2, False)])
+@pytest.mark.parametrize("squares", [np.inf, np.nan])
+def test_a_column_whose_squares_are_no_number_is_that_of_few_rows(squares, least, passes):
+    fact = facts.ColumnVariation(np.array([-1.0, 1.0]), 50.0, squares, "'b'")
+    assert (rule_against(site_of(min_level_count=least), fact) == "") == passes
+
+
+@pytest.mark.parametrize(("n", "passes"), [(1, True), (2, True), (3, False)])
+def test_directions_of_very_few_rows_are_another_rules(n, passes):
+    fact = facts.DesignDirections(lambda: [np.eye(3)[:n, :1]], n, ["b"])
+    assert (rule_against(site_of(), fact) == "") == passes
+
+
 @pytest.mark.parametrize(
     ("policy", "passes"),
     [
@@ -693,6 +714,9 @@ def test_sums_of_a_column_of_two_values_need_more_entities_than_they_reveal_bits
     least = least_of(times, beside)
     for n in (1, least - 1, least):
         error = refusal_of(site_of(discrete="bits", min_count=1), few_valued(n, times, beside))
+        dithered = refusal_of(site_of(discrete="bits", min_count=1, rounding="dither"), few_valued(n))
+        assert error is None or 'rounding = "dither"' in str(error)
+        assert dithered is None or "dither" not in str(dithered)
         assert (error is None) == (n >= least)
         assert error is None or f"{least:,} entities" in str(error)
         assert rule_against(site_of(min_count=1), few_valued(n, times, beside)) == ""
@@ -866,6 +890,24 @@ def test_a_small_group_that_stays_as_it_was_is_another_rules():
         facts.RowGroups("folds", np.where(rows(k), -1, code), np.arange(N_ROWS)) for k in (0, 10)
     )
     assert rule_against(site_of(), first, second) == ""
+
+
+def test_a_repeated_division_is_free():
+    """Its small group and all of its groups differ by few, which another rule allowed before."""
+    same = facts.RowGroups("folds", np.repeat([0, 1], [62, 2]), np.arange(N_ROWS))
+    site = site_of()
+    assert rule_against(site, same, same) == ""
+    assert rule_against(site, same) == ""
+
+
+def test_repeated_levels_are_free_also_when_records_are_gone():
+    """All rows that are used are still there, in the same places."""
+    site, levels = site_of(tables(), remember="all"), {"g": ["a", "b"]}
+    used = ~rows(8, 56)
+    reported = facts.RowsUsed(used), facts.LevelsRequested(used, levels)
+    assert rule_against(site, *reported) == ""
+    site.change_records(FrameTable(tables().iloc[:-4]), lambda *_: "")
+    assert rule_against(site, facts.LevelsRequested(used[:-4], levels), session="t") == ""
 
 
 def test_levels_over_a_union_of_groups_are_remembered():
@@ -1059,6 +1101,14 @@ def test_a_masked_sum_is_over_enough_sites(n, policy, passes):
         assert refusal.value.rule.replace(" ", "_") in policy
 
 
+@pytest.mark.parametrize(("apart", "noted"), [(1, 0), (2, 1)])
+def test_lists_of_sites_are_kept_where_sums_have_to_be_apart(apart, noted):
+    site = masked_sites(3, apart=apart)["S0"]
+    for number in range(2):
+        request(site, "sum", masked=number, n=5)
+    assert len(site.site_ledger.spent) == noted
+
+
 @pytest.mark.parametrize(
     ("n", "pinned", "share", "passes"),
     [
@@ -1170,6 +1220,23 @@ def test_one_less_or_one_more_is_stricter_and_the_other_way_is_not(key):
     assert stricter(key, strict, strict) == ()
     if key in NO_LIMIT:
         assert stricter(key, NO_LIMIT[key], strict) == (key,) and stricter(key, strict, NO_LIMIT[key]) == ()
+
+
+@pytest.mark.parametrize(
+    ("published", "ends"),
+    [
+        (PUBLISHED, False),
+        (PUBLISHED | {"y": PublishedColumn("number", (0.0, 1.0))}, False),
+        (PUBLISHED | {"x": PublishedColumn("number", (0.0, 8.0), knots=(3.0, 6.0))}, True),
+        ({name: one for name, one in PUBLISHED.items() if name != "g"}, True),
+    ],
+    ids=["same", "a further column", "another range", "a column less"],
+)
+def test_a_changed_description_of_a_column_ends_open_sessions(published, ends):
+    site = site_of(published=PUBLISHED)
+    assert rule_against(site) == ""
+    assert site.change_rules(site.policy, published) == (("columns",) if ends else ())
+    assert isinstance(refusal_of(site), SessionError) == ends
 
 
 STRICTEST = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 
 import numpy as np
+import pandas as pd
 import pytest
 from reporting import FAMILY, N_ROWS, STEPS, refusal_of, rule_against, site_of
 
@@ -193,6 +194,18 @@ def test_sums_over_some_rows_are_entered_with_zeros_elsewhere(n):
     some = SummedProducts(lambda: iter([X[n:, None]]), ["x0"], ROWS[n:])
     assert in_turn(released(X), some) == ["", RULE if n < 4 else ""]
     assert in_turn(some, released(X)) == ["", RULE if n < 4 else ""]
+
+
+def test_a_column_of_zeros_adds_nothing_to_the_history():
+    assert in_turn(released(X, 0.0 * X), released(X, 0.0 * X)) == ["", ""]
+
+
+def test_a_column_that_is_constant_in_its_first_rows_only_is_no_indicator():
+    n = 3 * N_ROWS
+    x = 1.0 + (np.arange(n) % 2)
+    x[N_ROWS:] += np.sqrt(np.arange(n - N_ROWS))
+    site = site_of(pd.DataFrame({"x": x}), **COUNTED)
+    assert rule_against(site, SummedProducts(lambda: iter([x[:, None]]), ["x"], np.arange(n))) == ""
 
 
 def test_a_request_over_no_rows_has_no_products():

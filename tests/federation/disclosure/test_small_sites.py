@@ -123,6 +123,60 @@ def test_the_sums_of_functions_of_a_column_are_named_once(functions, expected):
     assert {name.removeprefix("|") for name in found} == expected
 
 
+@pytest.mark.parametrize(
+    ("factor", "expected"),
+    [
+        (facts.FormulaFactor("I(x + 1)", ("x",), (), written=True), "I(x + 1)"),
+        (facts.FormulaFactor("log(x + 1)", ("x",), ("log",), written=True), "log(x + 1)"),
+        (facts.FormulaFactor("log(sqrt(x))", ("x",), ("log", "sqrt")), "log(sqrt(x))"),
+        (facts.FormulaFactor("log(scale(x))", ("x",), ("log", "scale")), "log"),
+        (facts.FormulaFactor("np.exp(x)", ("x",), ("np.exp",)), "exp"),
+    ],
+)
+@pytest.mark.parametrize("published", [{"x": X}, {}], ids=["published", "not published"])
+def test_a_function_that_is_not_known_has_sums_of_its_own(factor, expected, published):
+    found = column_sums([factor], published, True, "w")
+    assert found == {
+        "x": {f"|{expected}", f"|{expected}*{expected}", f"w|{expected}", f"w|{expected}*{expected}"}
+    }
+
+
+def test_a_category_and_a_product_of_columns_have_no_sums_of_one_column():
+    category = {"x": PublishedColumn("category", levels=("a", "b"))}
+    assert column_sums([function("")], category, True, "") == {}
+    assert column_sums([facts.FormulaFactor("a * x", ("a", "x"), (), True)], {"x": X}, True, "") == {}
+    curve = {"x": PublishedColumn("curve", domain=(0.0, 1.0))}
+    assert column_sums([function("")], curve, True, "") == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "columns"),
+    [
+        ({"knots": 4}, 4 + 1 + 3),
+        ({"knots": 4, "degree": 2}, 4 + 1 + 2),
+        ({"knots": (3.0, 6.0)}, 2 + 1 + 3),
+        ({"degree": 1}, 0 + 1 + 1),
+        ({}, 0 + 1 + 3),
+    ],
+)
+@pytest.mark.parametrize("name", ["bs", "cr", "cc", "bbs"])
+def test_columns_of_a_spline_follow_from_knots_and_degree(name, options, columns):
+    found = column_sums([function(name, **options)], {"x": X}, False, "")["x"]
+    assert len(found) == 2 * columns
+
+
+@pytest.mark.parametrize("products", [True, False])
+def test_without_products_a_function_has_two_sums(products):
+    found = column_sums([function(""), function("log")], {"x": X}, products, "w")["x"]
+    plain = {"|x^1", "|x^2", "|log", "|log*log"}
+    assert found == (plain | {f"w{one}" for one in plain} | {"w|x^1*log"} if products else plain)
+
+
+def test_a_polynomial_has_the_degree_that_it_names():
+    assert column_sums([function("poly")], {"x": X}, False, "") == {"x": {"|x^1", "|x^2"}}
+    assert column_sums([function("poly", degree=2)], {"x": X}, False, "") == {"x": {"|x^1", "|x^2", "|x^4"}}
+
+
 def test_a_spline_has_a_sum_for_every_pair_of_columns():
     spline = function("bs", knots=(3.0, 6.0), degree=3)
     k = 2 + 1 + 3

@@ -1,0 +1,185 @@
+"""Combinations of released groups of rows, compared with a search over all, and the stored history."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedstat.federation.disclosure.release_history import (
+    ReleasedGroups,
+    ReleaseHistory,
+    independent_groups,
+    row_echelon,
+)
+from fedstat.federation.tables.table import FrameTable
+
+N = 10
+SECRET = b"a key"
+
+
+def released(*codes):
+    found = ReleasedGroups.none(N)
+    for code in codes:
+        found = found.with_groups(np.asarray(code))
+    return found
+
+
+def smallest_group(codes, below):
+    """Fewest rows that a combination of the sums is about alone, if fewer than `below`, by a search."""
+    groups = np.array([np.equal(code, k) for code in codes for k in range(max(code) + 1)], dtype=float)
+    rank = np.linalg.matrix_rank(groups)
+    for n in range(1, below):
+        for rows in combinations(range(N), n):
+            if np.linalg.matrix_rank(np.delete(groups, rows, axis=1)) < rank:
+                return n
+    return 0
+
+
+def divisions(seed):
+    """Up to four divisions of the rows into up to three groups, some rows in none."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(-1, rng.integers(1, 4), N) for _ in range(rng.integers(1, 5))]
+
+
+@pytest.mark.parametrize("below", [2, 3, 4])
+def test_isolated_rows_are_those_that_a_search_finds(below):
+    """1 stands for any number where combinations of few rows overlap: then all is refused."""
+    exact = []
+    for seed in range(25):
+        codes = [code for code in divisions(seed) if code.max() >= 0]
+        found, true = released(*codes).fewest_isolated(below), smallest_group(codes, below)
+        assert found in (true, 1)
+        exact.append(found == true)
+    assert sum(exact) >= 18
+
+
+def test_of_two_apart_groups_the_smaller_one_counts():
+    every, without_two = np.zeros(N, dtype=int), np.r_[[-1] * 2, [0] * 8]
+    without_five = np.r_[[0] * 5, [-1] * 5]
+    history = released(every, without_two, without_five)
+    assert [history.fewest_isolated(n) for n in (1, 2, 3, 9)] == [0, 0, 2, 2]
+    assert released(every, without_five).fewest_isolated(6) == 5
+    assert released(every, without_five).fewest_isolated(5) == 0
+
+
+def test_no_group_isolates_no_row():
+    assert ReleasedGroups.none(N).fewest_isolated(99) == 0
+    assert released(np.zeros(N, dtype=int)).fewest_isolated(N) == 0
+    assert released(np.zeros(N, dtype=int)).fewest_isolated(N + 1) == N
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_basis_has_the_rank_of_all_groups_and_is_made_of_them(seed):
+    codes = divisions(seed)
+    groups = np.array([np.equal(code, k) for code in codes for k in range(max(code) + 1)]).reshape(-1, N)
+    history = released(*codes)
+    rank = np.linalg.matrix_rank(groups.astype(float)) if len(groups) else 0
+    assert len(history.basis) == rank == np.linalg.matrix_rank(history.groups.astype(float))
+    assert {row.tobytes() for row in history.groups} <= {row.tobytes() for row in groups}
+    assert history.sizes.sum() == N and (history.sizes > 0).all()
+
+
+def test_groups_that_follow_from_others_are_not_added():
+    basis = np.array([[1, 1, 0, 0], [0, 0, 1, 1]], dtype=bool)
+    assert independent_groups(basis, np.ones((1, 4), dtype=bool)) is basis
+    more = np.array([[1, 0, 0, 0], [0, 1, 0, 0], [1, 1, 1, 1]], dtype=bool)
+    found = independent_groups(basis, more)
+    np.testing.assert_array_equal(found[:2], basis)
+    assert len(found) == 3 and found[2].sum() == 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_echelon_form_spans_the_same_rows_with_a_unit_column_for_each(seed):
+    rng = np.random.default_rng(seed)
+    A = rng.normal(size=(4, 2)) @ rng.normal(size=(2, 6))
+    found = row_echelon(A)
+    assert found.shape == (2, 6) and np.linalg.matrix_rank(np.vstack([A, found])) == 2
+    units = [j for j in range(6) if sorted(np.round(np.abs(found[:, j]), 9)) == [0.0, 1.0]]
+    assert np.linalg.matrix_rank(found[:, units]) == 2 and np.abs(found).max() < 1.0 + 1e-9
+    assert row_echelon(np.zeros((3, 4))).shape == (0, 4)
+    assert row_echelon(np.full((1, 1), 2.0)).tolist() == [[1.0]]
+
+
+def test_rows_that_are_new_or_gone_keep_their_place_in_groups():
+    history = released(np.r_[[0] * 6, [1] * 4])
+    places = np.r_[np.arange(9, 1, -1), [-1, -1]]  # rows 0 and 1 are gone, and two rows are new
+    carried, gone = history.carried(places)
+    assert gone.tolist() == [0, 1]
+    assert carried.groups.sum(axis=1).tolist() == [6, 4] and not carried.groups[:, 8:10].any()
+    # A sum over the first group as it is now is about the two rows that are gone.
+    assert carried.with_groups(np.r_[[-1] * 4, [0] * 4, [-1] * 2]).fewest_isolated(3) == 2
+    assert carried.with_groups(np.r_[[0] * 4, [-1] * 6]).fewest_isolated(3) == 0
+    same, none = history.carried(np.arange(N))
+    np.testing.assert_array_equal(same.basis, history.basis)
+    assert not len(none)
+
+
+# ---- the stored history -------------------------------------------------------------------------------
+
+
+def stored():
+    table = FrameTable(pd.DataFrame({"x": np.arange(float(N))}))
+    weights = np.linspace(0.0, 1.0, N)[:, None]
+    history = ReleaseHistory(released(np.r_[[0] * 6, [1] * 4]).with_weights(weights))
+    return table, history.to_arrays(table, SECRET)
+
+
+def test_a_history_is_read_as_it_was_written():
+    table, arrays = stored()
+    found = ReleaseHistory.from_arrays(arrays, table, SECRET)
+    again = found.to_arrays(table, SECRET)
+    assert again.keys() == arrays.keys()
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(again[name], array)
+    assert ReleaseHistory().to_arrays(table, SECRET) == {}
+
+
+def test_a_history_without_marks_is_in_the_order_of_the_table():
+    table, arrays = stored()
+    found = ReleaseHistory.from_arrays({k: v for k, v in arrays.items() if k != "marks"}, table, SECRET)
+    np.testing.assert_array_equal(found.released.cells, arrays["cells"])
+    assert found.marks is None and not len(found.gone) and found.order == ""
+    again = found.to_arrays(table, SECRET)
+    np.testing.assert_array_equal(again["marks"], arrays["marks"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"basis": np.zeros((2, 2), dtype=np.uint8)},
+        {"basis": np.zeros((1, 1), dtype=np.uint8)},
+        {"c": np.array([2, 9])},
+        {"c": np.array([3, 2])},
+        {"c": np.array([2, 1])},
+        {"cells": np.r_[np.zeros(9, dtype=int), 2]},
+        {"cells": np.r_[np.zeros(9, dtype=int), -1]},
+        {"weights": np.zeros((N - 1, 1))},
+        {"weights": np.zeros((N + 1, 1))},
+        {"weights": np.zeros(N)},
+        {"weights": np.full((N, 1), np.nan)},
+        {"columns": np.full((N, 1), np.inf)},
+        {"columns": np.zeros((N, 1, 1))},
+        {"marks": np.zeros((N - 1, 16), dtype=np.uint8)},
+        {"marks": np.zeros((N, 15), dtype=np.uint8)},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_arrays_that_do_not_belong_together_are_no_history(change):
+    table, arrays = stored()
+    with pytest.raises(ValueError, match="not whole"):
+        ReleaseHistory.from_arrays(arrays | change, table, SECRET)
+
+
+@pytest.mark.parametrize("cells", [np.zeros(N, dtype=int), np.ones(N, dtype=int), np.arange(N) % 2])
+def test_any_cell_of_the_basis_may_be_that_of_a_row(cells):
+    table, arrays = stored()
+    found = ReleaseHistory.from_arrays(arrays | {"cells": cells}, table, SECRET)
+    np.testing.assert_array_equal(found.released.cells, cells)
+
+
+def test_a_history_of_no_rows_is_one():
+    empty = ReleasedGroups.none(0)
+    assert ReleasedGroups.from_arrays(empty.to_arrays()).cells.shape == (0,)
