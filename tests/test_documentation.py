@@ -1,5 +1,6 @@
 """Pages and their links: every public name has a place in the reference, every vignette one in the index."""
 
+import dataclasses
 import importlib
 import re
 from pathlib import Path
@@ -8,6 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import fedstat as fs
+from fedstat.operator.site_status import SiteStatus
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -89,3 +91,8 @@ def test_a_page_that_asks_another_host_or_hides_a_picture_is_found(tmp_path, mon
         (tmp_path / name).write_text(text, encoding="utf-8")
     found = {name: offline.faults(tmp_path / name) for name in pages}
     assert found.pop("good.html") == [] and all(len(faults) == 1 for faults in found.values())
+
+
+def test_the_page_on_running_a_site_names_every_key_of_its_status():
+    named = re.findall(r"`(\w+)`", (DOCS / "running.md").read_text(encoding="utf-8"))
+    assert {one.name for one in dataclasses.fields(SiteStatus)} <= set(named)
