@@ -57,11 +57,16 @@ def changed(source, how, name, entry, code):
     return f"{before}{comma}{code.strip().rstrip(',')}{source[at:]}"
 
 
+def copy_folder(name, place):
+    """Copy a folder with what python and numba have compiled, but for files that are being written."""
+    shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("*.pyc.*", "*.tmp.*"))
+
+
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory):
     """A copy of the package, in which all recipes were carried out."""
     place = tmp_path_factory.mktemp("copy")
-    shutil.copytree(ROOT / "fedstat", place / "fedstat", ignore=shutil.ignore_patterns("__pycache__"))
+    copy_folder("fedstat", place)
     titles = re.findall(r"^## (Add a (?!family).*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     assert len(titles) == 4
     for title in titles:
@@ -195,7 +200,7 @@ def test_a_new_source_is_read_by_sites_and_partitions(copy):
 
 def test_a_new_family_fits_as_it_is_written(tmp_path):
     for part in ("fedstat", "docs/api"):
-        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
+        copy_folder(part, tmp_path)
     ((command, name),) = re.findall(
         r"^python -m ([\w.]+) (\w+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE
     )

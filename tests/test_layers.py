@@ -1,6 +1,7 @@
 """The order of the rooms: who may import whom, and what may lie about."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,17 @@ BANNED_NAMES = {"utils.py", "helpers.py", "misc.py", "common.py"}
 
 def files():
     return [path for path in sorted(PACKAGE.rglob("*.py")) if "__pycache__" not in path.parts]
+
+
+@cache
+def parsed(path):
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def imports_in(path):
+    """Import statements of a file."""
+    return [node for node in ast.walk(parsed(path)) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
 def families():
@@ -161,12 +173,13 @@ def among_models(where, target, name, known_families):
     return later(MODELS, own, other, name)
 
 
+@cache
 def imports_of(module):
     """Modules of the package that a module imports, those for type checking included."""
     path = MODULES[module]
     where = address(path)
     package = ("fedstat", *where) if path.name == "__init__.py" else ("fedstat", *where[:-1])
-    names = {name for node in ast.walk(ast.parse(path.read_text())) for name in imported(node, package)}
+    names = {name for node in imports_in(path) for name in imported(node, package)}
     found = {name if name in MODULES else name.rpartition(".")[0] for name in names}
     return {name for name in found if name in MODULES and name != module}
 
@@ -282,7 +295,7 @@ def test_no_drawer_for_odds_and_ends():
 
 def test_no_empty_module():
     empty = [
-        path for path in files() if path.name != "__init__.py" and not ast.parse(path.read_text()).body[1:]
+        path for path in files() if path.name != "__init__.py" and not parsed(path).body[1:]
     ]
     assert not empty
 
@@ -301,7 +314,7 @@ def test_a_class_has_a_name_of_its_own():
     """One name, one thing: no two classes of the package are called the same."""
     found = {}
     for path in files():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
     assert not {name: where for name, where in found.items() if len(where) > 1}

@@ -40,6 +40,12 @@ def modules() -> dict[str, Path]:
 
 
 @cache
+def imports_in(path: Path) -> list[ast.ImportFrom]:
+    """Return the statements of a file that import from a module."""
+    return [node for node in ast.walk(parsed(path)) if isinstance(node, ast.ImportFrom)]
+
+
+@cache
 def parsed(path: Path) -> ast.Module:
     """Return the syntax tree of a file."""
     return ast.parse(path.read_text(encoding="utf-8"))
@@ -47,8 +53,8 @@ def parsed(path: Path) -> ast.Module:
 
 def imported(path: Path, known: dict[str, Path]) -> Iterator[str]:
     """Modules of the package that a file imports, those for type checking included."""
-    for node in ast.walk(parsed(path)):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "fedstat":
+    for node in imports_in(path):
+        if (node.module or "").split(".")[0] == "fedstat":
             source = (node.module or "").removeprefix("fedstat").lstrip(".")
             for alias in node.names:
                 name = f"{source}.{alias.name}".lstrip(".")

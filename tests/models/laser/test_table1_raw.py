@@ -34,6 +34,7 @@ def test_scores_of_decisions(method):
     assert found == pytest.approx(200 * 0.11 / (0.5 + 0.22) if method == "standard" else 100.0, abs=1.0)
 
 
+@pytest.mark.slow
 def test_training_learns():
     """A response that two sites' columns predict together, and neither site alone."""
     rng = np.random.default_rng(2)
