@@ -294,9 +294,7 @@ def test_no_drawer_for_odds_and_ends():
 
 
 def test_no_empty_module():
-    empty = [
-        path for path in files() if path.name != "__init__.py" and not parsed(path).body[1:]
-    ]
+    empty = [path for path in files() if path.name != "__init__.py" and not parsed(path).body[1:]]
     assert not empty
 
 
