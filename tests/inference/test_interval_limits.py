@@ -14,8 +14,15 @@ from fedstat.errors import EstimationError, ModelError, NotAvailableError
 from fedstat.inference.conformal import merge_upwards, threshold_bins
 from fedstat.inference.covariance import gvif, nearest_psd, symmetrize
 from fedstat.inference.heterogeneity import MaskedSiteSums, adjust_holm, heterogeneity
-from fedstat.inference.homogeneity_tests import SiteWelchTerms
-from fedstat.inference.hypotheses import read_constraints, t_test, wald_test
+from fedstat.inference.homogeneity_tests import (
+    JointTest,
+    SiteScores,
+    SiteWelchTerms,
+    joint_test,
+    quadratic_form,
+    welch_test,
+)
+from fedstat.inference.hypotheses import read_constraints, t_test, wald_test, wald_test_terms
 from fedstat.inference.meta_analysis import RandomEffectsOptions, combine_factor, combine_sites, i2_interval
 
 # ---- conformal prediction ----------------------------------------------------------------------------
@@ -303,3 +310,167 @@ def test_each_site_has_its_own_dispersion_where_all_have_fits_of_their_own(with_
         found = heterogeneity(("x",), np.zeros(1), 1.0, sites, estimated=estimated)
         assert found.joint.own_dispersions == (estimated and own_dispersions)
         assert found.one_dispersion == (estimated and not own_dispersions)
+
+
+# ---- tests of equal coefficients ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("test", "excess"),
+    [
+        (JointTest(10.0, 0.04, 4), 0.6),
+        (JointTest(4.0, 0.4, 4), 0.0),
+        (JointTest(3.0, 0.9, 4), 0.0),
+        (JointTest(0.0, 1.0, 4), 0.0),
+        (JointTest(2.0, np.nan, 0), 0.0),
+        (JointTest(3.0, 0.1, 4, 12.0), 0.6),  # the mean of F is 12 / 10
+        (JointTest(3.0, 0.1, 4, 3.0), 0.0),
+        (JointTest(30.0, 0.1, 4, 3.0), 0.9),
+        (JointTest(3.0, 0.1, 4, 1.5), 0.0),  # F has no mean
+    ],
+)
+def test_the_excess_of_a_test_is_what_exceeds_its_mean(test, excess):
+    assert test.excess == pytest.approx(excess)
+    assert test.own_dispersions == np.isfinite(test.df_denom)
+
+
+def least_squares_sites(seed=0, sizes=(12, 15, 20), p=3):
+    """Columns and responses by site."""
+    rng = np.random.default_rng(seed)
+    sites = [(rng.normal(size=(n, p)), rng.normal(size=n)) for n in sizes]
+    return sites, (np.concatenate(parts) for parts in zip(*sites, strict=True))
+
+
+def parts_at(sites, beta):
+    """Scores and informations of the sites for dispersion one."""
+    return np.array([X.T @ (y - X @ beta) for X, y in sites]), np.array([X.T @ X for X, _ in sites])
+
+
+@pytest.mark.parametrize("stopped", [0.0, 0.1])
+def test_the_score_test_of_least_squares_is_chows(stopped):
+    """The fall of the residual sum of squares from one vector of coefficients to one for each site."""
+    sites, (X, y) = least_squares_sites()
+    beta, common = np.linalg.lstsq(X, y, rcond=None)[:2]
+    own = sum(np.linalg.lstsq(*site, rcond=None)[1][0] for site in sites)
+    scores, informations = parts_at(sites, beta + stopped)
+    expected = (common[0] - own) / 2.0
+    test = SiteScores.of(scores, informations, 2.0, ["a", "b", "c"]).joint_test()
+    assert (test.statistic, test.df) == (pytest.approx(expected), 6)
+    assert test.pvalue == pytest.approx(stats.chi2.sf(expected, 6))
+    form = sum(np.array(quadratic_form(*part)) for part in zip(scores, informations, strict=True))
+    masked = joint_test(form, scores.sum(axis=0), informations.sum(axis=0), 2.0)
+    assert masked == pytest.approx(test)
+
+
+@pytest.mark.parametrize("unit", [1e-6, 1.0, 1e6])
+def test_a_direction_without_information_at_a_site_is_not_tested_there(unit):
+    sites, (X, y) = least_squares_sites()
+    first = sites[0][0]
+    first[:, 2] = 0.0
+    sites[1][0][:, 2] = sites[1][0][:, 1]
+    for one, _ in sites:
+        one[:, 1] *= unit
+    X = np.concatenate([one for one, _ in sites])
+    scores, informations = parts_at(sites, np.linalg.lstsq(X, y, rcond=None)[0])
+    ranks = [quadratic_form(*part)[1] for part in zip(scores, informations, strict=True)]
+    assert ranks == [2.0, 2.0, 3.0]
+    assert quadratic_form(scores[0], 0.0 * informations[0]) == (0.0, 0.0)
+    own = quadratic_form(scores[0], informations[0])[0]
+    assert own == pytest.approx(scores[0, :2] @ np.linalg.solve(informations[0][:2, :2], scores[0, :2]))
+
+
+def test_one_site_has_nothing_to_be_compared_with():
+    sites, (X, y) = least_squares_sites(sizes=(20,))
+    scores, informations = parts_at(sites, np.linalg.lstsq(X, y, rcond=None)[0])
+    test = SiteScores.of(scores, informations, 1.0, ["a", "b", "c"]).joint_test()
+    assert (test.statistic, test.df) == (pytest.approx(0.0, abs=1e-12), 0) and np.isnan(test.pvalue)
+    test = welch_test([SiteWelchTerms(scores[0], informations[0], 17.0)])
+    assert (test.statistic, test.df) == (0.0, 0) and np.isnan(test.pvalue)
+
+
+def test_informations_that_do_not_sum_to_a_positive_definite_matrix_are_refused():
+    with pytest.raises(EstimationError, match="a, b"):
+        SiteScores.of(np.zeros((2, 2)), np.array([np.eye(2), -np.eye(2)]), 1.0, ["a", "b"])
+
+
+def test_the_estimate_without_a_site_is_that_of_the_others():
+    sites, (X, y) = least_squares_sites()
+    beta = np.linalg.lstsq(X, y, rcond=None)[0]
+    found = SiteScores.of(*parts_at(sites, beta), 2.0, ["a", "b", "c"])
+    errors = np.sqrt(2.0 * np.diag(np.linalg.inv(X.T @ X)))
+    np.testing.assert_allclose(found.std_errors, errors)
+    estimates, changes = found.without_each(beta)
+    for k in range(3):
+        others = [np.concatenate(part) for part in zip(*(sites[:k] + sites[k + 1 :]), strict=True)]
+        np.testing.assert_allclose(estimates[k], np.linalg.lstsq(*others, rcond=None)[0])
+        np.testing.assert_allclose(changes[k], (estimates[k] - beta) / errors)
+
+
+def test_a_coefficient_that_only_one_site_determines_is_lost_without_it():
+    sites, (_, y) = least_squares_sites()
+    for one, _ in sites[1:]:
+        one[:, 2] = 0.0
+    X = np.concatenate([one for one, _ in sites])
+    beta = np.linalg.lstsq(X, y, rcond=None)[0]
+    estimates, _ = SiteScores.of(*parts_at(sites, beta), 1.0, ["a", "b", "c"]).without_each(beta)
+    assert np.isnan(estimates).tolist() == [[False, False, True], [False] * 3, [False] * 3]
+    others = [np.concatenate(part) for part in zip(*sites[1:], strict=True)]
+    np.testing.assert_allclose(estimates[0, :2], np.linalg.lstsq(others[0][:, :2], others[1], rcond=None)[0])
+
+
+def test_one_coefficient_gives_welchs_test():
+    """Welch (1951): means of groups with variances of their own; statistic and degrees of freedom by hand."""
+    rng = np.random.default_rng(4)
+    groups = [rng.normal(0.4 * k, 1.0 + k, 8 + 3 * k) for k in range(4)]
+    w = np.array([len(one) / one.var(ddof=1) for one in groups])
+    means, df = np.array([one.mean() for one in groups]), np.array([len(one) - 1.0 for one in groups])
+    k, grand = len(groups), (w @ means) / w.sum()
+    unequal = ((1.0 - w / w.sum()) ** 2 / df).sum()
+    F = (w @ (means - grand) ** 2 / (k - 1)) / (1.0 + 2.0 * (k - 2) / (k**2 - 1) * unequal)
+    parts = [
+        SiteWelchTerms(np.array([a * (b - grand)]), np.array([[a]]), c)
+        for a, b, c in zip(w, means, df, strict=True)
+    ]
+    test = welch_test(parts)
+    assert (test.statistic, test.df) == (pytest.approx(F), 3)
+    assert test.df_denom == pytest.approx((k**2 - 1) / (3.0 * unequal))
+    assert test.pvalue == pytest.approx(stats.f.sf(F, 3, test.df_denom))
+
+
+# ---- hypotheses with degrees of freedom ---------------------------------------------------------------
+
+
+def test_with_degrees_of_freedom_tests_are_those_of_t_and_f():
+    params, cov, names = np.array([1.0, 2.0, 3.0]), np.diag([1.0, 4.0, 2.0]), ["a", "b", "c"]
+    found = t_test(params, cov, read_constraints("a = 0, c = 1", names), df=7.0)
+    np.testing.assert_allclose(found.tvalue.ravel(), [1.0, np.sqrt(2.0)])
+    np.testing.assert_allclose(found.pvalue.ravel(), 2.0 * stats.t.sf([1.0, np.sqrt(2.0)], 7.0))
+    found = wald_test(params, cov, read_constraints("a = 0, b = 0", names), df=7.0)
+    assert float(found.statistic) == pytest.approx(1.0)
+    assert float(found.pvalue) == pytest.approx(stats.f.sf(1.0, 2, 7.0))
+
+
+@pytest.mark.parametrize(("df", "statistic"), [(None, 2.0), (7.0, 1.0)])
+def test_terms_are_tested_with_the_degrees_of_freedom(df, statistic):
+    params, cov = np.array([5.0, 1.0, 2.0]), np.diag([1.0, 1.0, 4.0])
+    found = wald_test_terms(params, cov, ["Intercept", "g[b]", "g[c]"], ["Intercept", "g", "g"], df=df)
+    row = found.table.loc["g"]
+    assert (row["statistic"], row["df_constraint"]) == (pytest.approx(statistic), 2)
+    expected = stats.chi2.sf(2.0, 2) if df is None else stats.f.sf(1.0, 2, df)
+    assert row["pvalue"] == pytest.approx(expected)
+    assert ("df_denom" in found.table) == (df is not None)
+
+
+@pytest.mark.parametrize(
+    ("skip", "combine", "terms"),
+    [
+        (False, (), ["Intercept", "g", "x"]),
+        (True, (), ["g"]),
+        (True, ("x",), ["g", "x"]),
+        (False, ("g",), ["Intercept", "g", "x", "g"]),
+    ],
+)
+def test_terms_of_one_coefficient_are_left_out_on_request(skip, combine, terms):
+    names, of = ["Intercept", "g[b]", "g[c]", "x"], ["Intercept", "g", "g", "x"]
+    found = wald_test_terms(np.ones(4), np.eye(4), names, of, skip_single=skip, combine_terms=combine)
+    assert found.table.index.tolist() == terms
