@@ -241,6 +241,9 @@ COUNTS = {
     "rows that make up a column": Count("minimum rows per level", spiked, 3),
     "rows of a cell of two factors": Count("minimum rows per level", cell, 3),
     "rows between two vectors of weights of estimates": Count("differencing", estimated, 5),
+    "rows between two vectors of weights of a minimum of two": Count(
+        "differencing", estimated, 2, policy={"min_count": 2}
+    ),
     "rows between two vectors of weights of all sessions": Count(
         "differencing", estimated, 5, policy={"remember": "all"}
     ),
@@ -845,6 +848,13 @@ def test_a_row_outside_all_samples_is_seen():
     assert rule_against(site_of(**STRICT_SHARE), mean_sums(known, "only")) == ""
 
 
+@pytest.mark.parametrize(("off", "rule"), [(0.0, ""), (1.0, "largest share")])
+def test_a_vector_that_is_a_column_in_all_samples_is_looked_at_in_all_rows(off, rule):
+    known = {"only": np.ones(6000)}
+    known["only"][3] += off
+    assert rule_against(site_of(**STRICT_SHARE), mean_sums(known, "only")) == rule
+
+
 def test_a_pair_of_rows_is_found_next_to_a_row_of_higher_leverage():
     rng = np.random.default_rng(2)
     x, far = rng.normal(size=(2, 200))
@@ -890,6 +900,15 @@ def test_a_small_group_that_stays_as_it_was_is_another_rules():
         facts.RowGroups("folds", np.where(rows(k), -1, code), np.arange(N_ROWS)) for k in (0, 10)
     )
     assert rule_against(site_of(), first, second) == ""
+
+
+def test_levels_are_compared_where_the_owner_wants_all_releases_compared():
+    one = COUNTS["rows of a level between two answers"]
+    assert rule_against(site_of(tables(), remember="rows"), *listed(one.facts(1))) == ""
+    assert rule_against(site_of(tables(), remember="nothing"), *listed(one.facts(1))) == ""
+    # Before the first sums there is nothing to be compared with.
+    first = facts.LevelsRequested(~rows(0), {"g": ["a", "b"]})
+    assert rule_against(site_of(tables(), remember="all"), first) == ""
 
 
 def test_a_repeated_division_is_free():

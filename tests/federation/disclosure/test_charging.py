@@ -430,6 +430,40 @@ def test_a_step_that_does_not_reveal_its_sensitivity_releases_nothing(monkeypatc
             site_of().answer(toy(monkeypatch, run))
 
 
+@pytest.mark.parametrize(
+    ("variance", "fits"), [(0, False), (Fraction(1, 10**9), True), (2**100, True), (2**100 + 1, False)]
+)
+def test_noise_has_a_variance_above_zero_and_at_most_the_largest(monkeypatch, variance, fits):
+    def noisy(data, state):
+        state.report(EntityCount(N), NoiseRequired("total", "", Fraction(1, 10**12), Fraction(variance)))
+        return {"total": np.ones(1, dtype=np.int64)}
+
+    site, packed = site_of(), toy(monkeypatch, noisy)
+    if fits:
+        site.answer(packed)
+    else:
+        with pytest.raises(DescriptionError, match="variance"):
+            site.answer(packed)
+    assert len(site.site_ledger.charges.made) == fits
+
+
+def test_a_table_in_memory_is_digested_once(monkeypatch):
+    read = []
+
+    def counted(table, key):
+        read.append(table)
+        return content_fingerprint(table, key)
+
+    monkeypatch.setattr("fedstat.federation.disclosure.privacy_budget.content_fingerprint", counted)
+    site = site_of(privacy=Budget(9.0, 1e-6))
+    for rho in ("1/100", "1/101"):
+        counts(site, bins(rho=rho))
+    assert len(read) == 1
+    site.change_records(FrameTable(FRAME.iloc[1:]), lambda *_: "")
+    counts(site, bins(rho="1/100"), "another")
+    assert len(read) == 2
+
+
 def test_an_answer_is_charged_as_a_whole_or_not_at_all(monkeypatch):
     """Each of two arrays is within the budget, and both are not: nothing is lost, and no row is read."""
     read = []

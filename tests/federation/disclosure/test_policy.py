@@ -1,5 +1,7 @@
 """Every rule of a policy: what it refuses and says, what it lets pass, and that a refusal leaves no trace."""
 
+from fractions import Fraction
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -16,6 +18,7 @@ from fedstat.federation.disclosure.state import State
 from fedstat.federation.message import ArrayDeclaration, Request, Step, pack_request, unpack_reply
 from fedstat.federation.protocols.engine import LocalEngine
 from fedstat.federation.protocols.key_agreement import agree_keys
+from fedstat.privacy.zcdp import rho_of_budget
 
 
 def total(data, state):
@@ -444,3 +447,33 @@ def test_no_earlier_answers_are_held_against_a_new_one_where_the_owner_keeps_non
     fs.GLORE.from_formula("y ~ x", partition)
     with pytest.warns(fs.errors.DataWarning):
         fs.GLORE.from_formula("y ~ x + w", partition)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Policy(),
+        Policy(min_count=9),
+        Policy.strict(),
+        Policy.strict(min_count=9, refused_kinds=frozenset()),
+        Policy.strict(refused_kinds=frozenset({"sketch", "aggregate"}), remember="rows"),
+        Policy.strict(privacy=BUDGET),
+        Policy(max_share=0.5, max_columns=3),
+    ],
+    ids=repr,
+)
+def test_a_policy_is_shown_by_what_differs_from_the_nearer_of_two(policy):
+    text = repr(policy)
+    assert eval(text, {"Policy": Policy, "Budget": Budget}) == policy
+    assert len(text) < 140
+
+
+def test_the_nearer_of_two_policies_is_named():
+    assert repr(Policy(min_count=9)) == "Policy(min_count=9)"
+    assert repr(Policy.strict(min_count=9)) == "Policy.strict(min_count=9)"
+
+
+def test_the_rho_of_a_budget_is_on_the_grid_and_within_it():
+    rho = BUDGET.rho
+    assert (rho * 2**64).denominator == 1
+    assert 0 <= rho_of_budget(BUDGET.epsilon, BUDGET.delta) - rho < Fraction(1, 2**64)
