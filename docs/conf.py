@@ -14,6 +14,7 @@ sys.modules["fedstat.curves"] = (
 
 project = "fedstat"
 author = "the authors of fedstat"
+copyright = f"2026, {author}; BSD 3-Clause License"  # noqa: A001
 version = release = version_of("fedstat")
 language = "en"
 
@@ -22,6 +23,8 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "numpydoc",
+    "building.front",
+    "building.gallery",
     "building.mathml",
     "building.offline",
     "building.references",
@@ -32,7 +35,8 @@ exclude_patterns = ["_build"]
 nitpicky = True
 nitpick_ignore_regex = [("py:class", r"fedstat\..*Record")]  # what results are stored as
 
-myst_enable_extensions = ["dollarmath"]
+myst_enable_extensions = ["dollarmath", "substitution"]
+myst_substitutions = {"version": version}
 myst_heading_anchors = 3
 nb_execution_mode = "off"
 nb_merge_streams = True
@@ -48,6 +52,7 @@ html_theme = "pydata_sphinx_theme"
 html_title = "fedstat"
 html_static_path = ["_static"]
 html_css_files = ["fedstat.css"]
+html_js_files = ["copy.js"]
 toc_object_entries_show_parents = "hide"
 html_show_sourcelink = False
 html_copy_source = False
@@ -57,6 +62,6 @@ html_theme_options = {
     "navigation_with_keys": False,
     "show_prev_next": False,
     "secondary_sidebar_items": ["page-toc"],
-    "footer_start": [],
+    "footer_start": ["copyright"],
     "footer_end": [],
 }

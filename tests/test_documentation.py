@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import pandas as pd
 import pytest
 
 import fedstat as fs
@@ -60,7 +61,7 @@ def test_reference_has_every_public_name():
 
 
 def test_index_has_every_vignette():
-    listed = re.findall(r"^vignettes/([\w-]+)\.ipynb$", (DOCS / "questions.md").read_text(), re.MULTILINE)
+    listed = re.findall(r"^vignettes/([\w-]+)\.ipynb: ", (DOCS / "questions.md").read_text(), re.MULTILINE)
     vignettes = [path.stem for path in (ROOT / "vignettes").glob("*.md") if path.stem != "README"]
     assert sorted(listed) == sorted(vignettes)
 
@@ -96,3 +97,53 @@ def test_a_page_that_asks_another_host_or_hides_a_picture_is_found(tmp_path, mon
 def test_the_page_on_running_a_site_names_every_key_of_its_status():
     named = re.findall(r"`(\w+)`", (DOCS / "running.md").read_text(encoding="utf-8"))
     assert {one.name for one in dataclasses.fields(SiteStatus)} <= set(named)
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.stem)
+def test_public_names_on_pages_exist(page):
+    named = set(re.findall(r"\bfs\.(\w+)", page.read_text(encoding="utf-8")))
+    assert [name for name in named if not hasattr(fs, name)] == []
+
+
+def test_evidence_names_tests_that_exist():
+    for line in (DOCS / "evidence.md").read_text(encoding="utf-8").splitlines():
+        first = re.search(r"`([\w/]+/)test_\w+\.py`", line)
+        for name in re.findall(r"`((?:[\w/]+/)?test_\w+\.py)`", line):
+            path = ROOT / "tests" / (name if "/" in name else f"{first[1]}{name}")
+            assert path.exists(), path
+
+
+def coverages():
+    """Recorded coverage by the first words of its row on the page of evidence."""
+
+    def read(name, query, column="coverage"):
+        return pd.read_csv(ROOT / "tests" / "benchmarks" / "results" / f"{name}.csv").query(query)[column]
+
+    conformal = pd.read_csv(ROOT / "tests" / "benchmarks" / "results" / "laser_conformal.csv")
+    by_set = conformal.query("calibrate >= 200").groupby(["exchange", "clients"])["set: coverage"].mean()
+    return {
+        "`GLORE`": read(
+            "flb", "method == 'GLORE' and target == 'all' and sample == 'all' and setting != 'III'"
+        ),
+        '`VFEMRegression`, `between="independent"`': read("coverage", "method == 'vfem'"),
+        "`VFEMRegression`, default": read("vfem_blocks", "method == 'free'"),
+        "`VFEMGLM`, binary, default": read("vfem_glm_blocks", "method == 'free'"),
+        "`VerticalGLM`, debiased": read("vglm_coverage", "inference == 'debiased'"),
+        "`FedFunctionBoost`, refit": read(
+            "boost_coverage", "measure.str.startswith('refit') and measure.str.endswith('pointwise')", "mean"
+        ),
+        "`M2SEM`, profiles and differences": read(
+            "m2sem_coverage", "interval in ['profiles', 'differences']"
+        ),
+        "`PrivateCopulaGLM`": read("private_glm_coverage_moments", "epsilon < 5", "cover"),
+        "`LASER`, sets of classes at 90 %": by_set,
+    }
+
+
+@pytest.mark.parametrize("model", coverages())
+def test_evidence_has_the_recorded_coverage(model):
+    text = (DOCS / "evidence.md").read_text(encoding="utf-8")
+    (row,) = [line for line in text.splitlines() if line.startswith(f"| {model} | ") and line.count("|") == 7]
+    shown = [float(cell) for cell in row.split("|")[4:7]]
+    recorded = coverages()[model]
+    assert shown == pytest.approx([recorded.min(), recorded.mean(), recorded.max()], abs=0.00051)

@@ -19,6 +19,8 @@ sys.path.insert(0, str(ROOT / "vignettes"))
 
 import render  # noqa: E402
 
+from building.gallery import write_thumbnail  # noqa: E402
+
 logger = logging.getLogger(__name__)
 
 
@@ -79,6 +81,7 @@ def prepare(app: Sphinx) -> None:
                 show_pictures(cell)
             else:
                 cell.source = to_page(cell.source)
+        write_thumbnail(notebook, folder / "thumbnails" / name)
         write_if_changed(folder / f"{name}.ipynb", nbformat.writes(notebook))
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     write_if_changed(folder / "which-model.txt", to_page(section(readme, "Which model for which data")))
