@@ -7,6 +7,7 @@ without a policy are those of the default rules, so that a changed default is se
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
@@ -14,16 +15,18 @@ import numpy as np
 import pandas as pd
 import pytest
 from reporting import CONTROL, FAMILY, N_ROWS, STEPS, masked_sites, refusal_of, request, rule_against, site_of
+from scipy import stats
 
 from fedstat.errors import (
     DescriptionError,
     FedstatError,
     MessageError,
+    NotAvailableError,
     PartitionError,
     PolicyError,
     SessionError,
 )
-from fedstat.federation.disclosure import facts, row_checks
+from fedstat.federation.disclosure import facts, leverage, row_checks
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.rules import RELEASE_KINDS
 from fedstat.federation.disclosure.site import FAMILIES
@@ -698,6 +701,13 @@ def test_of_very_few_rows_one_may_be_a_whole_column(n, passes):
     assert (rule_against(site_of(**STRICT_SHARE), facts.SummedColumns(x[:, None])) == "") == passes
 
 
+@pytest.mark.parametrize(("n", "p"), [(3, 1), (4, 2), (10, 1), (12, 8), (30, 3), (4000, 1), (4000, 20)])
+def test_the_largest_share_is_that_of_a_normal_row_in_one_group_of_ten_thousand(n, p):
+    rare = float(stats.beta.isf(1e-4 / n, p / 2.0, (n - p - 1) / 2.0))
+    assert leverage.max_row_share(n, p) == pytest.approx(max(0.75, rare), rel=1e-12)
+    assert leverage.max_row_share(p + 1, p) == leverage.max_row_share(1, p) == 1.0
+
+
 def few_valued(n, times=1, beside=0):
     """A column of zeros and ones with two plain columns, in a group of `n` entities."""
     detail = ColumnCardinality(1, (DiscreteColumn(2, 1, True),))
@@ -1050,6 +1060,11 @@ def test_weights_come_in_only_where_numbers_for_each_entity_may_leave(policy, ru
     else:
         assert request(site, "weigh", w=np.ones(N_ROWS)).arrays["seen"] == 1.0
     assert rule_against(site) == ""
+
+
+def test_a_site_is_not_copied():
+    with pytest.raises(NotAvailableError, match="Kiel"):
+        pickle.dumps(site_of())
 
 
 def test_a_request_to_another_site_is_not_answered():

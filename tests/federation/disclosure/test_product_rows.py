@@ -88,6 +88,17 @@ def test_no_row_or_enough_rows_of_a_column_of_many_values_are_without_an_indicat
     assert rule_against(site, released(dose, indicator)) == (RULE if 0 < n < 3 else "")
 
 
+def test_a_refusal_names_the_columns_of_the_product():
+    site = site_of(**COUNTED | {"remember": "nothing"})
+    for columns, named in (
+        ((ones(3, 5), X), ["x0"]),
+        ((X, ones(ROWS[:20]), ones(ROWS[18:40])), ["x1", "x2"]),
+        ((ones(ROWS[:20]), X * ones(ROWS[:22])), ["x0", "x1"]),
+    ):
+        text = str(refusal_of(site, released(*columns)))
+        assert [name for name in ("x0", "x1", "x2") for _ in range(text.count(f"'{name}'"))] == named
+
+
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_products_are_counted_in_every_group(n):
     site = site_of(**COUNTED | {"remember": "nothing"})
