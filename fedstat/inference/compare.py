@@ -41,7 +41,7 @@ class Comparison(SheetSummary):
     Parameters
     ----------
     coefficients : DataFrame
-        Text cells, index (client, name), one column per fit; blank where a fit has no such coefficient.
+        Text cells, index (site, name), one column per fit; blank where a fit has no such coefficient.
     bottom : DataFrame
         Text cells, one row per figure of the whole fit.
     notes : tuple of str
@@ -61,7 +61,7 @@ class Comparison(SheetSummary):
         heads = [str(heading) for heading in tables[0].columns]
         if coefficients.empty:
             # Fits that have only figures give one sheet, and no site next to a name.
-            heads, body = ["", *heads[2:]], tables[1].drop(columns="client")
+            heads, body = ["", *heads[2:]], tables[1].drop(columns="site")
             widths = tuple(
                 min(max(map(len, [*body[c], h])), WIDEST) for c, h in zip(body, heads, strict=True)
             )
@@ -74,7 +74,7 @@ class Comparison(SheetSummary):
         super().__init__([_sheet(*one, widths) for one in zip(tables, headers, strict=True)], notes)
 
     def to_frame(self) -> pd.DataFrame:
-        """All cells as printed, index (client, name); the figures of the whole fits have client ``""``."""
+        """All cells as printed, index (site, name); the figures of the whole fits have site ``""``."""
         return pd.concat([self.coefficients, self.bottom])
 
 
@@ -224,7 +224,7 @@ def _row_order(columns: Sequence[_Column]) -> pd.MultiIndex:
             owner[name] = owner.get(name) or site
     order = {site: i for i, site in enumerate(dict.fromkeys(["", *owner.values()]))}
     rows = sorted(owner, key=lambda name: order[owner[name]])
-    return pd.MultiIndex.from_tuples([(owner[name], name) for name in rows], names=["client", "name"])
+    return pd.MultiIndex.from_tuples([(owner[name], name) for name in rows], names=["site", "name"])
 
 
 def _notes(columns: Mapping[str, _Column], stars: Sequence[float]) -> tuple[str, ...]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -20,7 +21,8 @@ from fedstat.inference.discrimination import (
 )
 from fedstat.inference.plots import plot_calibration, plot_roc
 from fedstat.inference.recalibration import Recalibration
-from fedstat.inference.tables import Sheet, SheetSummary, number
+from fedstat.inference.summary import Note, Report
+from fedstat.inference.tables import Sheet, number
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.typing import Floats, Ints
 
@@ -190,7 +192,7 @@ POINTS, ROC = ["site", "point"], ["threshold", "fpr", "tpr"]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Evaluation:
+class Evaluation(Report):
     """Discrimination and calibration of predictions, over sites.
 
     Parameters
@@ -455,7 +457,14 @@ class Evaluation:
             {**columns, "mean_predicted": expected / n, "observed": observed / n}, index=index
         )
 
-    def summary(self) -> SheetSummary:
+    def tidy(self) -> pd.DataFrame:
+        """One row per site and one for all, the columns of :meth:`to_frame`."""
+        return self.to_frame().rename_axis("site").reset_index()
+
+    def _glance(self) -> dict[str, Any]:
+        return {"n_sites": len(self.sites), **self.to_frame().loc[ALL]}
+
+    def _sheets(self) -> Iterator[Sheet]:
         """One line per site and one for all: rows, events, expected, ratio, AUC with its interval, or R2."""
         heads = ["n", "events" if self.binary else "observed", "expected", "ratio"]
         heads += ["AUC", "std err", *(f"{q:.3f}" for q in (0.5 - LEVEL / 2, 0.5 + LEVEL / 2))] * self.binary
@@ -467,9 +476,9 @@ class Evaluation:
         )
         all_widths = WIDTHS if self.accuracy is None else NUMBER_WIDTHS
         aligns, widths = "l" + "r" * len(heads), all_widths[: len(heads) + 1]
-        sheet = Sheet(("site", *heads), rows, aligns, widths, "Predictions and observations", wrap=True)
-        found = self.recalibration
-        return SheetSummary([sheet, *([] if found is None else [found.sheet()])], self._notes())
+        yield Sheet(("site", *heads), rows, aligns, widths, "Predictions and observations", wrap=True)
+        if self.recalibration is not None:
+            yield self.recalibration.sheet()
 
     def _cells(self, values: list[float]) -> list[str]:
         n, observed, expected, *rest = values
@@ -525,34 +534,39 @@ class Evaluation:
         auc = f", AUC {self.auc:.3f}" if self.binary else ""
         return f"<Evaluation: {len(self.sites)} sites, {self.n.sum():,.0f} rows{auc}; see .summary()>"
 
-    def _repr_html_(self) -> str:
-        return self.summary().as_html()
-
     def _sums(self) -> dict[str, Floats]:
         return {"n": self.n, "observed": self.observed, "expected": self.expected}
 
     def _with_total(self, values: Floats) -> Floats:
         return np.append(values, values.sum())
 
-    def _notes(self) -> list[str]:
-        found, least = self.recalibration, self.least
-        recalibrated = [] if found is None else [found.note]
-        merged = [f"Bins of fewer than {least} {self.counted} were merged with a neighbor."] * (least > 1)
-        if not self.binary:
-            accurate = [] if self.accuracy is None else [self.accuracy.note]
-            return [*accurate, *recalibrated, *self.remarks, *merged]
+    def _summary_notes(self) -> Iterator[Note]:
+        yield from self._binary_notes() if self.binary else ()
+        if self.accuracy is not None:
+            yield Note("accuracy", self.accuracy.note)
+        if self.recalibration is not None:
+            yield Note("recalibration", self.recalibration.note)
+        yield from (Note("remark", remark) for remark in self.remarks)
+        if self.least > 1:
+            text = f"Bins of fewer than {self.least} {self.counted} were merged with a neighbor."
+            yield Note("merged_bins", text)
+
+    def _binary_notes(self) -> Iterator[Note]:
         all_ = self.discrimination[ALL]
-        notes = [
+        yield Note(
+            "auc",
             f"AUC from counts in {len(self.edges) - 1} bins of the prediction, where ties within a bin count "
             "one half, with a normal 95 % interval. Standard error: Hanley and McNeil (1982), with its two "
             "probabilities counted from the bins. The AUC of all sites also ranks rows of different sites "
             "against each other.",
+        )
+        yield Note(
+            "auc_bounds",
             f"From the bins, the AUC of these rows over all sites is between {all_.at_least:.3f} and "
             f"{all_.at_most:.3f}; this is not an interval for other rows.",
-        ]
+        )
         if self.squares is not None:
-            notes.append(f"Brier score, all sites: {self.brier:.4f}, from sums over rows.")
-        return [*notes, *recalibrated, *self.remarks, *merged]
+            yield Note("brier", f"Brier score, all sites: {self.brier:.4f}, from sums over rows.")
 
 
 def _ratio(observed: Floats, expected: Floats) -> Floats:

@@ -118,10 +118,10 @@ class Explanation:
     def _summary(self, verdict: str = "") -> SheetSummary:
         if self.table.empty:
             headline = f"{self.call} would send nothing from one site to another."
-            return SheetSummary([self._learned()], self.notes, headline)
+            return SheetSummary([self._learned()], self.notes, [headline])
         headline = f"{verdict}What {self.call} would request; nothing has been requested."
         sheets = [*self._refusals(), self._rounds(), self._totals(), *self._senders(), self._learned()]
-        return SheetSummary(sheets, self.notes, headline)
+        return SheetSummary(sheets, self.notes, [headline])
 
     def _refusals(self) -> Iterator[Sheet]:
         rows: list[tuple[str, ...]] = []

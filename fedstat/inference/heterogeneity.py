@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Literal
@@ -23,7 +23,8 @@ from fedstat.inference.meta_analysis import (
     dersimonian_laird,
 )
 from fedstat.inference.plots import plot_forest
-from fedstat.inference.tables import Sheet, SheetSummary, number
+from fedstat.inference.summary import Note, Report
+from fedstat.inference.tables import Sheet, number
 from fedstat.typing import Floats, Matrix, Vector
 
 if TYPE_CHECKING:
@@ -100,12 +101,6 @@ SITE_WIDTHS = (24, 10, 30, 28)
 MASKED_WIDTHS = (24, 10, 60)
 
 
-def build_heterogeneity_summary(result: SiteComparison) -> SheetSummary:
-    """Lay out the comparison: joint test, coefficients, sites, notes."""
-    sheets = [_header_sheet(result), _coefficient_sheet(result), _site_sheet(result)]
-    return SheetSummary(sheets, _notes(result))
-
-
 def _header_sheet(result: SiteComparison) -> Sheet:
     joint, sites = result.joint, result.sites
     own = int(result.estimates.notna().any(axis=1).sum())
@@ -179,40 +174,44 @@ def _largest_change(change: pd.Series) -> str:
     return f"{change.iloc[largest]:+.2f} s.e. of {change.index[largest]}"
 
 
-def _notes(result: SiteComparison) -> list[str]:
+def comparison_notes(result: SiteComparison) -> Iterator[Note]:
+    """State what differs between sites, and the limits of the comparison."""
     none = result.estimates.isna().all(axis=1)
-    notes = [_verdict(result)]
+    yield Note("verdict", _verdict(result))
     if none.any():
-        notes.append(
+        yield Note(
+            "no_own_estimates",
             f"No own estimates: {', '.join(_names(none.index[none]))}. They enter the score "
             f"test{' and the changes' if result.without_each is not None else ''}; Q, I2, tau and the random "
-            f"effects use the other {int((~none).sum())} of {len(none)} sites."
+            f"effects use the other {int((~none).sum())} of {len(none)} sites.",
         )
-    notes += _partial_notes(result, result.estimates[~none])
+    yield from _partial_notes(result, result.estimates[~none])
     most = int(result.table["sites"].max())
     if 1 < most < FEW_SITES:
-        notes.append(
+        yield Note(
+            "few_sites",
             f"With {most} sites Q has little power, and tau is poorly determined: the interval of the random "
-            f"effects has t quantiles with {most - 1} degree{'s' * (most > 2)} of freedom, and is wide."
+            f"effects has t quantiles with {most - 1} degree{'s' * (most > 2)} of freedom, and is wide.",
         )
     if result.one_dispersion:
-        notes.append(ONE_DISPERSION)
+        yield Note("one_dispersion", ONE_DISPERSION)
     changes = (
         "the changes are one Newton step, in standard errors of the common model."
         if result.without_each is not None
         else f"the estimates without each of the {len(result.sites)} sites are not available, because sums "
         "are masked: see fit(masked=False)."
     )
-    notes.append(
+    yield Note(
+        "methods",
         "Q, I2, tau and the random effects compare the sites' own estimates. Random effects and tau are by "
         "restricted maximum likelihood (REML), with Hartung and Knapp's standard errors; I2 = (Q - df) / Q, "
         f"the share of the spread beyond chance, with its {100 * (1 - result.alpha):g} % interval, is "
-        f"by moments. {_joint_source(result)}; {changes}"
+        f"by moments. {_joint_source(result)}; {changes}",
     )
-    return notes + _two_estimators(result)
+    yield from _two_estimators(result)
 
 
-def _two_estimators(result: SiteComparison) -> list[str]:
+def _two_estimators(result: SiteComparison) -> Iterator[Note]:
     """State for which coefficients one estimator finds a variance between sites and the other does not."""
     apart = []
     for name, tau2, i2 in result.table[["tau2", "I2"]].itertuples():
@@ -223,12 +222,12 @@ def _two_estimators(result: SiteComparison) -> list[str]:
             apart.append(
                 f"{name} (tau {number(tau2**0.5)}, I2 {_percent(i2)}; by moments tau {number(moments)})"
             )
-    if not apart:
-        return []
-    return [
-        f"REML and moments do not agree on whether sites vary in: {', '.join(apart)}. tau by moments "
-        "belongs to I2 (random_effects('DL')). With few sites this is uncertain: see the interval of I2."
-    ]
+    if apart:
+        yield Note(
+            "two_estimators",
+            f"REML and moments do not agree on whether sites vary in: {', '.join(apart)}. tau by moments "
+            "belongs to I2 (random_effects('DL')). With few sites this is uncertain: see the interval of I2.",
+        )
 
 
 def _joint_source(result: SiteComparison) -> str:
@@ -275,7 +274,7 @@ def _disagreement(result: SiteComparison) -> str:
     )
 
 
-def _partial_notes(result: SiteComparison, estimates: pd.DataFrame) -> list[str]:
+def _partial_notes(result: SiteComparison, estimates: pd.DataFrame) -> Iterator[Note]:
     """State which coefficients are compared over a part of the sites that have estimates, or over none."""
     absent, table = estimates.isna(), result.table
     partial = [
@@ -284,8 +283,10 @@ def _partial_notes(result: SiteComparison, estimates: pd.DataFrame) -> list[str]
         if absent[name].any()
     ]
     alone = _names(table.index[table["df"] == 0]) if len(estimates) > 1 else []
-    notes = [f"Compared only over the sites that determine it: {'; '.join(partial)}."] if partial else []
-    return notes + ([f"Determined at fewer than two sites: {', '.join(alone)}."] if alone else [])
+    if partial:
+        yield Note("partial", f"Compared only over the sites that determine it: {'; '.join(partial)}.")
+    if alone:
+        yield Note("one_site", f"Determined at fewer than two sites: {', '.join(alone)}.")
 
 
 def _names(index: pd.Index) -> Sequence[str]:
@@ -348,7 +349,7 @@ class MaskedSiteSums:
     form: Floats
 
 
-class Heterogeneity(SiteComparison):
+class Heterogeneity(SiteComparison, Report):
     """Agreement of the sites on each coefficient; made by `heterogeneity`.
 
     Examples
@@ -498,9 +499,27 @@ class Heterogeneity(SiteComparison):
         parts = {"estimate": self.left_out, "change": self.change}
         return pd.DataFrame({what: part.to_numpy().ravel() for what, part in parts.items()}, index=index)
 
-    def summary(self) -> SheetSummary:
-        """Joint test, coefficients, sites, and conclusions in words."""
-        return build_heterogeneity_summary(self)
+    def tidy(self) -> pd.DataFrame:
+        """One row per coefficient: ``term``, and the columns of :meth:`to_frame`."""
+        return self.to_frame().rename_axis("term").reset_index()
+
+    def _glance(self) -> dict[str, float]:
+        """Joint test of equal coefficients."""
+        joint = self.joint
+        return {
+            "nobs": self.sites["nobs"].sum(),
+            "n_sites": len(self.sites),
+            "statistic": joint.statistic,
+            "df": joint.df,
+            "p_value": joint.pvalue,
+        }
+
+    def _sheets(self) -> tuple[Sheet, ...]:
+        """Joint test, coefficients and sites."""
+        return (_header_sheet(self), _coefficient_sheet(self), _site_sheet(self))
+
+    def _summary_notes(self) -> Iterator[Note]:
+        return comparison_notes(self)
 
     def plot_forest(
         self,
@@ -531,9 +550,6 @@ class Heterogeneity(SiteComparison):
         return (
             f"<Heterogeneity: {len(self.sites)} sites; coefficients that differ: {flagged}; see .summary()>"
         )
-
-    def _repr_html_(self) -> str:
-        return self.summary().as_html()
 
 
 def heterogeneity(

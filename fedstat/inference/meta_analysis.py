@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -12,7 +12,8 @@ import pandas as pd
 from scipy import optimize, special, stats
 
 from fedstat.errors import EstimationError, ModelError
-from fedstat.inference.tables import Sheet, SheetSummary, number
+from fedstat.inference.summary import Note, Report
+from fedstat.inference.tables import Sheet, number
 from fedstat.typing import Floats
 
 # ----------------------------------------------------------------------------------------------------
@@ -382,7 +383,7 @@ def multivariate_restricted_likelihood(effects: SiteCoefficients) -> Floats:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FactorCombination:
+class FactorCombination(Report):
     """Mean of several coefficients over sites, and their joint variation between sites.
 
     Attributes
@@ -461,7 +462,30 @@ class FactorCombination:
         }
         return pd.DataFrame(columns, index=pd.Index(self.names, name="coefficient"))
 
-    def summary(self) -> SheetSummary:
+    def tidy(self) -> pd.DataFrame:
+        """One row for each coefficient.
+
+        Returns
+        -------
+        DataFrame
+            ``term``, ``estimate``, ``std_error``, ``conf_low``, ``conf_high``, ``tau``.
+        """
+        return self.to_frame().rename_axis("term").reset_index()
+
+    def _glance(self) -> dict[str, float]:
+        return {
+            "n_sites": self.sites,
+            "statistic": self.statistic,
+            "df": self.df,
+            "df_denom": self.df_denom,
+            "p_value": self.pvalue,
+            "Q": self.Q,
+            "Q_df": self.Q_df,
+            "Q_p_value": self.Q_pvalue,
+            "I2": self.I2,
+        }
+
+    def _sheets(self) -> Iterator[Sheet]:
         """Joint test of the factor, joint heterogeneity, and the coefficients."""
         distribution = f"chi2({self.df})" if np.isinf(self.df_denom) else f"F({self.df}, {self.df_denom:g})"
         value = self.statistic * (self.df if np.isinf(self.df_denom) else 1)
@@ -481,16 +505,20 @@ class FactorCombination:
             for name, values in zip(self.names, self.to_frame().to_numpy().tolist(), strict=True)
         )
         heads = ("", "rand. eff.", "std err", f"{self.alpha / 2:g}", f"{1 - self.alpha / 2:g}", "tau")
-        notes = [
+        yield from (head, Sheet(heads, table, "l" + "r" * 5, WIDTHS))
+
+    def _summary_notes(self) -> Iterator[Note]:
+        yield Note(
+            "random_effects",
             "Multivariate random effects of all coefficients together, with an unstructured covariance "
-            "between sites by restricted maximum likelihood. Q and I2 are joint as well."
-        ]
+            "between sites by restricted maximum likelihood. Q and I2 are joint as well.",
+        )
         if not np.isinf(self.df_denom):
-            notes.append(
+            yield Note(
+                "t_tests",
                 "Standard errors and the test of no effect after Jackson and Riley (2014), who extend "
-                "Hartung's and Knapp's."
+                "Hartung's and Knapp's.",
             )
-        return SheetSummary([head, Sheet(heads, table, "l" + "r" * 5, WIDTHS)], notes)
 
     def __repr__(self) -> str:
         return self.summary().as_text()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
@@ -12,7 +12,8 @@ from scipy import stats
 
 from fedstat.errors import EstimationError, ModelError
 from fedstat.inference.likelihood import bic
-from fedstat.inference.tables import Sheet, SheetSummary, number
+from fedstat.inference.summary import Note, Report
+from fedstat.inference.tables import Sheet, number
 from fedstat.typing import Floats
 
 # ----------------------------------------------------------------------------------------------------
@@ -128,7 +129,7 @@ def weigh_by_cluster(errors: Floats, sums: ModalSums) -> tuple[Floats, Floats]:
     return means, cov.reshape(K * C, K * C)
 
 
-class OutsideResults:
+class OutsideResults(Report):
     """An outside variable by cluster, with robust standard errors.
 
     `levels` are those of the variable, and intervals have level one minus `alpha`.
@@ -215,28 +216,32 @@ class OutsideResults:
         """Means or shares by cluster in one frame."""
         return self.estimates.reset_index()
 
-    def summary(self) -> SheetSummary:
-        """Means or shares by cluster, their differences, and notes."""
+    def _sheets(self) -> Iterator[Sheet]:
+        """Means or shares by cluster, and their differences."""
         what = "Shares of the levels" if self.categorical else "Mean"
         held = f", held by {self.site}," if self.site else ""
-        headline = (
+        title = (
             f"{what} of {self.variable}{held} by cluster: {self.nobs:,} entities, Wald chi2({self.df}) = "
             f"{self.statistic:.2f}, p = {self.pvalue:.3f}"
         )
-        notes = [
+        yield replace(_sheet(self.estimates), title=title)
+        yield _sheet(self.differences)
+
+    def _glance(self) -> dict[str, float]:
+        return {"nobs": self.nobs, "statistic": self.statistic, "df": self.df, "p_value": self.pvalue}
+
+    def _summary_notes(self) -> Iterator[Note]:
+        yield Note(
+            "weights",
             "Entities in their most likely clusters, weighted by the inverse of the classification errors "
             "(Bolck, Croon and Hagenaars 2004); robust standard errors, with the clusters treated as known.",
-        ]
+        )
         shares = self.estimates["estimate"]
         if self.categorical and ((shares < 0.0) | (shares > 1.0)).any():
-            notes.append("Shares below 0 or above 1 are due to the weights and few entities.")
-        return SheetSummary([_sheet(self.estimates), _sheet(self.differences)], notes, headline)
+            yield Note("outside_unit", "Shares below 0 or above 1 are due to the weights and few entities.")
 
     def __repr__(self) -> str:
         return self.summary().as_text()
-
-    def _repr_html_(self) -> str:
-        return self.summary().as_html()
 
     def _each_level(self) -> list[tuple[str, ...]]:
         return [(level,) for level in self.levels] or [()]

@@ -65,9 +65,9 @@ def link_words(spec: DistributionSpec | None, response: str) -> tuple[str, str, 
 
 def per_deviation(frame: pd.DataFrame, deviations: Mapping[str, float] | pd.Series) -> pd.DataFrame:
     """Convert coefficients and their limits to one standard deviation of the column."""
-    if absent := [name for name in frame["name"] if name not in deviations]:
+    if absent := [name for name in frame["term"] if name not in deviations]:
         raise ModelError(f"standardized: no standard deviation of {', '.join(absent[:5])}")
-    sd = np.array([float(deviations[name]) for name in frame["name"]])
+    sd = np.array([float(deviations[name]) for name in frame["term"]])
     columns = ["estimate", "conf_low", "conf_high"]
     return frame.assign(**{column: frame[column].to_numpy(dtype=np.float64) * sd for column in columns})
 
@@ -86,14 +86,14 @@ def plot_coefficients(
     Rows without an interval are drawn as a hollow point. `ratios` are drawn on a logarithmic scale around 1.
     A new figure is as tall as the rows need. Intervals much wider than the others end in arrows.
     """
-    groups = [(str(site), rows) for site, rows in frame.groupby("client", sort=False)]
+    groups = [(str(site), rows) for site, rows in frame.groupby("site", sort=False)]
     places = _places(groups)
     height = 1.2 + 0.22 * (len(frame) + HEADING * len(groups))
     ax = axes_for(ax, 7.0, height, masked=ROWS_ONLY)
     reference = 1.0 if ratios else 0.0
     ax.axvline(reference, color="0.6", linewidth=1.0, linestyle="--", zorder=0)
     most = name_width(ax, 0.42, 32)
-    names = [shorten(name, most) for _, rows in groups for name in rows["name"]]
+    names = [shorten(name, most) for _, rows in groups for name in rows["term"]]
     for i, (site, rows) in enumerate(groups):
         _draw_group(ax, places[i], rows, COLORS[i % len(COLORS)], shorten(site, name_width(ax, 0.4, 40)))
     y = np.concatenate(places) if places else np.empty(0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,8 +12,8 @@ from statsmodels.stats.contrast import ContrastResults
 
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.inference.hypotheses import Hypothesis, HypothesisTest, read_constraints
-from fedstat.inference.summary import STATEMENTS, coefficient_sheet
-from fedstat.inference.tables import SheetSummary
+from fedstat.inference.summary import STATEMENTS, Note, Report, coefficient_sheet
+from fedstat.inference.tables import Sheet, SheetSummary
 from fedstat.typing import Floats
 
 # ----------------------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ def read_analyses(
     return params, errors, str(getattr(getattr(results[0], "model", None), "endog_names", f"{call}d"))
 
 
-class MeanResults:
+class MeanResults(Report):
     """Mean coefficients of several analyses, with standard errors and Student's t.
 
     `model` has the names that tables of statsmodels read.
@@ -90,19 +90,27 @@ class MeanResults:
         half = stats.t.isf(alpha / 2.0, self.df_resid) * self.bse
         return pd.DataFrame({0: self.params - half, 1: self.params + half})
 
-    def summary(self, alpha: float = 0.05) -> SheetSummary:
+    def summary(self, alpha: float = 0.05, *, title: str | None = None) -> SheetSummary:
         """Coefficients with errors, tests and intervals, and notes."""
-        limits = self.conf_int(alpha)
+        return self._lay_out(self._sheets(alpha), title)
+
+    def _sheets(self, alpha: float = 0.05) -> Iterator[Sheet]:
+        yield coefficient_sheet(self.tidy(1.0 - alpha).assign(site=""), self._parts(), True, alpha, "t")
+
+    def tidy(self, conf_level: float = 0.95) -> pd.DataFrame:
+        """One row for each coefficient, with broom's names.
+
+        Returns
+        -------
+        DataFrame
+            ``term``, ``estimate``, ``std_error``, ``statistic``, ``p_value``, ``conf_low``, ``conf_high``.
+        """
+        limits = self.conf_int(1.0 - conf_level)
         columns = (self.params, self.bse, self.tvalues, self.pvalues, limits[0], limits[1])
-        frame = pd.DataFrame(dict(zip(STATEMENTS, columns, strict=True))).rename_axis("name").reset_index()
-        frame["client"] = ""
-        return SheetSummary([coefficient_sheet(frame, self._parts(), True, alpha, "t")], self._notes())
+        return pd.DataFrame(dict(zip(STATEMENTS, columns, strict=True))).rename_axis("term").reset_index()
 
     def _parts(self) -> dict[str, np.ndarray]:
         return {}
-
-    def _notes(self) -> list[str]:
-        raise NotImplementedError
 
     def __repr__(self) -> str:
         return self.summary().as_text()
@@ -260,13 +268,17 @@ class PooledResults(MeanResults):
     def _parts(self) -> dict[str, Floats]:
         return {"df": np.asarray(self.df_resid), "fmi": self.fmi.to_numpy()}
 
-    def _notes(self) -> list[str]:
+    def _glance(self) -> dict[str, float]:
+        return {"imputations": self.imputations, "df_complete": self.df_complete}
+
+    def _summary_notes(self) -> Iterator[Note]:
         complete = "infinite" if np.isinf(self.df_complete) else f"{self.df_complete:g}"
-        return [
+        yield Note(
+            "rule",
             f"Means over {self.imputations} imputations, by Rubin's rules (1987); Student's t with degrees "
             f"of freedom df of Barnard and Rubin (1999); those of the complete data are {complete}. fmi is "
-            "the fraction of missing information. wald_test() tests several coefficients together."
-        ]
+            "the fraction of missing information. wald_test() tests several coefficients together.",
+        )
 
 
 def barnard_rubin(m: int, share: Floats, df_complete: float) -> Floats:
@@ -425,20 +437,24 @@ class CombinedResults(MeanResults):
         self.floored = total < self.within / self.tables
         self._settle(total.where(~self.floored, self.within / self.tables), float(self.tables - 1))
 
-    def _notes(self) -> list[str]:
-        notes = [
+    def _glance(self) -> dict[str, float]:
+        return {"tables": self.tables, "df_resid": float(self.df_resid)}
+
+    def _summary_notes(self) -> Iterator[Note]:
+        yield Note(
+            "rule",
             f"Means over {self.tables} synthetic tables; variances (1 + 1/M) b - v, b between the tables and "
             "v within (Raghunathan, Reiter and Rubin 2003). They are valid for tables that were each drawn "
             "from a release of its own, as sample_tables() does, if the tables have the distribution "
             "of the data.",
-            MEASURED,
-        ]
+        )
         if self.floored.any():
             names = ", ".join(map(str, self.floored.index[self.floored]))
-            notes.insert(1, f"Variances that would be too small or negative are v / M: {names}.")
+            yield Note("floored", f"Variances that would be too small or negative are v / M: {names}.")
+        yield Note("measured", MEASURED)
         if self.tables < RECOMMENDED_TABLES:
-            notes.append(f"Fewer than {RECOMMENDED_TABLES} tables: the variances are uncertain.")
-        return notes
+            text = f"Fewer than {RECOMMENDED_TABLES} tables: the variances are uncertain."
+            yield Note("few_tables", text, "warning")
 
 
 def combine(results: Sequence[object]) -> CombinedResults:

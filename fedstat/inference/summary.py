@@ -1,11 +1,11 @@
-"""The printed summary of a fit: estimate, federation, and coefficients by site."""
+"""Base of all results: notes by severity, tables, and the printed summary with its coefficients by site."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import Literal
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import pandas as pd
@@ -18,6 +18,8 @@ NUMBERS = {"coef": 10, "std err": 10, "z": 9, "P>|z|": 6, "low": 10, "high": 10}
 """Text width of each number column of the coefficient table."""
 PART = 9
 """Text width of a column with parts of the standard error."""
+MOST_NOTES = 8
+"""Largest number of notes below a printed summary."""
 STATEMENTS = ("estimate", "std_error", "statistic", "p_value", "conf_low", "conf_high")
 HEADER_WIDTHS = (17, 28, 17, 30)
 INDENT = "\u00a0\u00a0"
@@ -40,51 +42,114 @@ class CoefficientBlock:
     missing: float
 
 
+Severity: TypeAlias = Literal["critical", "warning", "info"]
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+
+
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A note below a summary: its kind, by which code refers to it, and its text.
+    """A note on a result: its kind, by which code refers to it, its text and its severity.
 
-    The fields of the `text` are filled with the `values` when the note is printed.
+    The fields of the `text` are filled with the `values` when the note is printed. Notes that are "critical"
+    are the banner above a summary.
     """
 
     kind: str
     text: str
-    severity: Literal["info", "warning"] = "info"
+    severity: Severity = "info"
     values: Mapping[str, str | int | float] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return self.text.format(**self.values) if self.values else self.text
 
 
-def build_summary(
-    *,
-    title: str,
-    left: Pairs,
-    right: Pairs,
-    coefficients: pd.DataFrame,
-    inference: bool,
-    alpha: float,
-    blocks: Sequence[CoefficientBlock],
-    kinds: Mapping[str, Sequence[str]] | None,
-    notes: Sequence[str],
-    alarm: str,
-    student: bool = False,
-    parts: Mapping[str, Floats] | None = None,
-) -> SheetSummary:
-    """Lay out a summary: estimate `left`, federation `right`, coefficients, sites, notes.
+class Report:
+    """Base of all results: notes, their table, one row of figures, and the printed summary.
 
-    `coefficients` are as `CoefficientResults.tidy`; without `inference` the columns after ``estimate`` are
-    not printed, and `student` states that tests use Student's t. `kinds` are the kinds of values that each
-    site released, None if no ledger was kept. Without `blocks` there is no table of sites. `alarm` is printed
-    as first line and first note. `parts` of standard errors are columns next to these, by their headings.
+    A subclass implements `tidy`, `_glance` and `_sheets`, and adds to `_summary_notes`.
     """
-    sheets = [
-        header_sheet(title, left, right),
-        coefficient_sheet(coefficients, parts or {}, inference, alpha, "t" if student else "z"),
-    ]
-    if blocks:
-        sheets.append(coefficient_block_sheet(blocks, kinds))
-    return SheetSummary(sheets, (alarm, *notes) if alarm else notes, f"*** {alarm} ***" if alarm else "")
+
+    __slots__ = ()
+
+    def summary(self, *, title: str | None = None) -> SheetSummary:
+        """Lay out the results; ``print`` them, or take ``as_html()``, ``as_latex()``, ``as_csv()``.
+
+        Parameters
+        ----------
+        title : str, optional
+            Replaces the title of the first table.
+
+        Returns
+        -------
+        SheetSummary
+            A banner of what forbids an interpretation, tables, and at most eight notes, the most severe
+            first. :meth:`diagnostics` has all notes.
+        """
+        return self._lay_out(self._sheets(), title)
+
+    @property
+    def notes(self) -> list[str]:
+        """All notes, the most severe first."""
+        return [str(note) for note in self._ordered_notes()]
+
+    def diagnostics(self) -> pd.DataFrame:
+        """Return all notes as a table, the most severe first.
+
+        Returns
+        -------
+        DataFrame
+            One row per note: its ``kind``, ``severity`` ("critical", "warning" or "info"), text, ``note``,
+            and the ``values`` in it by name.
+        """
+        rows = [(note.kind, note.severity, str(note), dict(note.values)) for note in self._ordered_notes()]
+        return pd.DataFrame(rows, columns=["kind", "severity", "note", "values"])
+
+    def tidy(self) -> pd.DataFrame:
+        """Return the estimates as a table, with broom's names of columns."""
+        raise NotImplementedError
+
+    def glance(self) -> pd.DataFrame:
+        """Return the figures of the whole result as one row; ``concat`` combines the rows of several.
+
+        Returns
+        -------
+        DataFrame
+        """
+        return pd.DataFrame([self._glance()])
+
+    def _repr_html_(self) -> str:
+        return self.summary().as_html()
+
+    # -- hooks of a subclass -----------------------------------------------------------------------
+
+    def _sheets(self) -> Iterable[Sheet]:
+        """Tables of the summary."""
+        raise NotImplementedError
+
+    def _glance(self) -> Mapping[str, Any]:
+        """Columns of :meth:`glance`."""
+        raise NotImplementedError
+
+    def _summary_notes(self) -> Iterator[Note]:
+        """Yield the notes; those of one severity are printed in this order."""
+        return iter(())
+
+    def _ordered_notes(self) -> list[Note]:
+        return sorted(self._summary_notes(), key=lambda note: SEVERITIES.index(note.severity))
+
+    def _lay_out(self, sheets: Iterable[Sheet], title: str | None) -> SheetSummary:
+        first, *others = sheets
+        notes = self._ordered_notes()
+        banners = [str(note) for note in notes if note.severity == "critical"]
+        texts = [str(note) for note in notes[len(banners) :]]
+        hidden = len(texts) - MOST_NOTES
+        more = f"{hidden} more note{'s' * (hidden > 1)}: see diagnostics()." if hidden > 0 else ""
+        return SheetSummary(
+            [first if title is None else replace(first, title=title), *others],
+            texts[:MOST_NOTES],
+            [f"*** {banner} ***" for banner in banners],
+            more,
+        )
 
 
 def header_sheet(title: str, left: Pairs, right: Pairs) -> Sheet:
@@ -98,7 +163,7 @@ def coefficient_sheet(
     coefficients: pd.DataFrame, parts: Mapping[str, Floats], inference: bool, alpha: float, z: str
 ) -> Sheet:
     """List coefficients below the name of their site."""
-    given = coefficients["client"].tolist()
+    given = coefficients["site"].tolist()
     # Stable: within a site the order of the design is kept, and those without a site come first.
     places = {site: place for place, site in enumerate(dict.fromkeys(["", *given]))}
     order = sorted(range(len(given)), key=lambda row: places[given[row]])
@@ -109,7 +174,7 @@ def coefficient_sheet(
     all_widths = tuple(NUMBERS.values())
     widths = (*all_widths[:2], *[PART] * len(parts), *all_widths[2:])[:count]
     rows: list[tuple[str, ...]] = []
-    names = coefficients["name"].tolist()
+    names = coefficients["term"].tolist()
     sites, names = [given[row] for row in order], [names[row] for row in order]
     stubs = zip(blank_repeats(sites), sites, names, table, strict=True)
     for heading, site, name, values in stubs:
@@ -140,7 +205,7 @@ def coefficient_block_sheet(
         )
         for block in blocks
     )
-    headers = ("site", "columns", "entities", "missing", "releases")
+    headers = ("site", "columns", "entities", "missing", "released")
     return Sheet(headers, rows, "lrrrl", widths, gap=2, wrap=True)
 
 

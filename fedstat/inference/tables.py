@@ -6,7 +6,7 @@ import csv
 import html
 import io
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
@@ -60,9 +60,9 @@ class Sheet:
 
 
 class SheetSummary(Summary):  # type: ignore[misc]
-    """Sheets under a headline, with numbered notes, in every form that a notebook or a paper needs.
+    """Sheets under headlines, with numbered notes, in every form that a notebook or a paper needs.
 
-    `headline` is above the `sheets`, and `notes` are below.
+    The `headlines` are above the `sheets`; the `notes` are below, and one line that refers to `more` of them.
 
     It is a statsmodels ``Summary``: ``str()``, ``as_text``, ``as_html``, ``as_latex`` (needs the
     booktabs package), ``as_csv`` and the notebook representations work, and ``tables`` holds the
@@ -78,11 +78,17 @@ class SheetSummary(Summary):  # type: ignore[misc]
     True
     """
 
-    def __init__(self, sheets: Sequence[Sheet], notes: Sequence[str] = (), headline: str = "") -> None:
+    def __init__(
+        self,
+        sheets: Sequence[Sheet],
+        notes: Sequence[str] = (),
+        headlines: Sequence[str] = (),
+        more: str = "",
+    ) -> None:
         super().__init__()
         self.sheets = tuple(sheets)
         self.notes = tuple(notes)
-        self.headline = headline
+        self.headlines, self.more = tuple(headlines), more
         self.tables = [_text_table(sheet) for sheet in self.sheets]
         self.extra_txt = numbered(self.notes, max(sheet.width for sheet in self.sheets))
 
@@ -91,38 +97,42 @@ class SheetSummary(Summary):  # type: ignore[misc]
 
     def as_text(self) -> str:
         """Text of fixed width."""
-        parts = [*textwrap.wrap(self.headline, self.sheets[0].width)]
+        width = self.sheets[0].width
+        parts = [line for headline in self.headlines for line in textwrap.wrap(headline, width)]
         # Every table ends with a rule and the next begins with one: one of the two is enough.
         parts += [table.as_text().rsplit("\n", 1)[0] for table in self.tables]
         parts += ["=" * self.sheets[-1].width]
         parts += ["Notes:", self.extra_txt] if self.notes else []
-        return "\n".join(parts)
+        return "\n".join([*parts, *([self.more] if self.more else [])])
 
     def as_html(self) -> str:
         """Return one ``table`` element per sheet, the notes as an ordered list."""
-        parts = [f"<p><strong>{html.escape(self.headline)}</strong></p>"] if self.headline else []
+        parts = [f"<p><strong>{html.escape(headline)}</strong></p>" for headline in self.headlines]
         parts += [_html(sheet) for sheet in self.sheets]
         if self.notes:
             items = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
             parts.append(f"<p>Notes:</p><ol>{items}</ol>")
+        parts += [f"<p>{html.escape(self.more)}</p>"] if self.more else []
         return "<div>" + "\n".join(parts) + "</div>"
 
     def as_latex(self) -> str:
         """Return one ``tabular`` per sheet, with booktabs rules."""
-        parts = [rf"\textbf{{{latex(self.headline)}}}"] if self.headline else []
+        parts = [rf"\textbf{{{latex(headline)}}}" for headline in self.headlines]
         parts += [_latex(sheet) for sheet in self.sheets]
         parts += [rf"\noindent{{\footnotesize [{i}] {latex(n)}}}\par" for i, n in enumerate(self.notes, 1)]
+        parts += [rf"\noindent{{\footnotesize {latex(self.more)}}}\par"] if self.more else []
         return "\n\n".join(parts)
 
     def as_csv(self) -> str:
         """Comma-separated sheets, one below the other; cells are quoted where they need it."""
         buffer = io.StringIO()
         writer = csv.writer(buffer, lineterminator="\n")
-        writer.writerows([[self.headline]] if self.headline else [])
+        writer.writerows([headline] for headline in self.headlines)
         for sheet in self.sheets:
             writer.writerows([[sheet.title]] if sheet.title else [])
             writer.writerows([sheet.headers, *sheet.rows] if any(sheet.headers) else sheet.rows)
         writer.writerows([[f"[{i}] {note}"] for i, note in enumerate(self.notes, 1)])
+        writer.writerows([[self.more]] if self.more else [])
         return buffer.getvalue()
 
 
@@ -165,6 +175,19 @@ def human_bytes(count: int) -> str:
             return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000.0
     return f"{size:.1f} TB"
+
+
+def human_range(counts: Iterable[int]) -> str:
+    """Smallest and largest count, or one number where they are the same.
+
+    Examples
+    --------
+    >>> human_range([1_200, 900]), human_range([5, 5])
+    ('900 to 1,200', '5')
+    """
+    counts = list(counts)
+    low, high = min(counts), max(counts)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def latex(text: str) -> str:

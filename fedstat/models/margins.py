@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat.inference.covariance import delta_method
+from fedstat.inference.summary import STATEMENTS, Note, Report
 from fedstat.inference.tables import Sheet, SheetSummary, number
 from fedstat.kernels.glm.effects import ChangeSums, EffectSums
 from fedstat.typing import Floats
@@ -68,7 +69,7 @@ def effects_of(beta: Floats, at: EffectSums, changes: Mapping[int, ChangeSums]) 
     return effects, jacobian
 
 
-class MarginalEffects:
+class MarginalEffects(Report):
     """Marginal effects with statsmodels' names: pandas objects by the name of the column.
 
     Attributes
@@ -154,8 +155,29 @@ class MarginalEffects:
             }
         )
 
-    def summary(self, alpha: float = 0.05) -> SheetSummary:
+    def summary(self, alpha: float = 0.05, *, title: str | None = None) -> SheetSummary:
         """Table for print: ``as_html()``, ``as_latex()``, ``as_csv()`` as any summary."""
+        return self._lay_out(self._sheets(alpha), title)
+
+    def tidy(self, conf_level: float = 0.95) -> pd.DataFrame:
+        """One row for each column of the design, with broom's names.
+
+        Returns
+        -------
+        DataFrame
+            ``term``, ``estimate``, ``std_error``, ``statistic``, ``p_value``, ``conf_low``, ``conf_high``.
+        """
+        frame = self.summary_frame(1.0 - conf_level).set_axis(STATEMENTS, axis=1)
+        return frame.rename_axis("term").reset_index()
+
+    def _glance(self) -> dict[str, str]:
+        return {"response": self._title[1], **self.margeff_options}
+
+    def _summary_notes(self) -> Iterator[Note]:
+        if self._note:
+            yield Note("conditions", self._note)
+
+    def _sheets(self, alpha: float = 0.05) -> Iterator[Sheet]:
         frame = self.summary_frame(alpha)
         z, method = "t" if self._student else "z", self.margeff_options["method"]
         headers = (
@@ -175,11 +197,7 @@ class MarginalEffects:
         )
         model, response = self._title
         about = f"{response}: {method}, at {self.margeff_options['at']}"
-        sheet = Sheet(headers, rows, "lrrrrrr", WIDTHS, f"{model} marginal effects ({about})")
-        return SheetSummary([sheet], [self._note] if self._note else [])
+        yield Sheet(headers, rows, "lrrrrrr", WIDTHS, f"{model} marginal effects ({about})")
 
     def __repr__(self) -> str:
         return self.summary().as_text()
-
-    def _repr_html_(self) -> str:
-        return self.summary().as_html()

@@ -29,8 +29,15 @@ from fedstat.inference.hypotheses import (
 )
 from fedstat.inference.likelihood import LRTest, check_nested
 from fedstat.inference.plots import link_words, per_deviation, plot_coefficients
-from fedstat.inference.summary import Note, build_summary
-from fedstat.inference.tables import SheetSummary, human_bytes, number
+from fedstat.inference.summary import (
+    STATEMENTS,
+    Note,
+    Report,
+    coefficient_block_sheet,
+    coefficient_sheet,
+    header_sheet,
+)
+from fedstat.inference.tables import Sheet, SheetSummary, human_bytes, human_range, number
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.saved import READERS, SavedLedger
 from fedstat.typing import Array, Floats
@@ -42,7 +49,7 @@ Statement = Literal["cov_params", "llf", "rsquared", "ledger"]
 Record = TypeVar("Record")
 
 
-class Results(Generic[Record]):
+class Results(Report, Generic[Record]):
     """Results of any fit: one frozen record of what was found, and the ledger of the run.
 
     ``class MeansResults(Results[MeansRecord], saved_as="fedstat means results 1", record=MeansRecord)`` names
@@ -128,37 +135,11 @@ class Results(Generic[Record]):
         return [
             ("Rounds", f"{self._ledger.rounds:,}"),
             ("Traffic", human_bytes(self._ledger.bytes)),
-            ("Values that left", ", ".join(kinds) or "none"),
+            ("Released", ", ".join(kinds) or "none"),
         ]
-
-    # -- summary and notes -----------------------------------------------------------------------
-
-    def summary(self) -> SheetSummary:
-        """Lay out the results; ``print`` them, or take ``as_html()``, ``as_latex()``, ``as_csv()``."""
-        raise NotImplementedError
-
-    @property
-    def notes(self) -> list[str]:
-        """Notes below the summary."""
-        return [str(note) for note in self._summary_notes()]
-
-    def diagnostics(self) -> pd.DataFrame:
-        """Return the notes as a table.
-
-        Returns
-        -------
-        DataFrame
-            One row per note: its ``kind``, ``severity`` ("info" or "warning"), text, ``note``, and the
-            ``values`` in it by name.
-        """
-        rows = [(note.kind, note.severity, str(note), dict(note.values)) for note in self._summary_notes()]
-        return pd.DataFrame(rows, columns=["kind", "severity", "note", "values"])
 
     def _summary_notes(self) -> Iterator[Note]:
         yield from getattr(self._record, "notes", ())
-
-    def _repr_html_(self) -> str:
-        return self.summary().as_html()
 
     # -- files -----------------------------------------------------------------------------------
 
@@ -288,6 +269,7 @@ class CoefficientResults(Results[Any]):
 
     model_name = "Federated regression"
     method_name = ""
+    unit = "entities"
 
     @property
     def estimate(self) -> Estimate:
@@ -574,35 +556,39 @@ class CoefficientResults(Results[Any]):
         Returns
         -------
         DataFrame
-            ``site``, ``name``, ``term``, ``estimate``, ``std_error``, ``statistic``, ``p_value``,
-            ``conf_low``, ``conf_high``. Where the fit has no covariance the last five are nan and
-            ``frame.attrs["note"]`` says why.
+            ``term``, the name of the coefficient; its ``site``, where coefficients belong to sites;
+            ``estimate``, ``std_error``, ``statistic``, ``p_value``, ``conf_low``, ``conf_high``. Where the
+            fit has no covariance the last five are nan and ``frame.attrs["note"]`` says why.
 
         Examples
         --------
         >>> import fedstat as fs
         >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
         >>> fit = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit()
-        >>> fit.tidy(exponentiate=True)[["name", "estimate", "conf_low", "conf_high"]].round(2)
-                name  estimate  conf_low  conf_high
+        >>> fit.tidy(exponentiate=True)[["term", "estimate", "conf_low", "conf_high"]].round(2)
+                term  estimate  conf_low  conf_high
         0  Intercept      0.01      0.01       0.04
         1        age      1.06      1.05       1.08
         2        sex      4.41      3.06       6.38
         """
+        frame = self._coefficients(conf_level)
+        frame = frame if frame["site"].any() else frame.drop(columns="site")
+        return _exponentials(frame) if exponentiate else frame
+
+    def _coefficients(self, conf_level: float) -> pd.DataFrame:
+        """Return the columns of :meth:`tidy`, with an empty ``site`` where there is none."""
         est = self.estimate
-        names = {"client": est.sites, "name": est.names, "term": est.terms}
+        names = {"term": est.names, "site": est.sites}
         columns: dict[str, Any] = {name: pd.Series(list(one), dtype=object) for name, one in names.items()}
         columns["estimate"] = est.params
         if est.cov is None:
-            frame = pd.DataFrame(columns)
-            frame[["std_error", "statistic", "p_value", "conf_low", "conf_high"]] = np.nan
+            frame = pd.DataFrame(columns | dict.fromkeys(STATEMENTS[1:], np.nan))
             frame.attrs["note"] = self._reason("cov_params")
-            return _exponentials(frame) if exponentiate else frame
+            return frame
         limits = self.conf_int(1.0 - conf_level)
-        found = {"std_error": self.bse, "statistic": self.tvalues, "p_value": self.pvalues}
-        found |= {"conf_low": limits[0], "conf_high": limits[1]}
-        frame = pd.DataFrame(columns | {name: column.to_numpy() for name, column in found.items()})
-        return _exponentials(frame) if exponentiate else frame
+        found = (self.bse, self.tvalues, self.pvalues, limits[0], limits[1])
+        statements = zip(STATEMENTS[1:], found, strict=True)
+        return pd.DataFrame(columns | {name: column.to_numpy() for name, column in statements})
 
     def glance(self) -> pd.DataFrame:
         """Return the fit as one row, with broom's names; ``concat`` combines the rows of several fits.
@@ -621,35 +607,41 @@ class CoefficientResults(Results[Any]):
         >>> result.glance()[["nobs", "n_sites", "df_model", "df_resid"]].astype(int).values.tolist()
         [[920, 4, 2, 917]]
         """
-        return pd.DataFrame([self._glance()])
+        return super().glance()
 
-    def summary(self, alpha: float = 0.05) -> SheetSummary:
+    def summary(self, alpha: float = 0.05, *, title: str | None = None) -> SheetSummary:
         """Return estimate, federation, coefficients by site, contributions of sites, and notes.
 
         Parameters
         ----------
         alpha : float
             One minus the level of the intervals.
+        title : str, optional
+            Replaces the title.
 
         Returns
         -------
         SheetSummary
             A statsmodels ``Summary``: ``print`` it, or take ``as_html()``, ``as_latex()``, ``as_csv()``.
         """
-        return build_summary(
-            title=f"{self.model_name} results",
-            left=self._summary_left(),
-            right=self._summary_right(),
-            coefficients=self.tidy(1.0 - alpha),
-            inference=self.estimate.cov is not None,
-            alpha=alpha,
-            blocks=self.estimate.blocks,
-            kinds=self._kinds(),
-            notes=self.notes,
-            alarm=self._alarm(),
-            student=self.use_t,
-            parts=self._error_parts(),
-        )
+        return self._lay_out(self._sheets(alpha), title)
+
+    def _sheets(self, alpha: float = 0.05) -> Iterator[Sheet]:
+        yield header_sheet(self._title(), self._summary_left(), self._summary_right())
+        yield self._coefficient_sheet(alpha)
+        if self.estimate.blocks:
+            yield self._site_sheet()
+
+    def _title(self) -> str:
+        return f"{self.model_name} results"
+
+    def _coefficient_sheet(self, alpha: float) -> Sheet:
+        inference, z = self.estimate.cov is not None, "t" if self.use_t else "z"
+        frame = self._coefficients(1.0 - alpha)
+        return coefficient_sheet(frame, self._error_parts(), inference, alpha, z)
+
+    def _site_sheet(self) -> Sheet:
+        return coefficient_block_sheet(self.estimate.blocks, self._kinds())
 
     def plot_coefficients(
         self,
@@ -688,9 +680,9 @@ class CoefficientResults(Results[Any]):
         ModelError
             The mapping lacks a coefficient that is drawn.
         """
-        frame = self.tidy(conf_level)
+        frame = self._coefficients(conf_level)
         if not intercept:
-            frame = frame[frame["name"] != INTERCEPT]
+            frame = frame[frame["term"] != INTERCEPT]
         if selected:
             frame = frame[frame["estimate"] != 0.0]
         title = "Coefficients"
@@ -751,10 +743,11 @@ class CoefficientResults(Results[Any]):
     def _summary_right(self) -> list[tuple[str, str]]:
         """Labels and values of the federation."""
         blocks, rows = self.estimate.blocks, []
-        rows.append(("Institutions", str(len(self._sites()))))
+        rows.append(("Sites", str(len(self._sites()))))
         if blocks:
-            seen = [block.entities for block in blocks]
-            rows.append(("Entities seen", f"{min(seen):,} to {max(seen):,}"))
+            rows.append(
+                (f"{self.unit.capitalize()} by site", human_range(block.entities for block in blocks))
+            )
         return [*rows, *self._ledger_lines(), ("Privacy spent", self.estimate.privacy)]
 
     def _error_parts(self) -> dict[str, Floats]:
@@ -763,6 +756,11 @@ class CoefficientResults(Results[Any]):
 
     def _summary_notes(self) -> Iterator[Note]:
         est, setting = self.estimate, getattr(self._ledger, "setting", "")
+        if not self.converged:
+            detail = est.convergence or "the iteration stopped before its tolerance"
+            yield Note(
+                "not_converged", f"NOT CONVERGED: {detail}; do not interpret these numbers", "critical"
+            )
         if setting:
             yield Note("setting", setting)
         if est.cov is None:
@@ -844,12 +842,6 @@ class CoefficientResults(Results[Any]):
             return number(value(), digits)
         except NotAvailableError:
             return "-"
-
-    def _alarm(self) -> str:
-        if self.converged:
-            return ""
-        detail = self.estimate.convergence or "the iteration stopped before its tolerance"
-        return f"NOT CONVERGED: {detail}; do not interpret these numbers"
 
 
 def lr_test(full: CoefficientResults, restricted: CoefficientResults) -> LRTest:

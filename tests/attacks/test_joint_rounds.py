@@ -50,7 +50,7 @@ def test_rows_follow_from_predictors_of_as_many_rounds_as_columns():
         result = model.fit(cov_type="none")
     X, guess, rank = rows_and_guess(wire, frames, ("A", "C"))
     assert rank == 5 and relative_error(guess, X) < 1e-3
-    notes = " ".join(result.summary().notes)
+    notes = " ".join(result.notes)
     assert "solve for its row" in notes and "numbers for every entity" in notes
 
 
@@ -142,7 +142,7 @@ def test_a_coordinator_apart_solves_for_responses_of_small_patterns(between):
         here, guess = responses_of_pattern(wire, pattern, code)
         solved += len(here) * np.array_equal(guess, y[here])
     assert solved > 80
-    note = next(note for note in result.summary().notes if "treat them as revealed" in note)
+    note = next(note for note in result.notes if "treat them as revealed" in note)
     assert int(note.split(" entities are in patterns")[0].split()[-1]) >= solved
 
 

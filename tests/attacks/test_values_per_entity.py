@@ -89,7 +89,7 @@ def test_masks_of_iterations_are_undone():
             X = np.column_stack([np.ones(len(rows)), frame.loc[rows]])
             rest = part[:, -1] - X @ np.linalg.lstsq(X, part[:, -1], rcond=None)[0]
             assert np.linalg.norm(rest) < 1e-5 * np.linalg.norm(part[:, -1])
-    notes = " ".join(result.summary().notes)
+    notes = " ".join(result.notes)
     assert "enough for the rows of ALL sites, masked or not" in notes and "under pairwise" not in notes
 
 
@@ -107,7 +107,7 @@ def test_rows_follow_from_linear_predictors_at_known_coefficients():
     wire, result = listened("VerticalGLM", frames, path="exact")
     guess, Z = rows_of_vglm(wire, frames)
     assert relative_error(guess, Z) < 1e-4
-    assert "enough for the rows of ALL sites, masked or not" in " ".join(result.summary().notes)
+    assert "enough for the rows of ALL sites, masked or not" in " ".join(result.notes)
 
 
 # ---- responses ---------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ def test_residuals_of_a_selecting_fit_stay_with_the_holder(family, fit):
     said = [r for a, r in wire.passed if a.site == "Holder"]
     released = [v for r in said for v in r.arrays.values() if v.size >= 600 and v.dtype != np.uint8]
     assert not released
-    notes = " ".join(result.summary().notes)
+    notes = " ".join(result.notes)
     assert "residuals stayed with the response holder" in notes
 
 
@@ -161,7 +161,7 @@ def test_no_message_of_iterations_reveals_a_site_the_response(family):
     released = {(a.step, name) for a, r in wire.passed for name, v in r.arrays.items() if v.shape == (600,)}
     # Sent to the coordinator, which runs on the same machine, and to no other site.
     assert {step for step, _ in released if step != "glm_move"} == {"glm_fitted"}
-    notes = " ".join(result.summary().notes)
+    notes = " ".join(result.notes)
     assert "Residuals stayed with the response holder" in notes and "bits) of" in notes
 
 
@@ -175,7 +175,7 @@ def test_curvatures_of_entities_that_a_site_alone_has_stay_with_the_holder():
         alone = has[has[:, j]].sum(axis=1) == 1
         assert alone.sum() > 50 and not h[alone].any()  # before: h and the mixed derivative of every entity
         assert not wire.handed_to(site, "glm_information", "cross")
-    assert "cov_type='none' sends no curvature" in " ".join(result.summary().notes)
+    assert "cov_type='none' sends no curvature" in " ".join(result.notes)
 
 
 @pytest.mark.parametrize("fit", [{"exchange": "admm", "lam": 0.05}], ids=["admm"])
@@ -183,7 +183,7 @@ def test_where_residuals_are_sent_the_summary_says_so(fit):
     wire, result = listened("VerticalGLM", study(), **fit)
     y = study()["Holder"].y.to_numpy()
     assert correlations(wire, "A", "admm_move", "move", y).max() > 0.9
-    assert "residuals and weights, which reveal the response" in " ".join(result.summary().notes)
+    assert "residuals and weights, which reveal the response" in " ".join(result.notes)
 
 
 # ---- the policy --------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ def test_the_summary_counts_what_left_in_all_analyses():
     notes = []
     for _ in range(2):
         model = fs.VFEMGLM.from_formula("y ~ .", partition, family=BINARY, between="independent")
-        notes.append(" ".join(model.fit(cov_type="none").summary().notes))
+        notes.append(" ".join(model.fit(cov_type="none").notes))
     assert "in other analyses" not in notes[0] and "in other analyses" in notes[1]
 
 

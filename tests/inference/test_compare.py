@@ -23,7 +23,7 @@ def test_cells_hold_coefficient_error_and_star(result, reference):
 
 def test_rows_are_grouped_by_site_and_blank_where_missing(result, restricted):
     frame = compare({"small": restricted, "VFEM": result}).to_frame()
-    sites = list(frame.index.get_level_values("client")[:7])
+    sites = list(frame.index.get_level_values("site")[:7])
     assert sites == ["", *["Register"] * 2, *["Credit Agency"] * 2, *["Judicial_Organ"] * 2]
     assert frame.loc[("Judicial_Organ", "C(race)[T.x-1]"), "small"] == ""
     assert frame.loc[("", "Rounds")].tolist() == ["", "65"]
@@ -35,7 +35,7 @@ def test_pooled_statsmodels_fit_is_shown_too(result, reference):
     frame = compare({"VFEM": result, "pooled": reference}).to_frame()
     rows = frame.iloc[:7]
     assert (rows["VFEM"] == rows["pooled"]).all()
-    assert rows.index.get_level_values("client")[1] == "Judicial_Organ"
+    assert rows.index.get_level_values("site")[1] == "Judicial_Organ"
 
 
 def test_without_standard_errors_there_is_a_footnote(result, bare, reference):

@@ -52,14 +52,11 @@ def test_criteria_count_the_parameters_that_the_family_counts(make, reference):
 
 def test_tidy_is_the_summary_frame(result, reference):
     tidy = result.tidy(0.9)
-    assert list(tidy["name"]) == list(reference.params.index)
+    assert list(tidy["term"]) == list(reference.params.index)
     limits = reference.conf_int(0.1)
     expected = [reference.params, reference.bse, reference.tvalues, reference.pvalues, limits[0], limits[1]]
-    assert_allclose(tidy.iloc[:, 3:].to_numpy(), np.column_stack(expected), **TIGHT)
-    assert tidy.set_index("name").loc["C(race)[T.x-1]", ["client", "term"]].tolist() == [
-        "Judicial_Organ",
-        "C(race)",
-    ]
+    assert_allclose(tidy.iloc[:, 2:].to_numpy(), np.column_stack(expected), **TIGHT)
+    assert tidy.set_index("term").loc["C(race)[T.x-1]", "site"] == "Judicial_Organ"
 
 
 def test_lr_test_equals_statsmodels(result, reference, restricted, restricted_reference):

@@ -127,8 +127,8 @@ def test_names_however_long_and_many_fit_a_journal(width, exponentiate, plt):
     rng = np.random.default_rng(0)
     frame = pd.DataFrame(
         {
-            "client": np.repeat(["Market Supervision and Administration Bureau of the Province", "$b_$"], 20),
-            "name": [f"C(a very long column name of its own, Treatment)[T.level {j}]" for j in range(40)],
+            "site": np.repeat(["Market Supervision and Administration Bureau of the Province", "$b_$"], 20),
+            "term": [f"C(a very long column name of its own, Treatment)[T.level {j}]" for j in range(40)],
             "estimate": rng.normal(size=40),
         }
     )

@@ -34,10 +34,10 @@ def test_a_partition_and_its_fits_say_that_nothing_is_protected(tmp_path):
         "selected": fs.VerticalGLM.from_formula("y ~ .", columns()).fit(),
     }
     for name, fitted in fits.items():
-        assert ONE_PROCESS_NOTE in fitted.summary().notes, name
+        assert ONE_PROCESS_NOTE in fitted.notes, name
         if name != "refitted":
             fitted.save(tmp_path / name)
-            assert ONE_PROCESS_NOTE in fs.load(tmp_path / name).summary().notes, name
+            assert ONE_PROCESS_NOTE in fs.load(tmp_path / name).notes, name
 
 
 def test_a_rehearsal_says_that_it_is_one():
@@ -45,6 +45,6 @@ def test_a_rehearsal_says_that_it_is_one():
     assert repr(strict).splitlines()[-1] == STRICT_TRIAL_NOTE
     assert (
         STRICT_TRIAL_NOTE
-        in fs.FederatedGLM.from_formula("y ~ x", strict, family=Gaussian()).fit().summary().notes
+        in fs.FederatedGLM.from_formula("y ~ x", strict, family=Gaussian()).fit().notes
     )
     assert RemoteEngine({}).setting == ""

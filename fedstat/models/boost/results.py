@@ -12,8 +12,8 @@ import pandas as pd
 
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.inference.estimate import Estimate, LedgerLike
-from fedstat.inference.summary import CoefficientBlock, Note, coefficient_block_sheet, header_sheet
-from fedstat.inference.tables import SheetSummary
+from fedstat.inference.summary import CoefficientBlock, Note, Report
+from fedstat.inference.tables import Sheet
 from fedstat.models.boost.explain import masking_sentence, traced_columns, tracing_sentence
 from fedstat.models.boost.learning.boosting import (
     NO_SQUARES,
@@ -601,15 +601,8 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
 
     # -- summary ---------------------------------------------------------------------------------
 
-    def summary(self, alpha: float = 0.05) -> SheetSummary:
-        """Print the fit: learners instead of coefficients, which are many."""
-        kinds = None if self._ledger is None else self._ledger.kinds_by_site()
-        sheets = [
-            header_sheet(f"{self.model_name} results", self._summary_left(), self._summary_right()),
-            learner_sheet(self.learners),
-            coefficient_block_sheet(self.estimate.blocks, kinds),
-        ]
-        return SheetSummary(sheets, self.notes, "")
+    def _coefficient_sheet(self, alpha: float) -> Sheet:
+        return learner_sheet(self.learners)  # instead of coefficients, which are many
 
     def _summary_left(self) -> list[tuple[str, str]]:
         none = {"Log-Likelihood", "AIC", "BIC", "Covariance Type", "Converged", "Df Model"}
@@ -771,7 +764,7 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
 # Fits of every site by itself: a baseline.
 
 
-class LocalBoosts(Mapping[str, BoostResults]):
+class LocalBoosts(Report, Mapping[str, BoostResults]):
     """Boosting of every site by itself, by its name: the baseline without any sharing.
 
     ``fit["North"]`` has all methods of :class:`BoostResults` that use the path only.
@@ -783,7 +776,7 @@ class LocalBoosts(Mapping[str, BoostResults]):
     >>> partition = fs.ClientPartition.from_frame(table, by="hospital")
     >>> model = fs.FedFunctionBoost.from_formula("num ~ age + sex", partition)
     >>> fits = model.fit(steps=20, aggregation="local")
-    >>> fits.score(table).index.tolist(), len(fits.summary())
+    >>> fits.score(table).index.tolist(), len(fits.tidy())
     (['Cleveland', 'Hungary', 'Long Beach', 'Switzerland'], 4)
     """
 
@@ -803,19 +796,33 @@ class LocalBoosts(Mapping[str, BoostResults]):
         """Return R-squared and mean absolute percentage error of the same rows by every site's fit."""
         return pd.DataFrame({site: one.score(new) for site, one in self.items()}).T.rename_axis("site")
 
-    def summary(self) -> pd.DataFrame:
-        """Rows, steps and R-squared of every site's fit, and its number of selected learners."""
-        return pd.DataFrame(
-            {
-                site: {
-                    "rows": one.nobs,
-                    "steps": one.mstop,
-                    "rsquared": one.rsquared,
-                    "selected": int((one.learners["steps"] > 0.0).sum()),
-                }
-                for site, one in self.items()
-            }
-        ).T.rename_axis("site")
+    def tidy(self) -> pd.DataFrame:
+        """Return one row per site.
+
+        Returns
+        -------
+        DataFrame
+            ``site``, ``nobs``, ``steps``, ``r_squared``, and ``selected``, the number of selected learners.
+        """
+        rows = [
+            (site, one.nobs, one.mstop, one.rsquared, int((one.learners["steps"] > 0.0).sum()))
+            for site, one in self.items()
+        ]
+        return pd.DataFrame(rows, columns=["site", "nobs", "steps", "r_squared", "selected"])
+
+    def _glance(self) -> dict[str, int]:
+        return {"nobs": sum(one.nobs for one in self.values()), "n_sites": len(self)}
+
+    def _sheets(self) -> Iterator[Sheet]:
+        rows = tuple(
+            (site, f"{nobs:,}", f"{steps:,}", f"{rsquared:.4f}", str(selected))
+            for site, nobs, steps, rsquared, selected in self.tidy().itertuples(index=False)
+        )
+        headers = ("site", "rows", "steps", "R-squared", "selected learners")
+        yield Sheet(headers, rows, "lrrrr", (24, 10, 8, 10, 18), "Boosting at each site alone", gap=2)
+
+    def _summary_notes(self) -> Iterator[Note]:
+        yield Note("baseline", "Each fit uses the rows of its site only; R-squared is that of these rows.")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: a fit of each of {len(self)} sites; see .summary()>"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import combinations_with_replacement
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -15,8 +15,8 @@ from scipy.special import chdtr, ndtr, ndtri
 
 from fedstat.errors import ModelError
 from fedstat.federation.disclosure.policy import Budget, Policy
-from fedstat.inference.summary import header_sheet
-from fedstat.inference.tables import Sheet, SheetSummary
+from fedstat.inference.summary import Note, Report, header_sheet
+from fedstat.inference.tables import Sheet
 from fedstat.models.checks import check_choice, check_integer
 from fedstat.models.copula.audited_releases import PARTS, ObservedRelease, Releases, UnmaskedSums, WorstPair
 from fedstat.models.copula.correlation import invert_products
@@ -40,7 +40,7 @@ ALL = "all together"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class AuditResults:
+class AuditResults(Report):
     """Guesses which of two records was behind each release, and the claimed limit of any guess.
 
     Attributes
@@ -173,13 +173,8 @@ class AuditResults:
         set_headline(ax, f"Which record was in the data? Observer: {self.view}")
         return ax
 
-    def summary(self) -> SheetSummary:
-        """Return tables of the claim, the measurements, and the verdict.
-
-        Returns
-        -------
-        SheetSummary
-        """
+    def _sheets(self) -> Iterator[Sheet]:
+        """Tables of the claim, the measurements, and the verdict."""
         left = [
             ("Observer", self.view),
             ("Epsilon", f"{self.epsilon:.3g} at delta {self.delta:g}"),
@@ -200,33 +195,54 @@ class AuditResults:
         table = Sheet(headers, rows, "lrrrrr", (24, 8, 8, 8, 8, 9), gap=2)
         head = header_sheet("Audit of a release with noise", left, right)
         head = replace(head, headers=("Claimed", "", "Measured", ""))
-        return SheetSummary([head, table], list(self._notes()))
+        yield from (head, table)
 
-    def _notes(self) -> Iterator[str]:
-        yield f"Verdict: {self.verdict}."
+    def tidy(self) -> pd.DataFrame:
+        """Results of each statistic: :attr:`intervals`."""
+        return self.intervals
+
+    def _glance(self) -> dict[str, Any]:
+        return {
+            "view": self.view,
+            "releases": self.releases,
+            "passed": self.passed,
+            "epsilon": self.epsilon,
+            "epsilon_low": self.epsilon_low,
+            "mu": self.mu,
+            "mu_low": self.mu_low,
+            "mu_high": self.mu_high,
+        }
+
+    def _summary_notes(self) -> Iterator[Note]:
+        yield Note("verdict", f"Verdict: {self.verdict}.", "info" if self.passed else "critical")
         if not self.evidence:
-            yield (
+            yield Note(
+                "demonstration",
                 "A demonstration on synthetic tables with one simple attack. If it guesses badly, this is "
                 "no evidence of privacy. For evidence, audit the release itself: view='coordinator' or the "
-                "name of a site."
+                "name of a site.",
+                "warning",
             )
         else:
-            yield (
+            yield Note(
+                "records",
                 "The two records are the hardest to hide according to the plan; each is in about half of "
                 "the releases. The statistic is the likelihood ratio of the whole observation. Every "
                 "release passed the disclosure checks of new sites, with new keys and a budget for one "
-                "release. The sites hold synthetic rows; none of your rows was used."
+                "release. The sites hold synthetic rows; none of your rows was used.",
             )
-        yield (
+        yield Note(
+            "intervals",
             "Intervals are Clopper and Pearson's, all wrong at once with probability at most "
             f"{self.alpha:g}; mu is that of Gaussian noise, and discrete noise of this size agrees with it "
             "to many digits. Lower bounds are proof. Upper bounds prove nothing about other records, "
-            "errors in other code, or timing."
+            "errors in other code, or timing.",
         )
         if self.evidence and math.isfinite(self.pair_mu) and self.pair_mu < 0.99 * self.mu:
-            yield (
+            yield Note(
+                "pair",
                 f"The pair should show {self.pair_mu:.3f} of the claimed {self.mu:.3f}: the charge is an "
-                "upper bound, and no pair attains it here."
+                "upper bound, and no pair attains it here.",
             )
 
 

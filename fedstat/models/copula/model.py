@@ -282,7 +282,7 @@ class CopulaSynthesizer(PrivateRelease):
         check_integer("rounds", rounds, 1)
         table = table_of(self.partition, self.columns)
         made = synthesize(table, self.columns, self._counts, self.epsilon, self.delta, method, rounds, random)
-        warn(made.summary(), DisclosureWarning)
+        warn(made.notes[0], DisclosureWarning)
         return made
 
     @staticmethod

@@ -24,7 +24,7 @@ AAAI. arXiv 1606.06926.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -37,6 +37,8 @@ from scipy.stats import binom, rankdata
 
 from fedstat.errors import ModelError
 from fedstat.federation.partition.partition import ClientPartition
+from fedstat.inference.summary import Note, Report
+from fedstat.inference.tables import Sheet
 from fedstat.kernels.copula import nearest_correlation, project_simplex
 from fedstat.privacy.gaussian_dp import record_epsilon
 from fedstat.typing import Floats
@@ -54,7 +56,7 @@ GRID = 801
 
 
 @dataclass(frozen=True, slots=True)
-class PublishedSynthesis:
+class PublishedSynthesis(Report):
     """A table of the published mechanism, and its cost: a simulation; nothing is private.
 
     Attributes
@@ -82,7 +84,7 @@ class PublishedSynthesis:
     >>> with warnings.catch_warnings():
     ...     warnings.simplefilter("ignore", fs.errors.DisclosureWarning)
     ...     published = fs.CopulaSynthesizer(partition, 1.0, mechanism="published").fit("vcds", seed=1)
-    >>> published.table.shape, "record" in published.summary()
+    >>> published.table.shape, "record" in published.summary().as_text()
     ((300, 8), True)
     """
 
@@ -93,8 +95,29 @@ class PublishedSynthesis:
     delta: float
     record_epsilon: pd.Series[float]
 
-    def summary(self) -> str:
-        """State the cost of the table in words."""
+    def tidy(self) -> pd.DataFrame:
+        """Epsilon of one record by site: ``site``, ``epsilon``."""
+        return self.record_epsilon.rename("epsilon").rename_axis("site").reset_index()
+
+    def _glance(self) -> dict[str, float | str]:
+        return {
+            "method": self.method,
+            "nobs": len(self.table),
+            "n_sites": len(self.record_epsilon),
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+        }
+
+    def _sheets(self) -> Iterator[Sheet]:
+        rows = tuple((str(site), f"{epsilon:,.4g}") for site, epsilon in self.record_epsilon.items())
+        title = f"{self.method.upper()}: a published synthesis, simulated"
+        yield Sheet(("site", "epsilon of a record"), rows, "lr", (24, 20), title, gap=2)
+
+    def _summary_notes(self) -> Iterator[Note]:
+        yield Note("not_private", self._cost, "critical")
+
+    @property
+    def _cost(self) -> str:
         worst = str(self.record_epsilon.idxmax())
         order = "" if self.method == "vcds" else " Rows keep the order of the real entities."
         return (

@@ -15,7 +15,7 @@ from fedstat.errors import ModelError
 from fedstat.inference.estimate import LedgerLike
 from fedstat.inference.plots import DistributionPanel, plot_distributions, plot_heat
 from fedstat.inference.summary import Note, header_sheet, released_kinds
-from fedstat.inference.tables import Sheet, SheetSummary
+from fedstat.inference.tables import Sheet
 from fedstat.kernels.copula import code_latents
 from fedstat.models.checks import check_integer
 from fedstat.models.copula.correlation import METHODS, Inversion, invert_products
@@ -293,6 +293,28 @@ class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 2", 
         """
         return utility_of_columns(self._fit, self.noise.to_numpy())
 
+    def tidy(self) -> pd.DataFrame:
+        """Correlations of the latent normals, a row for each pair of columns.
+
+        Returns
+        -------
+        DataFrame
+            ``first``, ``second``, ``estimate``, and ``std_error``, the standard deviation of the noise.
+        """
+        names, (i, j) = np.array(self.columns, dtype=object), np.triu_indices(len(self.columns), 1)
+        parts = {"estimate": self.correlation, "std_error": self.noise}
+        pairs = {"first": names[i], "second": names[j]}
+        return pd.DataFrame(pairs | {what: table.to_numpy()[i, j] for what, table in parts.items()})
+
+    def _glance(self) -> dict[str, float]:
+        return {
+            "nobs": self._fit.n,
+            "n_sites": len(self._fit.plan.columns),
+            "columns": len(self.columns),
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+        }
+
     def plot_margins(self) -> Figure:
         """Draw every released margin.
 
@@ -322,13 +344,8 @@ class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 2", 
         """
         return plot_heat(self.correlation, "Correlations of latent normals", ax)
 
-    def summary(self) -> SheetSummary:
-        """Return tables of the release, its cost, and its assumptions.
-
-        Returns
-        -------
-        SheetSummary
-        """
+    def _sheets(self) -> Iterator[Sheet]:
+        """Tables of the release and its cost."""
         fit, p = self._fit, len(self.columns)
         off = self._fit.inversion.correlation[np.triu_indices(p, 1)]
         noise = self.noise.to_numpy()[np.triu_indices(p, 1)]
@@ -342,14 +359,14 @@ class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 2", 
         ]
         private = self.privacy["epsilon"]
         right = [
-            ("Institutions", str(len(fit.plan.columns))),
+            ("Sites", str(len(fit.plan.columns))),
             ("Epsilon", f"{self.epsilon:g} at delta {self.delta:g}"),
             ("of a whole record", f"{private.iloc[0]:.3g}, against the coordinator"),
             ("of one site's part", f"{private.iloc[1:].max():.3g}, against all others"),
             ("Rounds", "not recorded" if self._ledger is None else str(self._ledger.rounds)),
         ]
-        sheets = [header_sheet("Synthesis from one private release", left, right), self._sites()]
-        return SheetSummary(sheets, self.notes)
+        yield header_sheet("Synthesis from one private release", left, right)
+        yield self._sites()
 
     def __repr__(self) -> str:
         return (
@@ -371,7 +388,7 @@ class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 2", 
             )
             for site, bins in plan.columns.items()
         )
-        headers = ("site", "columns", "entities", "eps margins", "eps total", "what left it")
+        headers = ("site", "columns", "entities", "eps margins", "eps total", "released")
         return Sheet(headers, rows, "lrrrrl", (24, 8, 10, 12, 11, 28), gap=2, wrap=True)
 
     def _summary_notes(self) -> Iterator[Note]:

@@ -327,7 +327,7 @@ class PrivateGLMResults(CoefficientResults, saved_as="fedstat copula_glm results
         Returns
         -------
         DataFrame
-            One row per column: ``site``, ``name``, ``term``, ``selected``, ``coef``, the penalized
+            One row per column: ``site``, ``term``, ``selected``, ``coef``, the penalized
             estimate, and ``frequency``, the share of simulated releases in which it is selected.
 
         References
@@ -339,7 +339,7 @@ class PrivateGLMResults(CoefficientResults, saved_as="fedstat copula_glm results
         exact, bse = errors.exact[1:, 1:], self.bse.to_numpy()[1:]
         loss = QuadraticLoss.of(exact, bse, est.nobs)
         slopes = loss.select(est.params[1:], chosen)
-        frame = pd.DataFrame({"client": est.sites[1:], "name": est.names[1:], "term": est.terms[1:]})
+        frame = pd.DataFrame({"site": est.sites[1:], "term": est.names[1:]})
         frame["selected"], frame["coef"] = slopes != 0.0, slopes
         draws = est.params[1:] + errors.deviations[:, 1:]
         frame["frequency"] = selection_frequencies(loss, draws, chosen)
@@ -358,11 +358,6 @@ class PrivateGLMResults(CoefficientResults, saved_as="fedstat copula_glm results
         errors = self._errors
         return {} if errors is None else {"sampling": errors.sampling, "noise": errors.noise}
 
-    def _alarm(self) -> str:
-        if self._errors is not None and self.budget_too_small:
-            return TOO_SMALL.format(self._errors.ratio)
-        return super()._alarm()
-
     def _summary_left(self) -> list[tuple[str, str]]:
         rows = dict(super()._summary_left())
         for label in ("R-squared", "Log-Likelihood", "AIC", "BIC"):
@@ -375,4 +370,6 @@ class PrivateGLMResults(CoefficientResults, saved_as="fedstat copula_glm results
         return list(rows.items())
 
     def _summary_notes(self) -> Iterator[Note]:
-        return (note for note in super()._summary_notes() if note.kind != "no_likelihood")
+        if self._errors is not None and self.budget_too_small:
+            yield Note("budget_too_small", TOO_SMALL.format(self._errors.ratio), "critical")
+        yield from (note for note in super()._summary_notes() if note.kind != "no_likelihood")

@@ -189,7 +189,7 @@ class FedAvgResults(RowsResults, saved_as="fedstat fedavg results 4", record=Fed
         return [
             *rows[:-1],
             ("Averaging Rounds", f"{options.rounds:,}"),
-            ("Sums", f"masked over {len(self.estimate.blocks)} sites" if self._fit.masked else "in clear"),
+            ("Sums", f"masked over {len(self.estimate.blocks)} sites" if self._fit.masked else "unmasked"),
             ("Fraction", f"{options.fraction:g}"),
             ("Local Epochs", f"{options.local_epochs:,}"),
             ("Batch Size", "whole site" if options.batch_size is None else f"{options.batch_size:,}"),
@@ -199,11 +199,10 @@ class FedAvgResults(RowsResults, saved_as="fedstat fedavg results 4", record=Fed
             rows[-1],
         ]
 
-    def _alarm(self) -> str:
-        return super()._alarm() or "POINT ESTIMATES ONLY"
-
     def _summary_notes(self) -> Iterator[Note]:
         yield from super()._summary_notes()
+        if self.converged:
+            yield Note("point_estimates", "POINT ESTIMATES ONLY", "critical")
         yield from _distance_notes(self.model_name, self._fit)
         if self._fit.masked:
             over = f"Updates and sums were masked over {len(self.estimate.blocks)} sites: "

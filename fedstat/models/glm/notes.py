@@ -10,7 +10,7 @@ from scipy import stats
 from fedstat.errors import NotAvailableError
 from fedstat.inference.heterogeneity import Heterogeneity
 from fedstat.inference.summary import WIDTH, Note, released_kinds
-from fedstat.inference.tables import Sheet, number
+from fedstat.inference.tables import Sheet, human_range, number
 from fedstat.models.glm.fit import NOT_REQUESTED, GLMFit
 from fedstat.models.glm.statistics import GLMStatements
 from fedstat.models.horizontal.results import MASKED
@@ -148,12 +148,11 @@ def covariance_line(result: GLMStatements) -> str:
 def federation_lines(result: GLMStatements) -> list[tuple[str, str]]:
     """Labels and values of the federation."""
     blocks = result.estimate.blocks
-    seen = sorted({block.entities for block in blocks})
-    rows = f"{seen[0]:,} to {seen[-1]:,}" if len(seen) > 1 else f"{seen[0]:,}"
-    lines = [("Institutions", str(len(blocks))), ("Rows by site", rows)]
+    rows = human_range(block.entities for block in blocks)
+    lines = [("Sites", str(len(blocks))), ("Rows by site", rows)]
     lines += [("Own fits", _own_fits(result)), ("Heterogeneity", _joint_test(result))]
     if result._ledger is not None:
-        lines.append(("Sums", f"masked over {len(blocks)} sites" if result._fit.masked else "in clear"))
+        lines.append(("Sums", f"masked over {len(blocks)} sites" if result._fit.masked else "unmasked"))
     return [*lines, *result._ledger_lines(), ("Privacy spent", result.estimate.privacy)]
 
 
@@ -195,7 +194,7 @@ def site_sheet(result: GLMStatements) -> Sheet:
         own = "none" if not known else "yes" if known == p else f"{known} of {p}"
         left = released_kinds(block.site, kinds)
         rows.append((block.site, f"{block.entities:,}", f"{100 * block.missing:.2f} %", own, left))
-    headers = ("institution", "rows", "left out", "own fit", "what left it")
+    headers = ("site", "rows", "left out", "own fit", "released")
     return Sheet(headers, tuple(rows), "lrrrl", SITE_WIDTHS, gap=2, wrap=True)
 
 
@@ -203,7 +202,9 @@ def site_sheet(result: GLMStatements) -> Sheet:
 
 
 def fit_notes(result: GLMStatements) -> Iterator[Note]:
-    """Say what the reader must know of this fit."""
+    """State the limits of the fit, what sites differ in, and what was released."""
+    if alarm := excess_alarm(result):
+        yield Note("overdispersed", alarm, "critical")
     for kind, part in PARTS.items():
         if text := part(result):
             yield Note(kind, text, "warning" if kind in WARNINGS else "info")
@@ -219,8 +220,8 @@ def _masked_note(result: GLMStatements) -> str:
     if fit.masked:
         return f"Sums over rows were masked over {K} sites: {MASKED.format(_in_clear(result))}"
     if K == 2:
-        return "Sums were in clear: masks over two sites hide neither from the other."
-    return "" if K == 1 else "Sums were in clear: the coordinator saw each site's part."
+        return "Sums were not masked: masks over two sites hide neither from the other."
+    return "" if K == 1 else "Sums were not masked: the coordinator saw each site's part."
 
 
 def _in_clear(result: GLMStatements) -> str:

@@ -15,12 +15,11 @@ from fedstat.federation.audit.ledger import Ledger
 from fedstat.inference.hypotheses import Hypothesis
 from fedstat.inference.likelihood import FTest, LRTest
 from fedstat.inference.summary import Note
-from fedstat.inference.tables import SheetSummary, number
+from fedstat.inference.tables import Sheet, number
 from fedstat.models.glm.fit import GLMFit
 from fedstat.models.glm.notes import (
     covariance_line,
     estimate_lines,
-    excess_alarm,
     federation_lines,
     fit_notes,
     role_lines,
@@ -330,14 +329,6 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 7", record=GLMReco
 
     # -- summary ---------------------------------------------------------------------------------
 
-    def summary(self, alpha: float = 0.05) -> SheetSummary:
-        """Return estimate, federation, coefficients, sites and notes.
-
-        See :meth:`CoefficientResults.summary`.
-        """
-        usual = super().summary(alpha)
-        return SheetSummary([*usual.sheets[:-1], site_sheet(self)], usual.notes, usual.headline)
-
     def __repr__(self) -> str:
         est, sites = self.estimate, len(self._fit.local)
         state = "" if est.converged else ", NOT CONVERGED"
@@ -352,8 +343,8 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 7", record=GLMReco
     def _summary_right(self) -> list[tuple[str, str]]:
         return federation_lines(self)
 
-    def _alarm(self) -> str:
-        return super()._alarm() or excess_alarm(self)
+    def _site_sheet(self) -> Sheet:
+        return site_sheet(self)
 
     def _summary_notes(self) -> Iterator[Note]:
         yield from super()._summary_notes()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import factorial
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import pandas as pd
@@ -21,7 +21,8 @@ from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.inference.discrimination import discrimination
 from fedstat.inference.evaluation import Evaluation, probabilities
 from fedstat.inference.recalibration import recalibrate_bins
-from fedstat.inference.tables import Sheet, SheetSummary
+from fedstat.inference.summary import Note, Report
+from fedstat.inference.tables import Sheet
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.checks import check_choice, check_level
 from fedstat.models.laser.prediction import FittedNetworks, hidden, open_networks, predicted
@@ -108,7 +109,7 @@ def set_name(sites: int, names: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SetEvaluation:
+class SetEvaluation(Report):
     """Agreement of predictions with a response, by set of sites.
 
     Parameters
@@ -329,8 +330,8 @@ class SetEvaluation:
         with_site = self.scores.sets >> self.sites.index(site) & 1 == 1
         return replace(self, scores=self.scores.together(with_site))._worth()[0]
 
-    def summary(self) -> SheetSummary:
-        """Print one line per set."""
+    def _sheets(self) -> Iterator[Sheet]:
+        """One line per set."""
         frame = self.to_frame()
         heads = ("sites", *frame.columns)
         rows = tuple(
@@ -338,13 +339,7 @@ class SetEvaluation:
             for name, row in frame.iterrows()
         )
         widths = (34, *[8] * len(frame.columns))
-        notes = ["Counted at the site that holds the response; sets with too few entities have -."]
-        if self.least:
-            notes.append(
-                f"The policy of that site requires that similar predictions are averaged over {self.least} "
-                "or more entities before they are counted."
-            )
-        sheet = Sheet(
+        yield Sheet(
             heads,
             rows,
             "l" + "r" * len(frame.columns),
@@ -352,13 +347,33 @@ class SetEvaluation:
             "Predictions by set of sites",
             wrap=True,
         )
-        return SheetSummary([sheet], notes)
+
+    def _summary_notes(self) -> Iterator[Note]:
+        yield Note(
+            "counted", "Counted at the site that holds the response; sets with too few entities have -."
+        )
+        if self.least:
+            yield Note(
+                "least",
+                f"The policy of that site requires that similar predictions are averaged over {self.least} "
+                "or more entities before they are counted.",
+            )
+
+    def tidy(self) -> pd.DataFrame:
+        """Quality of predictions, a row for each set of sites.
+
+        Returns
+        -------
+        DataFrame
+            ``sites``, the names of the set, and the columns of :meth:`to_frame`.
+        """
+        return self.to_frame().rename_axis("sites").reset_index()
+
+    def _glance(self) -> dict[str, Any]:
+        return {"n_sites": len(self.sites), **self.figures}
 
     def __repr__(self) -> str:
         return f"<SetEvaluation: {len(self.scores.sets)} sets of sites; see .summary()>"
-
-    def _repr_html_(self) -> str:
-        return self.summary().as_html()
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -385,5 +400,5 @@ def permutation_importance(
         mean, error = lost.mean(), lost.std(ddof=1) / np.sqrt(repeats)
         rows.append((mean, error, mean - t * error, mean + t * error))
     return pd.DataFrame(
-        rows, index=pd.Index(sites, name="client"), columns=["importance", "std_error", "low", "high"]
+        rows, index=pd.Index(sites, name="site"), columns=["importance", "std_error", "low", "high"]
     )

@@ -13,7 +13,7 @@ from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.summary import CoefficientBlock, Note, coefficient_block_sheet, header_sheet
-from fedstat.inference.tables import SheetSummary, human_bytes
+from fedstat.inference.tables import Sheet, human_bytes
 from fedstat.models.checks import check_integer, check_level
 from fedstat.models.laser.evaluation import (
     SetEvaluation,
@@ -73,7 +73,7 @@ def notes_of(r: LASERRecord) -> Iterator[Note]:
             "not_learned",
             "NOT LEARNED: the loss of the validation entities has hardly decreased since the first epoch. "
             "Take more epochs (epochs=), smaller batches (batch_size=) or a larger learning_rate.",
-            "warning",
+            "critical",
         )
     yield Note("no_errors", "There are no standard errors: weights of networks are not identified.")
     yield Note(
@@ -433,7 +433,7 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
             :meth:`SetEvaluation.values`), nan where not every set of sites has entities to count.
         """
         rows = [(b.site, b.columns, b.entities, b.missing) for b in self._record.blocks if b.columns]
-        frame = pd.DataFrame(rows, columns=["client", "columns", "entities", "missing"]).set_index("client")
+        frame = pd.DataFrame(rows, columns=["site", "columns", "entities", "missing"]).set_index("site")
         try:
             return frame.assign(value=self.calibration.values())
         except NotAvailableError:
@@ -441,14 +441,24 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
 
     # -- printed output ---------------------------------------------------------------------------
 
-    def summary(self, alpha: float = 0.1) -> SheetSummary:
-        """Training and exchange, quality by set of sites, data of each site, notes.
+    def tidy(self) -> pd.DataFrame:
+        """One row per site: :meth:`sites` with the site as a column."""
+        return self.sites().reset_index()
 
-        Parameters
-        ----------
-        alpha : float
-            One minus the level of the sets whose mean size is printed.
-        """
+    def _glance(self) -> dict[str, Any]:
+        """Size, training, and quality of predictions by the largest set of sites."""
+        trained = self._record.fitted.trained
+        figures = {} if trained.scores is None else self.calibration.figures
+        return {
+            "nobs": self._record.n,
+            "n_sites": len(self._record.blocks),
+            "epochs": trained.epoch + 1,
+            "validation_loss": float(trained.history[trained.epoch, 1]),
+            **{name: value for name, value in figures.items() if name != "n"},
+        }
+
+    def _sheets(self) -> Iterator[Sheet]:
+        """Training and exchange, quality by set of sites, and data of each site."""
         r, fitted = self._record, self._record.fitted
         learned, held, calibrated = r.parts
         left = [
@@ -469,10 +479,10 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
             left.append(("Label epsilon", f"{r.label_epsilon:g} (pure, by label)"))
         if self._ledger is not None:
             right += [("Rounds", f"{self._ledger.rounds:,}"), ("Traffic", human_bytes(self._ledger.bytes))]
-        sheets = [header_sheet(f"{self.model_name} results", left, right)]
-        if self._record.fitted.trained.scores is not None:
-            sheets += self.calibration.summary().sheets
-        return SheetSummary([*sheets, coefficient_block_sheet(r.blocks, self._kinds())], self.notes)
+        yield header_sheet(f"{self.model_name} results", left, right)
+        if fitted.trained.scores is not None:
+            yield from self.calibration._sheets()
+        yield coefficient_block_sheet(r.blocks, self._kinds())
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.method}, {self._record.n:,} entities; see .summary()>"

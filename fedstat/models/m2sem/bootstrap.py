@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,7 +13,8 @@ from scipy.special import logsumexp
 
 from fedstat.errors import EstimationError, ModelError
 from fedstat.federation.design.coding import BlockSpec
-from fedstat.inference.tables import Sheet, SheetSummary, number
+from fedstat.inference.summary import Note, Report
+from fedstat.inference.tables import Sheet, number
 from fedstat.models.m2sem.columns import OpenedCovariates, OpenedModalities, OpenedModality
 from fedstat.models.m2sem.em import CHANGE, GAIN, soft
 from fedstat.models.m2sem.local_mixtures import make_modality, restored
@@ -167,7 +168,7 @@ COVARIATES = (
 )
 
 
-class BootstrapResults:
+class BootstrapResults(Report):
     """Profiles and shares with standard errors from refits of samples that were drawn from a fit.
 
     Attributes
@@ -210,8 +211,8 @@ class BootstrapResults:
         frame = pd.DataFrame({"estimate": self._record.shares}, index=self._record.clusters)
         return with_limits(frame, self._draws.shares.std(axis=0, ddof=1), self._alpha)
 
-    def summary(self) -> SheetSummary:
-        """Lay out profiles with their errors."""
+    def _sheets(self) -> Iterator[Sheet]:
+        """Profiles with their errors."""
         rows = tuple(
             (
                 " = ".join(str(row[key]) for key in ("column", "level") if row[key]),
@@ -221,20 +222,24 @@ class BootstrapResults:
             for row in self.tidy().to_dict("records")
         )
         headers = ("mean or share", "cluster", "estimate", "std err", "low", "high")
+        yield Sheet(headers, rows, "llrrrr", (30, 8, 11, 11, 11, 11), gap=2)
+
+    def _summary_notes(self) -> Iterator[Note]:
         failed = f" In {self.failed} further samples a column was constant." if self.failed else ""
-        notes = [
+        yield Note(
+            "errors",
             f"Standard deviations over {self.samples} samples drawn from the released parameters and "
             f"refitted, without any site.{failed} They are conditional on the support, and treat missing "
             "cells of a recorded entity as if they were observed.",
-            *([COVARIATES] if self._record.adjusted else []),
-        ]
-        return SheetSummary([Sheet(headers, rows, "llrrrr", (30, 8, 11, 11, 11, 11), gap=2)], notes)
+        )
+        if self._record.adjusted:
+            yield Note("covariates", COVARIATES, "warning")
+
+    def _glance(self) -> dict[str, int]:
+        return {"nobs": self._record.n, "n_sites": len(self._record.sites), "samples": self.samples}
 
     def __repr__(self) -> str:
         return self.summary().as_text()
-
-    def _repr_html_(self) -> str:
-        return self.summary().as_html()
 
 
 def bootstrap(

@@ -60,7 +60,7 @@ def places(r: M2SEMRecord, selected: bool) -> pd.DataFrame:
             units = units[2 * len(one.columns) :] if one.continuous else units
     if not rows:
         raise NotAvailableError("no column separates the clusters; plot with selected=False")
-    index = pd.MultiIndex.from_tuples(keys, names=["client", "modality", "column"])
+    index = pd.MultiIndex.from_tuples(keys, names=["site", "modality", "column"])
     return pd.DataFrame(np.array(rows), index=index, columns=r.clusters)
 
 
@@ -76,7 +76,7 @@ def _place_of_levels(probabilities: Floats, counts: Floats, nominal: bool) -> tu
 def plot_cluster_profiles(r: M2SEMRecord, selected: bool) -> Figure:
     """Draw a panel for each modality, a line for each cluster."""
     frame = places(r, selected)
-    groups = [(key, part) for key, part in frame.groupby(level=["client", "modality"], sort=False)]
+    groups = [(key, part) for key, part in frame.groupby(level=["site", "modality"], sort=False)]
     complete = axes_for(None, 7.0, 0.9 + 0.24 * (len(frame) + 3 * len(groups)))
     figure = complete.get_figure(root=True)
     assert figure is not None

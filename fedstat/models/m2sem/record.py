@@ -124,7 +124,7 @@ class M2SEMRecord:
                     for c, level in enumerate(column.levels or ("",)):
                         keys.append((site, one.name, column.name, str(level)))
                         rows.append(values[:, p, c])
-        index = pd.MultiIndex.from_tuples(keys, names=["client", "modality", "column", "level"])
+        index = pd.MultiIndex.from_tuples(keys, names=["site", "modality", "column", "level"])
         return pd.DataFrame(np.array(rows), index=index, columns=self.clusters)
 
     @property
@@ -132,7 +132,7 @@ class M2SEMRecord:
         """A row for each modality; see results."""
         rows = [
             {
-                "client": site,
+                "site": site,
                 "modality": one.name,
                 "kind": one.kind,
                 "columns": len(one.columns),
@@ -144,7 +144,7 @@ class M2SEMRecord:
             for site, held in self.sites.items()
             for one, _, norms, relevance in held.parts
         ]
-        frame = pd.DataFrame(rows).set_index(["client", "modality"])
+        frame = pd.DataFrame(rows).set_index(["site", "modality"])
         return frame if self.frequencies is None else frame.assign(frequency=self._frequencies()[1])
 
     @property
@@ -152,7 +152,7 @@ class M2SEMRecord:
         """A row for each column; see results."""
         rows = [
             {
-                "client": site,
+                "site": site,
                 "modality": one.name,
                 "column": column.name,
                 "kind": column.kind,
@@ -163,7 +163,7 @@ class M2SEMRecord:
             for one, _, norms, relevance in held.parts
             for column, norm in zip(one.columns, norms.tolist(), strict=True)
         ]
-        frame = pd.DataFrame(rows).set_index(["client", "modality", "column"])
+        frame = pd.DataFrame(rows).set_index(["site", "modality", "column"])
         return frame if self.frequencies is None else frame.assign(frequency=self._frequencies()[0])
 
     @property

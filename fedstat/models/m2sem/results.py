@@ -21,7 +21,7 @@ from fedstat.inference.mixtures import (
     posterior_entropy,
 )
 from fedstat.inference.summary import Note
-from fedstat.inference.tables import SheetSummary
+from fedstat.inference.tables import Sheet
 from fedstat.models.checks import check_integer
 from fedstat.models.m2sem.analyses import request_outside_sums, request_scores
 from fedstat.models.m2sem.bootstrap import BootstrapResults, bootstrap
@@ -30,7 +30,7 @@ from fedstat.models.m2sem.prediction import predict_clusters
 from fedstat.models.m2sem.protocol import MixtureFit
 from fedstat.models.m2sem.record import FittedSite, M2SEMRecord
 from fedstat.models.m2sem.request import ModalityRequest
-from fedstat.models.m2sem.summary import notes, summarize
+from fedstat.models.m2sem.summary import notes, summary_sheets
 from fedstat.models.m2sem.tables import (
     communality_table,
     contrasts,
@@ -270,7 +270,7 @@ class M2SEMResults(
         Returns
         -------
         DataFrame
-            Index (client, modality, column, level); the level is empty for means; one column per cluster.
+            Index (site, modality, column, level); the level is empty for means; one column per cluster.
         """
         return self._record.profiles()
 
@@ -317,7 +317,7 @@ class M2SEMResults(
         Returns
         -------
         DataFrame
-            Index (client, modality, column, level, clusters); ``estimate``, ``std_error``, ``conf_low``,
+            Index (site, modality, column, level, clusters); ``estimate``, ``std_error``, ``conf_low``,
             ``conf_high``, ``statistic``, ``p_value``.
 
         Raises
@@ -333,7 +333,7 @@ class M2SEMResults(
         Returns
         -------
         DataFrame
-            Index (client, modality, column); ``statistic``, ``df``, ``p_value``, nan for columns and
+            Index (site, modality, column); ``statistic``, ``df``, ``p_value``, nan for columns and
             modalities that were selected to be the same in all clusters.
 
         Raises
@@ -354,7 +354,7 @@ class M2SEMResults(
         Returns
         -------
         DataFrame
-            Index (client, modality, column, level, covariate). ``estimate`` is the effect of one unit of the
+            Index (site, modality, column, level, covariate). ``estimate`` is the effect of one unit of the
             covariate: on the mean of a continuous column, in its units; on the logit of higher levels of an
             ordinal or binary one; on the log odds of a level against the first for a nominal one. With
             standard errors: ``std_error``, ``conf_low``, ``conf_high``, ``statistic`` and ``p_value``.
@@ -521,9 +521,22 @@ class M2SEMResults(
 
     # ---- printed ---------------------------------------------------------------------------------
 
-    def summary(self) -> SheetSummary:
-        """Lay out fit and exchange, clusters, modalities, and notes."""
-        return summarize(self._record, self._ledger, self.notes)
+    def _glance(self) -> dict[str, Any]:
+        r = self._record
+        return {
+            "nobs": r.n,
+            "n_sites": len(r.sites),
+            "n_clusters": len(r.shares),
+            "n_factors": r.factors,
+            "logLik": r.loglik,
+            "BIC": r.bic,
+            "ICL": r.bic + 2.0 * r.uncertainty,
+            "entropy": r.entropy,
+            "converged": r.converged,
+        }
+
+    def _sheets(self) -> Iterator[Sheet]:
+        return summary_sheets(self._record, self._ledger)
 
     def __repr__(self) -> str:
         return (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,8 @@ import pandas as pd
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.mixtures import integrated_criterion, relative_entropy
-from fedstat.inference.tables import Sheet, SheetSummary
+from fedstat.inference.summary import Note, Report
+from fedstat.inference.tables import Sheet
 from fedstat.models.m2sem.em import MixtureExchange, MixtureState, StartPlan, most_rounds, start
 from fedstat.plotting import COLORS, axes_for, legend_below, set_headline
 from fedstat.progress_line import expect_rounds
@@ -35,7 +36,7 @@ def fit_sizes(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ClusterSearch:
+class ClusterSearch(Report):
     """Criteria of numbers of clusters and factors.
 
     Attributes
@@ -91,18 +92,32 @@ class ClusterSearch:
         """Numbers of clusters and factors with the smallest BIC."""
         return self.sizes[int(np.nanargmin(self.table["bic"].to_numpy(dtype=float)))]
 
-    def summary(self) -> SheetSummary:
+    def _sheets(self) -> Iterator[Sheet]:
         """Lay out the grid."""
         rows = tuple(self._cells(*size, row) for size, row in zip(self.sizes, self._records(), strict=True))
         headers = ("clusters", "factors", "log-lik", "param", "BIC", "ICL", "entropy", "")
         widths = (8, 7, 13, 6, 13, 13, 7, 24)
-        notes = [
+        yield Sheet(headers, rows, "rrrrrrrl", widths, "Numbers of clusters and factors", wrap=True)
+
+    def _summary_notes(self) -> Iterator[Note]:
+        yield Note(
+            "criteria",
             "Fits of all columns, without selection; smaller BIC and ICL are better. ICL also penalizes "
             "overlap, and selects fewer clusters.",
-            *self._at_an_edge(),
-        ]
-        sheet = Sheet(headers, rows, "rrrrrrrl", widths, "Numbers of clusters and factors", wrap=True)
-        return SheetSummary([sheet], notes)
+        )
+        clusters = {K for K, _ in self.sizes}
+        if len(clusters) > 1 and self.best[0] == max(clusters):
+            text = "The best number of clusters is the largest one in the search: extend the search."
+            yield Note("edge", text, "warning")
+
+    def tidy(self) -> pd.DataFrame:
+        """Criteria, a row for each size: :attr:`table` with its index as columns."""
+        return self.table.reset_index()
+
+    def _glance(self) -> dict[str, Any]:
+        K, Q = self.best
+        row = self.table.loc[(K, Q)].drop("note")
+        return {"n_clusters": K, "n_factors": Q, **row, "searched": len(self.table)}
 
     @property
     def sizes(self) -> list[tuple[int, int]]:
@@ -123,12 +138,6 @@ class ClusterSearch:
         )
         note = "smallest BIC" if self.best == (K, Q) else str(row["note"])
         return (str(K), str(Q), *numbers, f"{row['entropy']:.2f}", note)
-
-    def _at_an_edge(self) -> list[str]:
-        clusters = {K for K, _ in self.sizes}
-        if self.best[0] < max(clusters) or len(clusters) == 1:
-            return []
-        return ["The best number of clusters is the largest one in the search: extend the search."]
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw BIC by number of clusters, a line for each number of factors.
@@ -154,6 +163,3 @@ class ClusterSearch:
 
     def __repr__(self) -> str:
         return self.summary().as_text()
-
-    def _repr_html_(self) -> str:
-        return self.summary().as_html()

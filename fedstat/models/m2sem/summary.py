@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from fedstat.inference.estimate import LedgerLike
 from fedstat.inference.mixtures import OVERLAP
 from fedstat.inference.summary import Note, blank_repeats, header_sheet, released_kinds
-from fedstat.inference.tables import Sheet, SheetSummary, human_bytes, number
+from fedstat.inference.tables import Sheet, human_bytes, number
 from fedstat.models.m2sem.record import M2SEMRecord
 from fedstat.models.m2sem.tables import has_errors, profile_errors, wald_tests
 
@@ -18,11 +18,10 @@ COARSE = 0.01
 SHOWN = 6
 MOST_COLUMNS, MOST_CLUSTERS = 20, 4
 """Largest number of profiles that are printed."""
-UNCONVERGED = "Not converged: the numbers below belong to a fit that was stopped early"
 
 
-def summarize(r: M2SEMRecord, ledger: LedgerLike | None, notes: Sequence[str]) -> SheetSummary:
-    """Lay out header, clusters, modalities, sites and notes."""
+def summary_sheets(r: M2SEMRecord, ledger: LedgerLike | None) -> Iterator[Sheet]:
+    """Lay out header, clusters, modalities and sites."""
     left = [
         ("Clusters", f"{len(r.shares)}, {r.factors} factor{'s' * (r.factors > 1)} a modality"),
         ("Entities", f"{r.n:,}"),
@@ -40,14 +39,8 @@ def summarize(r: M2SEMRecord, ledger: LedgerLike | None, notes: Sequence[str]) -
         ("Traffic", "not recorded" if ledger is None else human_bytes(ledger.bytes)),
         ("Converged", "yes" if r.converged else "NO"),
     ]
-    sheets = [
-        header_sheet("Clusters over sites", left, right),
-        _clusters(r),
-        _modalities(r),
-        *_profiles(r),
-        _sites(r, ledger),
-    ]
-    return SheetSummary(sheets, notes, "" if r.converged else f"*** {UNCONVERGED} ***")
+    yield header_sheet("Clusters over sites", left, right)
+    yield from (_clusters(r), _modalities(r), *_profiles(r), _sites(r, ledger))
 
 
 def _clusters(r: M2SEMRecord) -> Sheet:
@@ -123,7 +116,7 @@ def _sites(r: M2SEMRecord, ledger: LedgerLike | None) -> Sheet:
         for site, held in r.sites.items()
     )
     return Sheet(
-        ("site", "columns", "entities", "releases"),
+        ("site", "columns", "entities", "released"),
         rows,
         "lrrl",
         (22, 8, 10, 32),
@@ -137,9 +130,9 @@ def notes(r: M2SEMRecord) -> Iterator[Note]:
     if not r.converged:
         yield Note(
             "not_converged",
-            f"{UNCONVERGED} after {r.rounds:,} rounds: the log-likelihood still increases, or posteriors "
+            f"NOT CONVERGED: after {r.rounds:,} rounds the log-likelihood still increases, or posteriors "
             "still change. Increase maxiter, or take fewer clusters or factors.",
-            "warning",
+            "critical",
         )
     if r.select is not None:
         yield Note(

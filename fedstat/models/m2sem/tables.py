@@ -18,7 +18,7 @@ from fedstat.typing import Floats
 # ----------------------------------------------------------------------------------------------------
 # Tables with standard errors: profiles, differences between clusters, Wald tests, communalities, shares.
 
-KEYS = ["client", "modality", "column", "level"]
+KEYS = ["site", "modality", "column", "level"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -232,20 +232,17 @@ def excess(fit: VFEMFit) -> float:
     return ratio if ratio > 1.0 + max(LEAST_EXCESS, ERRORS * error) else 0.0
 
 
-def dispersion_alarm(fit: VFEMFit) -> str:
-    """First line of a summary of counts that vary more than their distribution allows."""
-    ratio = excess(fit)
-    if not ratio:
-        return ""
-    return f"OVERDISPERSED: Pearson chi2 / n = {ratio:.2f}; read the notes before you use these numbers"
-
-
 def dispersion_notes(layout: Layout, fit: VFEMFit, cov_type: str) -> Iterator[Note]:
     """State the effect of overdispersion, and the model to fit instead."""
     ratio = excess(fit)
     if not ratio:
         return
     name = fit.distribution.name
+    yield Note(
+        "overdispersed",
+        f"OVERDISPERSED: Pearson chi2 / n = {ratio:.2f}; read the notes before you use these numbers",
+        "critical",
+    )
     more = (
         f"The counts vary {ratio:.2f} times as much as {name} with these columns allows (Pearson's "
         "statistic over the entities, computed from their observed values). "
@@ -305,7 +302,9 @@ def dependence_notes(fit: JointNormalFit, errors: Floats) -> Iterator[Note]:
 # ----------------------------------------------------------------------------------------------------
 # Notes on pairs of sites that share too few entities for a covariance of their columns.
 
-SENSITIVITY_COLUMNS = ["first", "second", "n", "name", "estimate", "low", "high"]
+UNDETERMINED = 2.0
+"""Range of a coefficient at one likelihood, in standard errors, above which it is not identified."""
+SENSITIVITY_COLUMNS = ["first", "second", "n", "term", "estimate", "low", "high"]
 
 
 def sensitivity(fit: JointNormalFit) -> pd.DataFrame:
@@ -333,11 +332,19 @@ def sparse_notes(fit: JointNormalFit, errors: Floats | None) -> Iterator[Note]:
         relative = (table["high"] - table["low"]).to_numpy() / unit
         one = table.iloc[int(np.argmax(relative))]
         text += (
-            f" All values of {one['name']} from {one['low']:.4g} to {one['high']:.4g} have the same "
+            f" All values of {one['term']} from {one['low']:.4g} to {one['high']:.4g} have the same "
             f"likelihood; this range is {relative.max():.1f} times its "
             f"{'standard error' if errors is not None else 'estimate'}; see .sensitivity()."
         )
-    yield Note("sparse_pairs", text)
+        if relative.max() > UNDETERMINED:
+            yield Note(
+                "not_identified",
+                f"NOT IDENTIFIED: too few entities have records at both {one['first']} and {one['second']} "
+                f"to determine all coefficients, among them {one['term']}; standard errors and tests do not "
+                "account for this",
+                "critical",
+            )
+    yield Note("sparse_pairs", text, "warning")
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from fedstat.models.vertical.joint_normal.fit import Between, JointNormalFit, wi
 from fedstat.models.vfem.base_results import VFEMBaseResults, VFEMRecord
 from fedstat.models.vfem.corrections import Correction, refuse_ratio
 from fedstat.models.vfem.covariance.from_moments import CovType
-from fedstat.models.vfem.notes import SENSITIVITY_COLUMNS, dispersion_alarm, sensitivity
+from fedstat.models.vfem.notes import SENSITIVITY_COLUMNS, sensitivity
 from fedstat.models.vfem.outcome import as_between, warn_unless_converged
 from fedstat.models.vfem.prediction_protocol import prediction_rsquared
 from fedstat.models.vfem.prediction_results import GLMPredictionResults, PredictionResults
@@ -384,9 +384,6 @@ class VFEMGLMResults(
 
     def _prediction(self, partition: ClientPartition | None, *, mean_only: bool) -> GLMPredictionResults:
         return GLMPredictionResults(self._linear(partition, mean_only=mean_only), self._fit.distribution)
-
-    def _alarm(self) -> str:
-        return super()._alarm() or dispersion_alarm(self._fit)
 
     def _summary_left(self) -> list[tuple[str, str]]:
         rows, distribution = dict(super()._summary_left()), self._fit.distribution

@@ -170,7 +170,7 @@ class LeaveOneColumnOut:
         """One row per column that is left out."""
         return pd.DataFrame(
             {
-                "client": self.sites,
+                "site": self.sites,
                 "statistic": self.statistic,
                 "pvalue": self.pvalue,
                 "llf": self.log_likelihood,

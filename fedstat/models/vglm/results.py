@@ -13,8 +13,8 @@ from scipy import stats
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.inference.estimate import INTERCEPT, Estimate, LedgerLike
-from fedstat.inference.summary import Note, build_summary
-from fedstat.inference.tables import SheetSummary, number
+from fedstat.inference.summary import Note, coefficient_sheet
+from fedstat.inference.tables import Sheet, SheetSummary, number
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.results import CoefficientResults, EstimateRecord
 from fedstat.models.vertical.fit import MomentsFit, fit_moments
@@ -188,7 +188,7 @@ class VerticalGLMResults(
     >>> len(fit.selection_report()), fit.refit.nobs, fit.debiased.nobs, fit.llnull < fit.llf
     (7, 600, 600, True)
     >>> fit.stable(0.9)[0].columns.tolist()
-    ['client', 'name', 'frequency']
+    ['site', 'term', 'frequency']
     >>> all(ax.has_data() for ax in (fit.plot_path(), fit.plot_criterion(), fit.plot_stability()))
     True
     >>> fit.predict(partition).shape, fit.get_prediction(partition).summary_frame().shape
@@ -302,7 +302,7 @@ class VerticalGLMResults(
         Returns
         -------
         DataFrame
-            ``site``, ``name``, ``term``, ``selected``; ``coef``, the penalized estimate; ``refit``, the
+            ``site``, ``term``, ``selected``; ``coef``, the penalized estimate; ``refit``, the
             estimate on the selected columns, with ``std_err``, ``z`` and ``p`` conditional on the selection
             (with ``inference="split"`` over the entities that did not select); ``lambda_entry``, the largest
             lambda of the path at which it is selected, and ``order`` of entry from 1; ``frequency``, the
@@ -313,13 +313,13 @@ class VerticalGLMResults(
         """
         # The estimates of selected columns come from the refit, if there is one.
         est, s = self.estimate, self.selection
-        frame = pd.DataFrame({"client": est.sites[1:], "name": est.names[1:], "term": est.terms[1:]})
+        frame = pd.DataFrame({"site": est.sites[1:], "term": est.names[1:]})
         frame["selected"] = s.coefficients[s.chosen] != 0.0
         frame["coef"] = est.params[1:]
         for label in ("refit", "std_err", "z", "p"):
             frame[label] = np.nan
         if self._record.refit is not None and self._record.refit.cov is not None:
-            at = pd.Index(self._record.refit.names[1:]).get_indexer(pd.Index(frame["name"]))
+            at = pd.Index(self._record.refit.names[1:]).get_indexer(pd.Index(frame["term"]))
             se = np.sqrt(np.diag(self._record.refit.cov))[1:]
             here = at >= 0
             frame.loc[here, "refit"] = self._record.refit.params[1:][at[here]]
@@ -352,7 +352,7 @@ class VerticalGLMResults(
         Returns
         -------
         (DataFrame, float)
-            ``site``, ``name``, ``frequency``, the largest over these lambdas; and the bound ``q^2 / ((2
+            ``site``, ``term``, ``frequency``, the largest over these lambdas; and the bound ``q^2 / ((2
             threshold - 1) p)`` on the expected number of columns among them without an effect, where q is the
             mean number that a half selects at any of these lambdas. It requires columns without effect that
             are exchangeable.
@@ -369,7 +369,7 @@ class VerticalGLMResults(
         within = s.lambdas >= (self.lam if lam is None else lam)
         if not within.any():
             raise ModelError(f"stable: expected lam of at most {s.lambdas[0]:g}, received {lam!r}")
-        frame = self.selection_report()[["client", "name"]]
+        frame = self.selection_report()[["site", "term"]]
         frame["frequency"] = frequencies[within].max(axis=0)
         assert s.numbers is not None
         # Theorem 1: q is over the whole path down to the last lambda, which `numbers` accumulates.
@@ -439,7 +439,7 @@ class VerticalGLMResults(
 
     # -- hooks -----------------------------------------------------------------------------------
 
-    def summary(self, alpha: float = 0.05) -> SheetSummary:
+    def summary(self, alpha: float = 0.05, *, title: str | None = None) -> SheetSummary:
         """Estimate, federation, selected columns by site, notes.
 
         The coefficients are those of the selected columns with standard errors: the estimates themselves for
@@ -450,30 +450,30 @@ class VerticalGLMResults(
         ----------
         alpha : float
             One minus the level of the intervals.
+        title : str, optional
+            Replaces the title.
         """
-        own = self.estimate.cov is not None or self._record.refit is None
-        if self._record.debiased is not None:
-            frame = self.debiased.tidy(1.0 - alpha)
-        else:
-            frame = self.tidy(1.0 - alpha) if own else self.refit.tidy(1.0 - alpha)
-            frame = frame[(frame["estimate"] != 0.0) | (frame["name"] == INTERCEPT)]
-        title = f"{self.model_name} results"
+        return super().summary(alpha, title=title)
+
+    @property
+    def _refitted(self) -> bool:
+        """Whether standard errors are those of the refit on the selected columns alone."""
+        return self.estimate.cov is None and self._record.refit is not None
+
+    def _title(self) -> str:
+        title = super()._title()
         if self.lam > 0.0 or self._record.debiased is not None:
             title += TITLES[self.selection.inference]
-        if not own and self.selection.inference == "conditional":
+        if self._refitted and self.selection.inference == "conditional":
             title += " (refit on the selected columns)"
-        return build_summary(
-            title=title,
-            left=self._summary_left(),
-            right=self._summary_right(),
-            coefficients=frame,
-            inference=self._record.refit is not None or self._record.debiased is not None,
-            alpha=alpha,
-            blocks=self.estimate.blocks,
-            kinds=self._kinds(),
-            notes=self.notes,
-            alarm=self._alarm(),
-        )
+        return title
+
+    def _coefficient_sheet(self, alpha: float) -> Sheet:
+        if self._record.debiased is not None:
+            return self.debiased._coefficient_sheet(alpha)
+        frame = (self.refit if self._refitted else self)._coefficients(1.0 - alpha)
+        frame = frame[(frame["estimate"] != 0.0) | (frame["term"] == INTERCEPT)]
+        return coefficient_sheet(frame, {}, self._record.refit is not None, alpha, "z")
 
     def _summary_left(self) -> list[tuple[str, str]]:
         rows, s = dict(super()._summary_left()), self.selection

@@ -81,7 +81,7 @@ def test_tables_cost_thousands_and_say_so():
     made = simulate(data, "vcds")
     # 2,771 of comparisons of 20 columns, and half a unit for each margin; the first client has 21.
     assert made.record_epsilon["Client 2"] == pytest.approx(2_771 + 10, abs=1)
-    assert "spends epsilon 2," in made.summary() and "nothing is private" in made.summary()
+    assert "spends epsilon 2," in made.notes[0] and "nothing is private" in made.notes[0]
     again = simulate(data, "evcds", rounds=10)
     assert "order of the real entities" in again.summary()
     pd.testing.assert_series_equal(made.record_epsilon, again.record_epsilon)

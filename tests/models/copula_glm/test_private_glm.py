@@ -244,7 +244,7 @@ def test_predictions_of_levels_and_functions():
 def test_columns_without_effect_are_left_out(fitted):
     _, result, _ = fitted
     for penalty in ("scad", "mcp"):
-        found = result.select(penalty).set_index("name")
+        found = result.select(penalty).set_index("term")
         strong = ["a", "c", "f"]
         assert found.loc[strong, "selected"].all() and (found.loc[strong, "frequency"] > 0.8).all()
         # One of about five releases chooses one of them; their frequency then shows it by chance.

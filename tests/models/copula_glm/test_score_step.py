@@ -280,7 +280,7 @@ def test_no_step_is_requested_where_there_is_nowhere_to_begin(monkeypatch):
 def test_selection_and_files_go_on_after_a_step(tmp_path):
     made, _ = model()
     result = made.fit(polish=1, draws=30, seed=2)
-    found = result.select().set_index("name")
+    found = result.select().set_index("term")
     assert found.loc[["a", "c", "f"], "selected"].all()
     result.save(tmp_path / "step.fed")
     again = fs.load(tmp_path / "step.fed")

@@ -235,7 +235,7 @@ def test_the_joint_test_gives_each_site_its_own_dispersion():
 def test_without_own_fits_one_dispersion_is_reported():
     result = linear(noisy(), local=False)
     assert not result.heterogeneity.joint.own_dispersions
-    assert "assumes the same dispersion (residual variance)" in " ".join(result.heterogeneity.summary().notes)
+    assert "assumes the same dispersion (residual variance)" in " ".join(result.heterogeneity.notes)
     assert fit("binary ~ x", F.Binomial(), local=False).heterogeneity.one_dispersion is False
 
 

@@ -50,7 +50,7 @@ def lines(result):
 
 
 def notes(result):
-    return " ".join(result.summary().notes)
+    return " ".join(result.notes)
 
 
 # -- figures -------------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ def test_figures_of_the_head_are_those_of_the_stacked_table(case):
         "AIC": number(-2 * theirs.llf + 2 * k, 2),
         "BIC": number(theirs.bic_llf, 2),
         "Rows by site": f"{FRAME['site'].value_counts().min()} to {FRAME['site'].value_counts().max()}",
-        "Institutions": "4",
+        "Sites": "4",
     }
     assert {label: shown[label] for label in expected} == expected
 
@@ -202,7 +202,7 @@ def test_rows_are_called_rows():
 def test_the_table_of_sites_counts_rows_and_own_fits():
     result = fit("binary ~ x + z + C(g)", frame=HOLES)
     sheet = result.summary().sheets[-1]
-    assert sheet.headers == ("institution", "rows", "left out", "own fit", "what left it")
+    assert sheet.headers == ("site", "rows", "left out", "own fit", "released")
     complete, known = HOLES.dropna(), result.site_estimates.notna().sum(axis=1)
     for name, rows, missing, own, left in sheet.rows:
         at_site = HOLES["site"] == name
@@ -242,20 +242,20 @@ def test_pooled_and_federated_stand_side_by_side():
 
 def test_a_plain_fit_of_like_sites_needs_no_note_but_that_on_masks():
     result = fit()
-    setting, note = result.summary().notes
+    setting, note = result.notes
     assert setting == ONE_PROCESS_NOTE
     assert note.startswith("Sums over rows were masked over 4 sites") and "except the own fits" in note
     assert lines(result)["Sums"] == "masked over 4 sites"
-    _, without = fit(local=False).summary().notes
+    _, without = fit(local=False).notes
     assert "no site's part. This holds" in without
     assert "except the own fits and the sums that transforms" in notes(fit("binary ~ center(x)"))
 
 
 def test_sums_unmasked_are_reported():
     result = fit(masked=False)
-    clear = "Sums were in clear: the coordinator saw each site's part."
-    assert result.summary().notes == (ONE_PROCESS_NOTE, clear)
-    assert lines(result)["Sums"] == "in clear"
+    clear = "Sums were not masked: the coordinator saw each site's part."
+    assert result.notes == [ONE_PROCESS_NOTE, clear]
+    assert lines(result)["Sums"] == "unmasked"
     two = fit(frame=FRAME.assign(site=np.where(FRAME["site"] == "S3", "S3", "other")))
     assert "masks over two sites hide neither from the other" in notes(two)
 
@@ -338,7 +338,7 @@ def test_one_site_is_not_compared():
     np.testing.assert_allclose(result.params, theirs.params, rtol=1e-8)
     assert lines(result)["Heterogeneity"] == "not defined (one site)"
     assert lines(result)["Own fits"] == "1 of 1 site"
-    assert result.summary().notes == (ONE_PROCESS_NOTE,)
+    assert result.notes == [ONE_PROCESS_NOTE]
     for statement in (lambda: result.heterogeneity, lambda: result.plot_forest("x")):
         with pytest.raises(NotAvailableError, match="compares sites, and this fit has one"):
             statement()

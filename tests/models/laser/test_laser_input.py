@@ -135,8 +135,8 @@ def test_the_account_adds_up_responses_of_the_same_entities():
 def test_few_batches_are_said_to_teach_little():
     study = model(partition(400))
     few = study.fit(batch_size=1024, epochs=2)
-    assert str(few.summary().notes[0]).startswith("NOT LEARNED")
+    assert str(few.notes[0]).startswith("NOT LEARNED")
     # By default there are batches enough of few entities, and something is learned.
     enough = study.fit()
-    assert not str(enough.summary().notes[0]).startswith("NOT LEARNED")
+    assert not str(enough.notes[0]).startswith("NOT LEARNED")
     assert enough.history["validation"].min() < 0.97 * few.history["validation"].min()

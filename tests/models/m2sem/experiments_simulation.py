@@ -110,9 +110,9 @@ def run(experiment, seed):
     cpu = time.process_time() - start
     reported = data.modalities["informative"].to_numpy()
     on = (
-        result.modalities["selected"].groupby(level="client", sort=False).any().reindex(data.modalities.index)
+        result.modalities["selected"].groupby(level="site", sort=False).any().reindex(data.modalities.index)
     )
-    features = result.features.droplevel(["client", "modality"]).reindex(data.columns.index)
+    features = result.features.droplevel(["site", "modality"]).reindex(data.columns.index)
     loads, loaded = features["loading"].to_numpy() > 0.0, data.columns["loaded"].to_numpy()
     informative, (rival, rival_cpu) = data.columns["informative"].to_numpy(), stepmix(data)
     return {

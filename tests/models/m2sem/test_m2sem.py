@@ -232,5 +232,5 @@ def test_columns_that_blurred_clusters_hide_are_found():
     partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
     found = fs.M2SEM(partition, 3, 2).fit(masked=False, cov_type=None, seed=3)
     assert found.bic < found.path["bic"][:7].min() - 40.0 and rises(found) > -1e-7
-    loading = found.features["loading"].droplevel(["client", "modality"]).reindex(data.columns.index)
+    loading = found.features["loading"].droplevel(["site", "modality"]).reindex(data.columns.index)
     assert (loading[data.columns["informative"]] > 0.0).mean() >= 0.7

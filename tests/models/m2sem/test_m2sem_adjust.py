@@ -64,7 +64,7 @@ def test_clusters_follow_age_unless_columns_are_adjusted_for_it(fitted):
 def test_effects_of_covariates_have_errors(fitted):
     *_, result = fitted
     effects = result.covariate_effects()
-    assert effects.index.names == ["client", "modality", "column", "level", "covariate"]
+    assert effects.index.names == ["site", "modality", "column", "level", "covariate"]
     assert len(effects) == 9 and set(effects.index.get_level_values("covariate")) == {"age0", "age1", "age2"}
     numbers = effects.drop("C")
     assert (np.abs(numbers["estimate"] - 0.12) < 4.0 * numbers["std_error"]).all()

@@ -23,7 +23,7 @@ def test_errors_are_near_those_of_the_information_and_nobody_is_asked(fitted):
     found = fitted.bootstrap(40, seed=1)
     assert fitted.ledger.rounds == rounds and (found.samples, found.failed) == (40, 0)
     tidy, reported = found.tidy(), fitted.tidy()
-    keys = ["client", "column", "level", "cluster", "estimate"]
+    keys = ["site", "column", "level", "cluster", "estimate"]
     assert tidy[keys].equals(reported[keys])
     ratio = tidy["std_error"] / reported["std_error"]
     assert 0.85 < ratio.median() < 1.2 and ratio.between(0.5, 2.0).all()

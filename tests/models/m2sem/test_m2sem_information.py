@@ -200,7 +200,7 @@ def test_tables_with_errors(fitted):
     assert len(tidy) == 24 and len(contrasts) == 12 and len(tests) == 12
     two = contrasts["statistic"].to_numpy() ** 2
     np.testing.assert_allclose(tests["statistic"], two, rtol=1e-6)
-    wide = tidy.pivot_table("estimate", ["client", "column"], "cluster", sort=False)
+    wide = tidy.pivot_table("estimate", ["site", "column"], "cluster", sort=False)
     np.testing.assert_allclose(contrasts["estimate"], wide[1] - wide[2])
     truth = data.profiles.droplevel("category")
     largest = data.labels.value_counts().index[0]
@@ -254,9 +254,9 @@ def test_of_two_columns_on_a_factor_profiles_have_errors_and_communalities_none(
     partition = fs.ClientPartition.from_frames(frames, on=data.key)
     with pytest.warns(fs.errors.DisclosureWarning):
         result = M2SEM(partition, 2, 1).fit(select=None, n_init=1)
-    known = result.communalities()["estimate"].groupby("client").count()
+    known = result.communalities()["estimate"].groupby("site").count()
     assert known["Client 1"] == 4 and known["Client 3"] == 0
-    errors = result.tidy().groupby("client")["std_error"]
+    errors = result.tidy().groupby("site")["std_error"]
     assert (errors.min() > 0.03).all() and (errors.max() < 0.3).all()
 
 

@@ -94,7 +94,7 @@ def test_a_small_sample_is_reported_and_a_large_one_is_not():
 
 
 def fit_summary(data):
-    return fs.VFEMRegression.from_formula("y ~ a + b", partition_of(*data)).fit().summary().notes
+    return fs.VFEMRegression.from_formula("y ~ a + b", partition_of(*data)).fit().notes
 
 
 # ---- shapes ----------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ def test_single_cells_that_are_missing_have_no_correction_for_skewness():
     model = fs.VFEMRegression.from_formula("y ~ a + b", fs.ClientPartition.from_frames(frames, on="id"))
     with pytest.raises(NotAvailableError, match="partial='drop'"):
         model.fit(correction="skewness")
-    notes = " ".join(model.fit().summary().notes)
+    notes = " ".join(model.fit().notes)
     assert "% missing" in notes and "take logarithms" in notes and "correction='skewness'" not in notes
 
 

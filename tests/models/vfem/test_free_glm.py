@@ -236,7 +236,7 @@ def test_tests_of_what_is_assumed_need_nothing_more(fitted):
 
 def test_summary_says_what_is_assumed_and_what_passed(fitted):
     _, _, result, _, _ = fitted
-    notes = " ".join(result.summary().notes)
+    notes = " ".join(result.notes)
     for text in ("Joint maximum likelihood", "The data contradict blocks", "stayed with the response holder"):
         assert text in notes
     assert "no row-level values left" not in notes and "are independent between sites (" not in notes
@@ -246,7 +246,7 @@ def test_rounds_are_those_of_the_others_where_the_coordinator_sits_at_the_holder
     study = correlated(3, 300, sizes=(1, 1, 1), shares=(0.0, 0.3, 0.3))
     partition = study.partition()
     fit = fs.VFEMGLM.from_formula("y ~ .", partition, family=FAMILIES["Logit"], coordinator="A").fit()
-    notes = " ".join(fit.summary().notes)
+    notes = " ".join(fit.notes)
     sums = [e.sender for e in fit.ledger.entries if (e.step, e.array) == ("joint_score", "sums")]
     assert f"In each of {sums.count('B')} rounds" in notes and "A" not in sums
     assert "coordinator: B " in notes

@@ -310,7 +310,7 @@ def test_two_sites_that_share_no_entity_are_named_with_how_much_hangs_on_it(apar
     table = result.sensitivity()
     assert set(zip(table["first"], table["second"], table["n"], strict=True)) == {("Court", "Tax", 0)}
     assert (table["low"] <= table["high"]).all()
-    assert table.set_index("name").loc["tax0"].pipe(lambda row: row["low"] < 0.6 < row["high"])
+    assert table.set_index("term").loc["tax0"].pipe(lambda row: row["low"] < 0.6 < row["high"])
 
 
 def test_extremes_have_the_likelihood_of_the_fit():
@@ -375,11 +375,11 @@ def test_the_summary_says_what_freedom_costs_and_whether_the_data_ask_for_it():
     for rho, verdict in ((0.0, "do not contradict"), (0.4, "contradict")):
         study = draw(8, rho=rho)
         free, other = (study.model(between=joint).fit() for joint in ("free", "independent"))
-        notes = " ".join(free.summary().notes)
+        notes = " ".join(free.notes)
         ratio = (free.bse / other.bse).drop("Intercept")
         assert f"are {ratio.median():.2f} times (median; {ratio.min():.2f} to {ratio.max():.2f})" in notes
         assert f"The data {verdict} independence" in notes and "times (median" not in " ".join(
-            other.summary().notes
+            other.notes
         )
 
 
@@ -403,7 +403,7 @@ def test_a_column_without_which_there_is_no_maximum_has_no_row(result, monkeypat
 
     monkeypatch.setattr(submodels, "without_effects", refused)
     table = result.leave_one_out()
-    values = table.columns.drop("client")
+    values = table.columns.drop("site")
     assert table.loc["bank1", values].isna().all()
     pd.testing.assert_frame_equal(table.drop("bank1"), plain.drop("bank1"))
 

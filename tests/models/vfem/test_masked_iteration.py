@@ -31,7 +31,7 @@ def close(one, other):
 
 
 def notes(result):
-    return " ".join(result.summary().notes)
+    return " ".join(result.notes)
 
 
 @pytest.fixture(scope="module")

@@ -229,5 +229,5 @@ def test_leaving_out_each_column_compares_nested_fits(mar):
         assert np.isnan(left.params[j]).nonzero()[0].tolist() == [1 + j]
         assert np.nanmax(np.abs(left.params[j][~np.isnan(left.params[j])] / result.params - 1.0)) < 1e-5
     frame = left.to_frame()
-    assert list(frame.index) == mar.covariates and frame.loc["b0", "client"] == "B"
+    assert list(frame.index) == mar.covariates and frame.loc["b0", "site"] == "B"
     assert frame["pvalue"].idxmax() == "c1"

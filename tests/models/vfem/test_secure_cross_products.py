@@ -17,7 +17,7 @@ ITERATIVE = {"exchange": "iterative"}
 
 
 def notes(result):
-    return " ".join(result.summary().notes)
+    return " ".join(result.notes)
 
 
 @pytest.fixture(scope="module")

@@ -65,7 +65,7 @@ def test_risks_have_the_signs_that_epidemiology_expects(fits):
         assert z[rises_with] > 3, rises_with
     for falls_with in ("DirectChol", "Race1[T.White]"):
         assert z[falls_with] < -3, falls_with
-    odds = fits["vfem"].tidy(exponentiate=True).set_index("name")["estimate"]
+    odds = fits["vfem"].tidy(exponentiate=True).set_index("term")["estimate"]
     assert 1.05 < odds["BMI"] < 1.08
 
 

@@ -81,7 +81,7 @@ def test_sums_under_seal_give_what_residuals_unmasked_give(missing, monkeypatch)
     assert {"z", "cross"} <= set(openly.ledger.to_frame()["array"])
     assert (abs(sealed.params - openly.params) < 1e-7 * openly.bse).all()
     np.testing.assert_allclose(sealed.bse, openly.bse, rtol=1e-7)
-    assert "learns the response of each of its entities" in " ".join(openly.summary().notes)
+    assert "learns the response of each of its entities" in " ".join(openly.notes)
 
 
 def test_a_coordinator_apart_finds_the_same(study):

@@ -24,7 +24,7 @@ def partition(data):
 
 def notes(partition, coordinator=None, **options):
     model = fs.VFEMRegression.from_formula("y ~ .", partition, coordinator=coordinator, between="independent")
-    return " ".join(model.fit(**packed(**(SKETCHED | options))).summary().notes)
+    return " ".join(model.fit(**packed(**(SKETCHED | options))).notes)
 
 
 def test_per_entity_values_and_what_they_disclose_are_named(partition):
@@ -57,7 +57,7 @@ def test_complete_cases_in_small_samples_say_how_much_is_left_out(partition):
     result = model.fit(method="cc")
     percent = 100 * (np.sqrt(result.nobs / (result.nobs - 8)) - 1)
     assert percent > 2
-    assert f"{percent:.0f} % larger" in " ".join(result.summary().notes)
+    assert f"{percent:.0f} % larger" in " ".join(result.notes)
     assert "% larger" not in notes(partition)
 
 

@@ -259,7 +259,7 @@ def test_scad_leaves_large_coefficients_where_the_likelihood_has_them():
     result = model_of(penalty="scad").fit(lam=0.45)
     report = result.selection_report()
     report = report[report["selected"]]
-    sd = pooled_columns(TABLE, report["name"]).std(axis=0)
+    sd = pooled_columns(TABLE, report["term"]).std(axis=0)
     assert 3 <= len(report) < 12
     assert (report["coef"].abs() * sd > 3.7 * 0.45).all()
     np.testing.assert_allclose(report["coef"], report["refit"], rtol=1e-6)

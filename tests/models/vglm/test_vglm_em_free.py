@@ -114,7 +114,7 @@ def test_blocks_that_correlate_bias_the_independent_model_alone():
     assert set(result.refit.params.index) == {"Intercept", "a1", "a3", "b1"}
     assert abs(result.refit.params["a1"] - 1.0) < 3.0 * result.refit.bse["a1"]
     assert abs(apart.refit.params["a1"] - 1.0) > 3.0 * apart.refit.bse["a1"]
-    notes = " ".join(result.summary().notes)
+    notes = " ".join(result.notes)
     assert "covariance is free between sites" in notes and "Most correlated blocks" not in notes
 
 

@@ -264,7 +264,7 @@ def test_many_splits_make_one_p_value():
         ols = sm.OLS(table["y"][~first], sm.add_constant(pooled_columns(table[~first], chosen))).fit()
         z = np.abs(ols.params / ols.bse)[1:]
         one[np.isin(names, chosen)] = np.minimum(2.0 * stats.norm.sf(z) * len(chosen), 1.0)
-    report = result.selection_report().set_index("name")
+    report = result.selection_report().set_index("term")
     np.testing.assert_allclose(report["split_p"], aggregate_splits(expected), rtol=1e-4)
     assert (report["split_p"] < 0.05).sum() == 4
     with pytest.raises(ModelError, match="splits: more than one"):
@@ -288,7 +288,7 @@ def test_the_summary_and_the_file_say_which_inference_it_is(inference, tmp_path)
     pd.testing.assert_frame_equal(again.selection_report(), result.selection_report())
     assert str(again.refit.summary()) == str(result.refit.summary())
     if inference == "debiased":
-        report = result.selection_report().set_index("name")
+        report = result.selection_report().set_index("term")
         np.testing.assert_allclose(report["debiased"], result.debiased.params[1:])
         np.testing.assert_allclose(report["debiased_p"], result.debiased.pvalues[1:])
         pd.testing.assert_frame_equal(again.debiased.tidy(), result.debiased.tidy())

@@ -171,7 +171,7 @@ def test_entities_that_a_site_lacks_are_left_out_and_counted():
     complete = make_model(TABLE.iloc[50:].reset_index(drop=True), penalty="lasso").fit(n_lambdas=6)
     np.testing.assert_allclose(result.path_params, complete.path_params, atol=1e-6)
     assert result.nobs == 250
-    assert "50 of 300" in " ".join(result.summary().notes)
+    assert "50 of 300" in " ".join(result.notes)
 
 
 def test_nothing_per_entity_leaves():

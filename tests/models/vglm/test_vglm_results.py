@@ -30,7 +30,7 @@ def scad():
 
 
 def test_the_report_reveals_what_was_selected_when_and_what_it_is_worth(lasso):
-    report = lasso.selection_report().set_index("name")
+    report = lasso.selection_report().set_index("term")
     names = list(report.index[report["selected"]])
     ols = sm.OLS(TABLE["y"], sm.add_constant(pooled_columns(TABLE, names))).fit()
     np.testing.assert_allclose(report.loc[names, "refit"], ols.params[1:], rtol=1e-6)
@@ -38,7 +38,7 @@ def test_the_report_reveals_what_was_selected_when_and_what_it_is_worth(lasso):
     np.testing.assert_allclose(report.loc[names, "z"], ols.tvalues[1:], rtol=1e-6)
     assert report.loc[~report["selected"], ["refit", "std_err", "z", "p"]].isna().all(axis=None)
     assert (report["coef"] == lasso.params[1:].to_numpy()).all()
-    assert report["client"].to_dict()["x3"] == "Clinic"
+    assert report["site"].to_dict()["x3"] == "Clinic"
     first = lasso.path_params.iloc[:, 1:].ne(0.0).idxmax()
     assert (report["lambda_entry"] == first[report.index]).all()
     assert report.loc[report["order"] == 1.0, "lambda_entry"].item() == first.max()
@@ -74,7 +74,7 @@ def test_stability_keeps_its_bound(lasso):
     s = lasso.selection
     stable, bound = lasso.stable(0.9, lam=s.lambdas[5])
     largest = s.frequencies[:6].max(axis=0)
-    assert set(stable["name"]) == set(lasso.params.index[1:][largest >= 0.9])
+    assert set(stable["term"]) == set(lasso.params.index[1:][largest >= 0.9])
     assert bound == pytest.approx(s.numbers[5] ** 2 / (0.8 * 12))
     # A half that selects a column at one lambda or another counts it once.
     assert largest.sum() <= s.numbers[5] <= 12
@@ -139,7 +139,7 @@ def test_a_criterion_and_stability_are_labeled(lasso, width):
     assert f"chosen: {lasso.lam:.3g}" in ax.texts[0].get_text() and not faults(ax.figure)
     assert lasso.plot_criterion("aic").get_ylabel() == "AIC"
     ax = lasso.plot_stability(0.8, page(width, 3.6))
-    stable = lasso.stable(0.8)[0]["name"]
+    stable = lasso.stable(0.8)[0]["term"]
     named = {text.get_text() for text in ax.texts} & set(lasso.params.index)
     assert named == set(stable) and 3 <= len(stable) < 12
     assert "threshold 0.8" in [text.get_text() for text in ax.texts] and not faults(ax.figure)

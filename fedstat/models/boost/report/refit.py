@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -15,7 +15,8 @@ from scipy.stats import norm
 from scipy.stats import t as t_law
 
 from fedstat.errors import EstimationError, ModelError, NotAvailableError
-from fedstat.inference.tables import Sheet, SheetSummary
+from fedstat.inference.summary import Note, Report
+from fedstat.inference.tables import Sheet
 from fedstat.models.boost.learning.learners import INTERCEPT
 from fedstat.models.boost.learning.moments import CurveSums
 from fedstat.models.boost.learning.prepared_learners import BoostDesign
@@ -457,7 +458,7 @@ COLUMNS = ("learner", "columns", "edf", "F", "df", "df resid", "p")
 WIDTHS = (43, 8, 8, 11, 6, 9, 7)
 
 
-class SurfaceFit:
+class SurfaceFit(Report):
     """Learners fitted again by generalized least squares, with errors that are correlated along the response.
 
     Attributes
@@ -574,8 +575,8 @@ class SurfaceFit:
         """Draw an effect, of one argument with its intervals."""
         return draw_surface(self.surface(learner), learner, self._held.formula.response, ax)
 
-    def summary(self) -> SheetSummary:
-        """Print the tests, and what they are conditional on."""
+    def _sheets(self) -> Iterator[Sheet]:
+        """Return the tests of learners."""
         rows = tuple(
             (
                 str(label),
@@ -588,28 +589,39 @@ class SurfaceFit:
             )
             for label, one in self.tests.iterrows()
         )
-        sheet = Sheet(COLUMNS, rows, "lrrrrrr", WIDTHS, "Learners fitted again by generalized least squares")
-        return SheetSummary([sheet], tuple(self._notes()), "")
+        yield Sheet(COLUMNS, rows, "lrrrrrr", WIDTHS, "Learners refitted by generalized least squares")
 
-    def _notes(self) -> list[str]:
-        notes = [
-            self.conditions,
-            "Intervals hold for effects that the bases can hold; they are undersmoothed (a hundredth of the "
-            "smoothing parameters of REML, or less), so that bias is small compared with the error.",
-        ]
+    def tidy(self) -> pd.DataFrame:
+        """Return the tests of learners.
+
+        Returns
+        -------
+        DataFrame
+            ``term``, ``columns``, ``edf``, ``statistic`` (F), ``df``, ``df_resid``, ``p_value``.
+        """
+        return self.tests.rename(columns={"F": "statistic"}).rename_axis("term").reset_index()
+
+    def _glance(self) -> dict[str, float]:
+        return {"nobs": self._fitted.rows, "learners": len(self.tests)}
+
+    def _summary_notes(self) -> Iterator[Note]:
+        yield Note("conditions", self.conditions)
+        yield Note(
+            "undersmoothed",
+            "Intervals hold for effects that the bases can represent. They are undersmoothed (a hundredth of "
+            "the smoothing parameters of REML, or less), so bias is small compared with the error.",
+        )
         q, n = self._fitted.B.shape[0], self._fitted.rows
         if n < FEW * q:
-            notes.append(
-                f"{n:,.0f} rows for {q} columns: below {FEW} rows a column simultaneous bands cover less "
-                "than they say, since the errors' covariance is estimated."
+            yield Note(
+                "few_rows",
+                f"{n:,.0f} rows for {q} columns: with fewer than {FEW} rows per column, simultaneous bands "
+                "cover less than their level, because the covariance of the errors is estimated.",
+                "warning",
             )
-        return notes
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {len(self.tests)} learners; see .summary()>"
-
-    def _repr_html_(self) -> str:
-        return self.summary().as_html()
 
 
 def fit_surfaces(
