@@ -53,14 +53,15 @@ def clusters():
 
 def copulas():
     table = fs.datasets.make_hospitals()[["age", "sex"]].dropna()
-    partition = fs.ClientPartition.from_frame(table, columns={"A": ["age"], "B": ["sex"]})
+    held, budget = {"A": ["age"], "B": ["sex"]}, fs.Policy(privacy=fs.Budget(epsilon=60.0, delta=1e-6))
+    partition = fs.ClientPartition.from_frame(table, columns=held, policy=budget)
     bounds = {"age": (20, 80), "sex": [0, 1]}
     model = fs.CopulaSynthesizer(partition, 3.0, bounds)
     data = fs.datasets.make_blocks(300, seed=1)
     simulated = fs.ClientPartition.from_frames(data.frames, on=data.key)
     published = fs.CopulaSynthesizer(simulated, 1.0, mechanism="published").fit("vcds", seed=1)
     glm = fs.PrivateCopulaGLM.from_formula("age ~ sex", partition, epsilon=50.0, bounds=bounds)
-    return [model.fit(), fs.audit(model, releases=20, seed=1), published, glm.fit()]
+    return [model.fit(), fs.audit(model, releases=100, seed=1), published, glm.fit(draws=20)]
 
 
 def analyses():
@@ -119,7 +120,9 @@ def test_each_has_notes_diagnostics_tidy_glance_and_a_summary_with_a_title(resul
         name = type(result).__name__
         assert isinstance(result, Report), name
         table = result.diagnostics()
-        assert list(table) == ["kind", "severity", "note", "values"] and table["note"].tolist() == result.notes
+        assert (
+            list(table) == ["kind", "severity", "note", "values"] and table["note"].tolist() == result.notes
+        )
         ranks = [SEVERITIES.index(severity) for severity in table["severity"]]
         assert ranks == sorted(ranks) and table["kind"].str.fullmatch("[a-z_]+").all(), name
         assert isinstance(result.tidy(), pd.DataFrame) and len(result.tidy()) > 0, name
@@ -152,7 +155,7 @@ class Many(Report):
         yield Note("stop", "NOT CONVERGED", "critical")
 
     def _sheets(self):
-        yield Sheet(("x",), (("1",),), "l", (20,), "A title")
+        yield Sheet(("x",), (("1",),), "l", (40,), "A title")
 
 
 def test_the_most_severe_notes_lead_and_the_rest_is_in_the_diagnostics():

@@ -43,8 +43,5 @@ def test_a_partition_and_its_fits_say_that_nothing_is_protected(tmp_path):
 def test_a_rehearsal_says_that_it_is_one():
     strict = partition(policy="strict")
     assert repr(strict).splitlines()[-1] == STRICT_TRIAL_NOTE
-    assert (
-        STRICT_TRIAL_NOTE
-        in fs.FederatedGLM.from_formula("y ~ x", strict, family=Gaussian()).fit().notes
-    )
+    assert STRICT_TRIAL_NOTE in fs.FederatedGLM.from_formula("y ~ x", strict, family=Gaussian()).fit().notes
     assert RemoteEngine({}).setting == ""

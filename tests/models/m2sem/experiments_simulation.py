@@ -109,9 +109,7 @@ def run(experiment, seed):
     result = fs.M2SEM(partition, 3, 2).fit(masked=False, cov_type=None, seed=seed)
     cpu = time.process_time() - start
     reported = data.modalities["informative"].to_numpy()
-    on = (
-        result.modalities["selected"].groupby(level="site", sort=False).any().reindex(data.modalities.index)
-    )
+    on = result.modalities["selected"].groupby(level="site", sort=False).any().reindex(data.modalities.index)
     features = result.features.droplevel(["site", "modality"]).reindex(data.columns.index)
     loads, loaded = features["loading"].to_numpy() > 0.0, data.columns["loaded"].to_numpy()
     informative, (rival, rival_cpu) = data.columns["informative"].to_numpy(), stepmix(data)

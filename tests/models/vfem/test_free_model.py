@@ -378,9 +378,7 @@ def test_the_summary_says_what_freedom_costs_and_whether_the_data_ask_for_it():
         notes = " ".join(free.notes)
         ratio = (free.bse / other.bse).drop("Intercept")
         assert f"are {ratio.median():.2f} times (median; {ratio.min():.2f} to {ratio.max():.2f})" in notes
-        assert f"The data {verdict} independence" in notes and "times (median" not in " ".join(
-            other.notes
-        )
+        assert f"The data {verdict} independence" in notes and "times (median" not in " ".join(other.notes)
 
 
 def test_a_variance_that_vanishes_is_named():
