@@ -269,7 +269,7 @@ class CoefficientResults(Results[Any]):
 
     model_name = "Federated regression"
     method_name = ""
-    unit = "entities"
+    _unit = "entities"
 
     @property
     def estimate(self) -> Estimate:
@@ -707,7 +707,7 @@ class CoefficientResults(Results[Any]):
         state = "" if est.converged else ", NOT CONVERGED"
         return (
             f"<{type(self).__name__}: {est.response}, {len(est.names)} coefficients, "
-            f"{est.nobs:,} entities{state}; see .summary()>"
+            f"{est.nobs:,} {self._unit}{state}; see .summary()>"
         )
 
     # -- hooks of a family -----------------------------------------------------------------------
@@ -746,7 +746,7 @@ class CoefficientResults(Results[Any]):
         rows.append(("Sites", str(len(self._sites()))))
         if blocks:
             rows.append(
-                (f"{self.unit.capitalize()} by site", human_range(block.entities for block in blocks))
+                (f"{self._unit.capitalize()} by site", human_range(block.entities for block in blocks))
             )
         return [*rows, *self._ledger_lines(), ("Privacy spent", self.estimate.privacy)]
 

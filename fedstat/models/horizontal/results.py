@@ -131,7 +131,7 @@ class RowsResults(CoefficientResults):
     ((), 'hospital')
     """
 
-    unit = "rows"
+    _unit = "rows"
     evaluation_ledger: Ledger | None = None
     _record: RowsRecord
     _model: HorizontalModel | None
