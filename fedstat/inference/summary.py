@@ -67,6 +67,18 @@ class Report:
     """Base of all results: notes, their table, one row of figures, and the printed summary.
 
     A subclass implements `tidy`, `_glance` and `_sheets`, and adds to `_summary_notes`.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> between = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit().heterogeneity
+    >>> "Four hospitals" in between.summary(title="Four hospitals").as_text()
+    True
+    >>> between.diagnostics().columns.tolist(), between.diagnostics()["note"].tolist() == between.notes
+    (['kind', 'severity', 'note', 'values'], True)
+    >>> between.tidy()["term"].tolist(), between.glance()["df"].tolist()
+    (['Intercept', 'age', 'sex'], [9])
     """
 
     __slots__ = ()
