@@ -88,6 +88,16 @@ def test_no_row_or_enough_rows_of_a_column_of_many_values_are_without_an_indicat
     assert rule_against(site, released(dose, indicator)) == (RULE if 0 < n < 3 else "")
 
 
+@pytest.mark.parametrize("n", [0, 1, 2, 3])
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (1.0, 2.0), (-1.0, 1.0), (-7.0, -3.0)])
+def test_a_column_of_two_values_counts_the_rows_of_its_larger_one(n, low, high):
+    first, second = (low + (high - low) * one for one in (ones(ROWS[:20]), ones(ROWS[20 - n : 40])))
+    rule = RULE if 0 < n < 3 else ""
+    assert in_turn(released(first, second), remember="nothing") == [rule]
+    assert in_turn(released(X, low + (high - low) * ones(ROWS[:n])), remember="nothing") == [rule]
+    assert in_turn(released(X, high + (low - high) * ones(ROWS[:n])), remember="nothing") == [rule]
+
+
 def test_a_refusal_names_the_columns_of_the_product():
     site = site_of(**COUNTED | {"remember": "nothing"})
     for columns, named in (
