@@ -27,7 +27,7 @@ from fedstat.errors import (
     SessionError,
 )
 from fedstat.federation.disclosure import facts, leverage, row_checks
-from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.policy import Budget, Policy
 from fedstat.federation.disclosure.rules import RELEASE_KINDS
 from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.message import ArrayDeclaration, Request, RequestMessage, Step, pack_request
@@ -1205,6 +1205,8 @@ SMALLEST = {
     "max_keys": (1, 0),
     "max_share": (1e-9, 0.0),
     "max_parameters": (1e-9, 0.0),
+    "max_column_sums": (1e-9, 0.0),
+    "min_own_rows": (0, -1),
 }
 LARGEST = {"max_share": (1.0, 1.0001), "quorum": (1.0, 1.0001)}
 
@@ -1271,6 +1273,58 @@ def test_a_changed_description_of_a_column_ends_open_sessions(published, ends):
     assert rule_against(site) == ""
     assert site.change_rules(site.policy, published) == (("columns",) if ends else ())
     assert isinstance(refusal_of(site), SessionError) == ends
+
+
+LESS, MORE = Budget(1.0, 1e-7), Budget(2.0, 1e-6)
+KINDS = frozenset({"raw columns"}), frozenset({"raw columns", "sketch"})
+FAMILIES_ALLOWED = frozenset({"glm"}), frozenset({"glm", "vfem"})
+
+
+@pytest.mark.parametrize(
+    ("key", "before", "after", "ends"),
+    [
+        ("privacy", None, LESS, True),
+        ("privacy", LESS, None, True),
+        ("privacy", LESS, MORE, False),
+        ("privacy", MORE, LESS, True),
+        ("privacy", LESS, Budget(2.0, 1e-7), False),
+        ("privacy", LESS, Budget(1.0, 1e-6), False),
+        ("privacy", LESS, Budget(2.0, 1e-8), True),
+        ("privacy", LESS, Budget(0.5, 1e-6), True),
+        ("families", None, FAMILIES_ALLOWED[0], True),
+        ("families", FAMILIES_ALLOWED[0], None, False),
+        ("families", *FAMILIES_ALLOWED, False),
+        ("families", *FAMILIES_ALLOWED[::-1], True),
+        ("families", FAMILIES_ALLOWED[0], frozenset({"vfem"}), True),
+        ("refused_kinds", *KINDS, True),
+        ("refused_kinds", *KINDS[::-1], False),
+        ("refused_kinds", KINDS[0], frozenset({"sketch"}), True),
+        ("masked_only", False, True, True),
+        ("masked_only", True, False, False),
+        ("quorum", 2, 0.5, True),
+        ("quorum", 0.5, 2, True),
+        ("quorum", 0.5, 0.4, False),
+        ("quorum", 0.4, 0.5, True),
+        ("quorum", 0.5, 0, False),
+        ("quorum", 0, 0.5, True),
+        ("max_column_sums", "any", 0.5, True),
+        ("max_column_sums", 0.5, "any", False),
+        ("max_column_sums", 0.5, 0.6, False),
+        ("max_column_sums", 0.6, 0.5, True),
+        ("min_own_rows", 0, 60, True),
+        ("min_own_rows", 60, 0, False),
+    ],
+)
+def test_a_stricter_value_ends_open_sessions_and_a_looser_one_does_not(key, before, after, ends):
+    site = site_of(**{key: before})
+    assert site.change_rules(Policy(**{key: after}), site.published) == ((key,) if ends else ())
+
+
+def test_values_per_entity_are_unlimited_only_where_their_kind_is_released():
+    loose = Policy.strict(per_entity=5)
+    assert loose.looser_than_strict() == ("per_entity",)
+    kinds = loose.refused_kinds | {"per entity"}
+    assert Policy.strict(per_entity=5, refused_kinds=kinds).is_strict
 
 
 STRICTEST = {

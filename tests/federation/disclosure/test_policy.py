@@ -284,6 +284,18 @@ def test_rules_in_force_name_their_limits():
         ({"remember": None}, "remember: expected"),
         ({"privacy": (1.0, 0.0)}, "privacy: expected a Budget or None, received tuple"),
         ({"min_count": -1, "min_events": -1}, "min_count: .*; min_events: "),
+        ({"families": frozenset({""})}, "families: expected"),
+        ({"refused_kinds": "raw columns"}, "refused_kinds: expected"),
+        ({"per_entity": 1.5}, "per_entity: expected"),
+        ({"per_entity": "none"}, "per_entity: expected"),
+        ({"quorum": 1.5}, "quorum: expected"),
+        ({"quorum": True}, "quorum: expected"),
+        ({"max_share": True}, "max_share: expected"),
+        ({"max_share": "1"}, "max_share: expected"),
+        ({"max_parameters": True}, "max_parameters: expected"),
+        ({"max_column_sums": "none"}, "max_column_sums: expected"),
+        ({"max_column_sums": False}, "max_column_sums: expected"),
+        ({"max_columns": True}, "max_columns: expected"),
     ],
 )
 def test_a_value_without_meaning_is_refused(values, words):
@@ -298,6 +310,10 @@ def test_a_value_without_meaning_is_refused(values, words):
         (float("inf"), 1e-7, "epsilon: expected a number above 0, received inf"),
         (1.0, 1e-5, "delta: expected a number of at least 0 and at most 1e-06, received 1e-05. A larger one"),
         (1.0, "0", "delta: expected"),
+        (1.0, -1e-12, "delta: expected"),
+        (1.0, True, "delta: expected"),
+        (True, 1e-7, "epsilon: expected"),
+        ("1", 1e-7, "epsilon: expected"),
     ],
 )
 def test_a_budget_without_meaning_is_refused(epsilon, delta, words):
