@@ -1,4 +1,4 @@
-"""The picture of the first page: its example, drawn when the site is made."""
+"""Draw the picture of the first page from its example when the site is made."""
 
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,13 @@ def draw(file: Path) -> None:
 
 
 def prepare(app: Sphinx) -> None:
-    """Draw it, unless it is there."""
+    """Draw the picture if it does not exist."""
     file = Path(app.srcdir) / "vignettes" / "front.svg"
     if not file.exists():
         draw(file)
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Have the picture ready before pages are looked for."""
+    """Draw the picture before Sphinx looks for pages."""
     app.connect("builder-inited", prepare, priority=100)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

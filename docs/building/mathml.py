@@ -1,4 +1,4 @@
-"""Formulas as MathML, which browsers set themselves: nothing is fetched, and a screen reader has them."""
+"""Write formulas as MathML: browsers and screen readers need no further file to show them."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Pages ask no other host for what they show, and every picture has words for those who do not see it."""
+"""Check that pages load nothing from other hosts, and that each picture has an alternative text."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ DESCRIBED = re.compile(r"""\balt=["'][^"']""")
 
 
 def faults(page: Path) -> list[str]:
-    """Parts of a page that lie on another host, and pictures without a text."""
+    """Return parts of a page that are loaded from another host, and pictures without alternative text."""
     text = page.read_text(encoding="utf-8")
     if page.suffix == ".css":
         return ["a style from another host"] if FETCHED.search(text) else []
@@ -27,7 +27,7 @@ def faults(page: Path) -> list[str]:
 
 
 def check(app: Sphinx, exception: Exception | None) -> None:
-    """Look through all that was written."""
+    """Check all pages and styles that were written."""
     if exception is not None or app.builder.format != "html":
         return
     out = Path(app.outdir)

@@ -1,4 +1,4 @@
-"""Names in docstrings lead to their pages by their last parts; what has no page must at least exist."""
+"""Link names in docstrings to pages by their last parts; a name without a page must at least exist."""
 
 import pydoc
 
@@ -10,9 +10,9 @@ from sphinx.util.nodes import make_refnode
 
 
 def resolve(app: Sphinx, env: BuildEnvironment, node: pending_xref, content: Element) -> Element | None:
-    """Find ``GLMResults.heterogeneity`` where it is documented, at whatever module.
+    """Find ``GLMResults.heterogeneity`` where it is documented, in any module.
 
-    What is documented nowhere is set as code, if there is such a thing; otherwise Sphinx warns.
+    A name without a page is printed as code if the object exists; otherwise Sphinx warns.
     """
     if node.get("refdomain") != "py":
         return None
@@ -29,6 +29,6 @@ def resolve(app: Sphinx, env: BuildEnvironment, node: pending_xref, content: Ele
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Ask before Sphinx warns."""
+    """Resolve references before Sphinx warns."""
     app.connect("missing-reference", resolve)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -30,7 +30,7 @@ Graph = dict[str, set[str]]
 
 
 def modules() -> dict[str, Path]:
-    """Dotted names of modules below the package, with their files; the stub in the place of its module."""
+    """Dotted names of modules below the package, with their files; a stub replaces its module."""
     files = [path for path in PACKAGE.rglob("*.py") if not path.with_suffix(".pyi").exists()]
     names = {}
     for path in sorted([*files, *PACKAGE.rglob("*.pyi")]):
@@ -52,7 +52,7 @@ def parsed(path: Path) -> ast.Module:
 
 
 def imported(path: Path, known: dict[str, Path]) -> Iterator[str]:
-    """Modules of the package that a file imports, those for type checking included."""
+    """Modules of the package that a file imports, including imports for type checking."""
     for node in imports_in(path):
         if (node.module or "").split(".")[0] == "fedstat":
             source = (node.module or "").removeprefix("fedstat").lstrip(".")
@@ -195,7 +195,7 @@ def draw(of: str = "") -> tuple[str, float, float]:
 
 
 def picture() -> str:
-    """Return the picture of the package as it is."""
+    """Return the picture of the present package."""
     shapes, width, height = draw()
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-10 -10 {width + 20:g} {height + 20:g}" '

@@ -1,7 +1,7 @@
-"""Executed vignettes become notebooks of the site, and README's table of models a part of its first page.
+"""Turn executed vignettes into notebooks of the site, and README's table of models into a part of two pages.
 
-A vignette that was executed already, by its test or by ``vignettes/render.py``, is taken as it is; the others
-are executed first. With ``-D vignettes_execute=0`` they are not, and a warning names each.
+The notebook of a vignette that was executed before, by its test or by ``vignettes/render.py``, is used again.
+Other vignettes are executed now. With ``-D vignettes_execute=0`` they are not, and a warning names each one.
 """
 
 import re
@@ -25,14 +25,14 @@ logger = logging.getLogger(__name__)
 
 
 def notebook_of(name: str, execute: bool) -> NotebookNode:
-    """Find or make the executed notebook; its source alone where it cannot be executed."""
+    """Find or make the executed notebook; return the source alone if it cannot be executed."""
     if (notebook := render.executed(name)) is not None:
         return notebook
     notebook = render.read(name)
     notebook.metadata["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}
     if missing := render.lacks(name):
-        told = f"*What this page prints is not shown: it was made without* `{missing}`."
-        notebook.cells.insert(1, nbformat.v4.new_markdown_cell(told))
+        note = f"*This page shows no output, because* `{missing}` *was not installed when it was made.*"
+        notebook.cells.insert(1, nbformat.v4.new_markdown_cell(note))
         return notebook
     if not execute:
         logger.warning("vignette %s has not been executed", name)
@@ -44,7 +44,7 @@ def notebook_of(name: str, execute: bool) -> NotebookNode:
 
 
 def show_pictures(cell: NotebookNode) -> None:
-    """Give the pictures of a cell their alternative text, and the size that they were drawn for."""
+    """Give the pictures of a cell their alternative text and their original size."""
     shown = {"alt": cell.metadata.alt} if "alt" in cell.metadata else {}
     for output in cell.outputs:
         if width := output.get("metadata", {}).get("image/png", {}).get("width"):
@@ -54,25 +54,25 @@ def show_pictures(cell: NotebookNode) -> None:
 
 
 def to_page(text: str) -> str:
-    """Lead links between vignettes to their pages here, and pictures to where they lie from there."""
+    """Change links between source files into links between pages."""
     text = text.replace("](../docs/", "](../")
     return re.sub(r"\]\(((?:vignettes/)?[\w-]+)\.md(#[\w-]+)?\)", r"](\1.ipynb\2)", text)
 
 
 def write_if_changed(path: Path, text: str) -> None:
-    """Leave a file that is as it should be, so that its page is not made again."""
+    """Write a file only if its text changes, so that Sphinx does not make its page again."""
     if not path.exists() or path.read_text(encoding="utf-8") != text:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
 
 
 def section(text: str, title: str) -> str:
-    """Return what stands under a heading of README."""
+    """Return the text under a heading of README."""
     return text.split(f"\n## {title}\n", 1)[1].split("\n## ", 1)[0].strip() + "\n"
 
 
 def prepare(app: Sphinx) -> None:
-    """Write notebooks and table where the pages are looked for."""
+    """Write the notebooks and the table to the folder of the pages."""
     folder = Path(app.srcdir) / "vignettes"
     for name in render.names():
         notebook = notebook_of(name, app.config.vignettes_execute)
@@ -88,7 +88,7 @@ def prepare(app: Sphinx) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Have the vignettes ready before pages are looked for."""
+    """Make the pages of vignettes before Sphinx looks for pages."""
     app.add_config_value("vignettes_execute", True, "env", [bool])
     app.connect("builder-inited", prepare, priority=100)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
