@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 DocumentedCallable = TypeVar("DocumentedCallable", bound=Callable[..., Any])
@@ -36,14 +36,25 @@ def inherits_params(source: object) -> Callable[[DocumentedCallable], Documented
     return decorate
 
 
-def inherits_signature(source: Callable[..., Any]) -> Callable[[DocumentedCallable], DocumentedCallable]:
-    """Show keyword arguments that a function passes on, with their own names, defaults and types."""
+def inherits_signature(
+    *sources: Callable[..., Any], without: Sequence[str] = ()
+) -> Callable[[DocumentedCallable], DocumentedCallable]:
+    """Show keyword arguments that a function passes on to others, with their names, defaults and types.
+
+    If several of these functions have an argument, the first one gives the default. Arguments in `without`
+    are not shown.
+    """
 
     def decorate(function: DocumentedCallable) -> DocumentedCallable:
-        own, passed = inspect.signature(function), inspect.signature(source).parameters.values()
-        first = [one for one in own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
-        on = [one for one in passed if one.kind is inspect.Parameter.KEYWORD_ONLY and one not in first]
-        function.__signature__ = own.replace(parameters=[*first, *on])  # type: ignore[attr-defined]
+        own = inspect.signature(function)
+        shown = {
+            name: one for name, one in own.parameters.items() if one.kind is not inspect.Parameter.VAR_KEYWORD
+        }
+        for source in sources:
+            for name, one in inspect.signature(source).parameters.items():
+                if one.kind is inspect.Parameter.KEYWORD_ONLY and name not in without:
+                    shown.setdefault(name, one)
+        function.__signature__ = own.replace(parameters=list(shown.values()))  # type: ignore[attr-defined]
         return function
 
     return decorate

@@ -27,34 +27,78 @@ LAYOUTS = {
     ),
 }
 """In words, and how to make a partition of it."""
-POSITIONAL = Parameter.POSITIONAL_OR_KEYWORD
 
 
 WEIGHTS = {
     "freq_weights": "for a row that represents several",
     "var_weights": "for a row whose variance is the dispersion over its weight",
 }
+OTHER_NAMES: dict[str, tuple[str, ...]] = {
+    own: meant
+    for meant, others in {
+        ("seed",): "random_state random_seed rng",
+        ("maxiter", "rounds", "steps", "epochs"): "max_iter n_iter maxit iterations max_rounds num_iter",
+        ("rounds",): "n_rounds num_rounds communication_rounds",
+        ("steps",): "mstop n_estimators n_steps num_boost_round",
+        ("local_epochs", "epochs"): "n_epochs num_epochs",
+        ("epochs", "local_epochs"): "epochs",
+        ("learning_rate",): "lr eta nu rate step_size shrinkage",
+        ("tol",): "tolerance eps ftol xtol gtol rtol reltol tol_score tol_change",
+        ("partition",): "data df frame table dataset",
+        ("standardize",): "standardise normalize normalise scale_columns",
+        ("unpenalized",): "unpenalised penalty_factor",
+        ("lam", "l1_ratio", "dispersion"): "alpha",
+        ("lam",): "lambda_ penalty_weight",
+        ("lambdas",): "alphas",
+        ("n_lambdas",): "n_alphas nlambda",
+        ("folds",): "cv n_folds nfolds n_splits",
+        ("cov_type",): "cov vcov robust",
+        ("cov_kwds",): "cluster clusters groups",
+        ("init",): "start_params start coef_init",
+        ("progress",): "verbose disp show_progress",
+        ("missing",): "na_action dropna use_na",
+        ("masked",): "mask secure secure_aggregation",
+        ("family",): "link distribution",
+        ("n_clusters",): "n_components k",
+        ("n_init",): "nstart",
+    }.items()
+    for own in others.split()
+}
+"""Arguments by their names in other packages, and in other families of this one."""
 OTHER_WEIGHTS = ("weights", "weight", "sample_weight", *WEIGHTS)
 
 
-def check_arguments(model: type, given: Iterable[str], call: Callable[..., Any] | None = None) -> None:
-    """Refuse arguments that a model, or a `call` of it, does not have; it says where weights are given."""
-    own = _arguments_of(model)
-    known = own if call is None else _named(call)
-    where = model.__name__ if call is None else f"{model.__name__}.{call.__name__}"
+def check_arguments(model: type, given: Iterable[str], call: str) -> None:
+    """Refuse arguments that a call of a model does not have.
+
+    The error names the argument that is probably meant, or how to give weights.
+    """
+    known = _named(model, call)
     for name in given:
         if name in known:
             continue
-        if name in (moved := getattr(model, "_moved", {})) and call is not None:
-            raise ModelError(f"{name}: it belongs to one exchange; write {call.__name__}({moved[name]})")
+        if call == "fit" and name in (moved := getattr(model, "_moved", {})):
+            raise ModelError(f"{name}: it belongs to one exchange; write fit({moved[name]})")
         if name in OTHER_WEIGHTS:
-            raise ModelError(f"{name}: {_weights_of(model, own)}")
-        close = get_close_matches(name, known, 1)
-        meant = f" (is {close[0]!r} meant?)" if close else ""
-        listed = "from_formula" if call is None else call.__name__
+            raise ModelError(f"{name}: {_weights_of(model)}")
+        where = model.__name__ if call == "from_formula" else f"{model.__name__}.{call}"
         raise ModelError(
-            f"{where} has no argument {name!r}{meant}; help({model.__name__}.{listed}) lists them"
+            f"{where} has no argument {name!r}{_remedy(model, name, known)}. Its arguments are "
+            f"{', '.join(known)}"
         )
+
+
+def _remedy(model: type, name: str, known: Sequence[str]) -> str:
+    """Return the argument that is probably meant, or the call that has it."""
+    names = (name, *OTHER_NAMES.get(name, ()))
+    wanted = [one for one in names if one in known] or get_close_matches(name, known, 1, cutoff=0.75)
+    if wanted:
+        return f"; use {wanted[0]!r}"
+    for call in ("fit", "from_formula"):
+        moved = [one for one in names if one in _named(model, call)]
+        if moved:
+            return f"; {moved[0]!r} is an argument of {model.__name__}.{call}"
+    return ""
 
 
 def checks_arguments(call: Method) -> Method:
@@ -62,14 +106,14 @@ def checks_arguments(call: Method) -> Method:
 
     @wraps(call)
     def checked(model: Any, /, *args: Any, **given: Any) -> Any:
-        check_arguments(type(model), given, call)
+        check_arguments(model if isinstance(model, type) else type(model), given, call.__name__)
         return call(model, *args, **given)
 
     return cast(Method, checked)
 
 
-def _weights_of(model: type, own: Sequence[str]) -> str:
-    there = set(own) - set(getattr(model, "_weightless", ()))
+def _weights_of(model: type) -> str:
+    there = set(_named(model, "from_formula")) - set(getattr(model, "_weightless", ()))
     taken = [f'{name}="column" {meaning}' for name, meaning in WEIGHTS.items() if name in there]
     if not taken:
         return f"{model.__name__} has no weights: every row counts once"
@@ -79,23 +123,11 @@ def _weights_of(model: type, own: Sequence[str]) -> str:
     )
 
 
-def _arguments_of(model: type) -> list[str]:
-    """Names of the keywords of a model, through the classes to which it passes on what it does not know."""
-    names: list[str] = []
-    for base in model.__mro__:
-        init = vars(base).get("__init__")
-        if init is None:
-            continue
-        names += _named(init)
-        kinds = [one.kind for one in signature(init).parameters.values()]
-        if Parameter.VAR_KEYWORD not in kinds:
-            break
-    return names
-
-
-def _named(call: Callable[..., Any]) -> list[str]:
-    parameters = signature(call).parameters.values()
-    return [one.name for one in parameters if one.kind in (Parameter.KEYWORD_ONLY, POSITIONAL)]
+def _named(model: type, call: str) -> list[str]:
+    """Names of the arguments of a call of a model; none if it has no such call."""
+    parameters = signature(getattr(model, call)).parameters.values() if hasattr(model, call) else ()
+    kinds = (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    return [one.name for one in parameters if one.kind in kinds and one.name != "self"]
 
 
 def check_frame(call: str, frame: object, otherwise: str) -> pd.DataFrame:
@@ -128,12 +160,6 @@ def check_layout(model: str, partition: object, layout: str) -> None:
             f"{model} needs a {layout} partition ({what}): {remedy}; this one is {partition.layout} "
             f"({LAYOUTS[partition.layout][0]})"
         )
-
-
-def check_call(model: type, partition: object, layout: str, given: Iterable[str]) -> None:
-    """Check what a model is made of: a partition in its layout, and arguments that it has."""
-    check_layout(model.__name__, partition, layout)
-    check_arguments(model, given)
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
@@ -178,6 +204,16 @@ def check_masked(masked: object, n_sites: int, wanted: bool) -> bool:
     if masked and n_sites < 2:
         raise ModelError("masked: a sum over one site is that site's part; expected two sites or more")
     return bool(masked)
+
+
+def masks_rows(masked: object) -> bool:
+    """Return whether to mask sums of row-level values: by default with any number of sites.
+
+    With two sites, each can compute the other's part of a sum. Row-level values are masked nevertheless,
+    because the coordinator then receives sums only.
+    """
+    check_choice("masked", masked, (True, False, None))
+    return masked is not False
 
 
 def check_response(name: str, family: str, y: Floats) -> None:

@@ -21,7 +21,7 @@ from fedstat.models.boost.private_source import PrivateSource
 from fedstat.models.boost.results import BoostResults, LocalBoosts
 from fedstat.models.boost.row_source import RowSource
 from fedstat.models.boost.source import BoostOptions, MomentSource, Select
-from fedstat.models.checks import check_arguments, check_layout, checks_arguments
+from fedstat.models.checks import check_layout, checks_arguments
 from fedstat.models.explain import DryRunPlan, Explainable
 from fedstat.models.run import Call, FitAttempt, run_fit
 from fedstat.typing import Floats
@@ -105,8 +105,11 @@ class FedFunctionBoost(Explainable):
         self.distribution = source.distribution
 
     @classmethod
-    @inherits_signature(RowSource.__init__)
-    def from_formula(cls, formula: str, partition: ClientPartition, **settings: Any) -> Self:
+    @checks_arguments
+    @inherits_signature(RowSource.__init__, ColumnSource.__init__, PrivateSource.__init__)
+    def from_formula(
+        cls, formula: str, partition: ClientPartition, *, epsilon: float | None = None, **settings: Any
+    ) -> Self:
         """Make a model from a formula.
 
         Parameters
@@ -177,13 +180,14 @@ class FedFunctionBoost(Explainable):
         (200, 3)
         """
         made: type[MomentSource] = RowSource
-        if "epsilon" in settings or getattr(partition, "layout", "") == "vertical":
-            made = PrivateSource if "epsilon" in settings else ColumnSource
+        if epsilon is not None:
+            settings = {"epsilon": epsilon, **settings}
+        if epsilon is not None or getattr(partition, "layout", "") == "vertical":
+            made = ColumnSource if epsilon is None else PrivateSource
             check_layout(cls.__name__, partition, "vertical")
-            made.refuse_others(settings, made.settings)
         else:
             check_layout(cls.__name__, partition, "horizontal")
-            check_arguments(cls, settings, cls.from_formula)
+        made.refuse_others(settings, made.settings)
         return cls(made.of_formula(formula, partition, **settings))
 
     @checks_arguments
@@ -198,7 +202,7 @@ class FedFunctionBoost(Explainable):
         every: int | None = None,
         aggregation: Aggregation = "exact",
         masked: bool | None = None,
-        seed: int | None = None,
+        seed: int | None = 0,
         progress: bool | None = None,
     ) -> BoostResults | LocalBoosts:
         """Compute the path of boosting.
@@ -236,8 +240,8 @@ class FedFunctionBoost(Explainable):
         masked : bool, optional
             Whether sites hide their parts by pairwise masks; by default with at least three sites, unless the
             folds are the sites.
-        seed : int, optional
-            Seed of the folds.
+        seed : int or None
+            Seed of the folds; None draws one.
         progress : bool, optional
             Report the progress of the fit (:func:`fedstat.progress`).
 

@@ -64,9 +64,9 @@ class PrivateSource(MomentSource, PrivateRelease):
         self,
         boost: BoostFormula,
         partition: ClientPartition,
+        *,
         epsilon: float,
         public: Mapping[str, IntoPublic] | None = None,
-        *,
         delta: float = LARGEST_DELTA,
         coordinator: str | None = None,
     ) -> None:

@@ -44,7 +44,7 @@ class BoostOptions:
     every: int | None = None
     aggregation: Aggregation = "exact"
     masked: bool | None = None
-    seed: int | None = None
+    seed: int | None = 0
 
     @property
     def given(self) -> tuple[str, ...]:

@@ -10,13 +10,14 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias
 import numpy as np
 import statsmodels.genmod.families as sm_families
 
+from fedstat.docstrings import inherits_signature
 from fedstat.errors import ConvergenceWarning, ModelError, warn
 from fedstat.federation.design.formula.parse import Formula, parse_formula
 from fedstat.federation.dry_run.execution import DryRunEngine
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.kernels.glm.distributions import DistributionSpec, Family
-from fedstat.models.checks import check_call, check_choice, check_integer, check_layout, checks_arguments
+from fedstat.models.checks import check_choice, check_integer, check_layout, checks_arguments
 from fedstat.models.copula.bounds import Bounds, IntoBound
 from fedstat.models.copula.private_release import LARGEST_DELTA, PrivateRelease
 from fedstat.models.copula_glm.design import check_response, columns_by_site, score_columns
@@ -105,9 +106,9 @@ class PrivateCopulaGLM(PrivateRelease):
         self,
         formula: Formula,
         partition: ClientPartition,
+        *,
         epsilon: float,
         bounds: Bounds | Mapping[str, IntoBound] | None = None,
-        *,
         family: Family | None = None,
         delta: float = LARGEST_DELTA,
         coordinator: str | None = None,
@@ -127,18 +128,9 @@ class PrivateCopulaGLM(PrivateRelease):
         self._design = score_columns(formula, described)
 
     @classmethod
-    def from_formula(
-        cls,
-        formula: str,
-        partition: ClientPartition,
-        *,
-        epsilon: float,
-        family: Family | None = None,
-        bounds: Bounds | Mapping[str, IntoBound] | None = None,
-        delta: float = LARGEST_DELTA,
-        coordinator: str | None = None,
-        **others: Any,
-    ) -> Self:
+    @checks_arguments
+    @inherits_signature(__init__)
+    def from_formula(cls, formula: str, partition: ClientPartition, **settings: Any) -> Self:
         """Make a model from a formula.
 
         Parameters
@@ -156,9 +148,9 @@ class PrivateCopulaGLM(PrivateRelease):
         ModelError
             See the class.
         """
-        check_call(cls, partition, "vertical", others)
+        check_layout(cls.__name__, partition, "vertical")
         parsed = parse_formula(formula, partition.columns)
-        return cls(parsed, partition, epsilon, bounds, family=family, delta=delta, coordinator=coordinator)
+        return cls(parsed, partition, **settings)
 
     @property
     def _description(self) -> str:
@@ -200,7 +192,7 @@ class PrivateCopulaGLM(PrivateRelease):
         estimator: Estimator = "moments",
         polish: int = 0,
         draws: int = 50,
-        seed: int | None = None,
+        seed: int | None = 0,
         progress: bool | None = None,
     ) -> PrivateGLMResults:
         """Request one release from the sites, under their budgets, and estimate.
@@ -216,8 +208,9 @@ class PrivateCopulaGLM(PrivateRelease):
         draws : int
             Number of simulated releases for the standard errors, at least 10. After a step errors are in
             closed form, and draws are for :meth:`PrivateGLMResults.select`.
-        seed : int, optional
-            Seed of these draws.
+        seed : int or None
+            Seed of these draws, None for other ones in every fit. The noise of the sites does not depend on
+            it.
         progress : bool, optional
             Report the progress of the computation (:func:`fedstat.progress`).
 

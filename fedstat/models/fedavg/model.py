@@ -167,7 +167,7 @@ class FedAvg(HorizontalModel):
         local_epochs: int = 5,
         batch_size: int | None = 32,
         learning_rate: float = 0.05,
-        seed: int | None = None,
+        seed: int | None = 0,
         standardize: bool = False,
         init: ArrayLike | None = None,
         masked: bool | None = None,
@@ -188,7 +188,7 @@ class FedAvg(HorizontalModel):
             Rows B of a gradient step; None: all rows of the site, one step an epoch.
         learning_rate : float
             Length eta of a step per unit of gradient.
-        seed : int, optional
+        seed : int or None
             Seed of the whole run, independent of the order of the sites; None draws a seed and keeps it in
             the result.
         standardize : bool
@@ -311,7 +311,7 @@ class FedAvgM(FedAvg):
         local_epochs: int = 5,
         batch_size: int | None = 32,
         learning_rate: float = 0.05,
-        seed: int | None = None,
+        seed: int | None = 0,
         standardize: bool = False,
         init: ArrayLike | None = None,
         masked: bool | None = None,
@@ -370,7 +370,7 @@ class QFedAvg(FedAvg):
         local_epochs: int = 5,
         batch_size: int | None = 32,
         learning_rate: float = 0.05,
-        seed: int | None = None,
+        seed: int | None = 0,
         standardize: bool = False,
         init: ArrayLike | None = None,
         masked: bool | None = None,
@@ -438,7 +438,7 @@ class FedProx(FedAvg):
         local_epochs: int = 5,
         batch_size: int | None = 32,
         learning_rate: float = 0.05,
-        seed: int | None = None,
+        seed: int | None = 0,
         standardize: bool = False,
         init: ArrayLike | None = None,
         masked: bool | None = None,

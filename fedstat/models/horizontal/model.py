@@ -41,7 +41,7 @@ from fedstat.federation.dry_run.synthetic_rows import SyntheticRows
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import Engine, Fit, FitProtocol
 from fedstat.kernels.glm.distributions import DistributionSpec
-from fedstat.models.checks import check_call
+from fedstat.models.checks import check_layout, checks_arguments
 from fedstat.models.explain import DryRunPlan, Explainable, owners_consulted
 from fedstat.models.horizontal.session import RowsSession
 from fedstat.models.run import PostFitAnalysis, rest_after, run_analysis
@@ -186,6 +186,7 @@ class HorizontalModel(Explainable):
         self._report_missing(missing)
 
     @classmethod
+    @checks_arguments
     @inherits_signature(__init__)
     def from_formula(cls, formula: str, partition: ClientPartition, **settings: Any) -> Self:
         """Make a model from a formula.
@@ -241,7 +242,7 @@ class HorizontalModel(Explainable):
         >>> fs.FederatedGLM.from_formula("num ~ age + C(hospital)", partition, family=poisson).fit()
         <Federated GLM results: num, 5 coefficients, 920 rows at 4 sites; see .summary()>
         """
-        check_call(cls, partition, "horizontal", settings)
+        check_layout(cls.__name__, partition, "horizontal")
         held = dict.fromkeys(name for names in partition.columns.values() for name in names)
         # Columns of some sites parse as well, so that the error can name the sites that lack them.
         partly = [name for name in held if name not in partition.pooled_columns]

@@ -11,10 +11,13 @@ from typing import Any, ClassVar, Self, get_args
 
 import numpy as np
 
+from fedstat.docstrings import inherits_params, inherits_signature
 from fedstat.errors import DataWarning, EstimationError, ModelError, warn
 from fedstat.federation.crypto.masks import hides
 from fedstat.federation.design.formula.parse import Formula
+from fedstat.federation.design.vertical_design import MissingRule
 from fedstat.federation.dry_run.expected_releases import ExpectedReleases
+from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.checks import check_choice, check_integer, check_positive, check_share, checks_arguments
@@ -156,8 +159,8 @@ class LASER(VerticalModel):
         Modules that replace the networks of some sites, from (rows, columns) to (rows, `width`). They run
         where they were made, in double precision, and start with their present parameters. Requires
         ``fedstat[torch]``.
-    **kwargs
-        ``missing`` and ``coordinator``, as in :meth:`from_formula`.
+    missing, coordinator
+        See :meth:`from_formula`.
 
     Raises
     ------
@@ -196,7 +199,8 @@ class LASER(VerticalModel):
         head_hidden: Sequence[int] = (),
         heads: HeadLayout = "one",
         representations: Mapping[str, Any] | None = None,
-        **kwargs: Any,
+        missing: MissingRule = "raise",
+        coordinator: str | None = None,
     ) -> None:
         check_choice("outcome", outcome, get_args(Outcome))
         check_choice("heads", heads, get_args(HeadLayout))
@@ -210,7 +214,7 @@ class LASER(VerticalModel):
         self.distribution = INVENTED[outcome]
         self.hidden, self.head_hidden = tuple(map(int, hidden)), tuple(map(int, head_hidden))
         self.width, self.heads = int(width), heads
-        super().__init__(formula, partition, **kwargs)
+        super().__init__(formula, partition, missing=missing, coordinator=coordinator)
         self.layout = self._lay_out()
         self.representations = dict(representations or {})
         unknown = sorted(self.representations.keys() - set(self.layout.sites))
@@ -221,6 +225,39 @@ class LASER(VerticalModel):
             )
         self._modules = {k: f"{k} {secrets.token_hex(8)}" for k in self.representations}
         self._begun = {k: deepcopy(module) for k, module in self.representations.items()}
+
+    @classmethod
+    @checks_arguments
+    @inherits_params(VerticalModel.from_formula)
+    @inherits_signature(__init__)
+    def from_formula(cls, formula: str, partition: ClientPartition, **options: Any) -> Self:
+        """Make a model from a formula.
+
+        Parameters
+        ----------
+        formula, partition
+            As in :meth:`VerticalModel.from_formula`.
+        outcome, hidden, width, head_hidden, heads, representations
+            See the class.
+        missing, coordinator
+            As in :meth:`VerticalModel.from_formula`.
+
+        Raises
+        ------
+        FormulaError, DesignError
+            As :meth:`VerticalGLM.from_formula`.
+        ModelError
+            See the class.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> data = fs.datasets.make_blocks(300, seed=1)
+        >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+        >>> fs.LASER.from_formula("y ~ .", partition, outcome="normal").width
+        10
+        """
+        return super().from_formula(formula, partition, **options)
 
     def _lay_out(self) -> Layout:
         blocks = self.design.blocks

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
+from fedstat.docstrings import inherits_signature
 from fedstat.errors import FormulaError, ModelError, PolicyError
 from fedstat.federation.audit.ledger import CoordinatorLog
 from fedstat.federation.design.formula.parse import parse_formula
@@ -16,7 +17,13 @@ from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.dry_run.execution import DrySite
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.secure_products import SecureProductSession, least_rows
-from fedstat.models.checks import check_choice, check_integer, check_layout, check_masked, checks_arguments
+from fedstat.models.checks import (
+    check_choice,
+    check_integer,
+    check_layout,
+    check_masked,
+    checks_arguments,
+)
 from fedstat.models.explain import DryRunPlan, Explainable
 from fedstat.models.m2sem.em import MixtureExchange, StartPlan
 from fedstat.models.m2sem.explain import M2SEMPlan, invent_sites
@@ -161,7 +168,16 @@ class M2SEM(Explainable):
         check_sizes(self._agreed, self._subjects, self.n_clusters, self.n_factors)
 
     @classmethod
-    def from_formula(cls, formula: str, partition: ClientPartition, **options: Any) -> Self:
+    @checks_arguments
+    @inherits_signature(__init__, without=["columns"])
+    def from_formula(
+        cls,
+        formula: str,
+        partition: ClientPartition,
+        n_clusters: int = 3,
+        n_factors: int = 2,
+        **options: Any,
+    ) -> Self:
         """Make a model from a formula without a response, whose terms are columns.
 
         Parameters
@@ -169,18 +185,19 @@ class M2SEM(Explainable):
         formula : str
             ``"~ ."`` for every column, or ``"~ a + b"``.
         partition : ClientPartition
-        **options
-            As for the class, except for `columns`.
+        n_clusters, n_factors, modalities, adjust, continuous, ordinal, nominal, coordinator
+            See the class.
 
         Raises
         ------
         FormulaError
             A term is not a column; add a transformed column to the table first.
         """
+        check_layout(cls.__name__, partition, "vertical")
         parsed = parse_formula(formula, partition.columns, response=False)
         everything = {name for held in partition.columns.values() for name in held}
         if everything == {name for terms in parsed.sites for name in terms.terms}:
-            return cls(partition, **options)
+            return cls(partition, n_clusters, n_factors, **options)
         names: list[str] = []
         for terms in parsed.sites:
             wrong = [term for term in terms.terms if term not in terms.columns]
@@ -190,7 +207,7 @@ class M2SEM(Explainable):
                     "site, before the partition is made"
                 )
             names += terms.columns
-        return cls(partition, columns=names, **options)
+        return cls(partition, n_clusters, n_factors, columns=names, **options)
 
     @property
     def _policies(self) -> dict[str, Policy]:
@@ -294,6 +311,7 @@ class M2SEM(Explainable):
         return M2SEMResults._of(self, fit, masks, shown, attempt.ledger)
 
     @classmethod
+    @inherits_signature(__init__)
     @shows_progress
     def search(
         cls,
@@ -319,8 +337,8 @@ class M2SEM(Explainable):
             Every pair is fitted, without selection of columns.
         n_init, starts, local_steps, masked, maxiter, seed, progress
             As for :meth:`fit`; by default, sites' own clusters are not used as starts.
-        **options
-            As for the class.
+        columns, modalities, adjust, continuous, ordinal, nominal, coordinator
+            See the class.
 
         Returns
         -------

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, Self
 
+from fedstat.docstrings import inherits_signature
 from fedstat.errors import DataWarning, ModelError, warn
 from fedstat.federation.audit.ledger import CoordinatorLog
 from fedstat.federation.design.formula.parse import Formula, parse_formula
@@ -18,7 +19,7 @@ from fedstat.federation.dry_run.synthetic_columns import synthetic_column_sites
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import Engine, FitProtocol
 from fedstat.federation.protocols.secure_products import least_rows
-from fedstat.models.checks import check_call
+from fedstat.models.checks import check_layout, checks_arguments
 from fedstat.models.explain import DryRunPlan, Explainable
 from fedstat.models.vertical.layout import Layout
 
@@ -75,8 +76,8 @@ class VerticalModel(Explainable):
         missing: MissingRule | Literal["em"] = "raise",
         coordinator: str | None = None,
     ) -> None:
-        if missing == "em" or missing not in ("raise", "drop"):
-            raise ModelError(f'missing: expected "raise" or "drop", received {missing!r}')
+        if missing == "em" or missing not in ("drop", "raise"):
+            raise ModelError(f'missing: expected "drop" or "raise", received {missing!r}')
         self.formula, self._missing = formula, missing
         self.partition = partition
         if coordinator is None:
@@ -99,15 +100,9 @@ class VerticalModel(Explainable):
             self._warn_of_partial_blocks(self.__class__.__name__)
 
     @classmethod
-    def from_formula(
-        cls,
-        formula: str,
-        partition: ClientPartition,
-        *,
-        missing: MissingRule | Literal["em"] = "raise",
-        coordinator: str | None = None,
-        **options: Any,
-    ) -> Self:
+    @checks_arguments
+    @inherits_signature(__init__)
+    def from_formula(cls, formula: str, partition: ClientPartition, **options: Any) -> Self:
         """Make a model from a formula.
 
         Parameters
@@ -119,15 +114,13 @@ class VerticalModel(Explainable):
         partition : ClientPartition
             In the vertical layout.
         missing : {"raise", "drop"}
-            Whether entities without a response are an error, or are left out and counted. VerticalGLM also
-            has "em", for entities that a site lacks.
+            Whether entities without a response are an error, which also detects keys that do not match, or
+            are left out and counted. VerticalGLM also has "em", for entities that a site lacks.
         coordinator : str, optional
             The site of the coordinator, or ``"apart"`` for none of them. By default it is the site that holds
             the response, and ``"apart"`` if two sites take part, because the secure product of their columns
             needs random numbers from a third party that colludes with neither. For a partition from
             fs.connect, it is that of federation.toml, by default apart.
-        **options
-            Further arguments of the model.
 
         Raises
         ------
@@ -145,10 +138,10 @@ class VerticalModel(Explainable):
         >>> fs.VerticalGLM.from_formula("y ~ .", partition, missing="em").param_names[:3]
         ['Intercept', 'A1', 'A2']
         """
-        check_call(cls, partition, "vertical", options)
+        check_layout(cls.__name__, partition, "vertical")
         beside = [str(options[name]) for name in ROLE_ARGUMENTS if options.get(name) is not None]
         parsed = parse_formula(formula, partition.columns, extra=beside)
-        return cls(parsed, partition, missing=missing, coordinator=coordinator, **options)
+        return cls(parsed, partition, **options)
 
     def _agree(self, missing: MissingRule) -> FitProtocol[Design]:
         """Agree with the sites on columns and entities."""

@@ -8,13 +8,14 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar, get_args
 
 import numpy as np
 
-from fedstat.docstrings import inherits_params
+from fedstat.docstrings import inherits_params, inherits_signature
 from fedstat.errors import EstimationError, ModelError
 from fedstat.federation.design.formula.parse import Formula
-from fedstat.federation.design.vertical_design import Design
+from fedstat.federation.design.vertical_design import Design, MissingRule
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
-from fedstat.models.checks import check_choice
+from fedstat.kernels.glm.distributions import DistributionSpec, Family
+from fedstat.models.checks import check_choice, checks_arguments
 from fedstat.models.run import FitAttempt
 from fedstat.models.vertical.exchange.patterns import (
     PatternExchange,
@@ -29,6 +30,7 @@ from fedstat.models.vfem.base_results import VFEMBaseResults
 from fedstat.models.vfem.covariance.cross_products import CrossProductOptions
 from fedstat.models.vfem.covariance.from_moments import CovType
 from fedstat.models.vfem.covariance.protocol import CovarianceOptions
+from fedstat.models.vfem.iteration.site_state import NORMAL
 from fedstat.models.vfem.iteration.state import FAMILY, InitialValues, Iteration, IterationOptions, Progress
 from fedstat.models.vfem.outcome import SessionArtifacts, VFEMOutcome, warn_of_merges, warn_unless_converged
 from fedstat.models.vfem.protocol import IterativeResult
@@ -139,26 +141,36 @@ class VFEMModel(VerticalModel):
         formula: Formula,
         partition: Any,
         *,
+        family: Family | None = None,
         between: Between = "free",
         offset: str | None = None,
         freq_weights: str | None = None,
         var_weights: str | None = None,
-        **kwargs: Any,
+        missing: MissingRule = "raise",
+        coordinator: str | None = None,
     ) -> None:
+        self.distribution = NORMAL if family is None else DistributionSpec.of(family)
         check_choice("between", between, get_args(Between))
         self.between: Between = between
         given = {"offset": offset, "freq_weights": freq_weights, "var_weights": var_weights}
         self._roles = {role: name for role, name in given.items() if name is not None}
+        self._check_distribution()
         check_roles(self._roles, formula, partition)
         if not formula.intercept:
             raise ModelError(
                 f"'{formula.text}' leaves out the intercept, but VFEM centers every block at its mean and "
                 "needs one: drop '- 1' or '0 +'"
             )
-        super().__init__(formula, partition, **kwargs)
+        super().__init__(formula, partition, missing=missing, coordinator=coordinator)
+
+    def _check_distribution(self) -> None:
+        """Refuse families that the model does not support, and weights that the family does not."""
+        raise NotImplementedError
 
     @classmethod
+    @checks_arguments
     @inherits_params(VerticalModel.from_formula)
+    @inherits_signature(__init__)
     def from_formula(cls, formula: str, partition: ClientPartition, **options: Any) -> Self:
         """Make a model from a formula.
 

@@ -10,11 +10,8 @@ import numpy as np
 
 from fedstat.docstrings import inherits_params
 from fedstat.errors import ModelError
-from fedstat.federation.design.formula.parse import Formula
-from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.secure_products import SecureProductSession
-from fedstat.kernels.glm.distributions import DistributionSpec, Family
 from fedstat.models.checks import check_choice, check_integer, check_share, checks_arguments, kind_of
 from fedstat.models.run import Call, FitAttempt, run_fit
 from fedstat.models.vertical.exchange.patterns import PatternExchange, SmallPatterns, exchange_patterns
@@ -86,8 +83,8 @@ class VFEMRegression(VFEMModel):
         A parsed formula.
     partition : ClientPartition
         In the vertical layout.
-    **kwargs
-        As in :meth:`from_formula`.
+    family, between, offset, freq_weights, var_weights, missing, coordinator
+        See :meth:`from_formula`.
 
     Raises
     ------
@@ -114,15 +111,12 @@ class VFEMRegression(VFEMModel):
         one.name: f"exchange='iterative', iteration=fs.Iteration({one.name}=...)" for one in fields(Iteration)
     }
 
-    def __init__(
-        self, formula: Formula, partition: ClientPartition, *, family: Family | None = None, **kwargs: Any
-    ) -> None:
-        if family is not None and DistributionSpec.of(family) != NORMAL:
+    def _check_distribution(self) -> None:
+        if self.distribution != NORMAL:
             raise ModelError(
-                f"family: VFEMRegression is for a normal response, received {DistributionSpec.of(family)}; "
-                "use fs.VFEMGLM.from_formula(formula, partition, family=...)"
+                f"family: VFEMRegression is for a normal response, received {self.distribution}; use "
+                "fs.VFEMGLM.from_formula(formula, partition, family=...)"
             )
-        super().__init__(formula, partition, **kwargs)
 
     @checks_arguments
     def fit(
@@ -331,8 +325,8 @@ class VFEMGLM(VFEMModel):
         In the vertical layout.
     family : statsmodels family
         ``Binomial()``, also with the probit link, ``Poisson()`` or ``NegativeBinomial(alpha=...)``.
-    **kwargs
-        As in :meth:`from_formula`.
+    between, offset, missing, coordinator
+        See :meth:`from_formula`.
 
     Raises
     ------
@@ -352,23 +346,19 @@ class VFEMGLM(VFEMModel):
 
     _plan = VFEMGLMPlan
 
-    def __init__(
-        self, formula: Formula, partition: ClientPartition, *, family: Family | None = None, **kwargs: Any
-    ) -> None:
-        self.distribution = NORMAL if family is None else DistributionSpec.of(family)
+    def _check_distribution(self) -> None:
         if self.distribution == NORMAL:
             raise ModelError(
                 "family: VFEMGLM is for a response that is not normal, such as sm.families.Binomial(); use "
                 "fs.VFEMRegression for a normal response"
             )
         kernel_of(self.distribution)
-        weights = [name for name in ("freq_weights", "var_weights") if kwargs.get(name) is not None]
+        weights = [name for name in ("freq_weights", "var_weights") if name in self._roles]
         if weights:
             raise ModelError(
                 f"{weights[0]}: only a normal response can have weights. Repeat a row that represents "
                 "several entities, or use FederatedGLM if sites hold complete rows"
             )
-        super().__init__(formula, partition, **kwargs)
 
     @checks_arguments
     @inherits_params(VFEMRegression.fit)
@@ -378,7 +368,7 @@ class VFEMGLM(VFEMModel):
         method: VFEMMethod = "vfem",
         cov_type: Literal["observed", "robust", "none"] = "observed",
         dispersion: Literal["ml"] | None = None,
-        masked: bool = True,
+        masked: bool | None = None,
         cross_products: CrossSource = "secure",
         sketch: SketchKind = "structured",
         sketch_size: int = 20_000,
@@ -403,9 +393,9 @@ class VFEMGLM(VFEMModel):
             Estimate the dispersion of the family NegativeBinomial, its alpha, by maximum likelihood, starting
             at the given value; all standard errors account for it. By default alpha is known. Available for
             between="independent".
-        masked : bool
-            Whether pairwise masks hide each site's linear predictors, likelihoods and scores; see
-            :class:`fedstat.Iteration`, also for the next three.
+        masked : bool, optional
+            Whether pairwise masks hide each site's linear predictors, likelihoods and scores, which is the
+            default; see :class:`fedstat.Iteration`, also for the next three.
         cross_products : {"secure", "sketch", "exact"}
             With between="independent": source of the products of two sites' columns, which the covariance
             needs. With between="free", these products are always secure.

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 import statsmodels.genmod.families as sm_families
 
+from fedstat.docstrings import inherits_params, inherits_signature
 from fedstat.errors import ConvergenceWarning, ModelError, warn
 from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.design.vertical_design import MissingRule
+from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.kernels.glm.distributions import DistributionSpec, Family
 from fedstat.kernels.penalized.path import Algorithm
 from fedstat.kernels.penalized.penalties import Penalty
-from fedstat.models.checks import check_choice, check_integer, check_positive, check_share, checks_arguments
+from fedstat.models.checks import (
+    check_choice,
+    check_integer,
+    check_positive,
+    check_share,
+    checks_arguments,
+    masks_rows,
+)
 from fedstat.models.run import Call, FitAttempt, run_fit
 from fedstat.models.vertical.exchange.patterns import SmallPatterns, remember_patterns, reuse_patterns
 from fedstat.models.vertical.joint_normal.assumption_tests import warn_of_dependence
@@ -82,7 +91,8 @@ class VerticalGLM(VerticalModel):
     unpenalized : sequence of str
         Columns or terms without a penalty.
     missing : {"raise", "drop", "em"}
-        Entities without a response are an error, or left out. Both also leave out entities that a site lacks.
+        Entities without a response are an error, or left out and counted. Both also leave out entities that a
+        site lacks.
         "em" (normal family) uses them: the estimate is the limit of penalized EM under normal columns, valid
         if blocks are missing at random; entities without a response are left out.
     between : {"independent", "free"}
@@ -90,8 +100,8 @@ class VerticalGLM(VerticalModel):
         correlated, or their covariance is estimated, as in :class:`fedstat.VFEMRegression`. The time of
         "free" increases with the sixth power of the number of columns: seconds for twenty; the limit is
         eighty.
-    **kwargs
-        ``coordinator``, as in :meth:`from_formula`.
+    coordinator
+        See :meth:`from_formula`.
 
     Raises
     ------
@@ -134,7 +144,7 @@ class VerticalGLM(VerticalModel):
         unpenalized: Sequence[str] = (),
         missing: MissingRule | Literal["em"] = "raise",
         between: Between = "independent",
-        **kwargs: Any,
+        coordinator: str | None = None,
     ) -> None:
         check_choice("between", between, get_args(Between))
         self.between: Between = between
@@ -157,7 +167,8 @@ class VerticalGLM(VerticalModel):
         self.penalty = Penalty(penalty, a, l1_ratio)
         self.adaptive, self.group_terms = float(adaptive), group_terms
         self.unpenalized = tuple(unpenalized)
-        super().__init__(formula, partition, missing="drop" if missing == "em" else missing, **kwargs)
+        rule: MissingRule = "drop" if missing == "em" else missing
+        super().__init__(formula, partition, missing=rule, coordinator=coordinator)
         layout = make_layout(self.design, incomplete=self._em)
         self.layout = self._with_dealer(reuse_patterns(layout, partition, complete=not self._em))
         if between == "free" and (not self._em or self.layout.p > MOST_FREE):
@@ -167,6 +178,42 @@ class VerticalGLM(VerticalModel):
             )
         self._groups = make_groups(self.layout, group_terms, self.unpenalized)
         warn_of_incomplete(self.layout)
+
+    @classmethod
+    @checks_arguments
+    @inherits_params(VerticalModel.from_formula)
+    @inherits_signature(__init__)
+    def from_formula(cls, formula: str, partition: ClientPartition, **options: Any) -> Self:
+        """Make a model from a formula.
+
+        Parameters
+        ----------
+        formula, partition
+            As in :meth:`VerticalModel.from_formula`.
+        family, penalty, a, l1_ratio, adaptive, group_terms, unpenalized, missing, between
+            See the class.
+        coordinator
+            As in :meth:`VerticalModel.from_formula`.
+
+        Raises
+        ------
+        FormulaError
+            The formula contains something that is not allowed, an unknown column, or a term that needs
+            columns of two sites.
+        DesignError
+            The columns that it names cannot be used; the message states why.
+        ModelError
+            See the class.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> data = fs.datasets.make_blocks(200, seed=1)
+        >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+        >>> fs.VerticalGLM.from_formula("y ~ .", partition, missing="em").param_names[:3]
+        ['Intercept', 'A1', 'A2']
+        """
+        return super().from_formula(formula, partition, **options)
 
     @checks_arguments
     def fit(
@@ -186,8 +233,8 @@ class VerticalGLM(VerticalModel):
         maxiter: int = 1000,
         folds: int = 5,
         draws: int = 0,
-        seed: int | None = None,
-        masked: bool = True,
+        seed: int | None = 0,
+        masked: bool | None = None,
         tol: float | None = None,
         max_moved: float | None = None,
         progress: bool | None = None,
@@ -248,11 +295,12 @@ class VerticalGLM(VerticalModel):
             Pairs of random halves of the folds, in each of which the path is fitted again, for selection
             frequencies (6 folds or more); for families other than the normal one by quadratic models, as in
             cross-validation.
-        seed : int, optional
-            Seed of folds and halves.
-        masked : bool
+        seed : int or None
+            Seed of folds and halves; None draws one.
+        masked : bool, optional
             Whether linear predictors of the other families are added up under pairwise masks, which hide a
-            site's part of one step, but not of many; see the notes of the summary.
+            site's part of one step, but not of many; see the notes of the summary. Masks are the default
+            with two sites as well, because they hide row-level values from the coordinator.
         tol : float, optional
             Largest violation of the stationarity conditions, as a share of the largest lambda, of every
             solved fit: 1e-7 by default. With exchange="admm", the tolerance of primal and dual residual,
@@ -289,7 +337,7 @@ class VerticalGLM(VerticalModel):
         choice = ChoiceOptions(select=select, inference=inference, folds=folds, draws=draws, splits=splits)
         limit = TOLERANCES[exchange == "admm"] if tol is None else tol
         check_positive("tol", limit)
-        passing = ExchangeOptions(exchange=exchange, path=path, use_masks=masked, tol=limit, maxiter=maxiter)
+        passing = ExchangeOptions(exchange, path, use_masks=masks_rows(masked), tol=limit, maxiter=maxiter)
         given = read_lambdas(lam, lambdas)
         check_choice("algorithm", algorithm, get_args(Algorithm))
         check_steps(steps, self.penalty, algorithm, exchange)

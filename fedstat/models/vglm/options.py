@@ -97,7 +97,6 @@ class ExchangeOptions:
         check_choice("path", self.path, ("quadratic", "exact"))
         check_choice("exchange", self.exchange, ("products", "admm"))
         check_integer("maxiter", self.maxiter, 1)
-        check_choice("masked", self.use_masks, (True, False))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

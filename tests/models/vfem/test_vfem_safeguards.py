@@ -250,7 +250,7 @@ def test_numbers_of_the_wrong_sort_are_refused(options):
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"missing": "ignore"}, 'missing: expected "raise" or "drop"'),
+        ({"missing": "ignore"}, 'missing: expected "drop" or "raise"'),
         ({"coordinator": "Notary"}, "coordinator: expected 'apart' or one of Bank, Court, Tax"),
     ],
 )

@@ -16,7 +16,7 @@ from fedstat.federation.protocols.engine import Fit, FitProtocol
 from fedstat.federation.protocols.masked_sums import masked_protocol
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.row_products import column_sums
-from fedstat.models.checks import check_choice, check_integer, check_positive
+from fedstat.models.checks import check_choice, check_integer, check_positive, masks_rows
 from fedstat.models.vertical.fit import MomentsFit
 from fedstat.models.vertical.joint_normal.fit import Between, JointNormalFit
 from fedstat.models.vertical.layout import Layout
@@ -114,12 +114,13 @@ class Iteration:
 
     Parameters
     ----------
-    masked : bool
+    masked : bool, optional
         Whether sites hide their linear predictors, likelihoods and scores by pairwise masks, so that the
         coordinator and the response holder learn only sums over sites. This hides a site's part of one round,
         but not of many. Linear predictors are then sent for all entities, zero where a site has no record. If
         only one site in addition to the receiver has a record, the sum is its own part (the summary counts
-        these). With two sites, each knows the other's part. ``False`` sends the values of every site
+        these). With two sites, each knows the other's part. Masks are the default with two sites as well,
+        because they hide row-level values from the coordinator. ``False`` sends the values of every site
         unmasked.
     cross_products : {"secure", "sketch", "exact"}
         Source of the products of two sites' columns. Secure multiplication is exact and reveals only the
@@ -159,7 +160,7 @@ class Iteration:
     True
     """
 
-    masked: bool = True
+    masked: bool | None = None
     cross_products: CrossSource = "secure"
     sketch: SketchKind = "structured"
     sketch_size: int = 20_000
@@ -171,7 +172,7 @@ class Iteration:
     tol: float = 1e-8
 
     def __post_init__(self) -> None:
-        check_choice("masked", self.masked, (True, False))
+        masks_rows(self.masked)
         check_choice("cross_products", self.cross_products, get_args(CrossSource))
         check_choice("sketch", self.sketch, get_args(SketchKind))
         check_integer("sketch_size", self.sketch_size, 1)
@@ -192,7 +193,7 @@ class Iteration:
             maxiter,
             self.tol,
             CHANGE_PER_SCORE * self.tol,
-            self.masked,
+            masks_rows(self.masked),
         )
 
 
