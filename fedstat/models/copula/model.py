@@ -149,7 +149,7 @@ class CopulaSynthesizer(PrivateRelease):
         method: Method,
         *,
         rounds: int = ROUNDS,
-        seed: int | np.random.Generator | None = None,
+        seed: int | np.random.Generator | None = 0,
         progress: bool | None = None,
     ) -> PublishedSynthesis: ...
 
@@ -159,7 +159,7 @@ class CopulaSynthesizer(PrivateRelease):
         method: Method | None = None,
         *,
         rounds: int = ROUNDS,
-        seed: int | np.random.Generator | None = None,
+        seed: int | np.random.Generator | None = 0,
         progress: bool | None = None,
     ) -> CopulaResults | PublishedSynthesis:
         """Request the release from the sites, under their budgets, and compute the copula.
@@ -172,9 +172,9 @@ class CopulaSynthesizer(PrivateRelease):
             Only for ``mechanism="published"``, and required there: rows drawn from the copula, rows computed
             from the perturbed ranks of each entity, or the latter again on completed tables.
         rounds : int
-            Rounds of "ievcds".
-        seed : int or numpy.random.Generator, optional
-            Seed of the simulation.
+            Number of rounds of "ievcds", which are all run.
+        seed : int, numpy.random.Generator or None
+            Seed of the simulation; None draws one.
         progress : bool, optional
             Report the progress of the computation (:func:`fedstat.progress`).
 
