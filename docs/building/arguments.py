@@ -173,8 +173,8 @@ REASONS: Mapping[str, Mapping[str, str]] = {
             '1e-7; 1e-5 for `exchange="admm"`).'
         ),
         "learning_rate": (
-            "The defaults are those of the publications: .05 for gradient steps, .1 for boosting (.2 "
-            "under privacy), .005 for Adam."
+            "The algorithms need different step lengths: .05 for gradient steps, .1 for boosting (.2 under "
+            "privacy), .005 for Adam."
         ),
         "batch_size": "LASER: 1,024, or an eighth of the entities.",
         "standardize": (
