@@ -23,7 +23,13 @@ from fedstat.inference.homogeneity_tests import (
     welch_test,
 )
 from fedstat.inference.hypotheses import read_constraints, t_test, wald_test, wald_test_terms
-from fedstat.inference.meta_analysis import RandomEffectsOptions, combine_factor, combine_sites, i2_interval
+from fedstat.inference.meta_analysis import (
+    RandomEffectsOptions,
+    SiteCoefficients,
+    combine_factor,
+    combine_sites,
+    i2_interval,
+)
 
 # ---- conformal prediction ----------------------------------------------------------------------------
 
@@ -121,6 +127,14 @@ def test_the_level_of_a_comparison_lies_between_zero_and_one(alpha, fits):
 def test_an_estimate_without_a_variance_is_none(variance):
     assert compared(2, cov=np.array([[variance]])).estimates.isna().all(axis=None)
     assert not compared(2, cov=np.array([[1e-300]])).estimates.isna().any(axis=None)
+
+
+@pytest.mark.parametrize("variance", [0.0, -1.0, np.nan])
+def test_a_coefficient_of_a_factor_without_a_variance_is_none(variance):
+    covariances = np.array([np.diag([1.0, variance]), np.eye(2), np.diag([variance, variance])])
+    found = SiteCoefficients.of(np.zeros((3, 2)), covariances)
+    assert found.which == ((0,), (0, 1)) and found.numbers == 3
+    assert SiteCoefficients.of(np.array([[np.nan, 1.0]]), np.eye(2)[None]).which == ((1,),)
 
 
 @pytest.mark.parametrize("m", [0, 1, 2])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import pickle
 from dataclasses import dataclass, field, replace
 from itertools import combinations
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -937,6 +938,18 @@ def test_repeated_levels_are_free_also_when_records_are_gone():
     assert rule_against(site, *reported) == ""
     site.change_records(FrameTable(tables().iloc[:-4]), lambda *_: "")
     assert rule_against(site, facts.LevelsRequested(used[:-4], levels), session="t") == ""
+
+
+def test_a_history_is_written_when_it_has_changed(monkeypatch):
+    site, written = site_of(), []
+    monkeypatch.setattr(site.site_ledger, "keep_answered", lambda *history: written.append(history))
+    assert rule_against(site, facts.RowsUsed(~rows(0))) == ""
+    assert not written  # it has no file
+    monkeypatch.setattr(site.site_ledger, "store", SimpleNamespace(append=lambda lines: None))
+    for used, count in ((~rows(0), 0), (~rows(9), 1), (~rows(9), 1), (~rows(20), 2)):
+        assert rule_against(site, facts.RowsUsed(used)) == ""
+        assert len(written) == count
+    assert written[-1][1] == N_ROWS and "cells" in written[-1][0]
 
 
 def test_levels_over_a_union_of_groups_are_remembered():

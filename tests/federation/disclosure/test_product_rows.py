@@ -117,6 +117,15 @@ def test_products_are_counted_in_every_group(n):
     assert rule_against(site, fact) == (RULE if n < 3 else "")
 
 
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_one_group_of_three_with_few_rows_is_enough_to_refuse(n):
+    code = ROWS % 3
+    fact = released(
+        ones(ROWS[code == 0], ROWS[code == 1][:n], ROWS[code == 2]), np.sqrt(1.0 + ROWS), code=code
+    )
+    assert in_turn(fact, remember="nothing") == [RULE if n < 3 else ""]
+
+
 @pytest.mark.parametrize(("factor", "refused"), [(1.0, False), (20.0, False), (2000.0, True)])
 def test_no_row_is_nearly_all_of_a_product(factor, refused):
     site = site_of(**COUNTED | {"remember": "nothing"})
@@ -195,6 +204,16 @@ def test_with_weights_the_rows_that_two_columns_share_are_entered(n):
     weights = 1.0 + np.sqrt(ROWS)
     for more, refused in (({"weights": weights}, n < 3), ({}, False)):
         assert in_turn(released(a, b, **more), released(X, c)) == ["", RULE if refused else ""]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_the_rows_of_a_product_that_an_indicator_shares_are_entered(n):
+    """A later request may sum another column over these rows."""
+    a, product = ones(ROWS[:40]), np.cos(ROWS) * ones(ROWS[20:60])
+    shared = ones(ROWS[20 : 40 - n])
+    for joined, refused in ((True, n < 3), (False, False)):
+        first = released(a, product, joined=[False, joined])
+        assert in_turn(first, released(X, shared)) == ["", RULE if refused else ""]
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
