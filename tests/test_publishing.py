@@ -13,7 +13,8 @@ CONFIG = configparser.ConfigParser(interpolation=None)
 CONFIG.read(ROOT / "setup.cfg", encoding="utf-8")
 METADATA = CONFIG["metadata"]
 PUBLISHED = [
-    ROOT / name for name in ("SECURITY.md", "CODE_OF_CONDUCT.md", "CITATION.cff", "conda/meta.yaml")
+    ROOT / name
+    for name in ("SECURITY.md", "CODE_OF_CONDUCT.md", "CITATION.cff", "conda/meta.yaml", "paper/paper.md")
 ] + sorted((ROOT / ".github").rglob("*.*"))
 
 
@@ -69,3 +70,14 @@ def test_commands_of_workflows_exist(path):
     assert yaml.safe_load(text)
     for command in re.findall(r"(?<=run: )\.ci/\w+", text):
         assert (ROOT / command).stat().st_mode & 0o100
+
+
+def test_the_paper_has_its_figures_and_references():
+    paper = (ROOT / "paper" / "paper.md").read_text(encoding="utf-8")
+    listed = re.findall(
+        r"^@\w+\{(\w+),", (ROOT / "paper" / "paper.bib").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert sorted(set(re.findall(r"\[@(\w+)\]", paper))) == sorted(listed)
+    figures = re.findall(r"^!\[[^]]*\]\((\w+\.png)\)", paper, re.MULTILINE)
+    assert figures == ["forest.png", "estimates.png"]
+    assert all((ROOT / "paper" / name).exists() for name in figures)
