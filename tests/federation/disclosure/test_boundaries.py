@@ -1148,6 +1148,14 @@ def test_a_masked_sum_is_over_enough_sites(n, policy, passes):
         assert refusal.value.rule.replace(" ", "_") in policy
 
 
+@pytest.mark.parametrize(("masked", "among"), [(0, 3), (None, 1)])
+def test_a_ledger_says_over_how_many_sites_a_sum_is(masked, among):
+    site = masked_sites(3)["S0"]
+    request(site, "sum", masked=masked, n=5)
+    (entry,) = [one for chain in site.site_ledger.chains for one in chain.entries if one.array == "total"]
+    assert (entry.among, entry.masked) == (among, masked is not None)
+
+
 @pytest.mark.parametrize(("apart", "noted"), [(1, 0), (2, 1)])
 def test_lists_of_sites_are_kept_where_sums_have_to_be_apart(apart, noted):
     site = masked_sites(3, apart=apart)["S0"]

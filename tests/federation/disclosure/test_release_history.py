@@ -14,6 +14,7 @@ from fedstat.federation.disclosure.release_history import (
     independent_groups,
     row_echelon,
 )
+from fedstat.federation.tables.aligned_table import AlignedTable
 from fedstat.federation.tables.table import FrameTable
 
 N = 10
@@ -183,3 +184,46 @@ def test_any_cell_of_the_basis_may_be_that_of_a_row(cells):
 def test_a_history_of_no_rows_is_one():
     empty = ReleasedGroups.none(0)
     assert ReleasedGroups.from_arrays(empty.to_arrays()).cells.shape == (0,)
+
+
+# ---- rows that come in another order ------------------------------------------------------------------
+
+ALIGNMENTS = "0123456789abcdef", "fedcba9876543210"
+
+
+def aligned_table(numbers, alignment=ALIGNMENTS[0]):
+    table = AlignedTable("Kiel", pd.DataFrame({"id": np.arange(N), "x": np.arange(float(N))}), ["id"])
+    table.keep(alignment, np.asarray(numbers))
+    return table
+
+
+def test_a_history_follows_the_rows_into_another_order():
+    code = np.r_[[0] * 6, [1] * 4]
+    history, backwards = ReleaseHistory(), np.arange(N)[::-1]
+    history.follow(aligned_table(np.arange(N)), SECRET)
+    assert history.order == ALIGNMENTS[0] and history.released is None
+    history.released = released(code)
+    known = history.released
+    history.follow(aligned_table(np.arange(N)), SECRET)
+    assert history.released is known
+    history.follow(aligned_table(backwards, ALIGNMENTS[1]), SECRET)
+    assert history.order == ALIGNMENTS[1]
+    np.testing.assert_array_equal(history.released.groups, released(code[::-1]).groups)
+    np.testing.assert_array_equal(
+        history.marks, ReleaseHistory(known).to_arrays(aligned_table(backwards), SECRET)["marks"]
+    )
+
+
+def test_a_history_without_marks_takes_the_order_of_the_table():
+    """It was made in this order, whether or not anything was released."""
+    for first in (None, released(np.r_[[0] * 6, [1] * 4])):
+        history = ReleaseHistory(first)
+        history.follow(aligned_table(np.arange(N)), SECRET)
+        assert history.released is first and history.order == ALIGNMENTS[0] and history.marks is not None
+
+
+def test_rows_of_a_table_without_an_alignment_are_not_marked_before_they_are_stored():
+    table, _ = stored()
+    history = ReleaseHistory(released(np.r_[[0] * 6, [1] * 4]))
+    history.follow(table, SECRET)
+    assert history.marks is None
