@@ -143,8 +143,7 @@ def written(ax):
     return [int(text[-2:]) for text in texts if "…" in text], more
 
 
-@pytest.mark.parametrize("width", JOURNAL)
-@pytest.mark.parametrize("height", [2.4, 3.6])
+@pytest.mark.parametrize("width, height", [(JOURNAL[0], 2.4), (JOURNAL[1], 3.6)])
 def test_of_sixty_columns_the_strongest_are_named_and_the_others_counted(width, height):
     estimate, found, b, frequencies = path()
     params = pd.DataFrame(b, columns=NAMES)
