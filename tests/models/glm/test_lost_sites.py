@@ -1,4 +1,4 @@
-"""One of ten sites is lost at each question in turn: the fit ends, is that of the others, and says which."""
+"""One of six sites is lost at each question in turn: the fit ends, is that of the others, and says which."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fedstat.errors import DataWarning, EngineError, SessionError
 from fedstat.federation.protocols.engine import LocalEngine
 
 LOST = "s3"
-NAMES = tuple(f"s{k}" for k in range(10))
+NAMES = tuple(f"s{k}" for k in range(6))
 
 
-def patients(n_sites=10, rows=40):
+def patients(n_sites=6, rows=40):
     rng = np.random.default_rng(1)
     n = n_sites * rows
     frame = pd.DataFrame({"x": rng.normal(size=n), "z": rng.normal(size=n)})
@@ -40,13 +40,13 @@ class Dying:
 
 
 @cache
-def ten_sites():
+def six_sites():
     return fs.ClientPartition.from_frame(patients(), by="h", policy="strict")
 
 
-def connected(turn, quorum=9, **how):
-    """Ten sites, one of which is lost at request `turn`; they keep the same state of rows in each run."""
-    complete = ten_sites()
+def connected(turn, quorum=5, **how):
+    """Six sites, one of which is lost at request `turn`; they keep the same state of rows in each run."""
+    complete = six_sites()
     doors = {
         name: Dying(site, turn, **how) if name == LOST else site for name, site in complete.sites.items()
     }
@@ -75,7 +75,7 @@ def test_at_every_question_the_fit_is_that_of_the_others(fit):
     assert request > 10 and not complete.absent
     for turn in range(1, request + 1):
         partition, _ = connected(turn)
-        with pytest.warns(DataWarning, match=rf"'{LOST}' was lost in round \d+.*9 of 10 sites\)"):
+        with pytest.warns(DataWarning, match=rf"'{LOST}' was lost in round \d+.*5 of 6 sites\)"):
             result = fit(partition)
         np.testing.assert_array_equal(result.params, expected.params)
         assert result.nobs == expected.nobs == len(frame) - 40
@@ -127,16 +127,16 @@ def test_later_fits_of_the_model_go_on_among_the_rest():
     request = door.requested
     np.testing.assert_array_equal(model.fit().params, first.params)
     assert model.explain().passes  # a dry run sends nothing, also if later fits continue with fewer sites
-    assert door.requested == request and first.evaluate().n.shape[0] == 9
+    assert door.requested == request and first.evaluate().n.shape[0] == 5
 
 
 def test_two_sites_lost_one_after_the_other():
-    partition, _ = connected(8, quorum=8)
-    other = Dying(partition.sites["s7"], 14)
-    partition.engine._doors["s7"] = other.answer
+    partition, _ = connected(8, quorum=4)
+    other = Dying(partition.sites["s5"], 14)
+    partition.engine._doors["s5"] = other.answer
     with pytest.warns(DataWarning):
         result = logistic(partition)
-    assert [one.site for one in result.absent] == [LOST, "s7"] and len(result.estimate.blocks) == 8
+    assert [one.site for one in result.absent] == [LOST, "s5"] and len(result.estimate.blocks) == 4
     assert result.absent[0].round < result.absent[1].round
 
 
@@ -144,5 +144,5 @@ def test_two_sites_lost_one_after_the_other():
 def test_without_a_quorum_or_below_it_the_fit_ends(turn):
     with pytest.raises(EngineError, match="did not answer"):
         logistic(connected(turn, quorum=0)[0])
-    with pytest.raises(EngineError, match="Fewer are left than the quorum of 10 sites"):
-        logistic(connected(turn, quorum=10)[0])
+    with pytest.raises(EngineError, match="Fewer are left than the quorum of 6 sites"):
+        logistic(connected(turn, quorum=6)[0])
