@@ -217,13 +217,20 @@ def log_ticks(low: float, high: float, most: int) -> Floats:
     return np.asarray(ticks if len(ticks) >= 2 else np.linspace(low, high, 4)[1:3])
 
 
-def label_log_x(ax: Axes, most: int | None = None) -> None:
-    """Make the horizontal axis logarithmic, between its present ends, with plain numbers at few ticks."""
+def label_log_x(ax: Axes, most: int | None = None, at: float | None = None) -> None:
+    """Make the horizontal axis logarithmic, between its present ends, with plain numbers at few ticks.
+
+    There is always a tick `at` a value between the ends; ticks whose labels would overlap with it are left
+    out.
+    """
     ends = ax.get_xlim()
     ax.set_xscale("log")
     ax.set_xlim(*ends)
     wanted = most if most is not None else int(np.clip(1.4 * axes_width_inches(ax), 3, 8))
     ticks = log_ticks(min(ends), max(ends), wanted)
+    if at is not None and min(ends) <= at <= max(ends):
+        gap = np.log(max(ends) / min(ends)) / (2.0 * wanted)
+        ticks = np.array(sorted([at, *(tick for tick in ticks if abs(np.log(tick / at)) > gap)]))
     ax.set_xticks(ticks, [f"{tick:.3g}" for tick in ticks])
     ax.set_xticks([], minor=True)
 

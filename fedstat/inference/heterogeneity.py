@@ -313,6 +313,8 @@ def _percent(share: float) -> str:
 # parts masks may hide; the fit without each site needs the parts.
 
 LARGE_I2 = 0.5
+IN_UNITS = ["estimate", "std_error", "re_estimate", "re_low", "re_high", "pred_low", "pred_high"]
+"""Columns of the table that are multiples of the unit of the column."""
 PARTS = ("score", "information")
 
 
@@ -528,21 +530,45 @@ class Heterogeneity(SiteComparison, Report):
         *,
         exponentiate: bool = False,
         effect: str = "",
+        unit: float = 1.0,
     ) -> Axes:
         """Forest plot of one coefficient: sites' own estimates, the common one, the mean of random effects.
 
-        It is drawn on `ax`, or in a new figure; `exponentiate` draws exponentials, such as odds ratios, on a
-        logarithmic scale. `effect` names the axis. Raises ModelError if there is no such coefficient.
+        Parameters
+        ----------
+        coefficient : str
+        ax : matplotlib Axes, optional
+            A new figure by default.
+        exponentiate : bool
+            Draw exponentials, such as odds ratios, on a logarithmic scale.
+        effect : str
+            Name of the axis.
+        unit : float
+            Change of the column whose effect is drawn: ``unit=10`` draws that of ten years of age.
+
+        Returns
+        -------
+        matplotlib Axes
+
+        Raises
+        ------
+        ModelError
+            There is no such coefficient, or `unit` is not a positive number.
         """
+        if not 0.0 < unit < np.inf:
+            raise ModelError(f"plot_forest: expected unit to be a positive number, received {unit!r}")
         names = [str(name) for name in self.table.index]
         if coefficient not in names:
             close = difflib.get_close_matches(coefficient, names, n=3, cutoff=0.5)
             hint = f"did you mean {' or '.join(close)}?" if close else f"there are: {', '.join(names)}"
             raise ModelError(f"plot_forest: {coefficient!r} is not a coefficient; {hint}")
         own = {"estimate": self.estimates[coefficient], "std_error": self.std_errors[coefficient]}
-        rows = pd.DataFrame({**own, "problem": self.sites["problem"]})
-        combined = self.table.iloc[names.index(coefficient)]
+        rows = pd.DataFrame({name: unit * column for name, column in own.items()})
+        rows["problem"] = self.sites["problem"]
+        combined = self.table.iloc[names.index(coefficient)].copy()
+        combined[IN_UNITS] *= unit
         effect = effect or ("exponential of the coefficient" if exponentiate else "coefficient")
+        effect += "" if unit == 1.0 else f" per {unit:g} units"
         return plot_forest(rows, combined, ax=ax, alpha=self.alpha, exponentiate=exponentiate, effect=effect)
 
     def __repr__(self) -> str:

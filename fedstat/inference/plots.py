@@ -450,7 +450,7 @@ def plot_forest(
     _label_left(ax, y, [shorten(str(site), most) for site in rows.index])
     right = _label_right(ax, y, np.vstack([limits, further]), exponentiate)
     if exponentiate:
-        label_log_x(ax)
+        label_log_x(ax, at=1.0)
     else:
         few_ticks(ax)
     label_x(ax, f"{effect}, with {100 * (1 - alpha):g} % interval")
@@ -525,13 +525,15 @@ def _label_left(ax: Axes, y: Floats, sites: list[str]) -> None:
 def _label_right(ax: Axes, y: Floats, numbers: Floats, ratios: bool) -> SecondaryAxis:
     """Write estimate and interval of each row in columns, with two digits of the shortest interval.
 
-    Ratios have three digits, because the decimals for a large one would make zeros of small ones. A narrow
-    plot has estimates only, because drawn intervals need the space.
+    Ratios have three significant digits, because the decimals for a large one would make zeros of small ones,
+    and more where the shortest interval needs them. A narrow plot has estimates only, because drawn intervals need the space.
     """
     shortest = float(np.nanmin(numbers[:, 2] - numbers[:, 1], initial=np.inf)) / 2.0
     # As many decimals as leave two digits to half of the shortest interval.
     digits = int(np.clip(1.0 - np.floor(np.log10(shortest)), 0, 6)) if 0.0 < shortest < np.inf else 3
-    form = "#.3g" if ratios else f".{digits}f"
+    narrowest = float(np.nanmin((numbers[:, 2] - numbers[:, 1]) / numbers[:, 0], initial=np.inf)) / 2.0
+    figures = int(np.clip(1.0 - np.floor(np.log10(narrowest)), 3, 6)) if 0.0 < narrowest < np.inf else 3
+    form = f"#.{figures}g" if ratios else f".{digits}f"
     cells = [["" if np.isnan(v) else f"{v:{form}}".rstrip(".") for v in row] for row in numbers.tolist()]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     padded = [[f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)] for row in cells]

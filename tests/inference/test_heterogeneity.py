@@ -352,6 +352,26 @@ def test_a_forest_of_ratios_stands_around_one(logistic, plt):
     low, high = ax.get_xlim()
     at_one = [line for line in ax.lines if list(line.get_xdata()) == [1.0, 1.0]]
     assert len(at_one) == (low <= 1.0 <= high)
+    assert (1.0 in ax.get_xticks()) == (low <= 1.0 <= high)
+
+
+def test_a_forest_in_units_that_the_user_names(logistic, plt):
+    result = logistic[-1]
+    one, ten = (result.plot_forest("$dose_", unit=unit) for unit in (1.0, 10.0))
+    for which in (0, 1):  # the two diamonds
+        assert_allclose(ten.patches[which].get_xy()[:, 0], 10.0 * one.patches[which].get_xy()[:, 0])
+    assert_allclose(ten.collections[1].get_offsets()[:, 0], 10.0 * one.collections[1].get_offsets()[:, 0])
+    assert ten.get_xlabel() == "coefficient per 10 units, with 95 % interval"
+    assert result.table.equals(logistic[-1].table)
+    with pytest.raises(ModelError, match="positive number"):
+        result.plot_forest("$dose_", unit=0.0)
+
+
+def test_narrow_ratios_have_digits_that_show_their_interval(logistic, plt):
+    rows = pd.DataFrame({"estimate": [0.02, 0.021], "std_error": [0.0004, 0.0008], "problem": ["", ""]})
+    ax = plot_forest(rows.set_axis(["a", "b"]), logistic[-1].table.loc["$dose_"], exponentiate=True)
+    shown = [label.get_text() for label in ax.child_axes[0].get_yticklabels()]
+    assert shown[0].replace("[ ", "[") == "1.0202 [1.0194, 1.0210]"
 
 
 def test_ratios_near_zero_are_not_written_as_zero(logistic, plt):

@@ -208,7 +208,7 @@ class Receipt:
 
     @property
     def alarm(self) -> str:
-        """Return one sentence if a site released as many numbers as unknowns; otherwise empty."""
+        """Return one sentence if a site released as many numbers as unknowns in this session; else empty."""
         return exposure_warning(self.lines)
 
     @property

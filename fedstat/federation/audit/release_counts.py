@@ -197,12 +197,13 @@ def exposure_table(lines: Sequence[Exposure]) -> pd.DataFrame:
 
 
 def exposure_warning(lines: Sequence[Exposure]) -> str:
-    """One sentence where some party has as many equations as unknowns; else empty."""
-    flagged = [line for line in lines if line.verdict == VERDICT_SOLVABLE]
+    """One sentence where a party received as many equations as unknowns in this session; else empty."""
+    # Other sessions are in the table: a warning that counts them would blame a fit for those before it.
+    flagged = [line for line in lines if line.run and line.run >= line.unknowns]
     if not flagged:
         return ""
     worst = [
-        f"{line.equations:,} about {line.unknowns:,} values of {line.about} to {line.receiver}"
+        f"{line.run:,} about {line.unknowns:,} values of {line.about} to {line.receiver}"
         for line in flagged[:3]
     ]
     more = f", and {len(flagged) - 3} more" if len(flagged) > 3 else ""

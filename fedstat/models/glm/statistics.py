@@ -269,14 +269,19 @@ class GLMStatements(RowsResults):
         except EstimationError as error:
             raise NotAvailableError(f"no heterogeneity: {error}") from error
 
-    def plot_forest(self, coefficient: str, ax: Axes | None = None, *, exponentiate: bool = False) -> Axes:
+    def plot_forest(
+        self, coefficient: str, ax: Axes | None = None, *, exponentiate: bool = False, unit: float = 1.0
+    ) -> Axes:
         """Draw a forest plot of a coefficient over the sites.
 
-        `exponentiate` draws exponentials, such as odds ratios, on a logarithmic scale.
+        `exponentiate` draws exponentials, such as odds ratios, on a logarithmic scale; ``unit=10`` draws the
+        effect of ten units of the column.
         """
         effect, ratio, _ = link_words(self._link(), self.estimate.response)
         named = ratio if exponentiate else effect
-        return self.heterogeneity.plot_forest(coefficient, ax, exponentiate=exponentiate, effect=named)
+        return self.heterogeneity.plot_forest(
+            coefficient, ax, exponentiate=exponentiate, effect=named, unit=unit
+        )
 
     def vif(self) -> pd.DataFrame:
         """Variance inflation factor of every term; generalized ones for terms with several columns."""

@@ -79,11 +79,16 @@ def test_numbers_about_nothing_are_not_divided():
 
 
 def test_the_alarm_names_three_and_counts_the_rest():
-    assert exposure_warning([line(99, 100)]) == ""
+    assert exposure_warning([line(99, 100)]) == exposure_warning([line(0, 0)]) == ""
     text = exposure_warning([line(1200, 100)] * 5)
     assert (
         "1,200 about 100 values of A to coordinator" in text and text.count("about") == 3 and "2 more" in text
     )
+
+
+def test_the_alarm_counts_this_session_only():
+    assert exposure_warning([line(60, 100, 9_000)]) == ""
+    assert "100 about 100 values" in exposure_warning([line(100, 100, 9_000)])
 
 
 def test_counts_by_hand():
