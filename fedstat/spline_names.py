@@ -1,8 +1,9 @@
-"""Names of spline columns, such as ``bs(x, df=4)[0]``, counted from zero as in patsy."""
+"""Names of spline columns, such as ``bs(x, df=4)[0]``: counted from zero as in patsy, and short for print."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 
@@ -32,3 +33,29 @@ def count_from_zero(names: Sequence[str]) -> tuple[str, ...]:
         return f"{found[1].replace(', )', ',)')}[{int(found[2]) - first[found[1]]}]"
 
     return tuple(SPLINE.sub(counted, name) for name in names)
+
+
+def short_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Leave out the options of splines, as tables and plots do.
+
+    Splines that differ in their options alone keep them.
+
+    Examples
+    --------
+    >>> short_names(["x", "bs(log(z), df=4)[0]:c[a]", "cr(x, df=3)[0]", "cr(x, df=4)[0]"])
+    ('x', 'bs(log(z))[0]:c[a]', 'cr(x, df=3)[0]', 'cr(x, df=4)[0]')
+    """
+    texts = dict.fromkeys(found[1] for name in names for found in SPLINE.finditer(name))
+    short = {text: _without_options(text) for text in texts}
+    shared = {one for one, count in Counter(short.values()).items() if count > 1}
+    kept = {text: text if one in shared else one for text, one in short.items()}
+    return tuple(SPLINE.sub(lambda found: f"{kept[found[1]]}[{found[2]}]", name) for name in names)
+
+
+def _without_options(text: str) -> str:
+    depth = 0
+    for i, character in enumerate(text):
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if character == "," and depth == 1:
+            return f"{text[:i]})"
+    return text

@@ -25,6 +25,7 @@ from fedstat.inference.meta_analysis import (
 from fedstat.inference.plots import plot_forest
 from fedstat.inference.summary import Note, Report
 from fedstat.inference.tables import Sheet, number
+from fedstat.spline_names import short_names
 from fedstat.typing import Floats, Matrix, Vector
 
 if TYPE_CHECKING:
@@ -122,7 +123,9 @@ def _coefficient_sheet(result: SiteComparison) -> Sheet:
     headers = ("", "common", "rand. eff.", "tau", "Q", "df", "P>Q", "I2(Q)", "from", "to")
     rows = tuple(
         _coefficient_row(name, dict(zip(_names(result.table.columns), values, strict=True)))
-        for name, values in zip(_names(result.table.index), result.table.to_numpy().tolist(), strict=True)
+        for name, values in zip(
+            short_names(_names(result.table.index)), result.table.to_numpy().tolist(), strict=True
+        )
     )
     return Sheet(headers, rows, "l" + "r" * 9, COEFFICIENT_WIDTHS)
 

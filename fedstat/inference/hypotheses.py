@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, TypeAlias
@@ -23,6 +23,7 @@ from statsmodels.stats.contrast import ContrastResults, WaldTestResults
 from fedstat.errors import FedstatWarning, ModelError, NotAvailableError, warn
 from fedstat.inference.covariance import delta_method
 from fedstat.inference.likelihood import format_test
+from fedstat.spline_names import short_names
 from fedstat.typing import Floats
 
 Hypothesis: TypeAlias = str | Sequence[str] | ArrayLike | tuple[ArrayLike, ArrayLike]
@@ -55,7 +56,11 @@ class TermTests(WaldTestResults):  # type: ignore[misc]
     """statsmodels' table of tests of terms, which prints with few digits."""
 
     def __str__(self) -> str:
-        return str(self.summary_frame().to_string(float_format="{:.4g}".format))
+        frame = self.summary_frame()
+        # A term has no column number, which short_names() needs.
+        terms = short_names([f"{term}[0]" for term in frame.index])
+        shown = frame.set_axis([term.removesuffix("[0]") for term in terms])
+        return str(shown.to_string(float_format="{:.4g}".format))
 
     def __repr__(self) -> str:
         return str(self)
@@ -202,7 +207,8 @@ def _read_text(text: str, names: Sequence[str]) -> Constraints:
         raise ModelError(
             f"expected linear constraints such as 'a = b, 2 * c = 1', received {text!r}"
         ) from error
-    labels = tuple(_decode(part, names).strip() for part in _code_names(text, names).split(","))
+    shown = short_names(names)
+    labels = tuple(_decode(part, shown).strip() for part in _code_names(text, names).split(","))
     return _checked(read.constraint_matrix, read.constraint_values, names, labels)
 
 
@@ -232,9 +238,10 @@ def _row_label(row: Floats, i: int, names: Sequence[str]) -> str:
 
 def _code_names(text: str, names: Sequence[str]) -> str:
     """Replace the i-th name by ``_i_``: names may contain operators, brackets and commas."""
-    index: Mapping[str, int] = {name: i for i, name in enumerate(names)}
+    index: dict[str, int] = {name: i for i, name in enumerate(short_names(names))}
+    index |= {name: i for i, name in enumerate(names)}
     # `a:b` before `a`, otherwise the shorter name would be found inside the longer one.
-    longest_first = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
+    longest_first = "|".join(re.escape(name) for name in sorted(index, key=len, reverse=True))
     pattern = re.compile(rf"(`?)(?<![\w.:])({longest_first})\1(?![\w\[(.:])")
     return pattern.sub(lambda match: f"_{index[match[2]]}_", text)
 

@@ -34,6 +34,7 @@ from fedstat.plotting import (
     thin_labels,
     title_figure,
 )
+from fedstat.spline_names import short_names
 from fedstat.typing import Floats
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ def plot_coefficients(
     Rows without an interval are drawn as a hollow point. `ratios` are drawn on a logarithmic scale around 1.
     A new figure is as tall as the rows need. Intervals much wider than the others end in arrows.
     """
+    frame = frame.assign(term=short_names(frame["term"].tolist()))
     groups = [(str(site), rows) for site, rows in frame.groupby("site", sort=False)]
     places = _places(groups)
     height = 1.2 + 0.22 * (len(frame) + HEADING * len(groups))
@@ -526,7 +528,8 @@ def _label_right(ax: Axes, y: Floats, numbers: Floats, ratios: bool) -> Secondar
     """Write estimate and interval of each row in columns, with two digits of the shortest interval.
 
     Ratios have three significant digits, because the decimals for a large one would make zeros of small ones,
-    and more where the shortest interval needs them. A narrow plot has estimates only, because drawn intervals need the space.
+    and more where the shortest interval needs them. A narrow plot has estimates only, because drawn intervals
+    need the space.
     """
     shortest = float(np.nanmin(numbers[:, 2] - numbers[:, 1], initial=np.inf)) / 2.0
     # As many decimals as leave two digits to half of the shortest interval.
@@ -555,7 +558,7 @@ def _follow(right: SecondaryAxis, ax: Axes) -> None:
 
 
 def _title(combined: pd.Series) -> str:
-    name = shorten(str(combined.name), 60)
+    name = shorten(short_names([str(combined.name)])[0], 60)
     if not combined["df"]:
         return f"{name}\nfewer than two sites to compare"
     p, low, high = combined["p_value"], 100 * combined["I2_low"], 100 * combined["I2_high"]

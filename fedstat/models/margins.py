@@ -13,6 +13,7 @@ from fedstat.inference.covariance import delta_method
 from fedstat.inference.summary import STATEMENTS, Note, Report
 from fedstat.inference.tables import Sheet, SheetSummary, number
 from fedstat.kernels.glm.effects import ChangeSums, EffectSums
+from fedstat.spline_names import short_names
 from fedstat.typing import Floats
 
 HEADINGS = {"dydx": "dy/dx", "eyex": "d(lny)/d(lnx)", "dyex": "dy/d(lnx)", "eydx": "d(lny)/dx"}
@@ -192,7 +193,7 @@ class MarginalEffects(Report):
         rows = tuple(
             (str(name), number(effect, 4, se), number(se), f"{t:.3f}", f"{p:.3f}", number(low), number(high))
             for name, (effect, se, t, p, low, high) in zip(
-                frame.index, frame.to_numpy().tolist(), strict=True
+                short_names(list(frame.index)), frame.to_numpy().tolist(), strict=True
             )
         )
         model, response = self._title

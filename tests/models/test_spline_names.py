@@ -11,7 +11,7 @@ import statsmodels.formula.api as smf
 from formulaic import model_matrix
 
 import fedstat as fs
-from fedstat.spline_names import count_from_zero
+from fedstat.spline_names import count_from_zero, short_names
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 FAMILIES = ["glm", "vfem"]
@@ -81,6 +81,25 @@ def test_a_polynomial_has_the_names_of_formulaic_which_alone_has_one():
     assert list(ours.params.index) == list(theirs.params.index)
     np.testing.assert_allclose(ours.params, theirs.params, rtol=1e-7)
     assert (fs.compare({"ours": ours, "theirs": theirs}, stars=()).coefficients != "").all(axis=None)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tables_plots_and_hypotheses_have_short_names(fits, family):
+    fit = fits[family]
+    assert f"{SPLINE}[0]" in fit.params.index
+    text = fit.summary().as_text()
+    assert "bs(x)[0]" in text and "knots=" not in text
+    ax = fit.plot_coefficients()
+    assert "bs(x)[3]" in {label.get_text() for label in ax.get_yticklabels()}
+    short, long = (fit.t_test(f"{name}[1] = 0") for name in ("bs(x)", SPLINE))
+    assert short.pvalue == long.pvalue and short.c_names == long.c_names == ["bs(x)[1] = 0"]
+    terms = fit.wald_test_terms()
+    assert "bs(x) " in str(terms) and "knots" not in str(terms) and SPLINE in terms.table.index
+
+
+def test_splines_that_differ_in_options_alone_keep_them():
+    names = ["bs(x, df=4)[0]", "bs(x, df=5)[0]:z", "cr(log(x), df=3)[1]", "Q('bs(a, b)')"]
+    assert short_names(names) == (*names[:2], "cr(log(x))[1]", names[3])
 
 
 def test_other_names_stay():
