@@ -28,7 +28,7 @@ from fedstat.federation.audit.receipt import SiteStatement
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.disclosure.facts import EntityCount
 from fedstat.federation.disclosure.policy import Budget, Policy
-from fedstat.federation.disclosure.privacy_budget import NoiseRequired
+from fedstat.federation.disclosure.privacy_budget import NoiseRequired, round_up
 from fedstat.federation.disclosure.site import FAMILIES, Site
 from fedstat.federation.disclosure.state import SiteTrust
 from fedstat.federation.message import ArrayDeclaration, Request, Step, pack_request, unpack_reply
@@ -445,6 +445,26 @@ def test_noise_has_a_variance_above_zero_and_at_most_the_largest(monkeypatch, va
         with pytest.raises(DescriptionError, match="variance"):
             site.answer(packed)
     assert len(site.site_ledger.charges.made) == fits
+
+
+@pytest.mark.parametrize(("length", "quoted"), [(0, 17), (100, 117), (183, 200), (184, 200), (900, 200)])
+def test_a_charge_quotes_the_beginning_of_a_request(monkeypatch, length, quoted):
+    def noisy(data, state):
+        state.report(EntityCount(N), NoiseRequired("total", "q" * length, 1, Fraction(10**6)))
+        return {"total": np.ones(1, dtype=np.int64)}
+
+    site = site_of()
+    site.answer(toy(monkeypatch, noisy))
+    (charge,) = site.site_ledger.charges.made
+    assert charge.what.startswith("toy total total: ") and len(charge.what) == quoted
+
+
+@pytest.mark.parametrize(
+    ("value", "up"),
+    [(1.0, 1.0), (1.001, 1.01), (0.12345, 0.124), (1234.5, 1240.0), (9.999, 10.0), (3e-7, 3e-7), (0.5, 0.5)],
+)
+def test_an_epsilon_is_proposed_with_three_digits_rounded_up(value, up):
+    assert round_up(value) == pytest.approx(up, rel=1e-12)
 
 
 def test_a_table_in_memory_is_digested_once(monkeypatch):
