@@ -298,6 +298,15 @@ def test_the_law_of_several_coefficients_is_that_of_the_test(test, law):
         factor(6, test="t")
 
 
+@pytest.mark.parametrize(("apart", "share"), [(0.0, 0.0), (1e-9, 0.0), (4.0, 1.0 - 4.0 / 64.0)])
+def test_sites_that_agree_have_no_spread_beyond_chance(apart, share):
+    """Q is that of two coefficients at three sites, of variance 1 each; at `apart` 4 it is 4 * 16."""
+    estimates = np.array([[1.0, 2.0]] * 3) + np.array([-apart, 0.0, apart])[:, None]
+    found = combine_factor(["a", "b"], estimates, np.array([np.eye(2)] * 3))
+    assert (found.Q, found.I2) == (pytest.approx(4.0 * apart**2, abs=1e-12), pytest.approx(share))
+    assert found.Q_df == 4
+
+
 def test_nothing_has_no_random_effects():
     for wanted in ([], ["y"], ["x", "y"]):
         with pytest.raises(ModelError, match="no term and no coefficient; there are: x"):
