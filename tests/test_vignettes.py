@@ -23,6 +23,7 @@ TESTED_BELOW = {
     "diabetes-in-a-survey",
     "engineering-and-statistical",
     "four-hospitals",
+    "four-hospitals-methods",
     "getting-started",
     "networks-over-missing-blocks",
     "sme-profit",
@@ -126,8 +127,8 @@ def test_engineering_and_statistical_on_either_data(render, data):
 
 
 @pytest.mark.vignette
-@pytest.mark.parametrize("name", ["diabetes-in-a-survey", "getting-started"])
-def test_survey_on_either_data(render, name, data):
+@pytest.mark.parametrize("name", ["diabetes-in-a-survey", "four-hospitals", "getting-started"])
+def test_one_fit_on_either_data(render, name, data):
     notebook = run(render, name)
     check_page(name, notebook)
     assert streams(notebook, "stdout")[0].startswith(f"{data} DATA")
@@ -165,8 +166,8 @@ REFUSALS = (
 
 @pytest.mark.vignette
 def test_four_hospitals_on_either_data(render, data):
-    notebook = run(render, "four-hospitals")
-    assert os.environ["FEDSTAT_TEST_DATA"] not in check_page("four-hospitals", notebook)
+    notebook = run(render, "four-hospitals-methods")
+    assert os.environ["FEDSTAT_TEST_DATA"] not in check_page("four-hospitals-methods", notebook)
     printed = streams(notebook, "stdout")
     assert printed[0].startswith(f"{data} DATA")
     refusals = re.findall(r"^\w+Error: .*", "".join(printed), re.MULTILINE)
