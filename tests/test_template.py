@@ -20,7 +20,7 @@ from fedstat.template.__main__ import (
 
 ROOT = Path(__file__).parents[1]
 NAME = "poisson_newton"
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "LICENSE")
+DOCUMENTS = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE")
 TREE = ("fedstat", "docs", "data", "vignettes", "pyproject.toml", "setup.cfg", *DOCUMENTS)
 TESTS = (
     "conftest.py",
@@ -83,8 +83,8 @@ def test_the_files_are_formatted_and_without_lint(tree):
 def test_the_reference_lists_a_family_among_those_for_different_rows(tree, page, line):
     text = (tree / "docs" / "api" / f"{page}.rst").read_text(encoding="utf-8")
     rows, columns = (
-        text.index("nstitutions with different rows"),
-        text.index("nstitutions with different columns"),
+        text.index("Sites with different rows"),
+        text.index("Sites with different columns"),
     )
     for name in NAMES:
         assert rows < text.index(line.format(class_name(name))) < columns
