@@ -275,14 +275,14 @@ def label_ends(ax: Axes, heights: Floats, names: Sequence[str], colors: Sequence
     ends = (heights[:n] - low) / (high - low)
     # At most half a line above the axes, because of a title; the lowest line is for the count.
     places = spread(ends[::-1], gap, 0.0 if n == len(names) else gap, 1.0 - gap / 4.0)[::-1]
-    beside = ax.transAxes + ScaledTranslation(LEADER / 72.0, 0.0, figure.dpi_scale_trans)
+    right_of_axes = ax.transAxes + ScaledTranslation(LEADER / 72.0, 0.0, figure.dpi_scale_trans)
     style: dict[str, Any] = {"fontsize": SMALL, "va": "center", "annotation_clip": False, "parse_math": False}
     for name, end, place, color in zip(names, ends, places, colors, strict=False):
         ax.annotate(
             *(name, (1.0, end)),
             xycoords="axes fraction",
             xytext=(1.0, place),
-            textcoords=beside,
+            textcoords=right_of_axes,
             color=color,
             arrowprops={
                 **{"arrowstyle": "-", "color": color, "linewidth": 0.5, "alpha": 0.6},
@@ -291,7 +291,7 @@ def label_ends(ax: Axes, heights: Floats, names: Sequence[str], colors: Sequence
             **style,
         )
     if n < len(names):
-        ax.annotate(f"and {len(names) - n} more", (1.0, 0.0), xycoords=beside, color=MUTED, **style)
+        ax.annotate(f"and {len(names) - n} more", (1.0, 0.0), xycoords=right_of_axes, color=MUTED, **style)
     return n
 
 

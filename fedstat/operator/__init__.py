@@ -1,1 +1,1 @@
-"""The command ``fedstat``: sites as services, and federations of them."""
+"""The command ``fedstat``: it runs sites as services and manages federations."""

@@ -24,22 +24,22 @@ from fedstat.operator import (
 )
 
 # ----------------------------------------------------------------------------------------------------
-# The words of a command: what each does, the function that does it, and its arguments.
+# The declaration of a command: what it does, the function that runs it, and its arguments.
 
 Argument: TypeAlias = tuple[tuple[str, ...], Mapping[str, Any]]
 
 
 def make_argument(*names: str, **options: Any) -> Argument:
-    """Keep one argument of a command, in the words of :meth:`argparse.ArgumentParser.add_argument`."""
+    """Keep one argument of a command, as :meth:`argparse.ArgumentParser.add_argument` takes it."""
     return names, options
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command: what it does, the function that does it, and its arguments besides the folder.
+    """One command: what it does, the function that runs it, and its arguments in addition to the folder.
 
-    The function takes ``folder`` and the arguments by their names, and returns the exit code; the folder of
-    a command that makes one is new.
+    The function takes ``folder`` and the arguments by their names, and returns the exit code. A command that
+    makes a folder takes the path of a new one.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Command:
 def number_type(
     name: str, convert: Callable[[str], float], least: float, most: float
 ) -> Callable[[str], float]:
-    """Return the type of an argument that is a number between two bounds; its name stands in errors."""
+    """Return the type of an argument that is a number between two bounds; errors state its name."""
 
     def parse(text: str) -> float:
         if not least <= (value := convert(text)) <= most:
@@ -70,75 +70,75 @@ parse_count = number_type("count", int, 0, 1000)
 
 
 def parse_mode(text: str) -> int:
-    """Read the mode of a file, in octal digits; none that others may write."""
+    """Read the mode of a file in octal digits; modes that let others write are refused."""
     value = int(text, 8)
     if not 0o400 <= value <= 0o777 or value & 0o022:
         raise ValueError("mode")
     return value
 
 
-JSON = make_argument("--json", dest="as_json", action="store_true", help="for programs: keys that stay")
+JSON = make_argument("--json", dest="as_json", action="store_true", help="print JSON with stable keys")
 
 
 # ----------------------------------------------------------------------------------------------------
-# Commands that serve a site and watch it.
+# Commands that run and monitor a site.
 
-INTO = make_argument("into", type=Path, help="folder for the two files; none is written over")
+INTO = make_argument("into", type=Path, help="folder for the two files; existing files are not overwritten")
 
 SERVICE = (
     Command(
         "serve",
-        "Answer questions until SIGTERM or Ctrl-C.",
+        "Answer requests until SIGTERM or Ctrl-C.",
         service.serve_site_folder,
         (
-            make_argument("--once", action="store_true", help="answer what waits in the folder, and end"),
+            make_argument("--once", action="store_true", help="answer the waiting requests, then stop"),
             make_argument(
                 "--poll",
                 type=parse_seconds,
                 default=service.POLL,
-                help="seconds between two looks at the folder",
+                help="seconds between two checks of the folder",
             ),
-            make_argument("--metrics", type=Path, help="file that is kept in Prometheus' text format"),
-            make_argument("--metrics-mode", type=parse_mode, default=0o600, help="its mode (default: 600)"),
-            make_argument("--log", type=Path, help="file for its log (default: standard error)"),
+            make_argument("--metrics", type=Path, help="file for metrics in Prometheus' text format"),
+            make_argument("--metrics-mode", type=parse_mode, default=0o600, help="mode of it (default: 600)"),
+            make_argument("--log", type=Path, help="log file (default: standard error)"),
             make_argument(
                 "--log-megabytes",
                 type=parse_megabytes,
                 default=10.0,
-                help="size at which it is set aside (10)",
+                help="size at which the log file is rotated (10)",
             ),
             make_argument(
-                "--log-count", type=parse_count, default=5, help="how many older ones are kept (5)"
+                "--log-count", type=parse_count, default=5, help="number of older log files to keep (5)"
             ),
         ),
     ),
     Command(
         "status",
-        "Show whether the site is served, and what it has done (exit code 0 while it is served).",
+        "Show whether the site is running, and what it has done (exit code 0 while it is running).",
         service.show_site_status,
         (JSON,),
     ),
     Command(
         "health",
-        "Say in one line whether the site is served and can answer (exit code 0 where it can), for monitors.",
+        "For monitors: print in one line whether the site is running and can answer (exit code 0 if so).",
         service.show_health,
         (
             make_argument(
                 "--patience",
                 type=parse_seconds,
                 default=600.0,
-                help="seconds that one question may take (default: 600)",
+                help="longest duration of one request, in seconds (default: 600)",
             ),
         ),
     ),
     Command(
         "unit",
-        "Print a systemd unit for the service, with its true paths.",
+        "Print a systemd unit for the service, with the paths of this machine.",
         deployment.site_unit,
     ),
     Command(
         "compose",
-        "Write a Dockerfile and compose.yaml for the service, with its true paths.",
+        "Write a Dockerfile and a compose.yaml for the service, with the paths of this machine.",
         deployment.site_compose,
         (INTO,),
     ),
@@ -147,12 +147,12 @@ SERVICE = (
 SERVER = (
     Command(
         "unit",
-        "NVIDIA FLARE: print a systemd unit for the server, with its true paths.",
+        "NVIDIA FLARE: print a systemd unit for the server, with the paths of this machine.",
         deployment.federation_unit,
     ),
     Command(
         "compose",
-        "NVIDIA FLARE: write a Dockerfile and compose.yaml for the server, with its true paths.",
+        "NVIDIA FLARE: write a Dockerfile and a compose.yaml for the server, with the paths of this machine.",
         deployment.federation_compose,
         (INTO,),
     ),
@@ -160,11 +160,11 @@ SERVER = (
 
 
 # ----------------------------------------------------------------------------------------------------
-# The command ``fedstat``: its words, and the function that each of them runs.
+# The command ``fedstat``: its subcommands, and the function that each of them runs.
 #
-# Exit codes: 0 in order, 1 a problem was found (it is named), 2 the command was not understood.
+# Exit codes: 0 no problems, 1 a problem (its description is printed), 2 the command is not valid.
 
-NEW_FOLDER = "a folder that is new or empty"
+NEW_FOLDER = "path of a new or an empty folder"
 
 TRANSPORT = make_argument(
     "--transport",
@@ -174,34 +174,31 @@ TRANSPORT = make_argument(
 )
 
 DIGEST = make_argument(
-    "digest", help="of the plan, or the first digits of it, as 'fedstat site pending' shows it"
+    "digest", help="digest of the plan, or its first digits, as 'fedstat site pending' shows it"
 )
 
 REPLACE = make_argument(
     "--replace",
     metavar="FINGERPRINT",
     default="",
-    help="the fingerprint that is known, where a new key takes its place (ask them by telephone)",
+    help="current fingerprint, if a new key replaces it (first ask its owner by telephone)",
 )
 
 SITE = (
     Command(
         "init",
-        "Make a site's folder: keys, site.toml and policy.toml to fill in, and a public card.",
+        "Make the folder of a site: keys, a public card, and the files site.toml and policy.toml to fill in.",
         site_commands.init_site,
         (
-            make_argument(
-                "--name", required=True, help="of the institution, as formulas and results will have it"
-            ),
-            make_argument("--data", help="CSV or Parquet file with the records (default: fill in site.toml)"),
-            make_argument("--exchange", default="exchange", help="folder for questions and answers"),
+            make_argument("--name", required=True, help="name of the site in formulas and results"),
+            make_argument("--data", help="CSV or Parquet file with the data (default: fill in site.toml)"),
+            make_argument("--exchange", default="exchange", help="folder for requests and replies"),
             make_argument(
                 "--key",
                 nargs="+",
                 default=(),
                 metavar="COLUMN",
-                help="columns that tell entities apart, where institutions hold different columns (vertical "
-                "layout)",
+                help="columns that identify an entity, if sites hold different columns (vertical layout)",
             ),
             TRANSPORT,
         ),
@@ -209,112 +206,118 @@ SITE = (
     ),
     Command(
         "check",
-        "Show what others would see, what the policy lets leave, and what is not in order.",
+        "Show what others see of the site, what its policy allows to be released, and any problems.",
         site_commands.check_site,
     ),
     Command(
         "reload",
-        "Read the records anew, after they have changed, without an end to the service.",
+        "Read the data again after they have changed. The service continues to run.",
         site_commands.reload_site,
     ),
     Command(
         "describe",
-        "Propose what is published of the columns (columns.toml), or hold the records against it.",
+        "Propose a public description of the columns (columns.toml), or compare the data with it.",
         disclosure_commands.describe_columns,
     ),
     Command(
         "answer-again",
-        "Answer those again whose questions were refused too often because of the records.",
+        "Reset the count of refusals that depended on the data, so that the site answers again.",
         disclosure_commands.reset_refusals,
     ),
     Command(
         "exposure",
-        "Show the largest share of one row in what was released so far, by column.",
+        "Show the largest share of one row in all releases so far, by column.",
         disclosure_commands.show_exposure,
     ),
     Command("threats", "Show who can learn what under the site's policy.", disclosure_commands.show_threats),
-    Command("pending", "Show the plans of analyses that wait for consent.", disclosure_commands.show_pending),
-    Command("approve", "Consent to one run of a plan.", disclosure_commands.approve_plan, (DIGEST,)),
-    Command("deny", "Refuse a plan.", disclosure_commands.deny_plan, (DIGEST,)),
+    Command(
+        "pending", "Show the plans of analyses that wait for approval.", disclosure_commands.show_pending
+    ),
+    Command("approve", "Approve one run of a plan.", disclosure_commands.approve_plan, (DIGEST,)),
+    Command("deny", "Deny a plan.", disclosure_commands.deny_plan, (DIGEST,)),
     Command(
         "declare-loss",
-        "Declare that the site's account, or its memory of earlier answers, was lost; the others are told.",
+        "Declare that the ledger of the site, or its history of releases, was lost. Receipts show this to "
+        "all.",
         disclosure_commands.declare_ledger_loss,
-        (make_argument("--reason", required=True, help="what happened, for the account; it stays here"),),
+        (make_argument("--reason", required=True, help="what happened, for the ledger; it is not sent"),),
     ),
     Command(
         "pin",
-        "Trust the coordinator, or the other site, of a card.",
+        "Trust the coordinator or the other site that a card describes.",
         cards.pin_card,
         (make_argument("card", type=Path, help="card.toml of the coordinator or of the other site"), REPLACE),
     ),
     Command(
         "accept",
-        "Show the roster of a federation; with its fingerprint, trust the coordinator and all sites in it.",
+        "Show the roster of a federation. With its fingerprint: trust the coordinator and all sites in it.",
         rosters.accept_roster,
         (
             make_argument(
                 "roster", type=Path, nargs="?", help="roster.json (default: the one in the exchange folder)"
             ),
             make_argument(
-                "--fingerprint", default="", help="of the roster, as you have compared it by telephone"
+                "--fingerprint", default="", help="fingerprint of the roster, compared by telephone"
             ),
             make_argument(
                 "--replace",
                 metavar="FINGERPRINT",
                 action="append",
                 default=[],
-                help="one that is known, where a new key takes its place (ask them by telephone)",
+                help="a current fingerprint that a new key replaces (first ask its owner by telephone)",
             ),
         ),
     ),
     Command(
         "revoke",
-        "Trust a site, or the coordinator, no longer.",
+        "Stop trusting a site or the coordinator.",
         site_commands.revoke_trust,
-        (make_argument("name", help="of the site, or 'coordinator'"),),
+        (make_argument("name", help="name of the site, or 'coordinator'"),),
     ),
     Command(
         "seed",
-        "Draw the secret that all sites share, for random projections and labels that several sites hold.",
+        "Draw the secret that all sites share, for random projections and for labels that several sites "
+        "hold.",
         site_commands.draw_seed,
     ),
     Command(
         "consent",
-        "Vertical layout: consent to one alignment of the site's keys with those of other sites.",
+        "Vertical layout: allow one alignment of the keys of this site with those of other sites.",
         site_commands.consent_alignment,
         (make_argument("names", nargs="+", metavar="SITE", help="the other sites of the alignment"),),
     ),
     *SERVICE,
     Command(
         "request",
-        "NVIDIA FLARE: draw a private key, and write the request for its certificate.",
+        "NVIDIA FLARE: draw a private key, and write the request for a certificate.",
         flare_commands.request_kit,
     ),
     Command(
         "join-kit",
-        "NVIDIA FLARE: make the site's kit of what the coordinator sent.",
+        "NVIDIA FLARE: make the kit of the site from the file that the coordinator sent.",
         flare_commands.join_kit,
-        (make_argument("kit", type=Path, help="NAME.kit, as the coordinator sent it"),),
+        (make_argument("kit", type=Path, help="the file NAME.kit from the coordinator"),),
     ),
     Command(
         "page",
-        "Show all this in a browser on this machine, and approve or deny there, until Ctrl-C.",
+        "Show all this in a browser on this machine, with buttons to approve and deny, until Ctrl-C.",
         service.serve_owner_page,
         (
             make_argument(
-                "--port", type=parse_port, default=0, help="on 127.0.0.1 (default: any that is free)"
+                "--port", type=parse_port, default=0, help="port on 127.0.0.1 (default: any free port)"
             ),
-            make_argument("--open", dest="in_browser", action="store_true", help="open it in a browser"),
+            make_argument(
+                "--open", dest="in_browser", action="store_true", help="open the page in a browser"
+            ),
         ),
     ),
     Command(
         "ledger",
-        "Show what left, to whom and when, from the site's own ledger.",
+        "Show what the site released, to whom and when, from its own ledger.",
         disclosure_commands.show_ledger,
         (
-            make_argument("--session", help="one session only"),
-            make_argument("--json", dest="as_json", action="store_true", help="every entry, one line each"),
+            make_argument("--session", help="show one session only"),
+            make_argument("--json", dest="as_json", action="store_true", help="print each entry as one line"),
         ),
     ),
 )
@@ -322,68 +325,67 @@ SITE = (
 FEDERATION = (
     Command(
         "new",
-        "Make a coordinator's folder: keys, federation.toml and a public card.",
+        "Make the folder of a coordinator: keys, federation.toml and a public card.",
         federation_commands.new_federation,
         (
-            make_argument("--name", help="of the federation (default: that of the folder)"),
+            make_argument("--name", help="name of the federation (default: the name of the folder)"),
             make_argument(
-                "--exchange", help="folder for questions and answers (default: 'exchange' in the folder)"
+                "--exchange", help="folder for requests and replies (default: 'exchange' in the folder)"
             ),
             make_argument(
                 "--layout",
                 choices=["horizontal", "vertical"],
                 default="horizontal",
-                help="whether sites hold different rows (default) or different columns of entities that they "
-                "share",
+                help="whether sites hold different rows (default) or different columns of the same entities",
             ),
             TRANSPORT,
-            make_argument("--host", help="NVIDIA FLARE: machine of the server, as the sites reach it"),
+            make_argument("--host", help="NVIDIA FLARE: host name of the server, as sites reach it"),
             make_argument("--port", type=int, help="NVIDIA FLARE: port of the server"),
         ),
         is_new=True,
     ),
     Command(
         "join",
-        "Add a site by its public card.",
+        "Add the site that a public card describes.",
         federation_commands.join_site,
         (
             make_argument("card", type=Path, help="card.toml of the site"),
             REPLACE,
-            make_argument("--again", action="store_true", help="although its key was taken out before"),
+            make_argument("--again", action="store_true", help="allow a key that was removed before"),
         ),
     ),
     Command(
         "remove",
-        "Take a site out: its key is listed, and the next roster is without it.",
+        "Remove a site. Its key is listed as revoked, and the next roster is without the site.",
         federation_commands.remove_site,
-        (make_argument("name", help="of the site"),),
+        (make_argument("name", help="name of the site"),),
     ),
     Command(
         "roster",
-        "Sign who takes part, for the sites, which enter it by 'fedstat site accept'.",
+        "Sign the list of all sites (the roster), which each site accepts with 'fedstat site accept'.",
         rosters.make_roster,
     ),
     Command(
         "accept",
-        "Take a site's word that it has accepted the roster, where no exchange folder brings it.",
+        "Record that a site has accepted the roster, if there is no exchange folder.",
         rosters.take_acceptance,
-        (make_argument("path", type=Path, metavar="accepted", help="NAME.accepted, as the site sent it"),),
+        (make_argument("path", type=Path, metavar="accepted", help="the file NAME.accepted from the site"),),
     ),
     Command(
         "test",
-        "Ask every site for its columns, and time it.",
+        "Request the columns of every site, and measure the time of each reply.",
         federation_commands.test_federation,
         (make_argument("--timeout", type=parse_seconds, default=20.0, help="seconds to wait for each site"),),
     ),
     Command(
         "align",
-        "Vertical layout: number the entities that the sites share, once for all models; no key is shown.",
+        "Vertical layout: link the entities that the sites share, once for all models. No key leaves a site.",
         federation_commands.align_sites,
-        (make_argument("--timeout", type=parse_seconds, help="seconds to wait for each answer of a site"),),
+        (make_argument("--timeout", type=parse_seconds, help="seconds to wait for each reply of a site"),),
     ),
     Command(
         "provision",
-        "NVIDIA FLARE: make the server's kit, and certify the sites that ask.",
+        "NVIDIA FLARE: make the kit of the server, and certify the sites that have requested it.",
         flare_commands.provision,
         (
             make_argument(
@@ -391,25 +393,25 @@ FEDERATION = (
                 type=Path,
                 nargs="*",
                 metavar="request",
-                help="NAME.request of a site, as it was sent",
+                help="the file NAME.request from a site",
             ),
         ),
     ),
     Command("serve", "NVIDIA FLARE: run the server until SIGTERM or Ctrl-C.", flare_commands.serve_server),
     Command(
         "start",
-        "NVIDIA FLARE: open an analysis at the sites, which connecting does as well.",
+        "NVIDIA FLARE: start an analysis at the sites. Connecting does this as well.",
         flare_commands.start_analysis,
     ),
     Command(
         "stop",
-        "NVIDIA FLARE: end the analysis that is open, and whatever else runs.",
+        "NVIDIA FLARE: end the running analysis and all other jobs.",
         flare_commands.stop_analysis,
     ),
     Command(
         "status",
-        "Show sites and what waits for them; of NVIDIA FLARE also server, certificates and analysis (exit "
-        "code 0 where all is there).",
+        "Show the sites and their waiting requests; with NVIDIA FLARE also server, certificates and analysis "
+        "(exit code 0 if there are no problems).",
         federation_commands.show_federation_status,
         (JSON,),
     ),
@@ -417,17 +419,22 @@ FEDERATION = (
 )
 
 ROOMS = (
-    ("site", "for the owner of records", "the site's folder", SITE),
-    ("federation", "for the coordinator, who asks the sites", "the coordinator's folder", FEDERATION),
+    ("site", "commands for the owner of the data of a site", "folder of the site", SITE),
+    (
+        "federation",
+        "commands for the coordinator, which sends requests",
+        "folder of the coordinator",
+        FEDERATION,
+    ),
 )
 
 
 def parser() -> argparse.ArgumentParser:
-    """Describe all commands."""
+    """Return the parser of all commands."""
     top = argparse.ArgumentParser(
         prog="fedstat",
-        description="Sites that answer questions about their records, and federations of them.",
-        epilog="Exit codes: 0 in order, 1 a problem was found, 2 the command was not understood.",
+        description="Run a site that answers requests about its data, or manage a federation of sites.",
+        epilog="Exit codes: 0 no problems, 1 a problem was found, 2 the command is not valid.",
     )
     top.add_argument("--version", action="version", version=RUNS)
     rooms = top.add_subparsers(metavar="{site,federation}", required=True)

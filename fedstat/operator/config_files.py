@@ -15,7 +15,7 @@ from fedstat.federation.audit.checkpoints import utc_text
 from fedstat.federation.files import write_atomic
 
 # ----------------------------------------------------------------------------------------------------
-# Single entries of TOML files, written and withdrawn without touching what people wrote around them.
+# Set and remove single entries of TOML files; comments that people wrote are kept.
 
 
 def toml_quoted(text: str) -> str:
@@ -29,7 +29,7 @@ def set_entry(path: Path, table: str, name: str, value: str) -> None:
     Raises
     ------
     PartitionError
-        The file is not TOML, or has no such table under a header of its own. The file is unchanged.
+        The file is not TOML, or has no header for this table. The file is unchanged.
     """
     document, entries = _parse(path, table)
     # A new entry goes before the blank lines and the comment that introduce the next table.
@@ -42,7 +42,7 @@ def set_entry(path: Path, table: str, name: str, value: str) -> None:
 
 
 def make_table(path: Path, table: str) -> None:
-    """Add an empty table at the end of a file that lacks it."""
+    """Add an empty table at the end of a file without it."""
     document, entries = _parse(path)
     if table not in entries:
         document.add(tomlkit.nl()).add(table, tomlkit.table())
@@ -50,7 +50,7 @@ def make_table(path: Path, table: str) -> None:
 
 
 def withdraw_entry(path: Path, table: str, name: str) -> None:
-    """Turn an entry into a comment with the time; errors are those of :func:`set_entry`."""
+    """Comment an entry out, with the time; errors are those of :func:`set_entry`."""
     document, entries = _parse(path, table)
     if name not in entries:
         raise PartitionError(f"'{path}' has no entry '{name}' in [{table}]")
@@ -78,83 +78,84 @@ def _write(path: Path, document: tomlkit.TOMLDocument) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Files that the command writes for people to fill in.
+# Templates of the files that owners and coordinators fill in.
 
 SITE = """\
-# This institution, as 'fedstat site serve' opens it. What others will see of it:
+# The description of this site. 'fedstat site serve' reads it. To see what others will see of the site:
 #     fedstat site check {folder}
 
 name = {name}
 
 {layout}
 
-# Folder through which signed questions come and signed answers go (shared, synchronized, or carried by hand),
+# Folder for signed requests and replies (a shared or synchronized folder, or one that is copied by hand),
 # or a bucket of an object store, "s3://BUCKET/PREFIX".
-# Leave it out where another transport brings them.
+# Leave this out if NVIDIA FLARE transfers the messages.
 {exchange}
 
-# Secret of 128 bits, the same at all institutions and not known to the coordinator: for random projections,
-# and for labels of clusters that several institutions hold. One owner draws it: fedstat site seed {folder}
+# Secret of 128 bits, the same at all sites and unknown to the coordinator: for random projections, and for
+# labels of clusters that several sites hold. One owner draws it: fedstat site seed {folder}
 seed = ""
 
-# Fingerprint of the only key whose questions are answered. Enter it with: fedstat site pin FOLDER CARD
+# Fingerprint of the coordinator. Only requests with its key are answered. Set it with: fedstat site pin
+# FOLDER CARD
 coordinator = ""
 
-# Where the records are. A relative path is relative to this file.
+# Where the data are. A relative path is relative to this file.
 [data]
 kind = {kind}          # one of {kinds}
 path = {path}
-{key}    # columns that tell records apart; no model sees them
-# na_values = ["", "NA"]  # how a missing cell of a text file is written
+{key}    # columns that identify a record; no model uses them
+# na_values = ["", "NA"]  # how a text file marks a missing value
 #
-# A database, which is only read, once when the site is started; its address stands in an environment
-# variable, and in no file:
+# A database is only read, once when the site starts. Its address is in an environment variable and is not
+# written to any file:
 # kind = "sql"
 # query = "SELECT patient_id, age, sex FROM admissions"
 # key = "patient_id"
 # env = "WARD_DATABASE"   # holds e.g. postgresql://reader:secret@host/ward
-# memory = 256            # megabytes of rows in memory; more are in a sealed file in this folder
-# timeout = 3600          # seconds that the database may work on one statement
+# memory = 256            # megabytes of rows in memory; further rows are in an encrypted file in this folder
+# timeout = 3600          # time limit of one database statement, in seconds
 
-# What columns hold: "numbers", "whole numbers", "text", "true/false" or "dates", and their unit.
+# Types of the columns ("numbers", "whole numbers", "text", "true/false" or "dates"), and their units.
 # [data.schema]
 # age = {{ type = "numbers", unit = "years" }}
 # sex = "text"
 
-# Fingerprints of the institutions that this one makes masks with, its own among them.
+# Fingerprints of the sites that share masks with this one, and its own.
 [pinned]
 {name} = {fingerprint}
 
-# Vertical layout: consent to one alignment of keys with each of these. Enter it with:
+# Vertical layout: each entry allows one alignment of keys with that site. Enter it with:
 #     fedstat site consent FOLDER SITE ...
 [consent]
 
-# Rosters of the federation that were accepted, by number. Enter one with:  fedstat site accept FOLDER
+# Accepted rosters of the federation, by number. Enter one with:  fedstat site accept FOLDER
 [roster]
 """
 
 BY_ROWS = """\
-# Column under which a formula may ask for the institution itself, as in C(site); the same everywhere.
+# Column under which a formula can use the site itself, as in C(site); the same at all sites.
 site_column = "site\""""
 
 BY_KEY = """\
-# The institutions hold different columns of entities that they share, which are linked by the key below. None
-# sees the key of another: 'fedstat federation align' numbers the entities, and the numbers are kept here."""
+# Sites hold different columns of the same entities, which are linked by the key below. No site sees the key
+# of another: 'fedstat federation align' numbers the entities, and the numbers are kept in this folder."""
 
 FEDERATION = """\
-# The sites that ClientPartition.connect("federation.toml") asks.
+# The sites to which ClientPartition.connect("federation.toml") sends requests.
 
 name = {name}
 {layout}
 {carried}
-timeout = 3600            # seconds until a site counts as silent
-min_count = 5             # fewest rows of a category level in a design
+timeout = 3600            # seconds to wait for a site
+min_count = 5             # minimum number of rows of a category level in a design
 
 # Fingerprint of every site, in the order of the partition. Add one with:
 #     fedstat federation join {folder} CARD
 [sites]
 
-# Keys of sites that were taken out. Take one out with:  fedstat federation remove {folder} SITE
+# Keys of sites that were removed. Remove a site with:  fedstat federation remove {folder} SITE
 [revoked]
 """
 
@@ -162,25 +163,25 @@ ROWS = """\
 layout = "horizontal"     # sites hold different rows of the same columns"""
 
 COLUMNS = """\
-layout = "vertical"       # sites hold different columns of entities that they share
-# coordinator = "apart"   # or the site at whose institution this folder is: its values then leave nothing"""
+layout = "vertical"       # sites hold different columns of the same entities
+# coordinator = "apart"   # or the name of the site that runs the coordinator: its own values stay there"""
 
 BY_FOLDER = """\
 transport = "folder"
 exchange = {exchange}     # relative to this file; every site's 'exchange' is the same folder"""
 
 BY_BUCKET = """\
-transport = "bucket"        # objects of a store such as S3; credentials and endpoint as boto3 finds them
+transport = "bucket"        # objects of a store such as S3; boto3 supplies credentials and endpoint
 exchange = {exchange}     # every site's 'exchange' is the same"""
 
 BY_FLARE = """\
 transport = "flare"         # NVIDIA FLARE, over mutual TLS
-host = {host}             # machine of its server, as the sites reach it
+host = {host}             # host name of the server, as the sites reach it
 port = {port}"""
 
 CARD = """\
-# What others need to know of {name}. Anybody may see it.
-# Whoever pins it compares the fingerprint by telephone.
+# Public description of {name}. It contains nothing secret.
+# Compare the fingerprint by telephone before you pin this card.
 name = {quoted}
 role = {role}
 fingerprint = {fingerprint}

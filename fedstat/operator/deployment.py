@@ -19,9 +19,9 @@ from fedstat.operator.site_status import FOR_GOOD
 from fedstat.operator.terminal import shell_path
 
 # ----------------------------------------------------------------------------------------------------
-# A systemd unit, a Dockerfile and a compose file for a site, or a coordinator's server, with true paths.
+# A systemd unit, a Dockerfile and a compose file for a site or the server of a coordinator, with its paths.
 #
-# The process that is described writes its folder and the exchange, and reads its records; all else is shut.
+# The process may write to its folder and to the exchange, and may read its data. Nothing else is accessible.
 
 UNIT = """\
 # /etc/systemd/system/fedstat-{name}.service, then:
@@ -38,12 +38,12 @@ User={user}
 WorkingDirectory={folder}
 ExecStart={command}
 Restart=on-failure
-# Another process has its kit, or it was taken out: it would take the place back, or be turned away, for ever.
+# Another process uses its kit, or the site was removed: a restart would fail, or replace the other process.
 RestartPreventExitStatus={for_good}
 RestartSec=10
-# A question that is being answered is finished first.
+# A request in progress is completed first.
 TimeoutStopSec=300
-# No watchdog: one question may take minutes. Have a monitor ask  fedstat site health
+# No watchdog, because one request may take minutes. Use  fedstat site health  in a monitor.
 UMask=0077
 NoNewPrivileges=true
 ProtectSystem=strict
@@ -66,7 +66,7 @@ CapabilityBoundingSet=
 RestrictAddressFamilies={families}
 SystemCallArchitectures=native
 SystemCallFilter=@system-service
-# Compiled loops are kept here; memory that is written is also run, so MemoryDenyWriteExecute stays off.
+# Compiled loops are kept here. They are written and then run, so MemoryDenyWriteExecute stays off.
 CacheDirectory=fedstat-{name}
 CacheDirectoryMode=0700
 Environment=NUMBA_CACHE_DIR=/var/cache/fedstat-{name}
@@ -75,7 +75,7 @@ Environment=NUMBA_CACHE_DIR=/var/cache/fedstat-{name}
 WantedBy=multi-user.target
 """
 DOCKERFILE = """\
-# The wheel beside this file is made in the source tree by:  pip wheel --no-deps --wheel-dir . SOURCE
+# To make the wheel in this folder from the source tree:  pip wheel --no-deps --wheel-dir . SOURCE
 FROM python:3.12-slim
 COPY fedstat-{version}-py3-none-any.whl /tmp/
 RUN pip install --no-cache-dir "/tmp/fedstat-{version}-py3-none-any.whl{extras}"
@@ -86,9 +86,9 @@ ENTRYPOINT ["fedstat"]
 
 @dataclass(frozen=True, slots=True)
 class ServiceUnit:
-    """A process to be run for long: its words after ``fedstat``, what it writes and reads, its needs.
+    """A service: its arguments after ``fedstat``, what it writes and reads, and what it needs.
 
-    `variables` are the names of those in the environment that it takes; their values are written nowhere.
+    `variables` are the names of the environment variables that it uses; their values are not written.
     """
 
     name: str
@@ -103,7 +103,7 @@ class ServiceUnit:
     variables: Sequence[str] = ()
 
     def unit(self) -> str:
-        """Write the unit of systemd."""
+        """Write the systemd unit."""
         places = [_plain(path) for path in (*self.writes, *self.reads)]
         words = [_plain(Path(sys.executable)), "-m", "fedstat.operator", *self.words, _plain(self.folder)]
         masked = any(path.startswith(("/tmp/", "/var/tmp/")) for path in places)
@@ -122,7 +122,7 @@ class ServiceUnit:
     def _owner(self) -> str:
         try:
             return self.folder.owner()
-        except KeyError:  # an account without a name, as in containers
+        except KeyError:  # an account without a name, for example in a container
             return str(self.folder.stat().st_uid)
 
     def dockerfile(self) -> str:
@@ -131,10 +131,10 @@ class ServiceUnit:
         return DOCKERFILE.format(version=VERSION, extras=extras)
 
     def compose(self) -> str:
-        """Write the compose file; folders have the same paths inside as outside, as site.toml names them."""
+        """Write the compose file; folders have the same paths inside the container, as site.toml has them."""
         status = self.folder.stat()
         lines = [
-            "# docker compose up --build --detach; paths inside are those outside",
+            "# docker compose up --build --detach; paths in the container are those of this machine",
             "services:",
             f"  {self.name}:",
             "    build: .",
@@ -166,26 +166,26 @@ class ServiceUnit:
         return "\n".join(lines) + "\n"
 
     def write_compose(self, into: Path) -> None:
-        """Write both files into a folder; PartitionError where there is one already."""
+        """Write both files into a folder, or raise a PartitionError if one of them exists."""
         into.mkdir(parents=True, exist_ok=True)
         for name, text in (("Dockerfile", self.dockerfile()), ("compose.yaml", self.compose())):
             if (into / name).exists():
-                raise PartitionError(f"'{into / name}' is there already; name another folder")
+                raise PartitionError(f"'{into / name}' exists; choose another folder")
             (into / name).write_text(text, encoding="utf-8")
 
 
 def service_name(name: str) -> str:
-    """Return the name of a service: letters of ASCII, digits and dashes of the site's."""
+    """Return the name of the service: ASCII letters, digits and dashes of the name of the site."""
     kept = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name.lower())
     return kept.strip("-") or "site"
 
 
 def _plain(path: Path) -> str:
-    """Write a path as units and compose files take it unquoted."""
+    """Write a path so that units and compose files read it without quotes."""
     text = os.path.abspath(path)
     if not all(letter.isalnum() or letter in "/._-+" for letter in text):
         raise PartitionError(
-            f"'{text}': a unit or compose file takes paths of letters, digits and . _ - + only; "
+            f"'{text}': a unit or compose file accepts paths of letters, digits and . _ - + only; "
             "move the folder"
         )
     return text
@@ -196,7 +196,7 @@ def _listed(words: Sequence[str]) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Commands that print or write what runs a site, or a coordinator's server, for long.
+# Commands that print or write the configuration of a service.
 
 
 def site_unit(folder: Path) -> int:
@@ -206,27 +206,27 @@ def site_unit(folder: Path) -> int:
 
 
 def site_compose(folder: Path, into: Path) -> int:
-    """Write Dockerfile and compose file of a site."""
+    """Write the Dockerfile and the compose file of a site."""
     return _write(site_service(folder), into)
 
 
 def federation_unit(folder: Path) -> int:
-    """Print the systemd unit of a coordinator's server."""
+    """Print the systemd unit of the server of a coordinator."""
     print(_server(folder).unit(), end="")
     return 0
 
 
 def federation_compose(folder: Path, into: Path) -> int:
-    """Write Dockerfile and compose file of a coordinator's server."""
+    """Write the Dockerfile and the compose file of the server of a coordinator."""
     return _write(_server(folder), into)
 
 
 def site_service(folder: Path) -> ServiceUnit:
-    """Say how a site is run, by what its description names."""
+    """Describe the service of a site, from its site.toml."""
     description, source, folder = read_description(folder), read_description(folder).source, folder.resolve()
     by_flare, by_bucket = uses_flare(folder), is_bucket(description.exchange)
     if not by_flare and not description.exchange:
-        raise PartitionError(f"the site in '{folder}' has neither an exchange nor a kit yet")
+        raise PartitionError(f"the site in '{folder}' has no 'exchange' and no kit yet")
     exchange = [] if by_flare or by_bucket else [Path(description.exchange)]
     extras = {"flare"} if by_flare else {"s3"} if by_bucket else set[str]()
     extras |= {"sql"} if source.kind == "sql" else {"parquet"} if source.kind == "parquet" else set()
@@ -265,7 +265,7 @@ def _server(folder: Path) -> ServiceUnit:
 
 def _write(served: ServiceUnit, into: Path) -> int:
     served.write_compose(into)
-    print(f"'{into}' has Dockerfile and compose.yaml. Put the wheel there, and start it:\n")
+    print(f"'{into}' has a Dockerfile and a compose.yaml. Put the wheel there, and start the service:\n")
     print(f"  pip wheel --no-deps --wheel-dir {shell_path(into)} SOURCE")
     print(f"  docker compose --project-directory {shell_path(into)} up --build --detach")
     return 0

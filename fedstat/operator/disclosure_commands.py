@@ -52,35 +52,35 @@ from fedstat.operator.page.released_arrays import (
 from fedstat.operator.terminal import format_columns, shell_path, underlined
 
 # ----------------------------------------------------------------------------------------------------
-# Commands by which a site's owner says what may be asked: what columns are, who goes on, which analysis.
+# Commands for the owner of a site: describe columns, reset refusals, and decide on plans.
 
 WIDTH = 100
 
 
 def describe_columns(folder: Path) -> int:
-    """Propose a public description of the columns where there is none; else hold the records against it."""
+    """Propose a public description of the columns if there is none; otherwise compare the data with it."""
     description, path = read_description(folder), folder / COLUMNS
     table = open_records(folder, description)
-    print(underlined(f"What site {description.name} publishes of its columns"))
+    print(underlined(f"Published description of the columns of site {description.name}"))
     if path.exists():
         published = read_published(path.read_text(encoding="utf-8"), f"'{path}'")
         show_columns(published, table.columns)
         problems = list(description_problems(description.name, published, table))
-        print("\n".join(f"  - {problem}" for problem in problems) or f"  The records are as '{path}' says.")
+        print("\n".join(f"  - {problem}" for problem in problems) or f"  The data agree with '{path}'.")
         return 1 if problems else 0
     least = read_site_policy(folder).min_level_count
     published = propose(table, least)
     write_atomic(path, write_published(published).encode())
     show_columns(published, table.columns)
-    print(f"  This is a proposal, made from the records and written to '{path}': read it before others do.")
-    print("  Ranges are rounded outwards to two digits; better is what everybody knows of a column.")
-    print(f"  Levels of fewer than {least} records are left out, and so cannot be served: merge or add them.")
+    print(f"  This proposal was made from the data and written to '{path}'. Read it before others do.")
+    print("  Ranges are rounded outwards to two digits. Replace them with generally known bounds if you can.")
+    print(f"  Levels with fewer than {least} records are left out. Merge them, or add them.")
     print(f"\n  Next    fedstat site check {shell_path(folder)}")
     return 0
 
 
 def show_columns(published: Published, held: tuple[str, ...]) -> None:
-    """Print a description as a table; columns that are held and not described are listed below."""
+    """Print a description as a table; columns without a description are listed below."""
     rows: list[tuple[str, ...]] = [("column", "holds", "range", "levels")]
     for name, column in published.items():
         bounds = "" if column.range is None else f"{column.range[0]:g} to {column.range[1]:g}"
@@ -89,11 +89,11 @@ def show_columns(published: Published, held: tuple[str, ...]) -> None:
     print(format_columns(rows, head=True) + "\n")
     silent = [name for name in held if name not in published]
     if silent:
-        print(f"  Not published, and so not to be asked for: {', '.join(silent)}\n")
+        print(f"  Not published, so not available to formulas: {', '.join(silent)}\n")
 
 
 def reset_refusals(folder: Path) -> int:
-    """Let those go on whose questions were refused too often, after the owner has read why."""
+    """Reset the counts of refusals; the owner reads the reasons first."""
     description = read_description(folder)
     site_ledger = open_ledger(folder, description.name, load_identity(folder))
     refused = {client: count for client, count in site_ledger.refusals.items() if count}
@@ -102,8 +102,10 @@ def reset_refusals(folder: Path) -> int:
     if site_ledger.store is not None:
         site_ledger.store.close()
     total = sum(refused.values())
-    print(f"{description.name}: {total} refusal(s) that depended on rows are forgiven; '{folder / REFUSALS}'")
-    print("says why each was. Whoever bisects a value asks the same thing again and again.")
+    print(
+        f"{description.name}: {total} refusal(s) that depended on the data were reset. '{folder / REFUSALS}'"
+    )
+    print("has the reason for each. A client that searches for a value repeats similar requests many times.")
     return 0
 
 
@@ -114,18 +116,18 @@ def show_pending(folder: Path) -> int:
         print(underlined(f"Plan {digest}"))
         for line in describe_plan(plan):
             print(textwrap.fill(line, WIDTH, initial_indent="  ", subsequent_indent="      "))
-        print(f"\n  To consent to one run    fedstat site approve {shell_path(folder)} {digest:.12}")
-        print(f"  To refuse it             fedstat site deny {shell_path(folder)} {digest:.12}\n")
+        print(f"\n  To approve one run    fedstat site approve {shell_path(folder)} {digest:.12}")
+        print(f"  To deny it            fedstat site deny {shell_path(folder)} {digest:.12}\n")
     if not plans:
-        print(f"No plan waits at {name}.")
+        print(f"No plan is waiting at {name}.")
         if read_site_policy(folder).approval == "auto":
-            print('Its policy asks nobody; approval = "owner" in policy.toml has every analysis wait.')
+            print('The policy does not require approval. With approval = "owner" in policy.toml, it does.')
     return 0
 
 
 def show_threats(folder: Path) -> int:
-    """Say who can learn what under the policy of a site, party by party."""
-    print(underlined(f"Who can learn what of {read_description(folder).name}"))
+    """Print what each party can learn under the policy of a site."""
+    print(underlined(f"Who can learn what about {read_description(folder).name}"))
     reported = ""
     for threat in threats_under(read_site_policy(folder)):
         if threat.party != reported:
@@ -133,18 +135,18 @@ def show_threats(folder: Path) -> int:
             print(f"  {reported} ({PARTIES[reported]})")
         line = f"{threat.line}: {threat.learns}" if threat.line else threat.learns
         print(textwrap.fill(line, WIDTH, initial_indent="    ", subsequent_indent="    "))
-    print("\nA line of policy.toml before a sentence is the line that allows it.")
+    print("\nA sentence that starts with a line of policy.toml applies because of that line.")
     return 0
 
 
 def show_exposure(folder: Path) -> int:
-    """Show the largest share of one row in what was released so far, by column."""
+    """Show the largest share of one row in all releases so far, by column."""
     description = read_description(folder)
     site_ledger = read_ledger(folder, description.name, load_identity(folder).public)
     found = exposure(open_records(folder, description), site_ledger)
-    print(underlined(f"Largest share of one row in what {description.name} released"))
+    print(underlined(f"Largest share of one row in the releases of {description.name}"))
     if not found:
-        print(f"{description.name} has released nothing that rests on a column.")
+        print(f"{description.name} has released nothing that was computed from a column.")
         return 0
     rows = exposure_rows(found)
     print(format_columns([EXPOSURE_HEAD, *rows], head=True, right=(1, 2, 3)) + "\n")
@@ -154,17 +156,17 @@ def show_exposure(folder: Path) -> int:
 
 
 def approve_plan(folder: Path, digest: str) -> int:
-    """Consent to one run of a plan."""
+    """Approve one run of a plan."""
     plan = plan_folder(folder).decide(load_identity(folder), digest, "approved")
-    print(f"{plan.site} answers one run of plan {plan.digest}, and nothing beyond it:")
-    print(f"{plan.call}, of {plan.formula}. Who asked runs the same analysis again.")
+    print(f"{plan.site} will answer one run of plan {plan.digest}, and nothing else:")
+    print(f"{plan.call}, of {plan.formula}. The analyst can now run the same analysis again.")
     return 0
 
 
 def deny_plan(folder: Path, digest: str) -> int:
-    """Refuse a plan."""
+    """Deny a plan."""
     plan = plan_folder(folder).decide(load_identity(folder), digest, "denied")
-    print(f"{plan.site} does not answer plan {plan.digest}, and says so to whoever proposes it again.")
+    print(f"{plan.site} will refuse plan {plan.digest}. A coordinator that proposes it again is informed.")
     return 0
 
 
@@ -174,20 +176,20 @@ def plan_folder(folder: Path) -> PlanFolder:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Printed account of what left a site, from its own chain of entries; the declaration that it was lost.
+# The ledger in print, from the site's own chain of entries, and the declaration that it was lost.
 
 
 def show_ledger(folder: Path, session: str | None, as_json: bool) -> int:
-    """Show what left a site, to whom and when, and whether the account is whole."""
+    """Show what the site released, to whom and when, and whether the ledger is complete."""
     name = read_description(folder).name
     site_ledger = read_ledger(folder, name, load_identity(folder).public)
     for when, reason in site_ledger.losses if not as_json else ():
-        print(f"Its owner declared on {when} that the account before was lost: {reason}\n")
+        print(f"On {when}, the owner declared that the previous ledger was lost: {reason}\n")
     for decision in site_ledger.decisions.values() if not as_json else ():
         print(f"{decision}\n")
     chains = site_ledger.chains
     if not chains:
-        print(f"{name} has not answered anything yet.")
+        print(f"{name} has not answered any request yet.")
         return 0
     if session is not None:
         chains = tuple(chain for chain in chains if chain.session == session)
@@ -198,9 +200,9 @@ def show_ledger(folder: Path, session: str | None, as_json: bool) -> int:
             for entry in chain.entries:
                 print(json.dumps({"session": chain.session} | entry.named))
         return 0
-    print(underlined(f"What left {name}"))
+    print(underlined(f"Releases of {name}"))
     if (spent := read_budget_spent(read_site_policy(folder), site_ledger)) is not None:
-        print(f"Of its privacy budget {spent}.")
+        print(f"Privacy budget: {spent}.")
     for chain in chains:
         _show(chain)
     n_entries = sum(len(chain.entries) for chain in chains)
@@ -209,27 +211,29 @@ def show_ledger(folder: Path, session: str | None, as_json: bool) -> int:
 
 
 def declare_ledger_loss(folder: Path, reason: str) -> int:
-    """Declare that a site's account was lost, and say what became of it."""
+    """Declare that the ledger of a site was lost, and print the consequences."""
     description = read_description(folder)
     identity = load_identity(folder)
     fits = partial(comparison_problem, open_records(folder, description), identity)
     budget = read_site_policy(folder).privacy
     integer = Fraction(0) if budget is None else budget.rho
     loss = record_declared_loss(folder, description.name, identity, reason, fits, integer)
-    print(underlined(f"Account of {description.name}"))
+    print(underlined(f"Ledger of {description.name}"))
     print(f"  Found: {loss.found}\n")
     if loss.files:
-        print(f"  Set aside in '{loss.aside}': {', '.join(loss.files)}.")
+        print(f"  Moved to '{loss.aside}': {', '.join(loss.files)}.")
     if loss.forgotten:
         print(
-            "  Earlier answers are not held against new ones: two that differ by a few rows may both leave.\n"
+            "  New releases are no longer compared with earlier ones: two that differ by a few rows may "
+            "both pass.\n"
         )
     if loss.charged:
         print(
-            "  What was charged to the privacy budget is not known any more, and all of it counts as spent: "
-            f"more is\n  answered where a larger epsilon stands in '{folder / POLICY}'.\n"
+            "  The spent part of the privacy budget is no longer known, so all of it counts as spent. The "
+            "site "
+            f"answers\n  again after the owner sets a larger epsilon in '{folder / POLICY}'.\n"
         )
-    print("The loss is declared. It stands in the account, and every receipt tells the others of it.")
+    print("The loss is declared. It is an entry of the ledger, and every receipt shows it to the others.")
     return 0
 
 
@@ -237,9 +241,9 @@ def _show(chain: SessionChain) -> None:
     links = chain.entries
     if not links:
         return
-    what = f"Session {chain.session}" if chain.session else "Messages that belong to no session"
+    what = f"Session {chain.session}" if chain.session else "Messages outside a session"
     print(f"\n{what}, to the coordinator, {links[0].time} to {links[-1].time}")
-    print(f"over records as of {chain.as_of}\n" if chain.as_of else "")
+    print(f"data as of {chain.as_of}\n" if chain.as_of else "")
     rows = released_rows(chain)
     if rows:
         print(

@@ -79,14 +79,14 @@ from fedstat.operator.rosters import (
 from fedstat.operator.terminal import format_columns, print_problems, shell_path, underlined
 
 # ----------------------------------------------------------------------------------------------------
-# A trial of the agreement on keys, which says which institution has not pinned which.
+# A test of the agreement on keys, which finds the sites that have not pinned each other.
 
 
 def pair_problems(transport: Transport, sites: Sequence[str]) -> Iterator[str]:
-    """One line for each site that cannot agree on keys with the others, with the names of these.
+    """Yield one line for each site that cannot agree on keys with the others, with the names of these.
 
-    It asks what every masked sum asks first, of each site alone: a fit would end with the first that refuses.
-    A site whose policy refuses masked sums is none of these.
+    Each site receives alone the request that starts every masked sum: a fit would end at the first refusal.
+    Sites whose policy refuses masked sums are not listed.
     """
     if len(sites) < 2:
         return
@@ -104,7 +104,7 @@ def pair_problems(transport: Transport, sites: Sequence[str]) -> Iterator[str]:
         with ThreadPoolExecutor(max_workers=len(sites)) as pool:
             return dict(zip(sites, pool.map(lambda site: request(site, questions(site)), sites), strict=True))
 
-    # Among those that show their key: an owner may want no masked sums.
+    # Among those that show their key: an owner may refuse masked sums on purpose.
     shown = request_all(lambda _: {"introduce": "{}"})
     public = {site: one[0] for site, one in shown.items() if isinstance(one, list)}
     if len(public) < 2:
@@ -117,7 +117,7 @@ def pair_problems(transport: Transport, sites: Sequence[str]) -> Iterator[str]:
     errors = [
         one[site] for site in sites for one in (shown, reported, ended) if isinstance(one[site], FedstatError)
     ]
-    # others cannot finish either then, and say so in vain
+    # the others cannot finish either then, and their errors add nothing
     pins = [error for error in errors if isinstance(error, PinError)]
     yield from (str(error) for error in pins or errors if not isinstance(error, PolicyError))
 
@@ -128,17 +128,17 @@ def _one_round(requests: list[Request]) -> FitProtocol[list[str]]:
 
 
 # ----------------------------------------------------------------------------------------------------
-# How a federation stands at its coordinator, for people and for programs; no site is asked anything.
+# The status of a federation at its coordinator, for people and for programs; no request is sent to a site.
 
 FORM = 1
 
 
 @dataclass(frozen=True, slots=True)
 class SiteReport:
-    """A site as its coordinator sees it.
+    """The status of a site, as the coordinator knows it.
 
-    Whether it is connected (NVIDIA FLARE), how many questions wait for it (a folder), and which roster it has
-    accepted; null where that is not known.
+    Whether it is connected (NVIDIA FLARE), the number of waiting requests (folder), and the roster that it
+    accepted last; null where this is not known.
     """
 
     connected: bool | None
@@ -148,7 +148,7 @@ class SiteReport:
 
 @dataclass(frozen=True, slots=True)
 class FederationStatus:
-    """How a federation stands: of NVIDIA FLARE also the server, its certificates and what is open on it."""
+    """The status of a federation; with NVIDIA FLARE also server, certificates and open analysis."""
 
     form: int
     federation: str
@@ -164,7 +164,7 @@ class FederationStatus:
 
 
 def show_federation_status(folder: Path, as_json: bool = False) -> int:
-    """Show how a federation stands; 0 where nothing is amiss."""
+    """Show the status of a federation; return 0 if there are no problems."""
     federation = read_federation(folder)
     if federation.transport == FLARE and not as_json:
         return flare_commands.show_flare_status(folder)
@@ -178,7 +178,7 @@ def show_federation_status(folder: Path, as_json: bool = False) -> int:
         (name, _server_report(one.waiting), _server_report(one.roster)) for name, one in found.sites.items()
     ]
     print(format_columns(rows, head=True, right=(1, 2)) + "\n")
-    print(f"  Whether they answer is told by    fedstat federation test {shell_path(folder)}")
+    print(f"  To test whether they answer:    fedstat federation test {shell_path(folder)}")
     return print_problems(found.problems)
 
 
@@ -195,7 +195,7 @@ def _standing(federation: FederationDescription) -> FederationStatus:
     roster = last_roster(federation)
     numbers = dict[str, int]()
     if roster is not None:
-        collect_acceptances(federation, roster)  # what is none of a site's is told by 'federation test'
+        collect_acceptances(federation, roster)  # 'federation test' reports files that are not valid
         numbers = accepted_numbers(federation, roster)
     sites = {
         name: SiteReport(
@@ -228,16 +228,16 @@ def _problems(
         yield f"no site has been added yet: fedstat federation join {folder} CARD"
     if federation.transport == FOLDER_TRANSPORT:
         for name in (name for name, one in sites.items() if one.waiting is None):
-            yield f"the part of {name} in '{federation.exchange}' is not there: it has not been started"
+            yield f"{name} has no folder in '{federation.exchange}': the site has not been started"
     if federation.transport != FLARE:
         return
-    renew = f"fedstat federation provision {folder}"
+    renew = f"make them with    fedstat federation provision {folder}"
     if not has_kit:
         yield f"there are no kits yet: {renew}"
         return
     yield from flare_commands.certificate_problems(federation.folder / FLARE / SERVER, renew)
     if not runs:
-        yield f"start the server by    fedstat federation serve {folder}"
+        yield f"the server is not running; start it with    fedstat federation serve {folder}"
         return
     for name in (name for name, one in sites.items() if not one.connected):
         yield f"{name} is not connected"
@@ -251,7 +251,7 @@ def _waiting(federation: FederationDescription, name: str) -> int | None:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Commands of a coordinator: make its folder, add sites, see whether they answer.
+# Commands of a coordinator: make its folder, add sites, test whether they answer.
 
 LAYOUTS = {"horizontal": ROWS, "vertical": COLUMNS}
 
@@ -265,51 +265,54 @@ def new_federation(
     host: str | None,
     port: int | None,
 ) -> int:
-    """Make a coordinator's folder: keys, federation.toml and public card."""
+    """Make the folder of a coordinator: keys, federation.toml and public card."""
     carried = _by_flare(host, port) if transport == FLARE else _by_folder(exchange)
     name = name or folder.name
     fingerprint = make_folder(folder, FEDERATION_FILENAME).public.fingerprint
     text = TEMPLATE.format(folder=folder, name=toml_quoted(name), layout=LAYOUTS[layout], carried=carried)
     write_atomic(folder / FEDERATION_FILENAME, text.encode())
     files = [
-        (IDENTITY, "private keys, for this account alone; whoever has them asks in your name"),
-        (FEDERATION_FILENAME, "the sites, and how they are reached"),
+        (IDENTITY, "private keys; keep them secret: requests signed with them are in your name"),
+        (FEDERATION_FILENAME, "the sites, and how requests reach them"),
     ]
     Card(name, COORDINATOR, fingerprint).hand_out(folder, files)
-    print(f"\nNext: add the card of every site by    fedstat federation join {shell_path(folder)} CARD")
-    print(f"      then sign who takes part by      fedstat federation roster {shell_path(folder)}")
+    print(f"\nNext: add the card of every site with    fedstat federation join {shell_path(folder)} CARD")
+    print(f"      then sign the list of sites with   fedstat federation roster {shell_path(folder)}")
     return 0
 
 
 def _by_folder(exchange: str | None) -> str:
-    """Entries of federation.toml that say which folder or bucket carries the messages."""
+    """Return the entries of federation.toml for a folder or a bucket."""
     place = "exchange" if exchange is None else given_exchange(exchange)
     return (BY_BUCKET if is_bucket(place) else BY_FOLDER).format(exchange=toml_quoted(place))
 
 
 def _by_flare(host: str | None, port: int | None) -> str:
-    """Entries of federation.toml that say where the FLARE server is."""
+    """Return the entries of federation.toml for NVIDIA FLARE."""
     if host is None or port is None:
-        raise PartitionError("NVIDIA FLARE needs --host and --port, at which the sites will reach its server")
+        raise PartitionError(
+            "NVIDIA FLARE needs --host and --port: the address at which sites reach the server"
+        )
     check_address(host, port)
     return BY_FLARE.format(host=toml_quoted(host), port=port)
 
 
 def join_site(folder: Path, card: Path, replace: str = "", again: bool = False) -> int:
-    """Add the site of a card."""
+    """Add the site that a card describes."""
     federation, reported = read_federation(folder), read_card(card)
     if reported.role != SITE:
-        raise PartitionError(f"'{card}' is the card of a coordinator; sites are added here")
+        raise PartitionError(f"'{card}' is the card of a coordinator; expected the card of a site")
     if federation.transport == FLARE:
         check_flare_name(reported.name)
     known = federation.sites.get(reported.name, "")
     if known and same_fingerprint(known, reported.fingerprint):
-        print(f"{reported.name} was added before.")
+        print(f"{reported.name} is a site of this federation already.")
         return 0
     other = [site for site, key in federation.sites.items() if same_fingerprint(key, reported.fingerprint)]
     if other:
         raise PartitionError(
-            f"the key on this card is that of site {other[0]}; take that out before it joins under another "
+            f"the key on this card is that of site {other[0]}; remove that site before it joins under "
+            "another "
             f"name: fedstat federation remove {shell_path(folder)} {shell_path(Path(other[0]))}, then "
             "join with --again"
         )
@@ -319,26 +322,27 @@ def join_site(folder: Path, card: Path, replace: str = "", again: bool = False) 
     if again:
         enforce_revocations(folder)
     if federation.layout == "vertical" and load_alignment(federation.folder) is not None:
-        print(f"Its entities have to be aligned:    fedstat federation align {shell_path(folder)}\n")
+        print(f"Next, align its entities:    fedstat federation align {shell_path(folder)}\n")
     place = [*federation.sites, *([] if known else [reported.name])].index(reported.name) + 1
     print(f"{reported.name} is site {place} of {federation.name}:\n\n  {reported.fingerprint}\n")
     print(COMPARE)
     if federation.transport == FLARE:
         print(
-            f"Then certify it by    fedstat federation provision {shell_path(folder)} {reported.name}.request"
+            f"Then certify it with    fedstat federation provision {shell_path(folder)} "
+            f"{reported.name}.request"
         )
     return 0
 
 
 def remove_site(folder: Path, name: str) -> int:
-    """Take a site out; over NVIDIA FLARE the server then refuses its certificate."""
+    """Remove a site; over NVIDIA FLARE the server then refuses its certificate."""
     code = rosters.revoke_member(folder, name)
     enforce_revocations(folder)
     return code
 
 
 def test_federation(folder: Path, timeout: float) -> int:
-    """Ask every site for its schema, and time it."""
+    """Request the schema of every site, and measure the time of each reply."""
     load_families()
     federation = read_federation(folder)
     if not federation.sites:
@@ -367,7 +371,7 @@ def test_federation(folder: Path, timeout: float) -> int:
 
 
 def _request_all(transport: Transport, sites: Iterable[str]) -> tuple[dict[str, TableSchema], list[str]]:
-    """Print who answers, and how fast; the schemas of those, and why the others do not."""
+    """Print which sites answer and how fast; return their schemas, and the problems of the others."""
     rows, problems, schemas = (
         [("site", "answers", "seconds", "rows", "columns", "fedstat", "families")],
         [],
@@ -375,7 +379,7 @@ def _request_all(transport: Transport, sites: Iterable[str]) -> tuple[dict[str, 
     )
     for site in sites:
         began = time.monotonic()
-        # one by one, not in one round, which would end with the first site that does not answer
+        # one by one: a common round would end with the first site that does not answer
         engine = LocalEngine({site: RemoteSite(site, transport)})
         try:
             schema = engine.run(request_schemas((site,), secrets.token_hex(8)), Ledger())[site]
@@ -398,11 +402,11 @@ def align_sites(folder: Path, timeout: float | None) -> int:
     federation = read_federation(folder)
     if federation.layout != "vertical":
         raise PartitionError(
-            f"'{folder}' is of the horizontal layout, in which no records are linked: nothing to align"
+            f"'{folder}' has the horizontal layout, in which no records are linked: there is nothing to align"
         )
     if len(federation.sites) < 2:
         raise PartitionError(
-            f"there are {len(federation.sites)} sites, and at least 2 are aligned; add one with 'fedstat "
+            f"an alignment needs at least 2 sites; there are {len(federation.sites)}. Add one with 'fedstat "
             f"federation join {folder} CARD'"
         )
     earlier = load_alignment(federation.folder)
@@ -415,9 +419,12 @@ def align_sites(folder: Path, timeout: float | None) -> int:
         engine.close()
     print(underlined(f"Federation {federation.name}: aligned as {alignment.name}"))
     print(_sizes(alignment))
-    print(f"\n  {alignment.n_entities:,} entities in all, in {time.monotonic() - began:.1f} s")
+    print(f"\n  {alignment.n_entities:,} entities, in {time.monotonic() - began:.1f} s")
     if earlier is not None:
-        print(f"  Models that rest on the alignment before, {earlier.name}, are answered no longer.")
+        print(
+            f"  Sites refuse requests that use the previous alignment, {earlier.name}. Make such models "
+            "again."
+        )
     return 0
 
 
@@ -432,7 +439,7 @@ def _sizes(alignment: PersistentAlignment) -> str:
 
 
 def alignment_table(folder: Path, schemas: Mapping[str, TableSchema]) -> str:
-    """Say of every site that answers whether it is aligned as the coordinator knows it."""
+    """Report for every site that answers whether it has the alignment that the coordinator knows."""
     known = load_alignment(folder)
     rows = [("site", "key", "aligned")]
     for site, schema in schemas.items():

@@ -48,26 +48,26 @@ from fedstat.operator.terminal import format_columns, print_problems, shell_path
 
 KITS, REQUEST, GRANTED = "kits", ".request", ".kit"
 SOON = 30
-"""Days before the end of a certificate from which on it is a problem."""
+"""Number of days before the end of a certificate at which it is reported as a problem."""
 
 
 def has_kit(folder: Path) -> bool:
-    """Whether a site has its kit."""
+    """Return whether a site has its kit."""
     return (folder / FLARE / KIT).exists()
 
 
 def uses_flare(folder: Path) -> bool:
-    """Whether a site is served over FLARE: it has a kit, and no folder for questions."""
+    """Return whether a site runs over FLARE: it has a kit, and no folder for requests."""
     return has_kit(folder) and not read_description(folder).exchange
 
 
 def request_kit(folder: Path) -> int:
-    """Draw a site's key for FLARE, and write the request for its certificate."""
+    """Draw the key of a site for FLARE, and write the request for its certificate."""
     name = read_description(folder).name
     path = folder / f"{name}{REQUEST}"
     write_atomic(path, create_kit_request(folder, name, load_identity(folder)))
     print(
-        f"'{path}' asks for {name}'s certificate. It holds nothing secret and is signed with {name}'s key.\n"
+        f"'{path}' requests the certificate of {name}. It contains nothing secret and is signed by {name}.\n"
     )
     print(
         f"Next: give it to the coordinator; then    fedstat site join-kit {shell_path(folder)} "
@@ -77,54 +77,54 @@ def request_kit(folder: Path) -> int:
 
 
 def join_kit(folder: Path, kit: Path) -> int:
-    """Make a site's kit of what the coordinator sent."""
+    """Make the kit of a site from the file that the coordinator sent."""
     description = read_description(folder)
     require_coordinator(folder, description)
     path = kit / KITS / f"{description.name}{GRANTED}" if kit.is_dir() else kit
     if is_running(folder / FLARE):
-        raise EngineError(f"{description.name} is served now; stop it first")
+        raise EngineError(f"{description.name} is running; stop it first")
     kit = accept_kit(folder, path.read_bytes(), description.name, description.coordinator, str(path))
-    # From local up to the site's folder, wherever that is moved to.
+    # A relative path, so that the folder of the site can be moved.
     (kit / "local" / FOLDER).symlink_to(Path(*[os.pardir] * 3), target_is_directory=True)
-    print(f"{description.name} has its kit, which runs no code but the installed package's.")
-    print(f"Its private key was drawn here, and has not left. Certificate: {_lasts(kit)}.\n")
+    print(f"{description.name} has its kit. The kit runs only the code of the installed package.")
+    print(f"Its private key was made here and stays here. Certificate: {_lasts(kit)}.\n")
     if description.exchange:
         print(
-            f"'{folder / DESCRIPTION}' still has an 'exchange'; take that line out to be served over FLARE."
+            f"'{folder / DESCRIPTION}' still has an 'exchange'; remove that line to run the site over FLARE."
         )
     print(f"Next: fedstat site check {shell_path(folder)}, then    fedstat site serve {shell_path(folder)}")
     return 0
 
 
 def provision(folder: Path, requests: Sequence[Path]) -> int:
-    """Make the kits of server and analyst, or renew them, and certify the sites that ask."""
+    """Make or renew the kits of server and analyst, and certify the sites that have requested it."""
     federation = _flare_federation(folder)
     identity = coordinator_identity(folder)
     server = folder / FLARE / SERVER
     if not server.exists() or days_left(server) < SOON:
         if is_running(folder / FLARE):
-            raise EngineError("the server runs now; stop it before its certificate is renewed")
+            raise EngineError("the server is running; stop it before you renew its certificate")
         prepare_server(folder, federation.host, federation.port)
-        print(f"The server has its kit; sites will reach it at {federation.host}:{federation.port}.")
-        print(f"'{folder / FLARE / AUTHORITY}' certifies who takes part: it is for this account alone.")
+        print(f"The server has its kit. Sites will reach it at {federation.host}:{federation.port}.")
+        print(f"'{folder / FLARE / AUTHORITY}' certifies the participants; keep it secret.")
     (folder / KITS).mkdir(exist_ok=True)
     for path in requests:
         path = _request_in(path)
         name, granted = grant_kit(folder, path.read_bytes(), federation.sites, identity, f"'{path}'")
         write_atomic(folder / KITS / f"{name}{GRANTED}", granted)
-        print(f"{name} is certified: '{folder / KITS / f'{name}{GRANTED}'}', which holds nothing secret.")
+        print(f"{name} is certified: '{folder / KITS / f'{name}{GRANTED}'}', which contains nothing secret.")
     lacking = [name for name in federation.sites if not (folder / KITS / f"{name}{GRANTED}").exists()]
     if lacking:
-        print(f"\nStill without a kit: {', '.join(lacking)}. Each asks by    fedstat site request FOLDER")
-    print("\nNext: give every site its kit, which it enters by    fedstat site join-kit FOLDER KIT")
-    print(f"      start the server by    fedstat federation serve {shell_path(folder)}")
+        print(f"\nWithout a kit: {', '.join(lacking)}. Each requests one with    fedstat site request FOLDER")
+    print("\nNext: send every site its kit, which it enters with    fedstat site join-kit FOLDER KIT")
+    print(f"      start the server with    fedstat federation serve {shell_path(folder)}")
     return 0
 
 
 def serve_site(folder: Path) -> int:
-    """Run a site's FLARE client until SIGTERM."""
+    """Run the FLARE client of a site until SIGTERM."""
     description, kit = read_description(folder), folder / FLARE / KIT
-    # what a job will need is required now, while somebody is looking
+    # what a job will need is checked now, while somebody watches
     require_coordinator(folder, description)
     load_identity(folder)
     read_site_policy(folder)
@@ -141,10 +141,10 @@ def serve_site(folder: Path) -> int:
 
 
 def require_coordinator(folder: Path, description: SiteDescription) -> None:
-    """Require that a site trusts somebody."""
+    """Require that a site trusts a coordinator."""
     if not description.coordinator:
         raise PartitionError(
-            f"'{folder / DESCRIPTION}' trusts no coordinator, and nobody's questions are answered; pin one "
+            f"'{folder / DESCRIPTION}' trusts no coordinator, so the site would answer no requests; pin one "
             f"with 'fedstat site pin {shell_path(folder)} CARD'"
         )
 
@@ -155,7 +155,7 @@ def serve_server(folder: Path) -> int:
     kit = folder / FLARE / SERVER
     if not kit.exists():
         raise PartitionError(
-            f"there is no server's kit yet: fedstat federation provision {shell_path(folder)}"
+            f"the server has no kit yet; make it with    fedstat federation provision {shell_path(folder)}"
         )
     address = federation.host, federation.port
     name = f"the server of {federation.name}"
@@ -176,32 +176,32 @@ def serve_server(folder: Path) -> int:
 
 
 def enforce_revocations(folder: Path) -> None:
-    """Have the server, where it runs, refuse who was taken out; one that is started reads it by itself."""
+    """Have a running server refuse removed sites; a server that starts reads the list itself."""
     federation = read_federation(folder)
     out = _taken_out(federation)
     if federation.transport != FLARE or not is_running(folder / FLARE):
         return
     admit_sites(folder, federation.sites, out)
-    print(f"The server refuses the certificates of: {', '.join(out) or 'nobody'}.")
+    print(f"The server refuses the certificates of: {', '.join(out) or 'no site'}.")
 
 
 def _taken_out(federation: FederationDescription) -> list[str]:
-    """Names whose certificates are refused: FLARE knows names alone, so none that has a new key."""
+    """Return the names whose certificates are refused: FLARE knows only names, so none that has a new key."""
     return sorted(set(federation.revoked.values()) - set(federation.sites))
 
 
 def start_analysis(folder: Path) -> int:
-    """Start the job that serves an analysis, unless one runs."""
+    """Start the job that serves an analysis, unless one is running."""
     federation = _flare_federation(folder)
     analysis = open_transport(federation)
     begun = isinstance(analysis, Analysis) and analysis.started_here
-    print(f"An analysis {'is open now' if begun else 'was open before'}; whoever connects joins it.")
-    print(f"End it by    fedstat federation stop {shell_path(folder)}")
+    print(f"An analysis {'is open now' if begun else 'was open before'}; new connections join it.")
+    print(f"End it with    fedstat federation stop {shell_path(folder)}")
     return 0
 
 
 def stop_analysis(folder: Path) -> int:
-    """End the job that serves an analysis, and whatever else runs on the server."""
+    """End the job that serves an analysis, and all other jobs of the server."""
     _flare_federation(folder)
     ended = end_analysis(folder, coordinator_identity(folder))
     print(f"Ended: {', '.join(ended)}." if ended else "No analysis was open.")
@@ -214,12 +214,12 @@ def show_flare_status(folder: Path) -> int:
     print(underlined(f"Federation {federation.name}"))
     home = folder / FLARE
     if not (home / SERVER).exists():
-        print(f"  has no kits yet: fedstat federation provision {shell_path(folder)}")
+        print(f"  has no kits yet; make them with    fedstat federation provision {shell_path(folder)}")
         return 1
     problems = _server_problems(folder)
     rows = [("server", "running" if is_running(home) else "not running")]
     rows += [("address", f"{federation.host}:{federation.port}"), ("certificates", _lasts(home / SERVER))]
-    rows += [(name, "taken out, its kit is refused") for name in _taken_out(federation)]
+    rows += [(name, "removed, its kit is refused") for name in _taken_out(federation)]
     if is_running(home):
         reported = query_server(folder)
         rows += [
@@ -231,13 +231,13 @@ def show_flare_status(folder: Path) -> int:
             f"{name} is not connected" for name in federation.sites if name not in reported.connected
         ]
     else:
-        problems.append(f"start the server by    fedstat federation serve {shell_path(folder)}")
+        problems.append(f"start the server with    fedstat federation serve {shell_path(folder)}")
     print(format_columns(rows))
     return print_problems(problems)
 
 
 def show_flare_site_status(folder: Path) -> tuple[dict[str, Any], bool]:
-    """Tell whether a site is served over FLARE, and what it has done."""
+    """Show whether a site is running over FLARE, and what it has done."""
     home = folder / FLARE
 
     def more(site: SiteDescription) -> dict[str, object]:
@@ -254,27 +254,28 @@ def show_flare_site_status(folder: Path) -> tuple[dict[str, Any], bool]:
 
 
 def flare_site_problems(folder: Path) -> list[str]:
-    """List what is not in order at a site that is served over FLARE."""
+    """List the problems of a site that runs over FLARE."""
     if not has_kit(folder):
         return [
-            f"it has no kit for NVIDIA FLARE; ask for one by    fedstat site request {shell_path(folder)}"
+            f"it has no kit for NVIDIA FLARE; request one with    fedstat site request {shell_path(folder)}"
         ]
     renew = f"fedstat site request {shell_path(folder)}, and join the new kit"
     return certificate_problems(folder / FLARE / KIT, renew)
 
 
 def _server_problems(folder: Path) -> list[str]:
-    """One line where the certificates of server and analyst are near their end."""
+    """Return one line if the certificates of server and analyst end soon."""
     return certificate_problems(folder / FLARE / SERVER, f"fedstat federation provision {shell_path(folder)}")
 
 
 def certificate_problems(kit: Path, remedy: str) -> list[str]:
-    """One line where the certificates of a kit are near their end."""
+    """Return one line if the certificates of a kit end soon."""
     days = days_left(kit)
     if days >= SOON:
         return []
     return [
-        f"the certificate {'has expired' if days < 0 else f'expires in {days} days'}; renew it by    {remedy}"
+        f"the certificate {'has expired' if days < 0 else f'expires in {days} days'}; renew it with    "
+        f"{remedy}"
     ]
 
 
@@ -284,7 +285,7 @@ def _lasts(kit: Path) -> str:
 
 
 def _request_in(path: Path) -> Path:
-    """Return the request of a path; of a site's folder, the one in it."""
+    """Return the request at a path, or the one in the folder of a site."""
     if not path.is_dir():
         return path
     found = sorted(path.glob(f"*{REQUEST}"))
@@ -297,8 +298,7 @@ def _flare_federation(folder: Path) -> FederationDescription:
     federation = read_federation(folder)
     if federation.transport != FLARE:
         raise PartitionError(
-            f"'{folder / FEDERATION_FILENAME}': its transport is \"{federation.transport}\", which needs no "
-            "such step; "
-            'over NVIDIA FLARE the file has transport = "flare", host and port'
+            f"'{folder / FEDERATION_FILENAME}': this step is for NVIDIA FLARE, and the transport is "
+            f'"{federation.transport}". For NVIDIA FLARE, the file has transport = "flare", host and port'
         )
     return federation

@@ -19,7 +19,7 @@ from fedstat.federation.transport.flare import child_process
 from fedstat.federation.transport.flare.provision import require_flare
 from fedstat.operator.site_status import FOR_GOOD, utc_now, write_heartbeat, write_status
 
-with suppress(ImportError):  # who runs FLARE has it
+with suppress(ImportError):  # installed wherever FLARE is used
     import psutil
 
 LOCK, LOG = "serving.lock", "log.txt"
@@ -30,22 +30,24 @@ MODULES = {
 }
 WHY = {
     child_process.TAKEN: (
-        "another process with this kit has taken the place, on another machine or from a copy of the folder. "
-        "Find it, and leave one of the two running; where nobody here made a copy, it is in other hands: "
-        "tell the coordinator"
+        "another process with this kit has replaced this one, on another machine or from a copy of the "
+        "folder. "
+        "Find it, and stop one of the two. If nobody here made a copy, somebody else has the kit: "
+        "inform the coordinator"
     ),
-    child_process.OUT: "the coordinator has taken this site out; the server refuses its certificate",
+    child_process.OUT: "the coordinator has removed this site; the server refuses its certificate",
 }
 """Reasons for which a client ends by itself."""
 
 
 @dataclass(slots=True)
 class FlareProcess:
-    """One FLARE process, of kind "client" or "server", and what it started.
+    """One FLARE process, of kind "client" or "server", and its child processes.
 
-    `name` is for people, and of a client the site's; `home` holds lock, log and status, and FLARE starts from
-    `kit`. `address` is host and port of the server; `remarks` are said once a day. `prepare` is called before
-    it starts, while nobody else runs it, and `conclude` before it is stopped.
+    `name` is shown to people; for a client, it is the name of the site. `home` has the lock, the log and the
+    status, and FLARE starts from `kit`. `address` is host and port of the server. `remarks` are logged once a
+    day. `prepare` is called before the start, and `conclude` before the end, when no other
+    process is running.
     """
 
     kind: str
@@ -60,7 +62,7 @@ class FlareProcess:
     began: str = field(default_factory=utc_now)
 
     def run(self) -> int:
-        """Run until SIGTERM or SIGINT; 1 where FLARE failed, 3 where it ended for good, or EngineError."""
+        """Run until SIGTERM or SIGINT; return 1 if FLARE failed and 3 if it must not be started again."""
         require_flare()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self.stop)
@@ -72,7 +74,7 @@ class FlareProcess:
                 self._watch(process)
                 if self.stop_requested:
                     state = "stopped"
-                    with suppress(EngineError):  # not reached: it ends all the same
+                    with suppress(EngineError):  # not reached: it ends anyway
                         self.conclude()
             finally:
                 _end(process)
@@ -89,10 +91,10 @@ class FlareProcess:
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
-        """Hold the lock, which whatever is started here holds as well: it is free when all have ended."""
+        """Hold the lock, which all child processes hold as well: it is free when all of them have ended."""
         with open(self.home / LOCK, "ab", opener=_open_private) as file:
             if not lock_file(file):
-                raise EngineError(f"{self.name} is running already ('{self.home}'); stop that process first")
+                raise EngineError(f"{self.name} is running ('{self.home}'); stop that process first")
             yield file.fileno()
 
     @contextmanager
@@ -110,15 +112,15 @@ class FlareProcess:
             [sys.executable, "-u", "-m", child_process.__name__, module, *words],
             cwd=self.kit,
             env=os.environ | {"PATH": path},
-            stdin=subprocess.PIPE,  # closed by the system when this process is killed
+            stdin=subprocess.PIPE,  # the system closes it when this process is killed
             stdout=log,
             stderr=log,
             pass_fds=(lock,),
-            start_new_session=True,  # Ctrl-C in a terminal comes here alone
+            start_new_session=True,  # Ctrl-C in a terminal reaches only this process
         )
 
     def _watch(self, process: subprocess.Popen[bytes]) -> None:
-        """Say when it is connected and when no longer, until it ends or is to end."""
+        """Log each change of the connection until the process ends."""
         reported, day = "", -1
         while process.poll() is None and not self.stop_requested:
             connected = "yes" if self._is_connected(process.pid) else "no"
@@ -137,15 +139,19 @@ class FlareProcess:
     def _sentence(self, connected: str, reported: str) -> str:
         where = f"{self.address[0]}:{self.address[1]}"
         if self.kind == "server":
-            return f"{self.name} takes sites at {where}" if connected == "yes" else f"{self.name} is starting"
+            return (
+                f"{self.name} accepts sites at {where}" if connected == "yes" else f"{self.name} is starting"
+            )
         if connected == "yes":
             return f"{self.name} is connected to {where}"
         return (
-            f"{self.name} has lost {where}, and tries again" if reported else f"{self.name} looks for {where}"
+            f"{self.name} has lost {where} and tries again"
+            if reported
+            else f"{self.name} connects to {where}"
         )
 
     def _is_connected(self, number: int) -> bool:
-        """Whether a client has a connection to the server's port, and whether a server listens at it."""
+        """Return whether a client has a connection to the server, or a server listens at its port."""
         state = psutil.CONN_LISTEN if self.kind == "server" else psutil.CONN_ESTABLISHED
         try:
             found = psutil.Process(number).net_connections("tcp")
@@ -155,7 +161,7 @@ class FlareProcess:
         return any(end and end.port == self.address[1] for end in ends)
 
     def _why(self, process: subprocess.Popen[bytes]) -> str:
-        other = f"FLARE ended by itself (exit code {process.returncode}); see '{self.home / LOG}'"
+        other = f"FLARE ended (exit code {process.returncode}); see '{self.home / LOG}'"
         return WHY.get(process.returncode, other)
 
     def _report(self, state: str, connected: str, more: Mapping[str, str] | None = None) -> None:
@@ -164,7 +170,7 @@ class FlareProcess:
 
 
 def is_running(home: Path) -> bool:
-    """Whether a participant, or a process that it started, holds the lock."""
+    """Return whether a participant, or one of its child processes, holds the lock."""
     if not (home / LOCK).exists():
         return False
     with open(home / LOCK, "rb") as file:
@@ -176,9 +182,9 @@ def _open_private(path: str, flags: int) -> int:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process with all that it started; jobs have sessions of their own."""
+    """End a process and all its child processes; jobs have sessions of their own."""
     try:
-        # listed before anybody ends, because orphans are nobody's children
+        # listed before any of them ends, because orphans have no parent to list them
         members = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     except psutil.NoSuchProcess:
         members = []

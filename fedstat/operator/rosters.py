@@ -30,41 +30,41 @@ from fedstat.operator.config_files import make_table, set_entry, withdraw_entry
 from fedstat.operator.terminal import format_columns, shell_path, underlined
 
 # ----------------------------------------------------------------------------------------------------
-# Commands of the roster: the coordinator makes it, owners accept it, and it is told who has.
+# Commands of the roster: the coordinator makes it, owners accept it, and acceptances are collected.
 #
 # ::
 #
 #     study/roster.json               the last roster; a copy is in the exchange folder
-#     study/accepted/North.json       which roster North's owner has accepted, signed by North
-#     exchange/North/roster.accepted  the same on its way; without such a folder North.accepted is sent
+#     study/accepted/North.json       the roster that the owner of North has accepted, signed by North
+#     exchange/North/roster.accepted  the same file on its way; without this folder, North.accepted is sent
 
 FILE, ACCEPTED, CARRIED = "roster.json", ".accepted", "roster.accepted"
 COMPARE = (
-    "Compare it by telephone with another institution, and not with the coordinator alone: who makes\n"
-    "a roster could make two. Where you both read the same, you have each other's key."
+    "Compare it by telephone with another site, not only with the coordinator, who could make two\n"
+    "rosters. If both of you read the same fingerprint, each of you has the key of the other."
 )
 
 
 def make_roster(folder: Path) -> int:
-    """Sign who takes part now, under the next number."""
+    """Sign the list of all sites, under the next number."""
     federation = read_federation(folder)
     if not federation.sites:
         raise PartitionError(f"no site has been added yet: fedstat federation join {shell_path(folder)} CARD")
     last, roster = last_roster(federation), sign_roster(federation)
-    reported = "stands: nothing has changed" if roster == last else "was made"
+    reported = "has not changed" if roster == last else "was made"
     print(f"Roster {roster.number} of {federation.name} {reported}.\n")
     print(format_columns(list(roster.sites.items())))
     print(f"\nFingerprint of the roster  {roster.fingerprint}\n")
     where = f"    fedstat site accept FOLDER{'' if federation.transport == FOLDER_TRANSPORT else f' {FILE}'}"
     if federation.transport != FOLDER_TRANSPORT:
-        print(f"Next: give '{folder / FILE}', in which nothing is secret, to every site.")
-    print(f"Next: every owner enters it by{where}")
-    print("and compares its fingerprint by telephone with the other institutions.")
+        print(f"Next: give '{folder / FILE}', which contains nothing secret, to every site.")
+    print(f"Next: every owner enters it with{where}")
+    print("and compares its fingerprint by telephone with the other sites.")
     return 0
 
 
 def sign_roster(federation: FederationDescription) -> Roster:
-    """Make the next roster where something has changed, and put it where sites look."""
+    """Make the next roster if something has changed, and put it where sites look."""
     folder, last = federation.folder, last_roster(federation)
     identity = coordinator_identity(folder)
     roster = Roster(
@@ -97,18 +97,18 @@ def _content(roster: Roster) -> tuple[object, ...]:
 
 
 def last_roster(federation: FederationDescription) -> Roster | None:
-    """Read the last roster that was made here; None where there is none."""
+    """Read the last roster that was made here; None if there is none."""
     path = federation.folder / FILE
     if not path.exists():
         return None
     roster = Roster.read(path.read_bytes(), f"'{path}'")
     if not same_fingerprint(roster.coordinator, coordinator_identity(federation.folder).public.fingerprint):
-        raise SecurityError(f"'{path}' is the roster of another coordinator; put back the one made here")
+        raise SecurityError(f"'{path}' is the roster of another coordinator; restore the one made here")
     return roster
 
 
 def accept_roster(folder: Path, roster: Path | None, fingerprint: str, replace: Sequence[str]) -> int:
-    """Show a roster; with its fingerprint, pin all that is in it."""
+    """Show a roster; with its fingerprint, pin all keys in it."""
     description = read_description(folder)
     path = Path(description.exchange_folder, FILE) if roster is None else roster
     if roster is None and not description.exchange_folder:
@@ -128,68 +128,68 @@ def accept_roster(folder: Path, roster: Path | None, fingerprint: str, replace: 
         return 1
     if not same_fingerprint(fingerprint, reported.fingerprint):
         raise SecurityError(
-            f"not the roster that was compared, and nothing was changed:\n\n  compared  {fingerprint}\n  "
-            f"this one  {reported.fingerprint}\n\nSomebody exchanged '{path}', or there is a newer one"
+            f"this is not the roster that was compared; nothing was changed:\n\n  compared  {fingerprint}\n  "
+            f"this one  {reported.fingerprint}\n\nSomebody replaced '{path}', or there is a newer roster"
         )
     _enter(folder, description, reported, known)
-    print(f"{description.name} trusts the coordinator and the institutions of roster {reported.number} now.")
+    print(f"{description.name} now trusts the coordinator and the sites of roster {reported.number}.")
     _countersign(folder, description, reported)
     return 0
 
 
 def _read(path: Path) -> bytes:
-    """Read a file that strangers may have put there, of a size that a roster may have."""
+    """Read a file that others can write, up to the size of a roster."""
     try:
         with open_regular(path) as file:
             text = file.read(LONGEST_ROSTER + 1)
     except FileNotFoundError as error:
         raise PartitionError(
-            f"'{path}' is absent; the coordinator makes it by 'federation roster'"
+            f"'{path}' is absent; the coordinator makes it with 'fedstat federation roster'"
         ) from error
     if len(text) > LONGEST_ROSTER:
-        raise SecurityError(f"'{path}' is larger than such a file may be")
+        raise SecurityError(f"'{path}' is too large for a roster")
     return text
 
 
 def _check_of_site(folder: Path, description: SiteDescription, reported: Roster) -> None:
-    """Require that this site takes part, under its own key."""
+    """Require that the roster lists this site under its own key."""
     own, name = load_identity(folder).public.fingerprint, description.name
     if name not in reported.sites:
         if normalize_fingerprint(own) in map(normalize_fingerprint, reported.revoked):
-            raise PartitionError(f"roster {reported.number} has {name} among those that were taken out")
+            raise PartitionError(f"roster {reported.number} lists {name} as removed")
         raise PartitionError(
-            f"roster {reported.number} does not list {name}; send the coordinator its card again"
+            f"roster {reported.number} does not list {name}; send its card to the coordinator again"
         )
     if not same_fingerprint(reported.sites[name], own):
         raise SecurityError(
-            f"roster {reported.number} lists {name} with another key than its own: its card was "
-            f"exchanged on the "
-            "way to the coordinator. Ask by telephone, and accept nothing before"
+            f"roster {reported.number} lists {name} with another key than its own: the card was replaced on "
+            "its "
+            "way to the coordinator. Telephone the coordinator, and accept nothing before"
         )
     for site in reported.sites:
         check_name(site)
     layout = "horizontal" if description.site_column else "vertical"
     if reported.layout != layout:
         raise PartitionError(
-            f"the federation is of the {reported.layout} layout, and {name} is of the {layout}"
+            f"the federation has the {reported.layout} layout, and {name} has the {layout} layout"
         )
 
 
 def _history(description: SiteDescription, reported: Roster) -> dict[str, str]:
-    """Hold a roster against those that were accepted before; what is kept of these."""
+    """Compare a roster with those accepted before, and return the numbers to keep."""
     if not same_fingerprint(description.coordinator, reported.coordinator):
         return {}
     latest = max(map(int, description.roster), default=0)
     if reported.number < latest:
         raise SecurityError(
             f"roster {reported.number} is older than roster {latest}, which {description.name} has accepted; "
-            "somebody put it back, or ask the coordinator for the last one"
+            "somebody restored an old file. Otherwise request the last roster from the coordinator"
         )
     for number, digest in description.roster.items():
         if reported.digest_of(int(number)) != digest:
             raise SecurityError(
-                f"roster {number} was another one when {description.name} accepted it: the coordinator has "
-                "made two under one number. Ask the other institutions by telephone which they have"
+                f"roster {number} differs from the roster {number} that {description.name} accepted: the "
+                "coordinator made two with one number. Telephone the other sites, and compare fingerprints"
             )
     return dict(description.roster)
 
@@ -204,7 +204,7 @@ def _check_replaced(description: SiteDescription, reported: Roster, replace: Seq
 
 
 def _leaving(description: SiteDescription, reported: Roster) -> Iterator[str]:
-    """Sites that are pinned here by keys that were taken out, and do not take part by another."""
+    """Return pinned sites whose keys were revoked, and that do not take part under another key."""
     out = set(map(normalize_fingerprint, reported.revoked))
     for site, key in description.pinned.items():
         if site not in reported.sites and normalize_fingerprint(key) in out:
@@ -212,7 +212,7 @@ def _leaving(description: SiteDescription, reported: Roster) -> Iterator[str]:
 
 
 def _changes(description: SiteDescription, reported: Roster) -> list[tuple[str, ...]]:
-    """Rows of what is not as it is pinned here."""
+    """Return rows for all differences between the roster and the pinned keys."""
     parties = {COORDINATOR: (description.coordinator, reported.coordinator)}
     parties |= {site: (description.pinned.get(site, ""), key) for site, key in reported.sites.items()}
     rows: list[tuple[str, ...]] = [
@@ -220,13 +220,13 @@ def _changes(description: SiteDescription, reported: Roster) -> list[tuple[str, 
         for who, (known, key) in parties.items()
         if not same_fingerprint(known, key)
     ]
-    rows += [(site, "is taken out", description.pinned[site]) for site in _leaving(description, reported)]
-    as_before = len(parties) - sum(row[1] != "is taken out" for row in rows)
+    rows += [(site, "removed", description.pinned[site]) for site in _leaving(description, reported)]
+    as_before = len(parties) - sum(row[1] != "removed" for row in rows)
     return [*rows, (f"{as_before} others" if rows else "all", "as before", "")] if as_before else rows
 
 
 def _enter(folder: Path, description: SiteDescription, reported: Roster, known: dict[str, str]) -> None:
-    """Write whom the owner trusts by a roster, and its number last: a cut leaves it to be accepted again."""
+    """Pin the keys of a roster, and write its number last: after an interruption, it is accepted again."""
     path = folder / DESCRIPTION
     make_table(path, "roster")
     for site, key in reported.sites.items():
@@ -242,7 +242,7 @@ def _enter(folder: Path, description: SiteDescription, reported: Roster, known: 
 
 
 def _countersign(folder: Path, description: SiteDescription, reported: Roster) -> None:
-    """Write for the coordinator that the roster was accepted here."""
+    """Write for the coordinator that this site has accepted the roster."""
     acceptance = Acceptance(description.name, reported.number, reported.digest, _now())
     text = acceptance.sign(load_identity(folder)).encode()
     path = folder / f"{description.name}{ACCEPTED}"
@@ -254,15 +254,17 @@ def _countersign(folder: Path, description: SiteDescription, reported: Roster) -
         write_shared(place / CARRIED, text)
         print("The coordinator sees it in the exchange folder.")
     else:
-        print(f"Give '{path}', in which nothing is secret, to the coordinator.")
+        print(f"Send '{path}', which contains nothing secret, to the coordinator.")
 
 
 def take_acceptance(folder: Path, path: Path) -> int:
-    """Keep a site's word that it has accepted a roster."""
+    """Keep the signed statement of a site that it has accepted a roster."""
     federation = read_federation(folder)
     roster = last_roster(federation)
     if roster is None:
-        raise PartitionError(f"there is no roster yet: fedstat federation roster {shell_path(folder)}")
+        raise PartitionError(
+            f"there is no roster yet; make it with    fedstat federation roster {shell_path(folder)}"
+        )
     found = Acceptance.read(_read(path), f"'{path}'", federation.sites, roster)
     _keep(federation, roster, found, _read(path))
     print(f"{found.site} has accepted roster {found.number}. {_standing(federation, roster)}")
@@ -270,7 +272,7 @@ def take_acceptance(folder: Path, path: Path) -> int:
 
 
 def _keep(federation: FederationDescription, roster: Roster, found: Acceptance, text: bytes) -> None:
-    """Keep it, unless a later one is there."""
+    """Keep the statement, unless there is a later one."""
     folder = federation.folder / "accepted"
     folder.mkdir(mode=0o700, exist_ok=True)
     if accepted_numbers(federation, roster).get(found.site, 0) < found.number:
@@ -278,7 +280,7 @@ def _keep(federation: FederationDescription, roster: Roster, found: Acceptance, 
 
 
 def accepted_numbers(federation: FederationDescription, roster: Roster) -> dict[str, int]:
-    """Return the number of the roster that each site has accepted last, as far as it was told."""
+    """Return the number of the last roster that each site has accepted, as far as it is known."""
     found = dict[str, int]()
     for site in federation.sites:
         path = federation.folder / "accepted" / f"{site}.json"
@@ -290,7 +292,7 @@ def accepted_numbers(federation: FederationDescription, roster: Roster) -> dict[
 
 
 def collect_acceptances(federation: FederationDescription, roster: Roster) -> list[str]:
-    """Take what sites have put into the exchange folder; what is none of theirs is told."""
+    """Collect the statements of sites from the exchange folder; report files that are not valid."""
     strange = []
     for site in federation.sites if federation.transport == FOLDER_TRANSPORT else ():
         path = Path(federation.exchange, site, CARRIED)
@@ -300,14 +302,14 @@ def collect_acceptances(federation: FederationDescription, roster: Roster) -> li
             found = Acceptance.read(text, f"'{path}'", {site: federation.sites[site]}, roster)
             _keep(federation, roster, found, text)
         except (PartitionError, OSError):
-            continue  # it has written none yet
+            continue  # the site has written none yet
         except SecurityError as error:
             strange.append(str(error))
     return strange
 
 
 def _standing(federation: FederationDescription, roster: Roster) -> str:
-    """Say who has accepted the last roster, and who not."""
+    """Return a sentence on the sites that have and have not accepted the last roster."""
     numbers = accepted_numbers(federation, roster)
     lacking = [
         f"{site} ({f'roster {numbers[site]}' if site in numbers else 'none'})"
@@ -320,7 +322,7 @@ def _standing(federation: FederationDescription, roster: Roster) -> str:
 
 
 def roster_remarks(folder: Path) -> Iterator[str]:
-    """Lines about the last roster, for whoever looks at a federation; none where there is no roster."""
+    """Yield lines about the last roster, for the status of a federation; none if there is no roster."""
     federation = read_federation(folder)
     roster = last_roster(federation)
     if roster is None:
@@ -329,62 +331,62 @@ def roster_remarks(folder: Path) -> Iterator[str]:
     yield _standing(federation, roster)
     if _content(roster)[3:] != (dict(federation.sites), dict(federation.revoked)):
         yield (
-            "Sites have changed since; make the next one by    "
+            "The sites have changed since the last roster. Make the next one with    "
             f"fedstat federation roster {shell_path(folder)}"
         )
 
 
 # ----------------------------------------------------------------------------------------------------
-# Sites that are taken out of a federation: their keys are listed, and join no more unasked.
+# Sites that are removed from a federation: their keys are listed, and cannot join again by accident.
 
 REVOKED = "revoked"
 
 
 def revoke_member(folder: Path, name: str) -> int:
-    """Take a site out, list its key among those that were taken out, and make the roster without it."""
+    """Remove a site, list its key as revoked, and make the roster without it."""
     federation = read_federation(folder)
     if name not in federation.sites:
         there = ", ".join(federation.sites) or "none"
-        raise PartitionError(f"there is no site '{name}' in {federation.name}; there are {there}")
+        raise PartitionError(f"{federation.name} has no site '{name}'; its sites are {there}")
     if name == federation.coordinator:
         raise PartitionError(
-            f"this coordinator is at '{name}'; change 'coordinator' in '{folder / FEDERATION_FILENAME}'"
+            f"this coordinator runs at '{name}'; change 'coordinator' in '{folder / FEDERATION_FILENAME}'"
         )
     path = folder / FEDERATION_FILENAME
     make_table(path, REVOKED)
-    # first the list: a cut in between leaves a site that is named twice, and none that could come back
+    # the list first: after an interruption a site is in both lists, and none can come back
     set_entry(path, REVOKED, federation.sites[name], name)
     withdraw_entry(path, "sites", name)
-    print(f"{name} is no longer a site of {federation.name}, and is asked nothing from now on.")
-    print(f"Its key is listed under [{REVOKED}] and joins only with --again.\n")
+    print(f"{name} is no longer a site of {federation.name} and receives no more requests.")
+    print(f"Its key is listed under [{REVOKED}] and can join only with --again.\n")
     federation = read_federation(folder)
     if last_roster(federation) is None or not federation.sites:
-        print(f"The other owners take it out by    fedstat site revoke FOLDER {name}")
+        print(f"The owners of the other sites remove it with    fedstat site revoke FOLDER {name}")
         return 0
     roster = sign_roster(federation)
     print(f"Roster {roster.number}, without it, is in '{folder / FILE}':\n\n  {roster.fingerprint}\n")
-    print("The others trust it until they have accepted that one:    fedstat site accept FOLDER")
-    print(f"Who has is told by    fedstat federation test {shell_path(folder)}")
+    print("The other sites trust it until they accept that roster:    fedstat site accept FOLDER")
+    print(f"To see which sites have accepted it:    fedstat federation test {shell_path(folder)}")
     return 0
 
 
 def check_not_revoked(folder: Path, federation: FederationDescription, card: Card, again: bool) -> None:
-    """Refuse the card of a site that was taken out, unless it is asked back: SecurityError."""
+    """Refuse the card of a site that was removed, unless `again` is set: SecurityError."""
     listed = [key for key in federation.revoked if same_fingerprint(key, card.fingerprint)]
     if listed and not again:
         raise SecurityError(
-            f"the key on this card was taken out of {federation.name}, as that of "
-            f"'{federation.revoked[listed[0]]}'. Where it shall take part again, repeat this with --again"
+            f"the key on this card was removed from {federation.name}, as the key of "
+            f"'{federation.revoked[listed[0]]}'. To add it again, repeat this with --again"
         )
     for key in listed:
         withdraw_entry(folder / FEDERATION_FILENAME, REVOKED, key)
 
 
 def revoked_problems(federation: FederationDescription) -> list[str]:
-    """One line where a site is listed as taking part under a key that was taken out."""
+    """Yield one line if a listed site has a revoked key."""
     out = set(map(normalize_fingerprint, federation.revoked))
     return [
-        f"{name} takes part with a key that is listed under [{REVOKED}]: take one of the two lines out"
+        f"{name} takes part with a key that is listed under [{REVOKED}]: remove one of the two lines"
         for name, key in federation.sites.items()
         if normalize_fingerprint(key) in out
     ]

@@ -57,13 +57,13 @@ from fedstat.operator.site_status import (
 from fedstat.operator.terminal import shell_path
 
 # ----------------------------------------------------------------------------------------------------
-# The log of a service: on standard error, or in files of a size and a number that its owner chooses.
+# The log of a service: standard error, or files of a size and a number that the owner chooses.
 
 MEGABYTE = 10**6
 
 
 class PrivateLog(RotatingFileHandler):
-    """Log files that their owner alone may read (mode 0600), the newest without a number."""
+    """Log files that only the owner may read (mode 0600); the current one has no number."""
 
     def _open(self) -> Any:
         def opener(path: str, flags: int) -> int:
@@ -73,58 +73,61 @@ class PrivateLog(RotatingFileHandler):
 
 
 def log_to(path: Path | None, megabytes: float, count: int) -> Callable[[str], None]:
-    """Return what takes a line: `count` older files are kept beside the newest, none above `megabytes`."""
+    """Return the function that logs a line; `count` older files of at most `megabytes` are kept."""
     if path is None:
         return lambda line: print(line, file=sys.stderr, flush=True)
     handler = PrivateLog(path, maxBytes=max(1, int(megabytes * MEGABYTE)), backupCount=count)
-    logger = logging.Logger("fedstat.service")  # of its own: no library writes into it
+    logger = logging.Logger("fedstat.service")  # a logger of its own: no library writes to it
     logger.addHandler(handler)
     return logger.info
 
 
 # ----------------------------------------------------------------------------------------------------
-# Whether a site is served and can answer, in one line for monitors.
+# Whether a site is running and can answer, in one line for monitors.
 
 
 def health_problem(standing: SiteStatus, folder: Path, age: float | None, patience: float) -> str:
-    """Say why a site, whose service was seen `age` seconds ago, cannot answer; empty where it can."""
+    """Return why a site cannot answer, or an empty text; its service was seen `age` seconds ago."""
     if not standing.is_served:
-        return f"is not served ({standing.state})"
+        return f"is not running ({standing.state})"
     if age is None or age > patience:
         seen = "never seen" if age is None else f"seen {age:.0f} s ago"
-        return f"its service was {seen}, and one question may take {patience:g} s: it hangs"
+        return f"the service hangs: it was {seen}, and one request may take {patience:g} s"
     if full := full_disk(folder):
         return full
     try:
         read_site_policy(folder)
     except FedstatError as error:
-        return f"its policy cannot be read: {error}"
+        return f"the policy cannot be read: {error}"
     for problem in mode_problems(folder):
         return problem
-    if standing.site_ledger != "whole":
+    if standing.site_ledger != "complete":
         return standing.site_ledger
     if standing.connected is False:
-        return "it has no connection to the server"
+        return "there is no connection to the server"
     if standing.certificate_days is not None and standing.certificate_days < 0:
-        return "its certificate has expired"
+        return "the certificate has expired"
     return standing.problem
 
 
 # ----------------------------------------------------------------------------------------------------
-# What a service counts, in Prometheus' text format (version 0.0.4), for node_exporter's textfile collector.
+# Counts of a service in Prometheus' text format (version 0.0.4), for node_exporter's textfile collector.
 #
-# No value depends on rows beyond what the site's ledger tells its owner: counts of questions and refusals,
-# times, room. No name of a column, no text of a rule and no number of rows stands in it. Seconds of work do
-# depend on rows, as whoever asks can time as well; the file is its owner's (mode 0600) unless another mode
-# is asked for.
+# No value depends on rows beyond the content of the site's own ledger: counts of requests and refusals,
+# times,
+# disk space. There are no names of columns, no texts of rules and no numbers of rows. Seconds of work do
+# depend
+# on rows, but a client can measure them as well. Only the owner may read the file (mode 0600), unless the
+# owner
+# chooses another mode.
 
 EVERY = 15.0
-"""Seconds after which the file is written anew."""
+"""Number of seconds after which the file is written again."""
 Metric: TypeAlias = tuple[str, str, str, float | None]
 
 
 def exposition(standing: SiteStatus, busy: float | None, free: int | None) -> str:
-    """Write metrics of a site: `busy` seconds of work since its service began, `free` bytes on its disk."""
+    """Write metrics of a site: `busy` seconds of work since the service began, `free` bytes on its disk."""
     lines = []
     label = f'site="{_escaped(standing.site)}"'
     for name, kind, what, value in _metrics(standing, busy, free):
@@ -136,7 +139,7 @@ def exposition(standing: SiteStatus, busy: float | None, free: int | None) -> st
 
 
 def write_metrics(path: Path, mode: int, standing: SiteStatus, folder: Path, busy: float | None) -> None:
-    """Write the file whole; a disk without room keeps the earlier one, whose time tells of it."""
+    """Write the complete file; on a full disk, the earlier one stays, as its time shows."""
     with suppress(OSError):
         text = exposition(standing, busy, shutil.disk_usage(folder).free)
         write_atomic(path, text.encode(), mode)
@@ -144,19 +147,19 @@ def write_metrics(path: Path, mode: int, standing: SiteStatus, folder: Path, bus
 
 def _metrics(standing: SiteStatus, busy: float | None, free: int | None) -> Iterator[Metric]:
     yield "fedstat_build_info", "gauge", "Version of the package and transport of the site.", 1
-    answers = int(standing.is_served and not standing.problem and standing.site_ledger == "whole")
+    answers = int(standing.is_served and not standing.problem and standing.site_ledger == "complete")
     yield "fedstat_answers", "gauge", "Whether the service can answer.", answers
-    yield "fedstat_questions_total", "counter", "Questions that were answered.", standing.questions
-    yield "fedstat_refused_total", "counter", "Questions that were refused.", standing.refused
-    yield "fedstat_sessions_total", "counter", "Sessions that were opened.", standing.sessions
-    yield "fedstat_arrays_left_total", "counter", "Arrays that left.", standing.arrays_left
-    yield "fedstat_ledger_entries_total", "counter", "Entries of the ledger.", standing.entries
-    yield "fedstat_waiting_questions", "gauge", "Questions without an answer.", standing.waiting
-    yield "fedstat_waiting_plans", "gauge", "Plans that wait for consent.", standing.plans_waiting
+    yield "fedstat_requests_total", "counter", "Number of requests answered.", standing.requests
+    yield "fedstat_refused_total", "counter", "Number of requests refused.", standing.refused
+    yield "fedstat_sessions_total", "counter", "Number of sessions opened.", standing.sessions
+    yield "fedstat_arrays_released_total", "counter", "Number of arrays released.", standing.arrays_released
+    yield "fedstat_ledger_entries_total", "counter", "Number of entries of the ledger.", standing.entries
+    yield "fedstat_waiting_requests", "gauge", "Number of requests without a reply.", standing.waiting
+    yield "fedstat_waiting_plans", "gauge", "Number of plans that wait for approval.", standing.plans_waiting
     yield "fedstat_busy_seconds_total", "counter", "Seconds of work since the service began.", busy
-    began, last = _seconds(standing.since), _seconds(standing.last_question)
-    yield "fedstat_start_time_seconds", "gauge", "When the service began.", began
-    yield "fedstat_last_question_time_seconds", "gauge", "When the last question was entered.", last
+    began, last = _seconds(standing.since), _seconds(standing.last_request)
+    yield "fedstat_start_time_seconds", "gauge", "Time at which the service began.", began
+    yield "fedstat_last_request_time_seconds", "gauge", "Time of the last entry for a request.", last
     budget = standing.budget
     left = None if budget is None else budget.share_left
     yield "fedstat_budget_left_ratio", "gauge", "Share of the privacy budget that is left.", left
@@ -166,12 +169,17 @@ def _metrics(standing: SiteStatus, busy: float | None, free: int | None) -> Iter
         "Days until the certificate expires.",
         standing.certificate_days,
     )
-    yield "fedstat_disk_free_bytes", "gauge", "Room on the disk of the site's folder.", free
-    yield "fedstat_written_time_seconds", "gauge", "When this file was written.", round(time.time(), 3)
+    yield "fedstat_disk_free_bytes", "gauge", "Free space on the disk of the site's folder.", free
+    yield (
+        "fedstat_written_time_seconds",
+        "gauge",
+        "Time at which this file was written.",
+        round(time.time(), 3),
+    )
 
 
 def _seconds(when: str | None) -> float | None:
-    """Seconds since 1970 of a time in UTC as the ledger tells it."""
+    """Convert a time in UTC, as in the ledger, to seconds since 1970."""
     try:
         found = datetime.fromisoformat(str(when))
     except ValueError:
@@ -184,7 +192,7 @@ def _escaped(text: str) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------
-# A site that runs: it answers until it is told to stop, and says how it is.
+# A running site: it answers requests until it is stopped, and writes its status.
 
 POLL = 0.05
 ORDERLY = "stopped"
@@ -192,7 +200,7 @@ ORDERLY = "stopped"
 
 @dataclass(slots=True)
 class Service:
-    """One process that serves a site; with `once` it ends when no question waits."""
+    """A process that runs a site; with `once` it ends when no request is waiting."""
 
     folder: Path
     site: SignedSite
@@ -209,7 +217,7 @@ class Service:
     _measured: float = -EVERY
 
     def run(self, poll: float) -> None:
-        """Answer until told to stop, by what the owner's files say then."""
+        """Answer requests until stopped, under the current files of the owner."""
         inbox, pace = self._inbox(), Backoff(poll)
         while not self._stop():
             busy = False
@@ -219,7 +227,7 @@ class Service:
                 since = time.monotonic()
                 busy = inbox.look(self.site)
                 self.busy += (time.monotonic() - since) * busy
-            except ClosedError:  # its log has the reason, and what waits is answered later
+            except ClosedError:  # the log has the reason, and waiting requests are answered later
                 inbox.say_closed(self.site)
             pace.rest(busy)
 
@@ -228,13 +236,13 @@ class Service:
         return _open_inbox(self.site.description.exchange, self.site.site.name, self._refused)
 
     def stop(self, number: int, frame: Any) -> None:
-        """Finish the present question, then end."""
+        """Complete the present request, then end."""
         self.stop_requested = True
 
     def _stop(self) -> bool:
         self._looks += 1
         self._report()
-        # the first look answers all that waits
+        # the first pass answers all waiting requests
         done = self.once and self._looks > 1
         return self.stop_requested or done
 
@@ -243,7 +251,7 @@ class Service:
         self.log(f"passed over: {why}")
 
     def _report(self) -> None:
-        """Write how it is, where that changed."""
+        """Write the status if it has changed."""
         count = (sum(len(chain.entries) for chain in self.site.site.site_ledger.chains), self.passed_over)
         if count != self._reported:
             self._reported = count
@@ -262,7 +270,7 @@ class Service:
 
 
 def _open_inbox(exchange: str, name: str, refused: Callable[[str], None]) -> Inbox | BucketInbox:
-    """Open a site's end of a folder or of a bucket."""
+    """Open the folder or the bucket of a site."""
     if is_bucket(exchange):
         return BucketInbox(open_bucket(exchange).at(name), refused)
     return Inbox(SiteMailbox(Path(exchange, name)), refused)
@@ -278,19 +286,19 @@ def serve_site_folder(
     log_megabytes: float = 10.0,
     log_count: int = 5,
 ) -> int:
-    """Serve a site until SIGTERM or SIGINT, over a folder or over NVIDIA FLARE."""
+    """Run a site until SIGTERM or SIGINT, over a folder or over NVIDIA FLARE."""
 
     def measure(found: SiteStatus, busy: float | None) -> None:
         if metrics is not None:
             write_metrics(metrics, metrics_mode, found, folder, busy)
 
     if metrics is not None and not metrics.parent.is_dir():
-        raise PartitionError(f"there is no folder '{metrics.parent}' for the file of metrics")
+        raise PartitionError(f"the folder '{metrics.parent}' for the file of metrics does not exist")
     if flare_commands.uses_flare(folder):
         if log is not None:
             raise PartitionError(
-                f"over NVIDIA FLARE the log is '{folder / FLARE / LOG}', which is appended to: have "
-                "logrotate cut it by copytruncate"
+                f"over NVIDIA FLARE the log is '{folder / FLARE / LOG}', and lines are appended to it: use "
+                "logrotate with copytruncate"
             )
         if metrics is not None:
             Thread(target=_measure_flare, args=(folder, measure), daemon=True).start()
@@ -298,7 +306,7 @@ def serve_site_folder(
     description = read_description(folder)
     if not description.exchange:
         raise PartitionError(
-            f"'{folder / DESCRIPTION}' names no folder for questions and answers; write it under 'exchange', "
+            f"'{folder / DESCRIPTION}' has no folder for requests and replies; write it under 'exchange', "
             f"or join a kit for NVIDIA FLARE with 'fedstat site join-kit {shell_path(folder)} KIT'"
         )
     take = log_to(log, log_megabytes, log_count)
@@ -309,7 +317,9 @@ def serve_site_folder(
     service = Service(folder, SignedSite(folder, report=report), once, report, measure)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, service.stop)
-    said = f"{utc_now()} {description.name} answers in '{description.exchange}' (process {os.getpid()})"
+    said = (
+        f"{utc_now()} {description.name} answers requests in '{description.exchange}' (process {os.getpid()})"
+    )
     print(said, flush=True) if log is None else take(said)
     state = "failed"
     try:
@@ -318,13 +328,13 @@ def serve_site_folder(
     finally:
         service.report(state)
         measure(replace(show_site_json(folder, service.site.site.site_ledger), is_served=False), service.busy)
-    said = f"{utc_now()} {description.name} {ORDERLY}; its ledger goes on when it is started again"
+    said = f"{utc_now()} {description.name} {ORDERLY}; its ledger continues at the next start"
     print(said, flush=True) if log is None else take(said)
     return 0
 
 
 def _measure_flare(folder: Path, measure: Callable[[SiteStatus, float | None], None]) -> None:
-    """Write metrics of a site whose questions another process answers; its account is read from the file."""
+    """Write metrics of a site that runs in another process; the ledger is read from its file."""
     while True:
         with suppress(FedstatError, OSError):
             measure(show_site_json(folder), None)
@@ -332,7 +342,7 @@ def _measure_flare(folder: Path, measure: Callable[[SiteStatus, float | None], N
 
 
 def show_site_status(folder: Path, as_json: bool = False) -> int:
-    """Show whether a site is served, over a folder or over NVIDIA FLARE, and what it has done."""
+    """Show whether a site is running, over a folder or over NVIDIA FLARE, and what it has done."""
     if as_json:
         found = show_site_json(folder)
         print(json.dumps(to_plain(found), indent=2))
@@ -346,7 +356,7 @@ def serve_owner_page(folder: Path, port: int, in_browser: bool) -> int:
 
 
 def owner_view(folder: Path) -> OwnerView:
-    """Read a site as its owner's page does."""
+    """Read a site for the owner's page."""
     return OwnerView(folder, lambda place: _status(place)[0], examine_site)
 
 
@@ -357,12 +367,12 @@ def _status(folder: Path) -> tuple[dict[str, Any], bool]:
 
 
 def show_site_json(folder: Path, site_ledger: SiteLedger | None = None) -> SiteStatus:
-    """Read how a site stands, whatever carries its questions, for programs; its account unless given."""
+    """Read the status of a site, for any transport; the ledger is read unless it is given."""
     site, plans = read_description(folder), len(plan_folder(folder).waiting())
     if flare_commands.uses_flare(folder):
         home, days = folder / FLARE, days_left(folder / FLARE / KIT)
         return read_site_status(folder, home, FLARE, site.name, is_running(home), (None, plans), days)
-    # not known of a bucket, which is not asked for the sake of a figure
+    # not known for a bucket: a status sends no requests to it
     waiting = None if is_bucket(site.exchange) else _waiting(site.exchange, site.name)
     counted = (waiting if isinstance(waiting, int) else None), plans
     transport = "bucket" if is_bucket(site.exchange) else "folder"
@@ -371,25 +381,25 @@ def show_site_json(folder: Path, site_ledger: SiteLedger | None = None) -> SiteS
 
 
 def show_health(folder: Path, patience: float) -> int:
-    """Say in one line whether a site is served and can answer."""
+    """Print in one line whether a site is running and can answer."""
     description = read_description(folder)
     home = folder / FLARE if flare_commands.uses_flare(folder) else folder
     problem = health_problem(show_site_json(folder), folder, heartbeat_age(home), patience)
-    print(f"{description.name}: {problem or 'is served, and can answer'}")
+    print(f"{description.name}: {problem or 'is running and can answer'}")
     return 1 if problem else 0
 
 
 def _left_to_do(folder: Path, site: SiteDescription) -> dict[str, int | str]:
-    """Count what waits for the site, and what for its owner; how its privacy budget stands."""
+    """Count the waiting requests and plans, and read the state of the privacy budget."""
     return {
         **describe_budget(folder, site.name),
         "waiting": _waiting(site.exchange, site.name),
-        "plans waiting for consent": len(plan_folder(folder).waiting()),
+        "plans waiting for approval": len(plan_folder(folder).waiting()),
     }
 
 
 def _waiting(exchange: str, name: str) -> int | str:
-    """Count the questions without an answer."""
+    """Count the requests without a reply."""
     if not exchange:
         return 0
     if is_bucket(exchange):

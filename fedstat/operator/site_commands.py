@@ -1,4 +1,4 @@
-"""Commands of a site's owner: make its folder, check it, and decide which keys to trust."""
+"""Commands for the owner of a site: make its folder, check it, and decide which keys to trust."""
 
 from __future__ import annotations
 
@@ -53,26 +53,26 @@ from fedstat.operator.site_status import ledger_is_held, rule_problems
 from fedstat.operator.terminal import format_columns, print_problems, shell_path, underlined
 
 FILES = (
-    (IDENTITY, "private keys, for this account alone; keep a copy where you keep passwords"),
-    (DESCRIPTION, "where the records are and who is trusted: fill it in"),
-    (POLICY, "what may leave: every rule is explained there; it starts strict"),
-    (LEDGER_FILENAME, "the account of what leaves, begun now: the site does not serve without it"),
+    (IDENTITY, "private keys; keep a copy where you keep passwords"),
+    (DESCRIPTION, "where the data are, and which keys are trusted; fill it in"),
+    (POLICY, "what may be released; it explains every rule, and its defaults are strict"),
+    (LEDGER_FILENAME, "the ledger of all releases; the site does not run without it"),
 )
-"""Of a new site's folder."""
+"""Files of the folder of a new site, with their descriptions."""
 
 
 def init_site(
     folder: Path, name: str, data: str | None, exchange: str, key: Sequence[str], transport: str
 ) -> int:
-    """Make a site's folder: keys, templates and public card."""
+    """Make the folder of a site: keys, templates and public card."""
     check_name(name)
     over_flare = transport == FLARE
     if over_flare:
         check_flare_name(name)
-    # paths that were given on the command line are relative to where the command was run
+    # paths on the command line are relative to the current folder
     path = "records.csv" if data is None else str(Path(data).resolve())
     exchange = "# exchange =" if over_flare else f"exchange = {toml_quoted(given_exchange(exchange))}"
-    identity = make_folder(folder, DESCRIPTION)  # after all that may be refused
+    identity = make_folder(folder, DESCRIPTION)  # after everything that can fail
     fingerprint = identity.public.fingerprint
     begin_ledger(folder, identity)
     entries = {
@@ -83,21 +83,21 @@ def init_site(
         "fingerprint": toml_quoted(fingerprint),
     }
     text = TEMPLATE.format(**entries, **_source_entries(path, key))
-    folder.chmod(0o700)  # one that was there before may be open to others
+    folder.chmod(0o700)  # a folder that existed before may be open to others
     write_atomic(folder / DESCRIPTION, text.encode())
     write_atomic(folder / POLICY, Policy.strict().to_toml().encode())
     card = Card(name, SITE, fingerprint).hand_out(folder, FILES)
     print(f"\nNext: fill in {DESCRIPTION}, then    fedstat site describe {shell_path(folder)}")
-    print(f"      read the {COLUMNS} that it proposes, and    fedstat site check {shell_path(folder)}")
-    print(f"      give '{card}' to the coordinator, whose roster comes back")
-    print(f"      show that by    fedstat site accept {shell_path(folder)}")
+    print(f"      read the proposed {COLUMNS}, then    fedstat site check {shell_path(folder)}")
+    print(f"      send '{card}' to the coordinator, who sends a roster back")
+    print(f"      show the roster with    fedstat site accept {shell_path(folder)}")
     if over_flare:
-        print(f"      ask for a certificate by    fedstat site request {shell_path(folder)}")
+        print(f"      request a certificate with    fedstat site request {shell_path(folder)}")
     return 0
 
 
 def _source_entries(path: str, key: Sequence[str]) -> dict[str, str]:
-    """Entries of site.toml that say where the records are."""
+    """Return the entries of site.toml for the source of the data."""
     return {
         "kind": toml_quoted(kind_of_file(path)),
         "kinds": ", ".join(map(toml_quoted, SOURCE_KINDS)),
@@ -107,87 +107,89 @@ def _source_entries(path: str, key: Sequence[str]) -> dict[str, str]:
 
 
 def revoke_trust(folder: Path, name: str) -> int:
-    """Trust a site, or the coordinator, no longer."""
+    """Stop trusting a site or the coordinator."""
     description = read_description(folder)
     path = folder / DESCRIPTION
     if name == description.name:
-        raise PartitionError(f"'{name}' is this site itself; stop 'fedstat site serve' to answer nobody")
+        raise PartitionError(
+            f"'{name}' is this site itself; to answer no requests, stop 'fedstat site serve'"
+        )
     if name == COORDINATOR and description.coordinator:
         set_entry(path, "", COORDINATOR, "")
-        meaning = "No question is answered until another coordinator is pinned."
+        meaning = "The site answers no requests until another coordinator is pinned."
     elif name in description.pinned:
         withdraw_entry(path, "pinned", name)
-        meaning = f"Sums that are masked together with {name} are refused from now on."
+        meaning = f"From now on, the site refuses sums that are masked together with {name}."
     else:
         known = [COORDINATOR] if description.coordinator else []
         known += [site for site in description.pinned if site != description.name]
-        raise PartitionError(f"'{name}' is not trusted here; trusted are {', '.join(known) or 'none'}")
+        raise PartitionError(f"'{name}' is not trusted here; trusted are {', '.join(known) or 'no sites'}")
     print(f"{description.name} no longer trusts {name}. {meaning}")
-    print("A site that serves now heeds it before its next question.")
+    print("A running site applies this before its next request.")
     return 0
 
 
 def draw_seed(folder: Path) -> int:
-    """Draw the secret that sites share, and write it into the description of this one."""
+    """Draw the secret that sites share, and write it into site.toml."""
     description = read_description(folder)
     if description.seed:
         raise PartitionError(
-            f"'{folder / DESCRIPTION}' has a seed already, which the other sites share; take that line out "
-            "of it, and of theirs, to draw another"
+            f"'{folder / DESCRIPTION}' has a seed, which the other sites share; to draw another, first "
+            "remove "
+            "that line from this file and from theirs"
         )
     drawn = secrets.token_hex(SEED_DIGITS // 2)
     set_entry(folder / DESCRIPTION, "", "seed", drawn)
     print(
-        f"Drawn, and written into '{folder / DESCRIPTION}'. The other owners write the same line into "
-        "theirs:\n"
+        f"A new seed is in '{folder / DESCRIPTION}'. The other owners write the same line into their files:\n"
     )
     print(f"seed = {toml_quoted(drawn)}\n")
-    print("Tell it to them, and not to the coordinator. A site that serves is started again.")
+    print("Send it to the other owners, and not to the coordinator. Then restart running sites.")
     return 0
 
 
 def consent_alignment(folder: Path, names: Sequence[str]) -> int:
-    """Consent to one alignment of the site's keys with those of other sites."""
+    """Allow one alignment of the keys of the site with those of other sites."""
     description = read_description(folder)
     strange = [name for name in names if name not in description.pinned or name == description.name]
     if strange:
         raise PartitionError(
-            f"no key of {', '.join(strange)} is pinned here; consent to alignments with sites whose key you "
-            "have compared: fedstat site pin FOLDER CARD"
+            f"no key of {', '.join(strange)} is pinned here. First compare and pin the key: "
+            "fedstat site pin FOLDER CARD"
         )
     now = datetime.now(UTC).isoformat(timespec="microseconds")
     for name in names:
         set_entry(folder / DESCRIPTION, "consent", name, now)
-    print(f"{description.name} consents to one alignment of its keys with {', '.join(names)}, from now on.")
-    print("None of them sees a key. Who enters keys that it has made up learns which of them are here.")
+    print(f"{description.name} now allows one alignment of its keys with {', '.join(names)}.")
+    print("No site sees a key. A site that enters invented keys can learn which of them exist here.")
     return 0
 
 
 def reload_site(folder: Path) -> int:
-    """Ask the process that serves a site to read its records again."""
+    """Request the process that runs a site to read the data again."""
     name = read_description(folder).name
     write_atomic(folder / RELOAD, f"{time.time_ns()}\n".encode())
     if not ledger_is_held(folder):
-        print(f"{name} is not served now; its records are read when it is started.")
+        print(f"{name} is not running; it reads its data when it starts.")
         return 0
-    print(f"{name} reads its records again before its next reply.")
+    print(f"{name} reads its data again before its next reply.")
     print("If they have changed, open sessions end. If they cannot be used, the site keeps the current ones.")
-    print(f"See the outcome by    fedstat site status {shell_path(folder)}")
+    print(f"To see the outcome:    fedstat site status {shell_path(folder)}")
     return 0
 
 
 def check_site(folder: Path) -> int:
-    """Show what others would see, what the policy lets leave, and what is not in order."""
+    """Show what others see of the site, what its policy allows to be released, and any problems."""
     problems = _examine(folder)
-    print(underlined("Problems" if problems else "In order"))
+    print(underlined("Problems" if problems else "No problems found"))
     if not problems:
-        how = f"Start it with    fedstat site serve {shell_path(folder)}"
-        print("  It is served now." if ledger_is_held(folder) else f"  {how}")
+        how = f"Start the site with    fedstat site serve {shell_path(folder)}"
+        print("  The site is running." if ledger_is_held(folder) else f"  {how}")
     return print_problems(problems)
 
 
 def examine_site(folder: Path) -> tuple[list[str], str]:
-    """Tell what is not in order, and what :func:`check` shows before it."""
+    """Return the problems of a site, and the text that :func:`check` prints before them."""
     shown = io.StringIO()
     with redirect_stdout(shown):
         problems = _examine(folder)
@@ -195,7 +197,7 @@ def examine_site(folder: Path) -> tuple[list[str], str]:
 
 
 def _examine(folder: Path) -> list[str]:
-    """Show a site, and return what is not in order."""
+    """Print the description of a site, and return its problems."""
     problems: list[str] = []
     description = read_description(folder)
     fingerprint = load_identity(folder).public.fingerprint
@@ -224,7 +226,7 @@ def _description_problems(folder: Path, name: str, policy: Policy, table: Table 
             yield str(error)
     if policy.formulas == "simple" and not (folder / COLUMNS).exists():
         yield (
-            f'no column is published, and by formulas = "simple" none can be asked for: '
+            'no column is published, so with formulas = "simple" no formula can use one: '
             f"fedstat site describe {shell_path(folder)}"
         )
 
@@ -232,19 +234,19 @@ def _description_problems(folder: Path, name: str, policy: Policy, table: Table 
 def _show_table(
     folder: Path, description: SiteDescription, policy: Policy, problems: list[str]
 ) -> Table | None:
-    """Show the records as others see them; None where they cannot be opened."""
-    print(underlined("What others see of the records"))
+    """Show the data as others see them; None if they cannot be opened."""
+    print(underlined("What others see of the data"))
     name, label = description.name, description.site_column
     try:
         table = open_records(folder, description)
         found = table_schema(name, LabeledTable(table, label, name) if label else table, policy)
     except (FedstatError, ImportError) as error:
         problems.append(str(error))
-        print("  nothing: see below\n")
+        print("  nothing; see the problems below\n")
         return None
-    rows = [(column, kind or "no value in any row") for column, kind in found.columns.items()]
+    rows = [(column, kind or "no values") for column, kind in found.columns.items()]
     if label:
-        rows.append((label, f"text: the site itself, '{name}' in every row"))
+        rows.append((label, f"text: the name of the site, '{name}', in every row"))
     print(format_columns([("column", "holds"), *rows], head=True))
     print(f"\n  {found.n_rows:,} rows\n")
     if isinstance(table, AlignedTable):
@@ -253,7 +255,7 @@ def _show_table(
 
 
 def _show_link(table: AlignedTable, problems: list[str]) -> None:
-    print(underlined("How its records are linked"))
+    print(underlined("How records are linked"))
     aligned = f"as {table.alignment}" if table.alignment else f"no: {table.why_unaligned}"
     rows = [("key", ", ".join(table.keys.key)), ("keys", f"{table.keys.n_rows:,}"), ("aligned", aligned)]
     print(format_columns(rows) + "\n")
@@ -264,23 +266,25 @@ def _show_link(table: AlignedTable, problems: list[str]) -> None:
 
 def _show_policy(site: str, policy: Policy) -> None:
     load_families()
-    print(underlined("What the policy lets leave"))
+    print(underlined("What the policy allows to be released"))
     looser = policy.looser_than_strict()
-    print(f"  Looser than strict: {', '.join(looser)}\n" if looser else "  As strict as a site starts\n")
-    rows: list[tuple[str, ...]] = [("family", "steps", "in clear", "in masked sums", "refused by")]
+    print(
+        f"  Less strict than the default: {', '.join(looser)}\n" if looser else "  As strict as the default\n"
+    )
+    rows: list[tuple[str, ...]] = [("family", "steps", "unmasked", "in masked sums", "refused by")]
     never: list[str] = []
     for family, steps in FAMILIES.items():
         if family != RECEIPT_FAMILY:
             rows.append(_family_row(site, policy, family, steps, never))
     print(format_columns(rows, head=True))
     if policy.approval == "owner":
-        print("\n  Every analysis waits for its owner: fedstat site pending, approve, deny")
-    print("\n  Who can learn what under it: fedstat site threats")
+        print("\n  Every analysis waits for approval: fedstat site pending, approve, deny")
+    print("\n  Who can learn what under this policy: fedstat site threats")
     if never:
-        print("\n  Refused in any way:")
+        print("\n  Always refused:")
         print(textwrap.fill(", ".join(never), 96, initial_indent="    ", subsequent_indent="    "))
     print(
-        f"\n  Besides, every answer is held against its rows: at least {policy.min_count} behind a sum, "
+        f"\n  In addition, every reply is checked against its rows: at least {policy.min_count} in a sum, "
         f"{policy.min_events} of either\n  outcome, {policy.min_level_count} of a level, and at most "
         f"{policy.max_parameters:g} coefficients per row.\n"
     )
@@ -290,7 +294,7 @@ def _family_row(
     site: str, policy: Policy, family: str, steps: Mapping[str, Step], never: list[str]
 ) -> tuple[str, ...]:
     reported, rules = [], dict[str, None]()
-    # None asks in clear, 0 for a part of a masked sum
+    # None: unmasked; 0: as part of a masked sum
     for masked in (None, 0):
         outcome = [
             list(refusals(site, policy, Request(site, family, name, masked=masked), step))
@@ -299,27 +303,27 @@ def _family_row(
         may = sum(not reasons for reasons in outcome)
         reported.append("all" if may == len(steps) else f"{may} of {len(steps)}" if may else "none")
         rules |= dict.fromkeys(one.rule for reasons in outcome for one in reasons)
-    if may:  # of a family that may ask nothing the steps need not be listed
+    if may:  # the steps of a refused family need not be listed
         never += [f"{family}.{name}" for name, reasons in zip(steps, outcome, strict=True) if reasons]
     return family, str(len(steps)), *reported, ", ".join(rules)
 
 
 def _show_trust(description: SiteDescription, fingerprint: str, problems: list[str]) -> None:
-    print(underlined("Whom it trusts"))
+    print(underlined("Trusted keys"))
     name, coordinator = description.name, description.coordinator
     pinned = {site: key for site, key in description.pinned.items() if site != name}
-    rows = [(COORDINATOR, coordinator or "none: nobody's questions are answered"), *pinned.items()]
+    rows = [(COORDINATOR, coordinator or "none: the site answers no requests"), *pinned.items()]
     print(format_columns(rows) + "\n")
     if not coordinator:
-        problems.append("no coordinator is trusted: fedstat site pin FOLDER CARD")
+        problems.append("no coordinator is trusted; pin one: fedstat site pin FOLDER CARD")
     if normalize_fingerprint(description.pinned.get(name, "")) != normalize_fingerprint(fingerprint):
         problems.append(f"[pinned] has another key for '{name}' than {IDENTITY}; pin its own card")
     if not pinned:
-        print("  Without other sites no masked sum is possible.\n")
+        print("  Masked sums need the keys of other sites.\n")
 
 
 def _show_budget(folder: Path, name: str, policy: Policy) -> Iterator[str]:
-    """Show how the privacy budget stands by the site's account; what is wrong with the account."""
+    """Show the state of the privacy budget, and yield problems of the ledger."""
     try:
         site_ledger = read_ledger(folder, name, load_identity(folder).public)
         site_ledger.check_undisputed(name)
@@ -328,7 +332,7 @@ def _show_budget(folder: Path, name: str, policy: Policy) -> Iterator[str]:
         return
     spent = read_budget_spent(policy, site_ledger)
     if spent is not None:
-        print(underlined("Its privacy budget"))
+        print(underlined("Privacy budget"))
         print(f"  {str(spent).capitalize()}\n")
 
 
@@ -337,10 +341,10 @@ def _exchange_problems(exchange: str) -> Iterator[str]:
         try:
             next(open_bucket(exchange).list_after("", ""), None)
         except (FedstatError, ImportError, FileNotFoundError) as error:
-            yield f"the bucket for questions and answers cannot be used: {error}"
+            yield f"the bucket for requests and replies cannot be used: {error}"
         return
     place = Path(exchange)
     while not place.exists() and place != place.parent:
         place = place.parent
     if not os.access(place, os.W_OK):
-        yield f"the folder for questions and answers, '{exchange}', cannot be written"
+        yield f"the folder for requests and replies, '{exchange}', cannot be written"

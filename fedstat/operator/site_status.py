@@ -30,23 +30,23 @@ from fedstat.federation.transport.site_folder import (
 from fedstat.operator.terminal import format_columns, shell_path, underlined
 
 # ----------------------------------------------------------------------------------------------------
-# How a site stands, under keys that programs may rely on (``fedstat site status --json``).
+# The status of a site, under keys that programs can rely on (``fedstat site status --json``).
 #
-# The keys stay, and new ones may come; `form` is another number where one changes its meaning. What is not
-# known or does not apply is null. All of it is the owner's: nothing is told that its own ledger does not
-# tell.
+# The keys are stable, and new ones may be added; `form` changes if one changes its meaning. A value that is
+# not known or does not apply is null. Only the owner can read the status: it shows nothing that is not in the
+# site's own ledger and folder.
 
 STATUS, BEAT = "status.json", 5.0
-"""The file in which a service says how it is, and seconds after which it touches it, so that it is seen."""
+"""The status file of a service, and the number of seconds after which the service touches it."""
 FORM, NEVER, KILLED = 1, "never started", "killed"
-LEDGER_COUNTS = ("sessions", "questions", "refused", "arrays_left", "entries", "last_question")
+LEDGER_COUNTS = ("sessions", "requests", "refused", "arrays_released", "entries", "last_request")
 FOR_GOOD = 3
-"""Exit code of a service that is not to be started again before somebody has looked."""
+"""Exit code of a service that must not be started again without a look at its problem."""
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetStatus:
-    """A privacy budget: epsilon at delta, how much is charged by how many releases, and the share left."""
+    """A privacy budget: epsilon at delta, the charges and the number of releases, and the share left."""
 
     epsilon: float
     delta: float
@@ -57,12 +57,12 @@ class BudgetStatus:
 
 @dataclass(frozen=True, slots=True)
 class SiteStatus:
-    """How one site stands, as its folder tells.
+    """The status of one site, read from its folder.
 
-    `transport` is "folder", "bucket" or "flare"; `state` "running", "stopped", "failed", "killed" or "never
-    started"; `ledger_is_held` whether a process holds the site's lock; `heartbeat` when the service was seen
-    last. `version` is the service's, `installed` that of the command. `problem` says why a running service
-    answers no requests, and is empty where it answers. Times are in UTC.
+    `transport` is "folder", "bucket" or "flare". `state` is "running", "stopped", "failed", "killed" or
+    "never started". `ledger_is_held` is true if a process holds the lock of the site. `heartbeat` is the time
+    at which the service was seen last. `version` is that of the service, and `installed` that of the command.
+    `problem` is the reason for which a running service answers no requests, or empty. Times are in UTC.
     """
 
     form: int
@@ -80,11 +80,11 @@ class SiteStatus:
     records_as_of: str | None
     site_ledger: str
     sessions: int | None
-    questions: int | None
+    requests: int | None
     refused: int | None
-    arrays_left: int | None
+    arrays_released: int | None
     entries: int | None
-    last_question: str | None
+    last_request: str | None
     passed_over: int | None
     waiting: int | None
     plans_waiting: int | None
@@ -93,13 +93,13 @@ class SiteStatus:
 
 
 def write_heartbeat(home: Path) -> None:
-    """Show that a service lives, for which a full disk has room as well."""
+    """Show that a service is alive; this needs no free disk space."""
     with suppress(OSError):
         os.utime(home / STATUS)
 
 
 def heartbeat_age(home: Path) -> float | None:
-    """Seconds since the service of a folder was seen; None where it never was."""
+    """Return the seconds since the service of a folder was seen; None if it never was."""
     try:
         return max(0.0, time.time() - (home / STATUS).stat().st_mtime)
     except OSError:
@@ -116,10 +116,10 @@ def read_site_status(
     days: int | None,
     site_ledger: SiteLedger | None = None,
 ) -> SiteStatus:
-    """Read how a site stands.
+    """Read the status of a site.
 
-    `waiting` counts questions and plans, `days` those of its certificate; the `site_ledger` is read unless
-    given.
+    `waiting` counts requests and plans, `days` those until the certificate ends. The `site_ledger` is read
+    unless it is given.
     """
     words = read_status_file(home)
     held = ActiveRules.load(folder) if served else None
@@ -140,7 +140,7 @@ def read_site_status(
         installed=VERSION,
         problem="" if held is None else held.problem,
         records_as_of=(held.as_of or None) if held is not None else None,
-        site_ledger=problem or "whole",
+        site_ledger=problem or "complete",
         **(dict.fromkeys(LEDGER_COUNTS) if site_ledger is None else count_ledger(site_ledger)),
         passed_over=words.get("passed over"),
         waiting=waiting[0],
@@ -151,7 +151,7 @@ def read_site_status(
 
 
 def read_status_file(home: Path) -> dict[str, Any]:
-    """Read the status file of a service; empty where there is none that can be read."""
+    """Read the status file of a service; empty if it is absent or not valid."""
     try:
         found = json.loads((home / STATUS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -174,7 +174,7 @@ def _site_ledger(folder: Path, site: str) -> tuple[SiteLedger | None, str]:
 
 
 def count_ledger(site_ledger: SiteLedger) -> dict[str, Any]:
-    """Count what is in a site's account, under :data:`COUNTED`."""
+    """Count the entries of a ledger, under :data:`COUNTED`."""
     entries = [entry for chain in site_ledger.chains for entry in chain.entries]
     found = (
         len(site_ledger.chains),
@@ -192,7 +192,7 @@ def _budget(folder: Path, site_ledger: SiteLedger | None) -> BudgetStatus | None
         return None
     try:
         spent = read_budget_spent(read_site_policy(folder), site_ledger)
-    except PartitionError:  # the policy cannot be read, which is told by who needs it
+    except PartitionError:  # the policy cannot be read, which commands that need it report
         return None
     if spent is None:
         return None
@@ -201,7 +201,7 @@ def _budget(folder: Path, site_ledger: SiteLedger | None) -> BudgetStatus | None
 
 
 # ----------------------------------------------------------------------------------------------------
-# The status file of a process that serves, and what the owner is shown of it.
+# The status file of a running process, and its presentation to the owner.
 
 
 def utc_now() -> str:
@@ -210,7 +210,7 @@ def utc_now() -> str:
 
 
 def write_status(home: Path, state: str, name: str, began: str, more: Mapping[str, Any]) -> None:
-    """Write how this process is, which calls itself `name` and began then."""
+    """Write the status of this process, which calls itself `name` and began at this time."""
     content = {
         "state": state,
         "site": name,
@@ -219,21 +219,21 @@ def write_status(home: Path, state: str, name: str, began: str, more: Mapping[st
         "fedstat": VERSION,
         **more,
     }
-    if FAMILIES:  # another process loads them where another transport starts one
+    if FAMILIES:  # with NVIDIA FLARE, another process loads them
         content["families"] = ", ".join(sorted(FAMILIES))
-    with suppress(OSError):  # on a full disk; what is full stands where the rules in force do
+    with suppress(OSError):  # on a full disk; the rules in force report it
         write_atomic(home / STATUS, json.dumps(content, indent=2).encode())
 
 
 def describe_counts(site_ledger: SiteLedger) -> dict[str, Any]:
-    """Count what is in a site's account, for people."""
+    """Count the entries of a ledger, for people."""
     found = count_ledger(site_ledger)
-    found["last_question"] = found["last_question"] or "none"
+    found["last_request"] = found["last_request"] or "none"
     return {name.replace("_", " "): found[name] for name in LEDGER_COUNTS if name != "entries"}
 
 
 def describe_budget(folder: Path, site: str) -> dict[str, str]:
-    """Say how the privacy budget of a site stands by its account; nothing where it has none."""
+    """Return the state of the privacy budget from the ledger; empty if there is no budget."""
     try:
         policy = read_site_policy(folder)
     except PartitionError:
@@ -253,17 +253,17 @@ def read_service_status(
     is_served: Callable[[Path], bool],
     more: Callable[[SiteDescription], Mapping[str, Any]],
 ) -> tuple[dict[str, Any], bool]:
-    """Read what the status file in `home` says of a site, and `more` of it; whether it is served."""
+    """Read from the status file in `home` whether a site is running, and what it reports, with `more`."""
     description = read_description(folder)
     content = read_status_file(home)
     if not content:
         how = f"has not been started yet; start it with    fedstat site serve {shell_path(folder)}"
         return {"site": description.name, "state": how, **more(description)}, False
-    # the file is the word of a process that may have been killed since: locks tell whether it lives
+    # the process that wrote the file may have been killed since: the lock shows whether it is alive
     running = is_served(home)
     if not running:
         if content["state"] == "running":
-            content["state"] = "ended without a word (killed, or the machine went down); start it again"
+            content["state"] = "ended without a message (killed, or the machine stopped); start it again"
         if "connected" in content:
             content["connected"] = "no"
         del content["process"]
@@ -273,25 +273,25 @@ def read_service_status(
 
 
 def show_status(content: Mapping[str, Any], running: bool) -> int:
-    """Show what was read of the status of a site; 0 while it is served."""
+    """Show the status of a site; return 0 while it is running."""
     print(underlined(f"Site {content['site']}"))
     print(format_columns([(name, str(value)) for name, value in content.items() if name != "site"]))
     return 0 if running else 1
 
 
 def describe_rules(folder: Path) -> dict[str, str]:
-    """Say by which rules a site is served, and over records of when; nothing where it is not."""
+    """Return the rules in force and the time of the data; empty if the site is not running."""
     held = ActiveRules.load(folder) if ledger_is_held(folder) else None
     if held is None:
         return {}
     problems = list(rule_problems(folder))
     found = {"rules": "; ".join(problems) or f"those of {' and '.join(RULES)}, read {held.read}"}
-    records = {"records as of": held.as_of, "last reload": held.reloaded}
+    records = {"data as of": held.as_of, "last reload": held.reloaded}
     return found | {name: text for name, text in records.items() if text}
 
 
 def rule_problems(folder: Path) -> Iterator[str]:
-    """Report where the running service uses other rules than those in the files of its site."""
+    """Report if the running service uses other rules than those in the files of its site."""
     held = ActiveRules.load(folder) if ledger_is_held(folder) else None
     if held is not None and held.problem:
         yield f"the running service answers no requests: {held.problem}"
@@ -308,6 +308,6 @@ def ledger_is_held(folder: Path) -> bool:
         LedgerFile(folder, patience=0.0).close()
     except EngineError:
         return True
-    except SecurityError:  # there is none, which the site will say when it is started
+    except SecurityError:  # there is none, which the site will report when it starts
         return False
     return False

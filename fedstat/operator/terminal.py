@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def shell_path(path: Path) -> str:
-    """Write a path as one types it in a command."""
+    """Write a path as a user types it in a command."""
     return shlex.quote(str(path))
 
 
@@ -18,14 +18,14 @@ def underlined(text: str) -> str:
 
 
 def print_problems(problems: Sequence[str]) -> int:
-    """Print one line per problem; the exit code, 1 where there is one."""
+    """Print one line per problem; return the exit code, 1 if there is one."""
     for problem in problems:
         print(f"  - {problem}")
     return 1 if problems else 0
 
 
 def format_columns(rows: Sequence[Sequence[str]], *, head: bool = False, right: Sequence[int] = ()) -> str:
-    """Set rows in columns; the first row names them where `head`, those in `right` are set to the right."""
+    """Format rows as columns; `head`: the first row has their names; columns in `right` are right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(

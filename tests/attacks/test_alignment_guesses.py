@@ -59,7 +59,7 @@ def test_a_strict_site_aligns_with_nobody_without_its_owners_consent(consents):
 def test_a_list_of_guesses_is_not_raised():
     made, _ = sites(Policy.strict())
     with pytest.raises(
-        ConsentError, match=r"Victim: its policy \(maximum keys\) .* 100 keys, and one of 400"
+        ConsentError, match=r"Victim: its policy \(maximum keys\) .* 100 keys, and this one has 400"
     ):
         found(made)
 

@@ -213,7 +213,7 @@ def test_sums_that_were_to_be_masked_are_not_asked_unmasked():
 def test_a_step_that_no_plan_has_is_refused_before_and_after():
     partition = rows()
     request = Request("S0", "glm", "fit_alone", {}, "s")
-    with pytest.raises(FedstatError, match=r"its policy \(approval\).*none that was proposed"):
+    with pytest.raises(FedstatError, match=r"its policy \(approval\).*no plan has step"):
         partition.sites["S0"].answer(pack_request(request))
     fitted = model(partition)
     approved(lambda: fitted.fit(local=False), partition)

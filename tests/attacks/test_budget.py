@@ -121,7 +121,7 @@ def test_a_refusal_under_a_budget_does_not_depend_on_rows(by):
 
 
 def test_an_owner_is_reported_how_to_go_on():
-    with pytest.raises(PolicyError, match=r"have the owner take \[privacy\] out") as refusal:
+    with pytest.raises(PolicyError, match=r"have the owner remove \[privacy\]") as refusal:
         fs.VFEMRegression.from_formula(
             "y ~ x",
             fs.ClientPartition.from_frames(

@@ -54,7 +54,7 @@ def test_a_site_that_is_said_to_be_lost_is_reported_by_subtraction():
 def test_with_the_rule_the_others_do_not_answer_for_the_second_sum():
     model = fs.GLORE.from_formula("y ~ x", hospitals(apart=2))
     moments(model, NAMES)
-    with pytest.raises(DescriptionError, match=r"\(apart\) answers for no masked sum over 4.*apart = 1"):
+    with pytest.raises(DescriptionError, match=r"\(apart\) refuses a masked sum over 4.*apart = 1"):
         moments(model, NAMES[:4])
     # and not in another session either; without two the sums may differ
     again = fs.GLORE.from_formula("y ~ x", model.partition)
@@ -112,14 +112,14 @@ def test_lists_are_remembered_beyond_the_process():
 def test_a_sum_over_fewer_than_the_quorum_is_refused(quorum, least):
     model = fs.GLORE.from_formula("y ~ x", hospitals(quorum=quorum))
     moments(model, NAMES[:least])
-    with pytest.raises(DescriptionError, match=rf"\(quorum\) wants masked sums over at least {least} inst"):
+    with pytest.raises(DescriptionError, match=rf"\(quorum\) requires at least {least} sites"):
         moments(model, NAMES[: least - 1])
 
 
 def test_a_share_of_sites_is_what_its_owner_wrote():
     policy = fs.Policy.strict(quorum=0.55)
     check_mask("A", policy, 55, 100)
-    with pytest.raises(DescriptionError, match="at least 55 institutions of the 100"):
+    with pytest.raises(DescriptionError, match="at least 55 sites of the 100"):
         check_mask("A", policy, 54, 100)
 
 

@@ -79,13 +79,13 @@ def error(model, term, policy, row=17):
 def test_powers_of_a_column_in_many_guises_are_not_requested(model):
     for policy in (Policy.open(), replace(SHARED, formulas="any", max_share=1.0)):
         assert error(model, POWERS, policy) < 0.05
-    with pytest.raises(DescriptionError, match="a term holds a column once, and 'x' stands in several"):
+    with pytest.raises(DescriptionError, match="a term can have a column once, and 'x' is in several"):
         error(model, POWERS, Policy.strict())
 
 
 def test_products_of_many_numbers_are_not_requested():
     columns = ":".join(f"x{j}" for j in range(4))
-    with pytest.raises(DescriptionError, match="multiplies 3 numbers at most"):
+    with pytest.raises(DescriptionError, match="multiplies at most 3 numbers"):
         error("VFEM", columns, Policy.strict())
     error("VFEM", "x0:x1:x2:C(sex)", Policy.strict())
 

@@ -155,7 +155,7 @@ def test_a_strict_policy_refuses_numbers_for_each_entity():
     strict = Policy.strict()
     frames = study()
     part = fs.ClientPartition.from_frames(frames, on="id", policy=strict)
-    with pytest.raises(PolicyError, match="does not let numbers for each entity leave"):
+    with pytest.raises(PolicyError, match="does not release numbers for each entity"):
         fs.LASER.from_formula("y ~ .", part).fit(epochs=1)
 
 
@@ -164,5 +164,5 @@ def test_numbers_for_each_entity_are_counted_by_their_width():
     frames = study(600)
     part = fs.ClientPartition.from_frames(frames, on="id", policy=Policy(per_entity=20))
     model = fs.LASER.from_formula("y ~ .", part, hidden=(8,), width=8)
-    with pytest.raises(DescriptionError, match="lets 20 numbers for each entity leave"):
+    with pytest.raises(DescriptionError, match="releases 20 numbers for each entity"):
         model.fit(epochs=3, batch_size=600, validation=0.0, calibration=0.0)

@@ -81,7 +81,7 @@ def test_residuals_chosen_by_the_analyst_are_not_taken():
     truth = FRAMES["A"].loc[TARGET, ["A0", "A1"]].to_numpy(float)
     assert np.allclose(row_from_residuals("open"), truth)
     for policy in ("strict", fs.Policy.strict(order="any")):
-        with pytest.raises(PolicyError, match="takes no numbers for each entity"):
+        with pytest.raises(PolicyError, match="accepts no numbers for each entity"):
             row_from_residuals(policy)
 
 

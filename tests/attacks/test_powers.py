@@ -97,7 +97,7 @@ def test_sums_of_a_site_are_its_values_and_masked_ones_are_not():
 
 
 def test_a_degree_is_far_below_the_rows_of_a_site():
-    with pytest.raises(DescriptionError, match="polynomials have degree 3 at most"):
+    with pytest.raises(DescriptionError, match="polynomials have at most degree 3"):
         model(Policy.strict())
     with pytest.raises(DescriptionError, match="maximum sums of one column"):
         model(Policy.strict(formulas="any"), f"poly(x, {DEGREE})")

@@ -139,7 +139,7 @@ def test_refusals_that_depend_on_rows_are_counted_and_end():
     assert "(maximum refusals)" in silent and "answer-again" in silent
     site = partition.sites["S0"]
     assert site.site_ledger.refusals[""] == 10 and len(site.refusals.reasons) == 10
-    assert "wants none or at least 3 rows" in site.refusals.reasons[0]
+    assert "requires no rows or at least 3 rows" in site.refusals.reasons[0]
     site.site_ledger.set_refusals("", 0)
     with refused_for("minimum events"):
         fs.GLORE.from_formula("y ~ age", partition).fit()

@@ -57,7 +57,7 @@ def test_the_command_draws_one_and_the_site_holds_all_of_it(folder, capsys):
     assert site._data.common_seed == int(seed, 16)
     site.site_ledger.store.close()
     assert main(["site", "seed", str(folder)]) == 1
-    assert "has a seed already" in capsys.readouterr().err
+    assert "has a seed, which" in capsys.readouterr().err
     assert read_description(folder).seed == seed
 
 

@@ -161,10 +161,10 @@ def test_a_site_refuses_from_published_levels_and_sizes_of_groups():
     site = Site("Court", pd.DataFrame({"b": [0.0, 1.0] * 20}), policy)
     detail = ColumnCardinality(0, (indicator(),), DITHERED)
     code = np.repeat([0, 1], [25, 15])
-    check_cardinality(site._data, GroupSums(code, 1, detail=detail, beside={0: 1, 1: 0}))
-    with pytest.raises(DescriptionError, match=r'a group asked for has 15.*discrete = "any"'):
-        check_cardinality(site._data, GroupSums(code, 2, detail=detail, beside={0: 1, 1: 2}))
-    check_cardinality(site._data, GroupSums(code, 2, beside={0: 9, 1: 9}))
+    check_cardinality(site._data, GroupSums(code, 1, detail=detail, other_columns={0: 1, 1: 0}))
+    with pytest.raises(DescriptionError, match=r'a requested group has 15.*discrete = "any"'):
+        check_cardinality(site._data, GroupSums(code, 2, detail=detail, other_columns={0: 1, 1: 2}))
+    check_cardinality(site._data, GroupSums(code, 2, other_columns={0: 9, 1: 9}))
 
 
 def test_values_move_alike_in_every_guise_and_at_every_asking():
@@ -272,7 +272,7 @@ def over_several_fits(policy, seed):
 def test_fits_with_ever_other_columns_of_an_ally_do_not_add_up(monkeypatch):
     wrong, refused, (partition, frames) = over_several_fits("strict", 1)
     assert len(wrong) > 1 and "Court: its policy (bits of columns of few values)" in refused
-    assert "earlier fits with other columns included" in refused
+    assert "including earlier fits with other columns" in refused
     # The same fit gives nothing new, and passes.
     equations(partition, frames, "a0")
     # Without the memory of products all sums leave, and there is one answer.

@@ -195,7 +195,7 @@ def test_the_strict_policy_refuses_with_the_reason_and_the_line_that_would_allow
     model = model_of(kind, study(missing=0.0), "strict")
     with (
         tapped(model) as wire,
-        pytest.raises(PolicyError, match="rows of all institutions follow") as reported,
+        pytest.raises(PolicyError, match="determine the rows of all sites") as reported,
     ):
         model.fit(masked=masked)
     assert LINE in str(reported.value) and "policy.toml" in str(reported.value)
@@ -224,7 +224,7 @@ def test_numbers_for_each_entity_are_capped_over_sessions(kind, tmp_path):
     few = {"path": "exact"} if kind == "VerticalGLM" else {"cov_type": "none"}
     with (
         tapped(model) as wire,
-        pytest.raises(PolicyError, match="numbers for each entity leave over") as reported,
+        pytest.raises(PolicyError, match="numbers for each entity over") as reported,
     ):
         model.fit(**few)
     assert "per_entity = " in str(reported.value) and "371 bits" in str(reported.value)
@@ -245,7 +245,7 @@ def test_numbers_for_each_entity_are_capped_over_sessions(kind, tmp_path):
     # Another session of the same partition, and another family, count on.
     other = "VerticalGLM" if kind == "VFEMGLM" else "VFEMGLM"
     again = getattr(fs, other).from_formula("y ~ .", model.partition, family=BINARY)
-    with pytest.raises(PolicyError, match="have left"):
+    with pytest.raises(PolicyError, match="has released"):
         again.fit()
     assert site.site_ledger.vectors == columns - 1
 

@@ -136,7 +136,7 @@ def test_sites_and_models_say_why_they_are_not_copied():
     partition = by_rows()
     for one in (partition.sites["A"], fs.GLORE.from_formula("y ~ x", partition)):
         for made in COPIES.values():
-            with pytest.raises(NotAvailableError, match=r"A: a site is not pickled .*partitions can be"):
+            with pytest.raises(NotAvailableError, match=r"A: a site cannot be pickled .*partitions can"):
                 made(one)
 
 

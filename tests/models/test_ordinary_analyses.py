@@ -164,7 +164,7 @@ ANALYSES: dict[str, tuple[Run, Refused | None]] = {
         Refused("transform a skewed one, or drop it", lambda: splines("num ~ age + thalach")),
     ),
     "boosting": (lambda: boosted("num ~ age + sex", hospitals()), None),
-    "clusters": (clusters, Refused("by the line  per_entity = 40", lambda: clusters(per_entity=40))),
+    "clusters": (clusters, Refused("with  per_entity = 40", lambda: clusters(per_entity=40))),
     "federated averaging": (lambda: averaged("ill ~ age + sex", patients()), None),
 }
 

@@ -293,7 +293,7 @@ class Receipt:
 
         Where a site reads its records once, and not for every answer, also the time at which it did.
         """
-        read = {"records as of": [one.as_of for one in self.statements.values()]}
+        read = {"data as of": [one.as_of for one in self.statements.values()]}
         return pd.DataFrame(
             {
                 "entries": [len(one.entries) for one in self.statements.values()],
@@ -304,7 +304,7 @@ class Receipt:
                 "head": [one.head[:16] for one in self.statements.values()],
                 "fedstat": [one.version for one in self.statements.values()],
                 "key": [one.keys.fingerprint[:19] for one in self.statements.values()],
-                **(read if any(read["records as of"]) else {}),
+                **(read if any(read["data as of"]) else {}),
             },
             index=pd.Index(list(self.statements), name="site"),
         )

@@ -153,8 +153,8 @@ class ResponseRequest:
     weights: str = ""
 
     @property
-    def beside(self) -> tuple[str, ...]:
-        """Columns that stand beside the response."""
+    def extra_columns(self) -> tuple[str, ...]:
+        """Columns that are opened together with the response."""
         return tuple(name for name in (self.offset, self.weights) if name)
 
 
@@ -220,29 +220,29 @@ def open_response(data: SiteData, state: State, text: str) -> tuple[dict[str, Ar
     where = f"{data.name}: the question about the response"
     request = from_json(ResponseRequest, text, where, defaults=True)
     # Before a row is read: what is computed of it may be what the owner refuses.
-    state.report(response_facts(request.response), column_facts(request.beside))
+    state.report(response_facts(request.response), column_facts(request.extra_columns))
     response = build_response(data.frame, request.response, request.columns, data.name)
     if response.ndim != 1:
         raise DesignError(f"response at institution {data.name!r}: expected one column; counts are for a GLM")
     has = np.isfinite(response)
-    beside = {
+    extra = {
         name: build_offset(data.frame, (name_expression(name).text,), (name,), data.name)
-        for name in request.beside
+        for name in request.extra_columns
     }
-    for values in beside.values():
+    for values in extra.values():
         has &= np.isfinite(values)
     state.keep("response weights", None)
     if request.weights:
-        weights = beside[request.weights]
+        weights = extra[request.weights]
         if (weights < 0.0).any():
             raise DesignError(f"weights '{request.weights}' at institution {data.name!r}: some are negative")
         # An entity of weight zero counts for none, and not towards the least number of them either.
         has &= weights > 0.0
         state.keep("response weights", np.where(has, weights, 0.0), int(has.sum()))
     response = np.where(has, response, np.nan)
-    state.play((*request.columns, *request.beside))
+    state.play((*request.columns, *request.extra_columns))
     state.keep("response", response, int(has.sum()))
-    state.keep("response offset", beside.get(request.offset))
+    state.keep("response offset", extra.get(request.offset))
     detail = response_cardinality(data, request.response)
     state.keep("response detail", detail)
     return {"has": has}, "" if detail is None else to_json(detail)
@@ -254,12 +254,12 @@ def open_response(data: SiteData, state: State, text: str) -> tuple[dict[str, Ar
     releases={"weights": per_entity("weights of the entities", behind=(EntityCount,))},
 )
 def open_weights(data: SiteData, state: State) -> dict[str, Array]:
-    """Release the weights that were opened beside the response, zero where there is none: (rows,)."""
+    """Release the weights that were opened with the response, zero if there are none: (rows,)."""
     return {"weights": state.use("response weights", np.ndarray, "no weights are open in this session")}
 
 
 def offset_of(state: State) -> Floats | float:
-    """Return the offset that was opened beside the response, (rows,), or zero."""
+    """Return the offset that was opened with the response, (rows,), or zero."""
     found = state.look_at("response offset") if "response offset" in state else None
     return 0.0 if found is None else np.asarray(found, dtype=np.float64)
 

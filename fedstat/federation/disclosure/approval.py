@@ -17,27 +17,27 @@ from fedstat.federation.message import ArrayKind, Request, Step
 from fedstat.typing import Array
 
 # ----------------------------------------------------------------------------------------------------
-# The plan of an analysis as one site's owner is asked to consent to it: what would be asked, and what
+# The plan of an analysis, for the approval of one site's owner: what the analysis would request, and what
 # leave.
 #
-# The plan comes from the coordinator, in whose words it says what the analysis is and who could learn what.
-# What the site holds a session to is checked against its own declarations: columns, steps with their texts,
-# how often each is asked, what each gives and how much of it; and what the session has asked already is
-# entered by the site itself. Nothing in a plan is drawn at random, so that the same analysis has the same
+# The plan comes from the coordinator, who describes the analysis and who could learn what. The site holds a
+# session to its own declarations: columns, steps with their texts, the number of requests of each step, its
+# arrays and their sizes. The site itself enters what the session has requested before. Nothing in a plan is
+# drawn at random, so the same analysis has the same
 # plan.
 
 DESIGN_FAMILY = "design"
-"""Family whose texts are the formula, and so bound to the letter."""
+"""Family whose texts are the formula, and are therefore bound word for word."""
 CHANGING_FIELDS = frozenset({"number", "slots", "kept", "posteriors", "past"})
-"""Fields of a text that differ from round to round: the number of a product, which mixtures, digests."""
+"""Fields of a text that differ between rounds: the number of a product, the mixtures, digests."""
 TARGETS_FIELD = "targets"
-"""Field of a text of a design that names transforms, with their state so far."""
+"""Field of a text of a design that names transforms, with their present state."""
 REQUEST_FIELD, CODING_FIELD, STATE_FIELD = "question", "spec", "state"
-"""Fields of a text of a design: what is asked of rows, and the coding of columns, which has the states."""
+"""Fields of a text of a design: what is requested of rows, and the coding of columns with the states."""
 EXPLICIT_TRANSFORMS = ("bs(", "cr(", "cc(")
-"""Beginnings of transforms whose state is written in the formula, and does not follow from sums."""
+"""Prefixes of transforms whose state is written in the formula and does not follow from sums."""
 CENTERED_CONSTRAINT = "constraints="
-"""In one of these: means of its columns are sums, and its knots are those of its text."""
+"""A transform in which means of columns are sums, and knots are those of its text."""
 DESIGN_FIELDS: Mapping[str, str] = {
     "response": "response",
     "terms": "terms",
@@ -46,7 +46,7 @@ DESIGN_FIELDS: Mapping[str, str] = {
     "labels": "groups",
     "columns": "columns",
 }
-"""What the texts of a design ask for, by field, in words for the owner."""
+"""What the texts of a design request, by field, in words for the owner."""
 MAX_NAMES_SHOWN = 12
 
 PlanCount = Annotated[int, Minimum(0)]
@@ -54,9 +54,9 @@ PlanCount = Annotated[int, Minimum(0)]
 
 @dataclass(frozen=True, slots=True)
 class ReleasedArray:
-    """One array that a step gives: of so many `numbers` at the most each time; 0: not known in advance.
+    """One array that a step releases: at most `numbers` numbers each time; 0 if not known in advance.
 
-    `entities` stand behind it, 0 where none do.
+    It is computed from `entities` entities, or from none if 0.
     """
 
     array: str
@@ -69,7 +69,7 @@ class ReleasedArray:
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """One step of a plan, asked `most` times at the most: its arrays masked or not, its texts as bound."""
+    """One step of a plan, requested at most `most` times: masked or not, with its bound texts."""
 
     family: str
     step: str
@@ -81,7 +81,7 @@ class PlannedStep:
 
 @dataclass(frozen=True, slots=True)
 class PreparedStep:
-    """A question that the session had asked before the plan was proposed, with the digest of its arrays."""
+    """A request that the session had sent before the plan was proposed, with the digest of its arrays."""
 
     step: str
     text: str
@@ -89,7 +89,7 @@ class PreparedStep:
 
     @classmethod
     def of(cls, request: Request) -> PreparedStep:
-        """Take down a question."""
+        """Note a request."""
         digest = hashlib.sha256()
         for name in sorted(request.arrays):
             digest.update(repr((name, request.arrays[name].shape)).encode() + request.arrays[name].tobytes())
@@ -98,10 +98,10 @@ class PreparedStep:
 
 @dataclass(frozen=True, slots=True)
 class AnalysisPlan:
-    """What one site would be asked in one analysis.
+    """The requests of one analysis to one site.
 
-    `call`, `formula`, `distribution` and `learned` are the coordinator's words; `columns` are those of this
-    site; `rounds` are the most that the analysis takes at all sites. `prepared` is entered by the site.
+    `call`, `formula`, `distribution` and `learned` are texts of the coordinator. `columns` are those of this
+    site. `rounds` is the largest number of rounds at all sites. The site itself enters `prepared`.
     """
 
     site: str
@@ -116,16 +116,16 @@ class AnalysisPlan:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the whole plan, by which its owner decides about it."""
+        """SHA-256 of the complete plan, on which its owner decides."""
         return hashlib.sha256(canonical_json(to_plain(self)).encode()).hexdigest()
 
     def find(self, request: Request) -> PlannedStep | None:
-        """Return the step that is asked; None where it is not in the plan."""
+        """Return the step of a request; None if the plan does not have it."""
         address = (request.family, request.step)
         return next((step for step in self.steps if (step.family, step.step) == address), None)
 
     def numbers(self) -> dict[str, int]:
-        """Numbers that leave at the most, by kind; of arrays of unknown size none are counted."""
+        """Return the most numbers that are released, by kind; arrays of unknown size do not count."""
         total: dict[str, int] = {}
         for step in self.steps:
             for array in step.gives:
@@ -135,12 +135,12 @@ class AnalysisPlan:
 
 
 def read_plan(text: str | bytes, where: str) -> AnalysisPlan:
-    """Read a plan as if a stranger had written it; a MessageError where it is none."""
+    """Read a plan from an untrusted source; a MessageError if it is not valid."""
     return from_json(AnalysisPlan, text, where)
 
 
 def bound_text(request: Request) -> str:
-    """Return what of a question's text an owner consents to: all that is said of the design, else its words.
+    """Return the part of a request's text that an owner approves: all of a design, otherwise its words.
 
     Estimates that come back in a text, such as a parameter of the distribution, are not known in advance.
     """
@@ -158,10 +158,10 @@ def bound_text(request: Request) -> str:
 
 
 def _bound_design(content: Any) -> str:
-    """Return what of a design's text is bound where it depends on sums for transforms; empty where none does.
+    """Return the bound part of a design's text that depends on sums for transforms; empty if none does.
 
-    What is asked again for every state of a transform is bound by the question that it is about; in the
-    coding of rows, states that follow from sums are not known before.
+    A request that is repeated for every state of a transform is bound by what it is about. In the coding of
+    rows, states that follow from sums are not known before.
     """
     if not isinstance(content, dict) or REQUEST_FIELD not in content:
         return ""
@@ -189,7 +189,7 @@ def _without_numbers(content: Any) -> Any:
 
 
 def undeclared_part(plan: AnalysisPlan, families: Mapping[str, Mapping[str, Step]]) -> str:
-    """Name a step or an array of a plan that is not declared so here; empty where all are."""
+    """Name a step or an array of a plan that is not declared in this way here; empty if all are."""
     for planned in plan.steps:
         step = families.get(planned.family, {}).get(planned.step)
         if step is None:
@@ -202,30 +202,30 @@ def undeclared_part(plan: AnalysisPlan, families: Mapping[str, Mapping[str, Step
 
 
 def describe_plan(plan: AnalysisPlan) -> Iterator[str]:
-    """Say in plain words what a plan asks for, line by line, for the site's owner."""
+    """Describe the requests of a plan in plain words, line by line, for the site's owner."""
     for line in dict.fromkeys(_step_lines(plan)):
-        # Names come from elsewhere: what moves a terminal's cursor could write over what is asked for.
+        # Names come from elsewhere: control characters could overwrite other text on a terminal.
         yield "".join(letter if letter.isprintable() else "?" for letter in line)
 
 
 def _step_lines(plan: AnalysisPlan) -> Iterator[str]:
-    yield f"Analysis, in the coordinator's words: {plan.call}, of {plan.formula}, {plan.distribution}"
-    yield f"Columns of {plan.site} that it reads: {', '.join(plan.columns) or 'none'}"
+    yield f"Analysis, as the coordinator describes it: {plan.call}, of {plan.formula}, {plan.distribution}"
+    yield f"Columns of {plan.site} that it uses: {', '.join(plan.columns) or 'none'}"
     for text in dict.fromkeys(_design_texts(plan)):
         yield from _read_design_text(text)
     request = Counter(one.step for one in plan.prepared)
     reported = ", ".join(f"{step} ({times} times)" if times > 1 else step for step, times in request.items())
-    yield f"Told before it, of names, kinds, levels, counts and who has which entity: {reported or 'nothing'}"
-    yield f"Rounds, at the most: {plan.rounds:,}"
-    yield "Steps, in their order, and what each gives:"
+    yield f"Released before it (names, kinds, levels, counts, which entities exist): {reported or 'nothing'}"
+    yield f"Rounds: at most {plan.rounds:,}"
+    yield "Steps in order, and what each releases:"
     for step in plan.steps:
         gives = "; ".join(map(_array_text, step.gives)) or "nothing"
         often = "once" if step.most == 1 else f"at most {step.most:,} times"
         yield f"  {step.step} ({step.family}), {often}: {gives}"
     sums = ", ".join(f"{n:,} ({kind})" for kind, n in plan.numbers().items() if n)
-    yield f"Numbers that leave in all, at the most: {sums or 'none'}"
-    yield "Who could learn what, in the coordinator's words:"
-    yield from (f"  {sentence}" for sentence in plan.learned or ("Nobody learns anything.",))
+    yield f"Numbers released in total, at most: {sums or 'none'}"
+    yield "Who could learn what, as the coordinator describes it:"
+    yield from (f"  {sentence}" for sentence in plan.learned or ("No party learns anything.",))
 
 
 def _array_text(array: ReleasedArray) -> str:
@@ -244,7 +244,7 @@ def _design_texts(plan: AnalysisPlan) -> Iterator[str]:
 
 
 def _read_design_text(text: str) -> Iterator[str]:
-    """Say what a text of a design asks for, as it stands in the question."""
+    """Describe what a text of a design requests."""
     try:
         content = json.loads(text)
         if isinstance(content, dict) and isinstance(content.get("question"), str):
@@ -256,10 +256,10 @@ def _read_design_text(text: str) -> Iterator[str]:
     parts = [
         f"{word} {_name_text(content[name])}" for name, word in DESIGN_FIELDS.items() if content.get(name)
     ]
-    if content.get("terms") or content.get("response"):  # the columns stand above
+    if content.get("terms") or content.get("response"):  # the plan lists the columns above
         parts = [part for part in parts if not part.startswith("columns ")]
     if parts:
-        yield f"It asks for: {'; '.join(parts)}"
+        yield f"It requests: {'; '.join(parts)}"
 
 
 def _name_text(value: Any) -> str:
@@ -272,29 +272,29 @@ def _name_text(value: Any) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Consent of a site's owner to each analysis: plans that wait, decisions, and what a session keeps to.
+# Approval of each analysis by the owner of a site: waiting plans, decisions, and the limits of a session.
 #
-# A decision is about the digest of a plan, and a consent serves for one run of it: numbers at points of the
-# asker's choosing add up, run by run. What is agreed on before a plan can be made (kinds, levels, counts,
-# who has which entity) is answered before, as far as the other rules let it, and stands in the plan.
+# A decision is about the digest of a plan, and an approval is valid for one run: numbers at points of the
+# analyst's choice add up, run by run. Requests that must come before a plan (kinds, levels, counts, which
+# entities exist) are answered as far as the other rules allow, and the plan lists them.
 
 APPROVAL_FAMILY = "approval"
 """Family that proposes plans."""
 PREPARING_KINDS: tuple[ArrayKind, ...] = ("control", "schema", "presence")
-"""Kinds of values that are told before there can be a plan."""
+"""Kinds of values that are released before there can be a plan."""
 MAX_PENDING_PLANS, MAX_PREPARED_STEPS = 100, 1000
 ApprovalStatus: TypeAlias = Literal["approved", "pending", "denied"]
 
 
 class PlanStore(Protocol):
-    """Where plans wait beyond the life of a process, and where their owner decides."""
+    """Where plans wait when the process ends, and where their owner decides."""
 
     def keep(self, digest: str, plan: AnalysisPlan) -> None:
-        """Keep a plan that waits."""
+        """Keep a waiting plan."""
         ...
 
     def waiting(self) -> Mapping[str, AnalysisPlan]:
-        """Plans that wait."""
+        """Return the waiting plans."""
         ...
 
     def decided(self) -> Iterable[PlanDecision]:
@@ -302,13 +302,13 @@ class PlanStore(Protocol):
         ...
 
     def settle(self, decision: PlanDecision) -> None:
-        """Put a plan aside of which the account has the decision."""
+        """Remove a plan whose decision is in the ledger."""
         ...
 
 
 @dataclass(slots=True)
 class Approvals:
-    """Plans that were proposed to a site, and what its owner has decided."""
+    """Plans that were proposed to a site, and the decisions of its owner."""
 
     site: str
     site_ledger: SiteLedger
@@ -321,12 +321,12 @@ class Approvals:
         return self._waiting if self.store is None else self.store.waiting()
 
     def decide(self, digest: str, verdict: Literal["approved", "denied"], who: str) -> None:
-        """Decide about a plan, also anew, given by its digest or the beginning of it."""
+        """Decide about a plan, possibly for the second time, by its digest or the first digits of it."""
         complete = complete_digest(self.site, digest, self.pending.keys() | self.site_ledger.decisions.keys())
         self._settle(PlanDecision(complete, verdict, who, time.time_ns()))
 
     def status(self, digest: str) -> ApprovalStatus:
-        """Tell how it stands with a plan; a consent that has served is none."""
+        """Return the status of a plan; an approval that was used does not count."""
         self.take_up()
         decision = self.site_ledger.decisions.get(digest)
         if decision is None or decision.name in self.site_ledger.spent:
@@ -334,7 +334,7 @@ class Approvals:
         return decision.verdict
 
     def propose(self, plan: AnalysisPlan) -> tuple[str, ApprovalStatus]:
-        """Take in a plan: its digest, and how it stands with it."""
+        """Accept a plan: return its digest and its status."""
         digest = plan.digest
         status = self.status(digest)
         if status == "pending" and digest not in self.pending:
@@ -342,7 +342,8 @@ class Approvals:
                 raise ConsentError.of_rule(
                     "approval",
                     self.site,
-                    f"keeps {MAX_PENDING_PLANS} plans for its owner, who has to decide about these first: "
+                    f"keeps at most {MAX_PENDING_PLANS} waiting plans. The owner has to decide about these "
+                    "first: "
                     "'fedstat site pending FOLDER'",
                 )
             if self.store is None:
@@ -352,7 +353,7 @@ class Approvals:
         return digest, status
 
     def begin(self, digest: str) -> None:
-        """Use up the consent to a plan.
+        """Use up the approval of a plan.
 
         Raises
         ------
@@ -364,17 +365,17 @@ class Approvals:
             raise ConsentError.of_rule(
                 "approval", self.site, f"{STATUS_MESSAGES[status].format(digest=digest)}"
             )
-        # Before anything leaves: an attempt that fails later has shown something, and asks again.
+        # Before any release: an attempt that fails later has released something, and needs another approval.
         self.site_ledger.spend(self.site_ledger.decisions[digest].name)
 
     def take_up(self) -> None:
-        """Enter into the account what the owner has decided elsewhere."""
+        """Enter into the ledger what the owner has decided elsewhere."""
         for decision in () if self.store is None else self.store.decided():
             self._settle(decision)
 
     def _settle(self, decision: PlanDecision) -> None:
         known = self.site_ledger.decisions.get(decision.plan)
-        # A decision that is put back to be taken up again is older than the newest, or the same.
+        # A decision that somebody restores to use it again is older than the latest one, or the same.
         if known is None or known.when < decision.when:
             self.site_ledger.decide(decision)
         self._waiting.pop(decision.plan, None)
@@ -383,27 +384,29 @@ class Approvals:
 
 
 STATUS_MESSAGES: Mapping[str, str] = {
-    "pending": "asks its owner about every analysis, and this one is pending: tell the owner digest "
-    "{digest}, who decides by 'fedstat site approve FOLDER {digest:.12}' (in one process by "
-    "site.approve(digest)); then run the same analysis again",
-    "denied": "asks its owner about every analysis, who has denied this one, digest {digest}. Ask for less, "
-    "or leave the site out",
+    "pending": "requires the owner's approval of every analysis, and this one is pending. Ask the owner to "
+    "run "
+    "'fedstat site approve FOLDER {digest:.12}' (in one process: site.approve(digest)) for the plan with "
+    "digest "
+    "{digest}; then run the same analysis again",
+    "denied": "requires the owner's approval of every analysis, and the owner has denied this one (digest "
+    "{digest}). Reduce the request, or leave the site out",
 }
-"""What is said of a plan without consent."""
+"""Text for a plan without approval."""
 
 
 def complete_digest(site: str, given: str, plans: Iterable[str]) -> str:
-    """Complete the beginning of a digest; a PartitionError where no plan or several begin so."""
+    """Complete the first digits of a digest; a PartitionError if no plan or several plans have them."""
     found = [digest for digest in plans if given and digest.startswith(given.lower())]
     if len(found) != 1:
         many = f"{len(found)} plans have digests that begin" if found else "no plan has a digest that begins"
-        raise PartitionError(f"{site}: {many} with '{given}'; 'fedstat site pending FOLDER' shows them whole")
+        raise PartitionError(f"{site}: {many} with '{given}'; 'fedstat site pending FOLDER' lists all")
     return found[0]
 
 
 @dataclass(slots=True)
 class FollowedPlan:
-    """What a session was asked before its plan, the plan, and how far it has followed it."""
+    """The requests of a session before its plan, the plan, and the steps done so far."""
 
     prepared: list[PreparedStep] = field(default_factory=list)
     plan: AnalysisPlan | None = None
@@ -412,27 +415,28 @@ class FollowedPlan:
     requested: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def follow(self, plan: AnalysisPlan, digest: str) -> None:
-        """Keep to another plan from now on."""
+        """Follow another plan from now on."""
         self.plan, self.digest, self.begun = plan, digest, False
         self.requested.clear()
 
     def admit(self, approvals: Approvals, request: Request, step: Step) -> None:
-        """Hold a question against the plan that was consented to, before anything is computed.
+        """Compare a request with the approved plan, before anything is computed.
 
         Raises
         ------
         ConsentError
-            It is not in the plan, or there is none, or no consent.
+            The request is not in the plan, or there is no plan, or no approval.
         """
         if self.plan is None:
             if _is_preparing(request, step) and len(self.prepared) < MAX_PREPARED_STEPS:
                 return
             raise self._refusal(
                 approvals,
-                f"asks its owner about every analysis, and step '{request.step}' is of none that "
-                f"was proposed. "
-                "fit(), search(), evaluate(), score_test() and predict() propose what they ask; no more is "
-                "answered",
+                f"requires the owner's approval of every analysis, and no plan has step '{request.step}'. "
+                "The "
+                "methods fit(), search(), evaluate(), score_test() and predict() propose plans; other "
+                "requests "
+                "are refused",
             )
         planned, address = self.plan.find(request), (request.family, request.step)
         if planned is None:
@@ -444,7 +448,7 @@ class FollowedPlan:
         if planned.masked and request.masked is None:
             raise self._departs(approvals, f"step '{request.step}' without masks is not in")
         if bound_text(request) not in planned.texts:
-            raise self._departs(approvals, f"step '{request.step}' is asked for something else than in")
+            raise self._departs(approvals, f"step '{request.step}' with another content than")
         if not self.begun:
             approvals.begin(self.digest)
             self.begun = True
@@ -453,12 +457,12 @@ class FollowedPlan:
     def hold(
         self, approvals: Approvals, request: Request, arrays: Mapping[str, Array], columns: Iterable[str]
     ) -> None:
-        """Hold an answer against the plan before it leaves, and take down a question that came before it.
+        """Compare a reply with the plan before it leaves, and note a request that came before the plan.
 
         Raises
         ------
         ConsentError
-            Other columns stand behind it, or more numbers leave, than the owner has consented to.
+            The reply uses other columns, or has more numbers, than the owner has approved.
         """
         if self.plan is None:
             requested = PreparedStep.of(request)
@@ -466,18 +470,19 @@ class FollowedPlan:
             return
         further = sorted(set(columns) - set(self.plan.columns))
         if further:
-            raise self._departs(approvals, f"columns {', '.join(further)} are not in")
+            raise self._departs(approvals, f"a reply from columns {', '.join(further)} is not in")
         planned = self.plan.find(request)
         assert planned is not None
         for name, array in arrays.items():
             if not _matches_plan(planned, name, array):
                 raise self._departs(
-                    approvals, f"array '{name}' of step '{request.step}' is not, or smaller, in"
+                    approvals, f"array '{name}' of step '{request.step}' of this size is not in"
                 )
 
     def _departs(self, approvals: Approvals, what: str) -> ConsentError:
         return self._refusal(
-            approvals, f"answers what its owner has consented to: {what} the plan of digest {self.digest:.12}"
+            approvals,
+            f"answers only what the owner has approved: {what} the plan with digest {self.digest:.12}",
         )
 
     def _refusal(self, approvals: Approvals, why: str) -> ConsentError:
@@ -485,7 +490,7 @@ class FollowedPlan:
 
 
 def _is_preparing(request: Request, step: Step) -> bool:
-    """Whether a question agrees on a design, and gives nothing that is a sum or a value."""
+    """Return whether a request agrees on a design and releases neither a sum nor a value."""
     agrees = request.family == DESIGN_FAMILY or step.prepares
     return agrees and all(declared.kind in PREPARING_KINDS for declared in step.given.values())
 

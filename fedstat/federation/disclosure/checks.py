@@ -1,10 +1,10 @@
 """The disclosure pipeline: every check that a request and its reply pass at a site, in order.
 
 :meth:`fedstat.federation.disclosure.site.Site.answer` parses a request, runs the checks :data:`BEFORE`, runs
-the step, whose facts pass :data:`FACT_CHECKS` as soon as they are told, runs the checks :data:`AFTER`, masks
-the reply and records it. The order is the security argument: what is decided from the request and the policy
-comes before a row is read, so that such a refusal reveals nothing; what depends on rows comes before anything
-leaves, and its refusals are filtered and counted.
+the step, whose facts pass :data:`FACT_CHECKS` as soon as it reports them, runs the checks :data:`AFTER`,
+masks the reply and records it. The order is the security argument. Decisions from the request and the policy
+come before a row is read, so that such a refusal reveals nothing. Decisions that depend on rows come before
+any release, and these refusals are filtered and counted.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ UNNAMED_PROBLEM = "not shown"
 
 @dataclass(slots=True)
 class RequestContext:
-    """A request at a site, with all that a check may look at.
+    """A request at a site, with everything that a check may use.
 
     Parameters
     ----------
@@ -59,9 +59,9 @@ class RequestContext:
     chain : SessionChain
         The site's ledger of the session.
     ended : str
-        Why the site no longer knows the session; empty where it knows it.
+        Why the site no longer knows the session; empty if it knows it.
     receipt, analysis : bool
-        Whether it asks for a statement on the ledger, which holds no data, and whether it is part of an
+        Whether it requests a statement on the ledger, which holds no data, and whether it is part of an
         analysis.
     noise : NoiseMechanism
     reply : Reply
@@ -94,7 +94,7 @@ class RequestContext:
 
     @property
     def policy(self) -> Policy:
-        """What the site's owner allows."""
+        """What the owner of the site allows."""
         return self.data.policy
 
     @property
@@ -118,8 +118,9 @@ def check_refusals_left(context: RequestContext) -> None:
         raise PolicyError.of_rule(
             "maximum refusals",
             context.data.name,
-            f"has refused {most} questions because of its rows, and answers no more of whoever asked them. "
-            "Its owner reads the log, and may go on by 'fedstat site answer-again'",
+            f"has refused {most} requests for reasons that depend on its rows, and answers this client no "
+            "more. "
+            "The owner reads the log and can continue with 'fedstat site answer-again'",
         )
 
 
@@ -130,7 +131,7 @@ def check_declared_release(context: RequestContext) -> None:
 
 
 def check_session_known(context: RequestContext) -> None:
-    """Require that the site still has what the session kept here."""
+    """Require that the site still has what the session stored here."""
     if context.ended and not context.receipt:
         raise SessionError(f"{context.data.name}: {context.ended}")
 
@@ -148,23 +149,23 @@ def check_step_order(context: RequestContext) -> None:
 
 
 def check_plan_approved(context: RequestContext) -> None:
-    """Require that the owner has approved a plan with this request, where the owner is asked."""
+    """Require that the owner has approved a plan with this request, if the policy requires approval."""
     if context.analysis and context.policy.approval == "owner":
         context.state.analysis.admit(context.data.approvals, context.request, context.step)
 
 
 BEFORE: tuple[Check, ...] = (
-    # A malformed request is named as such, and no later check meets a missing array or a value like NaN.
+    # First, so that a malformed request has its own error, and no later check meets a missing array or a NaN.
     check_request_arrays,
     # A client that has used up its refusals learns nothing from the checks that follow.
     check_refusals_left,
-    # The policy is compared with declarations alone: this refusal is in full, since it reveals no row.
+    # The policy is compared with declarations alone: this refusal is shown in full, since it reveals no row.
     check_declared_release,
-    # The history of a lost session is gone: going on in it would escape the checks against differencing.
+    # The history of a lost session is gone: continuing it would escape the checks against differencing.
     check_session_known,
     # Rows in another order than agreed would be products of different persons.
     check_session_aligned,
-    # Out of order, answers could be compared that no fit compares.
+    # In another order, replies could be compared that no fit compares.
     check_step_order,
     # Last, since it uses up the owner's approval: a request that is refused anyway must not cost one run.
     check_plan_approved,
@@ -173,14 +174,14 @@ BEFORE: tuple[Check, ...] = (
 
 
 class AlternativeReply(Exception):  # noqa: N818 (it is no error: a part of the protocol)
-    """What a step says is to leave where its sums may not.
+    """The reply that a step releases if its sums may not be released.
 
     Parameters
     ----------
     arrays : mapping of str to ndarray
     text : str
     reason : str
-        For the owner's log, where the reply depends on rows and counts as a refusal does; empty otherwise.
+        For the owner's log if the reply depends on rows and counts as a refusal; otherwise empty.
     """
 
     def __init__(self, arrays: Mapping[str, Array], text: str = "", reason: str = "") -> None:
@@ -189,7 +190,7 @@ class AlternativeReply(Exception):  # noqa: N818 (it is no error: a part of the 
 
 
 def check_working_weights(data: SiteData, state: State, fact: facts.WorkingWeights) -> None:
-    """Require that weights at coefficients spread; else the step's alternative leaves, or nothing."""
+    """Require that weights at coefficients spread; otherwise release the step's alternative, or nothing."""
     if row_checks.working_weights_spread(data, fact.each, fact.totals, fact.flat):
         return
     if fact.instead is not None:
@@ -212,13 +213,13 @@ def check_level_counts(data: SiteData, state: State, fact: facts.LevelRowCounts)
 
 
 def check_own_fit(data: SiteData, state: State, fact: facts.OwnFit) -> None:
-    """Release the fit of a site's own rows only where it has enough of them."""
+    """Release the fit of a site's own rows only if it has enough of them."""
     if problem := own_fit_problem(data, fact):
         raise AlternativeReply(*fact.instead(problem))
 
 
 def check_own_fit_problem(data: SiteData, state: State, fact: facts.OwnFitProblem) -> None:
-    """Give one word for every reason that depends on rows, and count it once as a refusal."""
+    """Return one text for every reason that depends on rows, and count it once as a refusal."""
     if data.policy.reasons == "told" and data.policy.privacy is None:
         return
     once = OWN_FIT_PROBLEM_KEY + fact.model
@@ -262,9 +263,10 @@ FACT_CHECKS: Mapping[type, Callable[[SiteData, State, Any], None]] = {
     facts.OwnFit: check_own_fit,
     facts.OwnFitProblem: check_own_fit_problem,
 }
-"""What examines a fact as soon as a step tells it; a fact that is not here cannot be declared or told.
+"""Checks of facts, run as soon as a step reports one. A fact that is not listed cannot be declared or
+reported.
 
-A check raises PolicyError with site, rule and remedy, or AlternativeReply where something else is to leave.
+A check raises PolicyError with site, rule and remedy, or AlternativeReply if another reply is released.
 """
 
 
@@ -323,7 +325,7 @@ def check_released_alone(context: RequestContext) -> None:
 
 
 def check_row_level_values(context: RequestContext) -> None:
-    """Require that the numbers per entity, with those of earlier releases, are not more than allowed."""
+    """Require that the numbers per entity, with those of earlier releases, are at most the allowed number."""
     arrays, before = context.reply.arrays, context.data.site_ledger.vectors
     check_per_entity_numbers(context.data.name, context.policy, context.step, arrays, before)
 
@@ -336,30 +338,30 @@ def charge_noise(context: RequestContext) -> None:
 
 
 def check_plan_kept(context: RequestContext) -> None:
-    """Require columns and sizes of the approved plan; before a plan, note what was asked."""
+    """Require the columns and sizes of the approved plan; before a plan, note the request."""
     if context.analysis and context.policy.approval == "owner":
         analysis, arrays = context.state.analysis, context.reply.arrays
         analysis.hold(context.data.approvals, context.request, arrays, context.state.in_play)
 
 
 AFTER: tuple[Check, ...] = (
-    # The declared kinds and dimensions are what all checks below, masks and ledger rely on.
+    # All checks below, the masks and the ledger rely on the declared kinds and dimensions.
     check_reply_arrays,
     # After the step, which knows how many weights there must be: a malformed request is named as such.
     check_weights_received,
     # After the weights, which are facts too: an array whose facts are incomplete was not examined.
     check_facts_reported,
-    # What the step has opened counts even where this reply holds none of it.
+    # What the step has opened counts even if this reply has none of it.
     check_column_limit,
-    # Every array by its kind, whatever facts the step told.
+    # Every array by its kind, whatever facts the step reported.
     check_entities_behind,
     # Unmasked sums are the site's own: the same minimum as for its own fit.
     check_released_alone,
-    # The sum over all sessions, which no step sees.
+    # The sum over all sessions, which no step knows.
     check_row_level_values,
-    # After all checks that can refuse for rows: a charge stands, and is paid for what would leave.
+    # After all checks that can refuse because of rows: a charge is final, and pays for a real release.
     charge_noise,
-    # Last, on what leaves, before masks change its shape.
+    # Last, on the final content, before masks change its shape.
     check_plan_kept,
 )
 """Checks of a reply before it is masked; their refusals may depend on rows, and are filtered and counted."""

@@ -19,19 +19,19 @@ from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.typing import Bools, Floats, Ints
 
 SAME_ROWS_REMEDY = (
-    "Fit both models on the same rows: name the columns of the one in complete=[...] of the other"
+    "Fit both models on the same rows: name the columns of one model in complete=[...] of the other"
 )
-SAME_GROUPS_REMEDY = "Use the entities, columns, folds and way with missing blocks of an earlier fit"
-SAME_OUTCOMES_REMEDY = "Keep the comparison of the earlier model, or choose one that is farther away"
+SAME_GROUPS_REMEDY = "Use the entities, columns, folds and handling of missing blocks of an earlier fit"
+SAME_OUTCOMES_REMEDY = "Keep the comparison of the earlier model, or choose a more distant one"
 
 ESTIMATE_WEIGHTS_KEY = "weights of estimates"
 MASKED_SUMS_KEY = "masked sums over "
 COMBINATION_TOLERANCE = 1e-12
-"""Of a combination of weights, relative to the largest, below which there is none."""
+"""Size of a combination of weights, relative to the largest, below which it counts as zero."""
 
 
 def check_row_difference(data: SiteData, state: State, fact: facts.RowsUsed) -> None:
-    """Refuse rows that differ by a few from those of earlier answers; otherwise remember them.
+    """Refuse rows that differ by a few from those of earlier releases; otherwise remember them.
 
     Raises
     ------
@@ -50,8 +50,8 @@ def check_row_difference(data: SiteData, state: State, fact: facts.RowsUsed) -> 
 def check_level_difference(data: SiteData, state: State, fact: facts.LevelsRequested) -> None:
     """Refuse sums by level over rows that differ by a few rows of one level; otherwise remember them.
 
-    A level within rows is a group. Columns are judged one by one: of two, the rows that share a level of each
-    are often few, and no sum is over these alone.
+    A level within rows is a group. Columns are checked one by one: the rows that share a level of each of two
+    columns are often few, and no sum is over these alone.
 
     Raises
     ------
@@ -71,8 +71,9 @@ def check_level_difference(data: SiteData, state: State, fact: facts.LevelsReque
             raise PolicyError.of_rule(
                 "differencing",
                 data.name,
-                f"refuses levels of column '{name}', which were told when it had records that are gone: of "
-                "which level these were is not known any more",
+                f"refuses levels of column '{name}': they were released when the table had rows that are "
+                "gone, "
+                "and the levels of these rows are no longer known",
             )
         index = pd.Index(list(values), dtype=object)
         chunks = (chunk[name].to_numpy(dtype=object) for chunk in data.table.chunks([name]))
@@ -85,14 +86,14 @@ def check_level_difference(data: SiteData, state: State, fact: facts.LevelsReque
                 "differencing",
                 data.name,
                 f"refuses rows that differ in fewer than {data.policy.min_level_count} rows of a level of "
-                f"column '{name}' from those of earlier answers; the difference would disclose them. "
+                f"column '{name}' from those of earlier releases: the difference would disclose these rows. "
                 f"{SAME_ROWS_REMEDY}",
             )
         data.site_ledger.spend(once + _row_digest(fact.used))
 
 
 def _rows_with_levels(released: ReleasedGroups, once: str, before: set[str]) -> list[Bools]:
-    """Rows over which levels were told; where some are combinations of others, all that can be."""
+    """Return the rows over which levels were released, with all combinations of them that are possible."""
     groups = list(released.groups) if before else []
     reported = [rows for rows in groups if once + _row_digest(rows) in before]
     return reported if len(reported) == len(before) else groups
@@ -103,7 +104,7 @@ def _row_digest(rows: Bools) -> str:
 
 
 def check_row_groups(data: SiteData, state: State, fact: facts.RowGroups) -> None:
-    """Refuse groups that tell of few entities together with all earlier ones of the site; else remember them.
+    """Refuse groups that, with all earlier ones of the site, reveal few entities; otherwise remember them.
 
     Parameters
     ----------
@@ -132,7 +133,7 @@ def check_divisions(data: SiteData, state: State, fact: facts.RowGroups) -> None
 
 
 def _check_and_remember(data: SiteData, code: Ints, what: str, remedy: str) -> None:
-    """Hold groups, (n_rows,), against the span of all groups that ever left, and add them."""
+    """Compare groups, (n_rows,), with the span of all groups ever released, and add them."""
     memory = data.memory
     released = memory.released
     if released is None:
@@ -142,27 +143,27 @@ def _check_and_remember(data: SiteData, code: Ints, what: str, remedy: str) -> N
         raise PolicyError.of_rule(
             "differencing",
             data.name,
-            f"refuses {what} that differ in fewer than {data.min_count} rows from those of earlier answers, "
-            f"or from what these add up to; the difference would disclose them. {remedy}",
+            f"refuses {what} that differ in fewer than {data.min_count} rows from those of earlier releases, "
+            f"or from a combination of them: the difference would disclose these rows. {remedy}",
         )
     if len(after.basis) > len(released.basis) or after.basis.shape[1] > released.basis.shape[1]:
         memory.released = after
 
 
 def check_session_difference(data: SiteData, state: State, place: str, code: Ints) -> None:
-    """Refuse sums that differ from earlier ones of the session by few entities, and remember these.
+    """Refuse sums that differ from earlier ones of the session by few entities; otherwise remember them.
 
     Parameters
     ----------
     place : str
-        Under which name divisions are remembered.
+        Name under which divisions are remembered.
     code : (rows,) array of int
-        Group of each row that is open here; -1 of those that take no part.
+        Group of each row that is open here; -1 for rows without a group.
 
     Raises
     ------
     PolicyError
-        The difference of two sums would be a sum over fewer entities than the owner wants.
+        The difference of two sums would be a sum over fewer entities than the owner allows.
     """
     earlier = state.use(place, list[Ints]) if place in state else []
     for known in earlier:
@@ -173,7 +174,8 @@ def check_session_difference(data: SiteData, state: State, place: str, code: Int
             raise PolicyError.of_rule(
                 "minimum count",
                 data.name,
-                f"wants at least {data.min_count} entities behind a sum; these sums and earlier ones of this "
+                f"requires at least {data.min_count} entities behind a sum; these sums and earlier ones of "
+                "this "
                 f"session differ by {apart:.0f}. Use the entities and folds (seed) of the earlier "
                 "fit",
             )
@@ -181,7 +183,7 @@ def check_session_difference(data: SiteData, state: State, place: str, code: Int
 
 
 def count_differing_entities(a: Ints, b: Ints) -> float:
-    """Entities by which a group of one division, or all, differ from one of another: the fewest, save none.
+    """Return the fewest entities, above 0, in which a group of one division, or all, differs from another.
 
     Parameters
     ----------
@@ -198,13 +200,12 @@ def count_differing_entities(a: Ints, b: Ints) -> float:
 
 
 def check_weighted_estimates(data: SiteData, state: State, fact: facts.WeightedEstimates) -> None:
-    """Refuse weights that with earlier ones leave a combination to few rows; else remember them.
+    """Refuse weights that with earlier ones have a combination on few rows only; otherwise remember them.
 
-    An estimate is a function of sums that rows enter with their weights: two under weights that differ in one
-    row differ by what it adds. Held against are those of the session, and of all earlier ones where the owner
-    has the site remember all. Of no combination may one row have more than of as many columns.
-
-    Raises
+    An estimate is a function of sums that rows enter with their weights. Two estimates whose weights differ
+    in one row differ by the contribution of this row. Weights are compared with those of the session, and
+    with all earlier ones if the policy remembers all. In no combination may one row have a larger share than
+    one of as many columns may have. Raises
     ------
     PolicyError
         Names the rule, the site and a remedy.
@@ -225,8 +226,8 @@ def check_weighted_estimates(data: SiteData, state: State, fact: facts.WeightedE
         raise PolicyError.of_rule(
             "differencing",
             data.name,
-            "releases no estimates under weights of which, beside those of earlier ones, a difference "
-            f"belongs to fewer than {data.min_count} rows, or nearly all of it to one, which it would tell. "
+            "releases no estimates under these weights: with those of earlier fits, a difference of weights "
+            f"belongs to fewer than {data.min_count} rows, or almost entirely to one, and would reveal it. "
             "Use the result of the earlier fit, which is nearly the same",
         )
     if everywhere:
@@ -236,7 +237,7 @@ def check_weighted_estimates(data: SiteData, state: State, fact: facts.WeightedE
 
 
 def isolates_rows(X: Floats, few: int, shares: bool) -> bool:
-    """Whether a combination of columns (n, q) is that of so few rows; by `shares`, or nearly that of one."""
+    """Return whether a combination of columns (n, q) belongs to few rows, or with `shares` nearly to one."""
     U, s, _ = np.linalg.svd(X, full_matrices=False)
     U = U[:, s > COMBINATION_TOLERANCE * s.max()]
     n, p = U.shape
@@ -246,17 +247,18 @@ def isolates_rows(X: Floats, few: int, shares: bool) -> bool:
 
 
 def check_masked_sites(data: SiteData, policy: Policy, sites: Sequence[str]) -> None:
-    """Refuse a masked sum over few sites, or that with earlier ones tells of few; else remember its list.
+    """Refuse a masked sum over few sites, or one that with earlier ones reveals few; otherwise remember it.
 
-    Where a site is lost in a round, the others are asked anew without it. What they and the lost one sent for
-    the sum over all still completes it, if its answer comes late, or if a coordinator says falsely that it is
-    lost: the difference is the part of that one site. No mask helps, as one may as well take the sums of two
-    rounds, at coefficients that have hardly moved. Any one of those that are asked anew can refuse, for all.
+    If a site is lost in a round, the others are requested again without it. Their replies and that of the
+    lost site complete the sum over all if its reply comes late, or if a coordinator falsely reports it as
+    lost. The difference is the part of that site. Masks do not help, because the sums of two rounds at nearly
+    the same coefficients give the same difference. Each of the sites that are requested again can refuse, for
+    all.
 
     Raises
     ------
     DescriptionError
-        From the lists alone, which whoever asks has made; names the line of the policy.
+        From the lists alone, which the client has made; names the line of the policy.
     """
     check_mask(data.name, policy, len(sites), len(data.trust.pinned))
     this, spent, least = MASKED_SUMS_KEY + json.dumps(sorted(sites)), data.site_ledger.spent, policy.apart
@@ -269,15 +271,17 @@ def check_masked_sites(data: SiteData, policy: Policy, sites: Sequence[str]) -> 
         raise DescriptionError.of_rule(
             "apart",
             data.name,
-            f"answers for no masked sum over {len(sites)} institutions that, by itself or with earlier ones, "
-            f"tells of fewer than {least}. Ask when all institutions of the earlier sums are there again, or "
-            "have the owner allow it by the line  apart = 1  in policy.toml",
+            f"refuses a masked sum over {len(sites)} sites that, alone or combined with earlier ones, "
+            "reveals a "
+            f"sum over fewer than {least}. Repeat it when all sites of the earlier sums are available, or "
+            "have "
+            "the owner allow it with  apart = 1  in policy.toml",
         )
     data.site_ledger.spend(this)
 
 
 def isolates_sites(lists: Sequence[Collection[str]], least: int) -> bool:
-    """Whether sums over these lists of sites can be combined to one over fewer than `least`."""
+    """Return whether sums over these lists of sites can be combined to one over fewer than `least`."""
     names = sorted(set().union(*lists))
     released = ReleasedGroups.none(len(names))
     for one in lists:

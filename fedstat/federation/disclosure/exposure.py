@@ -6,7 +6,7 @@ g(x_i)^2 / sum g(x)^2, and its largest value over all combinations is the levera
 U U', where the columns of U are an orthonormal basis of the functions and a constant. A share of 1 means that
 a combination is the value of one row.
 
-The functions follow from the ledger of the site and the values from its table: nothing more is recorded.
+The functions follow from the ledger of the site, and the values from its table. Nothing else is recorded.
 """
 
 from __future__ import annotations
@@ -103,12 +103,12 @@ def _values(table: Table, column: str) -> pd.Series:
 
 
 def _functions(sums: set[str]) -> dict[str, None]:
-    """Names of functions without the rows and weights of their sums."""
+    """Return the names of functions without the rows and weights of their sums."""
     return dict.fromkeys(sorted(name.rpartition("|")[2] for name in sums))
 
 
 def _evaluate(name: str, x: Floats) -> Floats | None:
-    """Values of a function by its name, such as ``x^2*log``; None where the name does not say how."""
+    """Return the values of a function by its name, such as ``x^2*log``; None if it does not define one."""
     out = np.ones(len(x))
     with np.errstate(all="ignore"):
         for part in name.split("*"):

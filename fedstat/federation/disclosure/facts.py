@@ -1,9 +1,9 @@
 """Facts that a step reports about a release, which the disclosure checks examine.
 
-A step tells them (:meth:`fedstat.federation.disclosure.state.State.report`) as soon as it knows them, and its
-releases declare which of them stand behind each array (``behind=(Entities, RowsUsed)``). What the owner's
-policy says of them is for the door to judge (:mod:`fedstat.federation.disclosure.checks`). Facts are kept
-with what a step keeps: who uses the rows that an earlier step opened has told what was told of these.
+A step reports them (:meth:`fedstat.federation.disclosure.state.State.report`) as soon as it knows them, and
+its releases declare which of them are behind each array (``behind=(Entities, RowsUsed)``). The disclosure
+checks compare them with the owner's policy (:mod:`fedstat.federation.disclosure.checks`). Facts are stored
+with what a step stores: a step that uses the rows of an earlier step reports its facts as well.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from fedstat.federation.tables.columns import LevelValue
 from fedstat.typing import Array, Bools, Floats, Ints
 
 COMPARISON = "comparison"
-"""In the place of a function: a column held against one written level, as in ``visits > 0``."""
+"""Used instead of a function: a column that is compared with one written level, as in ``visits > 0``."""
 
 
 @dataclass(frozen=True, slots=True)
 class FormulaFactor:
-    """One factor of a formula, as far as a site's owner is asked whether it may be computed.
+    """One factor of a formula, as the policy of a site decides whether it may be computed.
 
     Parameters
     ----------
     text : str
     columns : tuple of str
-        That it reads.
+        Columns that it reads.
     functions : tuple of str
-        Of the transforms in it, outer ones first; ``"C"`` for a column coded as categories.
+        Its transforms, outer ones first; ``"C"`` for a column coded as categories.
     written : bool
-        Whether it holds arithmetic, a comparison or a number: with these a column can be made in which one
-        person is told apart from all others.
+        Whether it holds arithmetic, a comparison or a number, with which a column can separate one person
+        from all others.
     options : mapping of str to plain value
         Arguments of the outermost function, such as knots.
     """
@@ -49,9 +49,9 @@ class FormulaFactor:
 
 @dataclass(frozen=True, slots=True)
 class FactorsRequested:
-    """What a question wants computed from a site's columns, and which `products` of it, by their text.
+    """Factors that a request computes from a site's columns, and their `products`, by their text.
 
-    It is told before any row is read.
+    It is reported before any row is read.
     """
 
     factors: Sequence[FormulaFactor]
@@ -60,14 +60,14 @@ class FactorsRequested:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelEvaluation:
-    """A model is held against the rows, in cells of its predictions, with these sums by cell."""
+    """A model is compared with the rows in cells of its predictions, by these sums for each cell."""
 
     sums: Floats
 
 
 @dataclass(frozen=True, slots=True)
 class ProductDealer:
-    """Who deals the random numbers of a product, "" for the coordinator, and whose columns are multiplied."""
+    """The dealer of the random numbers of a product ("" for the coordinator), and the two column owners."""
 
     dealer: str
     sites: tuple[str, str]
@@ -75,9 +75,9 @@ class ProductDealer:
 
 @dataclass(frozen=True, slots=True)
 class CountedProduct:
-    """Products of the site's columns with those of the site `peer` leave, as their secure count allows.
+    """Products of the site's columns with those of the site `peer` are released, after a secure count.
 
-    Every count of rows was compared with `least`, None where rows were not counted. Counts of `names`, own
+    Every count of rows was compared with `least`; None if rows were not counted. Counts of `names`, own
     columns, are below it without being zero.
     """
 
@@ -88,21 +88,21 @@ class CountedProduct:
 
 @dataclass(frozen=True, slots=True)
 class SampledSites:
-    """Of the sites that mask a sum these add their parts to it, and the others zeros."""
+    """Of the sites that mask a sum, these add their parts to it, and the others add zeros."""
 
     names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class EntityCount:
-    """So many entities are behind the answer; what the state keeps is counted without being told."""
+    """Number of entities behind the reply; those of stored items count without a report."""
 
     n: int
 
 
 @dataclass(frozen=True, slots=True)
 class RowCount:
-    """So many whole rows are behind the answer, for so many coefficients."""
+    """Number of complete rows behind the reply, and of coefficients."""
 
     n: int
     parameters: int = 0
@@ -110,9 +110,9 @@ class RowCount:
 
 @dataclass(frozen=True, slots=True)
 class UnequalWeights:
-    """So many rows, of those behind several sums of products with different weights, weigh differently.
+    """Number of rows that have different weights in several sums of products.
 
-    Between two of the sums all other rows cancel. There are `times` sums of products of so many columns.
+    Between two of the sums all other rows cancel. There are `times` sums of products of `columns` columns.
     """
 
     n: int
@@ -122,7 +122,7 @@ class UnequalWeights:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowsUsed:
-    """Rows of the table, (n_rows,), behind the answer, and those where a comparison of the formula holds."""
+    """Rows of the table, (n_rows,), behind the reply, and those where a comparison of the formula is true."""
 
     used: Bools
     events: Bools | None = None
@@ -143,10 +143,8 @@ class RowGroups:
     Parameters
     ----------
     place : str
-        Under which name the divisions of a session are remembered, for the next one to differ by enough;
-        empty for none, where methods of a family are to be compared.
-    rows : (rows,) array of int
-        Which rows of the table they are.
+        Name under which the divisions of a session are remembered, and compared with the next one; empty to
+        skip this, if methods of a family are compared.
     """
 
     place: str
@@ -156,7 +154,7 @@ class RowGroups:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SummedColumns:
-    """Columns whose moments leave, (n, p); where their products do, the group of each row, -1 for none."""
+    """Columns whose moments are released, (n, p); if their products are, the group of each row, or -1."""
 
     values: Floats
     code: Ints | None = None
@@ -175,11 +173,11 @@ class GroupSums:
     times : int
         Matrices of products with different weights that are released over the same entities.
     weights : (n,) array, optional
-        With which the entities enter: in every group they are to spread.
+        Weights of the entities, which must spread in every group.
     detail : ColumnCardinality
         Those of the site's own columns that have few values.
-    beside : mapping of int to int
-        How many columns of others were multiplied with them, by group.
+    other_columns : mapping of int to int
+        Number of columns of other sites that were multiplied with them, by group.
     summed : SummedColumns, optional
         The site's own columns, in groups over which they were not summed before.
     """
@@ -189,20 +187,20 @@ class GroupSums:
     times: int = 1
     weights: Floats | None = None
     detail: ColumnCardinality = PLAIN
-    beside: Mapping[int, int] = field(default_factory=dict)
+    other_columns: Mapping[int, int] = field(default_factory=dict)
     summed: SummedColumns | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ExcludedEntities:
-    """So many of the entities that count in means over all take no part in a sum."""
+    """Number of entities that count in the overall means but are in no sum."""
 
     n: int
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterRowCounts:
-    """Sums of scores rest on so many rows each: of clusters and strata that several sites have."""
+    """Numbers of rows behind sums of scores: of clusters and strata that several sites have."""
 
     rows: Sequence[int]
 
@@ -233,7 +231,7 @@ class OutcomeCounts:
 
 @dataclass(frozen=True, slots=True)
 class LevelRowCounts:
-    """Rows of every level of a column, or of those that a fit does not know."""
+    """Rows of every level of a column, or of the levels that a fit does not know."""
 
     column: str
     counts: Sequence[int]
@@ -251,7 +249,7 @@ class IndicatorCounts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ColumnVariation:
-    """What makes up a column's variation.
+    """The variation of a column.
 
     Parameters
     ----------

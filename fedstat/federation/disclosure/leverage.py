@@ -1,13 +1,13 @@
 """Checks of leverage: columns of a design that single out a few rows.
 
-A sum over all rows of a column that is zero but in one row is that row. The column need not stand in the
-design: any combination of columns does, since score and information of the combination follow from those of
-the columns. Such rows have leverage one; a group of k rows has a hat matrix with an eigenvalue of one.
+A sum over all rows of a column that is zero but in one row is that row. The column need not be in the design:
+any combination of its columns counts, since score and information of the combination follow from those of the
+columns. Such rows have leverage one; a group of k rows has a hat matrix with an eigenvalue of one.
 
-Sums of products with another institution's column z tell of z in row i as much as the row has of the
-columns: of a column that has a share s of its squared deviations in that row, whoever divides the sum by its
-length has z_i but for sqrt(1 - s) of the deviation of z; and who knows all columns in row i, its fitted value
-but for sqrt(1 - h_i), h_i the leverage.
+Sums of products with a column z of another site reveal z in row i to the extent that the row makes up the
+columns. If a column has a share s of its squared deviations in that row, the sum divided by the length of the
+column is z_i, up to sqrt(1 - s) of the deviation of z. A party that knows all columns in row i learns its
+fitted value, up to sqrt(1 - h_i), where h_i is the leverage.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ ISOLATION_TOLERANCE = 1e-6
 """How much less than one the share may be of a direction that a group of rows holds alone."""
 
 MEANS_ISOLATION_TOLERANCE = 1e-11
-"""The same where directions are made of means at coefficients: those of an honest fit come close to one."""
+"""The same for directions made of means at coefficients: those of an honest fit come close to one."""
 
 NOVELTY_TOLERANCE = 1e-11
-"""Rest of a vector beside its length, after those answered before, below which sums of it say nothing new."""
+"""Relative length of a vector without those answered before, below which its sums reveal nothing new."""
 
 RELEASED_MEANS = "means answered"
 SAMPLE_ROWS = 1024
-"""Rows of each sample that stands for the rows where there are many."""
+"""Number of rows in each sample that represents the rows if there are many."""
 
 SEEDS_AT_ONCE = 256
 LEVERAGE_TO_EXAMINE = 0.1
 MAX_ROW_SHARE = 0.75
 """Share of one row in a column's squared deviations: half of the other column's deviation remains unknown."""
 CHANCE_PROBABILITY = 1e-4
-"""How often a group of normal rows may have more; of some ten rows one has most of a column by chance."""
+"""How often a group of normal rows may have more; of about ten rows one has most of a column by chance."""
 
 
 def check_leverage(data: SiteData, state: State, fact: DesignDirections) -> None:
     """Require that no direction of the design belongs to a few rows.
 
-    Few are fewer than the owner wants of a level. An owner who allows as many coefficients as rows allows
-    this as well.
+    Few means fewer than the owner requires of a level. An owner who allows as many coefficients as rows
+    allows this as well.
 
     Raises
     ------
@@ -81,7 +81,7 @@ def check_leverage(data: SiteData, state: State, fact: DesignDirections) -> None
     squares = np.diag(gram) - fact.n * mean**2
     deviations = high - mean
     furthest = np.max(deviations**2, axis=0, initial=0.0)
-    # No few rows have more, so that of most columns nothing else needs to be found.
+    # No few rows have more, so for most columns nothing else is computed.
     most = few * furthest * (1.0 + few / (fact.n - few))
     close = (most > (1.0 - MIN_REMAINING_VARIATION) * squares) | (furthest > MAX_ROW_SHARE / 2.0 * squares)
     close |= ~np.isfinite(squares)
@@ -98,8 +98,8 @@ def check_leverage(data: SiteData, state: State, fact: DesignDirections) -> None
         raise PolicyError.of_rule(
             "minimum rows per level",
             data.name,
-            f"wants at least {few + 1} rows behind every combination of columns; fewer are singled out by "
-            f"{', '.join(involved)} together. Merge levels, or leave a term out",
+            f"requires at least {few + 1} rows behind every combination of columns; {', '.join(involved)} "
+            "together single out fewer. Merge levels, or leave a term out",
         )
 
 
@@ -111,14 +111,16 @@ def check_row_share(data: SiteData, deviations: Floats, n: int, squares: float) 
 
 
 def largest_share_error(data: SiteData, n: int, p: int, share: float) -> PolicyError:
-    """Return the refusal of a column of which one row has a share that is too large."""
+    """Return the refusal of a column in which the share of one row is too large."""
     return PolicyError.of_rule(
         "largest share",
         data.name,
-        "releases no sum over rows of which one is nearly all of "
-        f"{'a column' if p == 1 else 'a combination of columns'}: {share:.2f} of its squared deviations (of "
-        f"{n:,} rows one may be {max_row_share(n, p):.2f}). Transform the column, by a logarithm for "
-        "instance, or leave it out; the owner may allow it by the line  max_share = 1.0  in policy.toml",
+        "releases no sum over rows if one row makes up nearly all of "
+        f"{'a column' if p == 1 else 'a combination of columns'}: it has {share:.2f} of the squared "
+        f"deviations, and one of {n:,} rows may have {max_row_share(n, p):.2f}. Transform the column, "
+        "for "
+        "example with a logarithm, or leave it out; the owner can allow it with  max_share = 1.0  in "
+        "policy.toml",
     )
 
 
@@ -130,7 +132,7 @@ def check_group_shares(data: SiteData, state: State, fact: SummedColumns) -> Non
     Raises
     ------
     PolicyError
-        Names the rule, the site and a remedy, and no column: what few rows have may tell who they are.
+        Names the rule, the site and a remedy, but no column: columns of few rows may identify them.
     """
     if data.policy.max_share >= 1.0 or not fact.values.size:
         return
@@ -147,7 +149,7 @@ def check_group_shares(data: SiteData, state: State, fact: SummedColumns) -> Non
 
 @cache
 def max_row_share(n: int, p: int) -> float:
-    """Largest share that one of n rows may have of combinations of p columns.
+    """Return the largest share that one of n rows may have of combinations of p columns.
 
     That of a normal row has the distribution Beta(p / 2, (n - p - 1) / 2).
     """
@@ -158,9 +160,9 @@ def max_row_share(n: int, p: int) -> float:
 
 
 def largest_shares(X: Floats) -> tuple[float, float]:
-    """Largest share of one of n rows in the deviations of a column, and of a combination of columns, (n, p).
+    """Return the largest share of a row in a column's deviations, and in those of a combination, (n, p).
 
-    Of the deviations from the mean of the other rows, so that a row that alone differs has all of them.
+    Deviations are from the mean of the other rows, so that a single different row has all of them.
     """
     mean = X.mean(axis=0)
     # By blocks, so that the centered copy stays in cache and is never as large as the columns.
@@ -234,7 +236,7 @@ def _with_constant(chunks: Callable[[], Iterable[Floats]]) -> Iterable[Floats]:
 
 
 def _high_leverage(blocks: Iterable[Floats], basis: Floats, least: float, smallest: float) -> Floats:
-    """Rows with a leverage of at least `least`; those short beside the smallest eigenvalue have less."""
+    """Return rows with a leverage of at least `least`; very short rows have less."""
     high = []
     for X in blocks:
         long = X[np.einsum("ij,ij->i", X, X) >= least * smallest]
@@ -245,11 +247,11 @@ def _high_leverage(blocks: Iterable[Floats], basis: Floats, least: float, smalle
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReleasedMeans:
-    """Vectors over the rows that columns were multiplied with in a session, and how far they reach.
+    """Vectors over the rows that columns were multiplied with in a session, and their reach.
 
-    `points` are what they belong to, a column of ones and the design's own aside. Of many rows there are
-    disjoint `samples`, one more than a group has rows: `basis` (d, r) takes the vectors to columns `Q` (m, r)
-    that are orthonormal over these, and in no row of all are larger than `reach` (r,).
+    `points` are the vectors' origins, in addition to a column of ones and the design. If there are many rows,
+    there are disjoint `samples`, one more than a group has rows: `basis` (d, r) maps the vectors to columns
+    `Q` (m, r) that are orthonormal over these, and that are at most `reach` (r,) in every row.
     """
 
     rows: object
@@ -262,7 +264,7 @@ class ReleasedMeans:
 
     @classmethod
     def of(cls, fact: FittedMeanSums, few: int) -> ReleasedMeans:
-        """Nothing was answered yet."""
+        """Return the state before the first reply."""
         step = fact.n // SAMPLE_ROWS
         if step <= 2 * few:
             return cls(fact.rows)
@@ -272,10 +274,11 @@ class ReleasedMeans:
         return cls(fact.rows, (), tuple(samples), group, np.zeros((len(group), 0)))
 
     def with_point(self, fact: FittedMeanSums, few: int) -> tuple[ReleasedMeans, bool]:
-        """Add a point, and tell whether samples show that no few rows are singled out.
+        """Add a point, and return whether the samples show that no few rows are singled out.
 
         A combination of vectors that is zero in all but a few rows is zero in one of the samples, which have
-        no row in common. Over each sample every combination has a length; beside it no row's part is long.
+        no row in common. Over each sample every combination has a length; relative to it, no row's part is
+        long.
         """
         points = (*self.points, fact.point)
         if not self.samples:
@@ -315,7 +318,7 @@ class ReleasedMeans:
                 found = np.maximum(found, [max(one.max(), -one.min()) for one in by_column[: len(found)]])
                 beyond += [one @ one for one in by_column[len(found) :]]
             reach = np.append(reach[:first], found)
-        # What the samples do not show may be a row's own: then all rows are looked at.
+        # A combination that the samples do not contain may belong to one row: then all rows are examined.
         nothing = bool((beyond * len(Q) <= NOVELTY_TOLERANCE**2 * fact.n).all())
         return replace(self, points=points, Q=Q, basis=basis, reach=reach), nothing and float(
             reach @ reach
@@ -326,11 +329,10 @@ class ReleasedMeans:
 
 
 def check_fitted_means(data: SiteData, state: State, fact: FittedMeanSums) -> None:
-    """Require that means and weights at all coefficients of a session's answers single out no few rows.
+    """Require that means and weights at all coefficients of a session's replies single out no few rows.
 
-    Of the answers' differences, and of all other combinations, those are sums over few rows that multiply
-    these vectors by a combination of them that is zero elsewhere. An owner who lets one row have all weight
-    of a sum allows this as well.
+    A difference of replies, or any other combination, is a sum over few rows if the combination of these
+    vectors is zero in all other rows. An owner who lets one row have all weight of a sum allows this as well.
 
     Raises
     ------
@@ -350,16 +352,17 @@ def check_fitted_means(data: SiteData, state: State, fact: FittedMeanSums) -> No
         raise PolicyError.of_rule(
             "largest share",
             data.name,
-            f"releases no sums at coefficients by which, with those of earlier answers, fewer than {few + 1} "
-            "rows are singled out. In a fit that means few rows with a combination of levels, or very long "
-            "tails: merge levels, leave a term out, or transform it; the owner may allow it by the line  "
+            "releases no sums at these coefficients: with those of earlier replies, they single out fewer "
+            "than "
+            f"{few + 1} rows. In a fit, few rows then have a combination of levels, or tails are very "
+            "long: merge levels, leave a term out, or transform it; the owner can allow it with  "
             "max_share = 1.0  in policy.toml",
         )
     state.keep(RELEASED_MEANS, now)
 
 
 def _isolates_few_rows(fact: FittedMeanSums, points: tuple[Any, ...], few: int) -> bool:
-    """Whether a combination of columns and vectors is zero in all but a few rows, by a look at all rows."""
+    """Return whether a combination of columns and vectors is zero in all but a few rows, from all rows."""
 
     def blocks() -> Iterator[Floats]:
         return (np.column_stack([part.columns, part.vectors(points)]) for part in fact.parts())

@@ -107,7 +107,7 @@ def read_budget(where: str, section: object) -> Budget:
 
 
 def spends_no_more(a: Budget | None, b: Budget | None) -> bool:
-    """Whether the second budget allows every release that the first one allows."""
+    """Return whether the second budget allows every release that the first one allows."""
     return a == b or (a is not None and b is not None and a.epsilon <= b.epsilon and a.delta <= b.delta)
 
 
@@ -489,7 +489,8 @@ class Policy:
         "auto",
         "approval",
         choice("auto", "owner", strictest="owner"),
-        'Who approves an analysis that all other rules allow. "auto": nobody. "owner": the analysis '
+        'Who approves an analysis that all other rules allow. "auto": no approval is needed. "owner": the '
+        "analysis "
         "waits until the owner approves its plan. 'fedstat site pending' shows the plans. Each "
         "approval is valid for one run.",
     )
@@ -544,7 +545,7 @@ class Policy:
         "site status' shows how much is spent.",
         section=True,
         example="[privacy]\nepsilon = 1.0\ndelta = 1e-06",
-        moot=lambda policy: True,  # with a budget only noise leaves, and without one the other rules hold
+        moot=lambda policy: True,  # only noise is released with a budget; without one the other rules hold
     )
 
     def __post_init__(self) -> None:
@@ -552,7 +553,7 @@ class Policy:
         check_policy_values("Policy", type(self), values)
 
     def __repr__(self) -> str:
-        # By what it departs from the nearer of the two: all rules together fill ten lines.
+        # By the differences from the nearer of the two: all rules together fill ten lines.
         bases = {"Policy": Policy(), "Policy.strict": Policy.strict()}
         given = {name: self._other_rules(base) for name, base in bases.items()}
         name = min(given, key=lambda one: len(given[one]))
@@ -593,7 +594,7 @@ class Policy:
 
     @property
     def is_strict(self) -> bool:
-        """Whether no rule is looser than those of :meth:`strict`."""
+        """Return whether no rule is looser than those of :meth:`strict`."""
         return not self.looser_than_strict()
 
     def looser_than_strict(self) -> tuple[str, ...]:
@@ -674,7 +675,7 @@ def site_policies(
     common: Policy | str | Path | None = None,
     own: Mapping[str, Policy | str | Path] | None = None,
 ) -> dict[str, Policy]:
-    """Policy of every site: its own where there is one, else the common one.
+    """Return the policy of every site: its own if there is one, otherwise the common one.
 
     Parameters
     ----------
@@ -685,18 +686,19 @@ def site_policies(
     Raises
     ------
     PartitionError
-        A file has no meaning, or there is no such site.
+        A file is not valid, or there is no such site.
     """
     own = {} if own is None else own
     if not isinstance(own, Mapping):
         raise PartitionError(
-            "policies: expected {client: policy or path of a policy file}; one policy for all is policy=..."
+            "policies: expected {site: policy or path of a policy file}; for one policy for all sites use "
+            "policy=..."
         )
     unknown = [site for site in own if site not in sites]
     if unknown:
         raise PartitionError(
-            f"policies name institutions that are not in the partition: {', '.join(map(repr, unknown))}. Its "
-            f"institutions are {', '.join(map(repr, sites))}."
+            f"policies: unknown sites {', '.join(map(repr, unknown))}. The sites of the partition are "
+            f"{', '.join(map(repr, sites))}."
         )
     rules = Policy() if common is None else _as_policy(common)
     return {site: _as_policy(own[site]) if site in own else rules for site in sites}

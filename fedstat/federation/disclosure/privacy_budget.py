@@ -1,47 +1,47 @@
 """Noise with differential privacy, and the privacy budget that is charged for it.
 
-For who writes a step whose answer depends on rows under a privacy budget. The step declares, and tells::
+A step whose reply depends on rows under a privacy budget declares and reports::
 
     gives={"counts": Declared("noisy aggregate", "...", noisy=True, dtype="int64",
                               behind=(Entities, NoiseRequired))}
-    ...
-    state.tell(Entities(n), NoiseRequired("counts", asked, squared, variance))
+
+    state.report(Entities(n), NoiseRequired("counts", request, squared, variance))
     return {"counts": counts}                      # without noise
 
-`counts` are integers whose sensitivity follows from how the step made them: by a function of
-:mod:`fedstat.privacy.sensitivity`, which cuts values to public bounds and says what is `squared`, the square
-of the largest Euclidean change where one entity's record is replaced. What comes with a question are
-requests: bounds, to which the step cuts, and a share of the budget or a variance; no figure of the
-coordinator's is a sensitivity. Then the door, and no step,
+`counts` are integers. Their sensitivity follows from how the step made them, by a function of
+:mod:`fedstat.privacy.sensitivity`, which clips values to public bounds and returns `squared`: the square of
+the largest Euclidean change if one entity's record is replaced. A coordinator can request bounds, to which
+the step clips, and a share of the budget or a variance; no number of the coordinator is a sensitivity. The
+site, not the step, then does the following.
 
-* charges rho = squared / (2 variance), rounded up to a multiple of 2^-64, to the site's budget and writes it
-  down, on disk where the site has an account there, or refuses what would exceed it; a charge stands,
-  whatever becomes of the answer;
-* adds independent discrete Gaussian noise of this variance to every number, exactly (mod 2^64);
-* masks the noisy array where it is a part of a masked sum. Every site adds noise that pays for its own
-  records by itself. So whoever else joins forces, is dropped, or adds none: nobody ever holds a sum without
-  noise, and what a site was charged holds against all others together; a sum over K sites has K times the
-  variance. A ``masked share`` of a secure product is treated alike, before it leaves.
+* It charges rho = squared / (2 variance), rounded up to a multiple of 2^-64, to its budget, and records the
+  charge, on disk if its ledger is there, or refuses what would exceed the budget. A charge is final, even if
+  the reply is lost.
+* It adds independent discrete Gaussian noise of this variance to every number, exactly (mod 2^64).
+* It masks the noisy array if it is part of a masked sum. Every site adds enough noise for its own records. So
+  no party ever has a sum without noise, even if others collude, drop out, or add no noise, and the charge of
+  a site holds against all others together. A sum over K sites has K times the variance. A ``masked share`` of
+  a secure product gets noise in the same way before it is released.
 
-The noise is a function of the site's key, of the question (family, step, array, `request`, `squared`,
-`variance`), of the content of the whole table and of the array without noise. The same question, in another
-session, by another coordinator, or after a restart, has the same noise, costs nothing, and cannot be
-averaged; any other has noise of its own, and is charged. `request` is the question in canonical form, one
-text
-for all its spellings: rounded where the step rounds, in the order in which it computes, as JSON of what was
-parsed and not as it came. Two spellings that are missed cost twice, and disclose nothing. A table that was
-changed is another table: its questions are charged anew. A share of a product is drawn at random, so that it
-would be charged in every session; with `of`, what is secret behind it in the place of the array, its noise is
-repeated. There belongs in it all that the array depends on, the other institution's columns (as committed to
-by a keyed digest) among it: noise that is repeated while these change gives away the difference.
+The noise is a function of the site's key, of the request (family, step, array, `request`, `squared`,
+`variance`), of the content of the complete table and of the array without noise. The same request has the
+same noise in another session, from another coordinator, or after a restart: it is free, and repeats cannot be
+averaged. Any other request has noise of its own, and is charged. `request` is the request in canonical form,
+the same text for all spellings: rounded as the step rounds, in the order in which it computes, and as JSON of
+the parsed values. Two spellings that are not recognized cost twice, and disclose nothing. A changed table is
+another table: its requests are charged again. A share of a product is drawn at random, so it would be charged
+in every session; with `of`, the secret behind it, its noise is repeated. `of` contains everything on which
+the array depends, including the columns of the other site (committed by a keyed digest): repeated noise with
+other columns would reveal the difference.
 
-What the guarantee takes as public, who has a record for instance, and what is sealed for another institution
-and serves a share that leaves with noise, is declared ``unpaid`` with the reason; nothing else leaves as it
-is.
+Some values are public under the guarantee (for example, who has a record), or are sealed for another site and
+serve a share that is released with noise. They are declared ``unpaid`` with the reason. Nothing else is
+released without noise.
 
-A refusal must not tell of rows either, since no charge pays for it: a step that gives noisy arrays fails by
-what was asked and published, before it reads, and never by what rows hold. Missing and unknown values count
-somewhere or nowhere, infinite ones are cut. What goes wrong nevertheless leaves as one word.
+A refusal must not depend on rows either, since no charge pays for it. A step with noisy arrays fails because
+of the request and published values, before it reads rows, and never because of rows. Missing and unknown
+values count in a fixed place or not at all, and infinite ones are clipped. Any other failure is released as
+one word.
 """
 
 from __future__ import annotations
@@ -68,24 +68,24 @@ from fedstat.typing import Array
 
 BUDGET_EXAMPLE = "[privacy]  epsilon = 1.0  delta = 1e-06"
 MAX_QUOTED_CHARACTERS = 200
-"""Characters that a charge quotes of a question, for the owner."""
+"""Number of characters of a request that a charge quotes for the owner."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NoiseRequired:
-    """An array leaves with noise only: the question in canonical form, its sensitivity, and the noise.
+    """An array is released only with noise: the request in canonical form, its sensitivity, and the noise.
 
     Parameters
     ----------
     array : str
-        Its name among what the step gives.
+        Its name among the arrays of the step.
     request : str
     squared : int or Fraction
-        Square of the sensitivity, in the integers that the array holds.
+        Square of the sensitivity, in the integers of the array.
     variance : Fraction
-        Of the noise on each of them.
+        Variance of the noise on each of them.
     of : array, optional
-        What the noise is bound to in the place of the array itself.
+        Content that the noise is bound to instead of the array itself.
     """
 
     array: str
@@ -96,13 +96,13 @@ class NoiseRequired:
 
     @property
     def rho(self) -> Fraction:
-        """What it costs."""
+        """The charge of the array."""
         return round_to_grid(rho_of_noise(self.squared, self.variance), up=True)
 
 
 @dataclass(slots=True)
 class NoiseMechanism:
-    """Charges the answers of one site, and adds their noise, which is drawn under a key of `keys`."""
+    """Charges the replies of one site, and adds their noise, which is drawn under a key of `keys`."""
 
     site: str
     policy: Policy
@@ -112,16 +112,16 @@ class NoiseMechanism:
     _content: bytes = b""
 
     def take(self, table: Table) -> None:
-        """Answer for other records from now on, whose questions are charged anew."""
+        """Answer for other records from now on, whose requests are charged again."""
         self.table, self._content = table, b""
 
     def check(self, request: Request, owed: Iterable[NoiseRequired]) -> None:
-        """Refuse an answer that would exceed the budget, by what its arrays owe that were not charged before.
+        """Refuse a reply that would exceed the budget, from the charges of its arrays that are new.
 
         Raises
         ------
         DescriptionError
-            From question, policy and earlier charges alone; names what is left, and the line of the policy.
+            From request, policy and earlier charges alone; names the rest, and the line of the policy.
         """
         reported, known = tuple(owed), self.site_ledger.charges.questions
         if not all(0 < one.variance <= LARGEST for one in reported):
@@ -133,24 +133,24 @@ class NoiseMechanism:
     def add(
         self, request: Request, step: Step, owed: Mapping[str, NoiseRequired], arrays: Mapping[str, Array]
     ) -> tuple[dict[str, Array], dict[str, str]]:
-        """Charge the noisy arrays of an answer, all or none, and add noise: the arrays, and what each cost.
+        """Charge the noisy arrays of a reply, all or none, and add noise; return the arrays and the charges.
 
         Raises
         ------
         DescriptionError
-            Another session has spent meanwhile what is left.
+            Another session has used the rest of the budget meanwhile.
         EngineError
-            The charges cannot be written down.
+            The charges cannot be recorded.
         """
         noisy = {name: array for name, array in arrays.items() if step.gives[name].noisy and array.size}
-        # Nothing is bounded by 0 that is there.
+        # A sensitivity of 0 bounds nothing if there are values.
         wrong = [name for name in noisy if name not in owed or owed[name].squared <= 0]
         if wrong:
             raise DisclosureError(
-                f"{self.site}, step '{request.step}': array '{wrong[0]}' does not leave: it is "
-                f"declared noisy, "
-                "and the step did not tell its sensitivity (NoiseOwed). Nothing was released; this is for "
-                "the author of the family to mend"
+                f"{self.site}, step '{request.step}': array '{wrong[0]}' was not released: it is declared "
+                "noisy, and the step did not report its sensitivity (NoiseRequired). Please report this "
+                "error "
+                "to the author of the family",
             )
         charges = {name: self._charge(request, owed[name], array) for name, array in noisy.items()}
         costs = self.site_ledger.charges.make(
@@ -165,7 +165,7 @@ class NoiseMechanism:
         return out, dict(zip(charges, map(str, costs), strict=True))
 
     def _charge(self, request: Request, owed: NoiseRequired, values: Array) -> Charge:
-        """Make out the charge for an array, by which it is known whether it was charged before."""
+        """Return the charge for an array, by which the site recognizes that it was charged before."""
         question = self._question(request, owed)
         behind = content_digest(values if owed.of is None else owed.of)
         return Charge(
@@ -181,7 +181,7 @@ class NoiseMechanism:
         if budget is None:
             raise DescriptionError.of_rule(
                 *rule,
-                "is none, and answers with noise are charged to one. The owner may set it by the lines  "
+                "has no privacy budget, and this reply needs one. The owner can set it with the lines  "
                 f"{BUDGET_EXAMPLE}  in policy.toml",
             )
         stands = BudgetSpent.of(budget.epsilon, budget.delta, self.site_ledger.charges)
@@ -190,28 +190,29 @@ class NoiseMechanism:
         if budget.delta == 0.0:
             raise DescriptionError.of_rule(
                 *rule,
-                "has a delta of 0, which no Gaussian noise keeps to. The owner may allow it by the line  "
+                "has a delta of 0, which Gaussian noise cannot satisfy. The owner can allow it with  "
                 "delta = 1e-06  in section [privacy] of policy.toml",
             )
         needed = epsilon_of_zcdp(self.site_ledger.charges.spent + cost, budget.delta)
         raise DescriptionError.of_rule(
             *rule,
-            f"has rho {float(stands.left):.3g} left, of {float(Fraction(stands.total)):.3g} (epsilon "
-            f"{budget.epsilon:g} at delta {budget.delta:g}), and this answer costs {float(cost):.3g}. Ask "
-            "for less, or once more for what was asked before, which costs nothing; the owner may allow it "
-            f"by the line  epsilon = {round_up(needed):g}  in section [privacy] of policy.toml",
+            f"has rho {float(stands.left):.3g} left of {float(Fraction(stands.total)):.3g} (epsilon "
+            f"{budget.epsilon:g} at delta {budget.delta:g}), and this reply costs {float(cost):.3g}. Reduce "
+            "the "
+            "request, or repeat an earlier one (repeats are free); the owner can allow it "
+            f"with  epsilon = {round_up(needed):g}  in section [privacy] of policy.toml",
         )
 
     def _question(self, request: Request, owed: NoiseRequired) -> str:
-        # Another way to draw would give the same question other noise: it counts as another question.
+        # Another way to draw would give the same request other noise: it counts as another request.
         numbers = str(Fraction(owed.squared)), str(owed.variance), VERSION
         requested = request.family, request.step, owed.array, owed.requested
         return self._keyed("question", *requested, *numbers, self._records()).hex()
 
     def _records(self) -> bytes:
-        """Digest of all records, by which it is known whether they are the same as before."""
+        """Return the digest of all records, which shows whether they have changed."""
         table = self.table.table if isinstance(self.table, LabeledTable) else self.table
-        # What is streamed may change from one question to the next; what is in memory is read once.
+        # A streamed table may change between requests; a table in memory is read once.
         if not self._content or not isinstance(table, FrameTable):
             self._content = content_fingerprint(table, self._keyed("records"))
         return self._content
@@ -221,7 +222,7 @@ class NoiseMechanism:
 
 
 def read_budget_spent(policy: Policy, site_ledger: SiteLedger) -> BudgetSpent | None:
-    """Say how a site's privacy budget stands; None where it has none."""
+    """Return the state of a site's privacy budget; None if it has none."""
     budget = policy.privacy
     return None if budget is None else BudgetSpent.of(budget.epsilon, budget.delta, site_ledger.charges)
 

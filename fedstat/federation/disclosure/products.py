@@ -33,7 +33,7 @@ BLOCK_ROWS, FIRST_ROWS = 4096, 64
 NEW_DIRECTION = 1e-6
 """Length of what earlier columns leave of a new one, relative to it, below which it adds nothing.
 
-The history has four bytes a number, so that a column is known again up to 6e-8 of its length.
+The history has four bytes per number, so a repeated column is recognized up to 6e-8 of its length.
 """
 
 ISOLATION_TOLERANCE = 1e-4
@@ -87,7 +87,7 @@ def product_rows(X: Floats) -> ProductRows:
         counts[np.ix_(zero, zero)] = both
         counts[~zero] = np.diag(counts)
         counts[:, ~zero] = np.diag(counts)[:, None]
-    # Sums over some rows are no larger than those over all, and mostly show that no share is large.
+    # Sums over some rows are at most those over all, and mostly show that no share is large.
     for some in (blocks[:1], blocks):
         with np.errstate(all="ignore"):
             sums = sum(((A := np.abs(X[block])).T @ A for block in some), np.zeros((q, q)))
@@ -112,8 +112,8 @@ def product_rows(X: Floats) -> ProductRows:
 def check_product_rows(data: SiteData, names: Sequence[str], found: ProductRows) -> None:
     """Require no row or enough rows behind every product of two columns, and no row with nearly all of it.
 
-    A column of many values is judged in the rows without an indicator as well: its sum over these rows is the
-    sum over all rows less the sum of the product.
+    A column of many values is also checked in the rows without an indicator: its sum over these rows is the
+    sum over all rows minus the sum of the product.
 
     Parameters
     ----------
@@ -138,8 +138,8 @@ def check_product_rows(data: SiteData, names: Sequence[str], found: ProductRows)
             what = f"'{names[i]}' is" if i == j else words.format(names[i], names[j])
             raise _refusal(
                 data,
-                f"wants no row or at least {policy.min_level_count} rows in which {what} nonzero; there are "
-                "fewer",
+                f"requires that {what} nonzero in no row or in at least {policy.min_level_count} rows; there "
+                "are fewer",
             )
     if policy.max_share >= 1.0:
         return
@@ -147,8 +147,8 @@ def check_product_rows(data: SiteData, names: Sequence[str], found: ProductRows)
         if found.shares[i, j] > max_row_share(int(counts[i, j]), 1):
             raise _refusal(
                 data,
-                "releases no sum of products of which one row is nearly all; that of "
-                f"'{names[i]}' and '{names[j]}' is such a sum",
+                "releases no sum of products if one row makes up nearly all of it, as in that of "
+                f"'{names[i]}' and '{names[j]}'",
             )
 
 
@@ -161,7 +161,7 @@ def _refusal(data: SiteData, what: str) -> PolicyError:
 
 
 def check_products(data: SiteData, state: State, fact: SummedProducts) -> None:
-    """Judge the products of the columns of one request, and the columns with those of all earlier ones.
+    """Check the products of the columns of one request, and the columns with those of all earlier ones.
 
     Raises
     ------
@@ -215,14 +215,14 @@ def check_products(data: SiteData, state: State, fact: SummedProducts) -> None:
     raise PolicyError.of_rule(
         "rows behind a product",
         data.name,
-        f"releases no columns that, with those of earlier answers, single out fewer than {few + 1} rows: "
+        f"refuses columns that, with those of earlier releases, single out fewer than {few + 1} rows: "
         f"{', '.join(map(repr, involved))}. Use the columns of an earlier fit, merge levels, or leave a term "
         "out",
     )
 
 
 def _with_indicators(X: Floats) -> Floats:
-    """Replace columns of two values, (n, q), by indicators of the larger one, however they are coded."""
+    """Replace columns of two values, (n, q), by indicators of the larger one, in whatever coding."""
     two = [j for j in range(X.shape[1]) if _has_values(X[:, j], 2) and (X[:, j] != 0.0).all()]
     if two:
         X = X.copy()
@@ -233,12 +233,13 @@ def _with_indicators(X: Floats) -> Floats:
 def entered_columns(
     X: Floats, fact: SummedProducts, found: ProductRows
 ) -> tuple[list[Floats], Floats, list[str]]:
-    """Columns that the sums of a request are about: (n, q) -> parts of (n, r), their lengths (r,) and names.
+    """Return the columns behind the sums of a request: (n, q) -> parts of (n, r), lengths (r,) and names.
 
-    These are a column of ones and the columns; of a column of three values its square as well, so that
+    These are a column of ones and the columns; for a column of three values its square as well, so that
     combinations are its levels. A product of several factors a:z is z in the rows of a: these rows are
     entered too, since later fits may sum anything else over them, and so are the rows that it shares with
-    other columns. With weights of many values, and squared residuals are such, those of any two columns.
+    other columns. With weights of many values, such as squared residuals, those of any two columns are
+    entered.
     """
     names = list(fact.names)
     joined = found.partly & ~found.constant & np.array(fact.joined or [False] * len(names), dtype=bool)
@@ -248,7 +249,7 @@ def entered_columns(
         three = [j for j in range(len(names)) if _has_values(X[:, j], 3)]
         more += [X[:, j] ** 2 for j in three]
         called += [names[j] for j in three]
-    group = found.constant | joined  # what has zeros because of levels, and not by its own values
+    group = found.constant | joined  # zeros because of levels, not because of its own values
 
     def paired(i: int, j: int) -> bool:
         return fact.weights is not None or bool((joined[i] or joined[j]) and group[i] and group[j])
@@ -270,7 +271,7 @@ def entered_columns(
 
 
 def _has_values(x: Floats, count: int) -> bool:
-    """Whether a column has exactly so many values; the first rows rule out most."""
+    """Return whether a column has exactly this number of values; the first rows rule out most."""
     return len(np.unique(x[:FIRST_ROWS])) <= count and len(np.unique(x)) == count
 
 

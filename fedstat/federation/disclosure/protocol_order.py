@@ -1,17 +1,17 @@
 """Order of the steps in a protocol, its dealers, and the masking of replies.
 
-A protocol asks its steps in an order; another one gives what no fit asks for: scores at residuals of the
-asker's making, one after the other, or sums by a second division without the fit between. A family declares
-for a step which of its steps may stand directly before it; steps that begin something, and those that read
-nothing, may come at any time, since a fit may be broken off and another one begun.
+A protocol sends its steps in an order. Another order gives values that no fit requests: scores at residuals
+of the client's choice, one after the other, or sums by a second division without the fit between. A family
+declares for each step which of its steps may come directly before it. Steps that begin something, and those
+that read nothing, may come at any time, since a fit may be interrupted and another one begun.
 
-With the random table of an institution, what it opened is its columns. The other institution is shown what it
-opened, and whoever deals knows the table: so the dealer is a third party, and one that does not carry the
-messages where an owner wants more than a coordinator's word.
+The values that a site opens for a secure product, together with its random table, are its columns. The other
+site receives the opened values, and the dealer knows the table. Therefore the dealer is a third party, and
+not the coordinator, which transfers the messages, unless the owner trusts the coordinator with this.
 
-What all sites are to be told alike, means and deviations to standardize by for instance, is bound into the
-masks of their sums: a coordinator that tells all sites but one a scale at which their parts vanish would have
-that one's part, and has a sum whose masks do not cancel.
+Values that all sites must receive alike, such as means and deviations for standardizing, are bound into the
+masks of their sums. Otherwise a coordinator could send all sites but one a scale at which their parts vanish,
+and learn the part of that one. With bound masks, such a sum does not cancel.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fedstat.typing import Array
 
 
 def check_order(site: str, policy: Policy, request: Request, step: Step, last: Mapping[str, str]) -> None:
-    """Refuse a step that no protocol of its family asks at this point.
+    """Refuse a step that no protocol of its family sends at this point.
 
     Parameters
     ----------
@@ -47,62 +47,62 @@ def check_order(site: str, policy: Policy, request: Request, step: Step, last: M
     raise DescriptionError.of_rule(
         "order",
         site,
-        f"answers steps in the order of a fit: '{request.step}' of family '{request.family}' comes after "
-        f"{', '.join(map(repr, sorted(step.after)))}, and not after "
-        f'{last.get(request.family, "no other")!r}. The owner may allow any by the line  order = "any"  in '
+        f"answers steps in the order of a fit: '{request.step}' of family '{request.family}' must follow "
+        f"{', '.join(map(repr, sorted(step.after)))}; the last step of this session is "
+        f'{last.get(request.family, "none")!r}. The owner can allow any order with  order = "any"  in '
         "policy.toml",
     )
 
 
 def check_dealer(data: SiteData, state: State, fact: facts.ProductDealer) -> None:
-    """Require a dealer that is no party to the product, and where the owner says so not the coordinator.
+    """Require a dealer that is not one of the two sites, and if the policy says so, not the coordinator.
 
     Raises
     ------
     SecurityError
-        One of the two institutions deals.
+        One of the two sites deals.
     DescriptionError
         The coordinator deals; names the line of the policy that would allow it.
     """
     first, second = fact.sites
     if fact.dealer in fact.sites:
         raise SecurityError(
-            f"{data.name}: '{fact.dealer}' would deal the random numbers for the product of its own columns "
-            f"and those of another ('{first}' and '{second}'); with these numbers it could read them"
+            f"{data.name}: '{fact.dealer}' would deal the random numbers for a product of its own columns "
+            f"('{first}' and '{second}'); with these numbers it could read the columns of the other site"
         )
     if not fact.dealer and data.policy.dealer == "third party":
         raise DescriptionError.of_rule(
             "dealer",
             data.name,
-            f"wants a third institution to deal the random numbers for the product of '{first}' and "
-            f"'{second}', and the coordinator would. Take a third institution into the partition, or have "
-            'the owner allow it by the line  dealer = "any"  in policy.toml',
+            f"requires a third site to deal the random numbers for the product of '{first}' and "
+            f"'{second}'; here the coordinator would deal. Add a third site to the partition, or have "
+            'the owner allow it with  dealer = "any"  in policy.toml',
         )
 
 
 def check_sampled_sites(data: SiteData, state: State, fact: facts.SampledSites) -> None:
-    """Require that of the sites that mask a sum all add to it, or so many that their sum hides each.
+    """Require that all sites that mask a sum add to it, or enough of them to hide each part.
 
     Raises
     ------
     DescriptionError
-        They are fewer, or others; nothing is to be hidden where nobody masks.
+        There are fewer, or others; there is nothing to hide if no site masks.
     """
     drawn, masked = fact.names, state.masked_among
     adding = set(drawn) & set(masked)
     few = adding != set(masked) and not hides(len(adding))
     if masked and (few or adding != set(drawn)):
         raise DescriptionError(
-            f"{data.name}: a masked sum over {len(masked)} sites is asked for, to which {len(adding)} of "
-            "them would add: their parts are hidden where all add, or three or more. Let more sites be drawn"
+            f"{data.name}: of {len(masked)} sites in a masked sum, only {len(adding)} would add to it. Their "
+            "parts are hidden if all sites add, or three or more. Draw more sites"
         )
 
 
 def record_step(state: State, request: Request, step: Step) -> None:
-    """Keep which step came last, and what all sites were told alike with one that begins something."""
+    """Store which step came last, and the values that all sites received alike with a first step."""
     if step.begins:
-        # Of a fit that was broken off some sites were told more than others. Its order is forgotten as well:
-        # else a sum could follow a scale that only one site was told, when that is no longer bound.
+        # Some sites received more than others in an interrupted fit. Its order is forgotten as well:
+        # otherwise a sum could follow a scale that only one site received, when the scale is no longer bound.
         state.begun.clear()
         state.last.clear()
     state.last[request.family] = request.step
@@ -111,14 +111,14 @@ def record_step(state: State, request: Request, step: Step) -> None:
 
 
 def bind_common(state: State, request: Request, step: Step) -> str:
-    """Digest of what a session's sites are to have been told alike, up to this question; '' for nothing."""
+    """Return the digest of the values that all sites must have received alike up to this request, or ''."""
     begun = {**state.begun, f"{request.family} {request.step}": digest_common(request, step)}
     reported = [part for name, digest in sorted(begun.items()) if digest for part in (name, digest)]
     return hashlib.sha256(encode_parts("fedstat common 1", *reported)).hexdigest() if reported else ""
 
 
 def digest_common(request: Request, step: Step) -> bytes:
-    """SHA-256 of what comes with a question and is declared the same at every site; empty for nothing."""
+    """Return the SHA-256 of the parts of a request that are declared the same at every site, or empty."""
     parts: list[str | bytes] = []
     if step.text_in is not None and step.text_in.common:
         parts.append(request.text)
@@ -133,9 +133,9 @@ def digest_common(request: Request, step: Step) -> bytes:
 def mask_reply(
     masker: Masker, request: Request, step: Step, arrays: Mapping[str, Array], bound: str
 ) -> dict[str, Array]:
-    """Hide the arrays of which the coordinator needs the sum over sites only.
+    """Mask the arrays of which the coordinator needs only the sum over sites.
 
-    Masks cancel where sites were told alike what is `bound`.
+    Masks cancel if sites received the same values of `bound`.
     """
     assert request.masked is not None
     masked = dict(arrays)

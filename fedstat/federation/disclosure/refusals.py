@@ -1,10 +1,10 @@
-"""Refusals of a site: what the analyst reads, what stays in the owner's log, and how many there may be.
+"""Refusals of a site: the analyst's text, the owner's log, and the number of them.
 
-A refusal that depends on rows is one bit about them, whatever it says. Where the owner keeps reasons in the
-log (``reasons = "logged"``), all these refusals have one rule, :data:`ROWS`, and one text. The text names
+A refusal that depends on rows reveals one bit about them, whatever its text. If the owner keeps reasons in
+the log (``reasons = "logged"``), all these refusals have one rule, :data:`ROWS`, and one text. The text names
 terms of the model, keys of the policy and remedies. It follows from the request, the policy and the published
-columns alone, so that it is the same whichever check refused. After ``max_refusals`` of them the analyst gets
-no more answers.
+columns alone, so it is the same whichever check refused. After ``max_refusals`` of them the analyst receives
+no more replies.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ MAX_TERMS_NAMED = 8
 
 @dataclass(slots=True)
 class RefusalLog:
-    """The refusals of a site: their texts, the owner's log, and how many each client had.
+    """The refusals of a site: their texts, the owner's log, and the number for each client.
 
     Parameters
     ----------
     site : str
     site_ledger : SiteLedger
-        Counts refusals beyond the life of the process.
+        Counts refusals also when the process ends.
     log : callable, optional
-        Takes one line for the owner; by default the latest are kept in :attr:`reasons`.
+        Receives one line for the owner; by default the latest are stored in :attr:`reasons`.
     """
 
     site: str
@@ -56,11 +56,11 @@ class RefusalLog:
     def outward(
         self, data: SiteData, requested: Sequence[FactorsRequested], error: FedstatError, client: str
     ) -> FedstatError:
-        """Turn an error of a step, which may depend on rows, into what the analyst reads."""
+        """Turn an error of a step, which may depend on rows, into the text for the analyst."""
         policy = data.policy
         if isinstance(error, DATA_INDEPENDENT_ERRORS):
             return error
-        # Under a budget nothing pays for a reason.
+        # Under a budget no charge would pay for a reason.
         if policy.reasons == "told" and policy.privacy is None:
             if policy.max_refusals:
                 self.site_ledger.count_refusal(client)
@@ -77,7 +77,7 @@ class RefusalLog:
         self.note(reason)
 
     def note(self, reason: str) -> None:
-        """Write a line for the owner alone."""
+        """Write a line that only the owner can read."""
         if self.log is not None:
             self.log(reason)
         self.reasons = [*self.reasons[1 - MAX_REASONS_KEPT :], reason]
@@ -105,7 +105,7 @@ def refusal_text(
 
 
 def _keys(policy: Policy, off: dict[str, object]) -> str:
-    """Name the keys of a policy that are not at these values, which switch them off."""
+    """Name the keys of a policy that are not switched off by these values."""
     return ", ".join(name for name, value in off.items() if getattr(policy, name) != value)
 
 

@@ -1,12 +1,12 @@
 """Release history: the groups of rows behind all earlier sums, and combinations of these sums.
 
 A sum over a group of rows is a row of zeros and ones that is multiplied with the table. Differences, and any
-other combinations, of sums are combinations of these rows; one that is zero but for fewer than `min_count`
-entries is a sum over fewer rows than the owner lets leave. Comparing pairs is not enough: of four sums of
-which no two differ by few, the alternating sum can be one row.
+other combinations, of sums are combinations of these rows. A combination that is nonzero in fewer than
+`min_count` entries is a sum over fewer rows than the owner allows. A comparison of pairs is not enough: four
+sums, no two of which differ by few rows, can have an alternating sum that is one row.
 
-Rows that are in the same groups are one *cell*, so that what is kept grows with the number of different
-divisions and not with the number of answers: 10,000 unions of 60 patterns are 60 cells and 60 groups.
+Rows that are in the same groups are one *cell*. So the size of the history grows with the number of different
+divisions and not with the number of releases: 10,000 unions of 60 patterns are 60 cells and 60 groups.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from fedstat.federation.tables.table import Table
 from fedstat.typing import Array, Bools, Floats, Ints
 
 ZERO_TOLERANCE = 1e-7
-"""Relative size below which a combination counts as zero. Larger is safer: nearly zero is nearly told."""
+"""Relative size below which a combination counts as zero. Larger is safer: nearly zero is nearly revealed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReleasedGroups:
-    """Groups of rows over which sums have left.
+    """Groups of rows over which sums were released.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ class ReleasedGroups:
     basis : (r, c) array of bool
         Independent groups that every group released so far is a combination of, as sets of cells.
     weights : (n_rows, m) array
-        From outside, under which estimates have left.
+        Weights from outside under which estimates were released.
     columns : (n_rows, k) array of float32
         Orthonormal basis of all columns of which sums were released; see
         :mod:`fedstat.federation.disclosure.products`.
@@ -49,7 +49,7 @@ class ReleasedGroups:
 
     @classmethod
     def none(cls, n_rows: int) -> ReleasedGroups:
-        """Nothing has left yet: all rows are one cell."""
+        """Return the history before the first release: all rows are one cell."""
         return cls(
             np.zeros(n_rows, dtype=np.int64),
             np.zeros((0, 1), dtype=np.bool_),
@@ -59,11 +59,11 @@ class ReleasedGroups:
 
     @property
     def sizes(self) -> Ints:
-        """Rows of every cell: (c,)."""
+        """Number of rows of every cell: (c,)."""
         return np.bincount(self.cells, minlength=self.basis.shape[1])
 
     def with_groups(self, code: Ints) -> ReleasedGroups:
-        """Return what is known after sums by group as well; (n_rows,), -1 for rows in no group."""
+        """Return the history after further sums by group; (n_rows,), -1 for rows in no group."""
         # Rows that are gone come last, and are in no group any more.
         code = np.concatenate([code, np.full(len(self.cells) - len(code), -1)])
         c, G = self.basis.shape[1], int(code.max(initial=-1)) + 1
@@ -78,15 +78,15 @@ class ReleasedGroups:
         return replace(self, cells=new_cell[pair], basis=basis)
 
     def with_weights(self, weights: Floats) -> ReleasedGroups:
-        """Return what is known after estimates under weights as well, (n_rows, q)."""
+        """Return the history after further estimates under weights, (n_rows, q)."""
         return replace(self, weights=np.hstack([self.weights, weights]))
 
     def carried(self, places: Ints) -> tuple[ReleasedGroups, Ints]:
-        """Return what is known of a table with other rows, and which rows are gone.
+        """Return the history of a table with other rows, and which rows are gone.
 
-        `places` (n,) are those of its rows among the earlier ones, -1 for new ones, which no sum has been
-        over. Rows that are gone stay in the groups that they were in, after all others: a sum without them
-        differs from one with them.
+        `places` (n,) are the positions of its rows among the earlier ones, -1 for new ones, which are in no
+        sum yet. Rows that are gone stay in their groups, after all others: a sum without them differs from
+        one with them.
         """
         gone = np.setdiff1d(np.arange(len(self.cells)), places)
         new = np.zeros((len(self.basis), 1), dtype=np.bool_)
@@ -99,12 +99,12 @@ class ReleasedGroups:
         return ReleasedGroups(np.concatenate([here, self.cells[gone]]), basis, weights, columns), gone
 
     def fewest_isolated(self, min_count: int) -> int:
-        """Rows that some combination of the sums isolates, if they are fewer than `min_count`; else 0.
+        """Return the number of rows that a combination of the sums isolates, if below `min_count`; else 0.
 
-        Combinations that vanish on all cells of `min_count` rows or more are a space N. Where it has a basis
-        of vectors whose supports do not meet, every combination's support is a union of these, and the
-        smallest is what counts. Otherwise 1 is returned, without a search for a vector of fewest entries,
-        which is hard: few real divisions come here, and refusing them is safe.
+        Combinations that vanish on all cells of `min_count` rows or more are a space N. If it has a basis of
+        vectors with disjoint supports, every combination's support is a union of these, and the smallest one
+        decides. Otherwise 1 is returned without a search for the vector with the fewest entries, which is
+        hard: few real divisions need it, and refusing them is safe.
         """
         sizes = self.sizes
         small = sizes < min_count
@@ -128,7 +128,7 @@ class ReleasedGroups:
         return self.basis[:, self.cells]
 
     def to_arrays(self) -> dict[str, Array]:
-        """Arrays by name, for a file."""
+        """Return the arrays by name, for a file."""
         packed = np.packbits(self.basis, axis=1)
         reported: dict[str, Array] = {
             "cells": self.cells.astype(np.int32),
@@ -142,28 +142,28 @@ class ReleasedGroups:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array]) -> ReleasedGroups:
-        """Take back what :meth:`to_arrays` gave; ValueError where the arrays do not belong together."""
+        """Restore the result of :meth:`to_arrays`; ValueError if the arrays do not belong together."""
         r, c = (int(size) for size in arrays["c"])
         if arrays["basis"].shape != (r, (c + 7) // 8):
-            raise ValueError("the memory of earlier answers is not whole")
+            raise ValueError("the release history is not complete")
         cells = np.asarray(arrays["cells"], dtype=np.int64)
         basis = np.unpackbits(np.asarray(arrays["basis"], dtype=np.uint8), axis=1, count=c).astype(np.bool_)
         if basis.shape != (r, c) or (len(cells) and not 0 <= cells.min() <= cells.max() < c):
-            raise ValueError("the memory of earlier answers is not whole")
+            raise ValueError("the release history is not complete")
         nothing = np.zeros((len(cells), 0))
         weights = np.asarray(arrays.get("weights", nothing), dtype=np.float64)
         columns = np.asarray(arrays.get("columns", nothing), dtype=np.float32)
         for held in (weights, columns):
             if held.ndim != 2 or len(held) != len(cells) or not np.isfinite(held).all():
-                raise ValueError("the memory of earlier answers is not whole")
+                raise ValueError("the release history is not complete")
         return cls(cells, basis, weights, columns)
 
 
 @dataclass(slots=True)
 class ReleaseHistory:
-    """What a site remembers of all its answers: the groups of rows behind them; None before the first.
+    """The release history of a site: the groups of rows behind all releases; None before the first.
 
-    `marks` (n_rows, 16) are those of the table's rows, in an `order` of them, once they are asked for; `gone`
+    `marks` (n_rows, 16) are digests of the table's rows, in an `order` of them, once they are needed; `gone`
     (k, 16) those of rows that it had earlier.
     """
 
@@ -174,21 +174,21 @@ class ReleaseHistory:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array], table: Table, secret: bytes) -> ReleaseHistory:
-        """Take back what :meth:`to_arrays` gave, for a table that may have other rows since.
+        """Restore the result of :meth:`to_arrays`, for a table that may have other rows since.
 
-        ValueError where the arrays do not belong together.
+        ValueError if the arrays do not belong together.
         """
         released, known = ReleasedGroups.from_arrays(arrays), arrays.get("marks")
         if known is None:
             return cls(released, order=order_of(table))
         if known.shape != (len(released.cells), MARK_BYTES):
-            raise ValueError("the memory of earlier answers is not whole")
+            raise ValueError("the release history is not complete")
         marks = row_fingerprints(table, secret)
         released, gone = released.carried(places_of(known, marks))
         return cls(released, known[gone], marks, order_of(table))
 
     def to_arrays(self, table: Table, secret: bytes) -> dict[str, Array]:
-        """Arrays by name, for a file."""
+        """Return the arrays by name, for a file."""
         if self.released is None:
             return {}
         if self.marks is None:
@@ -196,7 +196,7 @@ class ReleaseHistory:
         return self.released.to_arrays() | {"marks": np.concatenate([self.marks, self.gone])}
 
     def follow(self, table: Table, secret: bytes) -> None:
-        """Bring what is remembered into the order that the rows of the table are in now."""
+        """Reorder the history as the rows of the table are now."""
         if order_of(table) == self.order and (self.marks is not None or not self.order):
             return
         marks = row_fingerprints(table, secret)
@@ -216,7 +216,7 @@ def independent_groups(basis: Bools, more: Bools) -> Bools:
     open_ = np.flatnonzero(np.linalg.norm(rest, axis=1) > ZERO_TOLERANCE * size)
     if not len(open_):
         return basis
-    # The pivots of what is left are rows that add a direction each.
+    # The pivots of the rest are rows that add a direction each.
     R, pivot = qr(rest[open_].T, mode="r", pivoting=True)
     sizes = np.abs(np.diag(R))
     added = open_[pivot[: int((sizes > ZERO_TOLERANCE * max(sizes.max(), 1.0)).sum())]]
@@ -224,7 +224,7 @@ def independent_groups(basis: Bools, more: Bools) -> Bools:
 
 
 def _orthonormal(basis: Bools) -> Floats:
-    """Orthonormal columns (c, r) that span the groups."""
+    """Return orthonormal columns (c, r) that span the groups."""
     Q, _ = np.linalg.qr(basis.astype(np.float64).T)
     return np.asarray(Q, dtype=np.float64)
 

@@ -15,17 +15,17 @@ from fedstat.federation.tables.columns import MAX_SHOWN
 from fedstat.typing import Floats
 
 # ----------------------------------------------------------------------------------------------------
-# Weights that leave a sum to a few rows: what the owner wants of them, wherever they come from.
+# Weights that concentrate a sum on a few rows: the owner's requirements, whatever the source of the weights.
 
 MIN_REMAINING_WEIGHT = 1e-3
-"""Share of the weight in sums at given coefficients that the rows besides the few heaviest must have.
+"""Share of the weight in sums at given coefficients that rows other than the few heaviest must have.
 
 It is small because fits of heavy-tailed links and of nearly separated outcomes are honest with 0.005.
 """
 
 
 def check_case_weights(data: SiteData, state: State, fact: facts.CaseWeights) -> None:
-    """Require that weights spread over enough rows: (sum w)^2 / sum w^2 is the number that they amount to.
+    """Require that weights spread over enough rows: their effective number is (sum w)^2 / sum w^2.
 
     Raises
     ------
@@ -37,13 +37,13 @@ def check_case_weights(data: SiteData, state: State, fact: facts.CaseWeights) ->
         raise PolicyError.of_rule(
             "minimum count",
             data.name,
-            f"wants at least {least} rows that count; the weights of {', '.join(map(repr, fact.columns))} "
-            "leave nearly all weight to fewer. Use other weights, or leave the site out",
+            f"requires at least {least} effective rows; the weights of {', '.join(map(repr, fact.columns))} "
+            "concentrate on fewer. Use other weights, or leave the site out",
         )
 
 
 def count_dominant_rows(weights: Floats) -> int:
-    """Fewest rows that have all weight but a negligible share, :data:`REST_OF_WEIGHT`."""
+    """Return the fewest rows that have all weight but a negligible share, :data:`REST_OF_WEIGHT`."""
     shares = np.sort(np.abs(weights))[::-1].cumsum()
     if not len(shares) or shares[-1] == 0.0:
         return len(weights)
@@ -51,14 +51,14 @@ def count_dominant_rows(weights: Floats) -> int:
 
 
 def is_weight_spread(data: SiteData, weights: Floats) -> bool:
-    """Whether more than a few rows make up a weighted sum, and none has more of it than its owner allows.
+    """Return whether enough rows make up a weighted sum, and no row has more than the allowed share.
 
-    Few are fewer than the owner wants behind a sum.
+    Enough is what the owner requires behind a sum.
 
     Parameters
     ----------
     weights : (n,) array
-        Not negative; all zero where nothing is to be told.
+        Not negative; all zero if nothing is released.
     """
     few, share = data.policy.min_count - 1, data.policy.max_share
     if few < 1 or not weights.any() or len(weights) <= few:
@@ -71,7 +71,7 @@ def is_weight_spread(data: SiteData, weights: Floats) -> bool:
 
 
 def check_external_weights(data: SiteData, state: State, fact: facts.ExternalWeights) -> None:
-    """Refuse weights, of any sign, that came from outside and leave nearly all weight to a few entities.
+    """Refuse weights from outside, of any sign, that concentrate on a few entities.
 
     Raises
     ------
@@ -82,9 +82,9 @@ def check_external_weights(data: SiteData, state: State, fact: facts.ExternalWei
         raise PolicyError.of_rule(
             "minimum count",
             data.name,
-            f"wants at least {data.min_count} entities behind a sum; nearly all of these {fact.what} belong "
-            f"to fewer{_max_share_text(data)}, as where columns separate the response. Use fewer columns or, "
-            "where there is a penalty, a larger lambda",
+            f"requires at least {data.min_count} entities behind a sum; these {fact.what} concentrate on "
+            f"fewer{_max_share_text(data)}. Some columns may separate the response. Use fewer columns or, "
+            "with a penalty, a larger lambda",
         )
 
 
@@ -94,14 +94,13 @@ def working_weights_spread(
     totals: Floats | None,
     flat: Callable[[], bool] | None = None,
 ) -> bool:
-    """Whether more than a few rows weigh in score and information, by every vector of weights.
+    """Return whether enough rows have weight in score and information, for every vector of weights.
 
-    Where means are flat at nearly all rows, weights tell nothing of who makes up a score.
+    If means are flat at nearly all rows, weights reveal nothing about the rows behind a score.
 
-    Coefficients can single rows out: where nearly all weight is on a few, the sums are those of a few rows,
-    however many are added up. Sum and sum of squares mostly settle it: by Cauchy and Schwarz the k heaviest
-    have a share of at most sqrt(k / n), n = total^2 / squares being the number of rows that the weights
-    amount to.
+    Coefficients can single out rows: if nearly all weight is on a few, the sums are those of a few rows,
+    however many are added up. Sum and sum of squares mostly decide it: by Cauchy and Schwarz the k heaviest
+    have a share of at most sqrt(k / n), where n = total^2 / squares is the effective number of rows.
     """
     few = data.policy.min_count - 1
     if few > 0 and flat is not None and flat():
@@ -125,30 +124,33 @@ def refuse_working_weights(data: SiteData) -> None:
     raise PolicyError.of_rule(
         "minimum count",
         data.name,
-        f"wants at least {data.min_count} rows behind sums at any coefficients; at these nearly all weight "
-        f"is on fewer{_max_share_text(data)}. In a fit that means outcomes that are nearly separated, or "
-        "very long tails: leave out the term that separates them, or transform it",
+        f"requires at least {data.min_count} rows behind sums at any coefficients; at these, nearly all "
+        "weight "
+        f"is on fewer{_max_share_text(data)}. In a fit, outcomes are then nearly separated, or tails are "
+        "very "
+        "long: leave out the term that separates them, or transform it",
     )
 
 
 def _max_share_text(data: SiteData) -> str:
     share = data.policy.max_share
-    return "" if share == 1.0 else f", or one row has more of it than its share (max_share = {share:g})"
+    return "" if share == 1.0 else f", or one row has more than its share (max_share = {share:g})"
 
 
 # ----------------------------------------------------------------------------------------------------
-# Rules of a site's owner about the rows behind an answer: one rule, one function, which the door calls.
+# Rules of a site's owner about the rows behind a reply: one function for each rule.
 #
-# Steps tell facts (:mod:`fedstat.federation.disclosure.facts`), and call none of these. The rules of minimum
-# rows, rows per level and parameters per row are those of DataSHIELD (``nfilter.tab``, ``nfilter.glm``),
-# with their defaults. The others are ours: one aggregate to which a few rows contribute all discloses those
-# rows, and so do two over rows that differ by a few (:mod:`fedstat.federation.disclosure.differencing`).
+# Steps report facts (:mod:`fedstat.federation.disclosure.facts`) and do not call these functions. The rules
+# of minimum rows, rows per level and parameters per row are those of DataSHIELD (``nfilter.tab``,
+# ``nfilter.glm``), with their defaults. The others are ours: one aggregate that a few rows make up discloses
+# these rows, and so do two over rows that differ by a few
+# (:mod:`fedstat.federation.disclosure.differencing`).
 
 MIN_ENTITIES_PER_EQUATION = 2
 """Fewest entities behind sums of products, for each equation that they make about a column's values."""
 
 MIN_REMAINING_VARIATION = 0.01
-"""Share of a column's variation that the rows besides the few largest must have."""
+"""Share of a column's variation that rows other than the few largest must have."""
 
 
 def check_entities(data: SiteData, state: State, fact: facts.EntityCount) -> None:
@@ -163,7 +165,7 @@ def check_entities(data: SiteData, state: State, fact: facts.EntityCount) -> Non
         raise PolicyError.of_rule(
             "minimum count",
             data.name,
-            f"wants at least {data.policy.min_count} entities behind a sum, and {fact.n} take part here. Use "
+            f"requires at least {data.policy.min_count} entities behind a sum; here there are {fact.n}. Use "
             "more entities, or leave the site out",
         )
 
@@ -181,7 +183,8 @@ def check_rows(data: SiteData, state: State, fact: facts.RowCount) -> None:
         raise PolicyError.of_rule(
             "minimum count",
             data.name,
-            f"wants at least {policy.min_count} whole rows; there are {fact.n}. Leave the site out, or use "
+            f"requires at least {policy.min_count} complete rows; there are {fact.n}. Leave the site out, "
+            "or use "
             "fewer columns with missing values",
         )
     if fact.parameters > policy.max_parameters * fact.n:
@@ -194,10 +197,10 @@ def check_rows(data: SiteData, state: State, fact: facts.RowCount) -> None:
 
 
 def check_unequal_weights(data: SiteData, state: State, fact: facts.UnequalWeights) -> None:
-    """Require enough rows that weigh differently in several sums of products over the same rows.
+    """Require enough rows with different weights in several sums of products over the same rows.
 
-    Who knows the weights has `times` equations for each product, and so counts columns as often. An owner who
-    lets one row be nearly all of a column allows it of few rows.
+    A party that knows the weights has `times` equations for each product, so columns count as often. An owner
+    who lets one row be nearly all of a column allows it for few rows.
 
     Raises
     ------
@@ -212,10 +215,11 @@ def check_unequal_weights(data: SiteData, state: State, fact: facts.UnequalWeigh
         raise PolicyError.of_rule(
             "maximum parameters per row",
             data.name,
-            f"wants no curves of the response with missing points or points of their own, or {least:,} of "
-            f"them in every fold, for {fact.times} weighted sums of products of {fact.columns} columns; "
-            f"there are {fact.n:,}. Leave them out by Curve(..., max_gap=0), use fewer knots, or put the "
-            "response on one grid; the owner may allow it by the line  max_share = 1.0  in policy.toml",
+            f"requires that no curve of the response has missing or individual points, or {least:,} curves "
+            "do "
+            f"in every fold, for {fact.times} weighted sums of products of {fact.columns} columns; "
+            f"there are {fact.n:,}. Leave them out with Curve(..., max_gap=0), use fewer knots, or put the "
+            "response on one grid; the owner can allow it with  max_share = 1.0  in policy.toml",
         )
 
 
@@ -234,7 +238,7 @@ def check_events(data: SiteData, state: State, fact: facts.OutcomeCounts) -> Non
         raise PolicyError.of_rule(
             "minimum events",
             data.name,
-            f"wants none or at least {least} rows of either outcome of '{fact.response}'; it has fewer "
+            f"requires no rows or at least {least} rows of either outcome of '{fact.response}'; it has fewer "
             f"{few[-1]}. Leave the site out",
         )
 
@@ -259,13 +263,13 @@ def check_levels(data: SiteData, column: str, counts: Sequence[int]) -> None:
     raise PolicyError.of_rule(
         "minimum rows per level",
         data.name,
-        f"wants at least {least} rows of every level; {rare:,} of the {len(counts):,} levels of column "
+        f"requires at least {least} rows of every level; {rare:,} of the {len(counts):,} levels of column "
         f"'{column}' have fewer. {remedy}",
     )
 
 
 def check_unknown_levels(data: SiteData, column: str, counts: Sequence[int]) -> None:
-    """Refuse levels that the fit does not know and that too few rows have to be named.
+    """Refuse levels that the fit does not know if too few rows have them.
 
     Raises
     ------
@@ -276,8 +280,9 @@ def check_unknown_levels(data: SiteData, column: str, counts: Sequence[int]) -> 
     if any(0 < count < least for count in counts):
         raise PolicyError(
             f"{data.name}: column '{column}' has levels that the fit does not know in {sum(counts):,} rows; "
-            f"its policy (minimum rows per level) does not let a level with fewer than {least} rows be "
-            "named. Merge them with known levels, or leave their rows out",
+            "the policy (minimum rows per level) does not release the name of a level with fewer than "
+            f"{least} "
+            "rows. Merge them with known levels, or leave their rows out",
             rule="minimum rows per level",
             site=data.name,
         )
@@ -297,18 +302,18 @@ def check_indicators(data: SiteData, state: State, fact: facts.IndicatorCounts) 
             raise PolicyError.of_rule(
                 "minimum rows per level",
                 data.name,
-                f"wants none or at least {least} rows on either side of design column '{name}'; it has "
+                f"requires no rows or at least {least} rows on either side of design column '{name}'; it has "
                 "fewer. Merge levels, or leave the term out",
             )
 
 
 def check_counted_product(data: SiteData, state: State, fact: facts.CountedProduct) -> None:
-    """Require none or enough rows behind every product with a column of another site.
+    """Require no rows or enough rows behind every product with a column of another site.
 
     Raises
     ------
     DescriptionError
-        The rows were not counted, or compared with a smaller number than the owner's.
+        The rows were not counted, or the count was compared with a smaller number than the owner's.
     PolicyError
         As :func:`check_rows`.
     """
@@ -319,8 +324,9 @@ def check_counted_product(data: SiteData, state: State, fact: facts.CountedProdu
         raise DescriptionError.of_rule(
             "rows behind a product",
             data.name,
-            f"wants the rows behind products with columns of '{fact.peer}' counted first, and compared with "
-            f"{least} at least. Use a family that counts them; the owner may allow it by the line  "
+            f"requires a count of the rows behind products with columns of '{fact.peer}', compared with at "
+            "least "
+            f"{least}. Use a family that counts them; the owner can allow it with  "
             'products = "any"  in policy.toml',
         )
     if fact.names:
@@ -328,34 +334,36 @@ def check_counted_product(data: SiteData, state: State, fact: facts.CountedProdu
         raise PolicyError.of_rule(
             "rows behind a product",
             data.name,
-            f"wants none or at least {fact.least} rows (min_level_count) behind the product of every column "
+            f"requires no rows or at least {fact.least} rows (min_level_count) behind the product of every "
+            "column "
             f"here with a column of '{fact.peer}'; {names} has fewer with one of them. Merge levels, or "
             "leave one of the two terms out",
         )
 
 
 def check_cardinality(data: SiteData, fact: facts.GroupSums) -> None:
-    """Require so many entities of every group that columns of few values are not determined by its sums.
+    """Require enough entities of every group that its sums do not determine columns of few values.
 
     Raises
     ------
     DescriptionError
-        From the sizes of the groups asked for and the published levels; names the line of the policy.
+        From the sizes of the requested groups and the published levels; names the line of the policy.
     """
     if data.policy.discrete == "any" or not fact.detail.leveled:
         return
     for group, n in zip(*np.unique(fact.code[fact.code >= 0], return_counts=True), strict=True):
-        beside = ColumnCardinality(fact.beside.get(int(group), 0))
-        least = min_group_size((fact.detail, beside), fact.times)
+        other_columns = ColumnCardinality(fact.other_columns.get(int(group), 0))
+        least = min_group_size((fact.detail, other_columns), fact.times)
         if n >= least:
             continue
         more = "" if data.policy.rounding == "dither" else ' (fewer with  rounding = "dither")'
         raise DescriptionError.of_rule(
             "bits of columns of few values",
             data.name,
-            f"wants at least {least:,} entities behind sums of products of these columns{more}, earlier fits "
-            f"with other columns included; a group asked for has {n:,}. Merge groups, leave columns out, or "
-            'use those of an earlier fit; the owner may allow it by the line  discrete = "any"  in '
+            f"requires at least {least:,} entities behind sums of products of these columns{more}, including "
+            f"earlier fits with other columns; a requested group has {n:,}. Merge groups, leave columns "
+            "out, or "
+            'use those of an earlier fit; the owner can allow it with  discrete = "any"  in '
             "policy.toml",
         )
 
@@ -363,8 +371,8 @@ def check_cardinality(data: SiteData, fact: facts.GroupSums) -> None:
 def check_groups(data: SiteData, state: State, fact: facts.GroupSums) -> None:
     """Require enough entities of every group that has any, and weights that spread over them.
 
-    Of products of p columns, those who know all columns but one hold p + 1 equations in that column's values
-    for every matrix; see :mod:`fedstat.models.vertical.pattern_merging`.
+    From sums of products of p columns, a party that knows all columns but one has p + 1 equations in the
+    values of that column for every matrix; see :mod:`fedstat.models.vertical.pattern_merging`.
 
     Raises
     ------
@@ -380,7 +388,7 @@ def check_groups(data: SiteData, state: State, fact: facts.GroupSums) -> None:
         raise PolicyError.of_rule(
             "minimum count",
             data.name,
-            f"wants at least {data.min_count} entities behind the sums of every fold or missing "
+            f"requires at least {data.min_count} entities behind the sums of every fold or missing "
             f"pattern{grams if equations else ''}; there are {counts.min()}. Use fewer columns, folds or "
             "Newton steps, or raise min_count",
         )
@@ -390,7 +398,7 @@ def check_groups(data: SiteData, state: State, fact: facts.GroupSums) -> None:
 
 
 def check_excluded_entities(data: SiteData, state: State, fact: facts.ExcludedEntities) -> None:
-    """Refuse sums without a few entities: the means are over all that take part, and would tell of these.
+    """Refuse sums without a few entities: the overall means include these, and would reveal them.
 
     Raises
     ------
@@ -401,13 +409,14 @@ def check_excluded_entities(data: SiteData, state: State, fact: facts.ExcludedEn
         raise PolicyError.of_rule(
             "minimum count",
             data.name,
-            f"wants at least {data.min_count} entities behind a sum, and {fact.n} of those that take part "
-            "are in no pattern: leave them out from the start",
+            f"requires at least {data.min_count} entities behind a sum, and {fact.n} of the entities are in "
+            "no "
+            "pattern: leave them out from the start",
         )
 
 
 def check_clusters(data: SiteData, state: State, fact: facts.ClusterRowCounts) -> None:
-    """Require enough rows of every cluster and stratum whose score leaves by itself.
+    """Require enough rows of every cluster and stratum whose score is released by itself.
 
     Raises
     ------
@@ -418,22 +427,23 @@ def check_clusters(data: SiteData, state: State, fact: facts.ClusterRowCounts) -
         raise PolicyError.of_rule(
             "minimum count",
             data.name,
-            f"wants at least {data.min_count} rows behind the score of a cluster or stratum that several "
-            "sites have; some have fewer. Clusters and strata with labels of their own at every site need no "
-            "such scores; if they do span sites, the owner must lower the count, or merge small ones",
+            f"requires at least {data.min_count} rows behind the score of a cluster or stratum that several "
+            "sites have; some have fewer. If clusters and strata do not span sites, use labels that differ "
+            "between sites; no such scores are then needed. Otherwise the owner must lower the count, or "
+            "merge small ones",
         )
 
 
 CLUSTERS_KEY = "scores by clusters of "
-"""Begins the name under which a site notes by which clusters it has summed scores."""
+"""Prefix of the ledger entry for the clusters by which a site has summed scores."""
 
 
 def check_cluster_products(data: SiteData, state: State, fact: facts.ClusterProducts) -> None:
     """Require enough clusters behind sums of products of rows' scores, and the same clusters in all sessions.
 
-    Less the sum over rows, the sum over clusters has the products of different rows of a cluster only: of one
-    cluster of two rows, all values of both follow. So they do from two divisions into clusters that differ by
-    one row.
+    The sum over clusters minus the sum over rows has only products of different rows of a cluster. For one
+    cluster of two rows, it determines all their values. So do two divisions into clusters that differ by one
+    row.
 
     Raises
     ------
@@ -451,14 +461,15 @@ def check_cluster_products(data: SiteData, state: State, fact: facts.ClusterProd
         raise DescriptionError.of_rule(
             "differencing",
             data.name,
-            "has released scores by other clusters or strata, and releases none by these: the difference may "
+            "has released scores by other clusters or strata, and refuses these: the difference may "
             "belong to few rows. Use the clusters and strata of the earlier fit",
         )
     if ((fact.counts > 0) & (fact.counts < policy.min_level_count)).any():
         raise PolicyError.of_rule(
             "rows behind a product",
             data.name,
-            f"wants none or at least {policy.min_level_count} clusters of two rows or more in which a column "
+            f"requires none or at least {policy.min_level_count} clusters of two rows or more in which a "
+            "column "
             "is not zero; there are fewer. Use other clusters, or cov_type='HC1'",
         )
     if this not in data.site_ledger.spent:
@@ -466,7 +477,7 @@ def check_cluster_products(data: SiteData, state: State, fact: facts.ClusterProd
 
 
 def remaining_variation(extremes: Floats, n: float, squares: float, few: int) -> float:
-    """Least share of a column's squared deviations that is left without `few` rows.
+    """Return the least share of a column's squared deviations that is left without `few` rows.
 
     Parameters
     ----------
@@ -497,13 +508,13 @@ def check_concentration(data: SiteData, rest: float, what: str) -> None:
         raise PolicyError.of_rule(
             "minimum rows per level",
             data.name,
-            f"wants at least {data.policy.min_level_count} rows behind every column; fewer make up nearly "
-            f"all variation of {what}. Transform it, for instance by a logarithm, or leave it out",
+            f"requires at least {data.policy.min_level_count} rows behind every column; fewer make up nearly "
+            f"all variation of {what}. Transform it, for example with a logarithm, or leave it out",
         )
 
 
 def check_variation(data: SiteData, state: State, fact: facts.ColumnVariation) -> None:
-    """As :func:`check_concentration`, from a column's extremes.
+    """Apply :func:`check_concentration` to a column's extremes.
 
     An owner who allows as many coefficients as rows allows this as well.
     """
@@ -513,23 +524,23 @@ def check_variation(data: SiteData, state: State, fact: facts.ColumnVariation) -
 
 
 # ----------------------------------------------------------------------------------------------------
-# Rules of a site's owner for an alignment of keys: consent, and no longer lists than there is need for.
+# Rules of a site's owner for an alignment of keys: consent, and lists that are not longer than necessary.
 #
-# Whoever enters keys that it has made up learns which of them another site has: a list of all possible keys
-# is found out as fast as it is raised. No protocol of this kind prevents that. So the owner consents to an
-# alignment with sites that it knows, each time, and no site raises a list that is much longer than its own.
+# A site that enters invented keys learns which of them another site has: a list of all possible keys is
+# checked as fast as it is encrypted. No protocol of this kind prevents that. So the owner consents to an
+# alignment with known sites, each time, and no site accepts a list that is much longer than its own.
 
 MAX_KEYS_PER_OWN_KEY = 2
-"""Keys that another site may enter for each of one's own, where the owner names no number."""
+"""Number of keys that another site may enter for each of one's own, if the owner sets no number."""
 
 
 def check_alignment(data: SiteData, state: State, fact: facts.KeyAlignmentRequest) -> None:
-    """Require that the owner has consented to an alignment with all others; a consent serves once.
+    """Require that the owner has consented to an alignment with all others; a consent is valid once.
 
     Raises
     ------
     ConsentError
-        The owner has not; says how.
+        The owner has not; the text explains how.
     """
     if data.policy.alignment == "allow":
         return
@@ -541,21 +552,23 @@ def check_alignment(data: SiteData, state: State, fact: facts.KeyAlignmentReques
         raise ConsentError.of_rule(
             "alignment",
             data.name,
-            f"asks its owner first, who has not consented to one with {', '.join(lacking)}. Its owner does, "
-            f"for one alignment, by 'fedstat site consent FOLDER {' '.join(lacking)}'",
+            f"requires the owner's consent to an alignment, and there is none for {', '.join(lacking)}. The "
+            "owner "
+            f"consents to one alignment with 'fedstat site consent FOLDER {' '.join(lacking)}'",
         )
-    # Before the keys leave: an attempt that fails has shown lengths of lists at least, and asks again.
+    # Before the keys leave: an attempt that fails has revealed at least lengths of lists, and needs another
+    # one.
     for consent in given.values():
         data.site_ledger.spend(consent)
 
 
 def check_key_list(data: SiteData, state: State, fact: facts.ExternalKeyList) -> None:
-    """Require that a list of keys from elsewhere is not longer than the owner allows.
+    """Require that a list of keys from another site is not longer than the owner allows.
 
     Raises
     ------
     ConsentError
-        It is; says what would allow it.
+        It is; the text explains what would allow it.
     """
     most = data.policy.max_keys
     if most is None:
@@ -566,7 +579,8 @@ def check_key_list(data: SiteData, state: State, fact: facts.ExternalKeyList) ->
         raise ConsentError.of_rule(
             "maximum keys",
             data.name,
-            f"raises lists of at most {most:,} keys, and one of {fact.length:,} came: from among so many, "
-            "its own can be guessed. Leave out keys that are none of those of the study, or have its owner "
+            f"accepts lists of at most {most:,} keys, and this one has {fact.length:,}: a long list can "
+            "contain "
+            "guesses of its keys. Leave out keys that are not part of the study, or have the owner "
             "set max_keys",
         )

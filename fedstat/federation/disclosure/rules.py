@@ -33,7 +33,7 @@ PARTIES: Mapping[str, str] = {
 }
 
 Compare: TypeAlias = Callable[[Any, Any], bool]
-"""Whether the first of two values of a rule allows nothing that the second does not allow."""
+"""Return whether the first of two values of a rule allows nothing that the second does not allow."""
 Domain: TypeAlias = tuple[str, Callable[[Any], bool], Compare]
 """Valid values of a rule, in words; whether a value is valid; and how two values compare."""
 
@@ -57,7 +57,7 @@ class Rule:
     default, strict : object
         Value in the open policy, and in the one with which a served site starts.
     without : mapping of str to str
-        What each party learns where the rule is looser than strict.
+        What each party learns if the rule is looser than strict.
     example : str
         Shown in a template where the rule is off.
     moot : callable
@@ -92,7 +92,7 @@ def rule(
     section: bool = False,
     kw_only: bool = False,
 ) -> Any:
-    """Declare a rule as the field of a policy; see :class:`Rule`. `strict` is the default where left out."""
+    """Declare a rule as the field of a policy; see :class:`Rule`. `strict` is `default` by default."""
     strict = default if strict is MISSING else strict
     record = Rule(words, *domain, comment, default, strict, without or {}, example, moot, section)
     return field(default=default, kw_only=kw_only, metadata={"rule": record})
@@ -104,7 +104,7 @@ def rules_of(policy: type[Any]) -> Mapping[str, Rule]:
 
 
 def looser_rules(policy: Any) -> tuple[str, ...]:
-    """Names of the rules of a policy that allow something that the strict policy does not."""
+    """Return the names of the rules of a policy that allow something that the strict policy does not."""
     found = rules_of(type(policy)).items()
     return tuple(
         name
@@ -114,7 +114,7 @@ def looser_rules(policy: Any) -> tuple[str, ...]:
 
 
 def stricter_rules(before: Any, after: Any) -> tuple[str, ...]:
-    """Names of the rules that were changed, and no longer allow all that they did."""
+    """Return the names of changed rules that no longer allow everything that they allowed."""
     found = ((name, one, getattr(before, name), getattr(after, name)) for name, one in _rules(after))
     return tuple(name for name, one, old, new in found if old != new and not one.within(old, new))
 
@@ -149,17 +149,17 @@ def limit(off: Any) -> Compare:
 
 
 def is_integer(value: object, least: int) -> bool:
-    """Whether a value is a whole number of at least `least`, and not a truth value."""
+    """Return whether a value is a whole number of at least `least`, and not a truth value."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value is a finite number, and not a truth value."""
+    """Return whether a value is a finite number, and not a truth value."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def is_name_set(value: object) -> bool:
-    """Whether a value is a set of names that can be printed."""
+    """Return whether a value is a set of names that can be printed."""
     return isinstance(value, frozenset) and all(
         isinstance(name, str) and name.isprintable() and name for name in value
     )
@@ -183,7 +183,7 @@ def check_policy_values(where: str, policy: type[Any], values: Mapping[str, obje
 
 
 def _received_text(name: str, one: Rule, value: object) -> str:
-    """Show a value that does not fit, with a remedy where one is known."""
+    """Show an invalid value, with a remedy if one is known."""
     if one.section:
         return type(value).__name__
     if isinstance(value, frozenset):
@@ -195,7 +195,7 @@ def _received_text(name: str, one: Rule, value: object) -> str:
 
 
 def _is_listed(one: Rule) -> bool:
-    """Whether the file holds a list, and the policy a set."""
+    """Return whether the file has a list and the policy a set."""
     return one.fits(frozenset(["aggregate"]))
 
 
@@ -228,7 +228,7 @@ def toml_value(value: object) -> str:
 
 
 def toml_line(name: str, value: object) -> str:
-    """Line of a policy file, as an owner would write it."""
+    """Return the line of a policy file, as an owner would write it."""
     return f"{name} = {toml_value(value)}"
 
 
@@ -285,7 +285,7 @@ def parse_policy(where: str, text: bytes, policy: type[Any]) -> dict[str, Any]:
         content = tomllib.loads(text.decode())
     except (ValueError, RecursionError) as error:  # of syntax, of text, of numbers and of nesting without end
         raise PartitionError(
-            f"{where}: is not TOML ({error}). Texts stand in quotes, lists in brackets, and truth values are "
+            f"{where}: is not TOML ({error}). Write texts in quotes, lists in brackets, and truth values as "
             "true and false"
         ) from None
     rules = rules_of(policy)

@@ -53,9 +53,9 @@ from fedstat.federation.tables.published import Published, PublishedColumn
 from fedstat.federation.tables.table import FrameTable, LabeledTable, Table
 
 # ----------------------------------------------------------------------------------------------------
-# The families of this installation, for a site that is asked from outside.
+# The families of this installation, for a site that receives requests from outside.
 #
-# In one process a family is there once its model has been named. A site in a process of its own names no
+# In one process, a family is available once its model has been named. A site in a process of its own names no
 # model, and loads them all.
 
 FEDERATION_FAMILIES = (
@@ -71,9 +71,9 @@ FEDERATION_FAMILIES = (
 
 NOISY_KIND: ArrayKind = "noisy aggregate"
 UNCHARGED_KINDS: tuple[ArrayKind, ...] = ("presence", "sealed")
-"""Kinds of which an array may leave under a privacy budget as it is."""
+"""Kinds of which an array may be released without noise under a privacy budget."""
 MODELS_PACKAGE = "fedstat.models"
-"""Whose ``INSTALLED`` names the folders of families: by name, since models/ comes after this room."""
+"""Module whose ``INSTALLED`` names the folders of families: by name, because models/ is not imported here."""
 
 
 def load_families() -> None:
@@ -85,14 +85,14 @@ def load_families() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------
-# One institution: its data, its owner's policy, and the only door out.
+# One site: its data, its owner's policy, and the only function that releases anything.
 #
-# ``Site.answer`` is the one function that returns a value from an institution: policy check, step, ledger,
+# ``Site.answer`` is the one function that returns a value from a site: policy check, step, ledger,
 # reply. A step cannot be reached in any other way, and only steps of installed families run.
 
 
 class FamilyRegistry(dict[str, Mapping[str, Step]]):
-    """Steps by family; a family whose declarations leave something open does not install."""
+    """Steps by family; a family with incomplete declarations does not install."""
 
     def __setitem__(self, family: str, steps: Mapping[str, Step]) -> None:
         for name, step in steps.items():
@@ -101,7 +101,7 @@ class FamilyRegistry(dict[str, Mapping[str, Step]]):
 
 
 def check_declarations(where: str, step: Step) -> None:
-    """Require that a step declares what stands behind what it gives, and what weighs rows in what it takes.
+    """Require that a step declares what is behind its releases, and which of its arguments weigh rows.
 
     Raises
     ------
@@ -111,30 +111,33 @@ def check_declarations(where: str, step: Step) -> None:
     for name, declared in step.given.items():
         if declared.kind in COUNTED and not declared.behind:
             raise DisclosureError(
-                f"{where}: array '{name}' is declared '{declared.kind}', and nothing to stand behind it. Say "
-                "by behind=(...) which facts of fedstat.federation.disclosure.facts do: Entities at least"
+                f"{where}: array '{name}' is declared '{declared.kind}', without the facts behind it. Name "
+                "them "
+                "with behind=(...), from fedstat.federation.disclosure.facts: Entities at least"
             )
         unknown = [fact for fact in declared.behind if fact not in FACT_CHECKS]
         if unknown:
             raise DisclosureError(
-                f"{where}: array '{name}' rests on {unknown[0].__name__}, which no rule judges"
+                f"{where}: array '{name}' has {unknown[0].__name__} behind it, which no rule checks"
             )
         if declared.unpaid and declared.kind not in UNCHARGED_KINDS:
             raise DisclosureError(
-                f"{where}: array '{name}' is of kind '{declared.kind}', which leaves under a budget with "
-                f"noise or not at all; unpaid are {' and '.join(UNCHARGED_KINDS)}"
+                f"{where}: array '{name}' is of kind '{declared.kind}', which is released under a budget "
+                "only "
+                f"with noise; only {' and '.join(UNCHARGED_KINDS)} can be unpaid"
             )
         noise = NoiseRequired in declared.behind, declared.dtype == "int64"
         if (declared.noisy and not all(noise)) or (declared.kind == NOISY_KIND and not declared.noisy):
             raise DisclosureError(
-                f"{where}: array '{name}' of kind '{declared.kind}' lacks what noise needs: noisy=True, "
-                "integers by dtype='int64', and NoiseOwed among what stands behind it"
+                f"{where}: array '{name}' of kind '{declared.kind}' lacks the declarations for noise: "
+                "noisy=True, "
+                "dtype='int64', and NoiseRequired in behind=(...)"
             )
     for name, declared in step.takes.items():
         if declared.kind == "per entity" and declared.weighs is None:
             raise DisclosureError(
-                f"{where}: array '{name}' comes with a value per entity, and it is not declared whether "
-                "these weigh rows. Say weighs=... in words, empty where they enter no sum over rows"
+                f"{where}: array '{name}' has a value per entity, and does not declare whether these weigh "
+                "rows. Describe them with weighs=..., empty if they enter no sum over rows"
             )
 
 
@@ -142,39 +145,39 @@ FAMILIES = FamilyRegistry()
 """Steps by family; a family enters its own when it is imported."""
 
 NOT_COPIED_MESSAGE = (
-    "a site is not pickled or copied, nor is a model, which asks it; results and partitions can be"
+    "a site cannot be pickled or copied, and neither can a model, which uses it; results and partitions can"
 )
 RECEIPT_FAMILY = "receipt"
-"""Family that asks for a site's statement on what has passed: it holds no data, and no policy refuses it."""
+"""Family that requests a site's statement on its releases: it holds no data, and no policy refuses it."""
 UNALIGNED_FAMILIES = ("schema", "secure", "align", APPROVAL_FAMILY)
-"""Families that ask nothing of which the order of the records matters, and no part of an analysis."""
+"""Families whose requests do not depend on the order of the records, and are no part of an analysis."""
 
 
 class Site:
-    """One institution.
+    """One site.
 
     Parameters
     ----------
     name : str
-        The institution.
+        Name of the site.
     table : DataFrame or Table
-        Its records, one row per entity, without the key.
+        Its data, one row per entity, without the key.
     policy : Policy, optional
-        What may leave; the default allows every installed family.
+        What may be released; the default allows every installed family.
     shared_seed : int, optional
         See :attr:`SiteData.common_seed`.
     site_column : str
-        Column under which steps find the site's own name, the same in every row; none by default.
+        Column under which steps find the name of the site, the same in every row; none by default.
     trust : Trust, optional
         New keys by default.
     site_ledger : SiteLedger, optional
-        The account of an earlier process, to be continued.
+        The ledger of an earlier process, to be continued.
     published : mapping of str to PublishedColumn, optional
         What the owner has published of the columns.
     log : callable, optional
-        Takes the reason of every refusal that does not leave; for the owner.
+        Receives the reason of every refusal that is not sent; for the owner.
     plans : PlanStore, optional
-        Where plans wait for the owner beyond the life of this process.
+        Where plans wait for the owner when this process ends.
     """
 
     def __init__(
@@ -216,12 +219,12 @@ class Site:
 
     @property
     def data(self) -> SiteData:
-        """What steps are handed."""
+        """Data and settings that steps receive."""
         return self._data
 
     @property
     def policy(self) -> Policy:
-        """What the owner allows to leave."""
+        """What the owner allows to be released."""
         return self._data.policy
 
     @policy.setter
@@ -235,21 +238,21 @@ class Site:
 
     @property
     def ledger(self) -> Ledger:
-        """Ledger of all arrays that left the site, without statements on what has left."""
+        """Ledger of all arrays that the site released, without statements on the ledger."""
         return released_by(self.site_ledger, RECEIPT_FAMILY)
 
     @property
     def site_ledger(self) -> SiteLedger:
-        """The site's own account of all that passed its door."""
+        """The site's own ledger of all requests and releases."""
         return self._data.site_ledger
 
     @property
     def pending(self) -> Mapping[str, AnalysisPlan]:
-        """Plans of analyses that wait for the owner's consent, by digest."""
+        """Plans of analyses that wait for the owner's approval, by digest."""
         return self.approvals.pending
 
     def approve(self, digest: str, who: str = "owner") -> None:
-        """Consent, as the owner, to one run of a plan, by its digest or the beginning of it."""
+        """Approve, as the owner, one run of a plan, by its digest or the first digits of it."""
         self.approvals.decide(digest, "approved", who)
 
     def deny(self, digest: str, who: str = "owner") -> None:
@@ -257,14 +260,14 @@ class Site:
         self.approvals.decide(digest, "denied", who)
 
     def remember(self, remembered: ReleaseHistory) -> None:
-        """Hold new answers against those of an earlier process as well."""
+        """Compare new releases with those of an earlier process as well."""
         self._data = replace(self._data, memory=remembered)
 
     def change_rules(self, policy: Policy, published: Published) -> tuple[str, ...]:
-        """Take over what the owner has changed; which rules are stricter now, and so end the open sessions.
+        """Apply the owner's changes; return the rules that are stricter now, which end the open sessions.
 
-        What was judged when a session was opened, a formula for instance, would not be judged again. Account,
-        budget, consents and the memory of earlier answers go on.
+        Checks of the beginning of a session, for example of a formula, would not be repeated otherwise.
+        Ledger, budget, approvals and the release history continue.
         """
         stricter = stricter_rules(self.policy, policy)
         held = {name: one for name, one in self.published.items() if name not in self._label}
@@ -277,7 +280,7 @@ class Site:
         return stricter
 
     def change_records(self, table: Table, fits: HistoryCheck) -> None:
-        """Go on with records that were read anew and have changed; see :meth:`SiteData.with_records`."""
+        """Continue with data that were read again and have changed; see :meth:`SiteData.with_records`."""
         self._data = self._data.with_records(table, fits)
         self._noise.take(self._data.table)
         self._end_sessions("records")
@@ -288,17 +291,17 @@ class Site:
 
     @property
     def published(self) -> Published:
-        """What the owner publishes of the columns."""
+        """What the owner has published of the columns."""
         return self._data.published
 
     @property
     def privacy(self) -> BudgetSpent | None:
-        """How its privacy budget stands; None where it has none."""
+        """State of the privacy budget; None if there is none."""
         return read_budget_spent(self.policy, self.site_ledger)
 
     @property
     def fingerprint(self) -> str:
-        """Of the site's keys."""
+        """Fingerprint of the site's keys."""
         return self.trust.identity.public.fingerprint
 
     def __repr__(self) -> str:
@@ -311,12 +314,12 @@ class Site:
     def answer(self, request: bytes | RequestMessage, client: str = "") -> bytes:
         """Answer a packed :class:`~fedstat.federation.message.Request` by a packed Reply.
 
-        `client` is the fingerprint of who asks, as far as whoever carried the question knows it.
+        `client` is the fingerprint of the client, as far as the transport knows it.
 
         Raises
         ------
         MessageError
-            The ask is malformed, names an unknown step, or is meant for another site.
+            The request is malformed, names an unknown step, or is addressed to another site.
         PolicyError
             The site's owner does not allow it; nothing was computed or released.
         """
@@ -341,7 +344,7 @@ class Site:
         return packed
 
     def _begin_entries(self, session: str) -> SessionChain:
-        """Chain of a session, ready for one more ask; "" for what belongs to none."""
+        """Return the chain of a session, ready for one more request; "" for messages outside a session."""
         chain = self.site_ledger.chain(self.name, self.trust.identity.public, session)
         chain.begin()
         return chain
@@ -370,7 +373,7 @@ class Site:
         )
 
     def _answer_or_undo(self, context: RequestContext) -> bytes:
-        """Prepare a reply; one that does not leave leaves no trace: the next one counts from here."""
+        """Prepare a reply; a refused one leaves no trace, and the next one counts from here."""
         data, state, memory = context.data, context.state, context.data.memory
         memory.follow(data.table, data.mark_key)
         earlier, context.released = state.copy(), memory.released
@@ -379,7 +382,7 @@ class Site:
         except FedstatError as error:
             state.restore(earlier)
             memory.released = context.released
-            # A statement is on the ledger, a plan on future requests, and neither on rows.
+            # A statement depends on the ledger, a plan on future requests, and neither on rows.
             about_rows = context.request.family not in (RECEIPT_FAMILY, APPROVAL_FAMILY)
             outward = (
                 self.refusals.outward(self.data, state.requested, error, context.client)
@@ -388,7 +391,7 @@ class Site:
             )
             if outward is error:
                 raise
-            # Without its cause: a traceback that is sent on would quote what the text does not.
+            # Without its cause: a traceback that is sent would quote what the text does not.
             raise outward from None
 
     def _prepare(self, context: RequestContext) -> bytes:
@@ -413,7 +416,7 @@ class Site:
         return pack_reply(context.sent)
 
     def _record(self, context: RequestContext) -> None:
-        """Record what leaves in the ledger, and keep the state of the session."""
+        """Record a release in the ledger, and store the state of the session."""
         request, step, state, data = context.request, context.step, context.state, context.data
         self.site_ledger.note(state.in_play, state.entities)
         if data.memory.released is not context.released and self.site_ledger.store is not None:
@@ -431,7 +434,7 @@ class Site:
             raise MessageError(f"{self.name}: received a message that is addressed to '{request.site}'")
 
     def _check_turn(self, request: Request) -> None:
-        """Answer no question twice, and none of a session of which some questions are not known here."""
+        """Answer no request twice, and none of a session whose requests are partly unknown here."""
         if request.turn is None:
             return
         seen, resumed = self.site_ledger.rounds(request.session), self.site_ledger.resumed(request.session)
@@ -439,8 +442,8 @@ class Site:
             raise SessionError(f"{self.name}: {SESSION_END_REASONS['restart']}")
         if request.turn <= seen:
             raise SecurityError(
-                f"{self.name}: question {request.turn} of a session in which it has answered {seen} is not "
-                "answered anew: somebody repeated an old question, or a copy of the analysis runs"
+                f"{self.name}: request {request.turn} of a session with {seen} answered requests is refused: "
+                "somebody repeated an old request, or a copy of the analysis is running"
             )
 
     def _find_step(self, request: Request) -> Step:
@@ -461,16 +464,17 @@ class Site:
         return step
 
     def _masker(self, request: Request, state: State) -> Masker:
-        """Return the masker of this session, where the policy allows a sum over so many sites."""
+        """Return the masker of this session, if the policy allows a sum over this number of sites."""
         absent = (
-            f"step '{request.step}': asked for masked, and the sites have not agreed on keys in this session"
+            f"step '{request.step}': a masked reply needs keys, which the sites have not agreed on in this "
+            "session"
         )
         masker = state.use("masker", Masker, absent)
         check_masked_sites(self._data, self.policy, masker.sites)
         return masker
 
     def _keep_state(self, session: str, state: State) -> None:
-        """Keep what a session left here; one that was never answered puts no other out."""
+        """Store the state of a session; one without a reply does not replace others."""
         if session not in self.states:
             while len(self.states) >= MAX_SESSIONS:
                 del self.states[oldest := next(iter(self.states))]
@@ -491,8 +495,8 @@ class Site:
         except FedstatError:
             raise
         except Exception as error:
-            # What went wrong may quote values: its type is all that is told.
+            # The error may quote values: only its type is released.
             raise MessageError(
-                f"{context.where}: failed ({type(error).__name__}); the question is out of turn, or its "
-                "arrays do not fit what this site holds of the fit"
+                f"{context.where}: failed ({type(error).__name__}); the request is out of order, or its "
+                "arrays do not fit the state of the fit at this site"
             ) from error

@@ -28,7 +28,7 @@ from fedstat.typing import Bools
 ROWS_PER_NUMBER = 5
 """Fewest rows of an own fit for each number that it releases."""
 COLUMN_SUMS_KEY = "sums of one column "
-"""Begins the entries of a site's ledger that name the sums of a column."""
+"""Prefix of the entries of a site's ledger that name the sums of a column."""
 LINEAR = ("center", "scale")
 """Functions of a function that add no new sums: means and deviations are those over all sites."""
 CUBIC = 3
@@ -38,15 +38,15 @@ Part: TypeAlias = tuple[float, tuple[str, ...]]
 
 
 def least_rows_of_own_fit(data: SiteData, numbers: int) -> int:
-    """Fewest rows of an own fit that releases so many numbers; 0 where the owner sets no minimum."""
+    """Return the fewest rows of an own fit that releases `numbers`; 0 if the owner sets no minimum."""
     least = data.policy.min_own_rows
     return max(least, ROWS_PER_NUMBER * numbers) if least else 0
 
 
 def own_fit_problem(data: SiteData, fact: OwnFit) -> str:
-    """Say why an own fit is not shown; empty where it is.
+    """Return why an own fit is not shown; empty if it is.
 
-    It follows from the number of rows, which a survey has released, and from formulas, but from no value.
+    The reason depends on the number of rows, which is public, and on formulas, but on no value.
     """
     least = least_rows_of_own_fit(data, fact.numbers)
     if int(fact.sums.used.sum()) < least:
@@ -75,7 +75,7 @@ def check_column_sums(data: SiteData, state: State, fact: ColumnSums) -> None:
                 data.name,
                 f"releases at most {share:g} different sums of functions of one column for each of its rows, "
                 f"over all analyses; this model needs more of column '{column}'. Use functions of '{column}' "
-                "that earlier models used, or leave the site out; the owner may allow more by the line  "
+                "that earlier models used, or leave the site out; the owner can allow more with  "
                 f"{toml_line('max_column_sums', 2 * share)}  in policy.toml",
             )
     _remember(data, new)
@@ -118,7 +118,7 @@ def _parts(factor: FormulaFactor, published: Published) -> list[Part]:
 
 
 def _spline_columns(factor: FormulaFactor) -> int:
-    """Columns of a spline, or a few more."""
+    """Return the number of columns of a spline, or a few more."""
     knots, degree = (factor.options.get(name) for name in ("knots", "degree"))
     inner = knots if isinstance(knots, int) else len(knots) if isinstance(knots, Sequence) else 0
     return inner + 1 + (degree if isinstance(degree, int) else CUBIC)
@@ -157,7 +157,7 @@ def _new_sums(data: SiteData, fact: ColumnSums) -> tuple[dict[str, frozenset[str
 
 
 def _exceeds(data: SiteData, used: Bools, column: str, keys: set[str]) -> bool:
-    """Whether sums of a column are more than the policy allows for so many rows."""
+    """Return whether sums of a column are more than the policy allows for this number of rows."""
     share, known = data.policy.max_column_sums, data.published.get(column)
     assert share != "any"
     groups = Counter(key.rpartition("|")[0] for key in keys)

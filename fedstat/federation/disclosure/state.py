@@ -1,4 +1,4 @@
-"""State of a site: its data, whom it trusts, and what it keeps of each session."""
+"""State of a site: its data, the keys that it trusts, and the state of each session."""
 
 from __future__ import annotations
 
@@ -24,25 +24,24 @@ from fedstat.federation.tables.table import FrameTable, LabeledTable, Table
 KeptT = TypeVar("KeptT")
 MAX_SESSIONS = 32
 SESSION_END_REASONS = {
-    "restart": "it was started again since this session began, and what it held of the fit is gone; its "
-    "ledger goes on. Make the model again with from_formula",
-    "newer": f"{MAX_SESSIONS} newer sessions took the place of this one. Make the model again with "
-    "from_formula",
+    "restart": "it was started again since this session began, and the state of the fit is gone; its "
+    "ledger continues. Make the model again with from_formula",
+    "newer": f"{MAX_SESSIONS} newer sessions have replaced this one. Make the model again with from_formula",
     "rules": "its owner has made its rules stricter since this session began. Make the model again with "
     "from_formula",
-    "records": "its records were read anew since this session began, and they have changed. Make the model "
+    "records": "its data were read again since this session began, and have changed. Make the model "
     "again with from_formula",
 }
-"""Why a site no longer goes on in a session."""
+"""Reasons for which a site has ended a session."""
 
 
 @dataclass(slots=True)
 class SiteTrust:
-    """A site's keys, the fingerprints that its owner has pinned, and what the owner has consented to.
+    """A site's keys, the fingerprints that its owner has pinned, and the owner's consents.
 
-    `pinned` has the fingerprint of every site that this one exchanges secrets with, its own among them, and
-    `consents` when the owner consented to one alignment of keys with a site; `rosters` the digests of the
-    rosters that the owner has accepted, by number.
+    `pinned` has the fingerprint of every site with which this one exchanges secrets, and its own. `consents`
+    has the time at which the owner consented to one alignment of keys with a site, and `rosters` the digests
+    of the accepted rosters, by number.
     """
 
     pinned: dict[str, str] = field(default_factory=dict)
@@ -52,7 +51,7 @@ class SiteTrust:
 
     @property
     def identity(self) -> Identity:
-        """The site's keys, made when first asked for."""
+        """The site's keys, made when they are first needed."""
         if self._identity is None:
             self._identity = Identity.generate()
         return self._identity
@@ -60,27 +59,27 @@ class SiteTrust:
 
 @dataclass(frozen=True, slots=True)
 class SiteData:
-    """What a step is handed: the rows of one institution, and nothing else.
+    """Data and settings that a step receives: the rows of one site, and nothing else.
 
     Parameters
     ----------
     name : str
-        The institution.
+        Name of the site.
     table : Table
         Its records, one row per entity in the partition's order, without the key.
     shared_seed : int or None
         See :attr:`common_seed`.
     policy : Policy
-        What the site's owner allows; the door insists on it.
+        What the site's owner allows.
     memory : ReleaseHistory
-        The groups of rows behind earlier answers; see :mod:`fedstat.federation.disclosure.release_history`.
+        The groups of rows behind earlier releases; see :mod:`fedstat.federation.disclosure.release_history`.
     trust : Trust
     site_ledger : SiteLedger
-        The site's own account of all that passed its door.
+        The site's own ledger of all requests and releases.
     published : mapping of str to PublishedColumn
-        What the owner has published of the columns, from which formulas are judged.
+        What the owner has published of the columns, by which formulas are checked.
     approvals : Approvals
-        Plans of analyses that were proposed, and what the owner has decided.
+        Proposed plans of analyses, and the owner's decisions.
     """
 
     name: str
@@ -94,7 +93,7 @@ class SiteData:
     approvals: Approvals = field(default_factory=lambda: Approvals("", SiteLedger()))
 
     def with_records(self, table: Table, fits: HistoryCheck) -> SiteData:
-        """Return the same with other records; SecurityError where these do not fit earlier answers."""
+        """Return the same with other data; SecurityError if these do not fit earlier releases."""
         kept = self.memory.to_arrays(self.table, self.mark_key)
         if kept and (why := fits(kept, self.table.n_rows)):
             raise SecurityError(f"{self.name}: {why}")
@@ -105,24 +104,25 @@ class SiteData:
 
     @property
     def common_seed(self) -> int:
-        """A secret that the sites share and the coordinator does not have, for what all draw or hash alike.
+        """A secret that the sites share and the coordinator does not have, for common random draws.
 
         Raises
         ------
         PartitionError
-            The owners have agreed on none. Drawn apart, it would make results wrong, and nobody would see.
+            The owners have not agreed on one. Separate draws would make results wrong without a sign of it.
         """
         if self.shared_seed is None:
             raise PartitionError(
-                f"{self.name}: it has no secret in common with the other sites, which sketches and labels "
-                "that several sites hold need. One owner draws it by 'fedstat site seed FOLDER', and all "
-                'write that line, seed = "...", into their site.toml'
+                f"{self.name}: this site has no secret in common with the other sites. Sketches, and "
+                "labels that several sites hold, need one. One owner draws it with 'fedstat site seed "
+                "FOLDER', and all "
+                'owners write that line, seed = "...", into their site.toml'
             )
         return self.shared_seed
 
     @property
     def mark_key(self) -> bytes:
-        """Key of the marks by which rows are known again."""
+        """Key of the digests by which rows are recognized."""
         return self.trust.identity.secret("row marks")
 
     @property
@@ -132,7 +132,7 @@ class SiteData:
 
     @property
     def frame(self) -> pd.DataFrame:
-        """All records, for steps that need them at once.
+        """All rows, for steps that need them at once.
 
         Raises
         ------
@@ -149,11 +149,11 @@ class SiteData:
 
 
 class State:
-    """What a site remembers of one session: the design that it opened, and the fits on it.
+    """The state of one session at a site: its design and its fits.
 
-    Every item is kept with the number of entities that it rests on; the entities behind an answer are
-    the fewest of those behind the items that its step used, and none where it used none. A design is kept
-    with the number of its columns, and every item with the facts that were told of it.
+    Every item is stored with the number of entities behind it. The entities behind a reply are the fewest of
+    those behind the items that its step used, or none if it used none. A design is stored with the number of
+    its columns, and every item with the facts that were reported of it.
     """
 
     def __init__(self, site: str) -> None:
@@ -166,12 +166,12 @@ class State:
         self._judge: Callable[[Any], None] | None = None
         self.check_noise: Callable[[], None]  # of the present request, set when it begins
         self.reported: set[type] = set()
-        self.masked_among: tuple[str, ...] = ()  # sites that mask the present answer
-        self.owed: dict[str, NoiseRequired] = {}  # by array of the present answer
+        self.masked_among: tuple[str, ...] = ()  # sites that mask the present reply
+        self.owed: dict[str, NoiseRequired] = {}  # by array of the present reply
         self.in_play: set[str] = set()
         self.last: dict[str, str] = {}  # the latest step of each family
-        self.begun: dict[str, bytes] = {}  # what all sites were told alike, by the step that it came with
-        # Not restored after a refusal: what was asked for counts.
+        self.begun: dict[str, bytes] = {}  # common values that all sites received, by their step
+        # Not restored after a refusal: every request counts.
         self.analysis = FollowedPlan()
         self.requested: tuple[FactorsRequested, ...] = ()  # of the latest request with a formula
         self._formula_begins = True
@@ -181,7 +181,7 @@ class State:
 
     @property
     def entities(self) -> int:
-        """Entities behind the answer to the present ask."""
+        """Number of entities behind the reply to the present request."""
         return self._behind or 0
 
     @property
@@ -199,9 +199,9 @@ class State:
         self.owed.clear()
 
     def report(self, *facts: Any) -> None:
-        """Say what stands behind the answer: see :mod:`fedstat.federation.disclosure.facts`.
+        """Report what is behind the reply: see :mod:`fedstat.federation.disclosure.facts`.
 
-        The door judges at once, since what goes wrong later in a step may say something about few rows.
+        The checks run at once, since a later error in a step may depend on few rows.
 
         Raises
         ------
@@ -221,31 +221,31 @@ class State:
                 self._judge(fact)
 
     def copy(self) -> State:
-        """Return what is kept now, for :meth:`restore`."""
+        """Return the present state, for :meth:`restore`."""
         earlier = State(self.site)
         earlier.restore(self)
         earlier._items = {name: snapshot(item) for name, item in self._items.items()}
         return earlier
 
     def restore(self, earlier: State) -> None:
-        """Go back to what was kept earlier."""
+        """Restore an earlier state."""
         self._items, self._counts = dict(earlier._items), dict(earlier._counts)
         self._columns, self._behind = dict(earlier._columns), earlier._behind
         self._facts, self.reported = dict(earlier._facts), set(earlier.reported)
         self.in_play = set(earlier.in_play)
 
     def rest_on(self, entities: int) -> None:
-        """Say that the answer rests on no more than so many entities."""
+        """Declare that the reply is computed from at most `entities` entities."""
         self._behind = entities if self._behind is None else min(self._behind, entities)
 
     def play(self, names: Iterable[str]) -> None:
-        """Say which columns of the site's table the answers of this session may rest on."""
+        """Declare which columns of the site's table the replies of this session may use."""
         self.in_play.update(names)
 
     def keep(self, name: str, item: Any, entities: int | None = None, columns: int = 0) -> None:
-        """Keep an item that rests on so many entities; on none where left out, such as a key.
+        """Store an item with the number of entities behind it; by default none, for example for a key.
 
-        A design says how many columns of this site it has.
+        A design declares how many columns of this site it has.
         """
         self._items[name] = item
         self._counts[name] = entities
@@ -255,30 +255,28 @@ class State:
             self.rest_on(entities)
 
     def forget(self, name: str) -> None:
-        """Drop what serves only once."""
+        """Drop items that can be used only once."""
         del self._items[name], self._counts[name], self._columns[name], self._facts[name]
 
     def forget_all(self, beginning: str) -> None:
-        """Drop all items whose names begin so."""
+        """Drop all items whose names have a prefix."""
         for name in [name for name in self._items if name.startswith(beginning)]:
             self.forget(name)
 
     def look_at(self, name: str) -> Any:
-        """Return what was kept under a name, whose entities are counted elsewhere."""
+        """Return a stored item whose entities are counted elsewhere."""
         return self._items[name]
 
     def use(self, name: str, kind: type[KeptT], absent: str = "") -> KeptT:
-        """Return the item of this kind that an earlier step kept, and let the answer rest on its entities.
+        """Return the item of this kind that an earlier step stored, and count its entities for the reply.
 
         Raises
         ------
         MessageError
-            There is none; the words of `absent` say so, and what is to be asked first.
+            There is none; the text is that of `absent`, which names the missing request.
         """
         if name not in self._items:
-            default = (
-                f"this session keeps no '{name}' here: the question is out of turn; make the model again"
-            )
+            default = f"this session has no '{name}' here: the request is out of order; make the model again"
             raise MessageError(f"{self.site}: {absent or default}")
         item: KeptT = self._items[name]
         entities = self._counts[name]

@@ -197,7 +197,7 @@ def _over_rows(
         newton = Newton(session, result.distribution, NewtonOptions(), result.scale)
         return session.hide(_effects_protocol(newton, result, point, changes, log, products))
 
-    return model._run_beside(call, protocol)
+    return model._run_after_fit(call, protocol)
 
 
 def _effects_protocol(
@@ -337,7 +337,7 @@ def _restricted_parts(result: GLMStatements, read: Constraints) -> SiteParts:
         )
         return _maximize(newton, result, read)
 
-    return model._run_beside(f"wild_cluster_bootstrap({'; '.join(read.labels)!r})", protocol)
+    return model._run_after_fit(f"wild_cluster_bootstrap({'; '.join(read.labels)!r})", protocol)
 
 
 def _maximize(newton: Newton, result: GLMStatements, read: Constraints) -> FitProtocol[SiteParts]:
@@ -421,7 +421,7 @@ def score_test(result: GLMStatements, terms: str) -> ScoreTest:
         newton = Newton(session, result.distribution, NewtonOptions(), result.scale)
         return session.hide(_score_protocol(newton, result))
 
-    return larger._run_beside(f"score_test({terms!r})", protocol)
+    return larger._run_after_fit(f"score_test({terms!r})", protocol)
 
 
 def _score_protocol(newton: Newton, result: GLMStatements) -> FitProtocol[ScoreTest]:

@@ -292,7 +292,7 @@ class HorizontalModel(Explainable):
         """Address a fit by the steps of a family."""
         return RowsSession(family, self.sites, self._session, lambda: self.agreement, masked)
 
-    def _run_beside(self, call: str, protocol: Callable[[Self], FitProtocol[Fit]]) -> Fit:
+    def _run_after_fit(self, call: str, protocol: Callable[[Self], FitProtocol[Fit]]) -> Fit:
         """Run a protocol that is not part of a fit.
 
         Owners with a consent requirement consent to it separately.

@@ -93,7 +93,7 @@ class FittedNetworks:
         """Networks, heads and tasks of the method."""
         return assemble(self.method, len(self.sites), self.heads_of)
 
-    def beside(self, site: str) -> dict[str, Any]:
+    def added_network(self, site: str) -> dict[str, Any]:
         """Parameters and outputs of the network that is added to a site's columns, if there is one."""
         own = self.trained.distilled
         return {"distilled": own[site], "joint": self.trained.joint} if own else {}
@@ -184,7 +184,7 @@ def predicted(
             scale=trained.scale[k],
             rows=rows,
             n=n,
-            **fitted.beside(k),
+            **fitted.added_network(k),
             **({"permuted": permuted[1]} if permuted and permuted[0] == k else {}),
         )
         for k, rows in opened.rows.items()

@@ -252,18 +252,18 @@ class MixtureExchange:
         *,
         kept: Sequence[MixtureState] = (),
         scores: bool = False,
-        beside: Sequence[Request] = (),
+        extra: Sequence[Request] = (),
     ) -> FitProtocol[list[Reply]]:
         """Run one round for some mixtures; return the replies to the additional requests."""
         for one in courses:
             one.w = one.sent.sum(axis=0) / one.sent.sum()
             if one.slot < 0:
                 one.slot, self.slots = self.slots, self.slots + 1
-        requests = [*beside, *self._requests(courses, steps, [one.slot for one in kept], scores)]
+        requests = [*extra, *self._requests(courses, steps, [one.slot for one in kept], scores)]
         replies = yield requests
         self.rounds += 1
-        self._settle(courses, replies[len(beside) :], scores)
-        return replies[: len(beside)]
+        self._settle(courses, replies[len(extra) :], scores)
+        return replies[: len(extra)]
 
     def _requests(
         self, courses: Sequence[MixtureState], steps: int, kept: Sequence[int], scores: bool

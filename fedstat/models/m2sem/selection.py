@@ -166,7 +166,7 @@ def _along(exchange: MixtureExchange, first: MixtureState, path: SupportPath) ->
     """Follow the penalties of loadings, each point from the one before, and compare all with the first."""
     made = [first]
     for lam1 in LAM1:
-        one = yield from _penalize(exchange, made[-1], Penalties(lam1), path, beside=made)
+        one = yield from _penalize(exchange, made[-1], Penalties(lam1), path, extra=made)
         if one.failed:
             break
         made.append(one)
@@ -180,11 +180,11 @@ def _penalize(
     path: SupportPath,
     *,
     weigh: bool = False,
-    beside: Sequence[MixtureState] = (),
+    extra: Sequence[MixtureState] = (),
 ) -> FitProtocol[MixtureState]:
     """Improve a mixture under penalties."""
     one = continued(source, penalties, weigh=weigh)
-    kept = [*path.kept(), *beside, source]
+    kept = [*path.kept(), *extra, source]
     # Without penalties it is the fit itself, whose support is requested.
     rounds, steps = (1, 1) if weigh else (PATH_ROUNDS, path.steps)
     old = [each for each in kept if each.slot >= 0]

@@ -139,8 +139,8 @@ class VerticalModel(Explainable):
         ['Intercept', 'A1', 'A2']
         """
         check_layout(cls.__name__, partition, "vertical")
-        beside = [str(options[name]) for name in ROLE_ARGUMENTS if options.get(name) is not None]
-        parsed = parse_formula(formula, partition.columns, extra=beside)
+        extra = [str(options[name]) for name in ROLE_ARGUMENTS if options.get(name) is not None]
+        parsed = parse_formula(formula, partition.columns, extra=extra)
         return cls(parsed, partition, **options)
 
     def _agree(self, missing: MissingRule) -> FitProtocol[Design]:
@@ -153,10 +153,10 @@ class VerticalModel(Explainable):
             missing=missing,
             partial=self.partition.partial,
             min_count=self.partition.min_count,
-            **self._beside(),
+            **self._role_columns(),
         )
 
-    def _beside(self) -> dict[str, str]:
+    def _role_columns(self) -> dict[str, str]:
         """Return the additional columns by their names in the design: "offset", "weights"."""
         return {}
 
@@ -167,7 +167,7 @@ class VerticalModel(Explainable):
 
     def _columns_read(self, site: str) -> Sequence[str]:
         formula = self.formula
-        own = (*formula.response_columns, *self._beside().values())
+        own = (*formula.response_columns, *self._role_columns().values())
         response = own if formula.response_site == site else ()
         read = [column for terms in formula.sites if terms.site == site for column in terms.columns]
         return tuple(dict.fromkeys((*response, *read)))

@@ -225,7 +225,7 @@ class VFEMModel(VerticalModel):
         layout = make_layout(self.design, method, partly=partly)
         return replace(layout, frequencies="freq_weights" in self._roles)
 
-    def _beside(self) -> dict[str, str]:
+    def _role_columns(self) -> dict[str, str]:
         names = {"offset": "offset", "freq_weights": "weights", "var_weights": "weights"}
         return {names[role]: column for role, column in self._roles.items()}
 

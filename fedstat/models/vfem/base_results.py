@@ -272,9 +272,9 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
         return self._prediction(partition, mean_only=False)
 
     def _fitted_mean(self) -> FittedMean:
-        beside = {} if self._model is None else dict(self._model._roles)
+        roles = {} if self._model is None else dict(self._model._roles)
         if self._record.has_offset:
-            beside.setdefault("offset", "")
+            roles.setdefault("offset", "")
         fit = self._fit
         return FittedMean(
             names=self.estimate.names,
@@ -282,7 +282,7 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
             cov=self._cov(),
             distribution=fit.distribution,
             means=np.concatenate([fit.mu[k] for k in dict.fromkeys(self.estimate.sites[1:])]),
-            beside=beside,
+            roles=roles,
             words=(self.model_name, self.estimate.response),
             test_distribution=self._test_distribution,
             student=self.use_t,

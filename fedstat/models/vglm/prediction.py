@@ -239,7 +239,7 @@ class SelectionPredictions(VerticalPredictions):
             cov=cov,
             distribution=predictor.family,
             means=self._centers,
-            beside={},
+            roles={},
             words=(self.model_name, self.estimate.response),
             test_distribution=self._test_distribution,
             student=self.use_t,

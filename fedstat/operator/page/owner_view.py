@@ -30,10 +30,10 @@ LOG_LINES, LOG_BYTES = 200, 4_000_000
 
 @dataclass(slots=True)
 class OwnerView:
-    """A site as its owner sees it.
+    """A site, as its owner sees it.
 
-    `state` tells of a folder whether it is served and how it stands, `examine` what is not in order there and
-    what 'fedstat site check' prints.
+    `state` returns the status of the site in a folder. `examine` returns the problems of the folder and the
+    output of 'fedstat site check'.
     """
 
     folder: Path
@@ -50,17 +50,17 @@ class OwnerView:
 
     @property
     def policy(self) -> Policy:
-        """The policy, as its file is now."""
+        """The policy, as the file is now."""
         return read_site_policy(self.folder)
 
     @property
     def fingerprint(self) -> str:
-        """Of the site's key."""
+        """Fingerprint of the key of the site."""
         return load_identity(self.folder).public.fingerprint
 
     @property
     def site_ledger(self) -> SiteLedger:
-        """The site's account, held against its signatures; read again when its files have changed."""
+        """The ledger of the site, checked against its signatures; read again when its files have changed."""
         with self._lock:
             name, keys = self.description.name, load_identity(self.folder).public
             now = name, keys.fingerprint, *map(self._changed, (CHECKPOINT_FILENAME, LEDGER_FILENAME))
@@ -70,30 +70,30 @@ class OwnerView:
 
     @property
     def plans(self) -> PlanFolder:
-        """The plans that wait, and those about which the owner has decided."""
+        """The waiting plans, and those with a decision."""
         return PlanFolder(self.description.name, self.folder, load_identity(self.folder).public)
 
     @property
     def waiting(self) -> Mapping[str, AnalysisPlan]:
-        """The plans that wait, by digest."""
+        """The waiting plans, by digest."""
         return self.plans.waiting()
 
     @property
     def decisions(self) -> list[tuple[PlanDecision, str]]:
-        """All decisions, the newest first, each with what became of it."""
+        """All decisions, the latest first, each with its status."""
         laid = {
-            one.plan: (one, "is signed; the site enters it into its account when it is asked next")
+            one.plan: (one, "is signed; the site enters it into its ledger at the next request")
             for one in self.plans.decided()
         }
         site_ledger = self.site_ledger
         entered = {
-            one.plan: (one, "has served for one run" if one.name in site_ledger.spent else "is in force")
+            one.plan: (one, "was used for one run" if one.name in site_ledger.spent else "is in force")
             for one in site_ledger.decisions.values()
         }
         return sorted((entered | laid).values(), key=lambda one: -one[0].when)
 
     def examined(self) -> tuple[Sequence[str], str]:
-        """Tell what is not in order, and what is shown of the site beside it."""
+        """Return the problems of the site, and the output of 'fedstat site check'."""
         with self._examining:
             return self.examine(self.folder)
 
@@ -103,12 +103,12 @@ class OwnerView:
             raise SecurityError(problem)
 
     def decide(self, digest: str, verdict: Verdict) -> None:
-        """Decide about a plan, given by its whole digest, as whoever runs this process."""
+        """Decide about a plan, given by its complete digest, as the user of this process."""
         self.check_modes()
         self.plans.decide(load_identity(self.folder), digest, verdict)
 
     def reasons(self) -> list[str]:
-        """Newest lines of the log of refusals, which is for the owner alone."""
+        """Return the last lines of the log of refusals, which only the owner may read."""
         path = self.folder / REFUSALS
         if not path.exists():
             return []

@@ -18,7 +18,7 @@ AGREED = {"schema", "control"}
 
 
 def released_rows(chain: SessionChain) -> list[tuple[str, ...]]:
-    """One row for every array of every step, under :data:`HEAD`; without charges where there are none."""
+    """Return one row for every array of every step, under :data:`HEAD`; no charges if there are none."""
     by_array: dict[tuple[str, str, str, bool], list[SiteEntry]] = {}
     for entry in (entry for entry in chain.entries if entry.left):
         by_array.setdefault((entry.step, entry.array, entry.kind, entry.masked), []).append(entry)
@@ -44,29 +44,29 @@ def _row(key: tuple[str, str, str, bool], found: list[SiteEntry]) -> tuple[str, 
 
 
 def refusals_of(chain: SessionChain) -> list[SiteEntry]:
-    """Entries of questions that were refused."""
+    """Return the entries of refused requests."""
     return [entry for entry in chain.entries if entry.kind == REFUSAL]
 
 
 def released_kind_counts(chain: SessionChain) -> Counter[str]:
-    """Count the messages that left by the kind of their values, without statements for receipts."""
+    """Count the released messages by the kind of their values, without statements for receipts."""
     entries = (entry for entry in chain.entries if entry.left and entry.family != RECEIPT_FAMILY)
     return Counter(f"{entry.kind}, masked" if entry.masked else entry.kind for entry in entries)
 
 
 def only_connection_steps(chain: SessionChain) -> bool:
-    """Whether nothing was asked but what connects sites: names and kinds of columns, digests, statements."""
+    """Return whether the session only connected: names and kinds of columns, digests, statements."""
     return released_kind_counts(chain).keys() <= AGREED and not refusals_of(chain)
 
 
 def families_of(chain: SessionChain) -> tuple[str, ...]:
-    """Families that asked, in the order in which they did."""
+    """Return the families that sent requests, in the order of the first request."""
     request = (entry.family for entry in chain.entries if entry.family != RECEIPT_FAMILY)
     return tuple(dict.fromkeys(request))
 
 
 def statements_of(chain: SessionChain) -> list[SiteEntry]:
-    """Entries of the statements that the site signed for receipts."""
+    """Return the entries of the statements that the site signed for receipts."""
     return [
         entry
         for entry in chain.entries
@@ -75,7 +75,7 @@ def statements_of(chain: SessionChain) -> list[SiteEntry]:
 
 
 def released_bytes(chain: SessionChain) -> int:
-    """Bytes of all that left."""
+    """Return the number of bytes released."""
     return sum(entry.bytes for entry in chain.entries if entry.left)
 
 
@@ -84,12 +84,13 @@ def released_bytes(chain: SessionChain) -> int:
 
 EXPOSURE_HEAD = ("column", "largest share", "rows", "functions")
 EXPOSURE_NOTES = (
-    "The share is the largest part of one row in any combination of the released sums of a column: "
-    "0.02 "
-    "means that a row makes up at most 2 % of such a sum, and 1 that a combination is the value of one row.",
+    "The share is the largest part of one row in any combination of the released sums of a column. At a "
+    "share "
+    "of 0.02, one row makes up at most 2 % of such a sum. At 1, some combination equals the value of one "
+    "row.",
     "It includes functions of single columns over all rows with a value. It does not include products of "
-    "different columns, the weights of models, or rows that single analyses left out.",
-    "This is a diagnostic. It refuses nothing; the rules of policy.toml do.",
+    "different columns, the weights of models, or rows that single analyses excluded.",
+    "This is a diagnostic and refuses no request. The rules of policy.toml do.",
 )
 
 

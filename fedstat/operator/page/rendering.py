@@ -25,14 +25,14 @@ PAGES = (
 
 
 class SectionData(NamedTuple, Generic[T]):
-    """The data of one section of a page, or the problem that prevents it."""
+    """The data of one section of a page, or its problem."""
 
     value: T | None
     problem: str = ""
 
 
 def section_data(read: Callable[[], T]) -> SectionData[T]:
-    """Read the data of a section; a problem with one section leaves the rest of the page as it is."""
+    """Read the data of a section; a problem with one section does not affect the rest of the page."""
     try:
         return SectionData(read())
     except (FedstatError, OSError, ImportError) as error:
@@ -40,8 +40,8 @@ def section_data(read: Callable[[], T]) -> SectionData[T]:
 
 
 def printable(value: object) -> object:
-    """Replace control characters, and those that turn the direction of writing, by question marks."""
-    if hasattr(value, "__html__"):  # the output of a macro, which was escaped where it was made
+    """Replace control characters, and those that change the direction of writing, by question marks."""
+    if hasattr(value, "__html__"):  # the output of a macro, which has been escaped
         return value
     return "".join(one if one.isprintable() or one == "\n" else "?" for one in str(value))
 

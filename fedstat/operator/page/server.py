@@ -1,13 +1,13 @@
 """The HTTP server of the owner's page: loopback only, for one browser.
 
-Whoever gets in can approve what leaves. So
+A user of this page can approve releases. Therefore:
 
-* it binds 127.0.0.1, and answers no other name (``Host``), by which a page elsewhere could reach it;
-* a token on the owner's terminal opens it, once; what it opens is a cookie, under a path that is drawn like
-  it: cookies know no ports, and another server on this machine would be sent it with every other path;
-* looking decides nothing. A decision is a POST with a token of its own for this plan and this verdict, from
-  a page of this server, after a page that says what it means;
-* nothing is kept by the browser, nothing runs in it, and nothing is loaded from elsewhere or framed there.
+* The server binds 127.0.0.1 and answers no other host name, by which a page elsewhere could reach it.
+* A token on the owner's terminal opens the page once and sets a cookie. The path is random too: cookies do
+  not distinguish ports, so another server on this machine would otherwise receive the cookie.
+* A GET request changes nothing. A decision is a POST request with a token for this plan and this decision,
+  sent from a page of this server that explains its meaning.
+* The browser stores nothing and runs no script. Pages load nothing from elsewhere and cannot be framed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from fedstat.operator.page.rendering import environment, render
 LOOPBACK = "127.0.0.1"
 COOKIE, ENTRY, OPENING = "fedstat", "/enter", "page.html"
 MOST_BYTES, MOST_THREADS, PATIENCE = 2048, 32, 20.0
-"""Of the body of a decision; connections at a time; seconds for one."""
+"""Largest body of a decision in bytes; most connections at a time; time limit of one in seconds."""
 DIGEST = "[0-9a-f]{64}"
 HEADERS: dict[str, str] = {
     "Cache-Control": "no-store",
@@ -54,37 +54,37 @@ HEADERS: dict[str, str] = {
     "X-Frame-Options": "DENY",
 }
 CLOSED = (
-    "This page is for the owner of a site alone. Open the address that 'fedstat site page' printed; it "
-    "serves once, for one browser. Start the command again for another."
+    "This page is for the owner of the site. Open the address that 'fedstat site page' printed. The address "
+    "works once, in one browser. For a new one, start the command again."
 )
 View: TypeAlias = Callable[..., views.PageData]
 ROUTES: tuple[tuple[str, str, str, View, str], ...] = (
     ("", "", "Overview", views.overview_page, "overview.html"),
     ("plans", "plans", "Plans", views.plans_page, "plans.html"),
     (f"plans/(?P<digest>{DIGEST})", "plans", "Plan of an analysis", views.plan_page, "plan.html"),
-    ("ledger", "ledger", "What left, by analysis", views.ledger_page, "ledger.html"),
-    (r"ledger/(?P<month>\d{4}-\d{2})", "ledger", "What left, by analysis", views.ledger_page, "ledger.html"),
+    ("ledger", "ledger", "Releases by analysis", views.ledger_page, "ledger.html"),
+    (r"ledger/(?P<month>\d{4}-\d{2})", "ledger", "Releases by analysis", views.ledger_page, "ledger.html"),
     (
         r"ledger/(?P<ordinal>\d{1,9})",
         "ledger",
-        "What left in one session",
+        "Releases of one session",
         views.session_page,
         "session.html",
     ),
     ("exposure", "exposure", "Exposure of single rows", views.exposure_page, "exposure.html"),
     ("refusals", "refusals", "Refusals", views.refusals_page, "refusals.html"),
-    ("policy", "policy", "Policy in words", views.policy_page, "policy.html"),
+    ("policy", "policy", "Policy", views.policy_page, "policy.html"),
     ("check", "check", "Check", views.check_page, "check.html"),
 )
-"""Addresses below the root, each with its page, title, data and template."""
+"""Addresses below the root, each with its menu entry, title, data and template."""
 DECISION = re.compile(f"plans/({DIGEST})/({'|'.join(views.ASKED)})")
 
 
 class PageServer(ThreadingHTTPServer):
-    """The pages of one site, for whoever holds the token."""
+    """The pages of one site, for the browser that has the token."""
 
     daemon_threads = True
-    # elsewhere than on POSIX it would let two processes have the port
+    # on other systems than POSIX, two processes could bind the same port
     allow_reuse_address = os.name == "posix"
 
     def __init__(self, view: OwnerView, port: int = 0) -> None:
@@ -99,26 +99,26 @@ class PageServer(ThreadingHTTPServer):
             super().__init__((LOOPBACK, port), PageHandler)
         except OSError as error:
             raise EngineError(
-                f"port {port} of {LOOPBACK} cannot be had ({error.strerror}); choose another"
+                f"port {port} of {LOOPBACK} is not available ({error.strerror}); choose another"
             ) from error
 
     def server_bind(self) -> None:
-        """Bind without asking for the name of this machine."""
+        """Bind without a lookup of the name of this machine."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = LOOPBACK, self.socket.getsockname()[1]
 
     @property
     def host(self) -> str:
-        """Name and port, as the browser gives them."""
+        """Host and port, as the browser sends them."""
         return f"{LOOPBACK}:{self.server_port}"
 
     @property
     def address(self) -> str:
-        """What the owner opens, once."""
+        """The address that the owner opens, once."""
         return f"http://{self.host}{ENTRY}?token={self._token}"
 
     def enter(self, token: str) -> bool:
-        """Use up the token; False where it is another, or has served."""
+        """Use up the token; False if it is wrong or was used before."""
         with self._entering:
             if self._token is None or not _same(self._token, token):
                 return False
@@ -127,18 +127,18 @@ class PageServer(ThreadingHTTPServer):
         return True
 
     def form_token(self, digest: str, word: str) -> str:
-        """Token of the form by which one decision about one plan is made."""
+        """Return the token of the form for one decision about one plan."""
         return hmac.digest(self._key, encode_parts("decision", digest, word), "sha256").hex()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Take a connection, unless there are too many."""
+        """Accept a connection, unless there are too many."""
         if threading.active_count() > MOST_THREADS:
             self.shutdown_request(request)
         else:
             super().process_request(request, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of connections that break off; what is wrong here is told on the owner's terminal."""
+        """Ignore broken connections; print other errors on the owner's terminal."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
@@ -150,11 +150,11 @@ class PageHandler(BaseHTTPRequestHandler):
     timeout = PATIENCE
 
     def version_string(self) -> str:
-        """Tell no versions to strangers."""
+        """Return no version numbers."""
         return "fedstat"
 
     def do_GET(self) -> None:
-        """Show a page; nothing is decided by it."""
+        """Show a page; this changes nothing."""
         path, _, query = self.path.partition("?")
         if not self._addressed():
             self._refuse()
@@ -171,8 +171,8 @@ class PageHandler(BaseHTTPRequestHandler):
         if not re.fullmatch("[0-9]{1,18}", length) or "Transfer-Encoding" in self.headers:
             return self._report(411, "A length is required.")
         if int(length) > MOST_BYTES:
-            return self._report(413, f"At most {MOST_BYTES} bytes.")
-        # read before anything is said: what is left unread would cut the reply short
+            return self._report(413, f"At most {MOST_BYTES} bytes are accepted.")
+        # read before any reply: unread content would cut the reply short
         body = self.rfile.read(int(length))
         if not (self._addressed() and self._known(self.path) and self._from_here()):
             return self._refuse()
@@ -194,21 +194,21 @@ class PageHandler(BaseHTTPRequestHandler):
         return None
 
     def _addressed(self) -> bool:
-        """Whether the request is to this server by its number, and not by a name that leads here."""
+        """Return whether the request addresses this server by its number, not by a name that leads here."""
         return self.headers.get_all("Host") == [self.server.host]
 
     def _known(self, path: str) -> bool:
-        """Whether it is the browser that the token was given to, at the path that only it knows."""
+        """Return whether the browser has the cookie and the secret path."""
         server = self.server
         cookies = (
             part.strip().partition("=") for part in ";".join(self.headers.get_all("Cookie", [])).split(";")
         )
-        # All are looked at: another server on this machine may have set one of this name.
+        # All cookies are checked: another server on this machine may have set one of the same name.
         mine = [name == COOKIE and _same(value, server.cookie) for name, _, value in cookies]
         return any(mine) and _same(path[: len(server.root)], server.root)
 
     def _from_here(self) -> bool:
-        """Whether a page of this server sent the form, as far as the browser says."""
+        """Return whether a page of this server sent the form, as far as the browser reports it."""
         origin = self.headers.get_all("Origin", [])
         site = self.headers.get_all("Sec-Fetch-Site", [])
         form = self.headers.get_content_type() == "application/x-www-form-urlencoded"
@@ -218,7 +218,7 @@ class PageHandler(BaseHTTPRequestHandler):
         if not self.server.enter("".join(parse_qs(query).get("token", []))):
             self._refuse()
             return
-        # A redirect would still count as coming from where the address was opened: a strict cookie stays out.
+        # A redirect would count as coming from the page with the address: a strict cookie would not be sent.
         root = self.server.root
         cookie = f"{COOKIE}={self.server.cookie}; Path={root}; HttpOnly; SameSite=Strict"
         self.log_message("opened in a browser")
@@ -252,7 +252,7 @@ class PageHandler(BaseHTTPRequestHandler):
     def _page(
         self, code: int, here: str, title: str, template: str, read: Callable[[], views.PageData]
     ) -> None:
-        """Send a page, or what prevents it."""
+        """Send a page, or the problem that prevents it."""
         try:
             data = read()
         except (FedstatError, OSError, ImportError) as error:
@@ -281,25 +281,25 @@ class PageHandler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Say no to what is no request, or has another method."""
-        self._report(code, "This is not understood here.")
+        """Refuse a malformed request, or another method."""
+        self._report(code, "The request is not valid.")
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-        """Write down no addresses: they hold what opens the page."""
+        """Log no addresses: they contain the token."""
 
     def log_message(self, format: str, *given: Any) -> None:  # noqa: A002
-        """Tell the owner's terminal what was decided."""
+        """Print decisions on the owner's terminal."""
         print(f"{utc_text(time.time_ns())} {format % given}", file=sys.stderr, flush=True)
 
 
 def serve_page(view: OwnerView, port: int, in_browser: bool) -> int:
-    """Serve the page of a site until SIGTERM or Ctrl-C; SecurityError where others may read its folder."""
+    """Serve the page of a site until SIGTERM or Ctrl-C; SecurityError if others may read its folder."""
     view.check_modes()
-    environment()  # without jinja2 nothing is served
+    environment()  # raises if jinja2 is missing
     name, opening = view.description.name, view.folder / OPENING
     with PageServer(view, port) as server:
         for number in (signal.SIGTERM, signal.SIGINT):
-            # from a thread: it waits until the server, in this one, has ended
+            # from a thread: it waits until the server in this one has ended
             signal.signal(number, lambda *_: threading.Thread(target=server.shutdown).start())
         server.entered = lambda: opening.unlink(missing_ok=True)
         print(
@@ -317,7 +317,7 @@ def serve_page(view: OwnerView, port: int, in_browser: bool) -> int:
 
 
 def _open(path: Path, address: str) -> None:
-    """Have a browser open the address by a private file: all accounts see how a program was called."""
+    """Open the address through a private file: all accounts can see the arguments of a program."""
     write_atomic(path, _encoded(render("entry.html", address=address)))
     webbrowser.open(path.resolve().as_uri())
 
@@ -327,5 +327,5 @@ def _encoded(text: str) -> bytes:
 
 
 def _same(one: str, other: str) -> bool:
-    """Compare secrets in a time that tells nothing of them."""
+    """Compare secrets in a time that does not depend on them."""
     return hmac.compare_digest(one.encode("utf-8", "replace"), other.encode("utf-8", "replace"))

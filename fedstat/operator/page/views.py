@@ -40,7 +40,7 @@ PageData: TypeAlias = dict[str, Any]
 
 
 class PageLink(NamedTuple):
-    """A cell of a table that refers to another page, whose address stands below the root."""
+    """A cell of a table that links to another page, by its path below the root."""
 
     page: str
     text: str
@@ -52,7 +52,7 @@ class PageLink(NamedTuple):
 
 
 def ledger_page(view: OwnerView, month: str = "") -> PageData:
-    """Show the sessions of a month, by default the newest, day by day."""
+    """Return the sessions of a month, by default the latest, day by day."""
     site_ledger = view.site_ledger
     chains = [chain for chain in site_ledger.chains if chain.entries]
     months = list(dict.fromkeys(_began(chain)[:7] for chain in reversed(chains)))
@@ -73,7 +73,7 @@ def _began(chain: SessionChain) -> str:
 
 
 def _sessions_by_day(chains: Iterable[SessionChain]) -> list[dict[str, Any]]:
-    """Group sessions by day, the newest first; those that only connect sites apart from analyses."""
+    """Group sessions by day, the latest first, and separate those that only connect from analyses."""
     newest = sorted(chains, key=lambda chain: (_began(chain), chain.ordinal), reverse=True)
     days = []
     for date, found in groupby(newest, lambda chain: _began(chain)[:10]):
@@ -82,8 +82,9 @@ def _sessions_by_day(chains: Iterable[SessionChain]) -> list[dict[str, Any]]:
             by_use[only_connection_steps(chain)].append(chain)
         connections = by_use[True]
         summary = (
-            f"{len(connections):,} more, in which only names, kinds of columns, counts and signed heads were "
-            f"told: {sum(map(released_bytes, connections)):,} bytes"
+            f"{len(connections):,} more sessions, which released only names, kinds of columns, counts and "
+            "signed "
+            f"digests: {sum(map(released_bytes, connections)):,} bytes"
         )
         days.append(
             {
@@ -109,7 +110,7 @@ def _session_row(chain: SessionChain) -> tuple[str | PageLink, ...]:
 
 
 def session_page(view: OwnerView, ordinal: int) -> PageData:
-    """Show what left in one session, array by array."""
+    """Return the releases of one session, array by array."""
     chain = next((chain for chain in view.site_ledger.chains if chain.ordinal == ordinal), None)
     if chain is None:
         raise PartitionError(f"there is no session {ordinal}")
@@ -129,7 +130,7 @@ def session_page(view: OwnerView, ordinal: int) -> PageData:
 
 
 def exposure_page(view: OwnerView) -> PageData:
-    """Show the largest share of one row in what was released, by column."""
+    """Return the largest share of one row in the releases, by column."""
     return {
         "head": EXPOSURE_HEAD,
         "exposed": section_data(
@@ -140,7 +141,7 @@ def exposure_page(view: OwnerView) -> PageData:
 
 
 def refusals_page(view: OwnerView) -> PageData:
-    """Count refusals by rule, and show the owner's own log of them."""
+    """Count refusals by rule, and show the private log of them."""
     return {
         "by_rule": section_data(lambda: _refused_by_rule(view)),
         "log": section_data(lambda: [line.partition(" ")[::2] for line in view.reasons()]),
@@ -154,7 +155,8 @@ def _refused_by_rule(view: OwnerView) -> PageData:
             count.setdefault((one.rule, one.step), []).append(one.time)
     rows = [(rule, step, f"{len(times):,}", max(times)) for (rule, step), times in count.items()]
     counted = [
-        f"{n:,} of those asked by {client:.12} depended on rows; fedstat site answer-again forgives them."
+        f"{n:,} refusals of requests by {client:.12} depended on the data; fedstat site answer-again resets "
+        "them."
         for client, n in view.site_ledger.refusals.items()
         if n
     ]
@@ -168,22 +170,22 @@ ASKED: Mapping[str, tuple[Verdict, str, str]] = {
     "approve": (
         "approved",
         "Approve one run",
-        "The site answers one run of this plan, and nothing beyond it. What leaves cannot be taken back.",
+        "The site will answer one run of this plan, and nothing else. A release cannot be undone.",
     ),
     "deny": (
         "denied",
         "Deny",
-        "The site does not answer this plan, and says so to whoever proposes it again. "
+        "The site will refuse this plan, and inform a coordinator that proposes it again. "
         "You may approve it later.",
     ),
 }
-"""By the last word of the address: what is decided, the button, and what it means."""
+"""By the last word of the address: the decision, the button, and the meaning."""
 NEWEST, SHOWN = 5, 300
-"""Sessions on the first page, and letters of a plan before it is opened."""
+"""Number of sessions on the first page, and of characters of a plan in a list."""
 
 
 def overview_page(view: OwnerView) -> PageData:
-    """Show how the site stands, what waits, what is used up of its budgets, and the newest sessions."""
+    """Return status, waiting plans, used budgets and the latest sessions."""
     return {
         "waiting": section_data(lambda: _waiting(view)),
         "state": section_data(lambda: _state(view)),
@@ -213,7 +215,7 @@ def _budgets(view: OwnerView) -> list[PageData]:
         bars.append(_usage("Privacy budget", rho, total, str(spent)))
     if most := policy.max_refusals:
         bars += [
-            _usage(f"Refusals, asked by {client:.12}", count, most, f"{count:,} of {most:,}")
+            _usage(f"Refusals to {client:.12}", count, most, f"{count:,} of {most:,}")
             for client, count in site_ledger.refusals.items()
             if count
         ]
@@ -224,14 +226,14 @@ def _budgets(view: OwnerView) -> list[PageData]:
 
 
 def _usage(name: str, part: float, integer: float, text: str) -> PageData:
-    """Describe a bar that shows how much of a whole is used up."""
+    """Describe a bar that shows the used part of a budget."""
     level = "full" if part >= integer else "high" if part >= 0.8 * integer else "low"
     bounds = {"part": f"{min(part, integer):.6g}", "whole": f"{integer:.6g}"}
     return {"name": name, "level": level, "text": text, **bounds}
 
 
 def plans_page(view: OwnerView) -> PageData:
-    """List the plans that wait, and all decisions."""
+    """List the waiting plans, and all decisions."""
     return {
         "waiting": section_data(lambda: _waiting(view)),
         "decided": section_data(lambda: _decisions(view)),
@@ -266,7 +268,7 @@ def _decisions(view: OwnerView) -> list[tuple[str | PageLink, ...]]:
 
 
 def plan_page(view: OwnerView, digest: str) -> PageData:
-    """Show one plan whole, as 'fedstat site pending' does, with what can be decided about it."""
+    """Show one complete plan, as 'fedstat site pending' does, with the possible decisions."""
     found = view.plans.find(digest)
     return {
         "digest": digest,
@@ -283,7 +285,7 @@ def plan_page(view: OwnerView, digest: str) -> PageData:
 
 
 def _described(view: OwnerView, found: AnalysisPlan) -> PageData:
-    """Group the lines that describe a plan into lists and paragraphs with a name."""
+    """Group the lines that describe a plan into lists and named paragraphs."""
     return {
         "coordinator": view.description.coordinator,
         "description": [
@@ -296,7 +298,7 @@ def _described(view: OwnerView, found: AnalysisPlan) -> PageData:
 
 
 def decision_page(view: OwnerView, digest: str, word: str, token: str) -> PageData:
-    """Ask whether a decision is meant; nothing is decided by looking at this page."""
+    """Request a confirmation of a decision; this page changes nothing."""
     _, button, meaning = ASKED[word]
     plan = _plan(digest, view.plans.find(digest))
     return {
@@ -310,7 +312,7 @@ def decision_page(view: OwnerView, digest: str, word: str, token: str) -> PageDa
 
 
 def policy_page(view: OwnerView) -> PageData:
-    """Say in words who can learn what under the policy, and rule by rule what it is."""
+    """Return who can learn what under the policy, and the value of each rule."""
     found = view.policy
     looser = found.looser_than_strict()
     return {
@@ -341,6 +343,6 @@ def _value(value: object) -> str:
 
 
 def check_page(view: OwnerView) -> PageData:
-    """Name what is not in order, and show what 'fedstat site check' prints."""
+    """Return the problems of the site, and the output of 'fedstat site check'."""
     problems, text = view.examined()
     return {"problems": section_data(lambda: problems), "shown": section_data(lambda: text)}

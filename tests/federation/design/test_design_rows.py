@@ -204,7 +204,7 @@ def test_binomial_trials_of_zero_are_a_row_less():
 def test_few_rows_reveal_nothing():
     frame = FRAME.assign(v=FRAME["w"].where(np.arange(N) > 115))
     site = sites(frame)["Bonn"]
-    with pytest.raises(PolicyError, match=r"wants at least 5 whole rows; there are 4"):
+    with pytest.raises(PolicyError, match=r"requires at least 5 complete rows; there are 4"):
         requested(site, "survey_rows", question("y ~ v", frame).to_json())
 
 

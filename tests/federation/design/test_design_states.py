@@ -245,7 +245,7 @@ def test_means_of_rows_that_differ_by_one_are_refused():
 
 
 def test_few_rows_are_not_summed():
-    with pytest.raises(PolicyError, match=re.escape("wants at least 100 whole rows; there are 80")):
+    with pytest.raises(PolicyError, match=re.escape("requires at least 100 complete rows; there are 80")):
         request(sites(policy=Policy(min_count=100))["Bonn"], "center(x)", {"center(x)": None})
 
 

@@ -128,13 +128,13 @@ COUNTS = {
         "minimum count", facts.EntityCount, 12, (), {"min_count": 12}
     ),
     "rows": Count("minimum count", facts.RowCount, 5, ()),
-    "rows that weigh differently": Count(
+    "rows that have different weights": Count(
         "maximum parameters per row", lambda n: facts.UnequalWeights(n, 9, 9), 5
     ),
-    "rows that weigh differently in few sums": Count(
+    "rows that have different weights in few sums": Count(
         "maximum parameters per row", lambda n: facts.UnequalWeights(n, 1, 1), 5, policy=STRICT_SHARE
     ),
-    "rows that weigh differently in many sums": Count(
+    "rows that have different weights in many sums": Count(
         "maximum parameters per row",
         lambda n: facts.UnequalWeights(n, 3, 2),
         12,
@@ -709,10 +709,10 @@ def test_the_largest_share_is_that_of_a_normal_row_in_one_group_of_ten_thousand(
     assert leverage.max_row_share(p + 1, p) == leverage.max_row_share(1, p) == 1.0
 
 
-def few_valued(n, times=1, beside=0):
+def few_valued(n, times=1, others=0):
     """A column of zeros and ones with two plain columns, in a group of `n` entities."""
     detail = ColumnCardinality(1, (DiscreteColumn(2, 1, True),))
-    return facts.GroupSums(np.zeros(n, dtype=np.int64), times=times, detail=detail, beside={0: beside})
+    return facts.GroupSums(np.zeros(n, dtype=np.int64), times=times, detail=detail, other_columns={0: others})
 
 
 def least_of(times, beside):
@@ -1018,7 +1018,7 @@ def test_a_sum_rests_on_the_minimum_of_entities(n, passes):
     if passes:
         request(site_of(), "sum", n=n)
     else:
-        with pytest.raises(PolicyError, match=rf"\(minimum count\) wants at least 5 .*there are {n}\."):
+        with pytest.raises(PolicyError, match=rf"\(minimum count\) requires at least 5 .*there are {n}\."):
             request(site_of(), "sum", n=n)
 
 
@@ -1035,14 +1035,16 @@ def test_numbers_for_each_entity_are_counted_over_all_releases(released, passes)
         request(site, "rows", n=last)
     else:
         before = sum(earlier)
-        with pytest.raises(PolicyError, match=rf"\(per entity\) lets 3 numbers .* and {before} have left"):
+        with pytest.raises(
+            PolicyError, match=rf"\(per entity\) releases 3 numbers .* and has released {before}"
+        ):
             request(site, "rows", n=last)
         assert site.site_ledger.vectors == before
 
 
 @pytest.mark.parametrize("n", [0, 1])
 def test_no_number_for_each_entity_leaves_where_none_may(n):
-    with pytest.raises(PolicyError, match=r"\(per entity\) does not let numbers for each entity leave"):
+    with pytest.raises(PolicyError, match=r"\(per entity\) does not release numbers for each entity"):
         request(site_of(per_entity=0), "rows", n=n)
     request(site_of(per_entity="any"), "rows", n=n)
 
@@ -1181,7 +1183,9 @@ def test_a_quorum_is_a_share_of_the_pinned_sites(n, pinned, share, passes):
     if passes:
         request(site, "sum", masked=0, n=5)
     else:
-        with pytest.raises(PolicyError, match=rf"\(quorum\) .* of the {pinned} that are pinned, and this"):
+        with pytest.raises(
+            PolicyError, match=rf"\(quorum\) .* of the {pinned} that are pinned in a masked sum"
+        ):
             request(site, "sum", masked=0, n=5)
 
 
@@ -1206,7 +1210,7 @@ def test_three_sites_or_all_add_to_a_masked_sum(drawn, passes):
     if passes:
         request(site, "sum", masked=0)
     else:
-        with pytest.raises(FedstatError, match="a masked sum over 4 sites is asked for"):
+        with pytest.raises(FedstatError, match="of 4 sites in a masked sum, only"):
             request(site, "sum", masked=0)
     # Without masks there is nothing to protect.
     request(site_of(name="S0"), "sum")

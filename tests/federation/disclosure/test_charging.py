@@ -154,7 +154,7 @@ def test_what_would_exceed_the_budget_is_refused_with_what_is_left():
     with pytest.raises(DescriptionError) as caught:
         counts(site, bins("k", HALF, ()))
     text = str(caught.value)
-    assert "its policy (privacy budget) has rho 0.00609 left, of 0.0244 (epsilon 1 at delta 1e-06)" in text
+    assert "its policy (privacy budget) has rho 0.00609 left of 0.0244 (epsilon 1 at delta 1e-06)" in text
     assert "costs 0.0122" in text and "epsilon = 1.13  in section [privacy] of policy.toml" in text
     # The line that is named would do.
     assert (
@@ -513,7 +513,7 @@ def test_an_answer_is_charged_as_a_whole_or_not_at_all(monkeypatch):
     "declared", [{"noisy": False}, {"dtype": ""}, {"behind": (EntityCount,)}, {"dtype": "float64"}]
 )
 def test_a_declaration_that_lacks_what_noise_needs_does_not_install(monkeypatch, declared):
-    with pytest.raises(DisclosureError, match="NoiseOwed"):
+    with pytest.raises(DisclosureError, match="NoiseRequired"):
         toy(monkeypatch, lambda data, state: {}, **declared)
 
 

@@ -44,9 +44,9 @@ def request(weight, **policy):
 @pytest.mark.parametrize(
     ("takes", "gives", "words"),
     [
-        (WHOLE[0], {}, "'total' is declared 'aggregate', and nothing to stand behind it"),
-        ({}, WHOLE[1], "'weight' comes with a value per entity, and it is not declared whether these weigh"),
-        (WHOLE[0], {"behind": (int,)}, "'total' rests on int, which no rule judges"),
+        (WHOLE[0], {}, "'total' is declared 'aggregate', without the facts behind it"),
+        ({}, WHOLE[1], "'weight' has a value per entity, and does not declare whether these weigh"),
+        (WHOLE[0], {"behind": (int,)}, "'total' has int behind it, which no rule checks"),
     ],
 )
 def test_what_is_left_open_does_not_install(takes, gives, words):
@@ -62,7 +62,7 @@ def test_weights_are_judged_whatever_the_step_does(monkeypatch):
     request(np.eye(20)[3], min_count=1)
     for few in (np.eye(20)[3], -np.eye(20)[3], np.eye(20)[:4].sum(axis=0), np.eye(20)[3] + 1e-6):
         with pytest.raises(
-            PolicyError, match=r"Kiel: its policy \(minimum count\).*these weights belong to fewer"
+            PolicyError, match=r"Kiel: its policy \(minimum count\).*these weights concentrate on fewer"
         ):
             request(few)
 

@@ -51,7 +51,7 @@ def test_facts_that_an_array_declares_itself_take_the_place_of_those_of_all():
 
 
 def test_a_release_without_facts_does_not_install():
-    with pytest.raises(DisclosureError, match="nothing to stand behind"):
+    with pytest.raises(DisclosureError, match="without the facts behind"):
         step("toy", releases={"sum": SUM})(dict)
     assert "dict" not in FAMILIES["toy"]
 

@@ -78,7 +78,7 @@ def test_a_step_is_asked_as_often_as_planned_and_the_consent_is_used_once():
 def test_a_refused_request_uses_no_consent():
     session, approvals = followed()
     for wrong in (ask_count(step="other"), ask_count(family="other"), ask_count(text='{"a": "b"}')):
-        with pytest.raises(ConsentError, match="plan of digest"):
+        with pytest.raises(ConsentError, match="plan with digest"):
             session.admit(approvals, wrong, DECLARED["toy"]["count"])
     assert approvals.status(PLAN.digest) == "approved"
 
@@ -123,7 +123,7 @@ def test_a_reply_has_no_more_numbers_and_columns_than_planned(arrays, columns, p
     if passes:
         session.hold(approvals, ask_count(), arrays, columns)
     else:
-        with pytest.raises(ConsentError, match="z are not in" if "z" in columns else "smaller"):
+        with pytest.raises(ConsentError, match="z is not in" if "z" in columns else "of this size"):
             session.hold(approvals, ask_count(), arrays, columns)
     assert not session.prepared
 
@@ -148,7 +148,7 @@ def test_before_a_plan_only_its_design_is_answered(family, kind, prepares, passe
     if passes:
         session.admit(approvals, ask_count(family=family), step)
     else:
-        with pytest.raises(ConsentError, match="none that was proposed"):
+        with pytest.raises(ConsentError, match="no plan has step"):
             session.admit(approvals, ask_count(family=family), step)
 
 
@@ -163,7 +163,7 @@ def test_before_a_plan_a_thousand_requests_are_answered(n, passes):
     if passes:
         session.admit(approvals, request, PREPARING)
     else:
-        with pytest.raises(ConsentError, match="none that was proposed"):
+        with pytest.raises(ConsentError, match="no plan has step"):
             session.admit(approvals, request, PREPARING)
 
 
@@ -180,7 +180,7 @@ def test_a_hundred_plans_wait(n, passes):
     if passes:
         approvals.propose(plans[-1])
     else:
-        with pytest.raises(ConsentError, match="keeps 100 plans"):
+        with pytest.raises(ConsentError, match="at most 100 waiting plans"):
             approvals.propose(plans[-1])
         approvals.decide(plans[0].digest, "denied", "owner")
         assert approvals.propose(plans[0])[1] == "denied"
@@ -297,7 +297,7 @@ def test_the_owner_reads_every_step_with_its_size():
     assert "names (control; a text)" in counted and "of any size (control; any size)" in counted
     assert next(line for line in lines if "once (toy)" in line).endswith("once: nothing")
     assert any("6 (aggregate), 2 (aggregate, masked)" in line for line in lines)
-    assert lines[-1].strip() == "Nobody learns anything."
+    assert lines[-1].strip() == "No party learns anything."
     assert list(describe_plan(replace(PLAN, learned=("All of it.",))))[-1].strip() == "All of it."
     empty = list(describe_plan(replace(PLAN, steps=(), columns=())))
     assert [line.rsplit(": ", 1)[1] for line in empty if ": no" in line] == ["none", "nothing", "none"]
@@ -327,10 +327,10 @@ def test_the_owner_reads_twelve_names(n, more):
 )
 def test_the_owner_reads_what_a_design_asks_for(content, expected):
     design = PlannedStep(DESIGN_FAMILY, "survey", 1, masked=False, texts=(json.dumps(content),), gives=())
-    lines = [one for one in describe_plan(replace(PLAN, steps=(design, COUNT))) if "asks for:" in one]
+    lines = [one for one in describe_plan(replace(PLAN, steps=(design, COUNT))) if "It requests:" in one]
     assert [line.split(": ", 1)[1] for line in lines] == ([expected] if expected else [])
     elsewhere = replace(design, family="toy")  # its text is no design
-    assert not [one for one in describe_plan(replace(PLAN, steps=(elsewhere,))) if "asks for:" in one]
+    assert not [one for one in describe_plan(replace(PLAN, steps=(elsewhere,))) if "It requests:" in one]
 
 
 def test_requests_before_the_plan_are_counted_for_the_owner():

@@ -100,7 +100,7 @@ REFUSALS = {
     "refused kinds": (
         {"refused_kinds": frozenset({"aggregate"})},
         "total",
-        r"\(refused kinds\) does not let 'aggregate' leave: array 'total' of step 'total' \(sum of x\). "
+        r"\(refused kinds\) does not release 'aggregate': array 'total' of step 'total' \(sum of x\). "
         "Fit with masked=True",
     ),
     "a refused kind of text": (
@@ -111,28 +111,28 @@ REFUSALS = {
     "masked only": (
         {"masked_only": True},
         "total",
-        r"\(masked only\) lets array 'total' .* in a masked sum only; fit with masked=True",
+        r"\(masked only\) releases array 'total' .* only in a masked sum. Fit with masked=True",
     ),
     "minimum count": (
         {"min_count": 7},
         "total",
-        r"\(minimum count\) wants at least 7 .*array 'total' .*there are 6. Leave the site out",
+        r"\(minimum count\) requires at least 7 .*array 'total' .*there are 6. Leave the site out",
     ),
     "minimum count of a text": ({"min_count": 7}, "code", r"\(minimum count\) .*array 'text' of step 'code'"),
     "maximum columns": (
         {"max_columns": 1},
         "open",
-        r"\(maximum columns\) allows 1 design columns .*step 'open' opens 2. Use fewer .*raise max_columns",
+        r"\(maximum columns\) allows 1 of its .*step 'open' opens 2. Use fewer .*raise max_columns",
     ),
     "privacy budget": (
         {"privacy": BUDGET},
         "total",
-        r"\(privacy budget\) lets nothing .*array 'total' of step 'total' \(sum of x\). Ask for .*\[priv",
+        r"\(privacy budget\) releases .*only with noise.*step 'total' \(sum of x\). Request .*\[priv",
     ),
     "a budget and a box": (
         {"privacy": BUDGET},
         "seal",
-        r"\(privacy budget\) .*array 'box' .*hidden on its way, and the product of columns that it serves is",
+        r"\(privacy budget\) .*array 'box' .*encrypted for another site, and the product of columns is",
     ),
     "a budget and a part of a sum": (
         {"privacy": BUDGET},
@@ -142,12 +142,12 @@ REFUSALS = {
     "a budget and a step that gives nothing": (
         {"privacy": BUDGET},
         "open",
-        r"\(privacy budget\) lets no step read rows .*as that of step 'open' is not. Ask",
+        r"\(privacy budget\) allows a step to read rows only .*that of step 'open' is not. Request",
     ),
     "a budget and a share": (
         {"privacy": BUDGET},
         "share",
-        r"\(privacy budget\) .*random by itself, and the sum with the other share is released",
+        r"\(privacy budget\) .*random alone, and the sum with the other share is released",
     ),
 }
 PASSES = {
@@ -200,7 +200,9 @@ def masked_total(names, **policy):
 
 
 def test_a_masked_sum_of_two_sites_is_refused_where_the_owner_says_so():
-    with pytest.raises(PolicyError, match=r"Bank: its policy \(two sites\) refuses. A masked sum over two"):
+    with pytest.raises(
+        PolicyError, match=r"Bank: its policy \(two sites\) refuses the sum. A masked sum over two"
+    ):
         masked_total(("Bank", "Court"), two_sites="refuse")
     masked_total(("Bank", "Court"))
     masked_total(("Bank", "Court", "Tax"), two_sites="refuse")
@@ -217,7 +219,7 @@ def test_a_masked_sum_passes_where_the_kind_does_not():
 def test_a_masked_sum_is_not_charged_to_a_budget_either():
     made = sites(("Bank", "Court", "Tax"), privacy=BUDGET)
     LocalEngine(made).run(agree_keys(tuple(made), "s"), Ledger())
-    with pytest.raises(PolicyError, match="hidden in a masked sum, and the sum is released"):
+    with pytest.raises(PolicyError, match="part of a masked sum, and the sum is released"):
         requested(made["Bank"], "total", masked=0)
 
 
@@ -359,12 +361,12 @@ def test_every_way_to_a_partition_takes_policies(kind, tmp_path):
         (
             None,
             {"C": Policy()},
-            "policies name institutions that are not in the partition: 'C'. Its institutions are 'A'",
+            "policies: unknown sites 'C'. The sites of the partition are 'A'",
         ),
         (
             None,
             Policy(),
-            "policies: expected {client: policy or path of a policy file}; one policy for all is",
+            "policies: expected {site: policy or path of a policy file}; for one policy for all sites use",
         ),
         (3, None, "policy: expected a fedstat.Policy or the path of a policy file, received int"),
         ("absent.toml", None, "policy file 'absent.toml': cannot be read"),
@@ -386,7 +388,7 @@ def test_rare_levels_are_refused_in_either_layout():
 
     assert model(10).design.blocks[0].names == ("x", "g[T.b]")
     words = (
-        r"B: its policy \(minimum rows per level\) wants at least 11 rows of every level; 1 of the 2 .*'g'"
+        r"B: its policy \(minimum rows per level\) requires at least 11 rows of every level; 1 of the 2 .*'g'"
     )
     with pytest.raises(PolicyError, match=words):
         model(11)
@@ -409,15 +411,21 @@ ROWS["y"] = (np.arange(60) % 7 < 3).astype(int)
 ROWS["g"] = np.where(np.arange(60) % 10 < 2, "rare", "usual")
 ROWS.loc[0, "w"] = np.nan
 OF_ROWS = {
-    "minimum count": ("min_count", 31, 30, "y ~ x", "wants at least 31 whole rows; there are 30"),
+    "minimum count": ("min_count", 31, 30, "y ~ x", "requires at least 31 complete rows; there are 30"),
     "minimum events": (
         "min_events",
         16,
         12,
         "y ~ x",
-        "wants none or at least 16 rows of either outcome of 'y'",
+        "requires no rows or at least 16 rows of either outcome of 'y'",
     ),
-    "minimum rows per level": ("min_level_count", 7, 6, "y ~ C(g)", "wants at least 7 rows of every level"),
+    "minimum rows per level": (
+        "min_level_count",
+        7,
+        6,
+        "y ~ C(g)",
+        "requires at least 7 rows of every level",
+    ),
     "maximum parameters per row": (
         "max_parameters",
         0.05,

@@ -87,7 +87,7 @@ def test_what_is_left_out_keeps_its_default(tmp_path):
             "[privacy]\nepsilonn = 1\ndelta = 0",
             r"\[privacy\]: unknown key 'epsilonn' \(did you mean 'epsilon'",
         ),
-        ("min_count 3\n", r"is not TOML \(.*line 1.*Texts stand in quotes"),
+        ("min_count 3\n", r"is not TOML \(.*line 1.*Write texts in quotes"),
         ("min_count = 3\nmin_count = 4", "is not TOML"),
     ],
 )

@@ -311,7 +311,7 @@ def test_the_history_survives_a_file_and_rows_that_come_and_go():
     np.testing.assert_array_equal(carried.columns[60:64], 0.0)
     np.testing.assert_array_equal(carried.columns[64:], held.columns[-4:])
     arrays = held.to_arrays()
-    with pytest.raises(ValueError, match="not whole"):
+    with pytest.raises(ValueError, match="not complete"):
         ReleasedGroups.from_arrays(arrays | {"columns": arrays["columns"][1:]})
 
 

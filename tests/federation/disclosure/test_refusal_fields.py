@@ -43,7 +43,7 @@ def request(monkeypatch, reported, **policy):
 def test_the_ledger_has_the_rule_of_the_error(monkeypatch):
     error, rule, _ = request(monkeypatch, EntityCount(3))
     assert (error.rule, error.site) == ("minimum count", "Kiel")
-    assert str(error).startswith("Kiel: its policy (minimum count) wants at least 5 entities")
+    assert str(error).startswith("Kiel: its policy (minimum count) requires at least 5 entities")
     assert rule == "PolicyError (minimum count)"
 
 

@@ -119,7 +119,7 @@ def test_malformed_asks_are_named_and_nothing_is_entered(make, ask, complaint):
         (
             {"min_count": 7},
             "total",
-            r"Bank: its policy \(minimum count\) wants at least 7 entities behind array 'total'.*there are 6",
+            r"Bank: its policy \(minimum count\) requires at least 7 entities behind array 'total'.* are 6",
         ),
     ],
 )
@@ -162,7 +162,7 @@ def test_sessions_are_apart_and_the_oldest_is_forgotten(make):
     assert len(site.states) == MAX_SESSIONS
     assert all(state.use("asked", int) == 2 for state in site.states.values())
     assert "0" not in site.states
-    with pytest.raises(SessionError, match="newer sessions took the place of this one"):
+    with pytest.raises(SessionError, match="newer sessions have replaced this one"):
         site.answer(question(session="0"))
 
 

@@ -202,7 +202,7 @@ def test_policies_reach_their_sites_and_the_secret_is_common():
     assert {site._data.shared_seed for site in partition.sites.values()} == {7}
     drawn = ClientPartition.from_frames(three_clients(), on="id")
     assert len({site._data.shared_seed for site in drawn.sites.values()}) == 1
-    with pytest.raises(PartitionError, match=r"policies name .* not in the partition: 'Z'\."):
+    with pytest.raises(PartitionError, match=r"policies: unknown sites 'Z'\."):
         ClientPartition.from_frames(three_clients(), on="id", policies={"Z": policy})
 
 

@@ -134,7 +134,7 @@ def test_policies_the_secret_and_other_kinds_of_tables():
     partition = rows_of(frames, policies={"Bonn": policy}, shared_seed=7)
     assert partition.sites["Bonn"].policy is policy
     assert {site._data.shared_seed for site in partition.sites.values()} == {7}
-    with pytest.raises(PartitionError, match=r"policies name .* not in the partition: 'Z'\."):
+    with pytest.raises(PartitionError, match=r"policies: unknown sites 'Z'\."):
         rows_of(frames, policies={"Z": policy})
 
 

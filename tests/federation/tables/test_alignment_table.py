@@ -111,7 +111,7 @@ def test_places_are_taken_in_their_turn_once_and_by_records_only():
     made, _ = aligned()
     places = np.arange(5)
     for session in ("s", "another"):  # taken already, and never entered
-        with pytest.raises(MessageError, match="out of turn"):
+        with pytest.raises(MessageError, match="out of order"):
             request(made["A"], "keep_places", json.dumps(NAME), session, places=places)
     with pytest.raises(MessageError, match="is aligned for good"):
         request(made["A"], "take_places", "", "s", places=places)

@@ -130,7 +130,7 @@ def test_sites_are_served_through_a_bucket_by_their_commands(address, tmp_path, 
     local = fs.GLORE.from_formula(FORMULA, fs.ClientPartition.from_frames(frames, layout="horizontal")).fit()
     assert np.array_equal(fit.params, local.params)
     main(["site", "check", str(tmp_path / "Hungary")])
-    assert "the bucket for questions" not in capsys.readouterr().out
+    assert "the bucket for requests" not in capsys.readouterr().out
 
 
 def test_a_site_that_was_off_finds_what_was_asked_meanwhile(parts, address):

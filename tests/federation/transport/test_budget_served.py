@@ -122,7 +122,7 @@ def test_a_budget_outlives_restarts_and_coordinators(home, running, capsys):
 
     status, shown, left = (reported(what, home, "A", capsys) for what in ("status", "check", "ledger"))
     assert re.search(r"privacy budget +epsilon 1 of 1 at delta 1e-06 is charged, by 3 releases", status)
-    assert "Its privacy budget" in shown and "Epsilon 1 of 1 at delta 1e-06 is charged" in shown
+    assert "Privacy budget" in shown and "Epsilon 1 of 1 at delta 1e-06 is charged" in shown
     assert "Of its privacy budget epsilon 1 of 1" in left and "rho charged" in left
     assert re.search(rf"count_bins +counts +noisy aggregate .* {float(Fraction(THIRD)):.3g}\n", left)
 
@@ -156,7 +156,7 @@ def test_linked_records_are_aligned_and_counted_under_a_budget(tmp_path, running
     for name in SITES:
         np.testing.assert_array_equal(again[name], first[name])
         assert site_ledger(tmp_path, name).charges.spent == Fraction(THIRD)
-    with pytest.raises(PolicyError, match="lets nothing that depends on rows leave but with noise"):
+    with pytest.raises(PolicyError, match="releases values that depend on rows only with noise"):
         fs.VFEMRegression.from_formula("xA ~ xB + xC", partition)
 
 

@@ -119,7 +119,7 @@ def test_a_name_that_flare_does_not_take_is_refused(tmp_path, capsys):
 
 def test_without_kits_it_is_said_what_to_do(tmp_path, capsys):
     study = make_folders(tmp_path)
-    assert "it has no kit for NVIDIA FLARE; ask" in reported(
+    assert "it has no kit for NVIDIA FLARE; request" in reported(
         capsys, "site", "check", tmp_path / "north", code=1
     )
     assert "join-kit" in reported(capsys, "site", "serve", tmp_path / "north", code=1)
@@ -253,7 +253,7 @@ def test_what_a_job_would_stumble_over_is_reported_when_serving(provisioned, cap
 def test_the_end_of_a_certificate_is_reported_in_time(provisioned, capsys, monkeypatch):
     home, study = provisioned["home"], provisioned["study"]
     assert 1000 < days_left(home / "north" / "flare" / "kit") <= 1095
-    assert "In order" in reported(capsys, "site", "check", home / "north")
+    assert "No problems found" in reported(capsys, "site", "check", home / "north")
     for days, expected in ((12, "expires in 12 days"), (-1, "has expired")):
         monkeypatch.setattr(flare_commands, "days_left", lambda kit, days=days: days)
         assert expected in reported(capsys, "site", "check", home / "north", code=1)
@@ -420,7 +420,7 @@ def test_what_a_killed_site_started_ends_by_itself(served, capsys):
     running["north"].kill()
     running["north"].wait()
     assert not psutil.wait_procs(family, 10)[1]
-    assert "ended without a word" in reported(capsys, "site", "status", folder, code=1)
+    assert "ended without a message" in reported(capsys, "site", "status", folder, code=1)
     reported(capsys, "federation", "stop", study)
     running["north"] = serve(served, "site", "serve", folder)
     wait_for(capsys, "connected yes", "site", "status", folder)
@@ -469,10 +469,10 @@ def test_a_site_that_is_taken_out_is_turned_away(served, capsys):
     home, study, twin = served["home"], served["study"], served["running"]["twin"]
     assert "refuses the certificates of: south" in reported(capsys, "federation", "remove", study, "south")
     assert twin.wait(120) == FOR_GOOD
-    assert "has taken this site out" in (home / "twin.out").read_text()
+    assert "has removed this site" in (home / "twin.out").read_text()
     again = serve(served, "site", "serve", home / "twin")
     assert again.wait(120) == FOR_GOOD
-    assert (home / "twin.out").read_text().count("has taken this site out") == 2
+    assert (home / "twin.out").read_text().count("has removed this site") == 2
     wait_for(capsys, "south taken out, its kit is refused", "federation", "status", study)
 
 

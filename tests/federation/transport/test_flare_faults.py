@@ -166,7 +166,7 @@ def test_old_questions_are_not_answered_again(running):
     running.assert_same(analysis(connected(running.partition, running.analyst(Kept))))
     again = running.analyst()
     for site, request in kept[: len(SITES)]:
-        with pytest.raises(SecurityError, match=r"question 1 of a session in which it has answered"):
+        with pytest.raises(SecurityError, match=r"request 1 of a session with"):
             unpack_reply(again.send(site, request))
 
 

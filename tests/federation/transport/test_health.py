@@ -16,7 +16,7 @@ from fedstat.operator.site_status import BudgetStatus, SiteStatus
 
 KEYS = (
     "form site transport state is_served process since heartbeat connected version installed problem "
-    "records_as_of site_ledger sessions questions refused arrays_left entries last_question "
+    "records_as_of site_ledger sessions requests refused arrays_released entries last_request "
     "passed_over waiting "
     "plans_waiting certificate_days budget"
 )
@@ -49,23 +49,23 @@ def test_how_a_site_stands_has_keys_that_stay(home, capsys):
         found = standing(capsys, folder, 0)
         assert (found["state"], found["process"], found["problem"]) == ("running", process.pid, "")
         assert main(["federation", "test", str(home / "study"), "--timeout", "1"]) == 1  # B is not served
-        assert standing(capsys, folder, 0)["questions"] >= 1
+        assert standing(capsys, folder, 0)["requests"] >= 1
     finally:
         process.kill()
         process.wait()
     assert standing(capsys, folder, 1)["state"] == "killed"
     (folder / "ledger.jsonl").unlink()
     found = standing(capsys, folder, 1)
-    assert "is absent" in found["site_ledger"] and found["questions"] is None
+    assert "is absent" in found["site_ledger"] and found["requests"] is None
 
 
 def test_a_site_is_healthy_while_it_can_answer(home, capsys, monkeypatch):
     folder = home / "A"
-    assert reported(capsys, "site", "health", folder, code=1) == "A: is not served (never started)\n"
+    assert reported(capsys, "site", "health", folder, code=1) == "A: is not running (never started)\n"
     process = serve(folder)
     try:
         wait(folder, process)
-        assert reported(capsys, "site", "health", folder, code=0) == "A: is served, and can answer\n"
+        assert reported(capsys, "site", "health", folder, code=0) == "A: is running and can answer\n"
         with monkeypatch.context() as patch:
             usage = shutil.disk_usage(folder)
             patch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=2**20))
@@ -76,7 +76,7 @@ def test_a_site_is_healthy_while_it_can_answer(home, capsys, monkeypatch):
         (folder / "policy.toml").write_text(rules)
         process.send_signal(signal.SIGSTOP)  # it lives, holds its lock, and looks for no question
         os.utime(folder / "status.json", (0, 0))
-        assert "it hangs" in reported(capsys, "site", "health", folder, "--patience", "60", code=1)
+        assert "the service hangs" in reported(capsys, "site", "health", folder, "--patience", "60", code=1)
         process.send_signal(signal.SIGCONT)
         until_true(lambda: main(["site", "health", str(folder), "--patience", "60"]) == 0)
     finally:
@@ -93,7 +93,7 @@ def test_metrics_are_written_in_the_mode_that_was_requested_and_hold_no_row(home
         until_true(path.exists)
         assert main(["federation", "test", str(home / "study"), "--timeout", "1"]) == 1  # B is not served
         assert path.stat().st_mode & 0o777 == 0o640
-        assert (home / "A.log").stat().st_mode & 0o777 == 0o600 and "answers in" in (
+        assert (home / "A.log").stat().st_mode & 0o777 == 0o600 and "answers requests in" in (
             home / "A.log"
         ).read_text()
     finally:
@@ -118,17 +118,17 @@ def test_every_metric_follows_the_grammar():
         "installed": "0.1.0",
         "is_served": False,
     }
-    for one in exposition(SiteStatus(**plain | {"questions": 3}), 0.5, 10**9).splitlines():
+    for one in exposition(SiteStatus(**plain | {"requests": 3}), 0.5, 10**9).splitlines():
         assert one.startswith(("# HELP fedstat_", "# TYPE fedstat_")) or line.fullmatch(one), one
 
 
 COUNTS = {
-    "fedstat_questions_total": "questions",
+    "fedstat_requests_total": "requests",
     "fedstat_refused_total": "refused",
     "fedstat_sessions_total": "sessions",
-    "fedstat_arrays_left_total": "arrays_left",
+    "fedstat_arrays_released_total": "arrays_released",
     "fedstat_ledger_entries_total": "entries",
-    "fedstat_waiting_questions": "waiting",
+    "fedstat_waiting_requests": "waiting",
     "fedstat_waiting_plans": "plans_waiting",
     "fedstat_certificate_days": "certificate_days",
 }
@@ -155,10 +155,10 @@ def test_every_metric_has_the_count_that_its_name_says(start):
 @pytest.mark.parametrize(
     ("known", "answers"),
     [
-        ({"is_served": True, "site_ledger": "whole", "problem": ""}, 1),
-        ({"is_served": False, "site_ledger": "whole", "problem": ""}, 0),
+        ({"is_served": True, "site_ledger": "complete", "problem": ""}, 1),
+        ({"is_served": False, "site_ledger": "complete", "problem": ""}, 0),
         ({"is_served": True, "site_ledger": "is absent", "problem": ""}, 0),
-        ({"is_served": True, "site_ledger": "whole", "problem": "a full disk"}, 0),
+        ({"is_served": True, "site_ledger": "complete", "problem": "a full disk"}, 0),
     ],
 )
 def test_a_site_answers_where_nothing_hinders_it(known, answers):
@@ -167,9 +167,9 @@ def test_a_site_answers_where_nothing_hinders_it(known, answers):
 
 def test_times_and_the_budget_are_those_of_the_status():
     budget = BudgetStatus(epsilon=1.0, delta=1e-6, epsilon_spent=0.5, share_left=0.75, releases=3)
-    found = metrics(since="1970-01-01T00:01:00", last_question="1970-01-01T00:02:00+00:00", budget=budget)
+    found = metrics(since="1970-01-01T00:01:00", last_request="1970-01-01T00:02:00+00:00", budget=budget)
     assert found["fedstat_start_time_seconds"] == 60.0
-    assert found["fedstat_last_question_time_seconds"] == 120.0
+    assert found["fedstat_last_request_time_seconds"] == 120.0
     assert found["fedstat_budget_left_ratio"] == 0.75
 
 

@@ -112,7 +112,7 @@ def test_a_refusal_ends_a_bundle_and_what_was_answered_counts(server):
     assert unbundle(server.answer(sent)) == answers
     assert server.answer(question(2, "no such step")) == answers[1]
     assert unpack_reply(server.answer(question(3))).site == "A"
-    with pytest.raises(SecurityError, match="is not answered anew"):
+    with pytest.raises(SecurityError, match="is refused"):
         unpack_reply(unbundle(server.answer(sent))[0])
 
 

@@ -194,7 +194,7 @@ def test_a_browser_is_opened_by_a_private_file_and_not_by_the_token(tmp_path, mo
 def test_a_port_that_is_taken_is_named(folder, capsys):
     with page_of(folder) as server:
         assert main(["site", "page", str(folder), "--port", str(server.server_port)]) == 1
-    assert f"port {server.server_port} of 127.0.0.1 cannot be had" in capsys.readouterr().err
+    assert f"port {server.server_port} of 127.0.0.1 is not available" in capsys.readouterr().err
 
 
 def test_a_plan_without_end_is_listed_by_its_beginning_and_shown_whole_where_it_is_decided(folder):

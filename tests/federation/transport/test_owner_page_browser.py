@@ -66,10 +66,10 @@ def test_an_owner_approves_by_clicks(tmp_path):
         browser.click(f"a[href$='{wanted}']")
         browser.wait_for("sums of the score")
         browser.click("a.approve")
-        browser.wait_for("cannot be taken back")
+        browser.wait_for("cannot be undone")
         assert wanted in browser.text
         browser.click("button.approve")
-        browser.wait_for("the site enters it into its account")
+        browser.wait_for("the site enters it into its ledger")
         assert browser.find("location.pathname") == f"{server.root}plans"
         assert hostile[:12] in browser.text.partition("Decided")[0]
     site = open_site(folder)

@@ -61,7 +61,7 @@ def ward(tmp_path, monkeypatch, capsys):
         frames["B"].to_sql("ward", connection, index=False)
     toml = tmp_path / "B" / "site.toml"
     before, rest = toml.read_text().split("[data]\n")
-    after = rest[rest.index("# What columns hold") :]
+    after = rest[rest.index("# Types of the columns") :]
     toml.write_text(before + DATA.format(name="B") + after)
     monkeypatch.setenv("B_DATABASE", f"sqlite:///{path}")
     capsys.readouterr()
@@ -171,7 +171,7 @@ def test_a_database_that_is_away_ends_nothing(doors, ward):
 def test_ledger_receipt_and_status_say_when_records_were_read(doors, ward, capsys):
     result, _ = fitted(doors)
     receipt = result.receipt()
-    read = receipt.sites()["records as of"]
+    read = receipt.sites()["data as of"]
     assert (read.str.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")).all()
     assert read["B"] == doors.sites["B"].site.site_ledger.as_of
     assert Receipt.from_json(receipt.to_json()).to_json() == receipt.to_json()
@@ -179,6 +179,6 @@ def test_ledger_receipt_and_status_say_when_records_were_read(doors, ward, capsy
     with pytest.raises(ReceiptError, match="time"):
         Receipt.from_json(receipt.to_json().replace(read["B"], "2026-13: 7"))
     capsys.readouterr()
-    assert describe_rules(doors.home / "B")["records as of"] == read["B"]
+    assert describe_rules(doors.home / "B")["data as of"] == read["B"]
     main(["site", "ledger", str(doors.home / "B")])
-    assert f"over records as of {read['B']}" in capsys.readouterr().out
+    assert f"data as of {read['B']}" in capsys.readouterr().out

@@ -62,11 +62,7 @@ def accept(home, capsys, name, *more, code=0):
 def test_one_fingerprint_enrols_everybody(home, capsys):
     before = site_file(home, "A")
     text = printed(capsys, "site", "accept", home / "A", code=1)
-    assert (
-        last(home).fingerprint in text
-        and "with another institution" in text
-        and site_file(home, "A") == before
-    )
+    assert last(home).fingerprint in text and "with another site" in text and site_file(home, "A") == before
     wrong = "0000 " * 16
     text = printed(capsys, "site", "accept", home / "A", "--fingerprint", wrong, code=1)
     assert "not the roster that was compared" in text and site_file(home, "A") == before
@@ -257,11 +253,11 @@ def test_a_site_that_is_taken_out_is_unpinned_and_joins_no_more_unasked(home, ca
     listed = tomllib.loads((home / "study" / "federation.toml").read_text())
     assert listed["revoked"] == {key: "C"} and list(listed["sites"]) == ["A", "B"]
     text = accept(home, capsys, "A")
-    assert "is taken out" in text and set(site_file(home, "A")["pinned"]) == {"A", "B"}
-    assert "has C among those that were taken out" in accept(home, capsys, "C", code=1)
+    assert "removed" in text and set(site_file(home, "A")["pinned"]) == {"A", "B"}
+    assert "lists C as removed" in accept(home, capsys, "C", code=1)
     assert "joins" not in printed(capsys, "federation", "join", home / "study", home / "A")
     text = printed(capsys, "federation", "join", home / "study", home / "C", code=1)
-    assert "was taken out" in text and "--again" in text
+    assert "was removed" in text and "--again" in text
     assert "C" not in tomllib.loads((home / "study" / "federation.toml").read_text())["sites"]
     # B has not accepted the roster without it, and a number behind is not another roster
     with served_sites(home, ("A", "B")):

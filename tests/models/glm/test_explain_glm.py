@@ -52,7 +52,7 @@ REFUSALS = {
     "masked only": (
         {"masked_only": True},
         {"masked": False},
-        r"Kiel: its policy \(masked only\) lets array 'moments' of step 'sum_columns' .*fit with masked=True",
+        r"Kiel: its policy \(masked only\) releases .*'moments' of step 'sum_columns' .*Fit with masked=True",
     ),
     "maximum columns": (
         {"max_columns": 2},
@@ -67,7 +67,7 @@ REFUSALS = {
     "refused kinds": (
         {"refused_kinds": frozenset({"aggregate"})},
         {"masked": True},
-        r"Kiel: its policy \(refused kinds\) does not let 'aggregate' leave: array 'beta' of step 'fit_al",
+        r"Kiel: its policy \(refused kinds\) does not release 'aggregate': array 'beta' of step 'fit_al",
     ),
 }
 

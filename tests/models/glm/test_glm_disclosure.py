@@ -86,14 +86,14 @@ SINGLED_OUT = {
     "threshold": ("z ~ x + log(1 + 1 / (1 + exp(-9 * (age - 88))))", {}, f"B: .*{ALONE}design column 'log"),
     "bump": (f"z ~ x + {BUMP}", {}, f"{ALONE}design column 'exp"),
     "pole": ("z ~ x + log(1 + (age - 96.999) ** -4)", {}, f"B: .*{ALONE}design column 'log"),
-    "hidden bump": (f"z ~ x + log(age) + log(age * exp({BUMP}))", {}, r"singled out by 'log\(age\)', 'log"),
+    "hidden bump": (f"z ~ x + log(age) + log(age * exp({BUMP}))", {}, r"'log\(age\)', 'log"),
     "interaction": (f"z ~ x + age:{BUMP}", {}, f"{ALONE}design column 'age:exp"),
     "large multiple": ("z ~ x + exp(3 * age)", {}, f"A: .*{ALONE}design column 'exp"),
     "power": ("z ~ x + log(1 + (age / 97) ** 10 * exp(4 * age - 380))", {}, f"B: .*{ALONE}design column"),
     "narrow knots": (
         "z ~ x + bs(age, degree=1, knots=(90, 96, 98), lower_bound=0, upper_bound=120)",
         {},
-        f"B: .*({ALONE}|singled out by|either side of).*bs",
+        f"B: .*({ALONE}|single out fewer|either side of).*bs",
     ),
     "mean of a bump": (f"z ~ center({BUMP})", {}, f"{ALONE}'center"),
     "response": (f"z * {BUMP} ~ x", {}, f"{ALONE}the response 'z"),
@@ -104,9 +104,9 @@ SINGLED_OUT = {
         {"family": F.Binomial()},
         "A: .*at least 5 rows that count; the weights of 'cbind",
     ),
-    "weight": ("z ~ x", {"var_weights": "one"}, "B: .*the weights of 'one' leave nearly all weight to fewer"),
-    "frequency": ("z ~ x", {"freq_weights": "one"}, "B: .*the weights of 'one' leave nearly all weight to"),
-    "no weight": ("z ~ x", {"var_weights": "few"}, "A: .*wants at least 5 whole rows; there are 4"),
+    "weight": ("z ~ x", {"var_weights": "one"}, "B: .*the weights of 'one' concentrate on fewer"),
+    "frequency": ("z ~ x", {"freq_weights": "one"}, "B: .*the weights of 'one' concentrate on"),
+    "no weight": ("z ~ x", {"var_weights": "few"}, "A: .*requires at least 5 complete rows; there are 4"),
     "implied cell": (
         "z ~ x + C(g) * C(h)",
         {},
@@ -253,7 +253,7 @@ def hashes(*values):
 def test_a_cluster_of_one_row_is_not_shared():
     _, request, listed, point = opened(clusters="row")
     with pytest.raises(
-        PolicyError, match=r"B: its policy \(minimum count\) wants at least 5 rows behind the score"
+        PolicyError, match=r"B: its policy \(minimum count\) requires at least 5 rows behind the score"
     ):
         request("sum_clusters", **point, shared=listed["clusters"][:1], spanning=hashes())
 
@@ -318,7 +318,7 @@ def test_the_ledger_shows_what_left():
 def test_owners_may_refuse_hashes_of_labels():
     partition = partition_of(refused_kinds=frozenset({"presence"}))
     assert fit(partition, "z ~ x").converged
-    with pytest.raises(FedstatError, match="does not let 'presence' leave"):
+    with pytest.raises(FedstatError, match="does not release 'presence'"):
         fit(
             partition,
             "z ~ x",

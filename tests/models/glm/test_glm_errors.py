@@ -119,7 +119,7 @@ def test_a_level_that_is_rare_at_a_site_is_counted_and_not_named():
     frame.loc[frame.index[[0, 1, 200, 201, 400, 401]], "g"] = "rare"
     message = str(error_of("y ~ g", frame))
     assert message.startswith(
-        "A: its policy (minimum rows per level) wants at least 3 rows of every level; 1 of"
+        "A: its policy (minimum rows per level) requires at least 3 rows of every level; 1 of"
     )
     assert "column 'g'" in message and "Merge them" in message and "'rare'" not in message
 

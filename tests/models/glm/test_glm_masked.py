@@ -181,7 +181,7 @@ def test_owners_who_let_nothing_but_masked_sums_leave_are_served():
     )
     assert result.converged
     assert result.score_test("days").df == 1
-    with pytest.raises(PolicyError, match=r"masked only.*fit with masked=True"):
+    with pytest.raises(PolicyError, match=r"masked only.*Fit with masked=True"):
         fit("no own fits", policies=policies_of(masked_only=True), masked=False)
     refusing = policies_of(refused_kinds=frozenset({"aggregate"}))
     assert fit("no own fits", policies=refusing).converged
@@ -213,7 +213,7 @@ def test_two_sites_are_unmasked_unless_requested():
         fit(frame=TWO, policies=refuse, masked=True)
     wanted = dict.fromkeys(("S3", "other"), Policy(masked_only=True))
     assert fit(frame=TWO, policies=wanted)._fit.masked
-    with pytest.raises(PolicyError, match=r"masked only.*fit with masked=True"):
+    with pytest.raises(PolicyError, match=r"masked only.*Fit with masked=True"):
         fit(frame=TWO, policies=wanted, masked=False)
     with pytest.raises(ModelError, match="two sites or more"):
         fit(frame=FRAME.assign(site="alone"), masked=True)
@@ -288,7 +288,7 @@ def test_coefficients_that_leave_one_row_are_answered_by_nothing(case):
     judge = {name: np.array(True) for name in ("meat", "between", "apart")}
     entries = len(site.ledger.entries)
     with pytest.raises(
-        PolicyError, match=r"A: its policy \(minimum count\) wants at least 5 rows behind sums"
+        PolicyError, match=r"A: its policy \(minimum count\) requires at least 5 rows behind sums"
     ):
         requested("judge", dispersion=np.ones(2), null=np.array(0.0), **judge)
     assert len(site.ledger.entries) == entries

@@ -86,6 +86,6 @@ def test_numbers_for_each_entity_are_held_against_what_owners_let_leave():
     model = model_of(policies={"Court": fs.Policy(per_entity=20)})
     (reported,) = [note for note in model.explain(cov_type="none").notes if "per_entity" in note]
     # One iteration in the dry run, and as many as the fit is allowed.
-    assert reported.startswith("Court lets 20 numbers") and "1 to 200" in reported
+    assert reported.startswith("Court releases 20 numbers") and "1 to 200" in reported
     fitted = model.fit(cov_type="none")
     assert model.partition.sites["Court"].site_ledger.vectors <= 20 and fitted.converged

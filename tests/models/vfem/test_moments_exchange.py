@@ -243,7 +243,7 @@ def test_a_site_gives_no_sums_without_a_few_of_those_that_take_part():
     code = requested.arrays["code"].copy()
     code[:3] = -1
     request = pack_request(replace(requested, arrays=requested.arrays | {"code": code}))
-    with pytest.raises(PolicyError, match="3 of those that take part are in no pattern"):
+    with pytest.raises(PolicyError, match="3 of the entities are in no pattern"):
         fitted.partition.sites[requested.site].answer(request)
 
 

@@ -368,7 +368,7 @@ def test_effects_that_too_few_entities_can_reveal_are_refused():
 
 def test_a_site_with_few_entities_refuses_before_the_coordinator_can_tell():
     model = few_have_a_block()
-    with pytest.raises(PolicyError, match=r"Registry: its policy \(minimum count\).*belong to fewer"):
+    with pytest.raises(PolicyError, match=r"Registry: its policy \(minimum count\).*concentrate on fewer"):
         model.fit()
 
 

@@ -62,7 +62,7 @@ def test_the_site_refuses_residuals_that_pick_entities():
     one[7] = 1.0
     for step in ("admm_largest", "admm_certify"):
         request = Request("Registry", "vglm", step, {"residual": one}, model._session)
-        with pytest.raises(PolicyError, match="belong to fewer"):
+        with pytest.raises(PolicyError, match="concentrate on fewer"):
             model.partition.sites["Registry"].answer(pack_request(request))
 
 

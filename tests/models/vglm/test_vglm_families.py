@@ -147,7 +147,7 @@ def test_the_site_refuses_weights_and_residuals_that_pick_entities():
     one = np.zeros(400)
     one[7] = 1.0
     for step, array in (("weigh", "weight"), ("sum_scores", "residual")):
-        with pytest.raises(PolicyError, match="belong to fewer"):
+        with pytest.raises(PolicyError, match="concentrate on fewer"):
             put(step, **{array: one})
         with pytest.raises(MessageError):
             put(step, **{array: one[:-1]})

@@ -152,7 +152,7 @@ class StandardizedBlock:
     `keep` (n_seen,) are the rows of the opened block that take part. `held` (n,) are the rows of X that are
     the site's own; others are mean-imputed, and hide nothing. `weight` (n,) are the latest row weights, empty
     before the first, and `grams` counts the weighted Gram matrices that were released. `detail` has the
-    columns of few values, `beside` the columns of others with which these were multiplied. `table_rows` (n,)
+    columns of few values, `other_columns` those of others that were multiplied with these. `table_rows` (n,)
     are the rows of the site's table, -1 for imputed ones; `groups_judged` are digests of the rows over which
     the columns were summed. If not all columns count as observed in all rows, the others are zero there,
     `alike` (n,) numbers the rows' sets of columns and `counts` (p,) the rows that have each; `seen` (rows of
@@ -168,7 +168,7 @@ class StandardizedBlock:
     weight: Floats = field(default_factory=lambda: np.empty(0))
     grams: int = 0
     detail: ColumnCardinality = PLAIN
-    beside: ProductHistory = field(default_factory=ProductHistory)
+    other_columns: ProductHistory = field(default_factory=ProductHistory)
     table_rows: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     groups_judged: dict[bytes, bool] = field(default_factory=dict)
     alike: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
@@ -190,7 +190,7 @@ class StandardizedBlock:
             if len(kinds) > len(np.unique(held[here])):
                 raise MessageError("rows of a pattern or fold have different columns")
         summed = newly_summed(self.X, held, self.groups_judged)
-        return GroupSums(held, columns, times, weights, self.detail, self.beside.counts, summed)
+        return GroupSums(held, columns, times, weights, self.detail, self.other_columns.counts, summed)
 
     def summed(self, code: Ints, rows: Ints) -> SummedColumns:
         """Report sums of the columns by group, (m,), of some rows to the checks."""
@@ -213,14 +213,16 @@ class StandardizedResponse:
     sd: float
     rows: Ints
     detail: ColumnCardinality = PLAIN
-    beside: ProductHistory = field(default_factory=ProductHistory)
+    other_columns: ProductHistory = field(default_factory=ProductHistory)
     groups_judged: dict[bytes, bool] = field(default_factory=dict)
     case: Floats | None = None
 
     def groups(self, code: Ints, rows: Ints | None = None, columns: int = 0) -> GroupSums:
         """Report sums and products of the response by group, (m,), of some rows or of all, to the checks."""
         summed = self.summed(code, np.arange(len(self.y)) if rows is None else rows)
-        return GroupSums(code, columns, detail=self.detail, beside=self.beside.counts, summed=summed)
+        return GroupSums(
+            code, columns, detail=self.detail, other_columns=self.other_columns.counts, summed=summed
+        )
 
     def summed(self, code: Ints, rows: Ints) -> SummedColumns:
         """Report sums of the response by group, (m,), of some rows to the checks."""

@@ -242,8 +242,8 @@ def sum_with_response(
         y = y[rows]
     check_lengths(data.name, code=(code, len(X)), response=(y, len(X)))
     require_groups(data.name, code, G, X.shape[1], X.shape[1])
-    staged.beside.add("own response", 1, code)
-    response.beside.add("own columns", X.shape[1], code)
+    staged.other_columns.add("own response", 1, code)
+    response.other_columns.add("own columns", X.shape[1], code)
     place = np.arange(len(X)) if rows is None else rows
     y = y * by_case(staged.case, len(y))
     held = response.summed(code[staged.held], place[staged.held])  # imputed rows add nothing
@@ -399,14 +399,14 @@ def facts_behind_product(
     columns = part.product.columns_a + part.product.columns_b - 1
     require_groups(data.name, group, part.product.groups, each, columns)
     if data.policy.discrete == "bits" and own.detail.leveled:
-        enter = own.beside.add_marked(data, group[both], of_table[both], marks)
+        enter = own.other_columns.add_marked(data, group[both], of_table[both], marks)
     else:
         others = part.product.columns_b if part.first else part.product.columns_a
-        own.beside.add(part.number, others, group)
+        own.other_columns.add(part.number, others, group)
         enter = _nothing
     if times_there > 1:
         # All are functions of the same columns, and every sum carries information on each of these.
-        own.beside.add(f"{part.columns} {part.number}", each, group[both])
+        own.other_columns.add(f"{part.columns} {part.number}", each, group[both])
     if of_response:
         return (staged_response(state).groups(group, rows, columns), *summed), enter
     staged: StandardizedBlock = state.look_at("staged block")  # the opened columns have its rows

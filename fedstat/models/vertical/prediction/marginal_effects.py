@@ -26,7 +26,7 @@ UNAVAILABLE_EFFECTS = dict.fromkeys(
 class FittedMean:
     """Coefficients (p + 1,) with their covariance, nan where one has none, and the means of columns (p,).
 
-    `means` is None if they are no longer known; `beside` has offset and weights of the fit by role; `words`
+    `means` is None if they are no longer known; `roles` has offset and weights of the fit by role; `words`
     are the names of model and response, `test_distribution` and `student` the distribution of tests.
     """
 
@@ -35,7 +35,7 @@ class FittedMean:
     cov: Floats
     distribution: DistributionSpec
     means: Floats | None
-    beside: Mapping[str, str]
+    roles: Mapping[str, str]
     words: tuple[str, str]
     test_distribution: Any
     student: bool
@@ -103,7 +103,7 @@ def effects_over_columns(
 
 def _at_row(of: FittedMean, at: str, factor: Floats, log: bool, products: bool) -> tuple[Floats, Floats]:
     """Effects at one row (p,), and their derivatives times the factor (p, r)."""
-    if "offset" in of.beside:
+    if "offset" in of.roles:
         raise NotAvailableError(
             f"get_margeff: at={at!r} needs a value of the offset, whose mean is not known"
         )
@@ -129,10 +129,10 @@ def _averages(
     project: Callable[[Floats], ProjectedEntities],
 ) -> tuple[Floats, Floats, int]:
     """Average effects (p,), their derivatives times the factor (p, r), and the number of entities."""
-    if of.beside:
+    if of.roles:
         raise NotAvailableError(
-            f"get_margeff: at='overall': predictions of this fit leave out its {' and '.join(of.beside)}; "
-            + ("use at='mean'" if "offset" not in of.beside else AVAILABLE_OVER_ROWS)
+            f"get_margeff: at='overall': predictions of this fit leave out its {' and '.join(of.roles)}; "
+            + ("use at='mean'" if "offset" not in of.roles else AVAILABLE_OVER_ROWS)
         )
     if products:
         raise NotAvailableError(

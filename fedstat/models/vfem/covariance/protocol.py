@@ -43,11 +43,11 @@ from fedstat.models.vfem.covariance.information import (
     score_of_spreads,
 )
 from fedstat.models.vfem.covariance.score_steps import (
-    BESIDE_SHARES,
     PARTS,
     RESPONSE_OF_SCORES,
     RESPONSE_OF_SQUARES,
     SCORE_SQUARES,
+    SHARE_FACTORS,
     SHARED,
     TIMES,
 )
@@ -156,7 +156,7 @@ def request_secure_scores(
         pairs.append(
             (
                 score_operand(lay, j, SHARED, widths[j]),
-                score_operand(lay, k, f"{BESIDE_SHARES}:{j}", widths[k]),
+                score_operand(lay, k, f"{SHARE_FACTORS}:{j}", widths[k]),
             )
         )
     requester = product_session(lay, iteration.session, options.at)

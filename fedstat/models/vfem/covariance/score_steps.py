@@ -151,13 +151,13 @@ def response_products(data: SiteData, state: State, missing: Bools) -> dict[str,
 SPREAD = 2.0**12
 """s: standard deviation of the numbers that hide z; no z is larger than one in absolute value."""
 ITEM_OF_RESPONSE = "vfem response scores"
-PARTS, SCORE_SQUARES, SHARED, BESIDE_SHARES = "score parts", "score squares", "scores shared", "scores beside"
+PARTS, SCORE_SQUARES, SHARED, SHARE_FACTORS = "score parts", "score squares", "scores shared", "score factors"
 RESPONSE_OF_SCORES, RESPONSE_OF_SQUARES = "response scores", "response squares"
 TIMES = {
     PARTS: 2,
     SCORE_SQUARES: 3,
     SHARED: 4,
-    BESIDE_SHARES: 4,
+    SHARE_FACTORS: 4,
     RESPONSE_OF_SCORES: 2,
     RESPONSE_OF_SQUARES: 3,
 }
@@ -335,7 +335,7 @@ def glm_scores(data: SiteData, state: State, text: str, shown: Array) -> dict[st
         block.staged[SHARED] = np.vstack([SPREAD * C, d2 * C + d1 * V, d1 * C + V, SPREAD * V])
     for other, mask in zip(before, numbers[len(numbers) - len(before) :], strict=True):
         a1, a2 = mask[:, :, None] / SPREAD
-        block.staged[f"{BESIDE_SHARES}:{other}"] = np.vstack([a2 * C + a1 * V, C, V, a1 * C])
+        block.staged[f"{SHARE_FACTORS}:{other}"] = np.vstack([a2 * C + a1 * V, C, V, a1 * C])
     return {}
 
 
@@ -383,7 +383,7 @@ def response_of_scores(state: State) -> ResponseScores:
 
 
 SCORE_COLUMNS: Mapping[str, Callable[..., Floats]] = {
-    **{name: partial(staged_scores, name) for name in (PARTS, SCORE_SQUARES, SHARED, BESIDE_SHARES)},
+    **{name: partial(staged_scores, name) for name in (PARTS, SCORE_SQUARES, SHARED, SHARE_FACTORS)},
     RESPONSE_OF_SCORES: response_scores,
     RESPONSE_OF_SQUARES: response_squares,
 }
