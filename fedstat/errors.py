@@ -342,9 +342,9 @@ class FedstatWarning(UserWarning):
     >>> import fedstat as fs, warnings
     >>> with warnings.catch_warnings():
     ...     warnings.simplefilter("error", fs.errors.FedstatWarning)
-    ...     fs.errors.warn("told", fs.errors.FedstatWarning)
+    ...     fs.errors.warn("example", fs.errors.FedstatWarning)
     Traceback (most recent call last):
-    fedstat.errors.FedstatWarning: told
+    fedstat.errors.FedstatWarning: example
     """
 
 
@@ -356,9 +356,9 @@ class DataWarning(FedstatWarning):
     >>> import fedstat as fs, warnings
     >>> with warnings.catch_warnings():
     ...     warnings.simplefilter("error", fs.errors.DataWarning)
-    ...     fs.errors.warn("told", fs.errors.DataWarning)
+    ...     fs.errors.warn("example", fs.errors.DataWarning)
     Traceback (most recent call last):
-    fedstat.errors.DataWarning: told
+    fedstat.errors.DataWarning: example
     """
 
 
@@ -370,9 +370,9 @@ class AssumptionWarning(FedstatWarning):
     >>> import fedstat as fs, warnings
     >>> with warnings.catch_warnings():
     ...     warnings.simplefilter("error", fs.errors.AssumptionWarning)
-    ...     fs.errors.warn("told", fs.errors.AssumptionWarning)
+    ...     fs.errors.warn("example", fs.errors.AssumptionWarning)
     Traceback (most recent call last):
-    fedstat.errors.AssumptionWarning: told
+    fedstat.errors.AssumptionWarning: example
     """
 
 
@@ -384,9 +384,9 @@ class SpellingWarning(DataWarning):
     >>> import fedstat as fs, warnings
     >>> with warnings.catch_warnings():
     ...     warnings.simplefilter("error", fs.errors.SpellingWarning)
-    ...     fs.errors.warn("told", fs.errors.SpellingWarning)
+    ...     fs.errors.warn("example", fs.errors.SpellingWarning)
     Traceback (most recent call last):
-    fedstat.errors.SpellingWarning: told
+    fedstat.errors.SpellingWarning: example
     """
 
 
@@ -398,9 +398,9 @@ class UnitsWarning(DataWarning):
     >>> import fedstat as fs, warnings
     >>> with warnings.catch_warnings():
     ...     warnings.simplefilter("error", fs.errors.UnitsWarning)
-    ...     fs.errors.warn("told", fs.errors.UnitsWarning)
+    ...     fs.errors.warn("example", fs.errors.UnitsWarning)
     Traceback (most recent call last):
-    fedstat.errors.UnitsWarning: told
+    fedstat.errors.UnitsWarning: example
     """
 
 
@@ -412,9 +412,9 @@ class DisclosureWarning(FedstatWarning):
     >>> import fedstat as fs, warnings
     >>> with warnings.catch_warnings():
     ...     warnings.simplefilter("error", fs.errors.DisclosureWarning)
-    ...     fs.errors.warn("told", fs.errors.DisclosureWarning)
+    ...     fs.errors.warn("example", fs.errors.DisclosureWarning)
     Traceback (most recent call last):
-    fedstat.errors.DisclosureWarning: told
+    fedstat.errors.DisclosureWarning: example
     """
 
 
@@ -426,9 +426,9 @@ class VersionWarning(FedstatWarning):
     >>> import fedstat as fs, warnings
     >>> with warnings.catch_warnings():
     ...     warnings.simplefilter("error", fs.errors.VersionWarning)
-    ...     fs.errors.warn("told", fs.errors.VersionWarning)
+    ...     fs.errors.warn("example", fs.errors.VersionWarning)
     Traceback (most recent call last):
-    fedstat.errors.VersionWarning: told
+    fedstat.errors.VersionWarning: example
     """
 
 
@@ -440,9 +440,9 @@ class ConvergenceWarning(FedstatWarning):
     >>> import fedstat as fs, warnings
     >>> with warnings.catch_warnings():
     ...     warnings.simplefilter("error", fs.errors.ConvergenceWarning)
-    ...     fs.errors.warn("told", fs.errors.ConvergenceWarning)
+    ...     fs.errors.warn("example", fs.errors.ConvergenceWarning)
     Traceback (most recent call last):
-    fedstat.errors.ConvergenceWarning: told
+    fedstat.errors.ConvergenceWarning: example
     """
 
 

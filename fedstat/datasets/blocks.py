@@ -63,7 +63,7 @@ def make_blocks(
     intercept : float
         True intercept, at x = 0.
     response_with_block : bool
-        Whether "A" holds the response beside its covariates; else an institution "Response" holds it alone.
+        Whether "A" holds the response and its covariates; else a site "Response" holds it alone.
 
     Returns
     -------

@@ -45,7 +45,7 @@ FACTORS: Mapping[int, tuple[Floats, tuple[Floats, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class SimulatedClusters:
-    """Tables of several institutions whose entities belong to clusters, with the truth beside them.
+    """Tables of several sites whose entities belong to clusters, with the truth.
 
     Attributes
     ----------
@@ -87,7 +87,7 @@ class SimulatedClusters:
 
 @dataclass(frozen=True, slots=True)
 class _Modality:
-    """What one institution draws from: factors N(means[k], covariances[k]), loadings (P, Q), noise.
+    """The distribution of one site: factors N(means[k], covariances[k]), loadings (P, Q), noise.
 
     Ordinal columns are a latent one cut at fixed thresholds; its noise is logistic where `noise` is None.
     """
@@ -142,8 +142,8 @@ def make_cluster_experiment(
     Of eight institutions, the first four have continuous columns and the others ordinal ones; the means of
     the factors differ between clusters at the first two of either kind (Table 2), and are standard normal
     at the others. A quarter of the columns of every institution load on its factors. Experiments 1 to 3
-    have 20, 40 and 80 columns per institution; experiments 4 and 5 have 8 and 16 further institutions, in
-    turn continuous and ordinal, that tell nothing.
+    have 20, 40 and 80 columns per site; experiments 4 and 5 have 8 and 16 further sites, in
+    turn continuous and ordinal, that are uninformative.
 
     The publication leaves open the loadings, the thresholds and the noise. Here loadings are drawn from
     U(.5, 1) with random signs, and thresholds are -1.5, 0 and 1.5.
@@ -297,7 +297,7 @@ def _lay_out(
     missing: Floats,
     rng: np.random.Generator,
 ) -> SimulatedClusters:
-    """Draw the columns, and lay them out as tables of institutions with the truth beside them."""
+    """Draw the columns, and arrange them as tables of sites with the truth."""
     ids = pd.Index(np.arange(1, labels.size + 1), name="id")
     has = rng.uniform(size=(labels.size, len(modalities))) >= missing
     nowhere = np.flatnonzero(~has.any(axis=1))

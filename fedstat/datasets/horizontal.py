@@ -30,9 +30,9 @@ class SimulatedSites:
     Attributes
     ----------
     train, test : DataFrame
-        Columns ``site``, ``y`` (0 or 1) and the covariates; the rows of a site stand together.
+        Columns ``site``, ``y`` (0 or 1) and the covariates; the rows of a site are consecutive.
     site : str
-        Name of the column that tells the site.
+        Name of the column with the site.
     response : str
         Name of the response.
     truth : DataFrame
@@ -246,7 +246,7 @@ EXERCISE_TEST = ("trestbps", "thalach", "exang", "oldpeak", "slope")
 def make_hospitals(seed: int | np.random.Generator = 5) -> pd.DataFrame:
     """Simulate patients of four hospitals who were examined for heart disease.
 
-    Synthetic data, with no patient of the UCI Heart Disease data in them, that stand in for those.
+    Synthetic data, without any patient of the UCI Heart Disease data, which they imitate.
     They have its columns and codes, its numbers of patients (Cleveland 303, Hungary 294, Switzerland 123,
     Long Beach 200) and, exactly, its numbers of missing values, per hospital and column. In
     expectation they have its shares of each level (``num`` > 0, disease, in 46, 36, 93 and 74 %) and its

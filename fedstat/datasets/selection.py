@@ -74,7 +74,8 @@ def make_selection(
 
     The publication leaves open the shares of the types, the number of classes and their slopes, how a class
     enters the model (here as the number of the class, one column with one coefficient), and the scale of the
-    columns. As drawn, the columns of 0 and 1 tell least, and the maximum likelihood estimate on the right
+    columns. As drawn, the columns of 0 and 1 are least informative, and the maximum likelihood estimate on
+    the right
     columns has a larger error than was published for the binomial family.
 
     Parameters
@@ -178,7 +179,7 @@ def _draw_latent(n: int, rng: np.random.Generator) -> Floats:
 def _draw_columns(U: Floats, types: Array, rng: np.random.Generator) -> Floats:
     """Turn latent columns (n, p) into those of the types (p,)."""
     odds = np.exp(U[..., None] * np.array(CLASS_SLOPES))
-    # a uniform draw lies above the cumulated shares of as many classes as its class has before it
+    # a uniform draw exceeds the cumulated shares of all classes before its own
     below = np.cumsum(odds, axis=-1) / odds.sum(axis=-1, keepdims=True)
     uniform = rng.uniform(size=U.shape)
     drawn = {

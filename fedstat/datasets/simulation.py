@@ -105,8 +105,8 @@ def factor_correlation(owner: Ints, loadings: Floats, between: float) -> float:
     largest = float(across.mean()) if across.size else 0.0
     require_argument(
         0 <= between <= largest,
-        f"between: expected a mean absolute correlation in [0, {largest:.3f}] beside this one within "
-        f"institutions, received {between}.",
+        f"between: expected a mean absolute correlation in [0, {largest:.3f}] for this correlation within "
+        f"sites, received {between}.",
     )
     return between / largest if between else 0.0
 
@@ -175,7 +175,7 @@ class MissingnessModel:
         """Draw as ``draw`` does, with exactly ``n_complete`` entities that every institution has."""
         seen, score = self._draw_leader(y, lead, rng)
         *middle, last = self._others()
-        # first who is complete, then who else has a record: the last institution must complete nobody else
+        # first complete entities, then others with a record: the last site must complete no other entity
         complete = _first(np.where(seen[:, self.leader], score, -np.inf), n_complete, rng)
         for k in middle:
             seen[:, k] = _first(np.where(complete, np.inf, score), self.counts[k], rng)
@@ -203,7 +203,7 @@ def _first(score: Floats, count: int, rng: np.random.Generator) -> Bools:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Tables that a simulation hands over, with the truth beside them.
+# Tables of a simulation, with the truth.
 
 
 @dataclass(frozen=True, slots=True)

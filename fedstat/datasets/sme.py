@@ -260,9 +260,9 @@ SME_RISK_COLUMNS = {
 LEADER = "Market Supervision"
 """It has most enterprises, and its first column says with the response who has records elsewhere."""
 RISKY = 0.12
-"""Share of risky enterprises, if the log odds were normal; .11 as they are."""
+"""Share of risky enterprises if the log odds were normal; .11 for the drawn ones."""
 EFFECT = 0.25
-"""Of a standard deviation of an active column on the log odds."""
+"""Effect of one standard deviation of an active column on the log odds."""
 WITHIN, BETWEEN = 0.28, 0.1
 """Mean absolute correlation of the scores behind the columns, within and between institutions."""
 CUTS: Floats = ndtri(np.array([0.2, 0.45, 0.7, 0.9]))
@@ -293,9 +293,9 @@ def make_sme_risk(
     deviation in turn, the others none.
 
     The shares without a record are the published ones, 0, 72.34, 83.53, 87.33 and 27.11 %, as exact counts,
-    and exactly n * 184 / 71,827 (rounded) enterprises are complete. What the publication leaves open is of
-    this generator's making: names of institutions and columns, the columns of each institution (of which 19
-    at the institution that lacks 27.11 % are published), their laws, correlations and effects. No figure of
+    and exactly n * 184 / 71,827 (rounded) enterprises are complete. This generator chooses what the
+    publication leaves open: names of sites and columns, the columns of each site (19 columns
+    at the site that lacks 27.11 % are published), their distributions, correlations and effects. No figure of
     the publication is claimed for these data.
 
     Parameters
@@ -361,7 +361,7 @@ def _population() -> Population:
 
 
 def _kinds() -> list[str]:
-    """Kinds of the columns, beginning anew at every institution."""
+    """Kinds of the columns, starting again at every site."""
     return [str(kind) for _, size in SME_RISK_COLUMNS.values() for kind in np.resize(list(MARGINS), size)]
 
 

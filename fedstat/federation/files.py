@@ -28,7 +28,7 @@ else:
 SMALL, MOST_PACKED = 16 * 2**20, 100
 """Bytes that any file of arrays may unpack to, and how many more for each of its own."""
 OTHERS, WRITERS = 0o077, 0o022
-"""What a mode lets others than the owner do: anything, or write."""
+"""Permissions for others than the owner in a mode: any, or write."""
 
 
 def is_open_to_others(path: Path, to: int = OTHERS) -> bool:

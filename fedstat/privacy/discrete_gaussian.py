@@ -1,9 +1,9 @@
 """Exact samples of the discrete Gaussian distribution, from integers and random bytes.
 
 The probability of an integer x is proportional to exp(-x^2 / (2 s^2)). No number is rounded anywhere:
-floating-point noise has gaps and repetitions by which values behind it can be told (Mironov 2012). After
-Canonne, Kamath and Steinke (2020), algorithms 1 to 3; a draw takes some twenty random words. How long it
-takes depends on what is drawn, so that a clock at the site itself would tell something of it.
+floating-point noise has gaps and repetitions that reveal the values behind it (Mironov 2012). After
+Canonne, Kamath and Steinke (2020), algorithms 1 to 3; a draw takes about twenty random words. The duration
+depends on the drawn number, so a clock at the site itself would reveal something about it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from fedstat.kernels import discrete_gaussian as kernel
 from fedstat.typing import Ints
 
 RandomBytes: TypeAlias = Callable[[int], bytes]
-"""Returns so many random bytes, as ``os.urandom`` does."""
+"""Returns a number of random bytes, as ``os.urandom`` does."""
 WORD = 8
 BUFFER = 512
 """Words of 64 bits that are taken from the source at once, or more."""
 A_DRAW, MAX_BUFFERED = 32, 2**16
 """Words for a draw, more than most take, and how many are held."""
 VERSION = "2"
-"""Of how draws follow from bytes. Noise that is to be repeated is other noise under another version."""
+"""Version of the way from bytes to draws. Another version repeats a request with other noise."""
 LARGEST = 2**100
 """Variance, far above any use, at which a sum of draws would leave 64 bits."""
 
@@ -69,7 +69,7 @@ class _Coins:
         bits = (n - 1).bit_length()
         words = (bits + 63) // 64
         while True:
-            # What is not below n is drawn again: a remainder would make small numbers more probable.
+            # A number that is not below n is drawn again: a remainder would make small numbers more probable.
             found = int.from_bytes(self._take(words), "little") >> (64 * words - bits)
             if found < n:
                 return found
@@ -123,7 +123,7 @@ def _draw_small(variance: Fraction, size: int, coins: _Coins) -> Ints:
 
 
 def _draw(variance: Fraction, coins: _Coins) -> int:
-    """One number: that of a discrete Laplace distribution, kept as often as the Gaussian has it beside it."""
+    """One number: a draw of the discrete Laplace distribution, accepted with the ratio to the Gaussian."""
     a, b = variance.numerator, variance.denominator
     t = math.isqrt(a // b) + 1
     while True:

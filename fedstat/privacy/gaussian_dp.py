@@ -16,12 +16,12 @@ from fedstat.errors import ModelError
 # ----------------------------------------------------------------------------------------------------
 # Differential privacy of Gaussian noise, exactly, over any number of releases.
 #
-# Noise with standard deviation sigma on a value of which one record changes the Euclidean length by at most
-# Delta makes two data sets that differ in it as hard to tell apart as N(0, 1) and N(mu, 1), mu = Delta /
-# sigma. Releases that follow each other, each chosen after the ones before, add up: mu^2 = sum mu_m^2
-# (Dong, Roth and Su 2022). So one number is the whole account. Nothing here is asymptotic or a bound. What
-# discrete samplers guarantee, which is a little less, is in :mod:`fedstat.privacy.zcdp`; it is what a
-# budget is charged.
+# One record changes the Euclidean length of a value by at most Delta. Noise with standard deviation sigma on
+# the value then makes two data sets that differ in the record as hard to distinguish as N(0, 1) and N(mu, 1),
+# mu = Delta / sigma. Successive releases, each chosen after the earlier ones, add up: mu^2 = sum mu_m^2
+# (Dong, Roth and Su 2022). So one number is the complete account. Nothing here is asymptotic or a bound. The
+# guarantee of discrete samplers, which is slightly weaker, is in :mod:`fedstat.privacy.zcdp`; a budget is
+# charged by it.
 #
 # References
 # ----------
@@ -96,10 +96,10 @@ class GaussianAccountant:
     releases: int = 0
 
     def add(self, sensitivity: float, deviation: float, times: int = 1) -> None:
-        """Write down that a value left so many times; without noise it costs everything.
+        """Record that a value was released `times` times; without noise it costs everything.
 
         The sensitivity is its largest Euclidean change when one record is replaced, the deviation that of the
-        noise on each number of it. A ModelError where one of these is negative.
+        noise on each number of it. Raises a ModelError if one of these is negative.
         """
         if not (sensitivity >= 0.0 and deviation >= 0.0 and times >= 0):
             raise ModelError(
@@ -121,11 +121,11 @@ class GaussianAccountant:
 
 
 # ----------------------------------------------------------------------------------------------------
-# What randomized answers to yes-or-no questions about one record cost together, exactly.
+# The exact joint cost of randomized answers to yes-or-no questions about one record.
 #
 # A published mechanism for ranks flips every comparison of two records with probability 1 / (1 + e^a) and
-# calls that a budget of a. A record takes part in n - 1 comparisons of every column, and with each of them
-# in a sum that shows it: its own budget is that of all of them.
+# calls that a budget of a. A record takes part in n - 1 comparisons of every column, each of which is in a
+# released sum: its budget is that of all of them.
 #
 # References
 # ----------
@@ -137,11 +137,11 @@ FAR = 12.0
 
 
 def record_epsilon(answers: int, answer_epsilon: float, delta: float = 1e-6) -> float:
-    """Return the smallest epsilon, at a delta, of so many randomized answers about one record.
+    """Return the smallest epsilon, at a delta, of a number of randomized answers about one record.
 
     Each has `answer_epsilon`, a. In the worst case replacing the record changes every answer; then delta is
     sum_k Bin(answers, q)(k) max(0, 1 - exp(eps - (2k - answers) a)), q = 1 / (1 + e^-a): Kairouz, Oh and
-    Viswanath (2017), theorem 3.3, of pure answers. A ModelError where an argument is out of its range.
+    Viswanath (2017), theorem 3.3, of pure answers. Raises a ModelError if an argument is out of its range.
     """
     if not (answers >= 1 and answer_epsilon > 0.0 and 0.0 < delta < 1.0):
         raise ModelError(
@@ -162,7 +162,7 @@ def record_epsilon(answers: int, answer_epsilon: float, delta: float = 1e-6) -> 
 
 
 # ----------------------------------------------------------------------------------------------------
-# How well two data sets are told apart at least, from the guesses of a test over many releases.
+# A lower bound on how well two data sets are distinguished, from the guesses of a test over many releases.
 #
 # References
 # ----------
@@ -172,12 +172,12 @@ def record_epsilon(answers: int, answer_epsilon: float, delta: float = 1e-6) -> 
 
 
 def mu_interval(hits: int, trials: int, alpha: float) -> tuple[float, float]:
-    """Bound the mu that a test has shown, which guessed right so many times of fair coins.
+    """Bound the mu that a test has shown, from its number of right guesses of fair coins.
 
     A mechanism that is mu-GDP lets no test be right with a probability above Phi(mu / 2). By Clopper and
-    Pearson, each end wrong with a probability of alpha / 2 at most; an end below zero is 0. The lower one
-    bounds mu from below for any test, the upper one only what this test shows. A ModelError where an argument
-    is out of its range.
+    Pearson, each end is wrong with a probability of at most alpha / 2; an end below zero is 0. The lower one
+    bounds mu from below for any test, the upper one bounds only what this test shows. Raises a ModelError if
+    an argument is out of its range.
     """
     if not (0 <= hits <= trials and trials > 0 and 0.0 < alpha < 1.0):
         raise ModelError(f"expected hits of trials and alpha in (0, 1), received {hits}, {trials}, {alpha!r}")
@@ -187,14 +187,14 @@ def mu_interval(hits: int, trials: int, alpha: float) -> tuple[float, float]:
 
 
 # ----------------------------------------------------------------------------------------------------
-# What a budget lets be told about who is behind a release.
+# Information of a budget on whether a record is behind a release.
 
 
 def largest_auc(rho: float) -> float:
-    """Area under the ROC curve that no test exceeds which asks whether a record is behind a release.
+    """Return the largest area under the ROC curve of a test for whether a record is behind a release.
 
     Noise on sums at rho is as hard to see through as N(0, 1) against N(mu, 1), mu = sqrt(2 rho) (Dong, Roth
-    and Su 2022), of which the area is Phi(mu / sqrt(2)). Discrete noise of any use differs by far less than
+    and Su 2022), with an area of Phi(mu / sqrt(2)). Discrete noise of any use differs by far less than
     is printed.
     """
     return float(ndtr(math.sqrt(rho)))

@@ -21,9 +21,9 @@ from fedstat.typing import Floats, Ints
 PLACES = 10
 """Binary places that values keep by default."""
 MAX_BITS = 52
-"""Of a cut value as an integer, which a double holds exactly."""
+"""Largest clipped value as an integer, which a double holds exactly."""
 SQUARED_OF_COUNTS = 2
-"""Of one histogram: a record leaves a cell and enters another."""
+"""Square of the change of one histogram: a record leaves a cell and enters another."""
 HUGE = 1e100
 """Where infinite scores are cut before their row is: their squares are finite."""
 BLOCK = 2048
@@ -63,7 +63,7 @@ def bounded_sums(values: Floats, low: Floats, high: Floats, places: int = PLACES
     if not (low_ < high_).all():
         raise ModelError("bounds have to ascend by at least a unit: low < high")
     if len(values) * max(map(abs, (*low_.tolist(), *high_.tolist())), default=0) >= 2**63:
-        raise ModelError("sums of so many values leave 64 bits; choose fewer binary places")
+        raise ModelError("the sums exceed 64 bits; choose fewer binary places")
     # Cut as integers, too: the bound on what leaves is one of integers.
     complete = np.clip(_towards_zero(np.clip(values, low, high), places), low_, high_)
     spans = [int(b) - int(a) for a, b in zip(low_, high_, strict=True)]

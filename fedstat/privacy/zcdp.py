@@ -50,7 +50,7 @@ def rho_of_noise(squared: Fraction | int, variance: Fraction) -> Fraction:
 
 
 def round_to_grid(rho: Fraction, up: bool = False) -> Fraction:
-    """Round a cost to a multiple of 2^-64: down where it is asked for, up where it is charged.
+    """Round a cost to a multiple of 2^-64: down for a request, up for a charge.
 
     Sums of any fractions would get longer with every one.
     """

@@ -43,7 +43,7 @@ def sort_imports(text: str) -> str:
 
 
 def _module_of(statement: str) -> str:
-    """Return the module of an import; any other line as it is."""
+    """Return the module of an import; any other line unchanged."""
     return statement.split()[1] if " import " in statement else statement
 
 

@@ -128,7 +128,7 @@ def test_a_strangers_answer_is_put_aside_and_the_site_gives_its_own(service, put
     place.parent.mkdir(parents=True)
     put(place)
     service.thread.start()
-    with pytest.warns(FedstatWarning, match="the place of its reply was invalid"):
+    with pytest.warns(FedstatWarning, match="the name of its reply was invalid"):
         answer = service.transport().send("North", request)
     assert unpack_reply(answer).site == "North"
     assert len(list((service.exchange / "North" / "odd").iterdir())) == 1

@@ -38,7 +38,7 @@ class Charge:
 
     @property
     def cost(self) -> Fraction:
-        """What it cost."""
+        """Cost of the charge."""
         return Fraction(self.rho)
 
 
@@ -106,7 +106,7 @@ class BudgetSpent:
 
     @property
     def left(self) -> Fraction:
-        """What may still be charged, as rho; 0 where the owner has lowered the budget since."""
+        """Rho that may still be charged; 0 if the owner has lowered the budget since."""
         return max(Fraction(0), Fraction(self.total) - Fraction(self.rho))
 
     @property

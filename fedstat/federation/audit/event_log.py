@@ -374,10 +374,11 @@ class PlanDecision:
 # ----------------------------------------------------------------------------------------------------
 # A site's own ledger of all messages, in one chain of digests per session.
 #
-# What passes is entered twice: by the coordinator as it carried it, and here. A site's chain is ::
+# Each message has two entries: one of the coordinator, which transferred it, and one here. The chain of a
+# site is ::
 #
-#     d_0 = SHA-256(site, digest of its public keys, session, its place among the site's sessions, head
-# before)     d_i = SHA-256(d_{i-1}, canonical JSON of entry i)
+# d_0 = SHA-256(site, digest of its public keys, session, its place among the site's sessions, head before)
+# d_i = SHA-256(d_{i-1}, canonical JSON of entry i)
 #
 # so that the last digest, the head, covers every entry, their order, and the previous session of the site.
 # Each entry commits to the content of its array by ::
@@ -539,7 +540,7 @@ class SessionChain:
             self._site_ledger.seen.add(mark)
         self.numbers.add(entry)
         self._site_ledger.numbers.add(entry)
-        # What was released before reveals nothing new.
+        # Earlier releases reveal nothing new.
         if entry.numbers and entry.receiver == COORDINATOR and entry.kind == "per entity":
             self._site_ledger.vectors += numbers_per_entity(entry.shape)
         self.entries.append(entry)

@@ -90,9 +90,9 @@ why, and where its files are.
 
 @dataclass(slots=True)
 class LedgerReading:
-    """What the lines of a ledger have shown so far; `heads` are by number of lines, of those signed.
+    """The content of a ledger's lines so far; `heads` are the signed ones, by number of lines.
 
-    `answered` and `rows` are those of the newest line ``answered``.
+    `answered` and `rows` are those of the latest line ``answered``.
     """
 
     site: str

@@ -41,7 +41,7 @@ VERDICT_FEW_BITS, VERDICT_ENOUGH_BITS, VERDICT_SOLVABLE = (
     "as many equations as unknowns: rows could be computed",
 )
 BITS_PER_NUMBER = 53
-"""Of a number that leaves exactly; a value of zero or one has one bit."""
+"""Bits of a number that is released exactly; a value of zero or one has one bit."""
 NO_EQUATIONS = "no equations"
 
 
@@ -112,7 +112,7 @@ class Exposure:
 
     @property
     def equations(self) -> int:
-        """Of this session and all others."""
+        """Count of this session and all others."""
         return self.run + self.earlier
 
     @property

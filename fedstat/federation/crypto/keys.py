@@ -281,7 +281,7 @@ class KeyAgreement:
         self._pinned = dict(pinned)
         self._public = dict(public or {})
         self._begin(X25519PrivateKey.generate())
-        # Of what is pinned, which is known before any key has arrived: sites that pinned others differ.
+        # From the pinned keys, which are known before any key has arrived: sites that pinned others differ.
         names = [part for name in self.sites for part in (name, digests[name])]
         self._roster = hashlib.sha256(encode_parts("fedstat sites 2", session, *names)).digest()
 

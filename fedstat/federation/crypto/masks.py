@@ -136,7 +136,7 @@ class NeighborAgreement(KeyAgreement):
 
     @property
     def commitment(self) -> bytes:
-        """What binds the site to its key before it has seen another."""
+        """Commitment of the site to its key before it has seen another."""
         return _commitment(self.session, self.site, self._open().public_key().public_bytes_raw())
 
     def sign(self, committed: Mapping[str, bytes], pinned: Mapping[str, str]) -> str:

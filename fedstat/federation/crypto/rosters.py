@@ -60,7 +60,7 @@ def _open(text: str | bytes, form: str, where: str) -> tuple[Any, PublicIdentity
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """Who takes part: fingerprints by site, and of keys that were taken out, with the name of each.
+    """The participants: fingerprints by site, and those of revoked keys, with the name of each.
 
     `earlier` are the digests of the rosters before, from the first on; `layout` is that of the federation.
     """
@@ -145,7 +145,7 @@ class Acceptance:
 
 @dataclass(frozen=True, slots=True)
 class AnnouncedRoster:
-    """What a site announced of its fresh key, and, signed for the session, which roster it has accepted."""
+    """A site's announcement of its new key, with the accepted roster, signed for the session."""
 
     announced: str
     number: int

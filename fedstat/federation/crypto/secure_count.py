@@ -1,7 +1,7 @@
 """Secure counts: whether a count that two sites share is below a minimum without being zero, and no more.
 
 Sites A and B hold columns of zeros and ones, S_a (n, p) and S_b (n, q), for the same rows. The elements of
-``S_a'S_b``, by group of rows, count the rows in which a column of each is one. Of every count c the sites
+``S_a'S_b``, by group of rows, count the rows in which a column of each is one. For every count c the sites
 learn one bit, whether ``0 < c < k``, and the coordinator learns nothing:
 
 ====  =============  ============================================================================
@@ -20,10 +20,10 @@ step  who            what
 4     A and B        the sum of the two: ``r_a r_b f(c)``
 ====  =============  ============================================================================
 
-Steps 0 to 2 are in the ring of 2^32 (Beaver 1991), what follows is modulo the prime 2^31 - 1. A and B draw
-r_a and r_b, which are not zero, for this count alone. The sum is zero if the count is forbidden, and else
-uniform over all numbers but zero, also for a site that knows one of the two factors. What a site is sent
-before is uniform.
+Steps 0 to 2 are in the ring of 2^32 (Beaver 1991); the following steps are modulo the prime 2^31 - 1. A and B
+draw r_a and r_b, which are not zero, for this count alone. The sum is zero if the count is forbidden, and
+otherwise uniform over all numbers but zero, also for a site that knows one of the two factors. All earlier
+messages to a site are uniform.
 
 The shares of a count are taken from the ring to the prime one by one, as if ``c_a + c_b = c + 2^32``
 (Mohassel and Zhang 2017, section IV.A). This is wrong with probability ``(c + 1) / 2^32``, and c then counts
@@ -61,7 +61,7 @@ RING = 2**32
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """A random table of the dealer, (n, p), of which some consecutive rows are expanded at a time."""
+    """A random table of the dealer, (n, p); some consecutive rows are expanded at a time."""
 
     seed: bytes
     shape: tuple[int, int]

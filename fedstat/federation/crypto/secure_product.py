@@ -20,7 +20,7 @@ from fedstat.typing import Array, Bools, Floats, Ints
 # Secure multiplication: the product ``X_a' X_b`` of two sites' columns, once or repeatedly.
 
 # ----------------------------------------------------------------------------------------------------
-# The product ``X_a' X_b`` of two sites' columns, of which each site sends masked numbers only.
+# The product ``X_a' X_b`` of two sites' columns; each site sends only masked numbers.
 #
 # Site A holds X_a (n, p), site B holds X_b (n, q), with the rows aligned. The coordinator obtains ``X_a'
 # X_b`` summed over the rows of each group (each missing pattern), and nothing else; neither site obtains
@@ -45,20 +45,19 @@ from fedstat.typing import Array, Bools, Floats, Ints
 # **Adversary.** Semi-honest: every party follows the protocol and may keep and analyze what it sees.
 #
 # * The dealer must collude with neither A nor B: ``F + V`` is X_b, and ``E + U`` is X_a. It is the
-#   coordinator or a third site. E and F must therefore travel sealed: a dealer that carries them and can
+#   coordinator or a third site. E and F must therefore be sealed: a dealer that transfers them and can
 #   read them has both.
 # * A and B each see uniform numbers that are independent of the other's columns. The coordinator sees two
-#   shares that are uniform but for their sum; R keeps it so where the coordinator is the dealer, who could
-#   otherwise remove Z_a and hold q equations ``X_a'V`` about every column of A.
-# * The RESULT is not protected from who may see it. The coordinator together with B knows ``X_a'X_b`` and
-# X_b,
-#   which determine X_a in a group with no more rows than X_b has independent columns: the smallest group that
-#   is released has to be well above the number of columns.
-# * n, p, q, the groups of the rows and the names of the columns are known to all. A site that departs
-#   from the protocol can choose its columns at will, and so spoil the result or select rows, as it can
-#   in any computation of a product; it learns of the other's columns only with the help of the coordinator.
+#   shares that are uniform except for their sum. R ensures this also if the coordinator is the dealer, who
+#   could otherwise remove Z_a and hold q equations ``X_a'V`` about every column of A.
+# * The RESULT is not protected from its recipients. The coordinator together with B knows ``X_a'X_b`` and
+# X_b, which determine X_a in a group with no more rows than X_b has independent columns: the smallest group
+# that is released has to be well above the number of columns. * n, p, q, the groups of the rows and the names
+# of the columns are known to all. A site that deviates from the protocol can choose its columns at will, and
+# so spoil the result or select rows, as it can in any computation of a product. It learns about the other's
+# columns only with the help of the coordinator.
 #
-# Every seed serves ONE product: two openings with the same U differ by the difference of the data. The
+# Every seed is for ONE product: two openings with the same U differ by the difference of the data. The
 # expanded seed is therefore a hash of the dealer's seed and of all agreed terms
 # (:meth:`MatrixProduct.digest`, :func:`bind_seed`). The same seed under another number, session or division
 # of the rows gives another U, and a party that received other groups obtains noise. The sites also compare
@@ -82,11 +81,11 @@ SEED_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class MatrixProduct:
-    """What the two sites, the dealer and the coordinator agree on before a row is read.
+    """The terms on which the two sites, the dealer and the coordinator agree before a row is read.
 
     `rows` are aligned: the entities that both sites have. `columns_a` and `columns_b` are p and q; products
-    are summed separately over each of `groups` groups of rows. ModelError where a number makes no sense, or
-    the rows are too many for one stream.
+    are summed separately over each of `groups` groups of rows. ModelError if a number is not valid, or there
+    are too many rows for one stream.
     """
 
     site_a: str
@@ -569,20 +568,19 @@ class RowFingerprints:
 
     @property
     def content(self) -> bytes:
-        """What the other site is shown, under seal."""
+        """The values for the other site, sealed."""
         return self.reported + self.entities + np.packbits(self.own).tobytes()
 
     def compare(self, content: bytes, site: str, peer: str) -> bytes:
-        """Hold the other site's marks against these, and return what came after them.
+        """Compare the other site's digests with these, and return the content after them.
 
-        A SecurityError where it was told of another product, or of other groups, or its rows are of other
-        entities.
+        A SecurityError if that site received another product or other groups, or has rows of other entities.
         """
         # Sums over groups that differ at a few rows would reveal these rows.
         if not hmac.compare_digest(content[:MARK], self.reported):
             raise SecurityError(
-                f"{site}: was told of another product than '{peer}', or of other groups of the rows; nothing "
-                "of it was released"
+                f"{site}: '{peer}' received another product, or other groups of the rows; nothing "
+                "of the product was released"
             )
         if not self.of_same_entities(content):
             raise SecurityError(

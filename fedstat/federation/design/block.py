@@ -41,7 +41,7 @@ from fedstat.federation.tables.published import Published
 from fedstat.typing import Bools, Floats
 
 # ----------------------------------------------------------------------------------------------------
-# The entities that an institution has seen, and means in the place of single missing numbers.
+# The entities of a site, and means instead of single missing numbers.
 
 Partial: TypeAlias = Literal["condition", "drop", "error", "mean"]
 
@@ -66,11 +66,11 @@ def find_rows(
     use: Bools | None,
     n_rows: int,
 ) -> ObservedRows:
-    """Find the rows that enter the design: of those in `use`, what becomes of a row with some of its columns.
+    """Return the rows that enter the design, by the choice of `partial` for incomplete rows.
 
-    With "condition" it enters with the terms whose columns are all there.
+    With "condition" a row enters with the terms whose columns have values.
 
-    A DesignError tells of partial rows where `partial` is "error", and of arguments that do not fit.
+    Raises a DesignError for partial rows if `partial` is "error", and for arguments that do not fit.
     """
     if partial not in get_args(Partial):
         raise DesignError(f"partial: expected one of {get_args(Partial)}, received {partial!r}.")
@@ -109,9 +109,9 @@ def column_means(
 
 
 def require_categories(series: Mapping[str, pd.Series], site: str) -> None:
-    """Require that no category is missing, for a mean cannot stand in for one.
+    """Require that no category is missing, because no mean can replace one.
 
-    A DesignError counts those that are.
+    Raises a DesignError with their number.
     """
     for name, one in series.items():
         count = int(one.isna().sum())
@@ -179,13 +179,13 @@ def build_block(
     (levels that no entity in use has are left out). Coding is that of formulaic. Without an intercept the
     first factor keeps all its levels.
 
-    A row without any of the columns is an entity that the institution has not seen, as are rows outside
-    `use`. Rows with some of them enter with these ("condition"), are taken as not seen ("drop"), refused
-    ("error"), or get the mean of the others in the place of a missing number ("mean").
+    A row without any of the columns is an entity that the site does not have, as are rows outside
+    `use`. Rows with some of them enter with these ("condition"), count as absent ("drop"), are refused
+    ("error"), or get the mean of the others instead of a missing number ("mean").
 
-    A DesignError tells of a column that is absent, of an unsupported type, infinite or constant, of levels
-    beside those that formula or description declare, of a level with fewer than `min_count` entities, of a
-    transform that is not finite, of exactly collinear columns, and where no row is left.
+    Raises a DesignError for a column that is absent, of an unsupported type, infinite or constant; for levels
+    that formula or description do not declare; for a level with fewer than `min_count` entities; for a
+    transform that is not finite; for exactly collinear columns; and if no row is left.
     """
     site = terms.site
     parsed = read_terms(terms.terms, terms.columns)
@@ -254,7 +254,7 @@ def _cells(coded: CodedColumns, terms: Sequence[Term], lacking: Bools) -> dict[s
 def known_levels(
     series: Mapping[str, pd.Series], levels: Mapping[str, tuple[LevelValue, ...]]
 ) -> dict[str, pd.Series]:
-    """Put a level in the place of one that is missing: the design is blank there in the end."""
+    """Replace a missing level by an existing one: the design is blank there in the end."""
     return {name: series[name].where(series[name].notna(), held[0]) for name, held in levels.items() if held}
 
 
@@ -301,13 +301,13 @@ def _check_columns(
 def apply_block(
     frame: pd.DataFrame, spec: BlockSpec, *, partial: Partial = "drop", site: str = ""
 ) -> CodedBlock:
-    """Code new rows with the levels and transform state of a specification; none of them need be seen.
+    """Code new rows with the levels and transform state of a specification; not all levels need to occur.
 
-    `site` is named in messages, if not that of the specification, whose means stand in where `partial` is
-    "mean"; without means "condition" is "drop".
+    `site` is the name in messages, if not that of the specification. The specification's means replace
+    missing values if `partial` is "mean"; without means "condition" is "drop".
 
-    A DesignError tells of a column that is absent or of another type, of an unknown level (and counts its
-    rows), of values that are not finite or outside a spline, and of a specification without means.
+    Raises a DesignError for a column that is absent or of another type, for an unknown level (with the number
+    of its rows), for values that are not finite or outside a spline, and for a specification without means.
     """
     spec.check()
     site = site or spec.site

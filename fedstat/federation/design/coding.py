@@ -146,7 +146,7 @@ def code_design(
     values = {label: _factor_values(factor, columns, state, site) for label, factor in factors.items()}
     # formulaic is handed labels and values only: it looks factors up, and evaluates no text.
     own = {_formulaic_term(term): term_text(term) for term in terms}
-    # With the constant among the terms, formulaic spans every factor beside it; its column is dropped after.
+    # With the constant among the terms, formulaic spans every other factor; its column is dropped after.
     constant = [FormulaicTerm([Factor("1", eval_method="literal")])] if intercept else []
     spec = ModelSpec(SimpleFormula([*constant, *own]), na_action="ignore", output="numpy")
     matrix = PandasMaterializer(pd.DataFrame(index=range(n)), context=values).get_model_matrix(spec)
@@ -211,9 +211,9 @@ def _width(factor: Expression, columns: Columns) -> int:
 
 
 def written_state(transform: Transform) -> dict[Any, Any] | None:
-    """State of a spline as far as the formula has it, None where knots and bounds are not all written.
+    """Return the state of a spline as the formula defines it, None if not all knots and bounds are written.
 
-    Means that are to be constrained are assumed. A FormulaError tells of knots that do not ascend.
+    Means that are to be constrained are assumed. Raises a FormulaError for knots that do not ascend.
     """
     options = dict(transform.options)
     if not {"knots", "lower_bound", "upper_bound"} <= options.keys() or "df" in options:
@@ -339,7 +339,7 @@ def _factor_values(factor: Expression, columns: Columns, state: TransformStates,
     if text:
         raise DesignError(
             f"{where}: column {text[0]!r} holds categories and this transform needs numbers; use the column "
-            "as it is, or convert it to numbers first."
+            "without the transform, or convert it to numbers first."
         )
     values = evaluate(factor.tree, columns.numbers, state, where)
     return _sides(values) if isinstance(factor.tree, Relation) else values
@@ -389,18 +389,19 @@ def _without_intercept(
 def build_response(frame: pd.DataFrame, text: str, columns: Sequence[str], site: str) -> Floats:
     """Compute the left side of a formula, for instance ``"log(y)"``, ``"visits > 0"`` or ``"cbind(a, b)"``.
 
-    (n_rows,), or (n_rows, 2) for ``cbind``: successes, failures. NaN, in the whole row, where a column is
-    missing; 0 and 1 for a comparison or a logical column.
+    Returns (n_rows,), or (n_rows, 2) for ``cbind``: successes, failures. A row is NaN if a column is
+    missing; a comparison or a logical column is 0 or 1.
 
-    A FormulaError tells of a text outside the formula language, or that reads other columns than those given;
-    a DesignError of a column that is absent or holds categories, of infinite values, and of a negative count.
+    Raises a FormulaError for a text outside the formula language, or one that reads other columns than those
+    given; a DesignError for a column that is absent or holds categories, infinite values, and negative
+    counts.
     """
     expression = parse_expression(text, response=True)
     series = _declared(frame, expression.columns, columns, "response", site)
     complete = _complete(frame, series)
     shape = (len(frame), 2) if isinstance(expression.tree, Counts) else (len(frame),)
-    # Transforms see whole rows only, so that what is not finite afterwards comes from the formula and is an
-    # error.
+    # Transforms see complete rows only, so a value that is not finite afterwards comes from the formula and
+    # is an error.
     response = np.full(shape, np.nan)
     response[complete] = _values({name: one[complete] for name, one in series.items()}, expression, site)
     return response
@@ -497,7 +498,7 @@ def _numbers(series: pd.Series, site: str, name: str, what: str) -> Floats:
 
 Figure: TypeAlias = bool | int | float | None
 Figures: TypeAlias = Figure | list[Figure] | dict[str, Figure]
-"""What the state of a transform is made of: numbers and no texts."""
+"""Content of the state of a transform: numbers and no texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -534,7 +535,7 @@ class BlockSpec:
     def check(self) -> None:
         """Require terms of the formula language and a state that belongs to them.
 
-        A FormulaError tells of the terms, a DesignError of what does not belong together.
+        Raises a FormulaError for the terms, and a DesignError for parts that do not belong together.
         """
         terms = read_terms(self.terms, self.columns) if self.terms or self.columns else ()
         transforms = {t.text: t for term in terms for f in term for t in iter_transforms(f.tree)}
@@ -549,7 +550,7 @@ class BlockSpec:
             coded_columns(terms, self.kinds)
         )
         if found == expected:
-            # By other knots than the formula's somebody could cut beside a row that no owner was asked about.
+            # With other knots than the formula's, a cut next to one row would escape the owner's check.
             complete &= all(_has_knots(transforms[text], state) for text, state in self.state.items())
         if found != expected or not complete or len(self.names) != len(self.term_names):
             raise DesignError(
@@ -567,9 +568,9 @@ def _has_knots(transform: Transform, state: Mapping[str, Figures]) -> bool:
 
 
 def read_terms(terms: Sequence[str], columns: Sequence[str]) -> tuple[Term, ...]:
-    """Read terms again: what comes from elsewhere is checked where it is used.
+    """Read terms again: terms from other sites are checked where they are used.
 
-    A FormulaError tells of a text outside the formula language or that is not one term, and of terms that
+    Raises a FormulaError for a text outside the formula language, or that is not one term, and for terms that
     read other columns than those declared.
     """
     parsed = [_read_term(text) for text in terms]

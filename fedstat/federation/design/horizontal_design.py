@@ -25,7 +25,8 @@ from fedstat.federation.tables.columns import ColumnKind
 from fedstat.typing import Floats, Ints, Vector
 
 GAPS = (
-    "Of a curve a stretch may be unknown at most as long as its declaration says: Curve(..., max_gap=0.2), a "
+    "Unknown stretches of a curve can be at most as long as its declaration allows: Curve(..., "
+    "max_gap=0.2), a "
     "share of its domain."
 )
 CANCELED = 1e-13
@@ -43,7 +44,7 @@ class SiteRowCounts:
 
 @dataclass(frozen=True, slots=True)
 class RowsAgreement:
-    """What was agreed before rows are coded: levels and states, without names; sites in partition order.
+    """The agreement before rows are coded: levels and states, without names; sites in partition order.
 
     Until :func:`agree_transforms` the states are assumed.
     """
@@ -89,7 +90,7 @@ def agree_rows(
 ) -> FitProtocol[RowsAgreement]:
     """Agree on levels, see :func:`agree_coding`, and on the state of transforms."""
     found = yield from agree_coding(question, sites, session, site_column=site_column, min_count=min_count)
-    # After kinds and levels, so that what is wrong with a column is told before its rows are read again.
+    # After kinds and levels, so that a problem with a column is reported before its rows are read again.
     return (yield from agree_transforms(found, session, masked=masked))
 
 
@@ -109,13 +110,13 @@ def agree_coding(
     """Agree on levels, without sums for transforms.
 
     The levels of `site_column` are the sites, in their order; every other level must have `min_count` rows in
-    all. A DesignError tells of a column that holds numbers at one site and categories at another, of a rare
-    level, of a site without a whole row, and of a reference that is no level.
+    total. Raises a DesignError for a column that holds numbers at one site and categories at another, for a
+    rare level, for a site without a complete row, and for a reference that is not a level.
     """
     request = rows_request(session)
     replies = yield [request(site, "survey_rows", question.to_json()) for site in sites]
     columns = {
-        site: codec.from_json(SiteColumns, reply.text, f"{site}: what it tells of its rows")
+        site: codec.from_json(SiteColumns, reply.text, f"{site}: description of its rows")
         for site, reply in zip(sites, replies, strict=True)
     }
     counted = tuple(SiteRowCounts(site, reported.n_rows, reported.n) for site, reported in columns.items())
@@ -158,12 +159,12 @@ def moment_requests(agreement: RowsAgreement, session: str) -> list[Request]:
 def assemble_design(
     agreement: RowsAgreement, replies: Sequence[Reply], summed: Sequence[Reply]
 ) -> RowsDesign:
-    """Put the answers to :func:`open_requests` and :func:`moment_requests` together.
+    """Combine the replies to :func:`open_requests` and :func:`moment_requests`.
 
-    A DesignError tells of sites that code the columns differently, and of a column that is constant over all.
+    Raises a DesignError for sites that code columns differently, and for a column that is constant over all.
     """
     reported = [
-        codec.from_json(NamedColumns, reply.text, f"{reply.site}: what it tells of its columns")
+        codec.from_json(NamedColumns, reply.text, f"{reply.site}: description of its columns")
         for reply in replies
     ]
     for row, columns in zip(agreement.sites, reported, strict=True):
@@ -179,7 +180,8 @@ def assemble_design(
     varies = varying(mean, spread, intercept)
     if not varies.all():
         raise DesignError(
-            f"design column {names[int(np.argmin(varies))]!r} is constant over the whole rows of all sites. "
+            f"design column {names[int(np.argmin(varies))]!r} is constant over the complete rows of all "
+            "sites. "
             "Leave the term out, or merge the levels that it separates."
         )
     n = np.array([row.n for row in agreement.sites], dtype=np.int64)
@@ -189,8 +191,8 @@ def assemble_design(
 def pool_moments(sums: Floats) -> tuple[Floats, Floats]:
     """Mean and standard deviation of every column over all sites, from the sums of ``open_rows``: (4, p).
 
-    What varies within sites keeps its digits. What varies between them only is taken as constant below 3e-7
-    of its mean. The deviation is no more than a choice of units for the iteration.
+    Variation within sites keeps its digits. A column that varies only between sites counts as constant below
+    3e-7 of its mean. The deviation is only a choice of units for the iteration.
     """
     n, total, within, squares = sums
     mean = total / n

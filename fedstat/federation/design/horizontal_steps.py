@@ -49,7 +49,7 @@ from fedstat.federation.tables.table import keep_result
 from fedstat.typing import Array, Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# Counts of a site's first pass over its coded rows: the facts that it tells the door.
+# Counts of a site's first pass over its coded rows: the facts that it reports to the disclosure checks.
 
 BLOCK = 4096
 
@@ -94,7 +94,7 @@ class RowCounts:
             self._moments = np.array([combine_moments(pairs[:, :, j]) for j in range(X.shape[1])]).T
             # -1 stays -1: a column that held another number in one chunk is no indicator.
             self._ones = np.where((self._ones < 0) | (ones < 0), -1, self._ones + ones)
-        if not self.question.curve_response:  # of curves the family tells
+        if not self.question.curve_response:  # the family reports it for curves
             self._add_response(rows)
         if rows.weight is not None:
             self._weights += rows.weight.sum(), rows.weight @ rows.weight
@@ -129,7 +129,7 @@ class RowCounts:
                 f"design column {self.names[int(np.argmax(large))]!r} at site {name!r}: the squares of "
                 "its values are larger than a number can be. Transform it, for instance by a logarithm."
             )
-        # Whatever the distribution: sums over few events would tell of these entities.
+        # Whatever the distribution: sums over few events would reveal these entities.
         if self._binary and not self.question.curve_response:
             without, events = self._outcomes.tolist()
             state.report(OutcomeCounts((without, events), question.response))
@@ -158,7 +158,7 @@ class RowCounts:
 
     @property
     def _weighted(self) -> list[str]:
-        """What the weights are made of."""
+        """Origin of the weights."""
         names = [name for role, name in self.question.weights.items() if role != "exposure"]
         trials = [self.question.response] if self.question.response.startswith("cbind") else []
         return names + trials
@@ -229,7 +229,7 @@ class OpenRows:
     """
 
     MADE_AGAIN: ClassVar = ("held",)
-    """What is coded from the table again where a session is taken up."""
+    """The parts that are coded from the table again when a session is resumed."""
 
     data: SiteData
     question: RowsRequest
@@ -388,7 +388,7 @@ class ColumnSurvey:
     listed: Mapping[str, tuple[LevelValue, ...]] = field(default_factory=dict)
 
     def add(self, frame: pd.DataFrame, columns: Sequence[str], terms: Sequence[Term]) -> None:
-        """Add a chunk of whole rows."""
+        """Add a chunk of complete rows."""
         found = {name: column_kind(frame[name], self.site, name) for name in columns}
         self.kinds = {name: self.kinds.get(name, kind) for name, kind in found.items()}
         for name in coded_columns(terms, self.kinds):
@@ -430,7 +430,7 @@ def _declared(series: pd.Series) -> tuple[LevelValue, ...] | None:
     replies=schema("column kinds, levels and counts of rows"),
 )
 def survey_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-    """Count whole rows, and tell the kind of every column and the levels of categories."""
+    """Count complete rows, and release the kind of every column and the levels of categories."""
     question = RowsRequest.from_json(text)
     state.report(*question.requested())
     terms = question.read_terms()
@@ -546,7 +546,7 @@ step(
     begins=True,
 )
 def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-    """Code the rows, tell the door what was counted, and name the columns."""
+    """Code the rows, report their counts to the disclosure checks, and name the columns."""
     request = codec.from_json(RowsCoding, text, f"{data.name}: the question about its rows")
     question, spec = RowsRequest.from_json(request.question), BlockSpec.from_json(request.spec)
     state.report(*question.requested())

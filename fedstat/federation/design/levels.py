@@ -25,7 +25,7 @@ class LevelCounts:
 
 @dataclass(frozen=True, slots=True)
 class SiteColumns:
-    """What one site tells: rows, rows that lack nothing, kinds of columns, and levels of coded ones."""
+    """The reply of one site: rows, complete rows, kinds of columns, and levels of coded ones."""
 
     n_rows: int
     n: int
@@ -34,9 +34,9 @@ class SiteColumns:
 
 
 def declared_levels(terms: Iterable[Term], published: Published) -> dict[str, tuple[LevelValue, ...]]:
-    """Levels that columns may have, in their order: by the formula, else by the site's public description.
+    """Return the allowed levels of columns in order: by the formula or the public description.
 
-    A DesignError tells of a column for which the formula declares two lists.
+    Raises a DesignError for a column with two lists in the formula.
     """
     declared = {name: column.levels for name, column in published.items() if column.levels}
     written: dict[str, tuple[LevelValue, ...]] = {}
@@ -141,11 +141,12 @@ def agree_kinds(sites: Mapping[str, SiteColumns]) -> dict[str, ColumnKind]:
 def agree_levels(
     sites: Mapping[str, SiteColumns], *, site_column: str, min_count: int
 ) -> dict[str, tuple[LevelValue, ...]]:
-    """Levels of every coded column over all sites, in their order.
+    """Return the levels of every coded column over all sites, in order.
 
     Columns that declare the same levels everywhere keep their order, without the levels that no row has;
-    otherwise levels are sorted, as in one stacked table. A DesignError tells of levels that are numbers at
-    one site and text at another, of one level only, and of levels with fewer than `min_count` rows in all.
+    otherwise levels are sorted, as in one stacked table. Raises a DesignError for levels that are numbers at
+    one site and text at another, for one level only, and for levels with fewer than `min_count` rows in
+    total.
     """
     names = dict.fromkeys(name for columns in sites.values() for name in columns.levels)
     return {name: tuple(sites) if name == site_column else _agree(name, sites, min_count) for name in names}

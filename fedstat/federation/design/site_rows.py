@@ -38,12 +38,12 @@ MOST_NAMES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class RowsRequest:
-    """What a model reads of every site's table; plain values.
+    """The parts of every site's table that a model reads; plain values.
 
     `response` is the left side, `offsets` are expressions inside ``offset()``, each with the columns that it
     reads; `terms` are empty for an intercept alone. `weights` are columns by role ("freq_weights",
-    "var_weights", "exposure"), `labels` columns of groups: clusters, strata. Of `curves`, which are
-    integrated, no long stretch may be unknown; a `curve_response` stands in the place of a response.
+    "var_weights", "exposure"), `labels` columns of groups: clusters, strata. `curves` are integrated, so no
+    long stretch of one may be unknown; a `curve_response` replaces the response.
     """
 
     response: str
@@ -77,8 +77,8 @@ class RowsRequest:
     def check(self) -> None:
         """Refuse a response that a site cannot compute from its own rows, and too many columns.
 
-        A FormulaError tells of a centered or scaled response, which needs the rows of all sites, a
-        MessageError of an unknown role, or of more than `MOST_NAMES` terms or columns.
+        Raises a FormulaError for a centered or scaled response, which needs the rows of all sites, and a
+        MessageError for an unknown role, or for more than `MOST_NAMES` terms or columns.
         """
         if not set(self.weights) <= set(WEIGHTS):
             raise MessageError("the question about a table's rows names unknown roles")
@@ -96,7 +96,7 @@ class RowsRequest:
                 )
 
     def requested(self) -> tuple[FactorsRequested, ...]:
-        """Tell what is to be computed, for the door to judge before a row is read."""
+        """Report what is to be computed, which the site checks before a row is read."""
         return (
             term_facts(self.read_terms()),
             *([] if self.curve_response else [response_facts(self.response)]),
@@ -159,11 +159,11 @@ class CompleteRows:
 
 
 def find_complete_rows(data: SiteData, question: RowsRequest) -> Iterator[CompleteRows]:
-    """Read a site's table in chunks, without the rows that lack a value that the question reads.
+    """Read a site's table in chunks, without rows that lack a value that the request reads.
 
-    Rows of weight zero are left out as well. A DesignError tells of a column that is absent or of
-    an unsupported type, of a negative weight, an exposure that is not positive, and of a response or offset
-    that is not finite. A small table in memory is read once for the same request.
+    Rows of weight zero are left out as well. Raises a DesignError for a column that is absent or of
+    an unsupported type, for a negative weight, for an exposure that is not positive, and for a response or
+    offset that is not finite. A small table in memory is read once for the same request.
     """
     if in_memory(data.table):
         return iter(keep_result(data.table, repr(question), lambda: list(_complete_rows(data, question))))
@@ -179,12 +179,12 @@ def _complete_rows(data: SiteData, question: RowsRequest) -> Iterator[CompleteRo
             largest = LARGEST_GAP if name in question.curves else 1.0
             complete &= ~curves_of(series[name]).gappy(largest)
         weightless = 0
-        # Rows of weight zero stand for no entity; they would count towards the owner's least number of rows.
+        # Rows of weight zero are no entities; they would count towards the owner's minimum number of rows.
         if "freq_weights" in question.weights and complete.any():
             name = question.weights["freq_weights"]
             none = _numbers(chunk, name, data.name) == 0.0
             complete, weightless = complete & ~none, int(none.sum())
-        if not complete.any():  # the type of an empty column tells nothing
+        if not complete.any():  # an empty column has no informative type
             yield CompleteRows(chunk[complete], complete, np.zeros(0), None, {}, weightless)
             continue
         frame = chunk if complete.all() else chunk[complete]
@@ -241,7 +241,7 @@ def _weights(frame: pd.DataFrame, question: RowsRequest, site: str) -> dict[str,
 def design_matrix(
     rows: CompleteRows, question: RowsRequest, terms: tuple[Term, ...], spec: BlockSpec, site: str
 ) -> CodedColumns:
-    """Code whole rows by an agreed specification.
+    """Code complete rows by an agreed specification.
 
     The design is (m, q), C-contiguous, its first column one where there is an intercept, which has no name
     and no term.

@@ -49,7 +49,7 @@ from fedstat.typing import Array, Bools, Floats
 ROUNDING = 1e-20
 """Variance that rounding explains, relative to the square of a column's size."""
 ASSUMED = 1e3
-"""Each sum of one site for a transform, before the real ones are asked for."""
+"""Each sum of one site for a transform, before the real ones are requested."""
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ class Recurrence:
 
 @dataclass(frozen=True, slots=True)
 class TransformRequest:
-    """What a site is asked of transforms: all are in `question`, of some the state is known already.
+    """A request for transforms: all are in `question`, and the state of some is known already.
 
     `targets` are those that are due, with the recurrence of a polynomial as far as it is known; center() and
     scale() have one of degree one where sums are masked.
@@ -122,7 +122,7 @@ def needs_sums(question: RowsRequest) -> bool:
 
 
 def assumed_states(question: RowsRequest) -> TransformStates:
-    """States of the shape of the real ones, for what is known of a design before sums are asked for."""
+    """States with the shape of the real ones, for the parts of a design that are known before any sums."""
     protocol = agree_states(question, ("",), lambda site, step, content: Request(site, "", step))
     transforms = stateful(question.read_terms())
     replies = [Reply("", {"sums": assumed_sums(transforms)})]
@@ -139,8 +139,8 @@ def agree_states(
 ) -> FitProtocol[TransformStates]:
     """Agree on the state of every transform: by its text, as formulaic keeps it.
 
-    `ask(site, step, content)` addresses a step. With `added` nothing but sums over the sites is used. A
-    FormulaError tells of a spline without its knots and bounds.
+    `ask(site, step, content)` addresses a step. With `added` only sums over the sites are used. Raises a
+    FormulaError for a spline without its knots and bounds.
     """
     terms = question.read_terms()
     pending = stateful(terms)
@@ -181,7 +181,7 @@ def targeted(request: TransformRequest) -> list[Transform]:
 
 def count_power_sums(request: TransformRequest) -> int:
     """Count the sums that a polynomial or a spline gives, from which few rows would follow."""
-    # Mean and variance are what every column of a design tells.
+    # Every column of a design reveals mean and variance.
     degrees = [r.degree for r in request.targets.values() if r is not None and r.degree > 1]
     # The columns of a spline add up to one in every row, so that one of their sums is no news.
     splines = [_width([t]) - 1 for t in targeted(request) if t.function in SPLINES]
@@ -195,11 +195,11 @@ def _width(transforms: Sequence[Transform]) -> int:
 
 
 def transform_sums(data: SiteData, state: State, request: TransformRequest) -> dict[str, Array]:
-    """Sum what the next transforms need over this site's whole rows.
+    """Sum the quantities that the next transforms need over this site's complete rows.
 
-    Released are `sums` (T, 3): for center and scale rows, mean and squared deviations; for a polynomial 0,
-    sum of P_k^2 and, but for the last, of x P_k^2. With splines they are as wide as these need, and hold rows
-    and the sum of every column.
+    Releases `sums` (T, 3): for center and scale rows, mean and squared deviations; for a polynomial 0, sum of
+    P_k^2 and, except for the last, of x P_k^2. For splines they have as many columns as needed, with rows and
+    the sum of every column.
     """
     question, growing = RowsRequest.from_json(request.question), request.targets
     state.report(*question.requested())
@@ -305,9 +305,9 @@ def combine_moments(parts: Floats) -> Floats:
 
 
 def _settle(transform: Transform, sums: Floats, recurrence: Recurrence | None) -> dict[Any, Any] | None:
-    """State of a transform when its sums are there; None while a polynomial needs more.
+    """Return the state of a transform from its sums; None while a polynomial needs more.
 
-    A DesignError tells of too few distinct values.
+    Raises a DesignError for too few distinct values.
     """
     if transform.function in SPLINES:
         reported = _written(transform)
@@ -334,7 +334,8 @@ def _standard(transform: Transform, n: float, mean: float, spread: float) -> dic
     rest = n - float(str(options["ddof"]))
     if options["scale"] and not (squares > 0.0 and rest > 0.0):
         raise DesignError(
-            f"{transform.text!r}: the column is constant over the whole rows of all sites, or ddof leaves no "
+            f"{transform.text!r}: the column is constant over the complete rows of all sites, or ddof "
+            "leaves no "
             "rows. Leave the term out."
         )
     return {

@@ -180,7 +180,7 @@ class CodingRequest:
 
 @dataclass(frozen=True, slots=True)
 class OpenedBlock:
-    """What an institution tells of the columns that it coded, and how many rows had some of them only."""
+    """A site's description of its coded columns, with the number of rows that had only some of them."""
 
     names: tuple[str, ...]
     term_names: tuple[str, ...]
@@ -285,7 +285,7 @@ def open_block(data: SiteData, state: State, text: str, use: Bools) -> tuple[dic
         intercept=request.intercept,
         published=data.published,
     )
-    # Levels leave with their names; one that few entities have may tell who they are.
+    # Levels are released with their names; a level of few entities may identify them.
     for name in block.spec.levels:
         state.report(LevelRowCounts(name, data.frame[name][block.seen].value_counts().tolist()))
     state.report(*(LevelRowCounts(term, counts) for term, counts in block.cells.items()))
@@ -366,12 +366,12 @@ def agree_design(
 ) -> FitProtocol[Design]:
     """Agree on a vertical design.
 
-    `rows` are the positions of each institution's records among the entities; `missing` says what to do with
-    entities that have no response; `partial` and `min_count` are those of :class:`~fedstat.ClientPartition`;
+    `rows` are the positions of each site's records among the entities; `missing` decides about
+    entities without a response; `partial` and `min_count` are those of :class:`~fedstat.ClientPartition`;
     `offset` and `weights` are columns of the response's holder.
 
-    A DesignError is that of :func:`~fedstat.federation.design.block.build_block`, or tells of entities
-    without a response, and of an institution that shares none with the response holder.
+    Raises a DesignError as :func:`~fedstat.federation.design.block.build_block` does, for entities
+    without a response, and for a site that shares none with the response holder.
     """
     active = formula.response_site
     if active is None:
@@ -400,13 +400,13 @@ def agree_design(
     blocks = tuple(_released(reply, rows[reply.site], entities) for reply in replies)
     detail = None
     if reply_of_response.text:
-        where = f"{active}: what it tells of its response"
+        where = f"{active}: description of its response"
         detail = from_json(ColumnCardinality, reply_of_response.text, where)
     return Design(formula, active, entities, has, blocks, n_entities - len(entities), detail, reported)
 
 
 def _shared(rows: Ints, entities: Ints, active: str, site: str) -> Bools:
-    """Rows of a site whose entities have a response; others enter no fit, and their levels are not told."""
+    """Rows of a site whose entities have a response; others, and their levels, are not used."""
     use: Bools = np.isin(rows, entities)
     if not use.any():
         raise DesignError(
@@ -417,7 +417,7 @@ def _shared(rows: Ints, entities: Ints, active: str, site: str) -> Bools:
 
 
 def _released(reply: Reply, rows: Ints, entities: Ints) -> BlockDesign:
-    where = f"{reply.site}: what it tells of its columns"
+    where = f"{reply.site}: description of its columns"
     reported = from_json(BlockWithPatterns, reply.text, where, defaults=True)
     # `seen` is by rows of the institution's own table; the fit counts entities with a response, ascending.
     at = np.searchsorted(entities, rows[reply.arrays["seen"]]).astype(np.int64)
@@ -435,7 +435,7 @@ def observed_columns(reply: Reply, reported: BlockWithPatterns | None = None) ->
     unit, columns = np.array(reported.unit, dtype=np.int64), reply.arrays["columns"]
     fits = len(unit) == len(reported.names) and set(reported.unit) == set(range(columns.shape[1]))
     if not fits or len(columns) != int(reply.arrays["seen"].sum()):
-        raise MessageError(f"{reply.site}: what it tells of its columns does not fit their number")
+        raise MessageError(f"{reply.site}: the description of its columns does not fit their number")
     return np.asarray(columns[:, unit])
 
 

@@ -101,7 +101,7 @@ class ExpectedArray:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedReleases:
-    """What a fit would request: with one iteration, as in the dry run, and at the limit."""
+    """The requests of a fit: with one iteration, as in the dry run, and at the limit."""
 
     dry_run: DryRunRecord
     loops: Sequence[IterationLoop] = ()
@@ -187,7 +187,7 @@ MIN_ROUNDS = 12
 
 @dataclass(frozen=True, slots=True)
 class AnalysisDescription:
-    """What the coordinator says that an analysis is, and who could learn what from it."""
+    """The coordinator's description of an analysis, and of who could learn what from it."""
 
     call: str
     formula: str

@@ -48,7 +48,7 @@ LOG_MEAN_SLOPE = 0.3
 """By how much the logarithm of a mean moves with it; a probability stays within 0.2 and 0.8."""
 
 RESPONSE_SHAPE = 4.0
-"""Of positive responses: their variance is the squared mean over it."""
+"""Shape of positive responses: their variance is the squared mean divided by it."""
 
 
 def synthetic_generator() -> np.random.Generator:
@@ -101,10 +101,10 @@ SYNTHETIC_GROUPS = 2
 
 @dataclass(frozen=True, slots=True)
 class SyntheticRows:
-    """What rows are drawn of: the agreed columns, and a response of a distribution.
+    """The source of drawn rows: the agreed columns, and a response of a distribution.
 
-    `nested` are columns of groups that have one level a site, such as the strata of its clusters,
-    `binary` labels that are 0 or 1; `curves` have the points on which others are drawn.
+    `nested` are columns of groups with one level at each site, such as the strata of its clusters;
+    `binary` are labels that are 0 or 1; `curves` have the points on which others are drawn.
     """
 
     agreement: RowsAgreement

@@ -143,7 +143,7 @@ class ConnectedSite:
 
 
 class ConnectedTable:
-    """What is known of a table elsewhere: columns and number of rows, and no row."""
+    """The description of a table at another machine: columns and number of rows, but no rows."""
 
     def __init__(self, site: str, schema: TableSchema) -> None:
         self.site, self.schema = site, schema

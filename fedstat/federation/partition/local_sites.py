@@ -145,7 +145,7 @@ class PartitionOptions:
         keys = {client: KeyTable(client, frame, key) for client, frame in tables.items()}
         sites = replace(self, published=None).settled(tuple(keys)).open_sites(keys)
         for site in sites.values():
-            site.trust.consents.update(dict.fromkeys(sites, "by whoever made the partition"))
+            site.trust.consents.update(dict.fromkeys(sites, "by the creator of the partition"))
         protocol = align_entities(tuple(sites), secrets.token_hex(8))
         n_entities = LocalEngine(sites).run(protocol, Ledger()).n_entities
         return pd.RangeIndex(n_entities), {client: table.places for client, table in keys.items()}
@@ -153,7 +153,7 @@ class PartitionOptions:
 
 @dataclass(frozen=True, slots=True)
 class PartitionParts:
-    """What a partition is made of; the fields are those of :class:`~fedstat.ClientPartition`."""
+    """The content of a partition; the fields are those of :class:`~fedstat.ClientPartition`."""
 
     layout: Layout
     key: tuple[str, ...]

@@ -273,7 +273,7 @@ def _name_blocks(ax: Axes, right: SecondaryAxis, sizes: Sequence[tuple[str, int]
         if (name.count("\n") + 1) * LINE * SMALL > size * tall:
             name = shorten(site, 2 * LABEL_WIDTH)
         half = LINE * SMALL / 2.0 * (name.count("\n") + 1) / tall
-        # Of blocks that are lower than a line some have no name.
+        # Blocks that are lower than a line may have no name.
         names.append(name if center - half >= free - 0.01 else "")
         free = center + half if names[-1] else free
     right.set_yticks(centers, names, fontweight="bold", fontsize=SMALL, parse_math=False)

@@ -96,8 +96,8 @@ def row_problems(
         yield from _key_problems(site, table, key)
         if site_column in columns[site]:
             yield (
-                f"institution {site!r} has a column {site_column!r} of its own, and this name is to stand "
-                "for the institution. Rename or drop the column, or give site_column='another name'."
+                f"site {site!r} has a column {site_column!r}, and this name is reserved for the name of the "
+                "site. Rename or drop the column, or give site_column='another name'."
             )
         yield from _content_problems(site, table, columns[site], new_data=new_data)
     common = common_columns(columns.values())

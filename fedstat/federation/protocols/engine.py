@@ -20,7 +20,7 @@ FitProtocol: TypeAlias = Generator[list[Request], list[Reply], Fit]
 
 
 class Engine(Protocol):
-    """What a model needs of an engine."""
+    """The interface that a model needs of an engine."""
 
     def run(self, protocol: FitProtocol[Fit], ledger: Ledger) -> Fit:
         """Run a protocol to its end, entering every array into the ledger."""
@@ -31,17 +31,17 @@ class RoundEngine:
     """Runs protocols round by round; a subclass says how the questions of a round are answered."""
 
     setting = ""
-    """What a ledger says of where the sites are."""
+    """The ledger's information on the place of the sites."""
 
     def run(self, protocol: FitProtocol[Fit], ledger: Ledger) -> Fit:
-        """Run a protocol to its end, and return what it returns; a DoorError where a site refuses.
+        """Run a protocol to its end, and return its value; a DisclosureError if a site refuses.
 
-        Replies go back in the order of the asks, never in the order of arrival, so that sums over sites are
-        the same to the bit on every engine.
+        Replies are passed back in the order of the requests, never in the order of arrival, so that sums over
+        sites are the same to the bit on every engine.
 
-        The ledger is written as the messages pass. What passes between the coordinator and the site at which
-        it sits (``ledger.at``) leaves no institution and is not entered, nor are the sites' statements on
-        what has passed; the account (``ledger.account``) has all of it.
+        The ledger is written as the messages pass. Messages between the coordinator and the site at which it
+        runs (``ledger.at``) leave no site and are not entered, and neither are the sites' statements on their
+        releases; the ledger of the site (``ledger.site_ledger``) has all of them.
         """
         ledger.setting = self.setting
         self._begin_run()
@@ -69,7 +69,7 @@ class RoundEngine:
 
 
 def side_by_side(first: FitProtocol[Fit], second: FitProtocol[Other]) -> FitProtocol[tuple[Fit, Other]]:
-    """Run two protocols at once, of which neither needs an answer to the other; what both return."""
+    """Run two protocols at once if neither needs a reply to the other; return both values."""
     requests, ended = [list[Request](), list[Request]()], [list[Any](), list[Any]()]
 
     def go_on(which: int, protocol: FitProtocol[Any], replies: list[Reply] | None) -> None:
@@ -90,7 +90,7 @@ def side_by_side(first: FitProtocol[Fit], second: FitProtocol[Other]) -> FitProt
 
 
 class SiteEndpoint(Protocol):
-    """What answers a packed ask: a site, or what stands for one elsewhere."""
+    """Function that answers a packed request: of a site, or of its connection."""
 
     def answer(self, request: bytes) -> bytes:
         """Return a packed reply."""
@@ -136,7 +136,7 @@ def enter(request: Request, outcome: Reply | FedstatError, ledger: Ledger) -> No
     answered.
     """
     if isinstance(outcome, Reply) and outcome.site != request.site:
-        raise MessageError(f"'{outcome.site}' answered in the place of '{request.site}'")
+        raise MessageError(f"'{outcome.site}' answered instead of '{request.site}'")
     entries = ledger.log.enter(request, FAMILIES.get(request.family, {}).get(request.step), outcome)
     if isinstance(outcome, Reply) and leaves(request, ledger):
         ledger.enter(entries)

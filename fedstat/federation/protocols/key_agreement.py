@@ -35,7 +35,7 @@ from fedstat.typing import Array
 
 FAMILY = "secure"
 RING = "ring agreement"
-"""Not the name of the other one: 'finish' would make masks with nobody of it."""
+"""Differs from the other name: 'finish' would make masks with no other site from it."""
 
 PUBLIC = control("public keys, signed")
 
@@ -90,9 +90,9 @@ def introduce(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
 
 @step(FAMILY, "introduce", request=KeysRequest, requests=PUBLIC, replies=PUBLIC, public=True)
 def announce(data: SiteData, state: State, request: KeysRequest) -> tuple[dict[str, Array], str]:
-    """Sign a fresh key for this session, of which `request` has the name and the sites.
+    """Sign a new key for this session; `request` has the name of the session and the sites.
 
-    A SecurityError where this site's owner has pinned no key of one of them.
+    Raises a SecurityError if this site's owner has pinned no key of one of them.
     """
     agreement = KeyAgreement(
         data.trust.identity, request.session, data.name, None, _pinned(data, request.sites)

@@ -58,7 +58,7 @@ PLACES = presence("numbers of the site's entities", 1, dtype="int64")
 
 @dataclass(frozen=True, slots=True)
 class KeyDescription:
-    """What a site tells of its keys: their columns, what each holds, and the number of records."""
+    """A site's description of its keys: their columns, the type of each, and the number of records."""
 
     key: tuple[str, ...]
     kinds: tuple[str, ...]
@@ -128,7 +128,7 @@ def enter_keys(data: SiteData, state: State, text: str, salt: Array | None = Non
     state.report(KeyAlignmentRequest(tuple(site for site in ring if site != data.name)))
     scalar = X25519PrivateKey.generate()
     raised = raise_points(data.name, keys.points(state.use("salt", bytes)), scalar)
-    # Sorted, the list tells nothing of the order of the records.
+    # Sorted, so that the list reveals nothing about the order of the records.
     order = np.argsort(as_tokens(raised))
     state.keep("order", order)
     state.keep("lists", LinkageSecret(scalar, len(ring) - 1))
@@ -162,7 +162,7 @@ def release_tokens(data: SiteData, state: State, text: str, points: Array) -> di
     if _lists(state).left != 1:
         raise MessageError(f"{data.name}: a list is not for the coordinator before every site has raised it")
     tokens = _raised(data, state, ring, points)
-    # Without its scalar the site can raise no further list, nor can whoever breaks in later.
+    # Without its scalar the site can encrypt no further list, and neither can a later intruder.
     state.forget("lists")
     return {"tokens": tokens}
 
@@ -210,7 +210,7 @@ def _numbers(data: SiteData, state: State, places: Array) -> Ints:
 
 
 def _keys(data: SiteData) -> KeyTable:
-    """Return the keys that the site's owner has laid out; no column of another table can be asked for."""
+    """Return the keys that the site's owner has declared; no column of another table can be requested."""
     if isinstance(data.table, KeyTable):
         return data.table
     if isinstance(data.table, AlignedTable):
@@ -250,7 +250,7 @@ def _raised(data: SiteData, state: State, ring: list[str], points: Array) -> Arr
     opened = _channel(data, state, before).open(points.tobytes())
     if len(opened) % POINT_BYTES:
         raise SecurityError(f"{data.name}: the list from '{before}' is not one of points")
-    # Whoever ends up with the tokens can compare only lists that this site has raised.
+    # A party with the tokens can compare only lists that this site has encrypted.
     state.report(ExternalKeyList(len(opened) // POINT_BYTES, _keys(data).n_rows))
     lists = _lists(state)
     state.keep("lists", LinkageSecret(lists.scalar, lists.left - 1))
@@ -269,33 +269,32 @@ def _array(box: bytes) -> Array:
 #
 # 1. The sites agree on pairwise keys (:mod:`fedstat.federation.crypto`), and the first draws a salt for all.
 # 2. Every site hashes its keys with the salt, raises them by a secret scalar that it draws for this session
-#    (:mod:`fedstat.federation.tables.keys`), and sorts the outcome, an order that tells nothing.
-# 3. Every list goes round the ring. Each site raises it by its own scalar; from site to site it is sealed.
-# 4. The last site of each list hands it to the coordinator. It has been raised by all K scalars, so that
-# equal
-#    keys have become equal tokens at whichever site they were. The coordinator numbers the union of the
-# tokens    in their sorted order, and tells every site the numbers of its own list.
+#    (:mod:`fedstat.federation.tables.keys`), and sorts the result, which removes the order of the records.
+# 3. Every list goes round the ring. Each site raises it by its own scalar; between sites it is sealed.
+# 4. The last site of each list sends it to the coordinator. It has been raised by all K scalars, so equal
+# keys have become equal tokens at all sites. The coordinator numbers the union of the tokens in their sorted
+# order, and sends every site the numbers of its own list.
 #
-# Aligning in clear (:mod:`fedstat.federation.tables.keys`) stays the default; this is for keys that must
-# not be put side by side. The records are linked alike. The order of the entities is another one, that of
-# the tokens, which is random and drawn anew in every session.
+# Alignment without encryption (:mod:`fedstat.federation.tables.keys`) stays the default; this is for keys
+# that no party may compare. The records are linked alike. The order of the entities differs: it is that of
+# the tokens, which is random and drawn again in every session.
 #
-# **Who learns what**, all doing what the protocol says (semi-honest), and nobody colluding:
+# **Who learns what**, if all follow the protocol (semi-honest) and none collude:
 #
 # * The coordinator: the number of records of every site, and the pattern, that is, which of the numbered
-#   entities are at which sites. No key, no hash and no salt. To try out a guessed key it would need the salt
+#   entities are at which sites. No key, no hash and no salt. To test a guessed key it would need the salt
 #   and the scalars of *all* sites.
-# * A site: the sizes of the lists that pass through its hands. They have been raised by at least one scalar
-#   that it does not have: random points under the decisional Diffie-Hellman assumption, but for one bit a key
-#   that is tied to no row. It also learns the numbers of its own entities. From their range the size of the
-#   union, and of two sites that of the intersection, can be told; which of its own entities another site has,
-#   only as far as the pattern is told to it later.
-# * Whoever listens on the line: sizes, and what the coordinator learns where the line is not encrypted.
+# * A site: the sizes of the lists that it encrypts. They have been raised by at least one scalar
+# that it does not have: random points under the decisional Diffie-Hellman assumption, except for one bit per
+# key that belongs to no row. It also learns the numbers of its own entities. Their range reveals the size of
+# the union, and for two sites that of the intersection. It learns which of its own entities another site has
+# only if it receives the pattern later. * An eavesdropper: sizes, and what the coordinator learns if the
+# connection is not encrypted.
 #
 # **Colluding.** Two sites together, or one with the coordinator, can find out which of their own keys another
-# site has. Keys of a site that colludes with nobody stay its own, unless a colluder has or guesses them *and*
-# entered them. **Not protected:** a site that enters keys which it has made up learns through the pattern
-# whether others have them, as in every such protocol; one that leaves out or alters keys spoils the
+# site has. Keys of a site that does not collude stay secret, unless a colluder has or guesses them *and*
+# entered them. **Not protected:** a site that enters invented keys learns through the pattern whether others
+# have them, as in every such protocol. A site that leaves out or alters keys spoils the alignment.
 # alignment.
 
 
@@ -318,22 +317,23 @@ class EntityNumbers:
 def align_entities(sites: Sequence[str], session: str) -> FitProtocol[EntityNumbers]:
     """Give the entities of two sites or more numbers, which each site's table, a :class:`KeyTable`, keeps.
 
-    Six rounds and one for every site, in the order of the ring. A site raises every list by itself, which
-    takes some 43 microseconds a key; `cryptography` holds Python's lock meanwhile, so that threads would not
-    help.
+    Takes six rounds and one for every site, in the order of the ring. A site raises every list by itself,
+    which takes about 43 microseconds per key; `cryptography` holds Python's lock meanwhile, so threads would
+    not help.
 
-    A PartitionError tells of keys of different types, or under different names; a SecurityError of a key of a
-    site that is not the pinned one, or of a list that was altered; a MessageError of a list that came back
-    with another length, or with equal tokens.
+    Raises a PartitionError for keys of different types, or under different names; a SecurityError for a key
+    of a site that is not the pinned one, or for a list that was altered; a MessageError for a list that came
+    back with another length, or with equal tokens.
     """
     numbered = yield from number_entities(sites, session)
     yield [Request(site, FAMILY, "take_places", {"places": numbered.places[site]}, session) for site in sites]
-    # In the order of the partition: lists end at the site before their owner's, and are told in that order.
+    # In the order of the partition: a list ends at the site before its owner, and numbers are sent in that
+    # order.
     return EntityNumbers(numbered.n_entities, {site: numbered.places[site] for site in sites})
 
 
 def number_entities(sites: Sequence[str], session: str) -> FitProtocol[EntityNumbers]:
-    """Give the entities of all sites numbers, before sites are told; see :func:`align_entities`."""
+    """Assign numbers to the entities of all sites, before these are sent; see :func:`align_entities`."""
     ring = json.dumps(list(sites))
 
     def request(site: str, step: str, text: str = ring, **arrays: Array) -> Request:
@@ -372,7 +372,7 @@ def number_entities(sites: Sequence[str], session: str) -> FitProtocol[EntityNum
 def _agreed(replies: Sequence[Reply]) -> dict[str, int]:
     """Require keys of the same names and types; the number of records by site."""
     described = {
-        reply.site: from_json(KeyDescription, reply.text, f"{reply.site}: what it tells of its keys")
+        reply.site: from_json(KeyDescription, reply.text, f"{reply.site}: description of its keys")
         for reply in replies
     }
     # An empty column has no type to speak of; a site without records agrees with every other.
@@ -406,18 +406,17 @@ def _number(tokens: Mapping[str, Array], n_rows: Mapping[str, int]) -> EntityNum
 # One alignment for all sessions of a federation: what its coordinator keeps of it.
 #
 # The sites run the ring of :mod:`fedstat.federation.protocols.linkage` once. Each keeps the numbers of its
-# own
-# entities (:class:`~fedstat.federation.tables.aligned_table.AlignedTable`), and the coordinator keeps who
-# has which number::
+# own entities (:class:`~fedstat.federation.tables.aligned_table.AlignedTable`), and the coordinator keeps
+# which site has which number::
 #
 #     alignment.npz    name of the alignment, size of the union, numbers by site (mode 0600)
 #
-# The name goes along with every session, so that no question is answered in another order of the records
-# than that which the coordinator means.
+# Every session has the name of the alignment, so that no request is answered in another order of the records
+# than the coordinator assumes.
 #
-# Since the numbers stay, whatever leaves for each entity in one model can be put beside what leaves for it
-# in another, as with models of one partition in one process. Aligning again draws other numbers, but tells
-# the coordinator the pattern again, by which many entities can be recognized.
+# Since the numbers stay, the releases for each entity in one model can be combined with those in another, as
+# with models of one partition in one process. A new alignment draws other numbers, but reveals the pattern to
+# the coordinator again, by which many entities can be recognized.
 
 
 @dataclass(frozen=True, slots=True)
@@ -516,7 +515,7 @@ def align_persistently(sites: Sequence[str], session: str, name: str) -> FitProt
     for site, reply in zip(sites, replies, strict=True):
         marks = reply.arrays["seen"]
         if marks.shape != places[site].shape:
-            raise MessageError(f"{site}: told of {len(marks)} records, and was given {len(places[site])}")
+            raise MessageError(f"{site}: received {len(places[site])} numbers for {len(marks)} records")
         # Sites answer in the order of their sorted tokens; the coordinator's rows ascend by number.
         order = np.argsort(places[site])
         listed[site], seen[site] = places[site][order], marks[order]

@@ -1,9 +1,9 @@
 """Noisy counts of one column by bin or level, under a privacy budget.
 
-Each column of each site is a question of its own, so that it costs, and is remembered, by itself. Of a number
-the asker says the edges of the bins; outer bins have no end. A category, or a number with published levels
-where no edges are given, is counted by its published levels. Missing values, and levels that are not
-published, are in no cell.
+Each column of each site is a separate request, so that it is charged and remembered separately. For a number
+the client sends the edges of the bins; outer bins have no end. A category, or a number with published levels
+and without edges, is counted by its published levels. Missing values, and levels that are not published, are
+in no cell.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ class BinsRequest:
     requests=control("column, edges of its bins, and what the answer may cost"),
 )
 def count_bins(data: SiteData, state: State, text: str) -> dict[str, Array]:
-    """Count a column's values by bin or level: (cells,), without noise, which the door adds.
+    """Count a column's values by bin or level: (cells,), without noise, which the site adds.
 
-    Released as a noisy aggregate of which one record changes two counts by one.
+    Released as a noisy aggregate; one record changes two counts by one.
     """
     where = f"{data.name}: the question about a margin"
     request = from_json(BinsRequest, text, where, DescriptionError, defaults=True).canonical(where)
@@ -88,7 +88,7 @@ def count_bins(data: SiteData, state: State, text: str) -> dict[str, Array]:
     variance = Fraction(SQUARED_OF_COUNTS) / (2 * Fraction(request.rho))
     state.play([request.column])
     state.report(EntityCount(data.table.n_rows))
-    # What is published is a part of the question: with other levels it is another one.
+    # The published levels are part of the request: with other levels it is another request.
     canonical = to_json({"asked": request.column, "edges": request.edges, "levels": levels})
     state.report(NoiseRequired("counts", canonical, SQUARED_OF_COUNTS, variance))
     cells = len(levels) or len(request.edges) + 1
@@ -131,7 +131,7 @@ def _bins_of(series: pd.Series, edges: Sequence[float]) -> Ints:
 def request_margins(
     request: Sequence[tuple[str, BinsRequest]], session: str
 ) -> FitProtocol[list[tuple[str, BinsRequest, Ints]]]:
-    """Ask sites for counts of their columns, all in one round; errors are those of the door."""
+    """Request counts of columns from sites in one round; errors are those of the disclosure checks."""
     replies = yield [
         Request(site, FAMILY, "count_bins", {}, session, to_json(question)) for site, question in request
     ]

@@ -1,10 +1,10 @@
 """Masked sums: a protocol whose sums over sites are masked, without a change in the protocol.
 
-:func:`masked` stands between a protocol and its engine. Where a round asks the same step of every site, and
-the step declares arrays of which only the sum is needed, the sites hide them by pairwise masks
-(:mod:`fedstat.federation.crypto.masks`), and the protocol is handed the sum in the first reply and zeros in
-the others: what it adds up is the same, and nothing that belongs to one site was in the coordinator's hands.
-Sites agree on keys in two rounds, many sites in three, the last alongside the protocol's own.
+:func:`masked` is between a protocol and its engine. If a round sends the same step to every site, and the
+step declares arrays of which only the sum is needed, the sites hide them by pairwise masks
+(:mod:`fedstat.federation.crypto.masks`). The protocol receives the sum in the first reply and zeros in the
+others. Its sums are the same, and the coordinator has received no value of a single site. Sites agree on keys
+in two rounds, many sites in three, the last together with the protocol's own.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Fit = TypeVar("Fit")
 def masked_protocol(
     protocol: FitProtocol[Fit], sites: Sequence[str], session: str, sums_only: bool = False
 ) -> FitProtocol[Fit]:
-    """Run a protocol with masked sums over two sites or more; return what it returns.
+    """Run a protocol with masked sums over two sites or more; return its value.
 
-    Of arrays that are declared maskable the protocol may use sums over all of `sites` only. Where keys serve
-    `sums_only`, each of many sites agrees on them with its neighbors. A MessageError tells of a protocol
-    that asks only some sites for what is to be added up, a SecurityError of sites that could not agree on
-    keys, or of masks that do not cancel.
+    Of arrays that are declared maskable the protocol may use only sums over all of `sites`. If keys are used
+    for `sums_only`, each of many sites agrees on them with its neighbors. Raises a MessageError for a
+    protocol that requests parts of a sum from only some sites, and a SecurityError if sites could not agree
+    on keys, or if masks do not cancel.
     """
     try:
         requests = next(protocol)

@@ -28,7 +28,7 @@ LONGEST = 2_000_000
 
 @dataclass(frozen=True, slots=True)
 class PlanStatus:
-    """What a site says of a plan: its digest there, and whether its owner has decided."""
+    """A site's status of a plan: its digest there, and the owner's decision, if there is one."""
 
     digest: str
     status: ApprovalStatus
@@ -41,7 +41,7 @@ class PlanStatus:
     public=True,
 )
 def propose_plan(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-    """Take in the plan of this session, and say how it stands with the owner's consent."""
+    """Accept the plan of this session, and return the status of its approval."""
     where = f"{data.name}: the plan of an analysis"
     if len(text) > LONGEST:
         raise MessageError(f"{where}: longer than {LONGEST:,} characters")
@@ -50,7 +50,7 @@ def propose_plan(data: SiteData, state: State, text: str) -> tuple[dict[str, Arr
         raise MessageError(f"{where}: meant for another site, or says what only the site knows")
     if wrong := undeclared_part(plan, FAMILIES):
         raise MessageError(f"{where}: {wrong} is not declared so here")
-    # What was asked before is entered here, whatever the coordinator says of it.
+    # The site itself enters earlier requests here, whatever the coordinator states about them.
     plan = replace(plan, prepared=tuple(state.analysis.prepared))
     digest, status = data.approvals.propose(plan)
     state.analysis.follow(plan, digest)
@@ -70,8 +70,7 @@ def propose_plans(plans: Mapping[str, AnalysisPlan], session: str) -> FitProtoco
         for site, plan in plans.items()
     ]
     found = {
-        reply.site: from_json(PlanStatus, reply.text, f"{reply.site}: how it stands with a plan")
-        for reply in replies
+        reply.site: from_json(PlanStatus, reply.text, f"{reply.site}: status of a plan") for reply in replies
     }
     lacking = [
         f"{site}: its policy (approval) {STATUS_MESSAGES[one.status].format(digest=one.digest)}"

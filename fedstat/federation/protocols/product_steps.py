@@ -98,7 +98,7 @@ class ProductPart:
         return ProductDealer(dealer, (self.product.site_a, self.product.site_b))
 
     def digest(self, keys: PairKeys, group: Ints) -> bytes:
-        """Digest of what was told here of the product and its groups, under the session of the keys."""
+        """Digest of this site's description of the product and its groups, under the session of the keys."""
         # A coordinator that takes up an analysis deals before it knows under which session that went on.
         return self.digest_in(keys.session if self.dealer else "", group)
 
@@ -113,10 +113,10 @@ class ProductPart:
 
 @dataclass(frozen=True, slots=True)
 class MaskedOperand:
-    """What a site shows the other: its part of the checksum, its columns less a random table, their marks.
+    """The values for the other site: part of the checksum, columns minus a random table, and their digests.
 
     Marks are (groups, columns, bytes), in ascending order of the groups that have rows. `supports` are those
-    of the columns less a random table, without columns where rows are not counted.
+    of the columns minus a random table, without columns if rows are not counted.
     """
 
     check: bytes
@@ -129,9 +129,9 @@ class MaskedOperand:
 class OpenProduct:
     """A product that this site has opened: rows and their groups (n,), encoded columns (n, p), the deal.
 
-    `Z` are B's shares of the triple, flat, those of the checksum at the end. `own` are the marks of what this
-    site was told of the product, and of who its rows are; of so many `entities`, which may stand in several
-    rows each; `count` counts its rows first; `opened` has the boxes that were read.
+    `Z` are B's shares of the triple, flat, those of the checksum at the end. `own` are digests of the site's
+    description of the product, and of the entities in its rows; there are `entities`, each possibly in
+    several rows; `count` counts its rows first; `opened` has the boxes that were read.
     """
 
     part: ProductPart
@@ -152,7 +152,7 @@ class OpenProduct:
     def unseal(self, message: Array) -> bytes:
         """Open a box of the other institution."""
         sealed = message.tobytes()
-        # A box opens once; a step that the door refused after this line may be asked again.
+        # A box opens once; a step that is refused after this line may be requested again.
         content = self.opened.get(sealed) or self.channel.open(sealed)
         self.opened[sealed] = content
         return content
@@ -173,7 +173,7 @@ class OpenProduct:
         return MaskedOperand(check, X, S, marks.reshape(groups, width, COLUMN_MARK))
 
     def _unmarked(self, count: int) -> bytes:
-        """Make marks for this product alone: columns that nobody marks count anew each time."""
+        """Make marks for this product alone: columns without marks count again each time."""
         keyed = (hmac.digest(self.own.reported, k.to_bytes(8, "little"), "sha256") for k in range(count))
         return b"".join(one[:COLUMN_MARK] for one in keyed)
 
@@ -353,7 +353,7 @@ def open_product(
         encoded = X[rows]
     elif planned is None:
         encoded = secure.encode_columns(X[rows], part.bits, data.name)
-    else:  # of a product with noise that rows are too large is never told: nothing would pay for it
+    else:  # with noise, rows that are too large are never reported: no charge would pay for it
         encoded = encode(X[rows], part.bits)[0]
     opened = (secure.open_a if part.first else secure.open_b)(part.product, seed, encoded)
     channel = SealedChannel(keys, part.peer, f"open {part.number}")
@@ -380,7 +380,7 @@ def open_product(
     content = held.own.content + checked.opened() + opened.tobytes()
     if count is not None:
         content += open_supports(count.supports, count.seed)
-    # Marks of columns tell which are the same: of sums with noise, more than was paid for.
+    # Marks of columns reveal which are the same: for sums with noise, more than was charged.
     if data.policy.discrete == "bits" and planned is None:
         secret = data.trust.identity.secret("column marks")
         content += column_fingerprints(X[rows][shared], group[shared], secret)
@@ -409,7 +409,7 @@ def read_deal(data: SiteData, state: State, part: ProductPart, dealt: Array) -> 
 
     Sealed by a dealing institution, plain from the coordinator.
     """
-    # With the triple, what the clients open shows their columns: whoever carries either must not read it.
+    # With the triple, the opened values reveal the columns: the party that transfers them must not read them.
     material = dealt.tobytes()
     if part.dealer:
         material = SealedChannel(keys_of(state), part.dealer, f"deal {part.number}").open(material)
@@ -486,13 +486,13 @@ def share_product(
     text: str,
     opened: Array,
 ) -> tuple[dict[str, Array], str]:
-    """Release this site's share of a product by pattern; only the sum of both shares means anything.
+    """Release this site's share of a product by pattern; only the sum of both shares has a meaning.
 
-    `text` numbers the product, `opened` is what the other site opened, sealed, or its share of the outcome
-    where rows were counted. Released are `share`
-    (groups, p, q), `check` (groups,) and `weights` (p,) or (q,) of its checksum, and where columns are not
-    standardized `units` (p,) or (q,), by which this site's side of the product is to be multiplied. Of a
-    product with noise, which the door adds, the share alone: a checksum would tell of the sums without it.
+    `text` numbers the product; `opened` is the sealed message of the other site, or its share of the result
+    if rows were counted. Releases `share` (groups, p, q), `check` (groups,) and `weights` (p,) or (q,) of its
+    checksum, and for columns that are not standardized `units` (p,) or (q,), by which this site's side of the
+    product is multiplied. For a product with noise, which the site adds, it releases the share alone: a
+    checksum would reveal the sums without noise.
     """
     name = f"{OPENED}{json.loads(text)}"
     held = state.use(name, OpenProduct, "this product was not opened here; ask 'open_product' first")
@@ -587,15 +587,15 @@ def product_steps(
 ) -> Mapping[str, Step]:
     """Make the steps by which institutions of a family multiply their columns.
 
-    ``columns_of(data, state, which)`` gives the columns (rows, q) that are called so, at a mean square of
-    one, or as words of 64 bits, and their units (q,), or None where they are standardized;
-    ``rows_of(state, which)`` the rows of the site's table that these are, (rows,), -1 for filled in.
-    ``behind(data, state, part, rows, group, both, marks)`` tells what the products of `rows`, (n,), by
-    `group`, (n,), rest on, and how to enter them. Without `fills` no mean is filled in, and all rows are of
-    entities that both have. Of products with noise ``planned(data, state, part, rows, group)`` refuses,
-    before a row is read, those that were not charged for; and among what `behind` tells is the noise that
-    each institution's own share gets before it leaves: nobody ever holds a sum without noise.
-    ``supports_of(data, state, which)`` gives the supports of the columns, by which rows of a product are
+    ``columns_of(data, state, which)`` returns the columns (rows, q) of this name, at a mean square of
+    one, or as words of 64 bits, and their units (q,), or None if they are standardized.
+    ``rows_of(state, which)`` returns their rows in the site's table, (rows,), -1 for filled in.
+    ``behind(data, state, part, rows, group, both, marks)`` returns the facts behind the products of `rows`,
+    (n,), by `group`, (n,), and how to enter them. Without `fills` no mean is filled in, and all rows are of
+    entities that both sites have. For products with noise, ``planned(data, state, part, rows, group)``
+    refuses, before a row is read, those that were not charged; and the facts of `behind` include the noise
+    that each site's own share gets before it is released: no party ever has a sum without noise.
+    ``supports_of(data, state, which)`` returns the supports of the columns, by which rows of a product are
     counted before it is released.
     """
     noisy = planned is not None

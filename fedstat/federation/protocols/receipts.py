@@ -39,10 +39,10 @@ DIGEST_LENGTH = 64
 def check_ledger_head(
     data: SiteData, state: State, earlier: SignedCheckpoint
 ) -> tuple[dict[str, Array], str]:
-    """Hold the account against its head as the coordinator kept it, and tell the head of now.
+    """Compare the ledger with its head as the coordinator stored it, and release the present head.
 
-    `earlier` is the site's own signed head, which nobody else can make; the answer is empty where the site
-    keeps no account at rest.
+    `earlier` is the site's own signed head, which no other party can make; the reply is empty if the site
+    keeps no ledger on disk.
     """
     data.site_ledger.hold_against(data.name, data.trust.identity.public, earlier)
     return {}, "" if data.site_ledger.store is None else to_json(data.site_ledger.store.head)
@@ -126,10 +126,10 @@ def request_ledger_heads(
 def with_receipt(
     protocol: FitProtocol[Fit], sites: Sequence[str], session: str, ledger: Ledger
 ) -> FitProtocol[Fit]:
-    """Run a protocol, then put the statements of all sites into the run's ledger as its receipt.
+    """Run a protocol, then add the statements of all sites to the run's ledger as its receipt.
 
-    All sites of the partition are asked, whether they take part or not. A DisclosureWarning tells that as
-    many numbers left a site as it has values in play. Returned is what the protocol returns.
+    All sites of the partition receive the request, whether they take part or not. A DisclosureWarning reports
+    a site that has released as many numbers as it has values in use. Returns the protocol's value.
     """
     fit = yield from protocol
     passed = ledger.log.passed

@@ -46,13 +46,13 @@ from fedstat.kernels.ring import BLOCK, fractional_bits
 from fedstat.typing import Array, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# Steps of an institution in running sums: sums of its columns with numbers that another makes in rounds.
+# Steps of a site in running sums: sums of its columns with numbers that another site computes in rounds.
 #
-# As :mod:`fedstat.federation.crypto.secure_product` describes: the columns are opened once, and in every
-# round the other institution seals what it shows by a function here, in a step of its family. What is sent
-# from one institution to the other is sealed against the coordinator, who learns neither numbers nor sums.
-# With the columns come marks of whose they are, and nothing is shown unless the numbers are of the same
-# entities.
+# As in :mod:`fedstat.federation.crypto.secure_product`, the columns are opened once. In every round the other
+# site seals its message by a function here, in a step of its family. Messages from one site to the other are
+# sealed against the coordinator, who learns neither numbers nor sums. The columns come with digests of their
+# entities, and nothing is sent unless the numbers are of the same entities.
+#
 
 LEAST_UNIT = 2.0**-200
 ROUND_BYTES = 8
@@ -76,10 +76,10 @@ class OpenedColumns:
 
 @dataclass(slots=True)
 class TakenColumns:
-    """What another institution opened, E (n, p + 1), with this one's share Z (p + 1, T) of the triples.
+    """The opened columns of another site, E (n, p + 1), with this one's share Z (p + 1, T) of the triples.
 
     `rows` (n,) are the positions of its entities here, `of_table` (n,) those in the site's table; `reported`
-    rounds have gone.
+    is the number of past rounds.
     """
 
     part: ProductPart
@@ -141,9 +141,9 @@ def channel_of(part: ProductPart, keys: PairKeys, t: int = -1) -> SealedChannel:
 def open_columns(
     columns_of: RunningColumnsOf, data: SiteData, state: State, text: str, only: Ints, dealt: Array
 ) -> tuple[dict[str, Array], str]:
-    """Show another institution, once and sealed, this one's columns less a random table.
+    """Send another site, once and sealed, this one's columns minus a random table.
 
-    They are of its entities at positions `only` (n,), of which marks go along.
+    They are of its entities at positions `only` (n,), and come with digests of these.
     """
     part, seed, _, keys = open_dealt(data, state, text, dealt)
     X, of_table = columns_of(data, state, part.columns, only)
@@ -185,9 +185,9 @@ def name_of(columns: str, site: str) -> str:
 
 
 def taken_of(state: State, columns: str, site: str, of_table: Ints) -> TakenColumns:
-    """Return what an institution opened here, for numbers of these rows of the table, (n,).
+    """Return the columns that another site opened here, for numbers of these rows of the table, (n,).
 
-    A SecurityError where they are not those that were compared: a fit may have begun anew since.
+    Raises a SecurityError if the rows are not those that were compared: a fit may have begun again since.
     """
     absent = f"took no columns of '{site}' in this session"
     taken = state.use(f"taken {name_of(columns, site)}", TakenColumns, absent)
@@ -270,7 +270,7 @@ def running_steps(columns_of: RunningColumnsOf, rows_of: RunningRowsOf) -> Mappi
 
 
 # ----------------------------------------------------------------------------------------------------
-# Running sums of institutions' columns with one institution's numbers: what is asked to begin with.
+# Running sums of sites' columns with the numbers of one site: the first requests.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -291,7 +291,7 @@ class ColumnOpening:
 
 @dataclass(frozen=True, slots=True)
 class RunningSums:
-    """What is opened for sums with numbers of `holder`, of `n` entities."""
+    """The opened columns for sums with numbers of `holder`, of `n` entities."""
 
     product_session: SecureProductSession
     holder: str
@@ -299,7 +299,7 @@ class RunningSums:
     n: int
 
     def dealers(self, sites: Sequence[str]) -> dict[str, str]:
-        """Who deals for each institution and the holder; a ModelError where nobody can."""
+        """Return the dealer for each site and the holder; a ModelError if there is none."""
         owners = dict.fromkeys(one.site for one in self.openings)
         return {k: self.product_session.dealer(k, self.holder, sites) for k in owners}
 

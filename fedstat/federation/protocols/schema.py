@@ -31,7 +31,7 @@ FAMILY = "schema"
 
 @dataclass(frozen=True, slots=True)
 class LinkSchema:
-    """What a site tells of the key that links its records to those of others.
+    """A site's description of the key that links its records to those of others.
 
     Their order is that of the named alignment, empty for none; `changed` says whether the site was aligned by
     other keys than it has now.
@@ -44,12 +44,13 @@ class LinkSchema:
 
 @dataclass(frozen=True, slots=True)
 class TableSchema:
-    """What a site tells of its table: what each column holds, None for one without a value.
+    """A site's description of its table: the kind of each column, None for one without a value.
 
-    `site_column` is the name under which the site itself stands in a formula, empty for none; by the owner's
-    `policy` a fit can be explained before it asks; `link` is there in the vertical layout only; `published`
-    is what the owner says of the columns, from which questions are judged; `privacy` how its privacy budget
-    stands, None for none; `curves` have the points of columns that hold curves; `release` is what runs there.
+    `site_column` is the name of the site's own column in a formula, or empty. With the owner's `policy` a fit
+    can be explained before any request. `link` exists in the vertical layout only. `published` is the owner's
+    description of the columns, by which requests are checked; `privacy` is the state of the privacy budget,
+    None without one. `curves` have the points of columns that hold curves; `release` is the installed
+    version.
     """
 
     columns: Mapping[str, str | None]
@@ -80,12 +81,12 @@ class TableSchemaText:
 
 def table_schema(site: str, table: Table, policy: Policy) -> TableSchema:
     """Describe a table as others will see it; a PolicyError where it has too few rows to be counted."""
-    # Before anything else is told: the number of rows is itself a count of few entities.
+    # Before anything else is released: the number of rows is itself a count of few entities.
     if table.n_rows < policy.min_count:
         raise PolicyError.of_rule(
             "minimum count",
             site,
-            f"wants at least {policy.min_count} rows behind what is told of its table, and there are fewer. "
+            f"requires at least {policy.min_count} rows to describe its table, and there are fewer. "
             "Leave the site out",
         )
     label = table.name if isinstance(table, LabeledTable) else ""
@@ -187,7 +188,7 @@ def _read_version(site: str, text: str) -> InstalledVersion:
 
 
 def _other_version(site: str, release: InstalledVersion) -> str:
-    there = release.version or "of an earlier version, which does not tell its number"
+    there = release.version or "of an earlier version without a number"
     return (
         f"{site}: it runs fedstat {there} (messages {release.messages}), and here runs {VERSION} (messages "
         f"{MESSAGES}): they do not understand each other. Install the same version at both, and start the "

@@ -35,11 +35,11 @@ from fedstat.typing import Array, Bools, Floats, Ints
 class ProductOperand:
     """Columns of one site that take part in products, as its family names them.
 
-    `place` is where they stand in the matrix of products; `rows` (m,) are the positions of its entities among
+    `place` is their position in the matrix of products; `rows` (m,) are the positions of its entities among
     those of the fit, ascending; `code` (m,) the pattern of each by which products are summed, -1 for those
-    that count as missing here. `own` (m,) tells which are records of the site, all where it is None: in the
-    others means are filled in, and it cannot say which entities they are. The columns rest on so many
-    `supports` (:mod:`fedstat.federation.tables.supports`), by default those of as many columns of a design.
+    that count as missing here. `own` (m,) is true for records of the site, or None if all are; the others
+    have means filled in, and the site does not know their entities. `supports`
+    (:mod:`fedstat.federation.tables.supports`) is the number behind the columns, by default as in a design.
     """
 
     site: str
@@ -82,10 +82,10 @@ class PairProduct:
 
 @dataclass(frozen=True, slots=True)
 class SecureProductSession:
-    """Whose steps are asked in which session, and where the coordinator sits: it matters for who may deal.
+    """The family and the session of the products, and the site of the coordinator, which limits the dealers.
 
-    `otherwise` is what else the family offers where nobody can; it ends the error. Sites in `least` want
-    products of fewer rows counted and refused, see :func:`least_rows`.
+    `otherwise` is the family's alternative if no site can deal; it ends the error. Sites in `least` require
+    that products of fewer rows are counted and refused, see :func:`least_rows`.
     """
 
     family: str
@@ -114,10 +114,10 @@ class SecureProductSession:
     ) -> FitProtocol[list[PairProduct]]:
         """Run the products of pairs of sides at different sites: keys, triples, openings, shares.
 
-        All `sites` agree on new keys, and may deal; a ModelError where nobody can deal for two of them.
+        All `sites` agree on new keys, and may deal; a ModelError if none can deal for two of them.
         Products are summed by `groups` patterns of the `n` entities of the fit; columns have `bits`
-        fractional bits, by default as many as standardized ones can have. Products are numbered behind what
-        has been `agreed`, so that none passes where two institutions were told otherwise.
+        fractional bits, by default as many as standardized ones can have. Products are numbered after what
+        has been `agreed`, so that none is released if two sites received different descriptions.
         """
         if not pairs:
             return []
@@ -185,7 +185,7 @@ class ProductRun:
         """Find the entities that both have."""
         a, b = sides
         common, at_a, at_b = np.intersect1d(a.present, b.present, assume_unique=True, return_indices=True)
-        # Positions among the rows of each site, of which some may count as missing.
+        # Positions among the rows of each site; some rows may count as missing.
         rows = np.flatnonzero(a.code >= 0)[at_a], np.flatnonzero(b.code >= 0)[at_b]
         filled = not (a.own is None and b.own is None)
         product = secure.MatrixProduct(a.site, b.site, len(common), a.width, b.width, groups)
@@ -332,6 +332,5 @@ def choose_dealer(a: str, b: str, sites: Sequence[str], at: str | None, otherwis
             f"the coordinator sits at '{at}', and there is no third institution to deal the random numbers "
             f"for products of '{a}' and '{b}'; say coordinator='apart'{otherwise}"
         )
-    # The institution where the coordinator sits is told the sums as well: where there is another, that one
-    # deals.
+    # The site of the coordinator learns the sums as well: if there is another site, that one deals.
     return next((site for site in third if site != at), third[0])

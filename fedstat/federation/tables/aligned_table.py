@@ -173,7 +173,7 @@ MARK_BYTES, KEY_MARK = 16, 8
 
 def row_fingerprints(table: Table, secret: bytes) -> Array:
     """Mark every row: (n_rows, 16) bytes."""
-    # What a table is labeled with is no part of its records.
+    # The labels of a table are not part of its records.
     table = table.table if isinstance(table, LabeledTable) else table
     if not isinstance(table, AlignedTable):
         return _digests(_contents(table), secret)

@@ -248,8 +248,8 @@ def unfit_key_problems(where: str, frame: pd.DataFrame, key: Sequence[str]) -> I
     if repeated and not any(missing.values()):
         yield (
             f"{where}: {repeated:,} of {len(frame):,} rows repeat a key of an earlier row "
-            f"(key {', '.join(map(repr, key))}). Keep one row per entity, or add the column that tells them "
-            "apart to `on`."
+            f"(key {', '.join(map(repr, key))}). Keep one row per entity, or add a column to `on` that "
+            "distinguishes them."
         )
 
 

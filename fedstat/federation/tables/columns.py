@@ -232,7 +232,7 @@ def read_codes(series: pd.Series, levels: Sequence[LevelValue]) -> Ints:
 
 
 _CELLS = (str, int, float, Decimal, np.number, np.bool_)
-"""Of values that can be a number or a level."""
+"""Largest number of values of a column that can be a number or a level."""
 
 
 def _number(value: object) -> float:

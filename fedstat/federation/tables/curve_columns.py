@@ -390,7 +390,7 @@ def curve_problems(held: Mapping[str, Mapping[str, CurveArray]]) -> Iterator[str
             if a.domain != b.domain or a.unit != b.unit:
                 yield (
                     f"curve '{name}' has domain {a.domain} {a.unit} at {first!r} and {b.domain} {b.unit} at "
-                    f"{other!r}. Give domain=... and unit=... of what all measured"
+                    f"{other!r}. Declare the common domain=... and unit=..."
                 )
 
 

@@ -87,9 +87,9 @@ def check_domain(where: str, domain: tuple[float, float] | None, max_gap: float 
 
 @dataclass(frozen=True, slots=True)
 class CurveShape:
-    """What everybody may know of a site's curve: its points, how a table holds it, whether some have gaps.
+    """The public description of a site's curve: points, form in the table, and whether some have gaps.
 
-    There are no points where every curve has its own.
+    There are no points if every curve has its own.
     """
 
     grid: tuple[float, ...]

@@ -54,7 +54,7 @@ HEAD = """\
 
 @dataclass(frozen=True, slots=True)
 class PublishedColumn:
-    """What everybody may know of a column: a "number", a "category" or a "curve".
+    """The public description of a column: a "number", a "category" or a "curve".
 
     All numbers are in `range`; without it, no logarithm, root or spline of the column is available. `levels`
     are those of a category, in the order of the model, or the codes of a number, for ``C(x)``. `knots`,

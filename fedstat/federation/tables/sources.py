@@ -177,7 +177,7 @@ TYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "dates": ("dates",),
     }
 )
-"""What a column may be declared to hold, and what then may be found in it."""
+"""Declared types of a column, and the types that may then occur in it."""
 
 LONGEST_FILE = 4096
 STREAMED = (ParquetTable, SqlTable)
@@ -185,7 +185,7 @@ STREAMED = (ParquetTable, SqlTable)
 
 @dataclass(frozen=True, slots=True)
 class DeclaredColumn:
-    """What a column is declared to hold.
+    """The declared type of a column.
 
     Parameters
     ----------

@@ -32,7 +32,7 @@ from fedstat.federation.tables.table import ROWS_PER_CHUNK, check_columns, frame
 # disk, are not encrypted.
 
 MEGABYTES = 256
-"""Of rows that are held in memory, where the owner does not say."""
+"""Megabytes of rows that are held in memory, if the owner does not set them."""
 KEY_BITS, NONCE_BYTES = 256, 12
 Pieces: TypeAlias = Mapping[str, Any]
 """Arrow arrays of one length, by column."""
@@ -164,7 +164,7 @@ def arrow() -> Any:
 # The rows of a query to a site's own database, as a table that is read once and then stays fixed.
 
 ARRAYS = "arrays"
-"""What curves are made of, and nothing else."""
+"""Columns that belong to curves, and nothing else."""
 KIND_OF_TYPE: Mapping[type, str] = MappingProxyType(
     {
         bool: "true/false",

@@ -206,7 +206,7 @@ class SiteObjects:
         return f"{self.place}/notes/{number}"
 
     def put_aside(self, key: str) -> None:
-        """Put aside an object that is in the place of a reply or a note but is not one."""
+        """Move away an object with the name of a reply or a note that is not one."""
         self.bucket.move(key, f"{self.place}/odd/{secrets.token_hex(4)}-{key.rpartition('/')[2]}")
 
 
@@ -327,7 +327,7 @@ class _BucketWait:
                 self._say(str(error))
                 return None
             except SecurityError as error:
-                self._say(f"The object in the place of its reply was invalid ({error}) and was put aside.")
+                self._say(f"The object with the name of its reply was invalid ({error}) and was moved away.")
         self.part.put_aside(key)
         if request_again:
             self._request()
@@ -351,7 +351,7 @@ class _BucketWait:
                 with self.part.bucket.named(key):
                     note = open_note(found, self._pinned, self.site, self.number, self.question, f"'{key}'")
             except SecurityError as error:
-                self._say(f"The object in the place of its note was invalid ({error}) and was put aside.")
+                self._say(f"The object with the name of its note was invalid ({error}) and was moved away.")
                 self.part.put_aside(key)
                 return
             except EngineError:

@@ -142,7 +142,7 @@ class _FolderWait:
         if foreign:
             raise error
         where = "it was put aside, and the site will write its reply again" if moved else "remove it"
-        self._say(path.name, f"The file in the place of its reply was invalid ({error}); {where}.")
+        self._say(path.name, f"The file with the name of its reply was invalid ({error}); {where}.")
 
     def _is_foreign(self, path: Path) -> bool:
         """Return whether keys other than the pinned ones signed a file."""

@@ -62,7 +62,7 @@ def full_disk(folder: Path) -> str:
 
 
 def full_ledger(folder: Path) -> str:
-    """Return why the ledger of a site cannot be extended, while nobody writes to it; empty if it can."""
+    """Return why the ledger of a site cannot be extended while no process writes to it; empty if it can."""
     path = folder / LEDGER_FILENAME
     try:
         size = path.stat().st_size

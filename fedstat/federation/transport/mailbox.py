@@ -133,7 +133,7 @@ class SiteMailbox:
         return True
 
     def put_aside(self, path: Path) -> bool:
-        """Put aside a file that is in the place of a reply but is not one.
+        """Move away a file with the name of a reply that is not one.
 
         Return False if it cannot be moved.
         """

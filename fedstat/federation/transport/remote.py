@@ -93,7 +93,7 @@ class RemoteSite:
     def answer_all(self, requests: Sequence[bytes]) -> list[bytes]:
         """Answer packed requests in one message.
 
-        Fewer replies are possible, of which the last is a refusal.
+        Fewer replies are possible; the last is then a refusal.
         """
         return unbundle(self.transport.send(self.name, bundle(requests)))
 

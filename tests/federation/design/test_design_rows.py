@@ -360,5 +360,5 @@ def test_what_varies_between_sites_only_is_seen_down_to_its_seventh_digit(center
     seen = FRAME.assign(w=center * (1.0 + 1e-5 * steps))
     found = design("y ~ x + w", sites(seen))
     assert found.spread[2] == pytest.approx(seen["w"].std(ddof=0), rel=1e-4)
-    with pytest.raises(DesignError, match="'w' is constant over the whole rows of all sites"):
+    with pytest.raises(DesignError, match="'w' is constant over the complete rows of all sites"):
         design("y ~ x + w", sites(FRAME.assign(w=center * (1.0 + 1e-9 * steps))))

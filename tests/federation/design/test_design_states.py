@@ -128,7 +128,11 @@ def test_missing_values_and_the_order_of_sites_do_not_matter():
             DesignError,
             r"'log\(scale\(x\)\)' at institution 'Kiel': log\(\) gives values",
         ),
-        ("scale(x, ddof=240)", DesignError, r"constant over the whole rows of all sites, or ddof leaves no"),
+        (
+            "scale(x, ddof=240)",
+            DesignError,
+            r"constant over the complete rows of all sites, or ddof leaves no",
+        ),
     ],
 )
 def test_transforms_that_cannot_be_are_named(right, kind, expected):
@@ -145,12 +149,12 @@ def test_transforms_that_cannot_be_are_named(right, kind, expected):
 def test_a_constant_column_has_no_scale(added):
     frame = FRAME.assign(x=np.where(np.arange(N) < 9, 2.0, 1.0))
     frame.loc[frame.index[:9], "days"] = np.nan
-    with pytest.raises(DesignError, match=r"'scale\(x\)': the column is constant over the whole rows"):
+    with pytest.raises(DesignError, match=r"'scale\(x\)': the column is constant over the complete rows"):
         agree("scale(x) + days", frame, added=added)
     if not added:
         return
     frame = FRAME.assign(x=0.1)  # its mean is rounded
-    with pytest.raises(DesignError, match=r"'scale\(x\)': the column is constant over the whole rows"):
+    with pytest.raises(DesignError, match=r"'scale\(x\)': the column is constant over the complete rows"):
         agree("scale(x) + days", frame, added=added)
 
 

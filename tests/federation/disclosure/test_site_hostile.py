@@ -345,5 +345,5 @@ def test_a_reply_in_the_place_of_an_ask_or_of_another_sites_reply_is_named():
     def protocol():
         yield [Request("S1", "secure", "introduce", {}, "s", "{}")]
 
-    with pytest.raises(MessageError, match="'S2' answered in the place of 'S1'"):
+    with pytest.raises(MessageError, match="'S2' answered instead of 'S1'"):
         engine.run(protocol(), Ledger())

@@ -90,7 +90,7 @@ def test_version_and_families_are_reported_in_handshake_status_and_receipt(study
             lambda reported: reported.update(release={"version": "9.9.0", "messages": 99, "more": 1}),
             "fedstat 9.9.0",
         ),
-        (lambda reported: reported.update(release={}), "an earlier version, which does not tell its number"),
+        (lambda reported: reported.update(release={}), "an earlier version without a number"),
     ],
 )
 def test_messages_of_another_version_are_an_error_that_names_both(

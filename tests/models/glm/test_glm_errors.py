@@ -251,7 +251,7 @@ ROLES = {
         "y ~ x + y",
         F.Binomial(),
         {},
-        "'y' stands in the response and also on",
+        "'y' is in the response and also on",
     ),
     "centered": ("center(x) ~ z", F.Gaussian(), {}, "on the left side needs the rows of all sites"),
     "text response": ("text ~ x", F.Binomial(), {}, "'text' at institution 'A' holds categories.*== 'level'"),

@@ -225,7 +225,7 @@ def test_a_column_that_is_constant_on_the_complete_rows_is_named():
     frame = FRAME.assign(w=0.0)
     frame.loc[frame.index[:30], "w"] = 1.0
     frame.loc[frame.index[:30], "x"] = np.nan
-    assert "design column 'w' is constant over the whole rows of all sites" in str(
+    assert "design column 'w' is constant over the complete rows of all sites" in str(
         error_of("y ~ x + w", frame)
     )
 

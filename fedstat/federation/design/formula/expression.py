@@ -134,7 +134,7 @@ class SyntaxConverter:
 
     def numeric(self, node: ast.expr) -> Tree:
         """Convert an expression with one number per row."""
-        # A deep tree would exhaust the stack of whoever reads it, here or at a site.
+        # A deep tree would exhaust the stack of its reader, here or at a site.
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise refuse_formula(f"nesting deeper than {MAX_DEPTH}", self.text, self.allowed)
@@ -333,8 +333,8 @@ def row_by_row(text: str) -> SyntaxConverter:
 #
 # Python's own parser reads the text into a syntax tree; nothing is ever evaluated from it. The tree is
 # *converted*, node by node, into the small frozen classes of `tree`, and a node without a conversion is
-# refused. What is computed at an institution is computed from these classes alone, so text that is not
-# in the language has no way to run, wherever it came from.
+# refused. A site computes from these classes alone, so text that is not in the language cannot run, whatever
+# its source.
 
 MAX_EXPRESSION = 2_000
 

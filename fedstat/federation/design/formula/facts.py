@@ -80,7 +80,7 @@ def _factor(expression: Expression, tree: Tree) -> FormulaFactor:
         case Relation(
             symbol=symbol, left=Column(name=name), right=Number(value=against) | Level(value=against)
         ):
-            # A cut at a published level is one of few; at a number of the asker's it could be beside one row.
+            # A cut at a published level is one of few; a cut at any other number could be next to one row.
             compared = {"against": against, "equal": symbol in ("==", "!=")}
             return FormulaFactor(expression.text, (name,), (COMPARISON,), options=compared)
     options: dict[str, object] = {}

@@ -25,7 +25,7 @@ FEW = 12
 
 @dataclass(frozen=True, slots=True)
 class SiteTerms:
-    """What one institution contributes to the right side; its name is empty where all hold the same columns.
+    """The terms of one site on the right side; its name is empty if all sites hold the same columns.
 
     Main effects come first, then by degree, else in the order written; each is formula text again, for
     instance ``("Age", "C(Sex, Treatment('male'))", "Age:Weight")``, and there is none for an intercept alone.
@@ -61,16 +61,16 @@ class Formula:
 def parse_formula(
     text: str, columns: Mapping[str, Sequence[str]], *, response: bool = True, extra: Sequence[str] = ()
 ) -> Formula:
-    """Read a formula for institutions that hold different columns, by name (keys of the entities excluded).
+    """Read a formula for sites that hold different columns, by name (keys of the entities excluded).
 
-    Of a model without a `response` it has one side only: ``~ .`` or ``~ a + log(b)``. ``.`` stands for every
-    column of every institution but the response and those in `extra`, in the order of `columns`. The language
+    For a model without a `response` it has one side only: ``~ .`` or ``~ a + log(b)``. ``.`` means every
+    column of every site except the response and those in `extra`, in the order of `columns`. The language
     is that of R and formulaic, restricted to the names, operators and transforms listed in `tree.ALLOWED`;
     nothing of the text is evaluated.
 
-    A FormulaError tells of anything outside the language, of a column that is unknown or held by two
-    institutions, of a term or response that needs columns of two institutions, of a response that stands on
-    the right side too, of an empty right side, and of an offset or ``cbind``.
+    Raises a FormulaError for anything outside the language, for a column that is unknown or held by two
+    sites, for a term or response that needs columns of two sites, for a response that is also on the right
+    side, for an empty right side, and for an offset or ``cbind``.
     """
     if not response:
         return _parse_one_sided(text, _Holdings.of(columns))
@@ -83,15 +83,15 @@ def parse_pooled_formula(text: str, columns: Sequence[str], extra: Sequence[str]
     Beyond `parse_formula`, as in R:
 
     * ``y ~ x + offset(log(days))``: a numeric expression with coefficient one. Several offsets add up; one
-      written twice is refused (R would count it once). ``.`` still stands for the columns of an offset,
-      since R drops from it the columns of the left side only: write ``y ~ . - days + offset(log(days))``.
+      that is written twice is refused (R would count it once). ``.`` still includes the columns of an offset,
+      since R drops from it only the columns of the left side: write ``y ~ . - days + offset(log(days))``.
     * ``cbind(events, n - events) ~ x``: successes and failures of binomial counts. statsmodels'
       ``successes + failures ~ x`` is arithmetic here, as in R.
-    * ``y ~ 1``: an intercept alone, beside offsets or not. A right side of which nothing is left, such as
-      ``x - x`` or a ``.`` without columns, is refused.
+    * ``y ~ 1``: an intercept alone, with or without offsets. An empty right side, such as ``x - x`` or a
+      ``.`` without columns, is refused.
 
-    Columns in `extra` may be named, but ``.`` does not stand for them, such as the name of the site. There is
-    one `SiteTerms`, whose institution is empty (without terms for an intercept alone), and no
+    Columns in `extra` may be named, but ``.`` does not include them; the name of the site is an example.
+    There is one `SiteTerms` with an empty site (without terms for an intercept alone), and no
     `response_site`.
     """
     own = [name for name in columns if name not in extra]
@@ -119,7 +119,7 @@ def formula_of_terms(
 
 @dataclass(frozen=True, slots=True)
 class _Holdings:
-    """Who holds which column."""
+    """The columns of each site."""
 
     columns: Mapping[str, Sequence[str]]
     owner: Mapping[str, str]
@@ -225,7 +225,7 @@ def _require_terms(right: RightSide, pooled: bool) -> None:
 
 
 def _require_centered(right: RightSide) -> None:
-    """Refuse, beside an intercept, a cubic spline whose columns add up to one in every row."""
+    """Refuse, with an intercept, a cubic spline whose columns add up to one in every row."""
     for term in right.terms if right.intercept else ():
         match [factor.tree for factor in term]:
             case [Transform(function="cr" | "cc" as function) as spline] if is_written(spline):
@@ -243,7 +243,7 @@ def _require_other_columns(right: RightSide, response: Expression) -> None:
         both = [name for name in columns if name in response.columns]
         if both:
             raise FormulaError(
-                f"formula: column {both[0]!r} stands in the response and also on the right side, in "
+                f"formula: column {both[0]!r} is in the response and also on the right side, in "
                 f"{text!r}; leave it out there."
             )
 
@@ -269,7 +269,7 @@ def _by_site(terms: Sequence[Term], holdings: _Holdings) -> Iterator[SiteTerms]:
 
 
 def _require_distinct_labels(terms: Sequence[Term], site: str) -> None:
-    """Refuse a column that is itself called ``log(x)`` beside the transform log(x)."""
+    """Refuse a column with the name ``log(x)`` if the formula has the transform log(x)."""
     trees: dict[str, Tree] = {}
     for factor in (factor for term in terms for factor in term):
         # formulaic finds factors by their label: one of the two would be coded twice.

@@ -29,7 +29,7 @@ WRITTEN: Mapping[str, tuple[str, str]] = MappingProxyType(
         "contr.poly": ("Poly", ""),
     }
 )
-"""What may stand in the second place of C(): the coding, and its one argument, a level."""
+"""Second argument of C(): the coding, and its one argument, a level."""
 _POLYNOMIALS = (".Constant", ".Linear", ".Quadratic", ".Cubic")
 
 
@@ -246,7 +246,7 @@ def is_written(transform: Transform) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TransformSignature:
-    """What a transform accepts besides its operand, in positional order."""
+    """Arguments of a transform after its operand, in positional order."""
 
     options: Mapping[str, Callable[[Option], bool]]
     nests: bool  # may stand inside arithmetic and other transforms: one value per row
@@ -294,7 +294,7 @@ _CUBIC = TransformSignature(
     nests=False,
 )
 _PLAIN = TransformSignature(MappingProxyType({}), nests=True)
-# One value per row from one value per row, without a state: these may stand in offsets and counts too.
+# One value per row from one value per row, without a state: these are allowed in offsets and counts too.
 ELEMENTWISE: Mapping[str, TransformSignature] = MappingProxyType(
     dict.fromkeys(("log", "exp", "sqrt", "np.log", "np.exp", "np.sqrt"), _PLAIN)
 )

@@ -58,10 +58,10 @@ class RightSide:
 
 
 def parse_terms(text: str, dot: Sequence[str] = (), *, offsets: bool = False) -> RightSide:
-    """Read the right side of a formula, of which ``.`` stands for the columns `dot`.
+    """Read the right side of a formula, in which ``.`` means the columns `dot`.
 
-    A FormulaError tells of anything outside the language, of a formula that multiplies out to too many terms,
-    and of an offset where there can be none, or twice.
+    Raises a FormulaError for anything outside the language, for a formula that multiplies out to too many
+    terms, and for an offset that is not allowed there, or written twice.
     """
     _require_length(text)
     tokens = _tokens(text)
@@ -81,7 +81,7 @@ def parse_term(text: str) -> Term:
 
 
 def right_side_of(terms: Sequence[Term]) -> RightSide:
-    """Put terms that were read one by one beside an intercept, in the order of :class:`RightSide`."""
+    """Combine terms that were read one by one with an intercept, in the order of :class:`RightSide`."""
     distinct: TermSet = {}
     for term in terms:
         distinct.setdefault(_key(term), term)
@@ -99,10 +99,10 @@ def term_columns(term: Term) -> tuple[str, ...]:
 
 
 def split_sides(text: object, *, response: bool = True) -> tuple[str, str]:
-    """Left and right side of a formula; nothing stands at the left of one without a response.
+    """Return the left and right side of a formula; the left side is empty for a model without a response.
 
-    A FormulaError where it is not text, is too long, or has not exactly one ``~`` with something at the
-    sides where something has to be.
+    Raises a FormulaError if it is not text, is too long, or does not have exactly one ``~`` with the required
+    sides.
     """
     if not isinstance(text, str):
         raise FormulaError(
@@ -132,7 +132,7 @@ def _example(response: bool) -> str:
 def _require_length(text: str) -> None:
     if len(text) > MAX_FORMULA:
         raise FormulaError(
-            f"formula: {len(text):,} characters, the limit is {MAX_FORMULA:,}; `.` stands for all columns "
+            f"formula: {len(text):,} characters, the limit is {MAX_FORMULA:,}; `.` means all columns, "
             "and '. - x' leaves one out."
         )
 
@@ -228,13 +228,13 @@ class _TermsReader:
             raise refuse_formula(
                 f"the number {number}",
                 self.text,
-                "1 and 0 stand for an intercept and for none, outside parentheses; "
-                "other numbers are exponents or stand inside a transform",
+                "outside parentheses, 1 means an intercept and 0 no intercept; "
+                "other numbers are exponents or arguments of a transform",
             )
         self.intercept = plus == (number == "1")
 
     def _is_summand(self) -> bool:
-        """Whether what was taken last stands in the sum outside parentheses, and in no product."""
+        """Return whether the last token is in the sum outside parentheses, and in no product."""
         return self.depth == 0 and (self._token().kind == "end" or self._peek("+", "-", ")"))
 
     def _offset(self, plus: bool) -> None:

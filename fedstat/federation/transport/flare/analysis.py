@@ -234,7 +234,7 @@ def open_analysis(
 
 @dataclass(frozen=True, slots=True)
 class ServerStatus:
-    """What the server reports: connected sites, and by number the state of jobs that have not ended."""
+    """The server's report: connected sites, and by number the state of jobs that have not ended."""
 
     connected: tuple[str, ...]
     jobs: Mapping[str, str]
