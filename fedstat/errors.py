@@ -278,7 +278,7 @@ class PolicyError(DisclosureError):
         Examples
         --------
         >>> import fedstat as fs
-        >>> error = fs.errors.PolicyError.of_rule("quorum", "North", "wants 3 institutions")
+        >>> error = fs.errors.PolicyError.of_rule("quorum", "North", "wants 3 sites")
         >>> error.with_message("wait for the others").rule
         'quorum'
         """

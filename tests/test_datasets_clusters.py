@@ -112,7 +112,7 @@ def test_a_partition_takes_them():
         (lambda: datasets.make_clusters(1), "n of at least 2"),
         (lambda: datasets.make_clusters(kinds=["nominal"]), "'continuous' or 'ordinal'"),
         (lambda: datasets.make_clusters(shares=(0.5, 0.6)), "add up to 1"),
-        (lambda: datasets.make_clusters(informative=[True]), "informative per institution, received 1"),
+        (lambda: datasets.make_clusters(informative=[True]), "informative per site, received 1"),
         (lambda: datasets.make_clusters(missing=1.0), "missing entities"),
     ],
 )

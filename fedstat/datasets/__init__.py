@@ -1,9 +1,9 @@
 """Simulated data of several sites, together with the true parameters.
 
-Institutions with different columns: :func:`make_sme` imitates a published study of enterprise profit whose
+Sites with different columns: :func:`make_sme` imitates a published study of enterprise profit whose
 data are not public, :func:`load_sme` reads a packaged sample of it, :func:`make_sme_risk` imitates one of
 their risk with columns of mixed kinds, :func:`make_selection` is a published study of selection among
-columns, :func:`make_cluster_experiment` is one of clusters over institutions, and :func:`make_clusters` and
+columns, :func:`make_cluster_experiment` is one of clusters over sites, and :func:`make_clusters` and
 :func:`make_blocks` are small general simulators. Sites with different rows: :func:`make_logistic_sites`
 follows a published comparison of federated methods, and :func:`make_hospitals` imitates the heart disease
 data of four hospitals.

@@ -34,7 +34,7 @@ def make_blocks(
     intercept: float = 1.0,
     response_with_block: bool = False,
 ) -> SimulatedData:
-    """Simulate a linear regression whose covariates are spread over institutions "A", "B", "C", ...
+    """Simulate a linear regression whose covariates are spread over sites "A", "B", "C", ...
 
     The covariates ``A1``, ``A2``, ``B1``, ... are normal with variance 1. The response ``y`` is known for
     every entity.
@@ -44,18 +44,18 @@ def make_blocks(
     n : int
         Number of entities.
     p : sequence of int
-        Number of covariates of each institution, at most 26 institutions.
+        Number of covariates of each site, at most 26 sites.
     missing : sequence of float
-        Share of the entities without a record, per institution, in [0, 1); counts are exact.
+        Share of the entities without a record, per site, in [0, 1); counts are exact.
     seed : int or numpy.random.Generator
         Source of randomness. The truth does not depend on it.
     mechanism : {"mcar", "mar"}
         "mcar": records are lacking at random. "mar": a record at "A" is more likely with a high response,
-        one at any other institution with a high response and, where "A" has the entity, a high ``A1``.
+        one at any other site with a high response and, where "A" has the entity, a high ``A1``.
     rho : float
-        Mean absolute correlation within an institution.
+        Mean absolute correlation within a site.
     between : float
-        Mean absolute correlation between covariates of different institutions.
+        Mean absolute correlation between covariates of different sites.
     r2 : float
         R-squared of a fully observed entity, in (0, 1).
     mean : float
@@ -88,7 +88,7 @@ def make_blocks(
     X = population.draw_covariates(n, rng)
     y = population.draw_response(X, rng)
     counts = tuple(round(n * (1 - share)) for share in missing)
-    require_argument(min(counts) > 0, f"make_blocks: an institution would have no record among {n} entities.")
+    require_argument(min(counts) > 0, f"make_blocks: a site would have no record among {n} entities.")
     presence = MissingnessModel(counts, leader=0, slope=SLOPES[mechanism])
     seen = presence.draw(population.standardize(y), X[:, 0] - mean, rng)
     return assemble(population, X, y, seen, "id", "y", "A" if response_with_block else "Response")
@@ -119,10 +119,10 @@ def _check_blocks(
 ) -> None:
     checks = {
         f"n of at least 2 entities, received {n}": n >= 2,
-        f"1 to 26 institutions with at least one covariate each, received p = {tuple(p)}": (
+        f"1 to 26 sites with at least one covariate each, received p = {tuple(p)}": (
             1 <= len(p) <= 26 and min(p) >= 1
         ),
-        f"one share in [0, 1) each, received missing = {tuple(missing)} for {len(p)} institutions": (
+        f"one share in [0, 1) each, received missing = {tuple(missing)} for {len(p)} sites": (
             len(missing) == len(p) and all(0 <= share < 1 for share in missing)
         ),
         f"mechanism to be 'mcar' or 'mar', received {mechanism!r}": mechanism in SLOPES,
@@ -132,5 +132,5 @@ def _check_blocks(
         require_argument(holds, f"make_blocks: expected {expected}.")
     require_argument(
         not (response_with_block and missing[0]),
-        "make_blocks: institution 'A' holds the response, which every entity has; set missing[0] = 0.",
+        "make_blocks: site 'A' holds the response, which every entity has; set missing[0] = 0.",
     )

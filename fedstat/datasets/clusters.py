@@ -20,7 +20,7 @@ CUTS = np.array([-1.5, 0.0, 1.5])
 SHARES = (0.3, 0.4, 0.3)
 """Shares of the three clusters of the published experiments, in the order of their means."""
 EXPERIMENTS: Mapping[int, tuple[int, int]] = {1: (8, 20), 2: (8, 40), 3: (8, 80), 4: (16, 20), 5: (24, 20)}
-"""Institutions, and columns of each, of the published experiments."""
+"""Sites, and columns of each, of the published experiments."""
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(41)
 
 
@@ -40,7 +40,7 @@ FACTORS: Mapping[int, tuple[Floats, tuple[Floats, ...]]] = {
         (_covariance(0.12, -0.07, 0.17), _covariance(0.09, -0.06, 0.13), _covariance(0.15, 0.04, 0.11)),
     ),
 }
-"""Means (3, 2) and covariances of the factors by cluster, at institutions whose factors differ: Table 2."""
+"""Means (3, 2) and covariances of the factors by cluster, at sites whose factors differ: Table 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class SimulatedClusters:
     Attributes
     ----------
     frames : dict of str to DataFrame
-        One table per institution, with the key and only the entities that the institution has. Ordinal
+        One table per site, with the key and only the entities that the site has. Ordinal
         columns are ordered categories.
     key : str
         Name of the column that identifies an entity.
@@ -61,7 +61,7 @@ class SimulatedClusters:
         of its factors differ between clusters.
     columns : DataFrame
         Index ``variable``; columns ``site``, ``kind``, ``loaded``, whether its loadings are other than
-        zero, and ``informative``, whether that is so at an informative institution.
+        zero, and ``informative``, whether that is so at an informative site.
     profiles : DataFrame
         Index ``variable`` and ``category`` (empty for continuous columns); one column per cluster: the mean
         of the variable, or the probability of the category.
@@ -137,11 +137,11 @@ def make_cluster_experiment(
     noise: float = 3.0,
     seed: int | np.random.Generator = 0,
 ) -> SimulatedClusters:
-    """Simulate an experiment of Ding (2024, chapter 2): three clusters, two factors an institution.
+    """Simulate an experiment of Ding (2024, chapter 2): three clusters, two factors a site.
 
-    Of eight institutions, the first four have continuous columns and the others ordinal ones; the means of
+    Of eight sites, the first four have continuous columns and the others ordinal ones; the means of
     the factors differ between clusters at the first two of either kind (Table 2), and are standard normal
-    at the others. A quarter of the columns of every institution load on its factors. Experiments 1 to 3
+    at the others. A quarter of the columns of every site load on its factors. Experiments 1 to 3
     have 20, 40 and 80 columns per site; experiments 4 and 5 have 8 and 16 further sites, in
     turn continuous and ordinal, that are uninformative.
 
@@ -163,7 +163,7 @@ def make_cluster_experiment(
     Returns
     -------
     SimulatedClusters
-        With the key ``id``; institutions ``"Client 1"``, ..., columns ``"c1_1"``, ...
+        With the key ``id``; sites ``"Client 1"``, ..., columns ``"c1_1"``, ...
 
     Raises
     ------
@@ -216,10 +216,10 @@ def make_clusters(
     missing: float = 0.0,
     seed: int | np.random.Generator = 0,
 ) -> SimulatedClusters:
-    """Simulate clusters of entities, with one factor and the same loadings at every institution.
+    """Simulate clusters of entities, with one factor and the same loadings at every site.
 
-    Within a cluster the factor of an institution is normal with variance 1; its means lie `separation`
-    apart, in another order at every institution where there are more than two clusters. Loadings go from .6
+    Within a cluster the factor of a site is normal with variance 1; its means lie `separation`
+    apart, in another order at every site where there are more than two clusters. Loadings go from .6
     to 1.2. The noise is standard normal; ordinal columns have logistic noise and thresholds -1.5, 0, 1.5.
 
     Parameters
@@ -227,25 +227,25 @@ def make_clusters(
     n : int
         Number of entities, at least 2.
     kinds : sequence of {"continuous", "ordinal"}
-        Kind of the columns of every institution.
+        Kind of the columns of every site.
     shares : sequence of float
         Probability of every cluster.
     p : int
-        Columns of every institution.
+        Columns of every site.
     separation : float
         Between the means of neighboring clusters, in standard deviations of the factor.
     informative : sequence of bool, optional
-        Whether the means differ, per institution; by default at all.
+        Whether the means differ, per site; by default at all.
     missing : float
-        Share of the entities that every institution lacks, at random, in [0, 1). Each is known to one
-        institution at least.
+        Share of the entities that every site lacks, at random, in [0, 1). Each is known to one
+        site at least.
     seed : int or numpy.random.Generator
         Source of randomness.
 
     Returns
     -------
     SimulatedClusters
-        With the key ``id``; institutions ``"Client 1"``, ..., columns ``"c1_1"``, ...
+        With the key ``id``; sites ``"Client 1"``, ..., columns ``"c1_1"``, ...
 
     Raises
     ------
@@ -263,14 +263,14 @@ def make_clusters(
     reports = [True] * len(kinds) if informative is None else list(informative)
     checks = {
         f"n of at least 2 entities, received {n}": n >= 2,
-        f"kinds 'continuous' or 'ordinal', one an institution, received {list(kinds)}": (
+        f"kinds 'continuous' or 'ordinal', one a site, received {list(kinds)}": (
             len(kinds) > 0 and set(kinds) <= {"continuous", "ordinal"}
         ),
         f"positive shares that add up to 1, received {list(shares)}": (
             weights.ndim == 1 and bool((weights > 0).all()) and abs(weights.sum() - 1.0) < 1e-9
         ),
         f"p of at least 1 column, received {p}": p >= 1,
-        f"one value of informative per institution, received {len(reports)}": len(reports) == len(kinds),
+        f"one value of informative per site, received {len(reports)}": len(reports) == len(kinds),
         f"a share of missing entities in [0, 1), received {missing}": 0 <= missing < 1,
     }
     for expected, holds in checks.items():

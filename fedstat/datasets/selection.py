@@ -13,7 +13,7 @@ from fedstat.datasets.simulation import numbered_entities, require_argument
 from fedstat.typing import Array, Floats
 
 CLIENTS, COLUMNS, ACTIVE = 5, 20, 12
-"""Institutions; columns of each; of these, those with an effect."""
+"""Sites; columns of each; of these, those with an effect."""
 EFFECT = 1.0 / 3.0
 TYPES = ("continuous", "class", "count", "binary")
 CLASS_SLOPES = (0.0, 0.5, 1.0)
@@ -22,12 +22,12 @@ WEIGHTS, MEANS = (0.4, 0.3, 0.3), (0.0, -1.0, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class SimulatedSelection:
-    """Tables of several institutions, drawn from a known regression in which many coefficients are zero.
+    """Tables of several sites, drawn from a known regression in which many coefficients are zero.
 
     Attributes
     ----------
     frames : dict of str to DataFrame
-        One table per institution, with the key; the first one also holds the response.
+        One table per site, with the key; the first one also holds the response.
     key : str
         Name of the column that identifies an entity.
     response : str
@@ -62,14 +62,14 @@ def make_selection(
     standardize: bool = False,
     seed: int | np.random.Generator = 0,
 ) -> SimulatedSelection:
-    """Simulate the selection study of Tang et al., section 5.1: five institutions with 20 columns each.
+    """Simulate the selection study of Tang et al., section 5.1: five sites with 20 columns each.
 
     Every entity has a latent vector u (100,) from the mixture .4 N(0, S1) + .3 N(-1, S2) + .3 N(1, S3). S1
-    has correlations of .3 within and .1 between institutions, S2 of ``.5 ** |i - j|``, S3 of .5 and .25 at
+    has correlations of .3 within and .1 between sites, S2 of ``.5 ** |i - j|``, S3 of .5 and .25 at
     lags 1 and 2. A quarter of the columns each are u itself, a class c = 0, 1, 2 with probability
     proportional to ``exp(w_c u)``, w = (0, .5, 1), a Poisson count with mean ``max(2 + .3 u, 0)``, and 0 or
     1 with probability ``expit(.5 u)``; which column is of which type is random. The first 12 coefficients
-    of every institution are -1/3 and 1/3 in turn, the other 8 and the intercept are zero. The response is
+    of every site are -1/3 and 1/3 in turn, the other 8 and the intercept are zero. The response is
     x'beta + N(0, 1), or 0 and 1 with probability ``expit(x'beta)``.
 
     The publication leaves open the shares of the types, the number of classes and their slopes, how a class
@@ -195,7 +195,7 @@ def _draw_columns(U: Floats, types: Array, rng: np.random.Generator) -> Floats:
 
 
 def _lay_out(X: Floats, y: Floats, beta: Floats, types: Array) -> SimulatedSelection:
-    """Cut the columns into tables of institutions."""
+    """Cut the columns into tables of sites."""
     names = pd.Index([f"X{j}" for j in range(1, len(beta) + 1)], name="variable")
     sites = np.repeat([f"Client {k}" for k in range(1, CLIENTS + 1)], COLUMNS)
     complete = numbered_entities(X, names, y, "id", "y")

@@ -18,12 +18,12 @@ from fedstat.typing import Bools, Floats, Ints
 # ----------------------------------------------------------------------------------------------------
 # The law that simulated covariates and responses are drawn from.
 #
-# With f_k a standard normal factor of institution k,
+# With f_k a standard normal factor of site k,
 #
 #     x_ij = mu + l_j f_k(i) + sqrt(1 - l_j^2) e_ij,    corr(x_j, x_m) = l_j l_m corr(f_k, f_k'),
 #
 # and y_i = beta0 + x_i' beta + eps_i with eps_i ~ N(0, sigma2). The loadings l_j alternate in sign, so that
-# both signs of correlation occur within an institution.
+# both signs of correlation occur within a site.
 
 _LOG_SD = 0.75
 _WINSOR = float(ndtri(0.99))
@@ -86,21 +86,21 @@ class Population:
 
 
 def alternating_loadings(p: int, rho: float) -> Floats:
-    """Give one institution loadings of alternating sign with a mean |l_j l_m| of rho over its pairs."""
+    """Give one site loadings of alternating sign with a mean |l_j l_m| of rho over its pairs."""
     require_argument(0 <= rho < 1, f"rho: expected a mean absolute correlation in [0, 1), received {rho}.")
-    # of different size, so that correlations within an institution differ
+    # of different size, so that correlations within a site differ
     shape = np.linspace(1 - _SPREAD, 1 + _SPREAD, p) if p > 1 else np.ones(1)
     pairs = np.outer(shape, shape)[np.triu_indices(p, 1)]
     size = math.sqrt(rho / (pairs.mean() if p > 1 else 1.0))
     loadings: Floats = size * shape * (-1.0) ** np.arange(p)
     require_argument(
-        abs(loadings).max() < 1, f"rho: {rho} is more than one factor an institution can give; lower it."
+        abs(loadings).max() < 1, f"rho: {rho} is more than one factor a site can give; lower it."
     )
     return loadings
 
 
 def factor_correlation(owner: Ints, loadings: Floats, between: float) -> float:
-    """Give the correlation of institutions' factors for a mean |correlation| of ``between`` across them."""
+    """Give the correlation of sites' factors for a mean |correlation| of ``between`` across them."""
     across = abs(np.outer(loadings, loadings))[owner[:, None] != owner]
     largest = float(across.mean()) if across.size else 0.0
     require_argument(
@@ -144,7 +144,7 @@ def require_argument(holds: bool, message: str) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Presence of entities at institutions: records are lacking completely at random, or at random.
+# Presence of entities at sites: records are lacking completely at random, or at random.
 
 Mechanism: TypeAlias = Literal["mcar", "mar"]
 
@@ -153,9 +153,9 @@ SLOPES = {"mcar": 0.0, "mar": 0.75}
 
 @dataclass(frozen=True, slots=True)
 class MissingnessModel:
-    """How records come about: ``counts[k]`` of them at institution k, of n entities.
+    """How records come about: ``counts[k]`` of them at site k, of n entities.
 
-    A record at institution ``leader`` is more likely with a high response, one at any other institution
+    A record at site ``leader`` is more likely with a high response, one at any other site
     with a high response and, where the leader has the entity, a high ``lead``, one of the leader's
     covariates. Whether a record is lacking so depends on nothing that is lacking: missing at random.
     """
@@ -172,7 +172,7 @@ class MissingnessModel:
         return seen
 
     def draw_with_complete(self, n_complete: int, y: Floats, lead: Floats, rng: np.random.Generator) -> Bools:
-        """Draw as ``draw`` does, with exactly ``n_complete`` entities that every institution has."""
+        """Draw as ``draw`` does, with exactly ``n_complete`` entities that every site has."""
         seen, score = self._draw_leader(y, lead, rng)
         *middle, last = self._others()
         # first complete entities, then others with a record: the last site must complete no other entity
@@ -208,12 +208,12 @@ def _first(score: Floats, count: int, rng: np.random.Generator) -> Bools:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedData:
-    """Tables of several institutions, drawn from a known linear model.
+    """Tables of several sites, drawn from a known linear model.
 
     Attributes
     ----------
     frames : dict of str to DataFrame
-        One table per institution, with the key and only the entities that the institution has a record of.
+        One table per site, with the key and only the entities that the site has a record of.
         The holder of the response comes first.
     key : str
         Name of the column that identifies an entity.
@@ -261,7 +261,7 @@ def numbered_entities(
 def assemble(
     population: Population, X: Floats, y: Floats, seen: Bools, key: str, response: str, holder: str
 ) -> SimulatedData:
-    """Lay out what was drawn, X (n, p), y (n,) and seen (n, K), as tables of institutions."""
+    """Lay out what was drawn, X (n, p), y (n,) and seen (n, K), as tables of sites."""
     variables = pd.Index(population.variables, name="variable")
     names = np.asarray(population.variables, dtype=object)
     complete = numbered_entities(X, variables, y, key, response)

@@ -60,11 +60,11 @@ def make_sme(
 ) -> SimulatedData:
     """Simulate the enterprise profit study of TWFL, section 5.
 
-    Five institutions hold 35 standardized covariates (mean 0, standard deviation 1 in the population),
-    with a mean absolute correlation of .28 within an institution. The true coefficients are the published
+    Five sites hold 35 standardized covariates (mean 0, standard deviation 1 in the population),
+    with a mean absolute correlation of .28 within a site. The true coefficients are the published
     CC-VFEM estimates, and the error variance makes the R-squared of a fully observed enterprise .757.
-    The response ``NPGR`` (net profit growth rate) is known for every enterprise and is held by an institution
-    of its own, "Platform", because no institution that the publication names has a record of all
+    The response ``NPGR`` (net profit growth rate) is known for every enterprise and is held by a site
+    of its own, "Platform", because no site that the publication names has a record of all
     enterprises. The intercept was not published and is 0; the unit of ``NPGR`` follows from the
     coefficients.
 
@@ -82,13 +82,13 @@ def make_sme(
         Source of randomness. The truth does not depend on it.
     missing : {"mcar", "mar"}
         "mcar": records are lacking at random. "mar": small enterprises lack records: a record at the
-        Industry and Commerce Bureau is more likely with a high response, one at any other institution with a
+        Industry and Commerce Bureau is more likely with a high response, one at any other site with a
         high response and, where the Bureau has the enterprise, a high ``CAPITAL``.
     skew : bool
         Whether the covariates are lognormal with a normal copula, winsorized at 1 % at both ends and
         then standardized, instead of normal.
     between : float
-        Mean absolute correlation between covariates of different institutions (before ``skew``); .03 was
+        Mean absolute correlation between covariates of different sites (before ``skew``); .03 was
         published.
 
     Returns
@@ -131,8 +131,8 @@ def load_sme() -> dict[str, pd.DataFrame]:
     Returns
     -------
     dict of str to DataFrame
-        One table per institution, keyed by ``enterprise_id``: "Platform" with the response ``NPGR``, then
-        the five institutions of :func:`make_sme`. Simulated; see ``data/sme/README.md``.
+        One table per site, keyed by ``enterprise_id``: "Platform" with the response ``NPGR``, then
+        the five sites of :func:`make_sme`. Simulated; see ``data/sme/README.md``.
 
     Examples
     --------
@@ -167,7 +167,7 @@ def load_sme_published() -> pd.DataFrame:
 
 
 def write_sme_sample(folder: str | Path) -> list[Path]:
-    """Write the sample that :func:`load_sme` reads, one CSV file per institution.
+    """Write the sample that :func:`load_sme` reads, one CSV file per site.
 
     Parameters
     ----------
@@ -264,7 +264,7 @@ RISKY = 0.12
 EFFECT = 0.25
 """Effect of one standard deviation of an active column on the log odds."""
 WITHIN, BETWEEN = 0.28, 0.1
-"""Mean absolute correlation of the scores behind the columns, within and between institutions."""
+"""Mean absolute correlation of the scores behind the columns, within and between sites."""
 CUTS: Floats = ndtri(np.array([0.2, 0.45, 0.7, 0.9]))
 COUNTS: Floats = ndtri(poisson.cdf(np.arange(16), 2.0))
 MARGINS: dict[str, Callable[[Floats], Floats]] = {
@@ -275,7 +275,7 @@ MARGINS: dict[str, Callable[[Floats], Floats]] = {
     "ordinal": lambda z: np.searchsorted(CUTS, z).astype(float),
     "zero-inflated": lambda z: np.maximum(np.exp(z) - math.exp(ndtri(0.6)), 0.0),
 }
-"""Columns as increasing functions of a standard normal score, which institutions' columns take in turn."""
+"""Columns as increasing functions of a standard normal score, which sites' columns take in turn."""
 
 
 def make_sme_risk(
@@ -284,12 +284,12 @@ def make_sme_risk(
     *,
     missing: Mechanism = "mar",
 ) -> SimulatedSelection:
-    """Simulate the enterprise risk study of TFLW, section 6: 71,827 enterprises, five institutions.
+    """Simulate the enterprise risk study of TFLW, section 6: 71,827 enterprises, five sites.
 
     Behind the 54 covariates are normal scores with mean absolute correlations of .28 within and .1 between
-    institutions; the columns are continuous, skewed, binary, counts, ordinal (0 to 4) and zero-inflated in
+    sites; the columns are continuous, skewed, binary, counts, ordinal (0 to 4) and zero-inflated in
     turn. The response ``RISK`` is 1 for about 11 % of the enterprises, with log odds that are linear in the
-    columns: the first half of every institution's columns have effects of -.25 and .25 of a standard
+    columns: the first half of every site's columns have effects of -.25 and .25 of a standard
     deviation in turn, the others none.
 
     The shares without a record are the published ones, 0, 72.34, 83.53, 87.33 and 27.11 %, as exact counts,
@@ -306,7 +306,7 @@ def make_sme_risk(
         Source of randomness. The truth does not depend on it.
     missing : {"mar", "mcar"}
         "mar": a record at "Market Supervision" is more likely for risky enterprises, one at the other
-        institutions for risky enterprises and, where "Market Supervision" has the enterprise, a high ``MS1``;
+        sites for risky enterprises and, where "Market Supervision" has the enterprise, a high ``MS1``;
         "Platform" has all. "mcar": records are lacking at random.
 
     Returns
@@ -372,7 +372,7 @@ def _intercept(variance: float) -> float:
 
 
 def _draw_presence(n: int, y: Floats, lead: Floats, slope: float, rng: np.random.Generator) -> Array:
-    """Draw who has a record of whom, (n, 5): the first institution of everybody."""
+    """Draw who has a record of whom, (n, 5): the first site of everybody."""
     others = {site: share for site, share in SME_RISK_MISSING.items() if share > 0.0}
     distribution = MissingnessModel(
         tuple(round(n * (1 - share)) for share in others.values()), list(others).index(LEADER), slope
@@ -392,7 +392,7 @@ def _lay_out(
     intercept: float,
     seen: Array,
 ) -> SimulatedSelection:
-    """Cut what was drawn into tables of institutions."""
+    """Cut what was drawn into tables of sites."""
     names = pd.Index(population.variables, name="variable")
     complete = numbered_entities(X, names, y, "enterprise_id", "RISK")
     frames = {

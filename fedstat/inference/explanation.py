@@ -200,7 +200,7 @@ def instructions(reported: pd.DataFrame) -> Sheet:
     rows = []
     for (step, array), group in reported.groupby(["step", "array"], sort=False):
         receivers = group["receiver"].unique()
-        to = str(receivers[0]) if len(receivers) == 1 else f"{len(receivers)} institutions"
+        to = str(receivers[0]) if len(receivers) == 1 else f"{len(receivers)} sites"
         sizes = (f"{group['messages'].sum():,}", human_bytes(int(group["bytes"].sum())))
         rows.append((str(step), str(array), str(group["kind"].iloc[0]), to, str(max(group["shape"])), *sizes))
     (sender,) = reported["sender"].unique()

@@ -100,14 +100,14 @@ def _cut(scores: Floats, radius: float, most: int, places: int) -> Ints:
 class GramSensitivity:
     """Squares of the sensitivities of one Gram matrix above its diagonal, in squares of units.
 
-    Rows of institution k are cut to a square length R_k^2, and T = sum R_k^2. Own blocks have noise of one
-    share, cross blocks that of two institutions. `coordinator` is for a whole record, in units in which one
-    share has variance one, T^2/2 + sum R_k^4/2; `institutions` for the part of institution k against all
+    Rows of site k are cut to a square length R_k^2, and T = sum R_k^2. Own blocks have noise of one
+    share, cross blocks that of two sites. `coordinator` is for a whole record, in units in which one
+    share has variance one, T^2/2 + sum R_k^4/2; `sites` for the part of site k against all
     others together, whose noise they know: 4 R_k^2 (T - R_k^2), or T^2 where R_k^2 > T/2.
     """
 
     coordinator: Fraction
-    institutions: tuple[Fraction, ...]
+    sites: tuple[Fraction, ...]
 
 
 def gram_sensitivity(squared_radii: Sequence[Fraction | int]) -> GramSensitivity:
@@ -118,7 +118,7 @@ def gram_sensitivity(squared_radii: Sequence[Fraction | int]) -> GramSensitivity
     """
     radii = [Fraction(radius) for radius in squared_radii]
     if not radii or min(radii) <= 0:
-        raise ModelError("expected a radius above 0 for every institution")
+        raise ModelError("expected a radius above 0 for every site")
     T = sum(radii, Fraction(0))
     own = tuple(4 * r * (T - r) if 2 * r <= T else T * T for r in radii)
     return GramSensitivity((T * T + sum((r * r for r in radii), Fraction(0))) / 2, own)
@@ -127,19 +127,19 @@ def gram_sensitivity(squared_radii: Sequence[Fraction | int]) -> GramSensitivity
 def moments_sensitivity(squared_radii: Sequence[Fraction | int]) -> GramSensitivity:
     """Bound the same with squares and sums of all columns besides, in units in which a row has a one more.
 
-    Institution k releases the upper triangle of the products of (1, u_k) with noise of one share, and pairs
-    of institutions their cross blocks with that of two. For rows u and v, p_k = u_k'v_k, p their sum, the
+    Site k releases the upper triangle of the products of (1, u_k) with noise of one share, and pairs
+    of sites their cross blocks with that of two. For rows u and v, p_k = u_k'v_k, p their sum, the
     diagonal of a block changes by no more than all of it, ``R_k^4 + R_k^4 - 2 p_k^2``, so that
 
         coordinator   T^2/2 + 3/2 sum R_k^4 + 2 T + 2,   the most of -p^2/2 - 2 p being 2;
-        institution   (2 R_k^2 + 1)^2 / 2 + 4 R_k^2 (T - R_k^2),
+        site   (2 R_k^2 + 1)^2 / 2 + 4 R_k^2 (T - R_k^2),
 
     of which the first part is the most of 2 R_k^4 (1 - c^2) + 2 R_k^2 (1 - c), c the cosine, and the second
     counts its products with others by themselves, who may choose their rows after they saw the first.
     """
     radii = [Fraction(radius) for radius in squared_radii]
     if not radii or min(radii) < Fraction(1, 2):
-        raise ModelError("expected a squared radius of one half or more for every institution")
+        raise ModelError("expected a squared radius of one half or more for every site")
     T, fourth = sum(radii, Fraction(0)), sum((r * r for r in radii), Fraction(0))
     own = tuple((2 * r + 1) ** 2 / 2 + 4 * r * (T - r) for r in radii)
     return GramSensitivity(T * T / 2 + 3 * fourth / 2 + 2 * T + 2, own)

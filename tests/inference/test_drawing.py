@@ -48,7 +48,7 @@ def test_names_keep_apart_as_near_as_can_be():
 def test_long_titles_are_broken_and_stay_on_the_page(width):
     ax = page(width, 3.0)
     ax.set_yticks([0.0, 1.0], ["a label that is long indeed", "short"])
-    headline = "Correlations of the latent normals of every column of every institution, one by one"
+    headline = "Correlations of the latent normals of every column of every site, one by one"
     plotting.set_headline(
         ax, headline, "what there is to say of it, which is more than a line holds as a rule\n$a_$"
     )

@@ -184,9 +184,7 @@ def test_what_cannot_be_is_said_with_a_remedy(right, kind, told):
 
 
 def test_a_product_of_two_sites_columns_is_named():
-    with pytest.raises(
-        FormulaError, match=r"'I\(x \* z2\)' needs .* at institution 'B' .* at institution 'A'"
-    ):
+    with pytest.raises(FormulaError, match=r"'I\(x \* z2\)' needs .* at site 'B' .* at site 'A'"):
         fs.VFEMRegression.from_formula("y ~ I(x * z2)", COLUMNS)
 
 

@@ -33,7 +33,7 @@ COLUMNS = fs.ClientPartition.from_frames({"A": TABLE[["id", "y", "x"]], "B": TAB
         ),
         (
             lambda: fs.VFEMRegression.from_formula("y ~ x + z", COLUMNS).design,
-            "<Design: y ~ x + z, 200 entities, 2 columns of 2 institutions>",
+            "<Design: y ~ x + z, 200 entities, 2 columns of 2 sites>",
         ),
         (
             lambda: fs.CopulaSynthesizer(COLUMNS, epsilon=1.0, bounds=dict.fromkeys("xyz", (-9, 9))),

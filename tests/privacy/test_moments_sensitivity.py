@@ -54,7 +54,7 @@ def test_the_bound_holds_for_any_pair_of_records_and_some_come_close(radii):
 
 @pytest.mark.parametrize("radius", [1.2, 3.0, 48.0])
 def test_the_bound_for_the_products_of_one_site_holds_and_is_reached(radius):
-    bound = float(moments_sensitivity([radius]).institutions[0])
+    bound = float(moments_sensitivity([radius]).sites[0])
     owner, best = np.zeros(2), 0.0
     for a in np.linspace(0, 2 * np.pi, 73):
         for b in np.linspace(0, 2 * np.pi, 73):
@@ -64,7 +64,7 @@ def test_the_bound_for_the_products_of_one_site_holds_and_is_reached(radius):
 
 
 def test_the_products_with_others_move_by_twice_a_row_times_theirs():
-    alone, both = moments_sensitivity([3]).institutions[0], moments_sensitivity([3, 5]).institutions[0]
+    alone, both = moments_sensitivity([3]).sites[0], moments_sensitivity([3, 5]).sites[0]
     assert both - alone == 4 * 3 * 5
 
 

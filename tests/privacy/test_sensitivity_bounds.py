@@ -115,13 +115,13 @@ def test_no_pair_of_records_moves_a_gram_matrix_further(sizes):
             v = u.copy()
             v[block] = -u[block] if trial % 2 else put(rng.standard_normal(d), blocks, radii)[block]
             moved = (np.triu(seen, 1) * (np.outer(u, u) - np.outer(v, v)) ** 2).sum()
-            assert moved <= float(bound.institutions[k]) * (1.0 + 1e-12)
+            assert moved <= float(bound.sites[k]) * (1.0 + 1e-12)
 
 
 def test_five_equal_sites():
     """.8 T against one of them, which is more than the coordinator has: sqrt(.6) T."""
     bound = gram_sensitivity([2] * 5)
-    assert bound.institutions == (Fraction(64),) * 5 and bound.coordinator == 60
-    assert gram_sensitivity([1, 9]).institutions == (Fraction(36), Fraction(100))
+    assert bound.sites == (Fraction(64),) * 5 and bound.coordinator == 60
+    assert gram_sensitivity([1, 9]).sites == (Fraction(36), Fraction(100))
     with pytest.raises(ModelError, match="radius"):
         gram_sensitivity([])

@@ -78,14 +78,14 @@ def find_rows(
     if used.shape != (n_rows,):
         raise DesignError(f"use: expected one value per row ({n_rows:,}), received shape {used.shape}.")
     missing: Bools = missing_cells(series.values(), n_rows)
-    # A row without any of the columns is an entity that the institution never saw, and no partial row.
+    # A row without any of the columns is an entity that the site never saw, and no partial row.
     some = used & missing.any(axis=1) & ~missing.all(axis=1)
     n_partial = int(some.sum())
     if partial == "error" and n_partial:
         counts = zip(series, missing[some].sum(axis=0).tolist(), strict=True)
         listed = ", ".join(f"{name!r} ({count:,})" for name, count in counts if count)
         raise DesignError(
-            f"institution {site!r} has {n_partial:,} entities with some but not all of its columns; "
+            f"site {site!r} has {n_partial:,} entities with some but not all of its columns; "
             f"missing: {listed}. Fill them in, or use partial='condition', partial='drop' or partial='mean'."
         )
     seen: Bools = used & ~missing.any(axis=1)
@@ -124,7 +124,7 @@ def require_categories(series: Mapping[str, pd.Series], site: str) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------
-# One institution's rows -> its part of the design matrix.
+# One site's rows -> its part of the design matrix.
 
 ENOUGH = 2
 """Whole rows for each column from which collinear ones are named."""
@@ -132,7 +132,7 @@ ENOUGH = 2
 
 @dataclass(frozen=True, slots=True)
 class CodedBlock:
-    """The coded rows of one institution: the design (n_seen, p), C-contiguous, without the intercept.
+    """The coded rows of one site: the design (n_seen, p), C-contiguous, without the intercept.
 
     `seen` (n_rows,) are the rows in it: those in use whose columns are all there, or with "condition" some of
     them, in which the design is nan at the others; `n_partial` counts rows in use that had some of the
@@ -172,7 +172,7 @@ def build_block(
     intercept: bool = True,
     published: Published | None = None,
 ) -> CodedBlock:
-    """Code the rows of one institution, and fix levels and transform state from them.
+    """Code the rows of one site, and fix levels and transform state from them.
 
     Text, categories and logical columns get treatment coding: the first level is the reference unless the
     formula names another; levels are sorted, but declared ones, and those of a category, keep their order
@@ -206,7 +206,7 @@ def build_block(
     considered |= known_levels(considered, levels)
     columns = _prepare(considered, kinds, levels, means, site)
     _check_columns(columns, there, site, min_count, intercept)
-    # Before coding, where formulaic would raise without naming the institution.
+    # Before coding, where formulaic would raise without naming the site.
     check_references(parsed, levels, site)
     state: TransformStates = {}
     if rows.lacking.any():
@@ -219,7 +219,7 @@ def build_block(
     for term, counts in cells.items():
         if min(counts) < min_count:
             raise DesignError(
-                f"institution {site!r}: the term {term!r} makes a cell with fewer than {min_count} "
+                f"site {site!r}: the term {term!r} makes a cell with fewer than {min_count} "
                 "entities. Merge levels, compare with another number, or leave the term out."
             )
     complete = X[~np.isnan(X).any(axis=1)]
@@ -275,8 +275,8 @@ def _seen_columns(
     rows = find_rows(series, parsed, partial, site, use, len(frame))
     if not rows.seen.any():
         raise DesignError(
-            f"institution {site!r} has no entity with all of {', '.join(map(repr, terms.columns))} "
-            f"({rows.n_partial:,} with some of them). Use fewer of its columns, or leave the institution out."
+            f"site {site!r} has no entity with all of {', '.join(map(repr, terms.columns))} "
+            f"({rows.n_partial:,} with some of them). Use fewer of its columns, or leave the site out."
         )
     return rows, {name: one[rows.seen] for name, one in series.items()}
 
@@ -376,7 +376,7 @@ def _has_means(spec: BlockSpec) -> bool:
 def _require_means(spec: BlockSpec, site: str) -> None:
     if not _has_means(spec):
         raise DesignError(
-            f"institution {site!r}: partial='mean' needs the means of the data that the model was fitted "
+            f"site {site!r}: partial='mean' needs the means of the data that the model was fitted "
             "on, and it was fitted without them. Use partial='drop', or fit with partial='mean'."
         )
 
@@ -384,6 +384,6 @@ def _require_means(spec: BlockSpec, site: str) -> None:
 def _require_names(coded: CodedColumns, spec: BlockSpec, site: str) -> None:
     if (coded.names, coded.term_names) != (spec.names, spec.term_names):
         raise DesignError(
-            f"institution {site!r}: the new rows code to {len(coded.names)} design columns that are not "
+            f"site {site!r}: the new rows code to {len(coded.names)} design columns that are not "
             f"the {len(spec.names)} of the fitted model; build the specification again."
         )

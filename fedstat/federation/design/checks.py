@@ -82,7 +82,7 @@ def check_design(X: Floats, names: Sequence[str], site: str, *, intercept: bool)
     With an intercept no column may be a multiple of it. A DesignError names the columns that are constant or
     exactly collinear, or says that there are fewer entities than columns.
     """
-    where = f" at institution {site!r}" if site else ""
+    where = f" at site {site!r}" if site else ""
     n, p = X.shape
     if n < p + intercept:
         raise DesignError(

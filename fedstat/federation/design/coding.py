@@ -108,7 +108,7 @@ def evaluate(tree: Tree, numbers: Mapping[str, Floats], state: TransformStates, 
     """Compute a checked tree, categories excepted, from columns of numbers (n,): (n,), or formulaic's basis.
 
     State of a transform that `state` lacks is fixed from these data, and added. `where` names factor and
-    institution in errors: a DesignError counts values that are not finite, or says that a transform's options
+    site in errors: a DesignError counts values that are not finite, or says that a transform's options
     do not fit the data.
     """
     match tree:
@@ -187,7 +187,7 @@ def _check_width(terms: Sequence[Term], columns: Columns, n: int, site: str) -> 
     rows = n + ROWS_A_NAME  # a column has a name as well
     square = min(2 * n * rows, MOST_NUMBERS)  # as many columns as entities, and some to spare
     if rows * width > max(FEW_NUMBERS, NUMBERS_A_VALUE * n * len(read), square):
-        where = f" at institution {site!r}" if site else ""
+        where = f" at site {site!r}" if site else ""
         raise DesignError(
             f"{width:,} design columns{where}, made of {len(read)} for {n:,} entities; expected more "
             "entities than columns. Use fewer terms, levels or degrees of freedom."
@@ -317,7 +317,7 @@ def _require_finite(value: Any, what: str, where: str) -> Any:
 
 
 def _factor_values(factor: Expression, columns: Columns, state: TransformStates, site: str) -> Any:
-    where = f"{factor.text!r}" + (f" at institution {site!r}" if site else "")
+    where = f"{factor.text!r}" + (f" at site {site!r}" if site else "")
     match factor.tree:
         case Column(name=name) if name in columns.numbers:
             return columns.numbers[name]
@@ -383,7 +383,7 @@ def _without_intercept(
 
 
 # ----------------------------------------------------------------------------------------------------
-# Response and offset at the institution that holds them.
+# Response and offset at the site that holds them.
 
 
 def build_response(frame: pd.DataFrame, text: str, columns: Sequence[str], site: str) -> Floats:
@@ -440,7 +440,7 @@ def _complete(frame: pd.DataFrame, series: dict[str, pd.Series]) -> Bools:
 
 def _where(what: str, expression: Expression, site: str) -> str:
     names = ", ".join(map(repr, expression.columns))
-    return f"the {what} {expression.text!r} (of {names}) at institution {site!r}"
+    return f"the {what} {expression.text!r} (of {names}) at site {site!r}"
 
 
 def _values(series: dict[str, pd.Series], expression: Expression, site: str) -> Floats | Bools:
@@ -494,7 +494,7 @@ def _numbers(series: pd.Series, site: str, name: str, what: str) -> Floats:
 
 
 # ----------------------------------------------------------------------------------------------------
-# The coding of one institution's columns as plain values, checked wherever they arrive.
+# The coding of one site's columns as plain values, checked wherever they arrive.
 
 Figure: TypeAlias = bool | int | float | None
 Figures: TypeAlias = Figure | list[Figure] | dict[str, Figure]
@@ -503,7 +503,7 @@ Figures: TypeAlias = Figure | list[Figure] | dict[str, Figure]
 
 @dataclass(frozen=True, slots=True)
 class BlockSpec:
-    """How an institution's columns are coded; plain values, enough to code new rows the same way.
+    """How a site's columns are coded; plain values, enough to code new rows the same way.
 
     `names` are the p design columns without the intercept, `term_names` the term of each; `levels` the agreed
     levels, in order, of every column coded as categories. `state`, of transforms by their text, may hold
@@ -554,7 +554,7 @@ class BlockSpec:
             complete &= all(_has_knots(transforms[text], state) for text, state in self.state.items())
         if found != expected or not complete or len(self.names) != len(self.term_names):
             raise DesignError(
-                f"block specification of institution {self.site!r}: terms, levels and transform state do "
+                f"block specification of site {self.site!r}: terms, levels and transform state do "
                 "not belong together; build it again."
             )
 

@@ -233,7 +233,7 @@ def _operand(transform: Transform, frame: pd.DataFrame, state: TransformStates, 
     """Values that a transform is applied to, (m, 1); of a spline its columns before they are constrained."""
     names = dict.fromkeys(iter_columns(transform))
     numbers = {name: as_numbers(frame[name], site, name) for name in names}
-    where = f"{transform.text!r} at institution {site!r}"
+    where = f"{transform.text!r} at site {site!r}"
     x = np.asarray(evaluate(transform.operand, numbers, state, where), dtype=np.float64)
     if transform.function not in SPLINES:
         return x[:, None]

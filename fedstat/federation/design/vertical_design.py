@@ -83,7 +83,7 @@ def _levels(data: SiteData, factor: FormulaFactor) -> dict[str, int]:
 # The design of sites that hold different columns, agreed before anything is estimated.
 #
 # The agreement is a protocol like any other: the response holder says which entities have a response, then
-# every institution codes its own columns and says which entities it has.
+# every site codes its own columns and says which entities it has.
 
 FAMILY = "design"
 MissingRule: TypeAlias = Literal["raise", "drop"]
@@ -91,7 +91,7 @@ MissingRule: TypeAlias = Literal["raise", "drop"]
 
 @dataclass(frozen=True, slots=True)
 class BlockDesign:
-    """One institution's part of the design: its p columns, and the term of each.
+    """One site's part of the design: its p columns, and the term of each.
 
     `rows` (n_k,) are the positions, ascending, of the entities that it has among the n of the design;
     `n_partial` counts entities with some but not all of the columns; `detail` has the columns of few values
@@ -134,7 +134,7 @@ class Design:
 
     def __repr__(self) -> str:
         p = sum(len(block.names) for block in self.blocks)
-        of = f"{p} columns of {len(self.blocks)} institutions"
+        of = f"{p} columns of {len(self.blocks)} sites"
         return f"<Design: {self.formula.text}, {self.n:,} entities, {of}>"
 
     @property
@@ -160,7 +160,7 @@ class ResponseRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockRequest:
-    """Terms of the right side, and how an institution is to code them; see :func:`build_block`."""
+    """Terms of the right side, and how a site is to code them; see :func:`build_block`."""
 
     site: str = ""
     terms: tuple[str, ...]
@@ -203,8 +203,8 @@ class BlockWithPatterns(BlockWithCardinality):
 
 
 # Whether an entity is there hangs on its own record alone: replacing that changes one entry, by one.
-PRESENT = presence("which entities the institution has", sensitivity=1.0)
-COLUMNS = presence("which of its columns the institution has of each entity", 2, optional=True, dtype="bool")
+PRESENT = presence("which entities the site has", sensitivity=1.0)
+COLUMNS = presence("which of its columns the site has of each entity", 2, optional=True, dtype="bool")
 SCHEMA = schema("column names, levels and counts", behind=(EntityCount,))
 CODING = "coding of the columns, with the state of transforms"
 
@@ -223,7 +223,7 @@ def open_response(data: SiteData, state: State, text: str) -> tuple[dict[str, Ar
     state.report(response_facts(request.response), column_facts(request.extra_columns))
     response = build_response(data.frame, request.response, request.columns, data.name)
     if response.ndim != 1:
-        raise DesignError(f"response at institution {data.name!r}: expected one column; counts are for a GLM")
+        raise DesignError(f"response at site {data.name!r}: expected one column; counts are for a GLM")
     has = np.isfinite(response)
     extra = {
         name: build_offset(data.frame, (name_expression(name).text,), (name,), data.name)
@@ -235,7 +235,7 @@ def open_response(data: SiteData, state: State, text: str) -> tuple[dict[str, Ar
     if request.weights:
         weights = extra[request.weights]
         if (weights < 0.0).any():
-            raise DesignError(f"weights '{request.weights}' at institution {data.name!r}: some are negative")
+            raise DesignError(f"weights '{request.weights}' at site {data.name!r}: some are negative")
         # An entity of weight zero counts for none, and not towards the least number of them either.
         has &= weights > 0.0
         state.keep("response weights", np.where(has, weights, 0.0), int(has.sum()))
@@ -272,7 +272,7 @@ def offset_of(state: State) -> Floats | float:
     replies=SCHEMA,
 )
 def open_block(data: SiteData, state: State, text: str, use: Bools) -> tuple[dict[str, Array], str]:
-    """Code this institution's columns on the rows in `use`, and say which rows it has."""
+    """Code this site's columns on the rows in `use`, and say which rows it has."""
     request = from_json(BlockRequest, text, f"{data.name}: the question about its columns", defaults=True)
     terms = SiteTerms(data.name, request.terms, request.columns)
     state.report(term_facts(read_terms(terms.terms, terms.columns)))
@@ -375,7 +375,7 @@ def agree_design(
     """
     active = formula.response_site
     if active is None:
-        raise DesignError("the response is held by every institution: this model needs it at one only")
+        raise DesignError("the response is held by every site: this model needs it at one only")
     question = ResponseRequest(formula.response, formula.response_columns, offset, weights)
     (reply_of_response,) = yield [design_request(active, "open_response", session, question)]
     has = reply_of_response.arrays["has"]
@@ -410,8 +410,8 @@ def _shared(rows: Ints, entities: Ints, active: str, site: str) -> Bools:
     use: Bools = np.isin(rows, entities)
     if not use.any():
         raise DesignError(
-            f"institutions '{active}' (the response) and '{site}' have no entity in common; "
-            "check that both write the key alike, or leave that institution out"
+            f"sites '{active}' (the response) and '{site}' have no entity in common; "
+            "check that both write the key alike, or leave that site out"
         )
     return use
 
@@ -419,7 +419,7 @@ def _shared(rows: Ints, entities: Ints, active: str, site: str) -> Bools:
 def _released(reply: Reply, rows: Ints, entities: Ints) -> BlockDesign:
     where = f"{reply.site}: description of its columns"
     reported = from_json(BlockWithPatterns, reply.text, where, defaults=True)
-    # `seen` is by rows of the institution's own table; the fit counts entities with a response, ascending.
+    # `seen` is by rows of the site's own table; the fit counts entities with a response, ascending.
     at = np.searchsorted(entities, rows[reply.arrays["seen"]]).astype(np.int64)
     has = observed_columns(reply, reported)
     return BlockDesign(
@@ -443,10 +443,8 @@ def _check_response(active: str, formula: Formula, n_entities: int, n: int, miss
     without = n_entities - n
     if without and missing == "raise":
         raise DesignError(
-            f"the response '{formula.response}' at institution '{active}' is missing for {without:,} of "
+            f"the response '{formula.response}' at site '{active}' is missing for {without:,} of "
             f'{n_entities:,} entities; pass missing="drop" to leave them out (they will be counted)'
         )
     if n < 2:
-        raise DesignError(
-            f"the response '{formula.response}' at institution '{active}' is there for {n} entities"
-        )
+        raise DesignError(f"the response '{formula.response}' at site '{active}' is there for {n} entities")

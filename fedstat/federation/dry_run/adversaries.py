@@ -30,7 +30,7 @@ def who_learns(
     coordinator = "Coordinator" if at is None else f"Coordinator, at {at}"
     yield from ((coordinator, sentence) for sentence in coordinator_learns(planned, at))
     yield from ((coordinator, sentence) for sentence in masked_sums_reveal(planned, n_masked))
-    yield from (("Institutions", sentence) for sentence in sites_learn(planned))
+    yield from (("Sites", sentence) for sentence in sites_learn(planned))
     noisy = any(row.kind == "noisy aggregate" for row in planned)
     yield from (("Collusion", sentence) for sentence in collusions(at, n_masked, dealers, noisy))
 

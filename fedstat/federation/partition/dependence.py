@@ -112,7 +112,7 @@ def rank_correlation(
     blocks = {c: _numeric_block(frame, rows[c], n_entities) for c, frame in frames.items()}
     site_of = {name: c for c, block in blocks.items() for name in block.columns}
     if not site_of:
-        raise PartitionError("no institution has a numeric column: there is no rank correlation to compute.")
+        raise PartitionError("no site has a numeric column: there is no rank correlation to compute.")
     pooled = pd.concat(blocks.values(), axis=1)
     R, N = spearman(pooled.to_numpy())
     names = list(site_of)

@@ -56,7 +56,7 @@ class PartitionDescription:
     >>> partition = fs.ClientPartition.from_frames(fs.datasets.load_sme(), on="enterprise_id")
     >>> described = partition.describe()
     >>> described.title, described.n_complete
-    ("Vertical partition: 5,000 entities, 6 institutions, key 'enterprise_id'", 3)
+    ("Vertical partition: 5,000 entities, 6 sites, key 'enterprise_id'", 3)
     """
 
     layout: Layout
@@ -78,7 +78,7 @@ class PartitionDescription:
     def title(self) -> str:
         """One line that says what this is."""
         key = f", key {', '.join(map(repr, self.key))}" if self.key else ""
-        counts = f"{self.n_entities:,} entities, {len(self.sites)} institutions"
+        counts = f"{self.n_entities:,} entities, {len(self.sites)} sites"
         return f"{self.layout.capitalize()} partition: {counts}{key}"
 
     def __str__(self) -> str:
@@ -102,7 +102,7 @@ class PartitionDescription:
 
     def _complete_line(self) -> str:
         share = self.n_complete / max(self.n_entities, 1)
-        return f"{self.n_complete:,} entities ({share:.1%}) have a record at every institution."
+        return f"{self.n_complete:,} entities ({share:.1%}) have a record at every site."
 
     def _patterns_line(self) -> str:
         n = len(self.patterns if self.use is None else self.use)
@@ -117,12 +117,12 @@ class PartitionDescription:
         if self.not_pooled:
             shown = ", ".join(map(repr, self.not_pooled[:COLUMNS_SHOWN]))
             more = len(self.not_pooled) - COLUMNS_SHOWN
-            lines.append(f"Some institutions lack {shown}{f' and {more} more columns' if more > 0 else ''}.")
+            lines.append(f"Some sites lack {shown}{f' and {more} more columns' if more > 0 else ''}.")
         lines += [f"Privacy budget of {site}: {spent}." for site, spent in self.budgets.items()]
         n_streamed = int(self.sites["complete"].isna().sum())
         if n_streamed:
             lines.append(
-                f"The tables of {n_streamed} institutions are streamed, or elsewhere; missing values are "
+                f"The tables of {n_streamed} sites are streamed, or elsewhere; missing values are "
                 "not known before they are read."
             )
         return lines

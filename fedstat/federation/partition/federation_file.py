@@ -83,7 +83,7 @@ def read_federation(path: str | Path) -> FederationDescription:
         )
     if file.coordinator != APART and file.coordinator not in file.sites:
         raise PartitionError(
-            f"'{path}': coordinator: expected \"{APART}\", or the site at whose institution it is"
+            f"'{path}': coordinator: expected \"{APART}\", or the name of the site at which it runs"
         )
     entries = {entry.name: getattr(file, entry.name) for entry in fields(file)}
     entries |= {"exchange": resolve_exchange(file.exchange, path.parent), "folder": path.parent}

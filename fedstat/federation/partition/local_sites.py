@@ -106,7 +106,7 @@ class PartitionOptions:
         """Read what files say, and draw the shared secret, so that sites can be opened alike again."""
         given = dict(self.published or {})
         check.raise_problems(
-            f"published names '{name}', which is no institution" for name in given if name not in sites
+            f"published names '{name}', which is no site" for name in given if name not in sites
         )
         return replace(
             self,

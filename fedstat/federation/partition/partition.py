@@ -262,12 +262,12 @@ class PartitionViews:
         """
         if self.layout == "horizontal":
             raise PartitionError(
-                "correlation between institutions' columns needs the vertical layout: "
-                "in the horizontal layout all institutions hold the same columns."
+                "correlation between sites' columns needs the vertical layout: "
+                "in the horizontal layout all sites hold the same columns."
             )
         if len(self.frames) < len(self._tables):
             raise NotAvailableError(
-                "correlations between institutions' columns need the rows of both in one place; these are in "
+                "correlations between sites' columns need the rows of both in one place; these are in "
                 "processes of their own; result.independence_tests() of VFEMRegression needs sums only"
             )
         return rank_correlation(self.frames, self.rows, self.n_entities, alpha=alpha, threshold=threshold)
@@ -303,7 +303,7 @@ class PartitionViews:
                 )
             if not self.frames:
                 raise PartitionError(
-                    f"the tables of all {n_streamed} institutions are streamed from files, which are not "
+                    f"the tables of all {n_streamed} sites are streamed from files, which are not "
                     "read to count missing cells. Read them with pandas first, and use from_frames."
                 )
             return plots.draw_missing_cells(missing_shares(self.frames), ax, n_streamed)
@@ -361,17 +361,17 @@ class PartitionViews:
 
     def __repr__(self) -> str:
         key = f", key {', '.join(map(repr, self.key))}" if self.key else ""
-        counts = f"{self.n_entities:,} entities, {len(self.sites)} institutions"
+        counts = f"{self.n_entities:,} entities, {len(self.sites)} sites"
         lines = [f"ClientPartition ({self.layout}): {counts}{key}"]
         width, elsewhere = max(map(len, self.sites)), "streamed" if self._engine is None else "connected"
         for site, table in self._tables.items():
             line = f"  {site:<{width}}  {len(table.columns):>4} columns  {table.n_rows:>11,} entities"
             lines.append(line if isinstance(table, FrameTable) else f"{line}, {elsewhere}")
         if self.layout == "horizontal":
-            lines.append(f"  {len(self.pooled_columns)} columns are at every institution")
+            lines.append(f"  {len(self.pooled_columns)} columns are at every site")
             curves = common_columns(map(tuple, self.curves.values()))
             if curves:
-                lines.append(f"  curves at every institution: {', '.join(curves)}")
+                lines.append(f"  curves at every site: {', '.join(curves)}")
         else:
             held = [f"{', '.join(own)} at {site}" for site, own in self.curves.items() if own]
             lines += [f"  curves: {'; '.join(held)}"] if held else []
@@ -614,8 +614,8 @@ class ClientPartition(PartitionViews):
         options = PartitionOptions(partial, min_count, policy, policies, shared_seed, new_data, published)
         if (columns is None) == (by is None):
             raise PartitionError(
-                "give either columns={client: [...]} (institutions hold different columns) "
-                "or by='column' (institutions hold different rows), and not both."
+                "give either columns={client: [...]} (sites hold different columns) "
+                "or by='column' (sites hold different rows), and not both."
             )
         key = check.key_names(on)
         table = named_table(frame, key)

@@ -84,7 +84,7 @@ def draw_missing_cells(cells: pd.DataFrame, ax: Axes | None, n_streamed: int = 0
     ax.set_xticks(range(len(names)), names, fontsize=SMALL, parse_math=False)
     _remove_frame_and_ticks(ax)
     _turn_labels(ax, names)
-    head = "Missing values by institution and column"
+    head = "Missing values by site and column"
     rest = _cells_title(cells, n_streamed, int(complete.sum()))
     set_headline(ax, head, rest)
     if not _write_shares(ax, shown.to_numpy()):
@@ -292,8 +292,8 @@ def _patterns_title(description: PartitionDescription, n_shown: int) -> str:
     patterns = description.patterns if description.use is None else description.use
     n_patterns, covered = len(patterns), patterns["count"].iloc[:n_shown].sum()
     lines = [
-        f"Records of {description.n_entities:,} entities at {len(description.sites)} institutions",
-        f"{description.n_complete:,} entities have a record at every institution",
+        f"Records of {description.n_entities:,} entities at {len(description.sites)} sites",
+        f"{description.n_complete:,} entities have a record at every site",
         "blue: has a record; gray: has none"
         if description.use is None
         else "blue: all columns, light: some, gray: none, as a fit of all takes them",
@@ -306,23 +306,23 @@ def _patterns_title(description: PartitionDescription, n_shown: int) -> str:
 def _cells_title(cells: pd.DataFrame, n_streamed: int, n_complete: int) -> str:
     lines = []
     if cells.isna().to_numpy().any():
-        lines.append("gray: the institution lacks this column")
+        lines.append("gray: the site lacks this column")
     if n_complete:
         lines.append(f"{n_complete} more columns lack nothing anywhere")
     if n_streamed:
-        lines.append(f"{n_streamed} more institutions have streamed tables, for which this is unknown")
+        lines.append(f"{n_streamed} more sites have streamed tables, for which this is unknown")
     return "\n".join(lines)
 
 
 def _correlation_title(correlation: BlockCorrelation) -> str:
     lines = [
-        "Rank correlation within and between institutions",
+        "Rank correlation within and between sites",
         f"mean |r| {correlation.mean_within:.2f} within, {correlation.mean_between:.2f} between",
     ]
     flagged = int(correlation.pairs["flagged"].sum())
     if len(correlation.pairs):
         lines.append(
-            f"independence in doubt for {flagged} of {len(correlation.pairs)} pairs of institutions\n"
+            f"independence in doubt for {flagged} of {len(correlation.pairs)} pairs of sites\n"
             f"dots: |r| > {correlation.threshold:g} in these pairs (adjusted p < {correlation.alpha:g})"
         )
     return "\n".join(lines)

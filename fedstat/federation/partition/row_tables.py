@@ -51,9 +51,9 @@ def with_site_curves(
         if isinstance(table, CurveTable) or not own:
             made[site] = table
         elif isinstance(table, pd.DataFrame):
-            made[site] = with_curves(f"institution {site!r}", table, own, key)
+            made[site] = with_curves(f"site {site!r}", table, own, key)
         else:
-            made[site] = CurveTable(f"institution {site!r}", table, own)
+            made[site] = CurveTable(f"site {site!r}", table, own)
     held = {
         site: table_curves(FrameTable(table) if isinstance(table, pd.DataFrame) else table)
         for site, table in made.items()
@@ -103,7 +103,7 @@ def row_problems(
     common = common_columns(columns.values())
     if not common and all(columns.values()):
         yield (
-            "no column is at every institution. In the horizontal layout all tables hold the same columns: "
+            "no column is at every site. In the horizontal layout all tables hold the same columns: "
             "check that they are spelled alike, or link different columns by on=... in the vertical "
             "layout."
         )
@@ -116,22 +116,22 @@ def _key_problems(site: str, table: HeldTable, key: Sequence[str]) -> Iterator[s
     absent = [name for name in key if not _has_column(table, name)]
     if absent:
         yield (
-            f"institution {site!r} has no key column {', '.join(map(repr, absent))}. Rename its key, change "
+            f"site {site!r} has no key column {', '.join(map(repr, absent))}. Rename its key, change "
             "`on`, or leave `on` out: rows need no key here."
         )
     elif streams_query(table) and set(key) & set(table.columns):
         yield (
-            f"institution {site!r}: its table shows the key. Open it without, by "
+            f"site {site!r}: its table shows the key. Open it without, by "
             "fedstat.federation.tables.sources.open_source or SqlTable(..., leave_out=key)."
         )
     elif key and isinstance(table, pd.DataFrame):
-        yield from check.unfit_key_problems(f"institution {site!r}", table, key)
+        yield from check.unfit_key_problems(f"site {site!r}", table, key)
 
 
 def _content_problems(
     site: str, table: HeldTable, columns: Sequence[str], *, new_data: bool
 ) -> Iterator[str]:
-    where = f"institution {site!r}"
+    where = f"site {site!r}"
     if isinstance(table, pd.DataFrame):
         for name in columns:
             yield from check.infinity_problems(where, table[name], name)

@@ -125,7 +125,7 @@ class LocalEngine(RoundEngine):
 
 
 def leaves(request: Request, ledger: Ledger) -> bool:
-    """Whether a ledger is about an ask: not within the coordinator's institution, nor about the ledger."""
+    """Whether a ledger is about an ask: not within the coordinator's site, nor about the ledger."""
     return request.site != ledger.at and request.family != RECEIPT_FAMILY
 
 

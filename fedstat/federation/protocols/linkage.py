@@ -383,7 +383,7 @@ def _agreed(replies: Sequence[Reply]) -> dict[str, int]:
         if a != b:
             texts = (", ".join(f"{name!r} ({kind})" for name, kind in x) for x in (a, b))
             raise PartitionError(
-                f"institution {site!r}: its key is not made as that of institution {first!r}: expected "
+                f"site {site!r}: its key is not made as that of site {first!r}: expected "
                 f"{next(texts)}, found {next(texts)}. Convert or rename the columns of one of them."
             )
     return {site: reported.rows for site, reported in described.items()}

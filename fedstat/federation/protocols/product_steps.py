@@ -150,7 +150,7 @@ class OpenProduct:
     opened: dict[bytes, bytes] = field(default_factory=dict)
 
     def unseal(self, message: Array) -> bytes:
-        """Open a box of the other institution."""
+        """Open a box of the other site."""
         sealed = message.tobytes()
         # A box opens once; a step that is refused after this line may be requested again.
         content = self.opened.get(sealed) or self.channel.open(sealed)
@@ -158,7 +158,7 @@ class OpenProduct:
         return content
 
     def read(self, message: Array) -> MaskedOperand:
-        """Read what the other institution opened, where its marks are those of this one."""
+        """Read what the other site opened, where its marks are those of this one."""
         product, content = self.part.product, self.unseal(message)
         content = self.own.compare(content, self.channel.site, self.part.peer)
         one = 1 if self.part.first else 0
@@ -178,7 +178,7 @@ class OpenProduct:
         return b"".join(one[:COLUMN_MARK] for one in keyed)
 
     def share(self, shown: MaskedOperand) -> tuple[Ints, Ints]:
-        """Shares of product (groups, p, q) and checksum (groups,), from what the other institution opened."""
+        """Shares of product (groups, p, q) and checksum (groups,), from what the other site opened."""
         product, group, other = self.part.product, self.group, shown.columns
         Z, Z_check, *_ = split_shares(self.part, self.Z)
         check = self.checked.share(shown.check, group, Z_check, self.mask)
@@ -251,7 +251,7 @@ def check_positions(name: str, rows: Ints, n: int) -> None:
 
 
 def deal_product(data: SiteData, state: State, text: str, group: Ints) -> tuple[dict[str, Array], str]:
-    """Deal a multiplication triple to two other institutions, sealed."""
+    """Deal a multiplication triple to two other sites, sealed."""
     part = read_part(text)
     state.report(part.dealt_by(data.name))
     _check_size(data.name, part, group)
@@ -357,7 +357,7 @@ def open_product(
         encoded = encode(X[rows], part.bits)[0]
     opened = (secure.open_a if part.first else secure.open_b)(part.product, seed, encoded)
     channel = SealedChannel(keys, part.peer, f"open {part.number}")
-    # Both institutions derive one mask, which cancels in the sum of their shares and hides each of them.
+    # Both sites derive one mask, which cancels in the sum of their shares and hides each of them.
     mask = keys.secret(part.peer, f"mask {part.number}")
     check = keys.secret(part.peer, f"check {part.number}")
     checked = ChecksumOperand.of(part.product, part.first, seed, encoded, check)
@@ -405,9 +405,9 @@ def count_rows(
 
 
 def read_deal(data: SiteData, state: State, part: ProductPart, dealt: Array) -> tuple[bytes, Ints]:
-    """Read the dealer's seed, which must be new, and at institution B its shares of the triple, else none.
+    """Read the dealer's seed, which must be new, and at site B its shares of the triple, else none.
 
-    Sealed by a dealing institution, plain from the coordinator.
+    Sealed by a dealing site, plain from the coordinator.
     """
     # With the triple, the opened values reveal the columns: the party that transfers them must not read them.
     material = dealt.tobytes()
@@ -496,7 +496,7 @@ def share_product(
     """
     name = f"{OPENED}{json.loads(text)}"
     held = state.use(name, OpenProduct, "this product was not opened here; ask 'open_product' first")
-    # A share is of the entities that both have, and may rest on fewer than the institution's columns do.
+    # A share is of the entities that both have, and may rest on fewer than the site's columns do.
     state.rest_on(held.entities)
     shown = held.read(opened) if noisy else counted(data, state, held, opened)
     facts, enter = behind(data, state, held.part, held.rows, held.group, held.own.both, shown.marks)
@@ -539,16 +539,16 @@ def as_bytes(message: bytes) -> Array:
     return np.frombuffer(message, dtype=np.uint8)
 
 
-PART = control("shape and names of a product of two institutions' columns")
+PART = control("shape and names of a product of two sites' columns")
 GROUP = presence("missing pattern of the entities that both have", dtype="int64")
 ROWS = presence("which of its entities both have", dtype="int64")
 BOTH = presence("of which both have records, where means are filled in", dtype="bool", optional=True)
-SEALED = ArrayDeclaration("sealed", "columns less a random table, for one other institution", dtype="uint8")
+SEALED = ArrayDeclaration("sealed", "columns less a random table, for one other site", dtype="uint8")
 SEALED_COUNT = ArrayDeclaration(
-    "sealed", "operands or outcomes of counts, masked, for other institutions", dtype="uint8"
+    "sealed", "operands or outcomes of counts, masked, for other sites", dtype="uint8"
 )
-HIDDEN = "sealed for the other institution, and the share that it serves leaves with noise"
-DEALT = ArrayDeclaration("sealed", "seed and share of a random triple, for one institution", dtype="uint8")
+HIDDEN = "sealed for the other site, and the share that it serves leaves with noise"
+DEALT = ArrayDeclaration("sealed", "seed and share of a random triple, for one site", dtype="uint8")
 
 
 LENGTHS = control("bytes of each sealed message", dtype="int64")
@@ -585,7 +585,7 @@ def product_steps(
     planned: PlanCheck | None = None,
     supports_of: SupportsOf | None = None,
 ) -> Mapping[str, Step]:
-    """Make the steps by which institutions of a family multiply their columns.
+    """Make the steps by which sites of a family multiply their columns.
 
     ``columns_of(data, state, which)`` returns the columns (rows, q) of this name, at a mean square of
     one, or as words of 64 bits, and their units (q,), or None if they are standardized.
@@ -605,7 +605,7 @@ def product_steps(
     if noisy:
         rests, what = (
             (EntityCount, NoiseRequired),
-            "share of the products by pattern, with this institution's noise",
+            "share of the products by pattern, with this site's noise",
         )
         share = {"share": ArrayDeclaration("masked share", what, 3, dtype="int64", behind=rests, noisy=True)}
     return {

@@ -60,7 +60,7 @@ ROUND_BYTES = 8
 
 @dataclass(slots=True)
 class OpenedColumns:
-    """Columns of this institution that were opened: encoded, (n, p + 1) with their check and its weights.
+    """Columns of this site that were opened: encoded, (n, p + 1) with their check and its weights.
 
     They are in units (p,) of their root mean squares; `taken` rounds have come.
     """
@@ -93,7 +93,7 @@ class TakenColumns:
 
 
 def deal_sums(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-    """Deal the triples of all rounds to two other institutions, sealed."""
+    """Deal the triples of all rounds to two other sites, sealed."""
     part, keys = read_part(text), keys_of(state)
     state.report(part.dealt_by(data.name))
     columns = part.product.columns_a + part.product.columns_b
@@ -161,7 +161,7 @@ def open_columns(
 def take_columns(
     rows_of: RunningRowsOf, data: SiteData, state: State, text: str, dealt: Array, opened: Array, rows: Ints
 ) -> tuple[dict[str, Array], str]:
-    """Take what another institution opened, whose entities are at `rows` (n,) here; nothing leaves.
+    """Take what another site opened, whose entities are at `rows` (n,) here; nothing leaves.
 
     A SecurityError where its rows are of other entities.
     """
@@ -180,7 +180,7 @@ def take_columns(
 
 
 def name_of(columns: str, site: str) -> str:
-    """Name the sums of an institution's columns, as its family calls them."""
+    """Name the sums of a site's columns, as its family calls them."""
     return f"sums of {columns} of {site}"
 
 
@@ -200,7 +200,7 @@ def taken_of(state: State, columns: str, site: str, of_table: Ints) -> TakenColu
 
 
 def seal_sums(data: SiteData, state: State, taken: TakenColumns, values: Floats) -> Array:
-    """Seal what shows an institution the sums of its columns with some numbers, (n,) of its entities."""
+    """Seal what shows a site the sums of its columns with some numbers, (n,) of its entities."""
     t, product = taken.reported, taken.part.product
     check_lengths(data.name, values=(values, product.rows))
     if t >= product.columns_b:
@@ -217,7 +217,7 @@ def seal_sums(data: SiteData, state: State, taken: TakenColumns, values: Floats)
 
 
 def open_sums(state: State, columns: str, shown: Array) -> Floats:
-    """Open what another institution sealed: sums of the columns with its numbers, (p,)."""
+    """Open what another site sealed: sums of the columns with its numbers, (p,)."""
     absent = "opened no such columns in this session"
     held = state.use(name_of(columns, state.site), OpenedColumns, absent)
     box = shown.tobytes()
@@ -233,7 +233,7 @@ def open_sums(state: State, columns: str, shown: Array) -> Floats:
 
 
 SHOWN = ArrayDeclaration(
-    "sealed", "residuals less random numbers, for the institution whose columns they meet", dtype="uint8"
+    "sealed", "residuals less random numbers, for the site whose columns they meet", dtype="uint8"
 )
 
 
@@ -275,7 +275,7 @@ def running_steps(columns_of: RunningColumnsOf, rows_of: RunningRowsOf) -> Mappi
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ColumnOpening:
-    """Columns of an institution, `width` in number, that are opened once for some `rounds` of sums.
+    """Columns of a site, `width` in number, that are opened once for some `rounds` of sums.
 
     `columns` is what its family calls them; they are of its entities at positions `only` (m,) among its own,
     and at `rows` (m,) among those of the fit.
@@ -349,7 +349,7 @@ class RunningSums:
 
 
 def deal_at_coordinator(part: ProductPart) -> tuple[Array, Array]:
-    """Deal at the coordinator, who sits at no institution."""
+    """Deal at the coordinator, who sits at no site."""
     seeds = secure.new_seed(), secure.new_seed()
     digest = part.product.digest("", part.number, part.bits, NO_GROUPS)
     share = running.deal_round_triples(part.product, *(secure.bind_seed(seed, digest) for seed in seeds))

@@ -203,7 +203,7 @@ class ProductRun:
         )
 
     def describe(self, first: bool) -> str:
-        """Describe one institution's part of it."""
+        """Describe one site's part of it."""
         return to_json(self._part(first))
 
     def _part(self, first: bool) -> ProductPart:
@@ -221,23 +221,23 @@ class ProductRun:
         )
 
     def deal_request(self) -> Request:
-        """Ask a third institution for a triple."""
+        """Ask a third site for a triple."""
         return self.product_session.request(
             self.dealer, "deal_product", self.describe(True), group=self.group
         )
 
     def dealt(self, reply: Reply) -> tuple[Array, Array]:
-        """Take what a third institution dealt both institutions."""
+        """Take what a third site dealt both sites."""
         return reply.arrays["for_a"], reply.arrays["for_b"]
 
     def deal(self) -> tuple[Array, Array]:
-        """Deal a triple at the coordinator, who sits at no institution."""
+        """Deal a triple at the coordinator, who sits at no site."""
         part, seeds = self._part(True), (secure.new_seed(), secure.new_seed())
         Z_b = deal_part(part, part.digest_in("", self.group), seeds, self.group)
         return as_bytes(seeds[0]), as_bytes(seeds[1] + Z_b)
 
     def open_requests(self, dealt: tuple[Array, Array]) -> list[Request]:
-        """Ask both institutions for what they show each other."""
+        """Ask both sites for what they show each other."""
         texts = self.describe(True), self.describe(False)
         more = {} if self.both is None else {"both": self.both}
         request = zip(self.sides, texts, self.rows, dealt, strict=True)
@@ -249,7 +249,7 @@ class ProductRun:
         ]
 
     def share_requests(self, opened: tuple[Reply, Reply], step: str = "share_product") -> list[Request]:
-        """Hand each institution what the other showed, and ask for its share, or that it keeps it."""
+        """Hand each site what the other showed, and ask for its share, or that it keeps it."""
         number = json.dumps(self.number)
         return [
             self.product_session.request(side.site, step, number, opened=other.arrays["opened"])
@@ -272,7 +272,7 @@ class ProductRun:
 
 
 def open_runs(runs: Sequence[ProductRun]) -> FitProtocol[list[Reply]]:
-    """Deal triples, and let all institutions open their columns."""
+    """Deal triples, and let all sites open their columns."""
     sealed = iter((yield [run.deal_request() for run in runs if run.dealer]))
     dealt = [run.dealt(next(sealed)) if run.dealer else run.deal() for run in runs]
     opened = yield [one for run, both in zip(runs, dealt, strict=True) for one in run.open_requests(both)]
@@ -315,21 +315,21 @@ def least_rows(policies: Mapping[str, Policy]) -> dict[str, int]:
 def pair_replies(
     runs: Sequence[ProductRun], replies: Sequence[Reply]
 ) -> Iterator[tuple[ProductRun, tuple[Reply, Reply]]]:
-    """Give every run the answers of its two institutions."""
+    """Give every run the answers of its two sites."""
     return zip(runs, zip(replies[::2], replies[1::2], strict=True), strict=True)
 
 
 def choose_dealer(a: str, b: str, sites: Sequence[str], at: str | None, otherwise: str = "") -> str:
-    """Choose who deals for two institutions: a third one, or else the coordinator where it is at none ('').
+    """Choose who deals for two sites: a third one, or else the coordinator where it is at none ('').
 
-    A ModelError where there are two institutions, and the coordinator sits at one of them.
+    A ModelError where there are two sites, and the coordinator sits at one of them.
     """
     third = [site for site in sites if site not in (a, b)]
     if not third and at is None:
         return ""
     if not third:
         raise ModelError(
-            f"the coordinator sits at '{at}', and there is no third institution to deal the random numbers "
+            f"the coordinator sits at '{at}', and there is no third site to deal the random numbers "
             f"for products of '{a}' and '{b}'; say coordinator='apart'{otherwise}"
         )
     # The site of the coordinator learns the sums as well: if there is another site, that one deals.

@@ -89,13 +89,10 @@ def row_split_problems(table: pd.DataFrame, by: str, key: Sequence[str], *, new_
         yield f"the table has no column {by!r} to split by. It has {_listed(table.columns)}."
         return
     if by in key:
-        yield f"column {by!r} cannot name the institution and be part of the key. Leave it out of `on`."
+        yield f"column {by!r} cannot name the site and be part of the key. Leave it out of `on`."
     unnamed = int(table[by].isna().sum())
     if unnamed:
-        yield (
-            f"column {by!r}: {unnamed:,} rows name no institution. Drop these rows or fill the institution "
-            "in."
-        )
+        yield (f"column {by!r}: {unnamed:,} rows name no site. Drop these rows or fill the site in.")
     yield from _absent_key_problems("the table", table, key)
     names = non_key_columns(table, [*key, by])
     yield from content_problems({"": table}, {"": names}, new_data=new_data)
@@ -116,20 +113,17 @@ def listed_column_problems(
 ) -> Iterator[str]:
     """Problems of the list of a site's columns."""
     if isinstance(names, str):
-        yield f"institution {client!r}: expected a list of column names, received text. Write [{names!r}]."
+        yield f"site {client!r}: expected a list of column names, received text. Write [{names!r}]."
         return
     absent = [name for name in names if name not in table.columns]
     if absent:
-        yield f"institution {client!r}: the table has no column {_listed(absent)}. Check the spelling."
+        yield f"site {client!r}: the table has no column {_listed(absent)}. Check the spelling."
     keys = [name for name in names if name in key]
     if keys:
-        yield (
-            f"institution {client!r}: column {_listed(keys)} is the key, which every institution has. Do "
-            "not list it."
-        )
+        yield (f"site {client!r}: column {_listed(keys)} is the key, which every site has. Do not list it.")
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
-        yield f"institution {client!r}: column {_listed(repeated)} is listed twice. Name it once."
+        yield f"site {client!r}: column {_listed(repeated)} is listed twice. Name it once."
 
 
 def content_problems(
@@ -145,7 +139,7 @@ def content_problems(
 
 
 def _where(client: str) -> str:
-    return f"institution {client!r}" if client else "the table"
+    return f"site {client!r}" if client else "the table"
 
 
 def option_problems(partial: object, min_count: object) -> Iterator[str]:
@@ -182,11 +176,11 @@ def _unknown(option: str, value: object, known: Sequence[str]) -> Iterator[str]:
 def site_problems(sites: Mapping[Any, object]) -> Iterator[str]:
     """Missing sites, or sites without a proper name."""
     if not sites:
-        yield "there are no institutions: expected at least one table under an institution's name."
+        yield "there are no sites: expected at least one table under a site's name."
     for client in sites:
         if not isinstance(client, str) or not client.strip():
             yield (
-                f"an institution's name is empty or of type {type(client).__name__}: "
+                f"a site's name is empty or of type {type(client).__name__}: "
                 "expected text, such as 'Laboratory'."
             )
 
@@ -213,7 +207,7 @@ def shared_column_problems(columns: Mapping[str, Sequence[str]]) -> Iterator[str
     for name, sites in owners.items():
         if len(sites) > 1:
             yield (
-                f"column {name!r} is at {len(sites)} institutions ({', '.join(map(repr, sites))}). Keep "
+                f"column {name!r} is at {len(sites)} sites ({', '.join(map(repr, sites))}). Keep "
                 "it at one of them, rename it, or add it to `on` if it belongs to the key."
             )
 
@@ -222,9 +216,9 @@ def key_problems(frames: Mapping[str, pd.DataFrame], key: Sequence[str]) -> Iter
     """Key columns absent, incomplete, of different types, or repeated."""
     for client, frame in frames.items():
         absent = list(
-            _absent_key_problems(f"institution {client!r}", frame, key, " Rename its key, or change `on`.")
+            _absent_key_problems(f"site {client!r}", frame, key, " Rename its key, or change `on`.")
         )
-        yield from absent or unfit_key_problems(f"institution {client!r}", frame, key)
+        yield from absent or unfit_key_problems(f"site {client!r}", frame, key)
     for name in key:
         yield from _kind_problems({c: f[name] for c, f in frames.items() if name in f.columns}, name)
 
@@ -274,7 +268,7 @@ def _kind_problems(columns: Mapping[str, pd.Series[Any]], name: str) -> Iterator
         if kind != usual:
             first = next(c for c in single if single[c] == usual)
             yield (
-                f"institution {client!r}, key column {name!r}: the key holds {kind}, while at institution "
+                f"site {client!r}, key column {name!r}: the key holds {kind}, while at site "
                 f"{first!r} it holds {usual}. Convert one of them{_cast_hint(name, usual)}."
             )
 
@@ -288,18 +282,15 @@ def emptiness_problems(where: str, frame: pd.DataFrame, names: Sequence[str]) ->
     size = list(size_problems(where, len(frame), names))
     yield from size
     if not size and all(frame[name].isna().all() for name in names):
-        yield f"{where} has no value in any of its {len(names)} columns. Leave the institution out."
+        yield f"{where} has no value in any of its {len(names)} columns. Leave the site out."
 
 
 def size_problems(where: str, n_rows: int, names: Sequence[str]) -> Iterator[str]:
     """Find a table without rows, or without a column besides its key."""
     if n_rows == 0:
-        yield f"{where} has no rows. Leave the institution out, or check how its table was read."
+        yield f"{where} has no rows. Leave the site out, or check how its table was read."
     elif not names:
-        yield (
-            f"{where} has no column besides the key. Leave the institution out, or check how its table was "
-            "read."
-        )
+        yield (f"{where} has no column besides the key. Leave the site out, or check how its table was read.")
 
 
 def infinity_problems(where: str, column: pd.Series[Any], name: str) -> Iterator[str]:

@@ -51,7 +51,7 @@ def kind_problems(tables: Mapping[str, HeldTable], name: str) -> Iterator[str]:
     for a, b in pairwise(kinds):
         if kinds[a] != kinds[b]:
             yield (
-                f"column {name!r} holds {kinds[a]} at institution {a!r} and {kinds[b]} at institution {b!r}. "
+                f"column {name!r} holds {kinds[a]} at site {a!r} and {kinds[b]} at site {b!r}. "
                 "Convert it at one of them, or drop it there."
             )
             return
@@ -145,7 +145,7 @@ class Columns:
 
 def at_column(client: str, column: str) -> str:
     """Return the location: the column and, unless it is empty, the site."""
-    return f"column {column!r}" + (f" at institution {client!r}" if client else "")
+    return f"column {column!r}" + (f" at site {client!r}" if client else "")
 
 
 def pick_columns(frame: pd.DataFrame, names: Iterable[str], client: str) -> dict[str, pd.Series]:

@@ -275,7 +275,7 @@ def same_everywhere(curves: Mapping[str, object]) -> dict[str, AnyCurve]:
     found = {name: one for name, one in curves.items() if isinstance(one, Curve | LongCurve)}
     other = [name for name in curves if name not in found]
     if other:
-        raise PartitionError(f"curve '{other[0]}': expected fs.Curve(...), the same for all institutions")
+        raise PartitionError(f"curve '{other[0]}': expected fs.Curve(...), the same for all sites")
     return found
 
 
@@ -302,11 +302,11 @@ def split_curve_columns(
         if len(holders) != 1:
             raise PartitionError(
                 f"curve '{name}': columns that fit '{curve.columns}' are at "
-                f"{' and '.join(map(repr, holders)) or 'no institution'}, and a curve is at one"
+                f"{' and '.join(map(repr, holders)) or 'no site'}, and a curve is at one"
             )
         own[holders[0]][name] = curve
     return {
-        site: with_curves(f"institution {site!r}", table, own[site]) if own[site] else table
+        site: with_curves(f"site {site!r}", table, own[site]) if own[site] else table
         for site, table in tables.items()
     }
 

@@ -82,11 +82,9 @@ def open_table(
 def _reader_of(client: str, file: Path) -> TableReader:
     reader = next((read for end, read in READERS.items() if file.name.lower().endswith(end)), None)
     if reader is None:
-        raise PartitionError(
-            f"institution {client!r}: expected a file ending in {', '.join(READERS)}: {file}"
-        )
+        raise PartitionError(f"site {client!r}: expected a file ending in {', '.join(READERS)}: {file}")
     if not file.is_file():
-        raise PartitionError(f"institution {client!r}: there is no file {file}")
+        raise PartitionError(f"site {client!r}: there is no file {file}")
     return reader
 
 
@@ -100,7 +98,7 @@ def _guarded(client: str, file: Path, read: Callable[[Path], T]) -> T:
         # the reader's own message may quote a cell of the file
         kind = type(error).__name__
     raise PartitionError(
-        f"institution {client!r}: {file} could not be read ({kind}). Check its separator, encoding and "
+        f"site {client!r}: {file} could not be read ({kind}). Check its separator, encoding and "
         "`dtype`, or read it yourself and use from_frames."
     )
 
@@ -139,7 +137,7 @@ def named_row_tables(frames: Mapping[str, IntoTable], key: Sequence[str]) -> dic
     for client, table in streamed.items():
         # including unused columns of a file, which a reader would have to distinguish
         names = table.schema.names if isinstance(table, ParquetTable) else table.columns
-        raise_problems(name_problems(f"institution {client!r}", names))
+        raise_problems(name_problems(f"site {client!r}", names))
     held = {client: table for client, table in frames.items() if client not in streamed}
     tables = streamed | (named_tables(held, key) if held else {})
     return {client: tables[client] for client in frames}
@@ -148,9 +146,9 @@ def named_row_tables(frames: Mapping[str, IntoTable], key: Sequence[str]) -> dic
 def named_tables(frames: Mapping[str, IntoTable], key: Sequence[str]) -> dict[str, pd.DataFrame]:
     """All sites' tables as pandas frames with column names of their own."""
     raise_problems(site_problems(frames))
-    tables = {c: with_key_columns(to_pandas(f"institution {c!r}", frame), key) for c, frame in frames.items()}
+    tables = {c: with_key_columns(to_pandas(f"site {c!r}", frame), key) for c, frame in frames.items()}
     raise_problems(
-        line for c, frame in tables.items() for line in name_problems(f"institution {c!r}", frame.columns)
+        line for c, frame in tables.items() for line in name_problems(f"site {c!r}", frame.columns)
     )
     return tables
 

@@ -154,7 +154,7 @@ def utility_of_columns(fit: CopulaFit, noise: Floats) -> pd.DataFrame:
         rows.append(
             {
                 "column": margin.bins.name,
-                "institution": site,
+                "site": site,
                 "entities": n,
                 "bins": margin.bins.count,
                 "margin_noise": float(np.sqrt(counts * variance) / max(n, 1)),

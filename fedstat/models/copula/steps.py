@@ -192,7 +192,7 @@ def release_margins(
     "release_margins",
     takes={"probabilities": control("probabilities of the bins, as released"), "group": GROUP},
     releases={"grams": noisy("sums of products of scores of the site's own columns, with noise", 2)},
-    requests=control("columns of the other institutions, variance of the noise"),
+    requests=control("columns of the other sites, variance of the noise"),
 )
 def release_gram(
     data: SiteData,

@@ -77,7 +77,7 @@ class Layout:
         return {site: slice(end - size, end) for site, size, end in pairs}
 
     def supports(self, site: str) -> int:
-        """How many supports an institution's columns have; none of one without columns."""
+        """How many supports a site's columns have; none of one without columns."""
         place = self.places().get(site, slice(0, 0))
         return sum(PER_COLUMN ** len(parse_term(term)) for term in self.terms[place])
 

@@ -155,7 +155,7 @@ def masked_notes(layout: Layout, ledger: Ledger, remedy: str, normal: bool = Tru
     at = ledger.at
     if len(layout.sites) == 1:
         yield Note(
-            "one_institution",
+            "one_site",
             "Only one site has columns, so nothing is added up and its linear predictors were not masked.",
         )
         return

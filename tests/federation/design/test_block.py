@@ -240,9 +240,9 @@ def test_new_rows_that_do_not_fit(table: pd.DataFrame) -> None:
     spec = build("x + bs(z, df=4)", table).spec
     with pytest.raises(DesignError, match=r"1 of 400 values lie outside .* extrapolation='clip'"):
         apply_block(table.assign(z=table["z"].where(table.index > 0, 1e4)), spec)
-    with pytest.raises(DesignError, match=r"'x' at institution 'Lab': expected numbers .* found categories"):
+    with pytest.raises(DesignError, match=r"'x' at site 'Lab': expected numbers .* found categories"):
         apply_block(table.assign(x="a"), spec)
-    with pytest.raises(DesignError, match="'x' at institution 'Lab': expected once, not in its table"):
+    with pytest.raises(DesignError, match="'x' at site 'Lab': expected once, not in its table"):
         apply_block(table.drop(columns="x"), spec)
 
 

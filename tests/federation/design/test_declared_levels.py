@@ -67,7 +67,7 @@ def test_another_level_is_refused_and_not_quoted():
     frames = tables()
     frames["B"].loc[:9, "k"] = "HIV"
     with pytest.raises(
-        DesignError, match="column 'k' at institution 'B' has rows with a level that neither"
+        DesignError, match="column 'k' at site 'B' has rows with a level that neither"
     ) as caught:
         fit(frames, DECLARED)
     assert "HIV" not in str(caught.value)
@@ -81,7 +81,7 @@ def test_published_levels_are_declared():
         "k[T.a bit]",
     ]
     codes = {site: {"code": PublishedColumn("number", levels=(1, 2))} for site in "ABC"}
-    with pytest.raises(DesignError, match="column 'code' at institution 'A' has rows with a level"):
+    with pytest.raises(DesignError, match="column 'code' at site 'A' has rows with a level"):
         fit(tables(), "y ~ C(code)", published=codes)
 
 
@@ -151,7 +151,7 @@ def test_levels_that_differ_by_blanks_or_case_are_named(other):
     frames["B"]["k"] = frames["B"]["k"].replace(usual, other)
     with pytest.warns(SpellingWarning, match=f"column 'k' has the levels .*{other!r}.* blanks or case alone"):
         fs.FederatedGLM.from_formula("y ~ k", partition(frames))
-    with pytest.raises(DesignError, match="at institution 'B' has rows with a level"):
+    with pytest.raises(DesignError, match="at site 'B' has rows with a level"):
         fit(frames, DECLARED)
 
 

@@ -53,7 +53,7 @@ def test_rows_say_who_has_which_entity(frames):
 
 def test_missing_responses_are_refused_with_their_number(frames):
     with pytest.raises(
-        DesignError, match=r"'y' at institution 'Bank' is missing for 5 of 43 entities.*missing=\"drop\""
+        DesignError, match=r"'y' at site 'Bank' is missing for 5 of 43 entities.*missing=\"drop\""
     ):
         agree(frames)
 

@@ -126,7 +126,7 @@ def test_missing_values_and_the_order_of_sites_do_not_matter():
         (
             "log(scale(x))",
             DesignError,
-            r"'log\(scale\(x\)\)' at institution 'Kiel': log\(\) gives values",
+            r"'log\(scale\(x\)\)' at site 'Kiel': log\(\) gives values",
         ),
         (
             "scale(x, ddof=240)",

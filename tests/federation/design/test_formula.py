@@ -419,7 +419,7 @@ def test_a_formula_of_a_model_without_response() -> None:
         ("~", r"the right side \(the terms\) is empty; write for instance '~ a \+ b'"),
         (".", "expected one '~' before the terms, found 0; write for instance '~ a"),
         ("~ Age - Age", "no term is left"),
-        ("~ Age:Weight", "'Age' at institution 'Interview' and column 'Weight' at institution 'Exam'"),
+        ("~ Age:Weight", "'Age' at site 'Interview' and column 'Weight' at site 'Exam'"),
         ("~ weight", "Did you mean 'Weight'"),
         ("~ offset(Age)", "this model has none"),
     ],
@@ -471,7 +471,7 @@ def test_errors_say_what_where_and_what_to_do(text: str, parts: list[str]) -> No
 
 
 def test_a_column_at_two_sites_is_refused() -> None:
-    with pytest.raises(FormulaError, match="'Age' is held by institution 'A' and by institution 'B'"):
+    with pytest.raises(FormulaError, match="'Age' is held by site 'A' and by site 'B'"):
         parse_formula("y ~ .", {"A": ["y", "Age"], "B": ["Age"]})
 
 

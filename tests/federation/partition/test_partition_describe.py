@@ -88,7 +88,7 @@ def test_texts_show_counts_and_no_data():
         assert "400" in text and "5000" not in text and "5,000" not in text
         assert not any(f"{value:.4f}" in text for value in table["a1"].dropna())
     assert "A&lt;b&gt;" in keyed._repr_html_() and "<b>" not in keyed.describe()._sites_shown().to_html()
-    assert repr(partition).startswith("ClientPartition (vertical): 400 entities, 3 institutions")
+    assert repr(partition).startswith("ClientPartition (vertical): 400 entities, 3 sites")
 
 
 def test_correlations_are_those_of_the_pooled_table():
@@ -235,7 +235,7 @@ def test_pictures_of_a_partition_fit_a_journal(width):
     assert ax.get_title(loc="left").startswith("Records of")
     ax = partition.plot_correlation(page(width, 6.0))
     assert not faults(ax.figure)
-    assert ax.get_title(loc="left").replace("\n", " ") == "Rank correlation within and between institutions"
+    assert ax.get_title(loc="left").replace("\n", " ") == "Rank correlation within and between sites"
     plt.close("all")
 
 

@@ -152,8 +152,8 @@ def test_parquet_files_are_not_read(tmp_path):
     assert described.sites[unknown].isna().all(axis=None)
     for text in (repr(partition), str(described), partition._repr_html_()):
         assert "streamed" in text and "125" in text
-    assert "Some institutions lack 'smoker'." in str(described) and "unknown" in str(described)
-    with pytest.raises(PartitionError, match=r"all 3 institutions are streamed.*pandas"):
+    assert "Some sites lack 'smoker'." in str(described) and "unknown" in str(described)
+    with pytest.raises(PartitionError, match=r"all 3 sites are streamed.*pandas"):
         partition.plot_missing()
 
 
@@ -220,9 +220,9 @@ def test_description_counts_what_pandas_counts():
     patterns = described.patterns.set_index(list(frames))["count"]
     assert patterns.to_dict() == partition.presence().value_counts().to_dict()
     assert described.patterns["count"].tolist() == [60, 40, 25]
-    assert repr(partition).startswith("ClientPartition (horizontal): 125 entities, 3 institutions, key 'nr'")
-    assert "3 columns are at every institution" in repr(partition) and "streamed" not in repr(partition)
-    assert "Some institutions lack &#x27;smoker&#x27;." in partition._repr_html_()
+    assert repr(partition).startswith("ClientPartition (horizontal): 125 entities, 3 sites, key 'nr'")
+    assert "3 columns are at every site" in repr(partition) and "streamed" not in repr(partition)
+    assert "Some sites lack &#x27;smoker&#x27;." in partition._repr_html_()
 
 
 def test_missing_cells_are_drawn_by_column_and_gray_where_there_is_no_column():
@@ -236,7 +236,7 @@ def test_missing_cells_are_drawn_by_column_and_gray_where_there_is_no_column():
     ]
     np.testing.assert_allclose(drawn, expected)
     texts = [text.get_text() for text in ax.texts]
-    assert "gray: the institution lacks this column" in texts
+    assert "gray: the site lacks this column" in texts
     shares = np.ravel(expected)
     assert [text for text in texts if text[-1] in "%–"] == [
         "–" if np.isnan(share) else f"{share:.0%}" for share in shares
@@ -254,33 +254,33 @@ REFUSED = {
     "no columns": ({"B": table()[["id"]]}, "'B' has no column besides the key"),
     "no values": ({"B": table(x=[NAN] * 4)}, "'B' has no value in any of its 1 columns"),
     "infinite": ({"B": table(x=[INF, 1, 2, -INF])}, "'B', column 'x': 2 infinite values"),
-    "nothing in common": ({"B": table().rename(columns={"x": "X"})}, "no column is at every institution"),
+    "nothing in common": ({"B": table().rename(columns={"x": "X"})}, "no column is at every site"),
     "other type": (
         {"B": table(x=list("abcd"))},
-        "'x' holds numbers at institution 'A' and text at institution 'B'",
+        "'x' holds numbers at site 'A' and text at site 'B'",
     ),
     "true and false": (
         {"B": table(x=[True, False] * 2)},
-        "'x' holds numbers at .* and true/false at institution 'B'",
+        "'x' holds numbers at .* and true/false at site 'B'",
     ),
     "dates": (
         {"B": table(x=pd.date_range("2020", periods=4))},
-        "'x' holds numbers .* and dates at institution 'B'",
+        "'x' holds numbers .* and dates at site 'B'",
     ),
     "codes": (
         {"B": table(x=pd.Categorical([1, 2, 3, 1]))},
-        "numbers at .* and numbers as categories at institution 'B'",
+        "numbers at .* and numbers as categories at site 'B'",
     ),
     "objects": (
         {"B": table(x=pd.Series(["a", 1, 2, 3], dtype=object))},
-        "values of other types at institution 'B'",
+        "values of other types at site 'B'",
     ),
     "no key": ({"B": table().rename(columns={"id": "ID"})}, "'B' has no key column 'id'"),
     "repeated key": ({"B": table(id=[1, 2, 2, 2])}, "'B': 2 of 4 rows repeat a key"),
     "missing key": ({"B": table(id=[1, 2, NAN, NAN])}, "'B', key column 'id': 2 rows have no key"),
     "key of text": (
         {"B": table(id=list("abcd"))},
-        "'id' holds numbers at institution 'A' and text at institution 'B'",
+        "'id' holds numbers at site 'A' and text at site 'B'",
     ),
     "site column": (
         {"B": table(site=list("uvwx"))},
@@ -288,7 +288,7 @@ REFUSED = {
     ),
     "a site's name": ({1: table()}, "of type int"),
     "a column's name": ({"B": table().rename(columns={"x": 0})}, "'B': 1 column names are not text"),
-    "not a table": ({"B": [1, 2]}, "institution 'B'.*received list"),
+    "not a table": ({"B": [1, 2]}, "site 'B'.*received list"),
 }
 
 
@@ -329,7 +329,7 @@ def test_a_streamed_table_is_refused_for_what_its_metadata_reveal(case, tmp_path
 def test_all_problems_are_reported_at_once():
     frames = {"A": table(), "B": table(x=[INF, 1, 2, 3], site=1.5), "C": table(x=list("abcd"))}
     message = refusal(frames)
-    for part in ("3 problems", "'B', column 'x': 1 infinite", "'site' of its own", "text at institution 'C'"):
+    for part in ("3 problems", "'B', column 'x': 1 infinite", "'site' of its own", "text at site 'C'"):
         assert part in message
 
 

@@ -62,7 +62,7 @@ def test_without_descriptions_they_are_proposed_where_the_policy_needs_them():
 @pytest.mark.parametrize(
     ("published", "match"),
     [
-        ({"D": GIVEN}, "'D', which is no institution"),
+        ({"D": GIVEN}, "'D', which is no site"),
         ({"A": "nowhere.toml"}, "cannot be read"),
         ({"A": {"income": {"kind": "number", "range": [0.0, 20.0]}}}, "values outside its published range"),
         ({"A": {"income": {"kind": "figure"}}}, "published"),

@@ -462,9 +462,7 @@ KINDS = {
 def test_keys_of_two_types_are_refused(a, b):
     """1, "1", 1.0 and True are different keys; at two sites they are an error, not an empty intersection."""
     _, sites = open_sites({"A": KINDS[a], "B": KINDS[b]})
-    with pytest.raises(
-        PartitionError, match=rf"'B'.*of institution 'A': expected 'id' \({a}\), found 'id' \({b}\)"
-    ):
+    with pytest.raises(PartitionError, match=rf"'B'.*of site 'A': expected 'id' \({a}\), found 'id' \({b}\)"):
         LocalEngine(sites).run(align_entities(("A", "B"), "s"), Ledger())
     points = [KeyTable("A", pd.DataFrame({"id": KINDS[kind]}), ["id"]).points(b"s") for kind in (a, b)]
     assert not set(as_tokens(points[0]).tolist()) & set(as_tokens(points[1]).tolist())

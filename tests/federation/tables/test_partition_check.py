@@ -36,7 +36,7 @@ LINKED = {
     "key of text": (BASE | {"B": table("z", id=list("1234")), "C": table("w")}, "'B'.*text.*'A'.*whole"),
     "key of decimals": (BASE | {"B": table("z", id=[1.0, 2, 3, 4]), "C": table("w")}, "'B'.*decimal"),
     "mixed key": (BASE | {"B": table("z", id=pd.Series([1, "2", 3, 4], dtype=object))}, "'B'.*several types"),
-    "shared column": ({"A": table("x"), "B": table("x")}, "'x' is at 2 institutions \\('A', 'B'\\)"),
+    "shared column": ({"A": table("x"), "B": table("x")}, "'x' is at 2 sites \\('A', 'B'\\)"),
     "no rows": (BASE | {"B": table("z").iloc[:0]}, "'B' has no rows"),
     "no columns": (BASE | {"B": table("z")[["id"]]}, "'B' has no column besides the key"),
     "no values": (BASE | {"B": table("z", z=[NAN] * 4)}, "'B' has no value in any of its 1 columns"),
@@ -45,7 +45,7 @@ LINKED = {
         BASE | {"B": table("z", z=np.array([INF, 1, 2, 3], dtype="float32"))},
         "'z': 1 infinite",
     ),
-    "no clients": ({}, "no institutions"),
+    "no clients": ({}, "no sites"),
     "client's name": ({1: table("x")}, "of type int"),
     "empty client's name": ({" ": table("x")}, "name is empty"),
     "column's name": (BASE | {"B": table("z").rename(columns={"z": 0})}, "'B': 1 column names are not text"),
@@ -53,7 +53,7 @@ LINKED = {
         BASE | {"B": pd.concat([table("z"), table("z")[["z"]]], axis=1)},
         "'B': 2 columns are called 'z'",
     ),
-    "not a table": (BASE | {"B": [1, 2]}, "institution 'B'.*received list"),
+    "not a table": (BASE | {"B": [1, 2]}, "site 'B'.*received list"),
     "lazy table": (BASE | {"B": pl.from_pandas(table("z")).lazy()}, "'B'.*LazyFrame.*collected"),
 }
 
@@ -76,7 +76,7 @@ def test_all_problems_are_reported_at_once():
     }
     message = refusal(frames)
     assert message.startswith("the tables have 4 problems")
-    for part in ("repeat a key", "'z': 1 infinite", "'x' is at 2 institutions", "'w': 2 infinite"):
+    for part in ("repeat a key", "'z': 1 infinite", "'x' is at 2 sites", "'w': 2 infinite"):
         assert part in message
 
 
@@ -115,10 +115,10 @@ SPLIT = {
     "text for a list": ({"columns": {"A": "x"}}, "'A'.*\\['x'\\]"),
     "key listed": ({"columns": {"A": ["x", "id"]}, "on": "id"}, "'A': column 'id' is the key"),
     "listed twice": ({"columns": {"A": ["x", "x"]}}, "'x' is listed twice"),
-    "at two clients": ({"columns": {"A": ["x"], "B": ["x", "z"]}}, "'x' is at 2 institutions"),
+    "at two clients": ({"columns": {"A": ["x"], "B": ["x", "z"]}}, "'x' is at 2 sites"),
     "unknown key": ({"columns": {"A": ["x"]}, "on": "nr"}, "no key column 'nr'"),
     "no columns": ({"columns": {"A": ["x"], "B": []}}, "'B' has no column"),
-    "no clients": ({"columns": {}}, "no institutions"),
+    "no clients": ({"columns": {}}, "no sites"),
     "unknown by": ({"by": "site"}, "no column 'site'"),
     "by in key": ({"by": "h", "on": ["id", "h"]}, "'h' cannot name"),
 }
@@ -138,7 +138,7 @@ def test_one_table_with_repeated_keys_is_reported_once():
 
 
 def test_horizontal_refusals():
-    with pytest.raises(PartitionError, match="1 rows name no institution"):
+    with pytest.raises(PartitionError, match="1 rows name no site"):
         ClientPartition.from_frame(FRAME.assign(h=["a", None, "b"]), by="h")
     with pytest.raises(PartitionError, match="several types"):
         ClientPartition.from_frame(FRAME.assign(h=pd.Series([1, "1", 2], dtype=object)), by="h")

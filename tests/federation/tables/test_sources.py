@@ -199,7 +199,7 @@ def test_a_partition_takes_the_rows_of_a_query_and_never_their_key(ask, addresse
     with pytest.raises(PartitionError, match=r"'Ward' has no key column 'number'"):
         ClientPartition.from_frames(tables, "number", layout="horizontal")
     other = ask("sqlite", "SELECT patient, CAST(age AS TEXT) AS age FROM ward0")
-    with pytest.raises(PartitionError, match=r"column 'age' holds text at institution 'Ward' and numbers"):
+    with pytest.raises(PartitionError, match=r"column 'age' holds text at site 'Ward' and numbers"):
         ClientPartition.from_frames(tables | {"Ward": other}, layout="horizontal")
     with pytest.raises(PartitionError, match=r"a streamed table needs layout='horizontal'"):
         ClientPartition.from_frames(tables, "patient")

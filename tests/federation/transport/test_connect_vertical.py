@@ -363,7 +363,7 @@ def test_tables_that_cannot_be_linked_are_listed(study, frames):
     study.transport.start("Tax")
     with pytest.raises(PartitionError, match=r"Tax: it names no key") as raised:
         study.connect()
-    assert "column 't1' is at 2 institutions" in str(raised.value)
+    assert "column 't1' is at 2 sites" in str(raised.value)
     with pytest.raises(fs.errors.MessageError, match=r"Tax: its owner offers no keys to align by"):
         study.align()
 

@@ -74,7 +74,7 @@ def of_release(X, Y, q, rho, random, shares):
         variance = float(2 * sum(radii, Fraction(0)) ** 2 / (2 * rho))
     else:
         found = moments_sensitivity(radii)
-        variance = float(max(found.coordinator, *found.institutions) / (2 * rho))
+        variance = float(max(found.coordinator, *found.sites) / (2 * rho))
     sd = np.sqrt(variance)
     cut_x = np.hstack([cut(X[:, :half], radii[0]), cut(X[:, half:], radii[1])])
     exact = sums_of(cut_x, cut(weight * Y, radii[2]) / weight, q, sd, np.sqrt(2.0) * sd / weight)

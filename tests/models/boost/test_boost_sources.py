@@ -253,13 +253,13 @@ def test_what_is_wrong_with_a_curve_is_named_with_a_remedy(frame, curves, words)
 
 def test_what_is_wrong_in_a_file_is_named_when_it_is_opened(tmp_path):
     for bad, curves, words in (
-        (changed(x1_t=T30[::-1]), AT, "institution 'site 2', curve 'x1': 1 of .* do not ascend"),
+        (changed(x1_t=T30[::-1]), AT, "site 'site 2', curve 'x1': 1 of .* do not ascend"),
         (
             changed(x1=T30[1:]),
             {"x1": fs.Curve("x1", domain=(0, 1))},
-            "institution 'site 2', curve 'x1'.*one length",
+            "site 'site 2', curve 'x1'.*one length",
         ),
-        (CELLS.assign(x1=None), AT, "institution 'site 0', curve 'x1': there is no curve in any row"),
+        (CELLS.assign(x1=None), AT, "site 'site 0', curve 'x1': there is no curve in any row"),
     ):
         paths = parquet_files(tmp_path, by_site(bad))
         with pytest.raises(PartitionError, match=words):

@@ -202,7 +202,7 @@ def test_strict_sites_answer_learners_of_what_they_publish():
         ("y(t) ~ x1:x2", "curve"),
         (
             "y(t) ~ age:g",
-            "needs column 'age' at institution 'Imaging' and column 'g' at institution 'Laboratory'",
+            "needs column 'age' at site 'Imaging' and column 'g' at site 'Laboratory'",
         ),
         ("y(t) ~ bbs(g, lower_bound=0, upper_bound=1)", "takes a column of numbers"),
         ("y(t) ~ heigth", "no column 'heigth'"),
@@ -235,7 +235,7 @@ def test_a_curve_is_at_one_site():
     }
     partition = fs.ClientPartition.from_frames(tables, on="id", curves=declared("x1"))
     assert list(partition.curves["A"]) == ["x1"] and "curves: x1 at A" in repr(partition)
-    with pytest.raises(PartitionError, match="at no institution, and a curve is at one"):
+    with pytest.raises(PartitionError, match="at no site, and a curve is at one"):
         fs.ClientPartition.from_frames(tables, on="id", curves=declared("x2"))
     with pytest.raises(PartitionError, match="'A' and 'B', and a curve"):
         both = {

@@ -111,7 +111,7 @@ def test_a_budget_that_is_too_small_or_none_is_reported_before_any_request():
 @pytest.mark.parametrize("make", [synthesizer, lambda *a, **k: regression("y ~ a + d", *a, **k)])
 def test_nobody_can_deal_where_the_coordinator_sits_at_one_of_two(make):
     sites = partition(columns={"A": ["y", "a", "b"], "B": ["c", "d"]})
-    with pytest.raises(ModelError, match=r"no third institution to deal .* say coordinator='apart'"):
+    with pytest.raises(ModelError, match=r"no third site to deal .* say coordinator='apart'"):
         make(sites, coordinator="A").fit()
     assert not any(charged(sites))
 
@@ -125,8 +125,8 @@ def test_terms_that_would_take_moments_of_rows_are_refused(term):
 
 
 @pytest.mark.parametrize(("formula", "words"), [
-    ("y ~ a:d", "product across institutions"),
-    ("y ~ a * c", "product across institutions"),
+    ("y ~ a:d", "product across sites"),
+    ("y ~ a * c", "product across sites"),
     ("y ~ log(a)", "no value at the lower end of the bounds of 'a'"),
     ("y ~ a + zz", "no column 'zz'"),
     ("y ~ a - 1", "omits the intercept"),

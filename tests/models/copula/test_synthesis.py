@@ -215,7 +215,7 @@ def test_missing_values_are_missing_at_their_site():
 
 def test_a_coordinator_at_one_of_two_cannot_have_products_dealt():
     columns = {"A": ["a", "b"], "B": ["c", "d"]}
-    with pytest.raises(ModelError, match="no third institution"):
+    with pytest.raises(ModelError, match="no third site"):
         synthesizer(columns=columns, coordinator="A").fit()
     assert synthesizer(columns=columns).fit().correlation.shape == (4, 4)
 

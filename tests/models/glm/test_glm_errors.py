@@ -82,22 +82,22 @@ def test_an_order_that_all_sites_declare_is_kept_and_another_is_sorted():
         (
             "x",
             lambda s: s.astype(str),
-            "column 'x' holds numbers at institution 'A' and text at institution 'B'",
+            "column 'x' holds numbers at site 'A' and text at site 'B'",
         ),
         (
             "k",
             lambda s: s.astype(str),
-            "column 'k' holds numbers at institution 'A' and text at institution 'B'",
+            "column 'k' holds numbers at site 'A' and text at site 'B'",
         ),
         (
             "flag",
             lambda s: s.astype(int),
-            "'flag' holds true/false at institution 'A' and numbers at institution 'B'",
+            "'flag' holds true/false at site 'A' and numbers at site 'B'",
         ),
         (
             "k",
             lambda s: s.astype("category"),
-            "'k' holds numbers at institution 'A' and numbers as categories",
+            "'k' holds numbers at site 'A' and numbers as categories",
         ),
     ],
 )
@@ -128,7 +128,7 @@ def test_identifiers_and_dates_are_named():
     frame = FRAME.assign(id=[f"p{i}" for i in range(N)], day=pd.Timestamp("2020-01-01"))
     frame["day"] += pd.to_timedelta(np.arange(N), unit="D")
     assert "'id' have fewer. It looks like an identifier" in str(error_of("y ~ x + id", frame))
-    assert "column 'day' at institution 'A' is of type datetime64" in str(error_of("y ~ x + day", frame))
+    assert "column 'day' at site 'A' is of type datetime64" in str(error_of("y ~ x + day", frame))
 
 
 def test_a_reference_that_is_no_level_is_named_with_the_levels():
@@ -194,32 +194,32 @@ ROLES = {
         "count ~ x",
         POISSON,
         {"freq_weights": "text"},
-        "'text' at institution 'A' holds categories",
+        "'text' at site 'A' holds categories",
     ),
-    "text offset": ("count ~ x", POISSON, {"offset": "text"}, "'text' at institution 'A' holds categories"),
+    "text offset": ("count ~ x", POISSON, {"offset": "text"}, "'text' at site 'A' holds categories"),
     "negative": (
         "count ~ x",
         POISSON,
         {"freq_weights": "weight"},
-        "'weight' at institution 'A': 4 weights are",
+        "'weight' at site 'A': 4 weights are",
     ),
     "variance": (
         "count ~ x",
         POISSON,
         {"var_weights": "weight"},
-        "'weight' at institution 'A': 4 weights are",
+        "'weight' at site 'A': 4 weights are",
     ),
     "exposure": (
         "count ~ x",
         POISSON,
         {"exposure": "days"},
-        "'days' at institution 'A': 1 exposures are not pos",
+        "'days' at site 'A': 1 exposures are not pos",
     ),
     "log of it": (
         "count ~ x + offset(log(days))",
         POISSON,
         {},
-        r"log\(days\).*at institution 'A'.*for 1 of 200",
+        r"log\(days\).*at site 'A'.*for 1 of 200",
     ),
     "logit": ("y ~ x", F.Binomial(), {"exposure": "days"}, "exposure: it needs a log link"),
     "response": (
@@ -254,8 +254,8 @@ ROLES = {
         "'y' is in the response and also on",
     ),
     "centered": ("center(x) ~ z", F.Gaussian(), {}, "on the left side needs the rows of all sites"),
-    "text response": ("text ~ x", F.Binomial(), {}, "'text' at institution 'A' holds categories.*== 'level'"),
-    "counts": ("cbind(count, negative) ~ x", F.Binomial(), {}, "at institution 'A': a count is negative for"),
+    "text response": ("text ~ x", F.Binomial(), {}, "'text' at site 'A' holds categories.*== 'level'"),
+    "counts": ("cbind(count, negative) ~ x", F.Binomial(), {}, "at site 'A': a count is negative for"),
     "family": ("y ~ x", "binomial", {}, "family is str; expected a statsmodels family"),
     "missing": ("y ~ x", F.Binomial(), {"missing": "no"}, 'missing: expected "drop" or "raise", received'),
     "raise": ("y ~ x + z", F.Binomial(), {"missing": "raise"}, "1 at 'A'; pass missing=\"drop\""),
@@ -264,14 +264,14 @@ ROLES = {
         "y ~ bs(x, knots=(0,), lower_bound=-1, upper_bound=1)",
         F.Binomial(),
         {},
-        "at institution 'A': .* of 200 values lie outside",
+        "at site 'A': .* of 200 values lie outside",
     ),
     "polynomial": ("y ~ poly(half, 3)", F.Binomial(), {}, r"'poly\(half, 3\)': .*too few distinct values"),
     "logarithm": (
         "y ~ log(x)",
         F.Binomial(),
         {},
-        r"'log\(x\)' at institution 'A': log\(\) gives .*not finite",
+        r"'log\(x\)' at site 'A': log\(\) gives .*not finite",
     ),
 }
 
@@ -294,10 +294,7 @@ def test_infinite_values_are_counted():
     frame = FRAME.copy()
     frame.loc[frame.index[[3, 5, 250]], "x"] = [np.inf, -np.inf, np.inf]
     message = str(error_of("y ~ x", frame))
-    assert (
-        "institution 'A', column 'x': 2 infinite values" in message
-        and "institution 'B', column 'x': 1" in message
-    )
+    assert "site 'A', column 'x': 2 infinite values" in message and "site 'B', column 'x': 1" in message
 
 
 @pytest.mark.parametrize("column", ["x", "g", "y"])

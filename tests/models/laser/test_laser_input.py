@@ -39,7 +39,7 @@ def test_one_class_only(kind):
 def test_a_constant_column():
     tables = customers(300)
     tables["shop"]["shop1"] = 4.0
-    with pytest.raises(DesignError, match=r"column 'shop1' at institution 'shop' is constant.*Leave it out"):
+    with pytest.raises(DesignError, match=r"column 'shop1' at site 'shop' is constant.*Leave it out"):
         model(from_tables(tables))
 
 

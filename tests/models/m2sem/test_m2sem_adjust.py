@@ -285,7 +285,7 @@ def test_a_missing_covariate_is_a_missing_record():
         (
             "~ age:b0",
             FormulaError,
-            "needs column 'age' at institution 'A' and column 'b0' at institution 'B'",
+            "needs column 'age' at site 'A' and column 'b0' at site 'B'",
         ),
         ({"C": "~ age"}, ModelError, "expected sites A, B, received 'C'"),
         ("age", FormulaError, "one '~'"),

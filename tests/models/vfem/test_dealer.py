@@ -54,7 +54,7 @@ def test_it_is_rehearsed():
 def test_a_coordinator_at_one_of_two_needs_no_third_of_the_two():
     _, found = fit("VFEM", "open", coordinator="Platform")
     assert set(found.dealers["dealer"]) == {THIRD}
-    with pytest.raises(ModelError, match="no third institution"):
+    with pytest.raises(ModelError, match="no third site"):
         fit("VFEM", "open", PAIR, coordinator="Platform")
 
 

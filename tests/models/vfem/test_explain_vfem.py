@@ -58,7 +58,7 @@ def test_the_number_of_iterations_is_at_most_the_one_that_is_given():
 
 
 LEARNED = {
-    "the coordinator is told of sums by institution": ({}, "receives from B and C, of 195 entities or more"),
+    "the coordinator is told of sums by site": ({}, "receives from B and C, of 195 entities or more"),
     "dealers are named": ({}, "C deals the random numbers for the products of A and B"),
     "per entity, in clear": (
         ITERATIVE | {"masked": False},

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarnin
 FAMILIES = {"Logit": sm.families.Binomial(), "Log": sm.families.Poisson()}
 KERNELS = {"Logit": LOGIT, "Log": LOG}
 DESIGNS = {
-    "three institutions": ("Logit", {"sizes": (2, 1, 2), "shares": (0.0, 0.4, 0.5)}),
+    "three sites": ("Logit", {"sizes": (2, 1, 2), "shares": (0.0, 0.4, 0.5)}),
     "two of them": ("Logit", {"sizes": (2, 2), "shares": (0.3, 0.5), "holder": "B", "mar": False}),
     "counts": ("Log", {"sizes": (1, 2, 2), "shares": (0.2, 0.3, 0.4), "holder": "Registry"}),
 }

@@ -54,7 +54,7 @@ def test_blocks_are_missing_as_described(partition):
 
 def test_missing_responses_are_counted_and_refused(partition):
     with pytest.raises(
-        DesignError, match=r"'BPSysAve' at institution 'Blood pressure' is missing for 926 of 11,778"
+        DesignError, match=r"'BPSysAve' at site 'Blood pressure' is missing for 926 of 11,778"
     ):
         fs.VFEMRegression.from_formula("BPSysAve ~ .", partition)
 

@@ -120,7 +120,7 @@ def test_a_column_that_nobody_in_use_has_is_named():
     frames["Bank"].loc[frames["Bank"]["id"] < 100, "y"] = np.nan
     frames["Tax"]["rare"] = np.where(frames["Tax"]["id"] < 100, frames["Tax"]["tax0"] ** 2, np.nan)
     partition = fs.ClientPartition.from_frames(frames, on="id")
-    with pytest.raises(DesignError, match="column 'rare' at institution 'Tax' has no value among"):
+    with pytest.raises(DesignError, match="column 'rare' at site 'Tax' has no value among"):
         fs.VFEMRegression.from_formula("y ~ .", partition, missing="drop")
 
 

@@ -94,9 +94,7 @@ def two_clients(holder):
 def test_two_sites_need_somebody_to_deal():
     model = two_clients("Bank").model(coordinator="Bank")
     rounds = {name: len(site.ledger.entries) for name, site in model.partition.sites.items()}
-    with pytest.raises(
-        ModelError, match=r"no third institution.*coordinator='apart'.*cross_products='sketch'"
-    ):
+    with pytest.raises(ModelError, match=r"no third site.*coordinator='apart'.*cross_products='sketch'"):
         model.fit(**packed(**ITERATIVE))
     assert rounds == {name: len(site.ledger.entries) for name, site in model.partition.sites.items()}
     assert model.fit(**packed(**ITERATIVE, cov_type="expected")).converged

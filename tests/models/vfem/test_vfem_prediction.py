@@ -205,7 +205,7 @@ def test_new_rows_are_coded_as_those_of_the_fit(by_region):
 
 
 def test_an_unknown_level_is_named(by_region):
-    with pytest.raises(DesignError, match=r"column 'region' at institution 'Office': .*'south'"):
+    with pytest.raises(DesignError, match=r"column 'region' at site 'Office': .*'south'"):
         by_region[1].predict(office(id=[1], x=[5.0], region=["south"]))
 
 

@@ -42,8 +42,8 @@ class Formula:
     """A checked formula.
 
     `response` is the left side, for instance ``"BPSysAve"``, ``"log(y)"``, ``"visits > 0"`` or
-    ``"cbind(events, n - events)"``; `response_site` the institution that holds it, None where all hold the
-    same columns; of a one-sided formula the response is empty. `sites` are the institutions with terms, in
+    ``"cbind(events, n - events)"``; `response_site` the site that holds it, None where all hold the
+    same columns; of a one-sided formula the response is empty. `sites` are the sites with terms, in
     partition order, always one where all hold the same columns. `offsets` is what stands inside each
     ``offset(...)``; the offset is their sum.
     """
@@ -78,7 +78,7 @@ def parse_formula(
 
 
 def parse_pooled_formula(text: str, columns: Sequence[str], extra: Sequence[str] = ()) -> Formula:
-    """Read a formula for institutions that all hold the same columns.
+    """Read a formula for sites that all hold the same columns.
 
     Beyond `parse_formula`, as in R:
 
@@ -109,8 +109,8 @@ def formula_of_terms(
 ) -> Formula:
     """Make a formula of terms that were read one by one; `text` is how it was written.
 
-    Otherwise as :func:`parse_formula` (`columns` by institution), or with `pooled` as
-    :func:`parse_pooled_formula` (those of the institution "").
+    Otherwise as :func:`parse_formula` (`columns` by site), or with `pooled` as
+    :func:`parse_pooled_formula` (those of the site "").
     """
     holdings = _Holdings.of({site: [*names, *extra] for site, names in columns.items()})
     left = parse_expression(response, response=True)
@@ -136,7 +136,7 @@ class _Holdings:
                     )
                 if name in owner:
                     raise FormulaError(
-                        f"column {name!r} is held by institution {owner[name]!r} and by institution "
+                        f"column {name!r} is held by site {owner[name]!r} and by site "
                         f"{site!r}; rename one of the two or leave one out."
                     )
                 owner[name] = site
@@ -211,7 +211,7 @@ def _response_site(response: Expression, holdings: _Holdings) -> str:
     if len(holders) > 1:
         raise FormulaError(
             f"formula: the response {response.text!r} needs {_owners(response.columns, holdings)}; "
-            "all columns of the response must be at one institution."
+            "all columns of the response must be at one site."
         )
     return holders[0]
 
@@ -257,8 +257,8 @@ def _by_site(terms: Sequence[Term], holdings: _Holdings) -> Iterator[SiteTerms]:
         if len(holders) > 1:
             raise FormulaError(
                 f"formula: the term {term_text(term)!r} needs {_owners(used, holdings)}. A product across "
-                "institutions needs both columns in one place: drop the term, or let one of the "
-                "institutions hold both columns."
+                "sites needs both columns in one place: drop the term, or let one of the "
+                "sites hold both columns."
             )
         mine[holders[0]].append(term)
     for site, held in mine.items():
@@ -285,4 +285,4 @@ def _owners(names: Iterable[str], holdings: _Holdings) -> str:
 
 
 def _at(site: str) -> str:
-    return f" at institution {site!r}" if site else ""
+    return f" at site {site!r}" if site else ""

@@ -90,7 +90,7 @@ ALLOWED_NUMERIC = (
 )
 NATURAL = (
     "natural cubic splines are cr(x, df=4, constraints='center'), which spans what R's ns(x, df=4) spans and "
-    "so gives the same fit with other coefficients, or, where institutions hold different rows, cr(x, "
+    "so gives the same fit with other coefficients, or, where sites hold different rows, cr(x, "
     "knots=(30, 45, 60), lower_bound=18, upper_bound=90, constraints='center') for R's ns(x, knots=c(30, 45, "
     "60), Boundary.knots=c(18, 90)). Of df= knots are quantiles of the distinct values, in R of all values"
 )

@@ -127,7 +127,7 @@ class CurveGramRequest(GramRequest):
         Products with a site whose noise is `unknown` have that noise as well.
         """
         radius = self.radius(self.width_here)
-        own = moments_sensitivity([radius]).institutions[0] * Fraction(16**PLACES)
+        own = moments_sensitivity([radius]).sites[0] * Fraction(16**PLACES)
         return own + sum(
             (
                 squared_of_cross(radius, self.peer_radius(peer)) / (2 if peer in unknown else 1)

@@ -176,7 +176,7 @@ def find_owners(
 # 1).
 
 FAMILY = "boost_vertical"
-POINTS, WIDTH = "response at its points", "columns of all institutions"
+POINTS, WIDTH = "response at its points", "columns of all sites"
 LEARNER_COLUMNS = "learners of columns"
 
 
