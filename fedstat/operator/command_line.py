@@ -300,7 +300,7 @@ SITE = (
     ),
     Command(
         "page",
-        "Show all this in a browser on this machine, with buttons to approve and deny, until Ctrl-C.",
+        "Show status, plans, releases and policy in a browser on this machine, until Ctrl-C.",
         service.serve_owner_page,
         (
             make_argument(

@@ -97,8 +97,8 @@ name = {name}
 # labels of clusters that several sites hold. One owner draws it: fedstat site seed {folder}
 seed = ""
 
-# Fingerprint of the coordinator. Only requests with its key are answered. Set it with: fedstat site pin
-# FOLDER CARD
+# Fingerprint of the coordinator. Only requests with its key are answered. Set it with:
+#     fedstat site pin FOLDER CARD
 coordinator = ""
 
 # Where the data are. A relative path is relative to this file.

@@ -170,7 +170,7 @@ def test_files_that_claim_entities_and_cells(tmp_path):
     kept = ReleasedGroups.none(5).with_groups(np.array([0, 0, 1, 1, -1])).to_arrays()
     assert (ReleasedGroups.from_arrays(kept).sizes == [2, 2, 1]).any()
     tracemalloc.start()
-    with pytest.raises(ValueError, match="not whole"):
+    with pytest.raises(ValueError, match="not complete"):
         ReleasedGroups.from_arrays(kept | {"c": np.array([2, 10**9])})
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

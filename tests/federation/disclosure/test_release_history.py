@@ -170,7 +170,7 @@ def test_a_history_without_marks_is_in_the_order_of_the_table():
 )
 def test_arrays_that_do_not_belong_together_are_no_history(change):
     table, arrays = stored()
-    with pytest.raises(ValueError, match="not whole"):
+    with pytest.raises(ValueError, match="not complete"):
         ReleaseHistory.from_arrays(arrays | change, table, SECRET)
 
 

@@ -82,7 +82,7 @@ def test_a_site_is_healthy_while_it_can_answer(home, capsys, monkeypatch):
     finally:
         process.kill()
         process.wait()
-    assert reported(capsys, "site", "health", folder, code=1) == "A: is not served (killed)\n"
+    assert reported(capsys, "site", "health", folder, code=1) == "A: is not running (killed)\n"
 
 
 def test_metrics_are_written_in_the_mode_that_was_requested_and_hold_no_row(home, capsys):

@@ -86,7 +86,7 @@ def test_one_fingerprint_enrols_everybody(home, capsys):
 def test_a_new_site_is_the_only_thing_that_the_next_roster_shows(home, capsys):
     for name in SITES:
         accept(home, capsys, name)
-    assert "Roster 1 of study stands" in printed(capsys, "federation", "roster", home / "study")
+    assert "Roster 1 of study has not changed" in printed(capsys, "federation", "roster", home / "study")
     make_site(home, "D")
     join(home, "D")
     old = (home / "study" / "roster.json").read_text()
@@ -220,7 +220,7 @@ def test_two_rosters_of_one_number_are_found(home, capsys):
     ):
         path.write_text(text.sign(identity))
         said = printed(capsys, "site", "accept", home / "A", path, "--fingerprint", text.fingerprint, code=1)
-        assert "roster 1 was another one when A accepted it" in said
+        assert "roster 1 differs from the roster 1 that A accepted" in said
 
 
 def test_rosters_travel_signed_for_their_session():
@@ -248,7 +248,7 @@ def test_a_site_that_is_taken_out_is_unpinned_and_joins_no_more_unasked(home, ca
     for name in SITES:
         accept(home, capsys, name)
     key = last(home).sites["C"]
-    assert "there are A, B, C" in printed(capsys, "federation", "remove", home / "study", "X", code=1)
+    assert "its sites are A, B, C" in printed(capsys, "federation", "remove", home / "study", "X", code=1)
     assert "Roster 2, without it" in printed(capsys, "federation", "remove", home / "study", "C")
     listed = tomllib.loads((home / "study" / "federation.toml").read_text())
     assert listed["revoked"] == {key: "C"} and list(listed["sites"]) == ["A", "B"]
