@@ -199,7 +199,7 @@ def test_rows_of_weight_zero_are_not_behind_a_product(n):
 
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_with_weights_the_rows_that_two_columns_share_are_entered(n):
-    """Weights of many values: each pair of columns is a sum of weights over the rows in which both are."""
+    """With weights of many values, each pair of columns gives the sum of weights over their common rows."""
     a, b, c = ones(ROWS[:40]), ones(ROWS[20:60]), ones(ROWS[20 : 40 - n])
     weights = 1.0 + np.sqrt(ROWS)
     for more, refused in (({"weights": weights}, n < 3), ({}, False)):
@@ -230,7 +230,7 @@ def test_sums_by_group_add_up_to_sums_over_all_rows(n):
 
 @pytest.mark.parametrize("n", [1, 3, 4])
 def test_sums_over_some_rows_are_entered_with_zeros_elsewhere(n):
-    """The differences are two columns over `n` rows, of which a combination is zero in one of these rows."""
+    """The differences are two columns over `n` rows. A combination of both is zero in one of these rows."""
     some = SummedProducts(lambda: iter([X[n:, None]]), ["x0"], ROWS[n:])
     assert in_turn(released(X), some) == ["", RULE if n < 4 else ""]
     assert in_turn(some, released(X)) == ["", RULE if n < 4 else ""]

@@ -1,4 +1,4 @@
-"""What the analyst reads of a refusal, what the owner's log keeps, and how many refusals are counted."""
+"""Texts of refusals, the owner's log of reasons, the count of refusals, and threat statements."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def test_an_owner_who_takes_the_lines_gets_each():
 @pytest.mark.parametrize("error", [ConsentError, DescriptionError, FormulaError, SecurityError])
 def test_an_error_that_depends_on_no_row_is_shown_and_not_counted(error):
     log, data = log_of(reasons="logged", max_refusals=3)
-    shown = log.outward(data, (), error("as it is"), "Anna")
-    assert (type(shown), str(shown)) == (error, "as it is")
+    shown = log.outward(data, (), error("unknown column"), "Anna")
+    assert (type(shown), str(shown)) == (error, "unknown column")
     assert not log.reasons and not log.site_ledger.refusals["Anna"]
 
 
@@ -182,7 +182,7 @@ def sentence(words, **rules):
     ],
 )
 def test_a_threat_has_the_number_of_the_policy_or_of_the_strict_one(words, rules, number):
-    """A looser rule has a line of its own; the sentence on the strict policy stays as it is."""
+    """The sentence on the strict policy does not change if a rule is looser; the looser rule has its own line."""
     found = {one.learns for one in threats_under(Policy.strict(**rules)) if not one.line}
     assert any(words in one and number in one for one in found)
 

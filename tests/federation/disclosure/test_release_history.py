@@ -29,7 +29,7 @@ def released(*codes):
 
 
 def smallest_group(codes, below):
-    """Fewest rows that a combination of the sums is about alone, if fewer than `below`, by a search."""
+    """Find the fewest rows that a combination of the sums isolates, if fewer than `below`, by a search."""
     groups = np.array([np.equal(code, k) for code in codes for k in range(max(code) + 1)], dtype=float)
     rank = np.linalg.matrix_rank(groups)
     for n in range(1, below):
@@ -47,7 +47,7 @@ def divisions(seed):
 
 @pytest.mark.parametrize("below", [2, 3, 4])
 def test_isolated_rows_are_those_that_a_search_finds(below):
-    """1 stands for any number where combinations of few rows overlap: then all is refused."""
+    """The result is 1 where combinations of few rows overlap: every sum is then refused."""
     exact = []
     for seed in range(25):
         codes = [code for code in divisions(seed) if code.max() >= 0]
@@ -110,7 +110,7 @@ def test_rows_that_are_new_or_gone_keep_their_place_in_groups():
     carried, gone = history.carried(places)
     assert gone.tolist() == [0, 1]
     assert carried.groups.sum(axis=1).tolist() == [6, 4] and not carried.groups[:, 8:10].any()
-    # A sum over the first group as it is now is about the two rows that are gone.
+    # A sum over the remaining rows of the first group isolates the two rows that are gone.
     assert carried.with_groups(np.r_[[-1] * 4, [0] * 4, [-1] * 2]).fewest_isolated(3) == 2
     assert carried.with_groups(np.r_[[0] * 4, [-1] * 6]).fewest_isolated(3) == 0
     same, none = history.carried(np.arange(N))
@@ -215,7 +215,7 @@ def test_a_history_follows_the_rows_into_another_order():
 
 
 def test_a_history_without_marks_takes_the_order_of_the_table():
-    """It was made in this order, whether or not anything was released."""
+    """The history was made in this order, with or without a release."""
     for first in (None, released(np.r_[[0] * 6, [1] * 4])):
         history = ReleaseHistory(first)
         history.follow(aligned_table(np.arange(N)), SECRET)
