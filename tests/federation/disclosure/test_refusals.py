@@ -182,7 +182,7 @@ def sentence(words, **rules):
     ],
 )
 def test_a_threat_has_the_number_of_the_policy_or_of_the_strict_one(words, rules, number):
-    """The sentence on the strict policy stays the same if a rule is looser. The looser rule has its own line."""
+    """The sentence on the strict policy stays if a rule is looser. The looser rule has its own line."""
     found = {one.learns for one in threats_under(Policy.strict(**rules)) if not one.line}
     assert any(words in one and number in one for one in found)
 
