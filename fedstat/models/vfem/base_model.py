@@ -30,7 +30,6 @@ from fedstat.models.vfem.base_results import VFEMBaseResults
 from fedstat.models.vfem.covariance.cross_products import CrossProductOptions
 from fedstat.models.vfem.covariance.from_moments import CovType
 from fedstat.models.vfem.covariance.protocol import CovarianceOptions
-from fedstat.models.vfem.iteration.site_state import NORMAL
 from fedstat.models.vfem.iteration.state import FAMILY, InitialValues, Iteration, IterationOptions, Progress
 from fedstat.models.vfem.outcome import SessionArtifacts, VFEMOutcome, warn_of_merges, warn_unless_converged
 from fedstat.models.vfem.protocol import IterativeResult
@@ -149,7 +148,8 @@ class VFEMModel(VerticalModel):
         missing: MissingRule = "raise",
         coordinator: str | None = None,
     ) -> None:
-        self.distribution = NORMAL if family is None else DistributionSpec.of(family)
+        if family is not None:
+            self.distribution = DistributionSpec.of(family)
         check_choice("between", between, get_args(Between))
         self.between: Between = between
         given = {"offset": offset, "freq_weights": freq_weights, "var_weights": var_weights}
