@@ -72,6 +72,7 @@ def test_masks_and_levels_have_one_default_everywhere(arguments):
         ("GLORE", "from_formula", "maxiter", "; 'maxiter' is an argument of GLORE.fit"),
         ("LASER", "from_formula", "lr", "; 'learning_rate' is an argument of LASER.fit"),
         ("VFEMRegression", "fit", "missing", "; 'missing' is an argument of VFEMRegression.from_formula"),
+        ("FedFunctionBoost", "from_formula", "nonsense", r"\. Its arguments are formula, .*, public$"),
         ("GLORE", "fit", "seed", r"\. Its arguments are cov_type, .*, progress$"),
     ],
 )
