@@ -20,7 +20,7 @@ from fedstat.template.__main__ import (
 
 ROOT = Path(__file__).parents[1]
 NAME = "poisson_newton"
-DOCUMENTS = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE")
+DOCUMENTS = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE")
 TREE = ("fedstat", "docs", "data", "vignettes", "pyproject.toml", "setup.cfg", *DOCUMENTS)
 TESTS = (
     "conftest.py",
