@@ -19,6 +19,7 @@ from reporting import CONTROL, FAMILY, N_ROWS, STEPS, masked_sites, refusal_of, 
 from scipy import stats
 
 from fedstat.errors import (
+    ConsentError,
     DescriptionError,
     FedstatError,
     MessageError,
@@ -1075,6 +1076,12 @@ def test_weights_come_in_only_where_numbers_for_each_entity_may_leave(policy, ru
     else:
         assert request(site, "weigh", w=np.ones(N_ROWS)).arrays["seen"] == 1.0
     assert rule_against(site) == ""
+
+
+def test_an_owner_who_approves_analyses_allows_no_step_without_a_plan():
+    error = refusal_of(site_of(approval="owner"), facts.EntityCount(5))
+    assert isinstance(error, ConsentError) and "'report'" in str(error)
+    assert rule_against(site_of(), facts.EntityCount(5)) == ""
 
 
 def test_a_site_is_not_copied():
