@@ -168,6 +168,9 @@ COUNTS = {
         "minimum rows per level", lambda n: facts.IndicatorCounts(np.array([-1]), n, ["a"]), 0, (0, 1)
     ),
     "entities of a group": Count("minimum count", lambda n: facts.GroupSums(group(n)), 5),
+    "entities of the first group": Count(
+        "minimum count", lambda n: facts.GroupSums(np.repeat([0, 1, -1], [n, N_ROWS, 3])), 5
+    ),
     "entities of a group of few products": Count(
         "minimum count", lambda n: facts.GroupSums(group(n), columns=1), 5
     ),

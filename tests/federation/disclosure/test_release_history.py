@@ -66,6 +66,23 @@ def test_of_two_apart_groups_the_smaller_one_counts():
     assert released(every, without_five).fewest_isolated(5) == 0
 
 
+def cells(*sizes, groups):
+    """Sums over groups of cells of these sizes; a group is named by its cells, such as ``ab``."""
+    names = "abcdef"[: len(sizes)]
+    history = ReleasedGroups.none(sum(sizes))
+    for group in groups:
+        history = history.with_groups(np.repeat([0 if name in group else -1 for name in names], sizes))
+    return history
+
+
+def test_a_group_of_exactly_the_minimum_is_not_isolated():
+    # The first sum less the second is about the five rows of a and b; no sum separates a from b.
+    history = cells(2, 3, 7, 8, groups=("abcd", "cd", "ac"))
+    assert [history.fewest_isolated(n) for n in (4, 5, 6)] == [0, 0, 5]
+    # Each cell has the minimum, and combinations of the two sums overlap.
+    assert cells(5, 5, 5, groups=("ab", "bc")).fewest_isolated(5) == 0
+
+
 def test_no_group_isolates_no_row():
     assert ReleasedGroups.none(N).fewest_isolated(99) == 0
     assert released(np.zeros(N, dtype=int)).fewest_isolated(N) == 0
