@@ -133,6 +133,17 @@ def format_pvalue(pvalue: float) -> str:
     return f"p = {pvalue:.2g}" if pvalue >= SMALLEST_PVALUE else f"p < {SMALLEST_PVALUE:g}"
 
 
+def format_lr_test(test: LRTest) -> str:
+    """Write a likelihood ratio test in a sentence, with its degrees of freedom.
+
+    Examples
+    --------
+    >>> format_lr_test(LRTest(4.0, 0.0455002638963584, 1))
+    'chi2(1) = 4.00, p = 0.046'
+    """
+    return f"chi2({test.df_diff:g}) = {test.statistic:.2f}, {format_pvalue(test.pvalue)}"
+
+
 def check_nested(full: Estimate, restricted: Estimate) -> float:
     """Return how many coefficients the restricted fit lacks; a ModelError if it is not nested."""
     _check_same_data(full, restricted)

@@ -34,7 +34,7 @@ class CoefficientBlock:
     """Contribution of a site to the fit.
 
     `columns` of the design that it holds, `entities` of the fit that it has, and the share `missing` of the
-    fit's entities that it does not have, in [0, 1].
+    values of its columns over all entities of the fit, in [0, 1].
     """
 
     site: str

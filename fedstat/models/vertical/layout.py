@@ -238,6 +238,17 @@ def complete_at(blocks: Sequence[BlockDesign], n: int) -> Bools:
 def site_blocks(layout: Layout) -> tuple[CoefficientBlock, ...]:
     """List the blocks of the sites, the response holder first if it holds no columns."""
     rows = [] if layout.active in layout.sites else [CoefficientBlock(layout.active, 0, layout.n, 0.0)]
-    pairs = zip(layout.sites, layout.sizes, strict=True)
+    pairs = list(zip(layout.sites, layout.sizes, strict=True))
     has = {site: len(layout.kept[site]) for site in layout.sites}
-    return (*rows, *[CoefficientBlock(k, size, has[k], 1.0 - has[k] / layout.n) for k, size in pairs])
+    known = {k: float(layout.has[k].sum()) / size if k in layout.has else has[k] for k, size in pairs}
+    return (
+        *rows,
+        *[CoefficientBlock(k, size, has[k], 1.0 - known[k] / layout.n) for k, size in pairs],
+    )
+
+
+def missing_by_column(layout: Layout) -> dict[str, dict[str, float]]:
+    """Share of missing values by column, of the entities with a record at its site, for incomplete sites."""
+    shares = {site: 1.0 - has.mean(axis=0) for site, has in layout.has.items()}
+    names = {site: layout.names[place] for site, place in layout.places().items()}
+    return {k: dict(zip(names[k], own.tolist(), strict=True)) for k, own in shares.items() if own.any()}

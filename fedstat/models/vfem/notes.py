@@ -12,7 +12,7 @@ import pandas as pd
 from fedstat.errors import EstimationError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.crypto.masks import TWO_SITES, hides
-from fedstat.inference.likelihood import format_pvalue
+from fedstat.inference.likelihood import format_lr_test
 from fedstat.inference.summary import Note
 from fedstat.models.vertical.exchange.patterns import (
     MANTISSA_BITS,
@@ -33,7 +33,7 @@ from fedstat.models.vertical.joint_normal.fit import (
     name_sparse,
     sparse_pairs,
 )
-from fedstat.models.vertical.layout import Layout
+from fedstat.models.vertical.layout import Layout, missing_by_column
 from fedstat.models.vfem.corrections import correction_notes
 from fedstat.models.vfem.covariance.from_moments import moments_covariance
 from fedstat.models.vfem.covariance.information import PsiCovariance
@@ -285,7 +285,7 @@ def dependence_notes(fit: JointNormalFit, errors: Floats) -> Iterator[Note]:
     try:
         other = fit_joint_model(fit.moments, "independent")
         covariance = reported_covariance(moments_covariance(other), fit_by_site(other, "independent"))
-        pvalue = independence_lr_test(fit, other).pvalue
+        test = independence_lr_test(fit, other)
     except (EstimationError, NotAvailableError):
         return
     ratio = errors / np.sqrt(np.diag(covariance))[1:]
@@ -293,9 +293,8 @@ def dependence_notes(fit: JointNormalFit, errors: Floats) -> Iterator[Note]:
         "dependence",
         f"Standard errors of coefficients are {np.median(ratio):.2f} times (median; {ratio.min():.2f} to "
         f"{ratio.max():.2f}) those of between='independent', which assumes independent blocks. "
-        f"The data {'contradict' if pvalue < INDEPENDENCE_LEVEL else 'do not contradict'} independence "
-        "(likelihood "
-        f"ratio, {format_pvalue(pvalue)}); without independence, its coefficients are biased.",
+        f"The data {'contradict' if test.pvalue < INDEPENDENCE_LEVEL else 'do not contradict'} independence "
+        f"(likelihood ratio, {format_lr_test(test)}); without independence, its coefficients are biased.",
     )
 
 
@@ -366,12 +365,12 @@ def joint_assumptions(linear: JointNormalFit) -> Iterator[Note]:
     """State the assumptions, and which of them the data contradict or cannot test."""
     yield Note("assumptions", JOINT_NOTE)
     try:
-        pvalue = independence_lr_test(linear).pvalue
+        test = independence_lr_test(linear)
         yield Note(
             "independence",
-            f"The data {'contradict' if pvalue < INDEPENDENCE_LEVEL else 'do not contradict'} blocks that "
-            "are independent between sites, between='independent' (likelihood ratio test of a joint normal "
-            f"distribution of columns and response, {format_pvalue(pvalue)}).",
+            f"The data {'contradict' if test.pvalue < INDEPENDENCE_LEVEL else 'do not contradict'} blocks "
+            "that are independent between sites, between='independent' (likelihood ratio test of a joint "
+            f"normal distribution of columns and response, {format_lr_test(test)}).",
         )
     except (EstimationError, NotAvailableError):
         pass
@@ -472,6 +471,8 @@ UNMASKED_OTHER = (
     "such rounds the receiver can recover a site's raw rows: use masked=False only where that is allowed. "
     "See .ledger.releases()."
 )
+MOST_MISSING = 5
+"""Largest number of columns of a site whose missing values a note lists."""
 SMALL_SAMPLE = 0.02
 ROBUST = (
     "Standard errors are robust (Huber and White; HC0). They remain valid if the variance of the response "
@@ -517,6 +518,7 @@ def fit_notes(
     """Write the notes of one fit."""
     return [
         *count_notes(outcome.method, counts, conditioned=bool(layout.has)),
+        *missing_notes(layout),
         *reused_pattern_notes(layout),
         *_assumptions(outcome, held),
         *([] if outcome.correction == "small-sample" else _small_sample(layout, outcome)),
@@ -586,6 +588,21 @@ def count_notes(method: str, counts: EntityCounts, *, conditioned: bool = False)
         listed = ", ".join(f"{n:,} at {site}" for site, n in counts.partial.items())
         so = " The fit conditions on the columns that they have." if conditioned else ""
         yield Note("partial", f"Entities with only some of a site's columns: {listed}.{so}")
+
+
+def missing_notes(layout: Layout) -> Iterator[Note]:
+    """State the columns with most missing values at sites whose records are incomplete."""
+    parts = []
+    for site, shares in missing_by_column(layout).items():
+        most = sorted(shares.items(), key=lambda one: -one[1])[:MOST_MISSING]
+        listed = ", ".join(f"{100.0 * share:.1f} % of {name}" for name, share in most if share)
+        parts.append(f"{listed} ({len(layout.has[site]):,} at {site})")
+    if parts:
+        yield Note(
+            "missing_columns",
+            "Missing values by column, of the entities with a record at the site: {listed}.",
+            values={"listed": "; ".join(parts)},
+        )
 
 
 def _small_sample(layout: Layout, outcome: VFEMOutcome) -> Iterator[Note]:

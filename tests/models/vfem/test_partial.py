@@ -40,6 +40,19 @@ def result(study):
         return model(study).fit()
 
 
+def test_the_summary_names_missing_values_by_column(study, result):
+    listed = result.diagnostics().set_index("kind").loc["missing_columns", "values"]["listed"]
+    blocks = {block.site: block for block in result.estimate.blocks}
+    parts = {part.split(" at ")[1].rstrip(")"): part.split(" (")[0] for part in listed.split("; ")}
+    assert set(parts) == {"Bank", "Court"}  # Tax has one column
+    for site, columns in study.columns.items():
+        everything = study.table[list(columns)].isna()
+        assert blocks[site].missing == pytest.approx(everything.to_numpy().mean(), abs=1e-12)
+        own = everything[~everything.all(axis=1)]
+        for share, name in (part.split(" % of ") for part in parts.get(site, "").split(", ") if part):
+            assert float(share) == pytest.approx(100 * own[name].mean(), abs=0.051)
+
+
 def as_used(study, result):
     """The pooled table without the values that count as missing since small patterns are merged."""
     table, design, exchange = study.table.copy(), result.model.design, result.exchange
@@ -99,7 +112,7 @@ def test_statements_are_those_of_the_same_moments(study, result):
     assert result.leave_one_out().loc["tax0", "statistic"] == pytest.approx(test.statistic, rel=1e-6)
     assert result.mcar_test().df == moments.seen.sum() + len(moments.n) - 6
     assert result.independence_lr_test().pvalue < 1e-10
-    notes = " ".join(str(result.summary()).split())
+    notes = " ".join(result.notes)
     assert "The fit conditions on the columns that they have" in notes and "values of 'court" in notes
 
 
