@@ -438,7 +438,7 @@ class CombinedResults(MeanResults):
         self._settle(total.where(~self.floored, self.within / self.tables), float(self.tables - 1))
 
     def _glance(self) -> dict[str, float]:
-        return {"tables": self.tables, "df_resid": float(self.df_resid)}
+        return {"tables": self.tables, "df_resid": self.tables - 1.0}
 
     def _summary_notes(self) -> Iterator[Note]:
         yield Note(

@@ -187,7 +187,7 @@ def coefficient_sheet(
     all_widths = tuple(NUMBERS.values())
     widths = (*all_widths[:2], *[PART] * len(parts), *all_widths[2:])[:count]
     rows: list[tuple[str, ...]] = []
-    names = short_names(coefficients["term"].tolist())
+    names = list(short_names(coefficients["term"].tolist()))
     sites, names = [given[row] for row in order], [names[row] for row in order]
     stubs = zip(blank_repeats(sites), sites, names, table, strict=True)
     for heading, site, name, values in stubs:
