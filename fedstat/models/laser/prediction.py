@@ -227,7 +227,7 @@ def task_scores(fitted: FittedNetworks, task: int, outputs: Floats) -> Floats:
     classes = max(len(fitted.trained.outcome.classes), 1)
     widths = np.array([fitted.width, *fitted.head_hidden, classes], dtype=np.int64)
     heads = Networks(widths, np.ascontiguousarray(fitted.trained.heads), Optimizer(1.0, 0.0))
-    # A masked sum is stored as that of the first client; outputs of clients that an entity lacks are zero.
+    # A masked sum is stored as that of the first site; outputs of sites that an entity lacks are zero.
     members = slice(None) if fitted.one_each else list(one.members)
     mean = np.ascontiguousarray(outputs[members].sum(axis=0).T / len(one.members))
     F = heads.output(heads.activate(one.head, mean))

@@ -133,7 +133,7 @@ def draw_history(history: pd.DataFrame, kept: int, ax: Axes | None) -> Axes:
 
 NO_ERRORS = (
     "networks have no standard errors: their weights are not identified, because units are interchangeable. "
-    "predict_set() has sets and intervals with a coverage, evaluate() intervals of the AUC, and clients() "
+    "predict_set() has sets and intervals with a coverage, evaluate() intervals of the AUC, and sites() "
     "the contribution of each site"
 )
 Conditional = Literal["label"]

@@ -480,7 +480,7 @@ class M2SEMResults(
         if site is not None:
             holders = [name for name in holders if name == site]
         if len(holders) != 1:
-            who = f"{', '.join(map(repr, holders))} have; name one by client=" if holders else "no site has"
+            who = f"{', '.join(map(repr, holders))} have; name one by site=" if holders else "no site has"
             raise ModelError(f"outside: expected a column of one site, received {variable!r}, which {who}")
         (holder,) = holders
         if variable in model._chosen.columns.get(holder, ()):
