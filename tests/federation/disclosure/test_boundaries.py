@@ -206,6 +206,14 @@ COUNTS = {
         ),
         5,
     ),
+    "weights within one group of three": Count(
+        "minimum count",
+        lambda n: facts.GroupSums(
+            np.repeat([0, 1, 2], N_ROWS),
+            weights=np.concatenate([np.ones(N_ROWS), weights(n), np.ones(N_ROWS)]),
+        ),
+        5,
+    ),
     "weights within the first group": Count(
         "minimum count",
         lambda n: facts.GroupSums(np.repeat([0, 1], N_ROWS), weights=np.append(weights(n), np.ones(N_ROWS))),
@@ -1078,6 +1086,9 @@ def test_weights_come_in_only_where_numbers_for_each_entity_may_leave(policy, ru
         assert refusal.value.rule == rule
     else:
         assert request(site, "weigh", w=np.ones(N_ROWS)).arrays["seen"] == 1.0
+        if weighs:
+            with pytest.raises(PolicyError, match="minimum count"):
+                request(site, "weigh", w=weights(4))
     assert rule_against(site) == ""
 
 

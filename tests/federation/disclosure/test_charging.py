@@ -311,10 +311,12 @@ def test_charges_outlive_the_process(tmp_path):
 
     site = start()
     first = counts(site, bins())
+    np.testing.assert_array_equal(counts(site, bins(), ""), first)
     site.site_ledger.store.close()
     site = start()
     assert site.site_ledger.charges.spent == Fraction(HALF) and site.privacy.releases == 1
     np.testing.assert_array_equal(counts(site, bins(), "new"), first)
+    np.testing.assert_array_equal(counts(site, bins(), ""), first)
     counts(site, bins("g", HALF, ()), "new")
     with pytest.raises(DescriptionError, match="privacy budget"):
         counts(site, bins("k", "1/1000", ()), "new")
