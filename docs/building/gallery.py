@@ -42,9 +42,9 @@ def write_thumbnail(notebook: NotebookNode, stem: Path) -> None:
 def thumbnail(folder: Path, name: str) -> nodes.Node | None:
     """Return the picture or the text of a page, if it has one."""
     file = folder / f"{name}.txt"
-    if not file.exists():
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    if not text:
         return None
-    text = file.read_text(encoding="utf-8")
     if file.with_suffix(".png").exists():
         return nodes.image(uri=f"/vignettes/thumbnails/{name}.png", alt=text)
     return nodes.literal_block(text, text, language="none", classes=["thumbnail"])
