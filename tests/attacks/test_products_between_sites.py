@@ -124,7 +124,7 @@ def test_the_larger_minimum_of_two_sites_counts(strict_site):
 
 
 def test_a_refusal_names_the_term_to_the_owner_and_counts():
-    partition, _ = study(1, fs.Policy.strict(reasons="told", max_refusals=3))
+    partition, _ = study(1, fs.Policy.strict(reasons="sent", max_refusals=3))
     model = fs.VFEMRegression.from_formula("y ~ a + b + t", partition)
     with pytest.raises(PolicyError, match=r"min_level_count.*'Bank'; 'a' has fewer.*Merge levels"):
         model.fit(cov_type="none")

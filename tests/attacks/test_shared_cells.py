@@ -139,7 +139,7 @@ def test_no_robust_covariance_holds_the_residual_of_one_person(cov_type):
     """If everybody with b has a except one person, columns are released and squared residuals are not."""
     frame = table(shared=0).assign(b=lambda f: np.where(f["a"] == 1.0, 1.0, f["b"]))
     frame.loc[np.flatnonzero(frame["a"])[0], "b"] = 0.0
-    partition = rows(fs.Policy.strict(reasons="told"), frame)
+    partition = rows(fs.Policy.strict(reasons="sent"), frame)
     # Leverages are weights that single out this person as well.
     words = RULE if cov_type in ("HC0", "HC1") else "largest share"
     with pytest.raises(PolicyError, match=words):

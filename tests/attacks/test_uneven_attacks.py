@@ -67,7 +67,7 @@ def test_the_site_counts_weighted_sums_by_itself(monkeypatch):
     known = {name: {"kind": "curve", "domain": [0, 1]} for name in ("x", "y")}
     many = population(450, np.random.default_rng(2))[0]
     with pytest.raises(PolicyError, match="maximum parameters per row"):
-        summed(many, policy=fs.Policy.strict(reasons="told"), published=dict.fromkeys("ABC", known))
+        summed(many, policy=fs.Policy.strict(reasons="sent"), published=dict.fromkeys("ABC", known))
     owner = fs.Policy.strict(max_share=1.0)
     assert summed(many, policy=owner, published=dict.fromkeys("ABC", known)).n == 450
 

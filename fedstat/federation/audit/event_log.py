@@ -665,7 +665,7 @@ class SiteLedger:
     def set_refusals(self, client: str, count: int) -> None:
         """Keep how many refusals an analyst has had; none if the owner lets it go on."""
         self.refusals[client] = count
-        self.keep({"asker": client, "refused": count})
+        self.keep({"client": client, "refused": count})
 
     def keep_answered(self, arrays: Mapping[str, Array], n_rows: int) -> None:
         """Store the groups of rows behind earlier replies, with the number of rows, beyond this process."""

@@ -66,7 +66,7 @@ LINES: Mapping[str, Mapping[str, type]] = {
     "session": {"session": str, "ordinal": int, "previous": str, "as_of": str},
     "columns": {"columns": list, "entities": int},
     "spent": {"spent": str},
-    "refused": {"asker": str, "refused": int},
+    "refused": {"client": str, "refused": int},
     "verdict": {"plan": str, "verdict": str, "who": str, "when": int},
     "charged": {"charged": int, "rho": str, "what": str, "question": str, "answer": str},
     "answered": {"answered": str, "rows": int},
@@ -156,7 +156,7 @@ class LedgerReading:
             case "spent":
                 site_ledger.spent.add(line["spent"])
             case "refused":
-                site_ledger.refusals[line["asker"]] = line["refused"]
+                site_ledger.refusals[line["client"]] = line["refused"]
             case "verdict":
                 site_ledger.decide(from_plain(PlanDecision, line, LEDGER_FILENAME, SecurityError))
             case "charged":

@@ -220,7 +220,7 @@ def check_own_fit(data: SiteData, state: State, fact: facts.OwnFit) -> None:
 
 def check_own_fit_problem(data: SiteData, state: State, fact: facts.OwnFitProblem) -> None:
     """Return one text for every reason that depends on rows, and count it once as a refusal."""
-    if data.policy.reasons == "told" and data.policy.privacy is None:
+    if data.policy.reasons == "sent" and data.policy.privacy is None:
         return
     once = OWN_FIT_PROBLEM_KEY + fact.model
     reason = "" if once in data.site_ledger.spent else f"own fit not shown: {fact.problem}"

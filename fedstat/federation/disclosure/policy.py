@@ -165,7 +165,7 @@ class Policy:
         columns of few values; see :mod:`fedstat.federation.tables.cardinality`.
     rounding : {"none", "dither"}
         "dither" moves the columns of such sums by up to half a hundredth of their standard deviation.
-    reasons : {"told", "logged"}
+    reasons : {"sent", "logged"}
         Whether the analyst receives the reason of a refusal that depends on rows, or only the owner's log.
     max_refusals : int
         Most refusals that depend on rows; the coordinator then receives no more answers. 0: any number.
@@ -447,12 +447,12 @@ class Policy:
             COORDINATOR: "Sums to 53 bits instead of 10. Patterns must then be larger where bits are checked."
         },
     )
-    reasons: Literal["told", "logged"] = rule(
-        "told",
+    reasons: Literal["sent", "logged"] = rule(
+        "sent",
         "",
-        choice("told", "logged", strictest="logged"),
+        choice("sent", "logged", strictest="logged"),
         'Text of a refusal that depends on rows. "logged": the analyst receives one general text, and '
-        'only the log of this site has the reason. "told": the analyst receives the reason, which '
+        'only the log of this site has the reason. "sent": the analyst receives the reason, which '
         "reveals something about the rows.",
         strict="logged",
         without={ANALYST: "Values, by bisection: the texts of refusals contain counts of rows."},

@@ -61,7 +61,7 @@ class RefusalLog:
         if isinstance(error, DATA_INDEPENDENT_ERRORS):
             return error
         # Under a budget no charge would pay for a reason.
-        if policy.reasons == "told" and policy.privacy is None:
+        if policy.reasons == "sent" and policy.privacy is None:
             if policy.max_refusals:
                 self.site_ledger.count_refusal(client)
             return error

@@ -163,7 +163,7 @@ class State:
         self._columns: dict[str, int] = {}
         self._facts: dict[str, frozenset[type]] = {}
         self._behind: int | None = None
-        self._judge: Callable[[Any], None] | None = None
+        self._check_fact: Callable[[Any], None] | None = None
         self.check_noise: Callable[[], None]  # of the present request, set when it begins
         self.reported: set[type] = set()
         self.masked_among: tuple[str, ...] = ()  # sites that mask the present reply
@@ -190,10 +190,18 @@ class State:
         return max(self._columns.values(), default=0)
 
     def begin(
-        self, judge: Callable[[Any], None], masked_among: tuple[str, ...], check_noise: Callable[[], None]
+        self,
+        check_fact: Callable[[Any], None],
+        masked_among: tuple[str, ...],
+        check_noise: Callable[[], None],
     ) -> None:
         """Start counting for a new request, whose facts the site examines."""
-        self._behind, self._judge, self.reported, self.masked_among = None, judge, set(), masked_among
+        self._behind, self._check_fact, self.reported, self.masked_among = (
+            None,
+            check_fact,
+            set(),
+            masked_among,
+        )
         self._formula_begins = True
         self.check_noise = check_noise
         self.owed.clear()
@@ -217,8 +225,8 @@ class State:
             if isinstance(fact, FactorsRequested):
                 self.requested = (fact,) if self._formula_begins else (*self.requested, fact)
                 self._formula_begins = False
-            if self._judge is not None:
-                self._judge(fact)
+            if self._check_fact is not None:
+                self._check_fact(fact)
 
     def copy(self) -> State:
         """Return the present state, for :meth:`restore`."""

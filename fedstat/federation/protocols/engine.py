@@ -101,7 +101,7 @@ class LocalEngine(RoundEngine):
     """All sites in one process; every message is packed to bytes and back."""
 
     def __init__(self, sites: Mapping[str, SiteEndpoint]) -> None:
-        self._doors: dict[str, Callable[[bytes], bytes]] = {n: s.answer for n, s in sites.items()}
+        self._answer_functions: dict[str, Callable[[bytes], bytes]] = {n: s.answer for n, s in sites.items()}
         policies = [getattr(site, "policy", None) for site in sites.values()]
         self.setting = one_process_note(policy for policy in policies if isinstance(policy, Policy))
 
@@ -109,10 +109,10 @@ class LocalEngine(RoundEngine):
         return [self._send(request, ledger) for request in requests]
 
     def _send(self, request: Request, ledger: Ledger) -> Reply:
-        if request.site not in self._doors:
-            raise MessageError(f"no site '{request.site}'; there are {sorted(self._doors)}")
+        if request.site not in self._answer_functions:
+            raise MessageError(f"no site '{request.site}'; there are {sorted(self._answer_functions)}")
         try:
-            reply = unpack_reply(self._doors[request.site](pack_request(request)))
+            reply = unpack_reply(self._answer_functions[request.site](pack_request(request)))
         except FedstatError as error:
             # The account has refused questions as well: the site's own chain counts them, and both are
             # compared.

@@ -217,11 +217,11 @@ def order_fingerprint(table: Table) -> bytes:
 
 def places_of(known: Array, marks: Array) -> Ints:
     """Find marks among known ones: (m, 16), (n, 16) -> (n,), -1 for new ones."""
-    found = _found(known, marks)
-    return _found(known[:, :KEY_MARK], marks[:, :KEY_MARK]) if (found < 0).all() else found
+    found = _positions(known, marks)
+    return _positions(known[:, :KEY_MARK], marks[:, :KEY_MARK]) if (found < 0).all() else found
 
 
-def _found(known: Array, marks: Array) -> Ints:
+def _positions(known: Array, marks: Array) -> Ints:
     if not len(known):
         return np.full(len(marks), -1, dtype=np.int64)
     held, request = (np.ascontiguousarray(one).view(f"S{one.shape[1]}").ravel() for one in (known, marks))

@@ -286,7 +286,7 @@ class _StateReader:
 # ended, as it would if nothing were kept.
 
 SESSIONS, ANCHOR, STATE = "sessions", "anchor", "state"
-CHANGES_TOLD = os.name == "posix"
+CHANGES_DETECTED = os.name == "posix"
 """Whether the system reports the time of a file's change; without it a restored folder would go unnoticed."""
 OLD = 14 * 24 * 3600.0
 """Seconds without a request after which a session is removed."""
@@ -322,9 +322,9 @@ class SessionFolder:
         self._digest = AESGCM(site.trust.identity.secret("session parts"))
         self._key = site.trust.identity.secret("session names")
         self._parts: dict[str, set[str]] = {}
-        self._untold = True
+        self._not_reported = True
         self._table: tuple[object, str] = (None, "")
-        self._judged: tuple[object, object, str] = (None, None, "")
+        self._rules_digest: tuple[object, object, str] = (None, None, "")
         # The folder must not be a link to another place, since files are removed here.
         check_folder(self.folder)
         with suppress(OSError):  # a full disk ends sessions, but not the service
@@ -338,9 +338,9 @@ class SessionFolder:
 
     @classmethod
     def of(cls, site: Site) -> SessionFolder | None:
-        """Return the store of a site; None for a ledger in memory, or if :data:`CHANGES_TOLD` is false."""
+        """Return the store of a site; None for a ledger in memory, or without :data:`CHANGES_DETECTED`."""
         store = site.site_ledger.store
-        return cls(site, store) if isinstance(store, LedgerFile) and CHANGES_TOLD else None
+        return cls(site, store) if isinstance(store, LedgerFile) and CHANGES_DETECTED else None
 
     def keep(self, session: str, answers: Answers) -> None:
         """Write a session's state after a reply; a session that cannot be written ends with the process."""
@@ -356,8 +356,8 @@ class SessionFolder:
             self._write(chain, text, arrays, answers)
         except UNFIT as error:
             self.remove(session)
-            if self._untold:
-                self._untold = False
+            if self._not_reported:
+                self._not_reported = False
                 self._site.refusals.note(
                     f"a session will end with this process, because its state cannot be written: {error}"
                 )
@@ -518,10 +518,10 @@ class SessionFolder:
     def _rules(self) -> str:
         """Return the digest of policy and public description, under which states were written."""
         policy, published = self._site.policy, self._site.published
-        if self._judged[0] is not policy or self._judged[1] is not published:
+        if self._rules_digest[0] is not policy or self._rules_digest[1] is not published:
             reported = encode_parts(policy.to_toml(), to_json(dict(published)))
-            self._judged = policy, published, hmac.digest(self._key, reported, "sha256").hex()
-        return self._judged[2]
+            self._rules_digest = policy, published, hmac.digest(self._key, reported, "sha256").hex()
+        return self._rules_digest[2]
 
     def _records(self) -> str:
         """Return a keyed digest of the rows in memory, in order, and of the file facts of other sources."""

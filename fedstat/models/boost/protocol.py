@@ -92,7 +92,7 @@ def _answers(session: RowsSession, request: CurveSumsRequest, step: str) -> FitP
 # ----------------------------------------------------------------------------------------------------
 # Rounds of a loss other than squares: sums of products once, then scores at coefficients of every path.
 
-TOLD = ("gram", "totals")
+RELEASED_SUMS = ("gram", "totals")
 RISING = 1e-6
 """Share by which a loss may exceed the loss at the start."""
 
@@ -177,9 +177,9 @@ class ScoreRounds:
     def _moments(self, answers: Sequence[Reply]) -> CurveMoments:
         """Assemble sums of products, without those with the response."""
         if self.plan.by_site:
-            sums = {name: np.concatenate([one.arrays[name] for one in answers]) for name in TOLD}
+            sums = {name: np.concatenate([one.arrays[name] for one in answers]) for name in RELEASED_SUMS}
         else:
-            sums = {name: np.asarray(add(answers, name)) for name in TOLD}
+            sums = {name: np.asarray(add(answers, name)) for name in RELEASED_SUMS}
         F, upper = sums["gram"].shape
         K, L = int(np.sqrt(2 * upper)), self.start.basis.shape[1]
         return CurveMoments.of(

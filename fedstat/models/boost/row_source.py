@@ -74,7 +74,7 @@ from fedstat.models.checks import (
 from fedstat.models.explain import DryRunPlan
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.results import RowsBasis
-from fedstat.models.horizontal.session import UNTOLD
+from fedstat.models.horizontal.session import RULES_ON_ROWS
 from fedstat.models.run import FitAttempt
 from fedstat.progress_line import open_line
 from fedstat.typing import Floats
@@ -149,7 +149,7 @@ class RowSource(MomentSource, HorizontalModel):
                 for site, rows in n.items()
             ]
             notes.append(BASELINE_ROUNDS)
-        return learned, [*notes, *([UNEVEN_MASKS] if weighted else []), UNTOLD]
+        return learned, [*notes, *([UNEVEN_MASKS] if weighted else []), RULES_ON_ROWS]
 
     def boosted(self, attempt: FitAttempt, options: BoostOptions) -> BoostResults | LocalBoosts:
         """Request the sums in one round, or exchange scores, and compute the path."""

@@ -27,7 +27,7 @@ from fedstat.models.fedavg.protocol import (
 from fedstat.models.fedavg.results import FedAvgResults
 from fedstat.models.fedavg.steps import FAMILY
 from fedstat.models.horizontal.model import HorizontalModel, warn_of_far_sites
-from fedstat.models.horizontal.session import UNTOLD
+from fedstat.models.horizontal.session import RULES_ON_ROWS
 from fedstat.models.run import Call, FitAttempt, run_fit
 from fedstat.typing import Floats
 
@@ -102,7 +102,7 @@ class FedAvgPlan(DryRunPlan):
         if self.given["fraction"] < 1.0:
             more = "; without seed= the fit will draw other ones" if self.given["seed"] is None else ""
             yield f"A share of the sites is drawn in every round{more}."
-        yield UNTOLD
+        yield RULES_ON_ROWS
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ from fedstat.models.glm.variance import (
     sites_as_clusters,
 )
 from fedstat.models.horizontal.model import HorizontalModel, warn_of_far_sites
-from fedstat.models.horizontal.session import UNTOLD
+from fedstat.models.horizontal.session import RULES_ON_ROWS
 from fedstat.models.run import Call, FitAttempt, run_fit
 
 # ----------------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ class GLMPlan(DryRunPlan):
             )
         if self.given["local"]:
             yield "A site whose own fit fails adds the reason as text, which takes some more bytes."
-        yield UNTOLD
+        yield RULES_ON_ROWS
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from fedstat.federation.protocols.engine import Fit, FitProtocol
 from fedstat.federation.protocols.masked_sums import masked_protocol
 from fedstat.typing import Array, Floats
 
-UNTOLD = (
+RULES_ON_ROWS = (
     "Some rules need the rows, and only the site can apply them: minimum events, minimum rows per level, "
     "answers that differ in a few rows, and rows that a coefficient or a weight would single out."
 )

@@ -14,7 +14,7 @@ from fedstat.models.m2sem.em import CHANGE, MixtureExchange, MixtureState, Start
 from fedstat.models.m2sem.information import ObservedInformation, request_information
 from fedstat.models.m2sem.request import ModalityRequest
 from fedstat.models.m2sem.selection import (
-    JudgedSupport,
+    EvaluatedSupport,
     SupportPath,
     continued,
     select_in_halves,
@@ -40,7 +40,7 @@ class MixtureFit:
     w: Floats
     released: Sequence[Reply]
     history: Sequence[tuple[int, str, float]]
-    judged: Sequence[JudgedSupport]
+    judged: Sequence[EvaluatedSupport]
     select: str | None
     rounds: int
     converged: bool
@@ -75,7 +75,7 @@ def fit_mixture(
             f"{one.failed}, for every start, so its owner does not release means of clusters (min_count). "
             "Take fewer clusters, or leave that site's columns out"
         )
-    judged: list[JudgedSupport] = []
+    judged: list[EvaluatedSupport] = []
     frequencies: Mapping[str, Floats] | None = None
     if plan.select is not None:
         places = [
@@ -123,7 +123,7 @@ def finish(
     exchange: MixtureExchange,
     one: MixtureState,
     plan: MixturePlan,
-    judged: Sequence[JudgedSupport],
+    judged: Sequence[EvaluatedSupport],
     coarse: float,
 ) -> FitProtocol[MixtureFit]:
     """Request parameters and profiles, with the largest cluster first."""

@@ -13,7 +13,7 @@ from fedstat.codec import Minimum
 from fedstat.errors import ModelError
 from fedstat.models.m2sem.information import ObservedInformation
 from fedstat.models.m2sem.request import ModalityRequest
-from fedstat.models.m2sem.selection import JudgedSupport
+from fedstat.models.m2sem.selection import EvaluatedSupport
 from fedstat.typing import Floats
 
 
@@ -69,7 +69,7 @@ class M2SEMRecord:
     uncertainty: float
     classified: Floats
     history: tuple[tuple[int, str, float], ...]
-    judged: tuple[JudgedSupport, ...]
+    judged: tuple[EvaluatedSupport, ...]
     rounds: int
     converged: bool
     coarse: float

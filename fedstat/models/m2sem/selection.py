@@ -22,7 +22,7 @@ SIDE_BY_SIDE = 50
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedSupport:
+class EvaluatedSupport:
     """A support on the path, the penalties that select it, and the criterion of its refit."""
 
     penalties: Penalties
@@ -86,12 +86,14 @@ class SupportPath:
         """Return the refit at penalties."""
         return self.refits[dict(self.met)[penalties]]
 
-    def table(self) -> list[JudgedSupport]:
+    def table(self) -> list[EvaluatedSupport]:
         """List the candidates with their criteria."""
         out = []
         for penalties, key in self.met:
             one = self.refits[key]
-            out.append(JudgedSupport(penalties, *self.counts(one), one.free, one.loglik, self.criterion(one)))
+            out.append(
+                EvaluatedSupport(penalties, *self.counts(one), one.free, one.loglik, self.criterion(one))
+            )
         return out
 
 
@@ -133,13 +135,13 @@ def select_support(
         return fit
     for number in range(ANEW):
         best = path.best()
-        yield from _anew(exchange, path, number + 1)
+        yield from _restart(exchange, path, number + 1)
         if path.best() == best:
             break
     return path.refit(path.best())
 
 
-def _anew(exchange: MixtureExchange, path: SupportPath, number: int) -> FitProtocol[None]:
+def _restart(exchange: MixtureExchange, path: SupportPath, number: int) -> FitProtocol[None]:
     """Penalize the best refits, in parallel, with weights by their own loadings and distances.
 
     The first weights come from clusters that all columns blur. Columns that separate the sharper clusters may

@@ -530,7 +530,7 @@ def test_what_rows_hold_is_not_revealed_by_an_error(monkeypatch):
     def fails(data, state):
         raise MessageError("the value of row 7 is 3.14")
 
-    site = site_of(reasons="told")
+    site = site_of(reasons="sent")
     with pytest.raises(PolicyError) as caught:
         site.answer(toy(monkeypatch, fails))
     assert "3.14" not in str(caught.value) and "3.14" in site.refusals.reasons[0]

@@ -229,11 +229,11 @@ ABOUT_THE_REQUEST = (
     SecurityError("Kiel: is not pinned"),
 )
 POLICIES = {
-    "in full": Policy(reasons="told"),
-    "in full, counted": Policy(reasons="told", max_refusals=9),
+    "in full": Policy(reasons="sent"),
+    "in full, counted": Policy(reasons="sent", max_refusals=9),
     "logged": Policy(reasons="logged"),
     "logged, counted": Policy(reasons="logged", max_refusals=9),
-    "budget": Policy(reasons="told", privacy=BUDGET),
+    "budget": Policy(reasons="sent", privacy=BUDGET),
 }
 
 

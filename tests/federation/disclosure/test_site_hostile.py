@@ -65,14 +65,14 @@ class Recording(LocalEngine):
 
     def __init__(self, sites, site="S2"):
         super().__init__(sites)
-        self.requests, self.replies, door = [], [], self._doors[site]
+        self.requests, self.replies, door = [], [], self._answer_functions[site]
 
         def listen(request):
             self.requests.append(request)
             self.replies.append(door(request))
             return self.replies[-1]
 
-        self._doors[site] = listen
+        self._answer_functions[site] = listen
 
 
 def record(name):
@@ -195,7 +195,7 @@ class Besieged(LocalEngine):
     def __init__(self, sites):
         super().__init__(sites)
         self.generator, self.named, self.answered = np.random.default_rng(8), 0, 0
-        self._doors = {name: self._besiege(door) for name, door in self._doors.items()}
+        self._answer_functions = {name: self._besiege(door) for name, door in self._answer_functions.items()}
 
     def _besiege(self, door):
         def answer(request):
@@ -338,7 +338,7 @@ def test_a_reply_in_the_place_of_an_ask_or_of_another_sites_reply_is_named():
     with pytest.raises(MessageError, match="not a request"):
         partition.sites["S1"].answer(pack_reply(Reply("S1", {"x": np.ones(1)})))
     engine = LocalEngine(partition.sites)
-    engine._doors["S1"] = lambda request: engine._doors["S2"](
+    engine._answer_functions["S1"] = lambda request: engine._answer_functions["S2"](
         pack_request(replace(unpack_request(request), site="S2"))
     )
 

@@ -379,7 +379,7 @@ def test_a_service_that_runs_for_long_removes_old_sessions_as_well(study):
 
 
 def test_no_session_is_kept_where_a_folder_put_back_would_not_be_seen(study, monkeypatch):
-    monkeypatch.setattr(session_store, "CHANGES_TOLD", False)
+    monkeypatch.setattr(session_store, "CHANGES_DETECTED", False)
     place = study.places["B"]
     shutil.rmtree(place.folder / SESSIONS)
     place.restart()

@@ -133,7 +133,7 @@ def test_later_fits_of_the_model_go_on_among_the_rest():
 def test_two_sites_lost_one_after_the_other():
     partition, _ = connected(8, quorum=4)
     other = Dying(partition.sites["s5"], 14)
-    partition.engine._doors["s5"] = other.answer
+    partition.engine._answer_functions["s5"] = other.answer
     with pytest.warns(DataWarning):
         result = logistic(partition)
     assert [one.site for one in result.absent] == [LOST, "s5"] and len(result.estimate.blocks) == 4

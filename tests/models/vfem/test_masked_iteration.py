@@ -107,7 +107,7 @@ def test_without_masks_nothing_is_entered_as_masked(study):
 
 def test_a_part_looks_random_and_the_sum_is_the_linear_predictor(study):
     model, parts = study.model(), {}
-    for name, door in list(model.engine._doors.items()):
+    for name, door in list(model.engine._answer_functions.items()):
 
         def listen(request, name=name, door=door):
             reply = door(request)
@@ -116,7 +116,7 @@ def test_a_part_looks_random_and_the_sum_is_the_linear_predictor(study):
                 parts[name] = arrays["linear_predictor"]
             return reply
 
-        model.engine._doors[name] = listen
+        model.engine._answer_functions[name] = listen
     result = model.fit(**packed(**ITERATIVE, cov_type="none"))
     words = np.concatenate([part.ravel().view(np.uint8) for part in parts.values()])
     counts = np.bincount(words, minlength=256)

@@ -316,7 +316,7 @@ def test_a_key_that_the_owner_did_not_pin_is_refused():
 def test_an_altered_box_is_refused():
     fitted = model()
     name = tuple(fitted.partition.sites)[-1]
-    door = fitted.engine._doors[name]
+    door = fitted.engine._answer_functions[name]
 
     def altered(request):
         header, arrays = unpack(request)
@@ -326,7 +326,7 @@ def test_an_altered_box_is_refused():
             request = pack(header, arrays)
         return door(request)
 
-    fitted.engine._doors[name] = altered
+    fitted.engine._answer_functions[name] = altered
     with pytest.raises(SecurityError, match="altered"):
         fitted.fit(exchange="moments")
 
@@ -334,7 +334,7 @@ def test_an_altered_box_is_refused():
 def test_what_a_coordinator_carries_between_two_sites_looks_random():
     fitted = model(n=2_000)
     seen = []
-    for name, door in list(fitted.engine._doors.items()):
+    for name, door in list(fitted.engine._answer_functions.items()):
 
         def listen(request, door=door):
             reply = door(request)
@@ -343,7 +343,7 @@ def test_what_a_coordinator_carries_between_two_sites_looks_random():
                 seen.append(arrays["opened"][52:])
             return reply
 
-        fitted.engine._doors[name] = listen
+        fitted.engine._answer_functions[name] = listen
     fitted.fit(exchange="moments")
     counts = np.bincount(np.concatenate(seen), minlength=256)
     expected = counts.sum() / 256

@@ -113,13 +113,13 @@ def test_a_response_holder_without_columns_deals_for_two_sites():
 
 def altered(model, site, step, change):
     """Change header and arrays of the question that a site is asked."""
-    door = model.engine._doors[site]
+    door = model.engine._answer_functions[site]
 
     def requested(request):
         header, arrays = unpack(request)
         return door(pack(*change(header, arrays)) if header["step"] == step else request)
 
-    model.engine._doors[site] = requested
+    model.engine._answer_functions[site] = requested
     return model
 
 

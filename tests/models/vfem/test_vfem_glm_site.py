@@ -102,7 +102,7 @@ def test_a_masked_part_is_noise_and_the_sum_is_the_linear_predictor(study):
                 heard[name] = arrays["linear_predictor"]
             return reply
 
-        model.engine._doors[name] = listen
+        model.engine._answer_functions[name] = listen
     result = model.fit(cov_type="none")
     total = unmask_sum("linear_predictor", list(heard.values()))
     X = study.table[study.covariates].fillna(0.0)
@@ -235,7 +235,7 @@ def test_a_fit_goes_on_after_a_refusal_in_the_middle(study):
             refused.append(request)
         return answer(request)
 
-    model.engine._doors["Court"] = refuse_first
+    model.engine._answer_functions["Court"] = refuse_first
     found = model.fit()
     assert len(refused) == 1
     np.testing.assert_allclose(found.cov_params(), expected.cov_params(), rtol=1e-9)

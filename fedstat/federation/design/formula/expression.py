@@ -60,7 +60,7 @@ _COMPARISONS: Mapping[type[ast.cmpop], str] = {
     ast.Eq: "==",
     ast.NotEq: "!=",
 }
-_FOUND: Mapping[type[ast.AST], str] = {
+_NODE_NAMES: Mapping[type[ast.AST], str] = {
     ast.Attribute: "attribute access (quote a column whose name has a dot in backticks)",
     ast.Subscript: "a subscript [...]",
     ast.Lambda: "a lambda",
@@ -312,7 +312,7 @@ class SyntaxConverter:
 
     def _refusal(self, node: ast.expr) -> FormulaError:
         kind = type(node)
-        found = _FOUND.get(kind, "something")
+        found = _NODE_NAMES.get(kind, "something")
         match node:
             case ast.Call():
                 found = "a call"
