@@ -448,7 +448,7 @@ class FollowedPlan:
         if planned.masked and request.masked is None:
             raise self._departs(approvals, f"step '{request.step}' without masks is not in")
         if bound_text(request) not in planned.texts:
-            raise self._departs(approvals, f"step '{request.step}' with another content than")
+            raise self._departs(approvals, f"step '{request.step}' differs from")
         if not self.begun:
             approvals.begin(self.digest)
             self.begun = True

@@ -114,9 +114,7 @@ def test_a_budget_outlives_restarts_and_coordinators(home, running, capsys):
     second = fs.ClientPartition.connect(other)
     np.testing.assert_array_equal(requested(second)["A"], first["A"])
     requested(second, rho=THIRD, edges=(0.0,))
-    with pytest.raises(
-        DescriptionError, match=r"A: its policy \(privacy budget\) has rho .* left, of 0.0244"
-    ):
+    with pytest.raises(DescriptionError, match=r"A: its policy \(privacy budget\) has rho .* left of 0.0244"):
         requested(second, rho=THIRD, edges=(0.5,))
     assert site_ledger(home, "A").charges.spent == 3 * Fraction(THIRD)
 

@@ -91,7 +91,7 @@ def test_a_spent_budget_says_what_is_left_and_loses_nothing(tmp_path):
     sites = partition(budget=2.0)
     fit = synthesizer(sites).fit()
     spent = charged(sites)
-    with pytest.raises(DescriptionError, match=r"rho .* left, of 0.0882 \(epsilon 2 at delta 1e-06\)"):
+    with pytest.raises(DescriptionError, match=r"rho .* left of 0.0882 \(epsilon 2 at delta 1e-06\)"):
         synthesizer(sites, 1.0).fit()
     assert charged(sites) == spent
     fit.save(tmp_path / "fit")

@@ -57,7 +57,7 @@ REFUSALS = {
     "maximum columns": (
         {"max_columns": 2},
         {},
-        r"Kiel: its policy \(maximum columns\) allows 2 design columns .*opens 3. Use fewer of its terms",
+        r"Kiel: its policy \(maximum columns\) allows 2 of its design columns .*opens 3. Use fewer",
     ),
     "maximum parameters": (
         {"max_parameters": 0.001},

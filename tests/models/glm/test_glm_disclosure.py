@@ -102,7 +102,7 @@ SINGLED_OUT = {
     "trials": (
         "cbind(y * exp(age - 97), (1 - y) * exp(age - 97)) ~ x",
         {"family": F.Binomial()},
-        "A: .*at least 5 rows that count; the weights of 'cbind",
+        "A: .*at least 5 effective rows; the weights of 'cbind",
     ),
     "weight": ("z ~ x", {"var_weights": "one"}, "B: .*the weights of 'one' concentrate on fewer"),
     "frequency": ("z ~ x", {"freq_weights": "one"}, "B: .*the weights of 'one' concentrate on"),
@@ -110,7 +110,7 @@ SINGLED_OUT = {
     "implied cell": (
         "z ~ x + C(g) * C(h)",
         {},
-        r"B: .*by 'C\(g\)\[T.b\]', 'C\(g\)\[T.b\]:C\(h\)\[T.b\]' tog",
+        r"B: .*'C\(g\)\[T.b\]', 'C\(g\)\[T.b\]:C\(h\)\[T.b\]' tog",
     ),
     "few events": ("age > 90 ~ x", {"family": F.Binomial()}, r"B: .*\(minimum events\).*fewer events"),
     "events as counts": (
