@@ -206,7 +206,7 @@ def test_named_groups_share_factors_by_kind():
 
 def test_a_fit_that_is_broken_off_says_so_loudly(frames):
     cut = fs.M2SEM(partition_of(frames[0]), 2, 1).fit(maxiter=9, **QUICK)
-    assert not cut.converged and str(cut.summary()).startswith("*** Not converged")
+    assert not cut.converged and str(cut.summary()).startswith("*** NOT CONVERGED")
 
 
 def test_a_search_prints_and_plots_and_finds_the_number(frames):
