@@ -1089,6 +1089,8 @@ def test_weights_come_in_only_where_numbers_for_each_entity_may_leave(policy, ru
         if weighs:
             with pytest.raises(PolicyError, match="minimum count"):
                 request(site, "weigh", w=weights(4))
+        else:
+            assert request(site, "weigh", w=weights(4)).arrays["seen"] == 1.0
     assert rule_against(site) == ""
 
 
