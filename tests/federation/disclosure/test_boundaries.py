@@ -21,6 +21,7 @@ from scipy import stats
 from fedstat.errors import (
     ConsentError,
     DescriptionError,
+    DisclosureError,
     FedstatError,
     MessageError,
     NotAvailableError,
@@ -1092,6 +1093,12 @@ def test_weights_come_in_only_where_numbers_for_each_entity_may_leave(policy, ru
         else:
             assert request(site, "weigh", w=weights(4)).arrays["seen"] == 1.0
     assert rule_against(site) == ""
+
+
+def test_values_per_entity_in_a_request_are_declared_as_weights_or_not():
+    undeclared = ArrayDeclaration("per entity", "numbers", 1)
+    with pytest.raises(DisclosureError, match="weighs"):
+        FAMILIES[FAMILY] = {"weigh": Step(lambda data, state, w: {}, {"w": undeclared}, {"seen": CONTROL})}
 
 
 def test_an_owner_who_approves_analyses_allows_no_step_without_a_plan():
