@@ -116,8 +116,10 @@ class ClusterSearch(Report):
 
     def _glance(self) -> dict[str, Any]:
         K, Q = self.best
-        row = self.table.loc[(K, Q)].drop("note")
-        return {"n_clusters": K, "n_factors": Q, **row, "searched": len(self.table)}
+        row = self.table.drop(columns="note").loc[[(K, Q)]].to_dict("records")[0]
+        return {"n_clusters": K, "n_factors": Q, "searched": len(self.table)} | {
+            str(name): value for name, value in row.items()
+        }
 
     @property
     def sizes(self) -> list[tuple[int, int]]:
