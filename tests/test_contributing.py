@@ -59,7 +59,9 @@ def changed(source, how, name, entry, code):
 
 def copy_folder(name, place):
     """Copy a folder with what python and numba have compiled, but for files that are being written."""
-    shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("*.pyc.*", "*.tmp.*"))
+    shutil.copytree(
+        ROOT / name, place / name, ignore=shutil.ignore_patterns("*.pyc.*", "*.tmp.*", "generated")
+    )
 
 
 @pytest.fixture(scope="module")

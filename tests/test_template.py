@@ -31,6 +31,8 @@ TESTS = (
     "test_layers.py",
     "test_public_names.py",
 )
+WRITTEN = shutil.ignore_patterns("*.pyc.*", "*.tmp.*", "_build", "generated", "vignettes")
+"""What tests and the documentation may be writing: such files can disappear while they are copied."""
 NAMES = ["ab", NAME, "a23456789012345678"]
 
 
@@ -42,8 +44,7 @@ def tree(tmp_path_factory):
         source, target = ROOT / name, root / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
-            # Files that another process of the suite is writing disappear while they are copied.
-            shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.pyc.*", "*.tmp.*"))
+            shutil.copytree(source, target, ignore=WRITTEN)
         else:
             shutil.copy2(source, target)
     for name in NAMES:
@@ -114,7 +115,7 @@ def test_a_vignette_shows_the_files_as_they_are_generated():
 def test_the_picture_of_the_architecture_has_the_family(tmp_path):
     shutil.copytree(ROOT / "fedstat", tmp_path / "fedstat", ignore=shutil.ignore_patterns("__pycache__"))
     for folder in ("building", "_static", "api"):
-        shutil.copytree(ROOT / "docs" / folder, tmp_path / "docs" / folder)
+        shutil.copytree(ROOT / "docs" / folder, tmp_path / "docs" / folder, ignore=WRITTEN)
     write_family("another", tmp_path)
     draw_rooms(tmp_path)
     assert ">another<" in (tmp_path / "docs" / "_static" / "rooms.svg").read_text(encoding="utf-8")

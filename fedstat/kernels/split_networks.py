@@ -338,6 +338,7 @@ def heads_loss(
         return _linear_heads_loss(theta, widths, R, members, sizes, head, weights, code, own, y, flip)
     networks, d, b = R.shape
     of_heads, back, total = np.zeros_like(theta), np.zeros_like(R), 0.0
+    # Loops over rows and columns take half as long to compile as expressions of arrays.
     for start in range(0, b, BLOCK):
         end = min(start + BLOCK, b)
         for t in range(len(head)):
@@ -349,18 +350,31 @@ def heads_loss(
             M = np.zeros((d, end - start))
             for k in range(networks):
                 if members[t, k]:
-                    M += R[k, :, start:end]
-            M /= sizes[t]
+                    for j in range(d):
+                        for i in range(end - start):
+                            M[j, i] += R[k, j, start + i]
+            for j in range(d):
+                for i in range(end - start):
+                    M[j, i] /= sizes[t]
             A = forward(theta[head[t]], widths, M)
             F = A[len(A) - widths[-1] :]
             loss, D = log_loss(F, y[start:end], flip) if len(F) > 1 else squared_loss(F, y[start:end])
-            total += (w * loss).sum()
-            g, of_mean = gradient(theta[head[t]], widths, A, D * w)
-            of_heads[head[t]] += g
-            of_mean /= sizes[t]
+            for i in range(len(w)):
+                total += w[i] * loss[i]
+            for c in range(len(D)):
+                for i in range(len(w)):
+                    D[c, i] *= w[i]
+            g, of_mean = gradient(theta[head[t]], widths, A, D)
+            for j in range(len(g)):
+                of_heads[head[t], j] += g[j]
+            for j in range(d):
+                for i in range(end - start):
+                    of_mean[j, i] /= sizes[t]
             for k in range(networks):
                 if members[t, k]:
-                    back[k, :, start:end] += of_mean
+                    for j in range(d):
+                        for i in range(end - start):
+                            back[k, j, start + i] += of_mean[j, i]
     return total, of_heads, back
 
 

@@ -12,11 +12,18 @@ MEMBERS = np.array([[1, 0, 0], [0, 1, 1], [1, 1, 1], [0, 1, 0]], dtype=bool)
 HEAD = np.array([0, 1, 0, 1])
 
 
+def read_only(array):
+    """Return a copy that has the type of received parameters, for which a site has compiled the loops."""
+    array = array.copy()
+    array.setflags(write=False)
+    return array
+
+
 def batch(classes, hidden, rows=ROWS, seed=2):
     """All that a loss takes; the third pattern has no part in it."""
     rng = np.random.default_rng(seed)
     widths = np.array([D, *hidden, max(classes, 1)])
-    theta = np.array([draw_parameters(widths, rng) for _ in range(2)])
+    theta = read_only(np.array([draw_parameters(widths, rng) for _ in range(2)]))
     weights = np.vstack([rng.random((2, len(HEAD))), np.zeros(len(HEAD))])
     y = rng.integers(classes, size=rows) * 1.0 if classes else rng.normal(size=rows)
     return {
@@ -36,12 +43,12 @@ def batch(classes, hidden, rows=ROWS, seed=2):
 
 def plain(given):
     """The same loss, row by row."""
-    total = 0.0
+    total, theta = 0.0, read_only(given["theta"])
     for i, y in enumerate(given["y"]):
         for t, h in enumerate(HEAD):
             mean = given["R"][MEMBERS[t], :, i].sum(axis=0) / given["sizes"][t]
             C = given["widths"][-1]
-            F = forward(given["theta"][h], given["widths"], np.ascontiguousarray(mean[:, None]))[-C:, 0]
+            F = forward(theta[h], given["widths"], np.ascontiguousarray(mean[:, None]))[-C:, 0]
             if C == 1:
                 loss = 0.5 * (F[0] - y) ** 2
             else:
@@ -84,5 +91,5 @@ def test_many_rows_are_the_sum_of_few():
 
 def test_what_is_no_number_stays_none():
     given = batch(2, ())
-    given["theta"] = np.full_like(given["theta"], np.inf)
+    given["theta"] = read_only(np.full_like(given["theta"], np.inf))
     assert np.isnan(heads_loss(*given.values())[0])
