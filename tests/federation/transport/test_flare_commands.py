@@ -133,7 +133,7 @@ def test_commands_of_flare_are_not_for_a_folder(tmp_path, capsys):
     reported(capsys, "federation", "new", tmp_path / "study")
     for name in ("provision", "serve", "start", "stop"):
         text = reported(capsys, "federation", name, tmp_path / "study", code=1)
-        assert 'its transport is "folder"' in text
+        assert 'the transport is "folder"' in text
 
 
 def test_without_the_extra_it_is_named(tmp_path_factory, capsys, monkeypatch):
@@ -401,7 +401,7 @@ def test_the_same_fit_to_the_bit_and_an_analysis_that_is_joined(served, here, ca
     found = json.loads(reported(capsys, "federation", "status", study, "--json"))
     assert found["server"] and found["analyses"] and found["sites"]["north"]["connected"]
     found = json.loads(reported(capsys, "site", "status", served["home"] / "north", "--json"))
-    assert found["connected"] and found["questions"] and found["certificate_days"] > 300
+    assert found["connected"] and found["requests"] and found["certificate_days"] > 300
     assert "can answer" in reported(capsys, "site", "health", served["home"] / "north")
     text = reported(capsys, "federation", "test", study)
     assert all(f"{name}  yes" in text for name in SITES)
@@ -473,7 +473,7 @@ def test_a_site_that_is_taken_out_is_turned_away(served, capsys):
     again = serve(served, "site", "serve", home / "twin")
     assert again.wait(120) == FOR_GOOD
     assert (home / "twin.out").read_text().count("has removed this site") == 2
-    wait_for(capsys, "south taken out, its kit is refused", "federation", "status", study)
+    wait_for(capsys, "south removed, its kit is refused", "federation", "status", study)
 
 
 @needs_flare
