@@ -69,9 +69,15 @@ _OBJECTS = {
     "threats": "models.threats",
     "verify_receipt": "federation.audit.verification",
 }
-_OBJECTS |= {name: f"models.{family}.model" for family, names in INSTALLED.items() for name in names}
 
-__all__ = sorted({"__version__", *_MODULES, *_OBJECTS})
+__all__ = sorted(
+    {"__version__", *_MODULES, *_OBJECTS, *(name for names in INSTALLED.values() for name in names)}
+)
+
+
+def _module_of(name: str) -> str | None:
+    families = (f"models.{family}.model" for family, names in INSTALLED.items() if name in names)
+    return _OBJECTS.get(name) or next(families, None)
 
 
 def __getattr__(name: str) -> Any:
@@ -79,8 +85,8 @@ def __getattr__(name: str) -> Any:
         value: Any = metadata.version("fedstat")
     elif name in _MODULES:
         value = import_module(_MODULES[name])
-    elif name in _OBJECTS:
-        value = getattr(import_module(f"fedstat.{_OBJECTS[name]}"), name)
+    elif module := _module_of(name):
+        value = getattr(import_module(f"fedstat.{module}"), name)
     else:
         raise AttributeError(f"module 'fedstat' has no attribute '{name}'; it has {', '.join(__all__)}")
     globals()[name] = value
