@@ -323,11 +323,10 @@ def vector_notes(model: Explainable, planned: Sequence[ExpectedArray]) -> Iterat
         if each and isinstance(most, int) and most:
             alike.setdefault((most, *map(sum, zip(*each, strict=True))), []).append(name)
     for (most, low, usual, high), names in alike.items():
-        lets, it = ("lets", "it") if len(names) == 1 else ("each let", "them")
+        releases = "releases" if len(names) == 1 else "each release"
         yield (
-            f"{join_names(names)} {lets} {most:,} numbers for each entity leave, over all analyses "
-            "(per_entity), "
-            f"and this fit asks {it} for {low:,} to {high:,}, some {usual:,}: beyond them it is refused."
+            f"{join_names(names)} {releases} {most:,} numbers for each entity, in all analyses (per_entity). "
+            f"This fit requests {low:,} to {high:,}, about {usual:,}; requests beyond the limit are refused."
         )
 
 

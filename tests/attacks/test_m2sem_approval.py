@@ -83,7 +83,9 @@ def test_what_results_ask_for_has_plans_of_its_own():
     result = approved(lambda: model.fit(select=None, cov_type=None, **QUICK), partition, ["M2SEM.fit("])
     scores = approved(lambda: result.factor_scores("A"), partition, ["factor_scores('A')", "120 numbers"])
     assert len(scores) == N and not any(partition.sites[name].pending for name in "BC")
-    found = approved(lambda: result.outside("ward"), partition, ["outside('ward')", "reads: ward, a0"])
+    found = approved(
+        lambda: result.outside("ward"), partition, ["outside('ward')", "Columns of A that it uses: ward, a0"]
+    )
     assert found.levels == ("north", "south")
     predicted = approved(
         lambda: result.predict(partition), partition, ["predict(120 entities)", "only in a masked sum"]

@@ -126,7 +126,7 @@ def rows_from_groups_that_differ():
 
 
 def test_groups_that_two_sites_are_not_shown_alike(monkeypatch):
-    with pytest.raises(SecurityError, match="A: was told of another product than 'B'"):
+    with pytest.raises(SecurityError, match="A: 'B' received another product"):
         rows_from_groups_that_differ()
     # Without the comparison rows follow.
     monkeypatch.setattr(secure.MatrixProduct, "digest", lambda *reported: bytes(32))

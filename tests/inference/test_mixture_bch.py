@@ -140,6 +140,6 @@ def test_entropy_and_the_classification_table():
 
 def test_icl_is_bic_and_the_entropy():
     X = np.random.default_rng(5).standard_normal((200, 2)) + np.repeat([[0.0], [2.0]], 100, axis=0)
-    fit = GaussianMixture(2, seed=0).fit(X)
+    fit = GaussianMixture(2, random_state=0).fit(X)
     llf, r = fit.score(X) * 200, fit.predict_proba(X)
     assert integrated_criterion(-2 * llf, 11, 200, r) == pytest.approx(fit.bic(X) + 2 * posterior_entropy(r))

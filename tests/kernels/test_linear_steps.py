@@ -118,12 +118,12 @@ def test_the_grid_begins_where_the_first_lasso_selects_nothing(rows, penalty):
     G, c = X.T @ X / len(y), X.T @ y / len(y)
     groups = CoefficientGroups.of(np.array([0, 0, 1, 2, 3, 4, 5, 6]))
     steps, given = LinearSteps(np.linalg.solve(G, c), 1), {"algorithm": "lla", "size": 8}
-    path = gram_path(G, c, Penalty(penalty, alpha=0.9), groups, steps=steps, **given)
+    path = gram_path(G, c, Penalty(penalty, l1_ratio=0.9), groups, steps=steps, **given)
     assert path.lambdas[0] > 1.03 * path.scale
     assert not path.coefficients[0].any() and path.converged.all()
     just_below = {"lambdas": path.lambdas[:1] * (1.0 - 1e-6), "tol": 1e-9}
     assert gram_path(
-        G, c, Penalty(penalty, alpha=0.9), groups, steps=steps, **given, **just_below
+        G, c, Penalty(penalty, l1_ratio=0.9), groups, steps=steps, **given, **just_below
     ).coefficients.any()
     Z, spec = np.column_stack([np.ones(len(y)), X]), DistributionSpec.of(sm.families.Binomial())
     start = sm.GLM(binary, Z, family=sm.families.Binomial()).fit(tol=1e-14).params

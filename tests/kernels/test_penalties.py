@@ -242,7 +242,7 @@ def test_in_orthonormal_columns_the_coding_does_not_matter():
     [
         ({"name": "ridge"}, "no penalty 'ridge'"),
         ({"name": "lasso", "l1_ratio": 0.5}, "elastic_net"),
-        ({"name": "elastic_net"}, "alpha below one"),
+        ({"name": "elastic_net"}, "l1_ratio below one"),
         ({"name": "lasso", "a": 3.0}, "no shape"),
         ({"name": "scad", "a": 2.0}, "a > 2"),
         ({"name": "mcp", "a": 1.0}, "a > 1"),

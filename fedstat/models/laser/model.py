@@ -252,7 +252,7 @@ class LASER(VerticalModel):
         Examples
         --------
         >>> import fedstat as fs
-        >>> data = fs.datasets.make_blocks(300, seed=1)
+        >>> data = fs.datasets.make_blocks(300, missing=[0.0, 0.2, 0.3], seed=1)
         >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
         >>> fs.LASER.from_formula("y ~ .", partition, outcome="normal").width
         10

@@ -164,13 +164,13 @@ def test_what_lies_in_the_place_of_an_answer_is_put_aside_and_answered_again(par
     part, number = transport.bucket.at("North"), request_number(QUESTION)
     transport.bucket.put(part.reply(number), b"none" * 10)
     with Service(address, site, coordinator.public.fingerprint):
-        with pytest.warns(FedstatWarning, match="put aside"):
+        with pytest.warns(FedstatWarning, match="moved away"):
             answer = transport.send("North", QUESTION)
         assert unpack_reply(answer).site == "North"
         assert any("/odd/" in key for key in keys_of(transport.bucket))
         # altered after it was read: asked again, the site puts the answer that it holds
         transport.bucket.put(part.reply(number), b"altered")
-        with pytest.warns(FedstatWarning, match="put aside"):
+        with pytest.warns(FedstatWarning, match="moved away"):
             assert transport.send("North", QUESTION) == answer
 
 

@@ -121,7 +121,7 @@ def test_a_budget_outlives_restarts_and_coordinators(home, running, capsys):
     status, shown, left = (reported(what, home, "A", capsys) for what in ("status", "check", "ledger"))
     assert re.search(r"privacy budget +epsilon 1 of 1 at delta 1e-06 is charged, by 3 releases", status)
     assert "Privacy budget" in shown and "Epsilon 1 of 1 at delta 1e-06 is charged" in shown
-    assert "Of its privacy budget epsilon 1 of 1" in left and "rho charged" in left
+    assert "Privacy budget: epsilon 1 of 1" in left and "rho charged" in left
     assert re.search(rf"count_bins +counts +noisy aggregate .* {float(Fraction(THIRD)):.3g}\n", left)
 
 

@@ -219,7 +219,9 @@ def test_an_answer_is_in_the_ledger_before_it_leaves(study, undisturbed):
 def test_old_questions_are_not_answered_again(study, undisturbed):
     def replayed(study, deliver, request):
         for old in study.requested[:-2]:
-            with pytest.raises(SecurityError, match=r"B: question \d+ of a session in which it has answered"):
+            with pytest.raises(
+                SecurityError, match=r"B: request \d+ of a session with \d+ answered requests is refused"
+            ):
                 unpack_reply(deliver(old))
         return deliver(request)
 

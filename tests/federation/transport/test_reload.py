@@ -101,7 +101,7 @@ def test_a_session_that_is_open_goes_on_or_ends_but_mixes_no_two_states(doors, w
     assert "they are the same as before" in doors.log[-1]
     ward.add(30)
     main(["site", "reload", str(doors.home / "B")])
-    with pytest.raises(SessionError, match="B: its records were read anew since this session began"):
+    with pytest.raises(SessionError, match="B: its data were read again since this session began"):
         model.fit()
 
 

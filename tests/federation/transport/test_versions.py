@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pandas as pd
 import pytest
@@ -106,7 +107,9 @@ def test_messages_of_another_version_are_an_error_that_names_both(
 
 def test_another_version_of_the_same_messages_is_a_warning(study, monkeypatch, capsys):
     as_of(monkeypatch, lambda reported: reported["release"].update(version="0.1.7"))
-    with pytest.warns(VersionWarning, match=rf"fedstat is {VERSION} here, and 0\.1\.7 at A, 0\.1\.7 at B"):
+    with pytest.warns(
+        VersionWarning, match=rf"fedstat is {re.escape(VERSION)} here, and 0\.1\.7 at A, 0\.1\.7 at B"
+    ):
         fs.ClientPartition.connect(study)
     assert main(["federation", "test", str(study), "--timeout", "600"]) == 0
     assert "Note: fedstat is" in capsys.readouterr().out
@@ -118,6 +121,7 @@ def test_a_site_without_the_family_is_named_before_it_is_asked(study, monkeypatc
     partition = fs.ClientPartition.connect(study)
     monkeypatch.undo()
     with pytest.raises(
-        MessageError, match=rf"A: its fedstat {VERSION} has no family 'glm'.*install it at the site"
+        MessageError,
+        match=rf"A: its fedstat {re.escape(VERSION)} has no family 'glm'.*install it at the site",
     ):
         fs.GLORE.from_formula("ill ~ age", partition).fit(masked=False)

@@ -78,7 +78,7 @@ def test_a_strict_site_answers_learners_of_what_it_publishes():
     with pytest.raises(PolicyError, match="formulas"):
         fitted(text.replace("knots=5", "knots=5, lower_bound=39, upper_bound=41"), frame, options=options)
     del known["y"]
-    with pytest.raises(PolicyError, match="publishes no column 'y'"):
+    with pytest.raises(PolicyError, match="column 'y' is not published"):
         fitted(text, frame, options=options)
 
 

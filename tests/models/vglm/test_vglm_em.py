@@ -343,9 +343,9 @@ def test_what_it_does_not_do_is_refused_by_name():
             model.fit(**arguments)
     with pytest.raises(ModelError, match=r"missing='em' requires the normal family"):
         model_of(make_table(response="binary"), family=sm.families.Binomial())
-    with pytest.raises(ModelError, match='expected "raise" or "drop"'):
+    with pytest.raises(ModelError, match='expected "drop" or "raise"'):
         make_model(MISSING, missing="impute")
-    with pytest.raises(ModelError, match='expected "raise" or "drop"'):
+    with pytest.raises(ModelError, match='expected "drop" or "raise"'):
         fs.VFEMRegression.from_formula("y ~ .", model.partition, missing="em")
     with pytest.raises(NotAvailableError, match="no selection frequencies"):
         model.fit(lam=0.5).stable()
