@@ -18,6 +18,8 @@ Layout: TypeAlias = Literal["vertical", "horizontal"]
 
 PATTERNS_SHOWN = 10
 COLUMNS_SHOWN = 8
+LEAST_SHOWN = 0.01
+"""Smallest share of missing values with which a column is listed."""
 UNKNOWN_COUNT = "unknown"
 PATTERN_MARKS: Mapping[object, str] = {True: "x", False: ".", "all": "x", "some": "o", "none": "."}
 
@@ -46,6 +48,9 @@ class PartitionDescription:
         partition's rule, before small ones are merged. One column each ("all", "some" or "none" of its
         columns), ``count`` and ``share``. With ``partial="condition"`` a fit that cannot condition treats
         "some" as "none".
+    most_missing : tuple of (str, str, float)
+        Site, column and share of the site's records without a value, for the columns that lack most; only
+        of tables in memory.
     budgets : mapping of str to BudgetSpent
         State of the privacy budget of each site with a budget; for a site in another process, at the time of
         the connection.
@@ -66,6 +71,7 @@ class PartitionDescription:
     patterns: pd.DataFrame
     not_pooled: tuple[str, ...] = ()
     use: pd.DataFrame | None = None
+    most_missing: tuple[tuple[str, str, float], ...] = ()
     budgets: Mapping[str, BudgetSpent] = field(default_factory=dict)
 
     @property
@@ -118,6 +124,9 @@ class PartitionDescription:
             shown = ", ".join(map(repr, self.not_pooled[:COLUMNS_SHOWN]))
             more = len(self.not_pooled) - COLUMNS_SHOWN
             lines.append(f"Some sites lack {shown}{f' and {more} more columns' if more > 0 else ''}.")
+        if self.most_missing:
+            listed = ", ".join(f"{100 * s:.0f} % of {name!r} ({site})" for site, name, s in self.most_missing)
+            lines.append(f"Columns with most missing values, in the records of their site: {listed}.")
         lines += [f"Privacy budget of {site}: {spent}." for site, spent in self.budgets.items()]
         n_streamed = int(self.sites["complete"].isna().sum())
         if n_streamed:
@@ -176,7 +185,9 @@ def describe_blocks(
         )
         use = count_patterns(np.concatenate(taken, axis=1), [*tables, *[f"all {k}" for k in tables]])
         use = _pattern_texts(use, list(tables))
-    return PartitionDescription("vertical", key, n_entities, sites, patterns, use=use)
+    return PartitionDescription(
+        "vertical", key, n_entities, sites, patterns, use=use, most_missing=_most_missing(tables)
+    )
 
 
 def _pattern_texts(patterns: pd.DataFrame, sites: list[str]) -> pd.DataFrame:
@@ -209,6 +220,7 @@ def describe_rows(
         sites.astype(dtypes).rename_axis("client"),
         patterns,
         tuple(name for name in named if name not in pooled),
+        most_missing=_most_missing(tables),
     )
 
 
@@ -237,6 +249,18 @@ def missing_shares(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     columns = dict.fromkeys(name for frame in frames.values() for name in frame.columns)
     shares = {site: frame.isna().mean().reindex(list(columns)) for site, frame in frames.items()}
     return pd.DataFrame(shares).T
+
+
+def _most_missing(tables: Mapping[str, Table]) -> tuple[tuple[str, str, float], ...]:
+    """List the columns that lack most values: site, column, share of its records."""
+    shares = [
+        (site, str(name), float(share))
+        for site, table in tables.items()
+        if isinstance(table, FrameTable)
+        for name, share in table.frame[list(table.columns)].isna().mean().items()
+        if share >= LEAST_SHOWN
+    ]
+    return tuple(sorted(shares, key=lambda one: -one[2])[:COLUMNS_SHOWN])
 
 
 def _count_records(table: Table) -> dict[str, Any]:

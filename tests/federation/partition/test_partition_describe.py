@@ -275,3 +275,13 @@ def test_where_every_record_is_whole_nothing_is_said_of_parts():
     table, columns = blocks()
     table["a2"] = table["a1"]
     assert ClientPartition.from_frame(table, columns=columns).describe().use is None
+
+
+def test_columns_that_lack_most_values_are_named_with_their_share():
+    rng = np.random.default_rng(0)
+    b, c = np.where(np.arange(200) < 86, np.nan, 1.0), np.where(np.arange(200) < 1, np.nan, 1.0)
+    table = pd.DataFrame({"id": range(200), "a": rng.normal(size=200), "b": b, "c": c})
+    other = pd.DataFrame({"id": range(150), "d": rng.normal(size=150)})
+    described = ClientPartition.from_frames({"A": table, "B": other}, on="id").describe()
+    assert described.most_missing == (("A", "b", 0.43),)
+    assert "43 % of 'b' (A)" in str(described)
