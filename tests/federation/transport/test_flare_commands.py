@@ -385,7 +385,7 @@ def test_the_same_fit_to_the_bit_and_an_analysis_that_is_joined(served, here, ca
     study = served["study"]
     for name in SITES:
         wait_for(capsys, "connected yes", "site", "status", served["home"] / name)
-    assert "already" in reported(capsys, "site", "serve", served["home"] / "north", code=1)
+    assert "is running" in reported(capsys, "site", "serve", served["home"] / "north", code=1)
     assert "is open now" in reported(capsys, "federation", "start", study)
     assert "was open before" in reported(capsys, "federation", "start", study)
     first = fs.ClientPartition.connect(study)
