@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not read INSTALLED;
     from fedstat.federation.tables.curve_columns import LongCurve as LongCurve
     from fedstat.federation.tables.curves import Curve as Curve
     from fedstat.inference.compare import compare as compare
+    from fedstat.inference.meta import meta as meta
     from fedstat.inference.pooling import combine as combine
     from fedstat.inference.pooling import pool as pool
     from fedstat.models.boost.model import FedFunctionBoost as FedFunctionBoost
@@ -63,6 +64,7 @@ _OBJECTS = {
     "combine": "inference.pooling",
     "compare": "inference.compare",
     "load": "models.saved",
+    "meta": "inference.meta",
     "pool": "inference.pooling",
     "progress": "progress_line",
     "rehearse": "models.copula.model",

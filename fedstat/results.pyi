@@ -14,6 +14,7 @@ from fedstat.inference.explanation import Explanation as Explanation
 from fedstat.inference.heterogeneity import Heterogeneity as Heterogeneity
 from fedstat.inference.likelihood import FTest as FTest
 from fedstat.inference.likelihood import LRTest as LRTest
+from fedstat.inference.meta import MetaResults as MetaResults
 from fedstat.inference.meta_analysis import FactorCombination as FactorCombination
 from fedstat.inference.mixtures import OutsideResults as OutsideResults
 from fedstat.inference.pooling import CombinedResults as CombinedResults

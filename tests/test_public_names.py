@@ -38,6 +38,7 @@ PUBLIC = [
     "datasets",
     "errors",
     "load",
+    "meta",
     "pool",
     "progress",
     "rehearse",

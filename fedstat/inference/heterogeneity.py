@@ -388,7 +388,7 @@ class Heterogeneity(SiteComparison, Report):
 
     def random_effects(
         self,
-        method: Literal["REML", "DL"] = "REML",
+        method: Literal["REML", "DL", "PM"] = "REML",
         test: Literal["adhoc", "knha", "z"] = "adhoc",
         prediction: Literal["confidence", "t"] = "confidence",
     ) -> pd.DataFrame:
@@ -396,8 +396,9 @@ class Heterogeneity(SiteComparison, Report):
 
         Parameters
         ----------
-        method : {"REML", "DL"}
-            Variance between sites by restricted maximum likelihood, or after DerSimonian and Laird.
+        method : {"REML", "DL", "PM"}
+            Variance between sites by restricted maximum likelihood, or after DerSimonian and Laird, or Paule
+            and Mandel.
         test : {"adhoc", "knha", "z"}
             As in metafor: Hartung's and Knapp's standard error with t quantiles, by default never below that
             of known variances; "z" is the normal interval, which is too short for few sites.

@@ -72,10 +72,30 @@ def restricted_likelihood(b: Floats, v: Floats) -> float:
     return float(found.x) if found.fun < float(loss(0.0)) - ROUNDED else 0.0
 
 
+def paule_mandel(b: Floats, v: Floats) -> float:
+    """Variance between sites at which the generalized Q is its expectation, m - 1; not below zero."""
+    return float(q_profile(np.array([len(b) - 1.0]), b, v)[0])
+
+
 VARIANCES: dict[str, Callable[[Floats, Floats], float]] = {
     "REML": restricted_likelihood,
     "DL": dersimonian_laird,
+    "PM": paule_mandel,
 }
+
+
+def tau2_interval(b: Floats, v: Floats, alpha: float) -> tuple[float, float]:
+    """Interval of the variance between sites by the profile of Q, chi-squared there (Viechtbauer 2007).
+
+    Both limits are zero if the estimates are closer to each other than chance allows.
+    """
+    low, high = q_profile(stats.chi2.isf([alpha / 2.0, 1.0 - alpha / 2.0], len(b) - 1), b, v)
+    return float(low), float(high)
+
+
+def q_profile(Q: Floats, b: Floats, v: Floats) -> Floats:
+    """Variances between sites at which the generalized Q has these values; zero where it is below them."""
+    return np.where(weighted_mean(b, v, 0.0)[2] > Q, _where_q_is(Q, b, v), 0.0)
 
 
 def prediction_interval(b: Floats, v: Floats, alpha: float) -> tuple[float, float]:
@@ -169,9 +189,9 @@ class RandomEffectsFit:
 class RandomEffectsOptions:
     """Methods of `combine` for tau2 and intervals of the mean and a further site, in metafor's words.
 
-    `method`: "REML" or "DL". `test`: "knha", Hartung's and Knapp's standard error with t on m - 1 degrees of
-    freedom over m sites; "adhoc", the same never below that of known variances; "z", that of known variances
-    with a normal quantile. `prediction`: "confidence" as in
+    `method`: "REML", "DL" or "PM". `test`: "knha", Hartung's and Knapp's standard error with t on m - 1
+    degrees of freedom over m sites; "adhoc", the same never below that of known variances; "z", that of known
+    variances with a normal quantile. `prediction`: "confidence" as in
     :func:`fedstat.inference.meta_analysis.prediction_interval`, or "t", that of metafor's ``predict``.
     """
 

@@ -68,7 +68,7 @@ def analyses():
     rng = np.random.default_rng(0)
     tables = [pd.DataFrame(rng.normal(size=(50, 2)), columns=["y", "x"]) for _ in range(3)]
     fits = [smf.ols("y ~ x", table).fit() for table in tables]
-    return [fs.pool(fits), fs.combine(fits)]
+    return [fs.pool(fits), fs.combine(fits), fs.meta([0.1, 0.4, 0.3], [0.2, 0.1, 0.1])]
 
 
 def over_rows():
