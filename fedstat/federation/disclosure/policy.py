@@ -147,7 +147,8 @@ class Policy:
     max_column_sums : float or "any"
         Most different sums of functions of one column, for each row and over all sessions.
     max_parameters : float
-        Most coefficients per row of a model over rows.
+        Most coefficients per row of a model over rows. From 1 on it also replaces the rule of two entities
+        per equation in sums of products by fold or missing pattern.
     max_columns : int or None
         Most design columns of this site in one model, without intercept and response.
     remember : {"all", "rows", "nothing"}
@@ -369,7 +370,9 @@ class Policy:
         0.33,
         "maximum parameters per row",
         ("a number above 0", lambda value: is_number(value) and value > 0, operator.le),
-        "Models over rows: most coefficients for each row.",
+        "Models over rows: most coefficients for each row. Sums of products of two sites' columns by fold or "
+        "missing pattern need two entities for each column and one more; from 1 on, this number replaces "
+        "that rule.",
         without={ANALYST: "All rows, from as many numbers as rows."},
     )
     max_columns: int | None = rule(

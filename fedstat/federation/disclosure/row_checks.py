@@ -9,6 +9,7 @@ import numpy as np
 
 from fedstat.errors import ConsentError, DescriptionError, PolicyError
 from fedstat.federation.disclosure import facts
+from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.tables.cardinality import ColumnCardinality, min_group_size
 from fedstat.federation.tables.columns import MAX_SHOWN
@@ -147,10 +148,19 @@ def _max_share_text(data: SiteData) -> str:
 # (:mod:`fedstat.federation.disclosure.differencing`).
 
 MIN_ENTITIES_PER_EQUATION = 2
-"""Fewest entities behind sums of products, for each equation that they make about a column's values."""
+"""Fewest entities behind sums of products, for each equation that they make about a column's values.
+
+An owner who allows as many coefficients as rows, or more, decides by it: :func:`entities_per_equation`.
+"""
 
 MIN_REMAINING_VARIATION = 0.01
 """Share of a column's variation that rows other than the few largest must have."""
+
+
+def entities_per_equation(policy: Policy) -> float:
+    """Return the fewest entities for each equation that a site's owner allows."""
+    loose = policy.max_parameters >= 1.0
+    return 1.0 / policy.max_parameters if loose else float(MIN_ENTITIES_PER_EQUATION)
 
 
 def check_entities(data: SiteData, state: State, fact: facts.EntityCount) -> None:
@@ -381,7 +391,7 @@ def check_groups(data: SiteData, state: State, fact: facts.GroupSums) -> None:
     """
     counts = np.unique(fact.code[fact.code >= 0], return_counts=True)[1]
     equations = 0 if fact.columns is None else fact.times * (fact.columns + 1)
-    least = max(data.min_count, MIN_ENTITIES_PER_EQUATION * equations)
+    least = max(data.min_count, int(np.ceil(entities_per_equation(data.policy) * equations)))
     if len(counts) and counts.min() < least:
         matrices = f"{fact.times} Gram matri{'x' if fact.times == 1 else 'ces'} of {fact.columns} columns"
         grams = f", and {matrices} at least {least}"

@@ -220,7 +220,7 @@ def refuse_few_rows(
     fixed = columns - sum(one.knots for one in smooth)
     knots = (most - fixed) // len(smooth) if smooth else -1
     ways = [f"knots={knots} in every bsignal() and bbs()"] if knots >= 0 else []
-    ways += ["fewer folds"] if folds > 1 else []
+    ways += ["fewer folds", 'select="aicc" without folds'] if folds > 1 else []
     ways += ["fewer exchanges of scores (steps, every=, folds)"] if slopes else []
     and_more = f"slopes of the loss at all exchanges, {slopes:,}" if slopes else "one"
     each, what = " a fold" if folds > 1 else "", "sums of their products are"
@@ -232,5 +232,6 @@ def refuse_few_rows(
         )
     raise DesignError(
         f"{where}: {n:,} rows{each} for {columns} columns, those of all learners and {and_more}; {what} "
-        f"released over at least {least:,}. Remedies:  {', or '.join([*ways, 'fewer learners'])}"
+        f"released over at least {least:,}. Remedies:  {', or '.join([*ways, 'fewer learners'])}. The "
+        "owner of the site can allow fewer rows (max_parameters in policy.toml)"
     )

@@ -13,7 +13,7 @@ from fedstat.federation.design.horizontal_design import RowsAgreement, SiteRowCo
 from fedstat.federation.design.site_rows import RowsRequest
 from fedstat.federation.design.vertical_design import Design, MissingRule
 from fedstat.federation.disclosure.policy import Policy
-from fedstat.federation.disclosure.row_checks import MIN_ENTITIES_PER_EQUATION
+from fedstat.federation.disclosure.row_checks import MIN_ENTITIES_PER_EQUATION, entities_per_equation
 from fedstat.federation.dry_run.execution import DrySite
 from fedstat.federation.dry_run.synthetic_columns import synthetic_column_sites
 from fedstat.federation.dry_run.synthetic_rows import synthetic_generator
@@ -53,6 +53,7 @@ class ColumnSource(MomentSource, VerticalModel):
     where = "where sites hold different columns"
     settings = ("time", "penalty", "missing", "coordinator")
     options = ("steps", "learning_rate", "select", "folds", "seed")
+    selects = ("cv", "aicc", None)
 
     def __init__(
         self,
@@ -91,7 +92,7 @@ class ColumnSource(MomentSource, VerticalModel):
     def checked(self, options: BoostOptions) -> tuple[int, float]:
         """Check the options, and the number of entities by fold."""
         checked = super().checked(options)
-        check_integer("folds", self._n_folds(options), 2 if options.select else 1)
+        check_integer("folds", self._n_folds(options), 2 if options.select == "cv" else 1)
         self._check_size(self._n_folds(options))
         return checked
 
@@ -124,13 +125,13 @@ class ColumnSource(MomentSource, VerticalModel):
             pooled_agreement(self.question, found.specs, self.layout.n, self.partition.n_entities),
             "",
             site_blocks(self.layout),
-            tuple(exchange_notes(self.layout, found.dealers)),
+            tuple(exchange_notes(self.layout, found.dealers, int(np.bincount(code).min()))),
         )
         return BoostResults._of(self, basis, boosting, steps, options.select, ledger=attempt.ledger)
 
     @staticmethod
     def _n_folds(options: BoostOptions) -> Any:
-        return (FOLDS if options.select else 1) if options.folds is None else options.folds
+        return (FOLDS if options.select == "cv" else 1) if options.folds is None else options.folds
 
     @property
     def read_curves(self) -> Sequence[str]:
@@ -187,14 +188,14 @@ class ColumnSource(MomentSource, VerticalModel):
         """
         n, columns = self.layout.n // folds, self.starts[-1] + 1
         sites = self.layout.sites
-        allowed = {name: self.partition.sites[name].policy.max_parameters for name in sites}
-        # The sites check these columns in a product of two sites, including the response.
-        *_, second, first = sorted([0, *self.layout.sizes])
+        policies = {name: self.partition.sites[name].policy for name in sites}
+        allowed = {name: policy.max_parameters for name, policy in policies.items()}
         strictest = min(sites, key=lambda name: allowed[name])
-        pairs = MIN_ENTITIES_PER_EQUATION * (first + second)
+        each = max(map(entities_per_equation, policies.values()))
+        pairs = int(np.ceil(each * two_largest(self.layout)))
         least = max(int(np.ceil(columns / allowed[strictest])), pairs)
         if n < least:
-            most = min(int(allowed[strictest] * n), columns - (pairs - n) // MIN_ENTITIES_PER_EQUATION)
+            most = min(int(allowed[strictest] * n), columns - int((pairs - n) // each))
             refuse_few_rows(strictest, n, least, self.learners, columns, most, folds)
 
     def _columns_read(self, site: str) -> Sequence[str]:
@@ -211,9 +212,26 @@ class ColumnSource(MomentSource, VerticalModel):
         return synthetic_column_sites(self.design, rows, policies, self.distribution, session, kept)
 
 
-def exchange_notes(layout: Layout, dealers: Mapping[tuple[str, str], str]) -> Iterator[Note]:
-    """State what was exchanged, who dealt random numbers, and whose columns were dithered."""
-    yield sums_note("", layout.n)
+def two_largest(layout: Layout) -> int:
+    """Return the largest number of columns in a product of two sites, including the response."""
+    return sum(sorted(layout.sizes)[-2:])
+
+
+def exchange_notes(layout: Layout, dealers: Mapping[tuple[str, str], str], fewest: int) -> Iterator[Note]:
+    """State what was exchanged, who dealt random numbers, and whose columns were dithered.
+
+    `fewest` is the number of entities in the smallest fold.
+    """
+    yield sums_note("", fewest)
+    columns = two_largest(layout)
+    if fewest < MIN_ENTITIES_PER_EQUATION * columns:
+        yield Note(
+            "small_folds",
+            f"Sums of products of up to {columns} columns were released over {fewest:,} entities: a party "
+            "that knows the columns of one site may be able to compute rows of another site. The owners "
+            "allow it (max_parameters). Use fewer folds or knots.",
+            "warning",
+        )
     yield from dither_notes(layout)
     yield from dealer_notes(dealers, bystanders=layout.bystanders)
 

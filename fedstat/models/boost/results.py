@@ -69,6 +69,10 @@ NO_ERROR = (
     "boosting shrinks its surfaces, so that intervals around them do not reach their nominal coverage; "
     "refit() has surfaces with intervals, and tests"
 )
+BORDER = (
+    "The last of {0:,} steps has the smallest criterion (select={1!r}), which still decreases: the fit is "
+    "shrunken too much. Allow more steps by fit(steps=...)"
+)
 NO_RSQUARED = "the loss is not squared; the summary has the explained share of the loss"
 NO_LIKELIHOOD = "boosting minimizes squares, and stops before their minimum"
 AVERAGED = {
@@ -130,7 +134,7 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
     >>> len(fit.learners), len(fit.path) <= 20, len(fit.cv) > 0, len(fit.aicc) > 0
     (3, True, True, True)
     >>> fit.predict(table.head(2)).shape, sorted(fit.score(table)), fit.steps(5).mstop
-    ((2,), ['mape', 'rsquared'], 5)
+    ((2,), ['mape', 'rmse', 'rsquared'], 5)
     >>> len(fit.surface(fit.importance.index[0])) > 0, bool(fit.plot("importance").has_data())
     (True, True)
     >>> type(fit.refit()).__name__, len(fit.entry_test(draws=19)), type(fit.split()).__name__
@@ -211,6 +215,11 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
     @cached_property
     def _followed(self) -> tuple[PreparedLearners, BoostPath]:
         return self._boosting.over(self._all_folds, self.mstop)
+
+    @property
+    def _at_border(self) -> bool:
+        """Whether the smallest criterion is that of the last step."""
+        return self._record.select is not None and self.mstop == self._record.steps
 
     # -- the path --------------------------------------------------------------------------------
 
@@ -346,7 +355,10 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
         return linear if self._loss is None or which == "linear" else linear.map(self._loss.entry.mean)
 
     def score(self, new: pd.DataFrame) -> dict[str, float]:
-        """R-squared about the mean of the fit, and mean absolute percentage error, for rows with responses.
+        """Compare predictions with responses, for your own rows: ``rsquared``, ``rmse`` and ``mape``.
+
+        R-squared is about the offset of the fit, the root of the mean squared error is in units of the
+        response, and the mean absolute percentage error is infinite if a response is 0.
 
         For a loss other than squares: its mean ``loss``, and the share ``explained`` of the loss at the
         offset.
@@ -446,7 +458,7 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
     @shows_progress
     def stability(
         self,
-        q: int,
+        q: int | None = None,
         *,
         tau: float = 0.75,
         draws: int = 50,
@@ -458,7 +470,7 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
         Parameters
         ----------
         q : int
-            Number of learners that a half selects.
+            Number of learners that a half selects; it must be given.
         tau : float
             Frequency, above one half, from which a learner counts as selected.
         draws : int
@@ -475,11 +487,19 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
 
         Raises
         ------
+        ModelError
+            `q` is missing or invalid, or `tau` is not above one half.
         NotAvailableError
             There are fewer than four folds.
         """
         self._need_exact()
         self._need_folds(4)
+        P = len(self._boosting.design.learners) - 1
+        if q is None:
+            raise ModelError(
+                f"q: give the number of learners that each half selects, from 1 to {P}: stability(q=1). The "
+                "bound on false selections grows with its square"
+            )
         check_integer("q", q, 1)
         if tau <= 0.5 or tau > 1.0:
             raise ModelError(f"tau: expected a share above one half, received {tau!r}")
@@ -652,10 +672,8 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
             yield from self._noisy_notes(basis)
             return
         yield Note("no_covariance", f"No standard errors, tests and intervals: {self._no_error}.")
-        if self._record.select == "cv" and self.mstop == self._record.steps:
-            yield Note(
-                "more_steps", "The loss of left-out folds still decreases at the last step: allow more steps."
-            )
+        if self._at_border:
+            yield Note("more_steps", f"{BORDER.format(self.mstop, self._record.select)}.", "warning")
         if self._record.select == "aicc" and self._boosting.design.time is not None:
             yield Note(
                 "correlated_errors",
@@ -793,7 +811,7 @@ class LocalBoosts(Report, Mapping[str, BoostResults]):
         return len(self._fits)
 
     def score(self, new: pd.DataFrame) -> pd.DataFrame:
-        """Return R-squared and mean absolute percentage error of the same rows by every site's fit."""
+        """Return ``rsquared``, ``rmse`` and ``mape`` of the same rows by every site's fit."""
         return pd.DataFrame({site: one.score(new) for site, one in self.items()}).T.rename_axis("site")
 
     def tidy(self) -> pd.DataFrame:

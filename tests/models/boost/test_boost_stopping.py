@@ -123,3 +123,22 @@ def test_a_smoothed_curve_is_between_its_values_and_a_line():
     found = smooth_curve(noisy, spline_basis(x, 0, 1, 12), difference_penalty(16, 2))
     truth = np.sin(2 * np.pi * x)
     assert ((found - truth) ** 2).mean() < 0.5 * ((noisy - truth) ** 2).mean()
+
+
+def test_a_smallest_loss_at_the_last_step_is_the_first_note_of_the_summary():
+    short, long = (fitted(steps=m, select="cv", folds=4) for m in (5, 400))
+    assert short.mstop == 5
+    assert "[1] The last of 5 steps has the smallest criterion" in str(short.summary())
+    assert long.mstop < 400 and "smallest criterion" not in str(long.summary())
+
+
+def test_score_has_the_root_of_the_mean_squared_error():
+    result = fitted()
+    left = FRAME.filter(regex="^y_").to_numpy() - result.predict(FRAME).to_numpy()
+    assert result.score(FRAME)["rmse"] == pytest.approx(np.sqrt((left**2).mean()), rel=1e-12)
+
+
+def test_stability_without_the_number_of_learners_says_what_it_needs():
+    result = fitted(folds=4)
+    with pytest.raises(ModelError, match=r"q: give the number of learners .* from 1 to 2: stability\(q=1\)"):
+        result.stability()

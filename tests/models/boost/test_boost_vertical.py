@@ -122,6 +122,52 @@ def test_folds_are_of_all_entities_and_add_up(result):
     assert (found.refit().tests["p_value"][["bsignal(x1)", "bbs(age)"]] < 0.01).all()
 
 
+def test_folds_smaller_than_the_rule_need_owners_who_allow_them_and_a_warning():
+    frame, text = FRAME[:129], "mean ~ bsignal(x1, knots=20) + bsignal(x2, knots=20)"
+    held = {"A": ["x1"], "B": ["x2", "mean"]}
+    with pytest.raises(DesignError, match=r"over at least 152.*select=\"aicc\".*max_parameters"):
+        fitted(text, frame, held=held, select="cv")
+    one_site = {"policies": {"A": fs.Policy(max_parameters=1000.0, min_count=1)}}
+    with pytest.raises(DesignError, match="B: 12 rows a fold"):
+        fitted(text, frame, one_site, held=held, select="cv")
+    loose = {"policy": fs.Policy(max_parameters=1000.0, min_count=1)}
+    found = fitted(text, frame, loose, held=held, select="cv")
+    code = np.random.default_rng(0).permutation(np.arange(129) % 10)
+    path = of_rows_loose(text, frame[code != 3])
+    left = frame[code == 3]
+    loss = ((left["mean"] - path.predict(left)) ** 2).mean()
+    assert found._cv[3, -1] == pytest.approx(loss, rel=1e-5)
+    printed = " ".join(str(found.summary()).split())
+    assert "Sums of products of up to 49 columns were released over 12 entities" in printed
+    assert "Every sum is over at least 12 entities" in printed
+
+
+def of_rows_loose(text, frame):
+    """A path of 60 steps on one table, whose owner allows any number of columns."""
+    partition = by_site(frame.assign(site="all"), "x1", "x2", policy=fs.Policy(max_parameters=1000.0))
+    return fs.FedFunctionBoost.from_formula(text, partition).fit(steps=60)
+
+
+def test_a_site_solves_for_rows_of_another_only_where_owners_allow_small_folds():
+    # With fewer rows than columns of its own, a site that learns X_A' X_B knows X_B.
+    random = np.random.default_rng(5)
+    own, other = random.normal(size=(12, 25)), random.normal(size=(12, 24))
+    solved = np.linalg.lstsq(own.T, own.T @ other, rcond=None)[0]
+    np.testing.assert_allclose(solved, other, atol=1e-10)
+    # By the default rule there are twice as many rows as columns of both sites: many tables have these sums.
+    own, other = random.normal(size=(98, 25)), random.normal(size=(98, 24))
+    solved = np.linalg.lstsq(own.T, own.T @ other, rcond=None)[0]
+    assert np.corrcoef(solved.ravel(), other.ravel())[0, 1] < 0.7
+
+
+def test_aicc_needs_no_folds_and_agrees_with_one_table():
+    text = TEXT.replace("y(t)", "mean")
+    found, same = fitted(text, select="aicc"), of_rows(text, sites=1, select="aicc")
+    assert found._record.boosting.moments.folds == 1
+    assert found.mstop == same.mstop
+    np.testing.assert_allclose(found.aicc, same.aicc, rtol=1e-7)
+
+
 def test_the_dry_run_counts_rounds_and_bytes_as_the_fit_does():
     model = fs.FedFunctionBoost.from_formula(TEXT, apart(), coordinator="apart")
     reported = model.explain(select="cv", folds=2)
@@ -224,8 +270,8 @@ def test_settings_of_rows_apart_are_refused_by_name():
     for name, value in {"masked": True, "every": 3, "aggregation": "lsa", "offset": np.zeros(12)}.items():
         with pytest.raises(ModelError, match=f"{name}: where sites hold different columns the arguments are"):
             model.fit(**{name: value})
-    with pytest.raises(ModelError, match="select: expected one of 'cv', None"):
-        model.fit(select="aicc")
+    with pytest.raises(ModelError, match="select: expected one of 'cv', 'aicc', None"):
+        model.fit(select="aic")
 
 
 def test_a_curve_is_at_one_site():

@@ -108,4 +108,6 @@ def scores(
         return {"loss": own, "explained": 1.0 - own / at_start}
     with np.errstate(divide="ignore"):
         mape = 100.0 * float(np.mean(np.abs((y - f) / y)))
-    return {"rsquared": 1.0 - float(((y - f) ** 2).sum() / ((y - start) ** 2).sum()), "mape": mape}
+    squares = (y - f) ** 2
+    rsquared = 1.0 - float(squares.sum() / ((y - start) ** 2).sum())
+    return {"rsquared": rsquared, "rmse": float(np.sqrt(squares.mean())), "mape": mape}
