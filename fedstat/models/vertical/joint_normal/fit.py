@@ -251,6 +251,11 @@ SINGULAR = 1e-8
 """Smallest eigenvalue of the correlation matrix of the columns below which it counts as singular."""
 COLLINEAR = 1e5
 """Eigenvalue of the concentration of standardized columns from which an error names its columns."""
+COLUMNS_OF_EM, STEPS_OF_EM = 25, 25
+"""Number of columns from which the fit starts with so many steps of EM.
+
+A Newton step takes time of the order P^5, a step of EM P^3: with 59 columns it is 20 times as fast.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -337,12 +342,45 @@ def fit_joint_normal(
     standard = moments if isinstance(moments, StandardizedMoments) else StandardizedMoments(moments)
     P = standard.P
     first = start or JointNormalPoint(np.zeros(P), 0.0, np.zeros(P), 1.0, standard.precision)
+    if start is None and P >= COLUMNS_OF_EM:
+        first = em_start(standard.moments, edges, first)
     found = maximize_joint_normal(standard.moments, first, all_effects(edges), tol, maxiter)
     null = without_effects(found, np.zeros(P, dtype=bool), tol=1e-4)
     # Without an effect, the columns' own likelihood and that of the response are separate.
     alone = response_alone(standard.moments)
     own = found.joint - (null.joint - alone)
     return replace(found, log_likelihood=own - found.moments.nobs * float(np.log(found.moments.scale[-1])))
+
+
+def em_start(moments: PatternMoments, edges: Bools, point: JointNormalPoint) -> JointNormalPoint:
+    """Return a point nearer to the maximum, by some steps of the EM algorithm on the sums by pattern.
+
+    With A = sum_g (K_g D_g K_g - n_g K_g) and u = sum_g K_g d_g, the expected complete-data moments are the
+    mean m + Omega u / n and the covariance Omega + (Omega A Omega) / n - (Omega u)(Omega u)' / n^2. The
+    point is returned unchanged if the columns that may be correlated form no separate sets, because the
+    maximization step then has no closed form, or if a covariance becomes singular.
+    """
+    if (edges != (edges.astype(float) @ edges > 0.0)).any():
+        return point
+    seen, n = observed(moments), moments.n
+    try:
+        for _ in range(STEPS_OF_EM):
+            cov, mean = point.cov, point.mean
+            K, _ = inverse_by_pattern(cov, seen)
+            d, D = centered_sums(moments, mean)
+            A = (np.matmul(np.matmul(K, D), K) - n[:, None, None] * K).sum(axis=0)
+            move = cov @ np.einsum("gij,gj->i", K, d) / moments.nobs
+            cov, mean = cov + cov @ A @ cov / moments.nobs - np.outer(move, move), mean + move
+            beta = np.linalg.solve(cov[:-1, :-1], cov[:-1, -1])
+            Q = np.linalg.inv(cov[:-1, :-1] * edges) * edges
+            s2 = float(cov[-1, -1] - beta @ cov[:-1, -1])
+            following = JointNormalPoint(mean[:-1], float(mean[-1]), beta, s2, symmetrize(Q)[0])
+            if s2 <= NEARLY_VANISHING or np.linalg.eigvalsh(following.Q)[-1] > COLLINEAR:
+                return point
+            point = following
+    except np.linalg.LinAlgError:
+        pass
+    return point
 
 
 def without_effects(fit: JointNormalFit, effects: Bools, *, tol: float = 1e-6) -> JointNormalFit:
@@ -456,6 +494,8 @@ def not_determined(moments: PatternMoments, Q: Floats) -> str:
 
 MAX_FULL_INVERSE = 2_000
 """Largest number of parameters for which the complete covariance is kept."""
+SMALLEST_PIVOT = 1e-12
+"""Smallest pivot of a factorization of the information, at a unit diagonal, that exceeds rounding."""
 
 
 def estimates_covariance(fit: JointNormalFit, *, expected: bool = False) -> Floats:
@@ -489,10 +529,26 @@ def inverse_information(fit: JointNormalFit, information: Floats, *, scale: bool
     if len(information) > MAX_FULL_INVERSE:
         cov = leading_inverse(fit, information, head)
     else:
-        cov = invert_information(information, names[free].tolist())
+        cov = invert_or_factor(information, names[free].tolist())
     if not scale:
         cov = np.insert(np.insert(cov, 1, 0.0, axis=0), 1, 0.0, axis=1)
     return in_psi(fit, cov)
+
+
+def invert_or_factor(information: Floats, names: list[str]) -> Floats:
+    """Invert by a factorization if its pivots exceed rounding; otherwise by eigenvalues, which name columns.
+
+    A factorization is faster. It is also more accurate for entries of the concentration of nearly collinear
+    columns, whose information is of the order of the square of the columns' condition.
+    """
+    root = np.sqrt(np.maximum(np.diag(information), np.finfo(float).tiny))
+    try:
+        pivots = np.diag(np.linalg.cholesky(information / np.outer(root, root))) ** 2
+    except np.linalg.LinAlgError:
+        return invert_information(information, names)
+    if pivots.min() < SMALLEST_PIVOT:
+        return invert_information(information, names)
+    return symmetrize(solve_information(information, np.eye(len(information))))[0]
 
 
 def leading_inverse(fit: JointNormalFit, information: Floats, head: int) -> Floats:
