@@ -1,11 +1,11 @@
 """Combining an analysis over synthetic tables, against the rule by hand and by simulation."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pandas as pd
 import pytest
 import statsmodels.formula.api as smf
+from combine_simulation import fit, ideal
+from scipy import stats
 
 import fedstat as fs
 from fedstat.errors import ModelError
@@ -23,7 +23,7 @@ def draw(n, mean, rng):
 @pytest.fixture(scope="module")
 def tables():
     rng = np.random.default_rng(4)
-    return [draw(80, rng.normal([1.0, 2.0], 0.3), rng) for _ in range(8)]
+    return [draw(80, rng.normal([1.0, 2.0], 0.6), rng) for _ in range(8)]
 
 
 def test_the_rule_by_hand(tables):
@@ -32,54 +32,46 @@ def test_the_rule_by_hand(tables):
     q, v = np.array([fit.params["x"] for fit in fits]), np.array([fit.bse["x"] ** 2 for fit in fits])
     assert combined.params["x"] == pytest.approx(q.mean())
     assert combined.bse["x"] ** 2 == pytest.approx((1 + 1 / 8) * q.var(ddof=1) - v.mean())
-    half = 2.364624 * combined.bse["x"]  # the quantile of Student's t with 7 degrees of freedom
+    df = 7 * (1 - v.mean() / ((1 + 1 / 8) * q.var(ddof=1))) ** 2
+    assert combined.df_resid["x"] == pytest.approx(df)
+    half = stats.t.ppf(0.975, df) * combined.bse["x"]
     assert combined.conf_int().loc["x"].to_numpy() == pytest.approx([q.mean() - half, q.mean() + half], 1e-6)
 
 
-def line(x, y):
-    """Least squares of a line, without the seconds that thousands of formulas take."""
-    Z = np.column_stack([np.ones(len(x)), x])
-    inverse = np.linalg.inv(Z.T @ Z)
-    b = inverse @ Z.T @ y
-    cov = inverse * ((y - Z @ b) ** 2).sum() / (len(x) - 2)
-    names = ["Intercept", "x"]
-    return SimpleNamespace(
-        params=pd.Series(b, names), bse=pd.Series(np.sqrt(np.diag(cov)), names), cov_params=lambda: cov
-    )
-
-
 def test_intervals_of_tables_drawn_with_their_own_parameters_cover():
-    """Data of 100 rows; tables of 100 from parameters drawn around the estimate, as a posterior is."""
-    rng = np.random.default_rng(5)
-    first = draw(100, (1.0, 2.0), np.random.default_rng(0))
-    ours, theirs = line(first["x"].to_numpy(), first["y"].to_numpy()), fits_of([first])[0]
-    np.testing.assert_allclose(ours.params, theirs.params, rtol=1e-12)
-    np.testing.assert_allclose(ours.cov_params(), theirs.cov_params(), rtol=1e-12)
-
-    def fitted(mean):
-        x = rng.standard_normal(100)
-        return line(x, mean[0] + mean[1] * x + rng.standard_normal(100))
-
-    hits = []
-    for _ in range(200):
-        fit = fitted((1.0, 2.0))
-        drawn = [fitted(rng.multivariate_normal(fit.params, fit.cov_params())) for _ in range(20)]
-        low, high = fs.combine(drawn).conf_int().loc["x"]
-        hits.append(low < 2.0 < high)
-    assert np.mean(hits) > 0.87  # .91 is what the rule has with 20 tables, less two standard errors
+    """With v / M as floor and M - 1 degrees of freedom, 5 tables cover .90 and 20 tables .91."""
+    assert ideal(5, 100, 200) > 0.96 and ideal(20, 100, 200) > 0.96
 
 
-def test_tables_of_one_release_have_errors_that_are_floored_and_named():
+def test_variances_below_v_are_v():
+    """Tables of one release: b is v on average, so that (1 + 1/M) b - v is far too small."""
     rng = np.random.default_rng(6)
     combined = fs.combine(fits_of([draw(100, (1.0, 2.0), rng) for _ in range(20)]))
-    assert (combined.bse**2 >= combined.within / 20 - 1e-15).all()
-    if combined.floored.any():
-        assert "would be too small or negative" in str(combined.summary())
+    assert combined.floored.all()
+    np.testing.assert_allclose(combined.bse**2, combined.within)
+    np.testing.assert_allclose(combined.df_resid, 19 / 4)
+    assert "(1 + 1/M) b - v below v are replaced by v" in " ".join(str(combined).split())
+
+
+def test_what_are_no_synthetic_tables_is_refused():
+    rng = np.random.default_rng(7)
+    with pytest.raises(ModelError, match=r"different numbers of rows \(50 to 2,000\).*meta\(estimates"):
+        fs.combine(fits_of([draw(n, (1.0, 2.0), rng) for n in (2000, 200, 50)]))
+    table = draw(200, (1.0, 2.0), rng)
+    imputed = [table.assign(x=table["x"].where(rng.uniform(size=200) > 0.05, 0.0)) for _ in range(20)]
+    with pytest.raises(ModelError, match=r"imputations of the same rows, use pool\(results\)"):
+        fs.combine(fits_of(imputed))
+
+
+def test_tables_of_many_seeds_are_not_refused():
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        fs.combine([fit(rng.normal(size=(40, 1)), rng.normal(size=40), logistic=False) for _ in range(5)])
 
 
 def test_the_summary_names_rule_and_cover(tables):
     text = " ".join(str(fs.combine(fits_of(tables)).summary()).split())
-    assert "Raghunathan, Reiter and Rubin 2003" in text and "cover .91 at epsilon 1" in text
+    assert "Raghunathan, Reiter and Rubin 2003" in text and "cover .95 at epsilon 1" in text
     assert "Fewer than 20 tables" in text
 
 
