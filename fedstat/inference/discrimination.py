@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy import special, stats
 
 from fedstat.typing import Floats, Ints
 
@@ -48,6 +48,7 @@ def confusion_rates(tp: Floats, fp: Floats, fn: Floats, tn: Floats) -> dict[str,
 # ----------------------------------------------------------------------------------------------------
 # Areas under receiver operating characteristics from counts in bins.
 
+TINY = 1e-9
 LEVEL = 0.95
 """Level of the intervals that a summary prints."""
 
@@ -59,33 +60,49 @@ class Discrimination:
     By the trapezoid rule: within a bin, an event and a non-event count as a tie, one half. The standard error
     is that of Hanley and McNeil (1982), equation 1, see `discrimination`. The AUC of the rows is between
     `at_least` and `at_most`: within each bin all events are ranked below, or above, all non-events. This is
-    not an interval for the AUC of the population.
+    not an interval for the AUC of the population. `df` are the degrees of freedom of its interval.
 
     Examples
     --------
     >>> import fedstat as fs
     >>> low, high = fs.results.Discrimination(0.9, 0.02).conf_int()
     >>> print(f"{low:.3f} to {high:.3f}")
-    0.861 to 0.939
+    0.853 to 0.933
     """
 
     auc: float = float("nan")
     std_error: float = float("nan")
     at_least: float = float("nan")
     at_most: float = float("nan")
+    df: float = float("inf")
 
     def conf_int(self, alpha: float = 1.0 - LEVEL) -> tuple[float, float]:
-        """Return the normal interval of level 1 - alpha, within 0 and 1.
+        """Return the interval of level 1 - alpha: for the logit of the AUC, with Student's t on `df`.
+
+        An interval that is symmetric about the AUC is too high too often, the more the closer the AUC is to
+        one (Pepe 2003, section 5.2.5). Quantiles of Student's t allow for few events (Brunner and Munzel
+        2000). An AUC of 0 or 1 has standard error zero and no interval of positive length.
+
+        References
+        ----------
+        Brunner, E. and Munzel, U. (2000). The nonparametric Behrens-Fisher problem. Biometrical Journal 42,
+        17-25.
+        Pepe, M. S. (2003). The Statistical Evaluation of Medical Tests for Classification and Prediction.
+        Oxford University Press.
 
         Examples
         --------
         >>> import fedstat as fs
         >>> low, high = fs.results.Discrimination(0.9, 0.02).conf_int()
         >>> print(f"{low:.3f} to {high:.3f}")
-        0.861 to 0.939
+        0.853 to 0.933
         """
-        half = float(stats.norm.isf(alpha / 2.0)) * self.std_error
-        return max(self.auc - half, 0.0), min(self.auc + half, 1.0)
+        spread = self.auc * (1.0 - self.auc)
+        if not spread > 0.0:
+            return self.auc, self.auc
+        half = float(stats.t.isf(alpha / 2.0, self.df)) * self.std_error / spread
+        low, high = special.expit(special.logit(self.auc) + np.array([-half, half])).tolist()
+        return low, high
 
 
 def discrimination(events: Floats, others: Floats, least: int = 0) -> Discrimination:
@@ -114,7 +131,11 @@ def discrimination(events: Floats, others: Floats, least: int = 0) -> Discrimina
     Q2 = float(x @ (below**2 + below * y + y**2 / 3.0)) / (n1 * n0**2)
     variance = (A * (1.0 - A) + (n1 - 1.0) * (Q1 - A**2) + (n0 - 1.0) * (Q2 - A**2)) / (n1 * n0)
     low, high = (_bounds(events, others, least) / (n1 * n0)).tolist()
-    return Discrimination(A, max(variance, 0.0) ** 0.5, low, high)
+    # Satterthwaite's degrees of freedom of the ranks of events among non-events, and the reverse.
+    of_events, of_others = max(Q2 - A**2, 0.0) / n1, max(Q1 - A**2, 0.0) / n0
+    spread = of_events**2 / max(n1 - 1.0, TINY) + of_others**2 / max(n0 - 1.0, TINY)
+    df = (of_events + of_others) ** 2 / spread if spread > 0.0 else np.inf
+    return Discrimination(A, max(variance, 0.0) ** 0.5, low, high, max(float(df), 1.0))
 
 
 def _bounds(events: Floats, others: Floats, least: int) -> Floats:

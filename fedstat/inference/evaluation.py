@@ -191,6 +191,12 @@ NUMBER_WIDTHS: tuple[int, ...] = (24, 10, 10, 10, 8, 11, 11)
 POINTS, ROC = ["site", "point"], ["threshold", "fpr", "tpr"]
 
 
+OWN_ROWS = (
+    "The model was fitted to these rows. Its figures are better here than on other rows, and the calibration "
+    "slope is 1 by construction: evaluate(partition) judges it on other rows."
+)
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Evaluation(Report):
     """Discrimination and calibration of predictions, over sites.
@@ -223,6 +229,8 @@ class Evaluation(Report):
         Further notes of the summary.
     counted : str
         Contents of a bin, and where they were counted.
+    own_rows : bool
+        Whether the model was fitted to these rows.
 
     Raises
     ------
@@ -259,6 +267,7 @@ class Evaluation(Report):
     accuracy: Accuracy | None = None
     remarks: tuple[str, ...] = ()
     counted: str = "rows at a site"
+    own_rows: bool = False
 
     def __post_init__(self) -> None:
         shape = (len(self.sites), len(self.edges) - 1)
@@ -541,6 +550,8 @@ class Evaluation(Report):
         return np.append(values, values.sum())
 
     def _summary_notes(self) -> Iterator[Note]:
+        if self.own_rows:
+            yield Note("own_rows", OWN_ROWS, "warning")
         yield from self._binary_notes() if self.binary else ()
         if self.accuracy is not None:
             yield Note("accuracy", self.accuracy.note)
@@ -556,9 +567,9 @@ class Evaluation(Report):
         yield Note(
             "auc",
             f"AUC from counts in {len(self.edges) - 1} bins of the prediction, where ties within a bin count "
-            "one half, with a normal 95 % interval. Standard error: Hanley and McNeil (1982), with its two "
-            "probabilities counted from the bins. The AUC of all sites also ranks rows of different sites "
-            "against each other.",
+            "one half. Intervals of 95 % are for its logit, with Student's t. Standard error: Hanley and "
+            "McNeil (1982), with its two probabilities counted from the bins. The AUC of all sites also "
+            "ranks rows of different sites against each other.",
         )
         yield Note(
             "auc_bounds",

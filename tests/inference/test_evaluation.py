@@ -8,8 +8,9 @@ import pytest
 import statsmodels.api as sm
 from numpy.testing import assert_allclose, assert_array_equal
 from pictures import JOURNAL, faults, page
-from scipy import stats
+from scipy import special, stats
 
+import fedstat as fs
 from fedstat.errors import EstimationError, ModelError, NotAvailableError
 from fedstat.inference.discrimination import discrimination
 from fedstat.inference.evaluation import ALL, Evaluation, merge_small_bins
@@ -103,9 +104,11 @@ def exact_interval(score, event):
     x, y = score[event == 1], score[event == 0]
     both, own_x, own_y = stats.rankdata(np.r_[x, y]), stats.rankdata(x), stats.rankdata(y)
     of_events, of_others = (both[: len(x)] - own_x) / len(y), 1.0 - (both[len(x) :] - own_y) / len(x)
-    error = np.sqrt(of_events.var(ddof=1) / len(x) + of_others.var(ddof=1) / len(y))
-    half = stats.norm.ppf(0.975) * error
-    return np.clip([of_events.mean() - half, of_events.mean() + half], 0.0, 1.0)
+    squares, sizes = np.array([of_events.var(ddof=1), of_others.var(ddof=1)]), np.array([len(x), len(y)])
+    error, A = np.sqrt((squares / sizes).sum()), of_events.mean()
+    df = error**4 / ((squares / sizes) ** 2 / (sizes - 1)).sum()
+    half = stats.t.ppf(0.975, df) * error / (A * (1.0 - A))
+    return special.expit(special.logit(A) + np.array([-half, half]))
 
 
 @pytest.mark.parametrize("least", [0, 5])
@@ -120,8 +123,21 @@ def test_the_interval_is_that_of_the_rows(frames, least):
 
 def test_an_interval_stays_between_zero_and_one():
     found = discrimination(np.array([[0.0, 3.0]]), np.array([[20.0, 1.0]]))
-    assert found.auc + 2.0 * found.std_error > 1.0 == found.conf_int()[1]
-    assert_allclose(found.conf_int(0.5)[0], found.auc - stats.norm.ppf(0.75) * found.std_error)
+    assert found.auc + 2.0 * found.std_error > 1.0 > found.conf_int()[1] > found.auc
+    assert discrimination(np.array([[0.0, 3.0]]), np.array([[20.0, 0.0]])).conf_int() == (1.0, 1.0)
+
+
+def test_intervals_miss_on_both_sides():
+    """15 events among 300 rows: an interval symmetric about the AUC covers .915, and is too high in .07."""
+    rng, auc = np.random.default_rng(0), stats.norm.cdf(1.0 / np.sqrt(2.0))
+    limits = []
+    for _ in range(1000):
+        x, y = rng.normal(1.0, 1.0, 15), rng.normal(0.0, 1.0, 285)
+        events, others = (np.histogram(v, np.linspace(-5, 8, 400))[0] for v in (x, y))
+        limits.append(discrimination(events[None] * 1.0, others[None] * 1.0).conf_int())
+    low, high = np.transpose(limits)
+    assert np.mean(auc < low) < 0.055 and np.mean(auc > high) < 0.045
+    assert np.mean((low < auc) & (auc < high)) > 0.93
 
 
 def test_standard_error_is_the_published_one():
@@ -334,3 +350,13 @@ def test_cox_snell_of_a_linear_model_is_its_rsquared():
     fit = sm.OLS(X.sum(axis=1) + rng.normal(size=200), X).fit()
     llnull = sm.OLS(fit.model.endog, X[:, :1]).fit().llf
     assert_allclose(cox_snell(fit.llf, llnull, fit.nobs), fit.rsquared, rtol=1e-10)
+
+
+def test_rows_of_the_fit_are_named_as_such():
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"x": rng.normal(size=400), "site": np.tile(["A", "B"], 200)})
+    table["y"] = (rng.normal(size=400) < table["x"]).astype(int)
+    old, new = (fs.ClientPartition.from_frame(part, by="site") for part in (table[:200], table[200:]))
+    result = fs.GLORE.from_formula("y ~ x", old).fit()
+    assert "slope is 1 by construction" in result.evaluate().notes[0]
+    assert not result.evaluate(new).own_rows

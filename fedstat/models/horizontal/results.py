@@ -292,6 +292,8 @@ class RowsResults(CoefficientResults):
             partition,
             recalibrate=recalibrate,
         )
+        if self._model is not None and partition is self._model.partition:
+            evaluation = replace(evaluation, own_rows=True)
         # Kept, so that compare() and files can show it without asking the sites again.
         self._record = replace(self._record, auc=evaluation.auc if evaluation.binary else None)
         return evaluation

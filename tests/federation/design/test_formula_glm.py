@@ -311,3 +311,8 @@ def test_forged_text_is_refused_where_it_is_computed(
     with pytest.raises(FormulaError):
         build_response(table, f"cbind(days, {text})", ("days",), "Clinic")
     assert not canary.exists()
+
+
+def test_random_effects_are_referred_to_what_there_is():
+    with pytest.raises(FormulaError, match=r"no random effects. Write C\(site\).*heterogeneity"):
+        parse_pooled_formula("y ~ x + (1|site)", ["y", "x", "site"])

@@ -30,6 +30,10 @@ Term: TypeAlias = tuple[Expression, ...]
 TermSet: TypeAlias = dict[frozenset[str], Term]
 
 _OPERATORS = "allowed between terms are + - : * ^ and parentheses"
+_RANDOM_EFFECTS = (
+    "formulas have no random effects. Write C(site) for an intercept of each site, C(site):x for a slope of "
+    "each site, or fit the common model and see result.heterogeneity.random_effects()"
+)
 _TOKEN = re.compile(
     r"""\s*(?: (?P<quoted>`[^`]+`) | (?P<offset>offset\s*\() | (?P<call>[^\W\d][\w.]*\s*\()
              | (?P<name>[^\W\d][\w.]*) | (?P<number>\d+(?![\w.])) | (?P<operator>\*\*|[-+:*^().]) )""",
@@ -143,7 +147,8 @@ def _tokens(text: str) -> list[_Token]:
         match = _TOKEN.match(text, position)
         if match is None:
             rest = text[position:].lstrip()
-            raise refuse_formula(f"{rest[0]!r}", rest, _OPERATORS)
+            remedy = _RANDOM_EFFECTS if rest[0] == "|" else _OPERATORS
+            raise refuse_formula(f"{rest[0]!r}", rest, remedy)
         kind, token, position = str(match.lastgroup), match[0].lstrip(), match.end()
         if kind in ("call", "offset"):
             end = _closing(text, position)
