@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Generic, Self, TypeVar
 
@@ -15,8 +15,11 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.estimate import INTERCEPT, LedgerLike
 from fedstat.inference.likelihood import LRTest
 from fedstat.inference.plots import plot_convergence
+from fedstat.inference.summary import WIDTH, short_names
+from fedstat.inference.tables import Sheet
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.results import CoefficientResults, EstimateRecord
+from fedstat.models.vertical.joint_normal.fit import JointNormalFit, open_ranges
 from fedstat.models.vertical.layout import Layout, complete_at
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vertical.prediction.marginal_effects import FittedMean
@@ -28,6 +31,7 @@ from fedstat.models.vfem.outcome import (
     EntityCounts,
     SessionArtifacts,
     VFEMOutcome,
+    as_between,
     count_entities,
     make_estimate,
 )
@@ -37,6 +41,7 @@ from fedstat.models.vfem.prediction_protocol import (
     predict_linear,
 )
 from fedstat.models.vfem.prediction_results import MeanPredictions
+from fedstat.typing import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,14 +60,34 @@ class VFEMRecord(EstimateRecord):
     """The contents of results and of a saved file: no row-level values.
 
     `specs` state how each site's columns are coded, with means and knots of transforms. They are empty until
-    the sites have replied.
+    the sites have replied. `ranges` (2, 1 + P) are limits of the coefficients if the data leave open how
+    columns of two sites are correlated.
     """
 
     outcome: VFEMOutcome
     counts: EntityCounts
     response: ResponseSource
     has_offset: bool
+    ranges: Floats | None = None
     specs: Mapping[str, str] = field(default_factory=dict)
+
+
+def ranges_left_open(outcome: VFEMOutcome, held: SessionArtifacts) -> Floats | None:
+    """Return the ranges of coefficients with one likelihood, of a normal response with free covariances."""
+    fit = held.moments_fit
+    if not isinstance(fit, JointNormalFit) or outcome.fit.distribution != NORMAL:
+        return None
+    return open_ranges(fit) if as_between(outcome) == "free" else None
+
+
+def ranges_sheet(names: Sequence[str], ranges: Floats) -> Sheet:
+    """List the smallest and the largest value of each coefficient with the likelihood of the estimate."""
+    rows = tuple(
+        (str(name), *(f"{value:.4g}" for value in both))
+        for name, both in zip(short_names(list(names)), ranges.T, strict=True)
+    )
+    headers = ("Values that the data leave open, without sampling error", "lowest", "highest")
+    return Sheet(headers, rows, "lrr", (WIDTH - 26, 12, 12))
 
 
 class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
@@ -139,11 +164,46 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
             notes=(*role_notes(model._roles), *fit_notes(layout, outcome, held, counts, ledger)),
             response=ResponseSource(model.design.active, formula.response, formula.response_columns),
             has_offset="offset" in model._roles,
+            ranges=ranges_left_open(outcome, held),
         )
         return cls(record, ledger, held, model)
 
     def _link(self) -> DistributionSpec:
         return self._fit.distribution
+
+    # -- what the data leave open ----------------------------------------------------------------
+
+    def conf_int(self, alpha: float = 0.05) -> pd.DataFrame:
+        """Intervals of level ``1 - alpha``.
+
+        If two sites share too few entities for a covariance of their columns, an interval contains every
+        value that has the likelihood of the estimate, and the sampling error at both limits.
+
+        Returns
+        -------
+        DataFrame
+            Rows by name; column 0 the lower, column 1 the upper limit.
+        """
+        limits, ranges = super().conf_int(alpha), self._record.ranges
+        if ranges is not None:
+            low, high = np.minimum(ranges[0] - self.params, 0.0), np.maximum(ranges[1] - self.params, 0.0)
+            limits = pd.DataFrame({0: limits[0] + low, 1: limits[1] + high})
+        return limits
+
+    @property
+    def pvalues(self) -> pd.Series:
+        """Two-sided p-values of each coefficient being zero; the largest over values that are left open."""
+        ranges = self._record.ranges
+        if ranges is None:
+            return super().pvalues
+        nearest = np.clip(0.0, np.minimum(ranges[0], self.params), np.maximum(ranges[1], self.params))
+        return self._series(2.0 * self._test_distribution.sf(np.abs(nearest / self.bse.to_numpy())))
+
+    def _sheets(self, alpha: float = 0.05) -> Iterator[Sheet]:
+        for place, sheet in enumerate(super()._sheets(alpha)):
+            yield sheet
+            if place == 1 and self._record.ranges is not None:
+                yield ranges_sheet(self.estimate.names, self._record.ranges)
 
     # -- statements ------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 
 from fedstat.docstrings import inherits_params
-from fedstat.errors import ModelError
+from fedstat.errors import AssumptionWarning, ModelError, warn
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.models.checks import check_choice, check_integer, check_share, checks_arguments, kind_of
@@ -62,6 +62,17 @@ OPTIONS_OF_INIT = IterationOptions(tol_score=1e-4, tol_change=np.inf)
 move."""
 ITERATIVE_ALTERNATIVE = ", or fit with exchange='iterative', which releases values per entity"
 """Remedy of VFEM if too many entities are in missing patterns that are too small."""
+
+
+def warn_of_open_ranges(result: VFEMResults) -> None:
+    """Warn if the data do not determine the coefficients, which the banner of the summary states in full."""
+    if result._record.ranges is not None:
+        warn(
+            "the data do not determine all coefficients, because two sites share too few entities for a "
+            "covariance of their columns. Intervals and p-values contain all values that the data leave "
+            "open; see .sensitivity()",
+            AssumptionWarning,
+        )
 
 
 class VFEMRegression(VFEMModel):
@@ -191,6 +202,9 @@ class VFEMRegression(VFEMModel):
         -----
         ConvergenceWarning
             The iteration stopped before its tolerances.
+        AssumptionWarning
+            With between="independent", blocks are correlated. With between="free", two sites share too few
+            entities to determine all coefficients.
         DataWarning
             More than 5 % of the entities are in patterns that are too small to be released, and `max_moved`
             allows this.
@@ -265,6 +279,7 @@ class VFEMRegression(VFEMModel):
         held = SessionArtifacts(exchange=exchange, moments_fit=found)
         result = VFEMResults._of(self, layout, outcome, held, attempt.ledger)
         warn_unless_converged(result._fit)
+        warn_of_open_ranges(result)
         return result
 
     def _iterate(

@@ -313,9 +313,16 @@ def sensitivity(fit: JointNormalFit) -> pd.DataFrame:
     for pair in sparse_pairs(fit.moments):
         if pair.undetermined:
             sites = names[pair.first], names[pair.second]
-            each = zip(fit.moments.names, fit.beta, *extremes(fit, pair), strict=True)
+            each = zip(fit.moments.names, fit.beta, *extremes(fit, pair)[:, 1:], strict=True)
             rows += [(*sites, pair.n, *of_column) for of_column in each]
     return pd.DataFrame(rows, columns=SENSITIVITY_COLUMNS)
+
+
+def undetermined_names(fit: JointNormalFit) -> str:
+    """Name the pairs of sites whose covariance the data do not determine; empty if there are none."""
+    names = [name.replace("'", "") for name in fit.moments.unit_names]
+    pairs = [pair for pair in sparse_pairs(fit.moments) if pair.undetermined]
+    return "; ".join(f"{names[pair.first]} and {names[pair.second]}" for pair in pairs)
 
 
 def sparse_notes(fit: JointNormalFit, errors: Floats | None) -> Iterator[Note]:
@@ -339,8 +346,8 @@ def sparse_notes(fit: JointNormalFit, errors: Floats | None) -> Iterator[Note]:
             yield Note(
                 "not_identified",
                 f"NOT IDENTIFIED: too few entities have records at both {one['first']} and {one['second']} "
-                f"to determine all coefficients, among them {one['term']}; standard errors and tests do not "
-                "account for this",
+                f"to determine all coefficients, among them {one['term']}; intervals and p-values of the "
+                "table contain what the data leave open, standard errors and other tests do not",
                 "critical",
             )
     yield Note("sparse_pairs", text, "warning")
@@ -375,6 +382,13 @@ def joint_assumptions(linear: JointNormalFit) -> Iterator[Note]:
     except (EstimationError, NotAvailableError):
         pass
     if sparse := name_sparse(linear.moments):
+        if named := undetermined_names(linear):
+            yield Note(
+                "not_identified",
+                f"NOT IDENTIFIED: too few entities have records at both {named}; coefficients, standard "
+                "errors and tests assume that these sites are independent given all other columns",
+                "critical",
+            )
         yield Note("sparse_pairs", sparse)
 
 

@@ -323,6 +323,66 @@ def test_two_sites_that_share_no_entity_are_named_with_how_much_hangs_on_it(apar
     assert table.set_index("term").loc["tax0"].pipe(lambda row: row["low"] < 0.6 < row["high"])
 
 
+def test_an_interval_contains_what_the_data_leave_open(apart, tmp_path):
+    """A has all entities, B and C share none: the normal interval around the estimate covers no slope."""
+
+    def fitted(seed):
+        rng = np.random.default_rng(seed)
+        n, at = 600, np.arange(600)
+        x, z = rng.normal(size=(2, n))
+        w = 0.6 * z + 0.8 * rng.normal(size=n)
+        y = 1.0 + x + 0.5 * z + 0.5 * w + rng.normal(size=n)
+        frames = {
+            "A": pd.DataFrame({"id": at, "y": y, "x": x}),
+            "B": pd.DataFrame({"id": at[:300], "z": z[:300]}),
+            "C": pd.DataFrame({"id": at[300:], "w": w[300:]}),
+        }
+        model = fs.VFEMRegression.from_formula("y ~ .", fs.ClientPartition.from_frames(frames, on="id"))
+        with pytest.warns(AssumptionWarning, match="do not determine all coefficients"):
+            return model.fit()
+
+    results = [fitted(seed) for seed in range(6)]
+    truth = pd.Series({"Intercept": 1.0, "x": 1.0, "z": 0.5, "w": 0.5})
+    for result in results:
+        limits = result.conf_int()
+        assert (limits[0] < truth).all() and (truth < limits[1]).all()
+        alone = result.params["z"] - 2.0 * result.bse["z"]
+        assert alone > truth["z"]
+    result = results[0]
+    # The limits are those of the sensitivity analysis and the normal quantile.
+    table = result.sensitivity().set_index("term")
+    half = stats.norm.isf(0.025) * result.bse
+    np.testing.assert_allclose(limits_of(result, table.index)[0], table["low"] - half[table.index])
+    np.testing.assert_allclose(limits_of(result, table.index)[1], table["high"] + half[table.index])
+    # A test of zero agrees with the interval: zero is excluded if all values of the range are far from it.
+    excluded = (result.conf_int()[0] > 0.0) | (result.conf_int()[1] < 0.0)
+    assert ((result.pvalues < 0.05) == excluded).all() and not excluded["x"]
+    text = str(result.summary())
+    assert text.startswith("*** NOT IDENTIFIED") and "Values that the data leave open" in text
+    result.save(tmp_path / "open.fed")
+    pd.testing.assert_frame_equal(fs.load(tmp_path / "open.fed").conf_int(), result.conf_int())
+
+
+def limits_of(result, names):
+    limits = result.conf_int().loc[names]
+    return limits[0], limits[1]
+
+
+def test_a_refusal_names_sites_that_share_no_entity():
+    rng = np.random.default_rng(1)
+    n, at = 600, np.arange(600)
+    z = rng.normal(size=n)
+    w = 0.6 * z + 0.8 * rng.normal(size=n)
+    frames = {
+        "A": pd.DataFrame({"id": at, "y": z + w + rng.normal(size=n), "x": rng.normal(size=n)}),
+        "B": pd.DataFrame({"id": at[:300], "z": z[:300]}),
+        "C": pd.DataFrame({"id": at[300:], "w": w[300:]}),
+    }
+    model = fs.VFEMRegression.from_formula("y ~ .", fs.ClientPartition.from_frames(frames, on="id"))
+    with pytest.raises(EstimationError, match=r"'B' and 'C' 0.*contradict"):
+        model.fit()
+
+
 def test_extremes_have_the_likelihood_of_the_fit():
     """One column a side: the smallest and largest coefficient over all covariances of the same likelihood."""
     rng = np.random.default_rng(3)
@@ -332,7 +392,7 @@ def test_extremes_have_the_likelihood_of_the_fit():
     moments = moments_of_arrays(X, y, [1, 1, 1])
     fit = fit_joint_normal(moments, edges_between(moments, "free"))
     (pair,) = sparse_pairs(moments)
-    low, high = extremes(fit, pair)
+    low, high = extremes(fit, pair)[:, 1:]
     scale, cov = fit.moments.scale, fit.point.cov
     best = joint_normal_likelihood(fit.moments, fit.point.mean, cov)
     rest, pair_at = [0, 3], [1, 2]

@@ -461,7 +461,11 @@ def line_search_joint_normal(
             pass
         step /= 2.0
     if point.s2 < NEARLY_VANISHING:
-        raise EstimationError(f"{vanishing_variance_message(moments)}, or fit with between='independent'")
+        named = [pair for pair in sparse_pairs(moments) if pair.undetermined]
+        apart = f". {name_sparse(moments)} The data contradict this independence here" if named else ""
+        raise EstimationError(
+            f"{vanishing_variance_message(moments)}, or fit with between='independent'{apart}"
+        )
     raise EstimationError(not_determined(moments, point.Q))
 
 
@@ -655,30 +659,51 @@ def fit_joint_model(
 
 
 def extremes(fit: JointNormalFit, pair: SparsePair) -> Floats:
-    """Coefficients (2, P), in the units of the data, at two limits of what the data do not determine.
+    """Intercept and coefficients (2, 1 + P), in the units of the data, at the limits of what is left open.
 
-    For each coefficient, M moves through the spectral ball along its steepest direction. With one column on
+    For each of them, M moves through the spectral ball along its steepest direction. With one column on
     either side, these are the smallest and the largest value among all models with this likelihood.
     """
     first, second = (fit.moments.units[u] for u in (pair.first, pair.second))
     joint, shape = PartialCovariance(fit.point.cov, first, second), (len(first), len(second))
-    at = joint.moved(np.zeros(shape))
+    scale = fit.moments.scale[-1] / fit.moments.scale[:-1]
+    # The intercept is a - mu'beta, and the means do not depend on M.
+    units = np.vstack([-fit.mu * scale, np.diag(scale)])
+    origin = np.append(fit.a, np.zeros(len(scale)))
+
+    def moved(M: Floats) -> Floats:
+        return np.asarray(origin + units @ joint.moved(M))
+
+    at = moved(np.zeros(shape))
     slopes = np.empty((len(at), *shape))
     for cell in np.ndindex(*shape):
         M = np.zeros(shape)
         M[cell] = SMALL_MOVE
-        slopes[(slice(None), *cell)] = (joint.moved(M) - at) / SMALL_MOVE
+        slopes[(slice(None), *cell)] = (moved(M) - at) / SMALL_MOVE
     out = np.empty((2, len(at)))
     for c, slope in enumerate(slopes):
         left, _, right = np.linalg.svd(slope, full_matrices=False)
         # Coefficients need not be monotone, and all change fastest near the limits.
         along = [
-            joint.moved(r * left @ right)[c]
+            moved(r * left @ right)[c]
             for r in MAX_PARTIAL_CORRELATION * np.cos(np.linspace(0.0, np.pi, GRID_POINTS))
         ]
         out[:, c] = min(along), max(along)
-    scale = fit.moments.scale
-    return np.asarray(out * scale[-1] / scale[:-1])
+    return out
+
+
+def open_ranges(fit: JointNormalFit) -> Floats | None:
+    """Lower and upper limits (2, 1 + P) of intercept and coefficients over what all pairs leave open.
+
+    None if the data determine every covariance. With several pairs, distances from the estimate are added.
+    """
+    pairs = [pair for pair in sparse_pairs(fit.moments) if pair.undetermined]
+    if not pairs:
+        return None
+    limits = np.array([extremes(fit, pair) for pair in pairs]) - fit.params
+    return np.asarray(
+        fit.params + np.array([limits[:, 0].clip(max=0.0), limits[:, 1].clip(min=0.0)]).sum(axis=1)
+    )
 
 
 class PartialCovariance:
