@@ -14,6 +14,7 @@ INSTALLED: dict[str, tuple[str, ...]] = {
     "copula": ("CopulaSynthesizer", "Bounds", "asinh", "log"),
     "copula_glm": ("PrivateCopulaGLM",),
     "m2sem": ("M2SEM",),
+    "impute": ("impute",),
 }
 """Folders that add steps to ``fedstat.federation.disclosure.site.FAMILIES``, and their public classes.
 

@@ -99,7 +99,8 @@ def networks():
 
 def over_columns():
     binary = fs.VFEMGLM.from_formula("NPGR > 0 ~ ROA + CI", columns(), family=families.Binomial())
-    return [fs.VFEMRegression.from_formula("NPGR ~ ROA + CI", columns()).fit(), binary.fit()]
+    imputations = fs.impute(columns(), "NPGR ~ ROA + CI", m=2)
+    return [fs.VFEMRegression.from_formula("NPGR ~ ROA + CI", columns()).fit(), binary.fit(), imputations]
 
 
 MAKERS = (over_rows, over_columns, vertical, boosted, networks, clusters, copulas, analyses)

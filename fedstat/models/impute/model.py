@@ -1,0 +1,95 @@
+"""Multiple imputation: the function that users call."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from fedstat.errors import ModelError
+from fedstat.federation.partition.partition import ClientPartition
+from fedstat.models.checks import check_integer
+from fedstat.models.impute.draws import PatternSums, impute_sums
+from fedstat.models.impute.results import Imputations
+from fedstat.models.vertical.moments import PatternMoments
+from fedstat.models.vfem.model import VFEMRegression
+
+
+def impute(
+    partition: ClientPartition,
+    formula: str,
+    *,
+    m: int = 20,
+    seed: int | None = None,
+    missing: Literal["raise", "drop"] = "raise",
+) -> Imputations:
+    """Impute missing blocks and values several times, from sums alone.
+
+    The sites release what :meth:`fedstat.VFEMRegression.fit` releases: sums of products of columns by missing
+    pattern. The coordinator draws the parameters of the joint normal model of all columns and, given these,
+    the sums of the completed data (data augmentation). The draw is exact, because the sums of the completed
+    data depend on the observed values only through the sums by pattern. No value is drawn for a single
+    entity, and nothing else leaves a site.
+
+    Parameters
+    ----------
+    partition : ClientPartition
+        In the vertical layout.
+    formula : str
+        The columns to impute jointly: ``"y ~ a + b"``. The response is observed for all entities. Include
+        the columns of the later regressions, and columns that predict the missing values or their
+        missingness.
+    m : int
+        Number of imputations.
+    seed : int, optional
+        Seed of the draws.
+    missing : {"raise", "drop"}
+        Entities without a response: an error, or left out.
+
+    Returns
+    -------
+    Imputations
+        ``regress()`` gives pooled regressions of any column on others.
+
+    Raises
+    ------
+    ModelError
+        The sites have different rows.
+    EstimationError
+        Too few entities have both of two columns, or columns are collinear.
+    PolicyError
+        A site refuses a release.
+
+    References
+    ----------
+    Tanner, M. and Wong, W. (1987). The calculation of posterior distributions by data augmentation. Journal
+    of the American Statistical Association 82, 528-540.
+    Schafer, J. (1997). Analysis of Incomplete Multivariate Data, section 5.4. Chapman and Hall.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frames(fs.datasets.load_sme(), on="enterprise_id")
+    >>> imputations = fs.impute(partition, "NPGR ~ ROA + CI + LP", m=10, seed=1)
+    >>> imputations.regress().params.index.tolist()
+    ['Intercept', 'ROA', 'CI', 'LP']
+    """
+    check_integer("m", m, 2)
+    if partition.layout != "vertical":
+        raise ModelError(
+            "impute: the sites have different rows. Each site can impute its own rows, for example with "
+            "scikit-learn; fs.pool() pools the fits"
+        )
+    fit = VFEMRegression.from_formula(formula, partition, missing=missing).fit(cov_type="none")
+    assert fit.exchange is not None
+    patterns = sums_of(fit.exchange.moments, str(fit.model.endog_names))
+    drawn, correlation = impute_sums(patterns, m, np.random.default_rng(seed))
+    critical = [note for note in fit._summary_notes() if note.severity != "info"]
+    return Imputations(patterns, drawn, correlation, fit.ledger, critical)
+
+
+def sums_of(moments: PatternMoments, response: str) -> PatternSums:
+    """Take the sums of an exchange, with the response, which every entity has, as the last column."""
+    held = moments.standardized()
+    seen = np.column_stack([held.seen, np.ones(len(held.n), dtype=bool)])
+    return PatternSums((*held.names, response), seen, held.grams, held.center, held.scale)
