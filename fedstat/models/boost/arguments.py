@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -80,6 +81,26 @@ def given_offset(offset: object, points: Floats, *, functional: bool) -> Floats 
             f"offset: expected 'mean', 'smooth', a number, or numbers at the {G} points of the response"
         )
     return np.broadcast_to(values, (G,)).copy()
+
+
+PERSON = re.compile(r"(?:.*[_. ])?(?:id|subject|person|patient|participant|pid)(?:[_. ]?(?:id|no|nr))?", re.I)
+"""What columns are called that name persons."""
+
+
+def split_folds(folds: Any) -> tuple[Any, str]:
+    """Return the number of folds, "site" or None, and the column whose rows are in one fold, or ""."""
+    if isinstance(folds, tuple):
+        if len(folds) != 2 or not isinstance(folds[0], str):
+            raise ModelError(
+                f"folds: expected a column and a number such as ('subject', 5), received {folds!r}"
+            )
+        return folds[1], folds[0]
+    return (FOLDS, folds) if isinstance(folds, str) and folds != "site" else (folds, "")
+
+
+def looks_like_person(columns: Sequence[str]) -> str:
+    """Return the first column whose name is that of a person's number, or "" if there is none."""
+    return next((name for name in columns if PERSON.fullmatch(name)), "")
 
 
 def check_site_folds(masked: bool | None, n_sites: int, masks_wanted: bool) -> bool:

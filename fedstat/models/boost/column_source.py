@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from fedstat.errors import DataWarning, warn
+from fedstat.errors import DataWarning, ModelError, warn
 from fedstat.federation.design.coding import BlockSpec
 from fedstat.federation.design.horizontal_design import RowsAgreement, SiteRowCounts
 from fedstat.federation.design.site_rows import RowsRequest
@@ -92,6 +92,11 @@ class ColumnSource(MomentSource, VerticalModel):
     def checked(self, options: BoostOptions) -> tuple[int, float]:
         """Check the options, and the number of entities by fold."""
         checked = super().checked(options)
+        if isinstance(options.folds, str | tuple):
+            raise ModelError(
+                "folds: where sites hold different columns each entity has one row, and folds are of "
+                f"entities; expected a number, received {options.folds!r}"
+            )
         check_integer("folds", self._n_folds(options), 2 if options.select == "cv" else 1)
         self._check_size(self._n_folds(options))
         return checked

@@ -20,7 +20,7 @@ from fedstat.models.boost.private.public_curves import PublicCurve
 from fedstat.models.boost.private_source import PrivateSource
 from fedstat.models.boost.results import BoostResults, LocalBoosts
 from fedstat.models.boost.row_source import RowSource
-from fedstat.models.boost.source import BoostOptions, MomentSource, Select
+from fedstat.models.boost.source import BoostOptions, Folds, MomentSource, Select
 from fedstat.models.checks import check_layout, checks_arguments
 from fedstat.models.explain import DryRunPlan, Explainable
 from fedstat.models.run import Call, FitAttempt, run_fit
@@ -146,6 +146,8 @@ class FedFunctionBoost(Explainable):
         missing : {"drop", "raise"}
             Rows that lack a value of the model, and rows with an unknown stretch of a curve longer than a
             tenth of its domain, are left out and counted, or raise an error.
+        labels : sequence of str, optional
+            Horizontal: columns that ``fit(folds=...)`` may use, such as a person's number.
         coordinator : str, optional
             Vertical: the site of the coordinator, or ``"apart"``.
         epsilon : float, optional
@@ -197,7 +199,7 @@ class FedFunctionBoost(Explainable):
         steps: int | None = None,
         learning_rate: float | None = None,
         select: Select = None,
-        folds: int | Literal["site"] | None = None,
+        folds: Folds = None,
         offset: Literal["mean", "smooth"] | float | Sequence[float] | Floats = "mean",
         every: int | None = None,
         aggregation: Aggregation = "exact",
@@ -219,11 +221,14 @@ class FedFunctionBoost(Explainable):
             corrected Akaike criterion, as in mboost. The latter treats the points of a curve as independent,
             and takes too many steps if errors are correlated along it. By default all steps are taken. All
             methods use sums that are released in the same round.
-        folds : int or "site", optional
+        folds : int, "site", column or (column, int), optional
             Number of folds, drawn at random within every site; by default ten with ``select="cv"``, and one
             otherwise, which means no folds. Folds also make :meth:`BoostResults.stability` available. With
             "site" each site is a fold, so that the loss is that at a site which took no part; masks are then
-            impossible, since each site's sums are used.
+            impossible, since each site's sums are used. With a column of the model's `labels`, such as
+            "subject", rows with the same value are in one fold; ten folds, or as many as in
+            ``("subject", 5)``. Use it if several rows belong to one person: with folds of rows, a person is
+            on both sides, and too many steps are chosen.
         offset : {"mean", "smooth"}, float or sequence of float
             Curve from which boosting starts: the mean of the response at each point, this mean smoothed along
             the basis `time`, or a given number or curve (G,). For a family it is on the scale of the link; a

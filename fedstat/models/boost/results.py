@@ -14,6 +14,7 @@ from fedstat.errors import ModelError, NotAvailableError
 from fedstat.inference.estimate import Estimate, LedgerLike
 from fedstat.inference.summary import CoefficientBlock, Note, Report
 from fedstat.inference.tables import Sheet
+from fedstat.models.boost.arguments import looks_like_person
 from fedstat.models.boost.explain import masking_sentence, traced_columns, tracing_sentence
 from fedstat.models.boost.learning.boosting import (
     NO_SQUARES,
@@ -46,7 +47,7 @@ from fedstat.models.boost.report.plots import (
     draw_surface,
 )
 from fedstat.models.boost.report.prediction import compared, predict_boosted, scores
-from fedstat.models.boost.report.record import BlocksBasis, BoostRecord, PublicBasis
+from fedstat.models.boost.report.record import BlocksBasis, BoostRecord, PublicBasis, repeated_rows
 from fedstat.models.boost.report.refit import GIVEN, HALVES, SELECTED, SurfaceFit, fit_surfaces
 from fedstat.models.checks import check_choice, check_integer
 from fedstat.models.horizontal.results import RowsBasis
@@ -189,6 +190,7 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
         select: str | None = None,
         *,
         masked: bool = False,
+        together: str = "",
         ledger: LedgerLike,
     ) -> Self:
         """Make results of a fit; `source` is the source of moments."""
@@ -196,7 +198,12 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
         declared = {name: curve.declared for name, curve in held.items()}
         grids = {name: curve.shown for name, curve in held.items()}
         t = source._points
-        record = BoostRecord(basis, source.boost, boosting, t, declared, grids, steps, select, masked)
+        # Sites with different columns have one row for each entity.
+        horizontal = isinstance(basis, RowsBasis) and not isinstance(basis, BlocksBasis)
+        person = looks_like_person(source.partition.pooled_columns) if horizontal else ""
+        record = BoostRecord(
+            basis, source.boost, boosting, t, declared, grids, steps, select, masked, together, person
+        )
         result = cls(record, ledger)
         # A constant response must raise an error in the fit, not at the first use of its results.
         _ = result._followed
@@ -639,7 +646,8 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
             ]
         how_sites = AVERAGED.get(self._boosting.aggregation)
         moments = self._boosting.moments
-        how = {"cv": f"cross-validation, {moments.folds} folds", "aicc": "AICc"}
+        of_groups = f" of '{self._record.together}'" * bool(self._record.together)
+        how = {"cv": f"cross-validation, {moments.folds} folds{of_groups}", "aicc": "AICc"}
         return [
             *rows,
             taken,
@@ -674,6 +682,8 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
         yield Note("no_covariance", f"No standard errors, tests and intervals: {self._no_error}.")
         if self._at_border:
             yield Note("more_steps", f"{BORDER.format(self.mstop, self._record.select)}.", "warning")
+        if moments.folds > 1 and (repeated := repeated_rows(self._record)):
+            yield Note("repeated_rows", repeated, "warning")
         if self._record.select == "aicc" and self._boosting.design.time is not None:
             yield Note(
                 "correlated_errors",

@@ -34,6 +34,7 @@ from fedstat.models.boost.arguments import (
     given_offset,
     plain_formula,
     published_range,
+    split_folds,
 )
 from fedstat.models.boost.explain import (
     BASELINE_ROUNDS,
@@ -67,7 +68,6 @@ from fedstat.models.boost.results import BoostResults, LocalBoosts
 from fedstat.models.boost.source import BoostOptions, MomentSource
 from fedstat.models.boost.steps import FAMILY
 from fedstat.models.checks import (
-    check_choice,
     check_integer,
     check_masked,
 )
@@ -87,7 +87,7 @@ class RowSource(MomentSource, HorizontalModel):
 
     model_name: ClassVar[str] = "Federated functional boosting"
     where = "where sites hold different rows"
-    settings = ("time", "penalty", "family", "loss", "delta", "q", "missing")
+    settings = ("time", "penalty", "family", "loss", "delta", "q", "missing", "labels")
     options = tuple(one.name for one in fields(BoostOptions))
     selects = ("cv", "aicc", None)
 
@@ -103,6 +103,7 @@ class RowSource(MomentSource, HorizontalModel):
         delta: float | None = None,
         q: float | None = None,
         missing: MissingRule = "drop",
+        labels: Sequence[str] = (),
     ) -> None:
         self.loss, distribution = loss_of(family, loss, delta, q)
         self.boost, self.curves = boost, common_curves(partition)
@@ -112,7 +113,11 @@ class RowSource(MomentSource, HorizontalModel):
         self._uneven = boost.functional and measured_differently(list(self._responses.values()))
         check_points(self.learners, partition.curves)
         super().__init__(
-            plain_formula(boost, partition), partition, family=distribution.make(), missing=missing
+            plain_formula(boost, partition),
+            partition,
+            family=distribution.make(),
+            missing=missing,
+            labels=labels,
         )
         terms = coded_names(self.agreement).term_names
         check_coded(self.learners, {term: terms.count(term) for term in terms}, self._has_levels)
@@ -129,7 +134,12 @@ class RowSource(MomentSource, HorizontalModel):
         weighted = bands(self.time) if self._uneven and self.time is not None else 0
         n = {row.site: float(row.n) for row in self.agreement.sites}
         plan = plan_scores(
-            self.loss, len(n), steps=steps, every=options.every, folds=options.folds, select=options.select
+            self.loss,
+            len(n),
+            steps=steps,
+            every=options.every,
+            folds=split_folds(options.folds)[0],
+            select=options.select,
         )
         scores, along = plan.n_scores if self.loss else 0, coefficients_along(self.learners)
         columns = traced_columns(self.starts[-1], self._n_along, weighted, scores, along)
@@ -154,11 +164,17 @@ class RowSource(MomentSource, HorizontalModel):
     def boosted(self, attempt: FitAttempt, options: BoostOptions) -> BoostResults | LocalBoosts:
         """Request the sums in one round, or exchange scores, and compute the path."""
         steps, learning_rate = self.checked(options)
-        select, folds, offset, masked = options.select, options.folds, options.offset, options.masked
+        select, offset, masked = options.select, options.offset, options.masked
+        folds, together = split_folds(options.folds)
+        if together and together not in self.question.labels:
+            raise ModelError(
+                f"folds: expected a number, 'site' or a column of the model's labels, received {together!r}; "
+                f"name the column in two places: from_formula(..., labels=[{together!r}]) and "
+                f"fit(folds={together!r})"
+            )
         aggregation, exact = options.aggregation, options.aggregation == "exact"
         by_site = isinstance(folds, str)
         if by_site:
-            check_choice("folds", folds, ("site",))
             masked = check_site_folds(masked, len(self.sites), self._masks_wanted)
         folds = (FOLDS if select == "cv" else 1) if folds is None else folds
         own_folds = 1 if isinstance(folds, str) else folds  # to which a site assigns its rows
@@ -181,7 +197,9 @@ class RowSource(MomentSource, HorizontalModel):
         check_loss(self.loss, select, self.learners, uneven=self._uneven)
         masked = exact and check_masked(masked, len(self.sites), self._masks_wanted)
         reported = None if given is None or not self._uneven else (tuple(self._points), tuple(given))
-        request = CurveSumsRequest(self.learners, self.time, int(own_folds), int(seed), reported, self.loss)
+        request = CurveSumsRequest(
+            self.learners, self.time, int(own_folds), int(seed), reported, self.loss, together
+        )
         starts, design, basis = self.starts, self._design, self._basis
         plan = plan_scores(self.loss, len(self.sites), steps=steps, every=every, folds=folds, select=select)
         self._check_size(starts[-1] + 1 + coefficients_along(self.learners), int(own_folds), masked)
@@ -195,7 +213,9 @@ class RowSource(MomentSource, HorizontalModel):
             with open_line("step", plan.steps) as line:
                 rounds = ScoreRounds(session, request, self.loss, plan, empty, line)
                 scored = attempt.run(rounds.run(), session.masked_sites)
-            return BoostResults._of(self, rows, scored, steps, select, masked=masked, ledger=attempt.ledger)
+            return BoostResults._of(
+                self, rows, scored, steps, select, masked=masked, together=together, ledger=attempt.ledger
+            )
         if exact:
             taking: FitProtocol[tuple[Moments, VaryingMoments | None]]
             if varying_of(self.learners):
@@ -208,7 +228,9 @@ class RowSource(MomentSource, HorizontalModel):
             boosting = Boosting(
                 moments, design, basis, learning_rate, smooth_offset=smooth, given=given, varying=varying
             )
-            return BoostResults._of(self, rows, boosting, steps, select, masked=masked, ledger=attempt.ledger)
+            return BoostResults._of(
+                self, rows, boosting, steps, select, masked=masked, together=together, ledger=attempt.ledger
+            )
         own = attempt.run(take_own_moments(session, request), session.masked_sites)
         found = site_boostings(own, design, basis, learning_rate, aggregation, self.sites)
         fits = {
@@ -273,8 +295,12 @@ class RowSource(MomentSource, HorizontalModel):
     def _question(self, offset: str | None, labels: Sequence[str], complete: Sequence[str]) -> RowsRequest:
         response = self.boost.response if self.boost.functional else ""
         (terms,) = self.formula.sites
+        if isinstance(labels, str):
+            raise ModelError(f"labels: expected a list of columns, received a text; write [{labels!r}]")
         for name in (*self.formula.response_columns, *terms.columns):
             self._check_held("formula", name)
+        for name in labels:
+            self._check_held("labels", name)
         return RowsRequest(
             "" if response else self.formula.response,
             self.formula.response_columns,
@@ -282,6 +308,7 @@ class RowSource(MomentSource, HorizontalModel):
             terms.columns,
             curves=self.boost.curves,
             curve_response=response,
+            labels=tuple(dict.fromkeys(labels)),
         )
 
     def _invent_sites(self, plan: DryRunPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:

@@ -30,6 +30,7 @@ from fedstat.models.run import FitAttempt, is_same
 from fedstat.typing import Floats
 
 Select: TypeAlias = Literal["cv", "aicc"] | None
+Folds: TypeAlias = int | str | tuple[str, int] | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +40,7 @@ class BoostOptions:
     steps: int | None = None
     learning_rate: float | None = None
     select: Select = None
-    folds: int | Literal["site"] | None = None
+    folds: Folds = None
     offset: Literal["mean", "smooth"] | float | Sequence[float] | Floats = "mean"
     every: int | None = None
     aggregation: Aggregation = "exact"

@@ -144,7 +144,7 @@ def _sum_by_fold(
     made = LearnerColumns(data, rows_of(state), request, uneven)
     n = state.entities
     made.hold(n)
-    fold = deal(n, request, data.name)
+    fold = deal(n, request, data.name, _together(data, made.opened, request))
     declare_summed_columns(state, made, fold)
     sums: dict[str, Array] = {}
     first = 0
@@ -170,8 +170,32 @@ def _sum_along(made: LearnerColumns, fold: Ints) -> dict[str, Array]:
     return sums
 
 
-def deal(n: int, request: CurveSumsRequest, site: str) -> Ints:
-    """Return the fold of each row, (n,), drawn from the seed and the name of the site."""
+def _together(data: SiteData, opened: OpenRows, request: CurveSumsRequest) -> Ints | None:
+    """Return the group of each row, (n,), by the column whose rows share a fold; None for none."""
+    if not request.together:
+        return None
+    if request.together not in opened.question.labels:
+        raise MessageError(f"{data.name}: the model did not open column '{request.together}' as a label")
+    found = pd.concat([rows.frame[request.together] for rows, _ in opened.chunks()])
+    code = np.asarray(pd.factorize(found)[0], dtype=np.int64)
+    if not len(opened.used):  # a dry run has a few synthetic labels
+        return None
+    if code.max() + 1 < request.folds:
+        raise DesignError(
+            f"{data.name}: column '{request.together}' has fewer than {request.folds} different values, so "
+            f"some folds would be empty. Use fewer folds: folds=('{request.together}', 2)"
+        )
+    return code
+
+
+def deal(n: int, request: CurveSumsRequest, site: str, together: Ints | None = None) -> Ints:
+    """Return the fold of each row, (n,), drawn from the seed and the name of the site.
+
+    Rows of one group of `together` (n,) are in one fold.
+    """
+    if together is not None:
+        groups = int(together.max()) + 1
+        return deal(groups, request, site)[together]
     own = int.from_bytes(hashlib.sha256(site.encode()).digest()[:8], "big")
     random = np.random.default_rng([request.seed, own])
     return np.asarray(random.permutation(np.arange(n) % request.folds), dtype=np.int64)
@@ -393,7 +417,8 @@ def start_scores(data: SiteData, state: State, text: str) -> tuple[dict[str, Arr
         raise MessageError(f"{data.name}: scores need a loss other than squares")
     opened, n = rows_of(state), state.entities
     state.report(smooth_request(request.learners), *_jumps(opened, request.loss))
-    made, fold = LearnerColumns(data, opened, request), deal(n, request, data.name)
+    made = LearnerColumns(data, opened, request)
+    fold = deal(n, request, data.name, _together(data, opened, request))
     made.hold(n)
     declare_summed_columns(state, made, fold)
     sums: dict[str, Array] = {}

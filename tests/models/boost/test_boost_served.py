@@ -50,6 +50,9 @@ def test_the_same_fit_to_the_bit_as_in_one_process(home):
     np.testing.assert_array_equal(theirs.coef, ours.coef)
     assert theirs.ledger.bytes == ours.ledger.bytes
     assert fs.verify_receipt(theirs.receipt(), there.fingerprints).ok
+    models = [fs.FedFunctionBoost.from_formula("mean ~ age", one, labels=["g"]) for one in (there, here)]
+    theirs, ours = (model.fit(steps=20, select="cv", folds=("g", 2)) for model in models)
+    np.testing.assert_array_equal(theirs.cv, ours.cv)
 
 
 def test_sites_that_declare_another_domain_are_not_connected(tmp_path):

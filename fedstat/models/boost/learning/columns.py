@@ -30,7 +30,8 @@ from fedstat.typing import Floats
 class CurveSumsRequest:
     """What a site sums: learners, the basis along the response (None for a number), folds and their seed.
 
-    With a `loss` that is no square scores follow. An `offset`, points and values, is taken off a response
+    Rows with the same value in column `together` are in one fold. With a `loss` that is no square scores
+    follow. An `offset`, points and values, is taken off a response
     whose curves have points of their own.
     """
 
@@ -40,6 +41,7 @@ class CurveSumsRequest:
     seed: int
     offset: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     loss: LossSpec | None = None
+    together: str = ""
 
     def check(self) -> None:
         """Require an intercept first."""

@@ -84,7 +84,8 @@ class BoostRecord:
     """What a file of results holds: the sums over all sites, from which the rest follows.
 
     `basis` is what the provider of moments keeps; `curves` is how a table holds the curves, `grids` are their
-    points, `t` those of the response.
+    points, `t` those of the response. Rows with the same value of `together` are in one fold; `person` is a
+    column of the tables whose name is that of a person's number.
     """
 
     basis: BlocksBasis | PublicBasis | RowsBasis
@@ -96,3 +97,17 @@ class BoostRecord:
     steps: int
     select: str | None
     masked: bool
+    together: str = ""
+    person: str = ""
+
+
+def repeated_rows(record: BoostRecord) -> str:
+    """Warn that folds separate rows of a person, if a column looks like a person's number; or ""."""
+    name = record.person
+    if not name or record.together:
+        return ""
+    return (
+        f"Folds separate rows, and column '{name}' looks like a person's number. If persons have several "
+        "rows, too many steps are chosen. Keep the rows of a person in one fold by "
+        f"from_formula(..., labels=['{name}']) and fit(folds='{name}')."
+    )
