@@ -32,7 +32,7 @@ class PatternMoments:
     the data with the response last; they are zero where x is missing. Raises ModelError if shapes do not fit
     together, a scale is not positive, or a sum is not finite. `shape` (P,), if known, is the mean of z |z| of
     each column over the entities that have it, z its deviation from their mean in standard deviations; or
-    nan.
+    nan. `response_shape` has that of the response, and its mean of |z|.
     """
 
     sites: tuple[str, ...]
@@ -44,6 +44,7 @@ class PatternMoments:
     center: Floats
     scale: Floats
     shape: Floats | None = None
+    response_shape: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         P, K, G = sum(self.sizes), len(self.sizes), len(self.n)

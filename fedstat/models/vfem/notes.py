@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from itertools import chain
+from itertools import chain, compress
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 
 from fedstat.errors import EstimationError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
@@ -34,7 +35,7 @@ from fedstat.models.vertical.joint_normal.fit import (
     sparse_pairs,
 )
 from fedstat.models.vertical.layout import Layout, missing_by_column
-from fedstat.models.vfem.corrections import correction_notes
+from fedstat.models.vfem.corrections import DIFFERENCE_LEVEL, correction_notes, response_by_pattern
 from fedstat.models.vfem.covariance.from_moments import moments_covariance
 from fedstat.models.vfem.covariance.information import PsiCovariance
 from fedstat.models.vfem.iteration.site_state import NORMAL
@@ -439,6 +440,55 @@ def joint_notes(layout: Layout, exchange: PatternExchange, ledger: Ledger, *, ma
 
 
 # ----------------------------------------------------------------------------------------------------
+# The alarm on a response that is far from normal, where missingness goes with it.
+
+SYMMETRY_SD, TAILS_SD = np.sqrt(3.0 - 8.0 / np.pi), np.sqrt(1.0 - 3.0 / np.pi)
+"""Standard deviations, times root n, of the means of z |z| and |z| of a standardized normal sample."""
+NORMAL_TAILS = np.sqrt(2.0 / np.pi)
+"""Mean of |z| of a normal z; it is smaller under long tails (Geary 1935)."""
+SHAPE_LEVEL = 0.005
+"""P-value below which each of the two tests rejects: together, in 1 % of normal samples."""
+LEAST_ASYMMETRY, LEAST_TAILS = 0.06, 0.012
+"""Deviations that matter in large samples: those of skewness .25, and of excess kurtosis .35."""
+
+
+def response_alarm(outcome: VFEMOutcome, held: SessionArtifacts) -> Iterator[Note]:
+    """Warn if the response is skewed or has long tails, and missingness depends on it."""
+    fit = held.moments_fit
+    if outcome.method != "vfem" or not is_normal(outcome) or fit is None:
+        return
+    found, n = fit.moments.response_shape, fit.moments.n.sum()
+    if found is None or fit.moments.seen.all() or response_by_pattern(fit.moments) >= DIFFERENCE_LEVEL:
+        return
+    asymmetry, tails = found[0], NORMAL_TAILS - found[1]
+    limit = stats.norm.isf(SHAPE_LEVEL / 2.0) / np.sqrt(n)
+    skewed = abs(asymmetry) > max(limit * SYMMETRY_SD, LEAST_ASYMMETRY)
+    long = tails > max(limit * TAILS_SD, LEAST_TAILS)
+    what = " and ".join(compress(("is skewed", "has longer tails than a normal one"), (skewed, long)))
+    if not what:
+        return
+    yield Note(
+        "response_not_normal",
+        f"RESPONSE NOT NORMAL: it {what}, and missingness depends on it; coefficients may be wrong by "
+        f"several standard errors. {RESPONSE_REMEDY}",
+        "critical",
+    )
+    yield Note(
+        "response_shape",
+        f"The response {what}: the mean of z |z| is {asymmetry:.3f} (normal: 0), and that of |z| is "
+        f"{found[1]:.3f} (normal: .798), with z the standardized response. It differs between missing "
+        "patterns, so maximum likelihood relies on the shape of the normal distribution. In simulations "
+        "with exponential errors, intervals of nominal 95 % covered 48 % (slope of missingness 1.2 per "
+        "standard deviation of the response) and 78 % (.4 per standard deviation); with t errors of 5 "
+        "degrees of freedom, 92 %.",
+        "warning",
+    )
+
+
+RESPONSE_REMEDY = "Model a transformed response, such as its logarithm, if its effects are multiplicative"
+
+
+# ----------------------------------------------------------------------------------------------------
 # Texts below a VFEM summary: assumptions, accuracy, and what the exchange reveals.
 
 BASELINES = {
@@ -534,6 +584,7 @@ def fit_notes(
         *count_notes(outcome.method, counts, conditioned=bool(layout.has)),
         *missing_notes(layout),
         *reused_pattern_notes(layout),
+        *response_alarm(outcome, held),
         *_assumptions(outcome, held),
         *([] if outcome.correction == "small-sample" else _small_sample(layout, outcome)),
         *correction_notes(outcome.correction, held.moments_fit if outcome.method == "vfem" else None),

@@ -128,11 +128,14 @@ def exchange_patterns(
         center=np.append(units.shift, units.mean),
         scale=np.append(units.scale, units.sd),
         shape=units.shape,
+        response_shape=units.response_shape,
     )
     numbers, smallest = count_numbers(layout, seen), int(np.bincount(code, minlength=len(seen)).min())
     if units.shape is not None:
         for site, size in zip(layout.sites, layout.sizes, strict=True):
             numbers[site] += size
+    if units.response_shape is not None:
+        numbers[layout.active] += len(units.response_shape)
     return PatternExchange(
         moments, plan, grams.dealers, released, numbers, smallest, cost, columns=columns, lost=lost
     )

@@ -34,7 +34,8 @@ class ColumnScales:
     """Means and standard deviations of columns, (p,), and of the response.
 
     `constant` is the part of the log-likelihood per entity that does not depend on coefficients; `shape` (p,)
-    is the mean of z |z| of standardized columns, if the family requests it.
+    is the mean of z |z| of standardized columns, and `response_shape` that of the response and its mean of
+    |z|, if the family requests them.
     """
 
     shift: Floats
@@ -43,6 +44,7 @@ class ColumnScales:
     sd: float
     constant: float
     shape: Floats | None = None
+    response_shape: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,9 +74,10 @@ def standardize_columns(
         )
     ]
     shift, scale, *shape = np.concatenate([reply.arrays["units"] for reply in replies[:-1]], axis=1)
-    mean, sd, constant = replies[-1].arrays["moments"].tolist()
+    mean, sd, constant, *of_response = replies[-1].arrays["moments"].tolist()
     reported = np.where(shape[0] == UNRELEASED, np.nan, shape[0]) if shape else None
-    return ColumnScales(shift, scale, mean, sd, constant, reported)
+    known = of_response and UNRELEASED not in of_response
+    return ColumnScales(shift, scale, mean, sd, constant, reported, tuple(of_response) if known else None)
 
 
 def _stage_request(layout: Layout, site: str, product_session: SecureProductSession) -> Request:

@@ -141,6 +141,10 @@ CONSTANT = 1e-12
 """Standard deviation, relative to the mean, below which a column counts as constant."""
 UNRELEASED = 2.0
 """Placeholder for the shape of a column (at most one) if it is not reported."""
+BALANCED = 0.2**0.5
+"""Largest shape of a column of two values that counts as balanced, of skewness one: the rarer has 28 %."""
+TWO_VALUED = 0.02
+"""Distance in standard deviations within which values count as equal, larger than any dither."""
 EMPTY_GROUPS = 1024
 """Groups that a request may name for any number of rows: a site may have no rows in most of them."""
 
@@ -347,7 +351,23 @@ def signed_squares(staged: StandardizedBlock) -> Floats:
         return np.full(staged.X.shape[1], UNRELEASED)
     Z = staged.X[staged.held]
     squares = Z * np.abs(Z)
-    return np.asarray(squares.sum(axis=0) / staged.counts if len(staged.alike) else squares.mean(axis=0))
+    shapes = squares.sum(axis=0) / staged.counts if len(staged.alike) else squares.mean(axis=0)
+    # The normal model serves columns of two values well unless one of these is rare.
+    there = np.ones(Z.shape, dtype=bool) if staged.seen is None else staged.seen
+    low, high = np.where(there, Z, np.inf).min(axis=0), np.where(there, Z, -np.inf).max(axis=0)
+    between = there & (Z - low > TWO_VALUED) & (high - Z > TWO_VALUED)
+    return np.where(between.any(axis=0) | (np.abs(shapes) > BALANCED), shapes, UNRELEASED)
+
+
+def response_shape(response: StandardizedResponse) -> list[float]:
+    """Mean of z |z| and of |z| of the response, by which a test compares it with a normal distribution.
+
+    As for columns, no row has more weight than in the standard deviation, and those of few values have none.
+    """
+    if not all(one.alone for one in response.detail.leveled):
+        return [UNRELEASED, UNRELEASED]
+    z = response.standardized
+    return [float(np.mean(z * np.abs(z))), float(np.mean(np.abs(z)))]
 
 
 def check_seen(name: str, X: Floats, seen: Bools | None) -> None:

@@ -54,6 +54,7 @@ from fedstat.models.vertical.exchange.standardized_columns import (
     detail_of,
     dithered,
     require_groups,
+    response_shape,
     signed_squares,
     spread,
     staged_block,
@@ -157,7 +158,7 @@ def stage_response(
     """Select the rows of a fit (rows,); release mean and standard deviation of the response, and a constant.
 
     `text` is its distribution in JSON; the constant is the part of the log-likelihood per entity that does
-    not depend on coefficients: ``moments`` (3,).
+    not depend on coefficients: ``moments`` (3,); with `shapes` also the shape of a normal response, (5,).
     """
     opened = response_of(state)
     check_lengths(data.name, keep=(keep, len(opened)))
@@ -173,7 +174,9 @@ def stage_response(
         staged.case = weights[keep] / weights[keep].mean()
     state.report(SummedColumns(y[:, None]))
     state.keep("staged response", staged, len(y))
-    return {"moments": np.array([y.mean(), y.std(), rules.constant(distribution, y) / len(y)])}, ""
+    shape = response_shape(staged) if rules.shapes and distribution.name == "Gaussian" else []
+    constant = rules.constant(distribution, y) / len(y)
+    return {"moments": np.array([y.mean(), y.std(), constant, *shape])}, ""
 
 
 def moved_response(data: SiteData, opened: Floats) -> Floats:
@@ -454,7 +457,7 @@ def exchange_steps(rules: ExchangeRules) -> Mapping[str, Step]:
     units = aggregate(f"{what} of the columns", 2, behind=ENTITY_FACTS)
     weights = per_entity("weights of the entities", optional=True, weighs="weights")
     taken = {"keep": INCLUDED, "seen": SEEN, **({"weights": weights} if rules.weighted else {}), **filled}
-    moments = aggregate("mean and standard deviation of the response, a constant", behind=ENTITY_FACTS)
+    moments = aggregate("mean, standard deviation and shape of the response, a constant", behind=ENTITY_FACTS)
     grouped = {"code": CODE, "groups": GROUPS}
     return {
         "stage_block": Step(partial(stage_block, rules), taken, {"units": units}),
