@@ -528,8 +528,9 @@ class ClientPartition(PartitionViews):
         partial : {"condition", "drop", "error", "mean"}
             Treatment in a design of an entity whose columns are only partly filled at a site: use the
             existing values, treat the entity as missing there, refuse it, or fill in the site's means.
-            :class:`VFEMRegression` can "condition" on any set of columns with sums that are exchanged once;
-            other fits treat such entities as "drop" does, and warn.
+            :class:`VFEMRegression` with sums that are exchanged once, and :class:`VFEMGLM` with
+            ``between="free"``, can "condition" on any set of columns; other fits treat such entities as
+            "drop" does, and warn.
         min_count : int
             Fewest entities of a category level in a design.
         policy : Policy or path, optional

@@ -142,6 +142,11 @@ class Layout:
         return self._patterns[0]
 
     @property
+    def seen_at(self) -> Bools:
+        """Return at which sites some of the columns are observed in which pattern: (G, K)."""
+        return self.units.any_of(~self.missing)
+
+    @property
     def code(self) -> Ints:
         """Missing pattern of each entity: (n,)."""
         return self._patterns[1]

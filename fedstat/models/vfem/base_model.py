@@ -260,7 +260,7 @@ class VFEMModel(VerticalModel):
     def _fit_by_iteration(
         self, attempt: FitAttempt, wanted: IterativeOptions, results: type[Results]
     ) -> Results:
-        layout = self._begin(wanted.method)
+        layout = self._begin(wanted.method, partly=wanted.small is not None)
         reporter = Progress(wanted.options)
         protocol = self._iterate(wanted, layout, reporter)
         try:

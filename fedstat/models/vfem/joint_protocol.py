@@ -16,7 +16,7 @@ from fedstat.federation.disclosure.row_checks import MIN_ENTITIES_PER_EQUATION
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.running_sums import ColumnOpening
 from fedstat.federation.protocols.secure_products import ProductOperand
-from fedstat.models.vertical.exchange.patterns import PatternExchange
+from fedstat.models.vertical.exchange.patterns import PatternExchange, value_names
 from fedstat.models.vertical.exchange.protocol import dealing_sites
 from fedstat.models.vertical.joint_normal.fit import (
     FreeParameters,
@@ -94,22 +94,35 @@ class JointIteration(QuasiNewtonIteration):
     joint: JointPoint = field(init=False)
     sums: ResponseSums = field(init=False)
     largest: float = field(init=False)
-    bears: str = ""
+    limit: str = ""
     factor: tuple[Floats, Floats] = field(init=False)
     weighing: Floats = field(init=False)
 
     def __post_init__(self) -> None:
-        moments = reorder_patterns(
-            self.exchange.moments, np.repeat(~self.layout.missing, self.layout.sizes, axis=1)
-        )
+        moments = reorder_patterns(self.exchange.moments, ~self.layout.missing[:, self.layout.unit])
         self.moves = all_effects(edges_between(moments, "free"))
         self.linear = fit_joint_normal(moments, self.moves.edges)
         self.alone_moments = columns_alone(self.linear.moments)
         # The disclosure checks at the sites refuse more rounds than this; their decision is final.
-        bears = int(moments.n[moments.seen.any(axis=1)].min()) // MIN_ENTITIES_PER_EQUATION
-        if bears < self.options.maxiter:
-            self.options = replace(self.options, maxiter=bears)
-            self.bears = f"the smallest missing pattern bears {bears} rounds"
+        some = np.flatnonzero(moments.seen.any(axis=1))
+        smallest = int(some[moments.n[some].argmin()])
+        entities = int(moments.n[smallest])
+        most = entities // MIN_ENTITIES_PER_EQUATION
+        if most < self.options.maxiter:
+            lacks = dict.fromkeys(
+                what
+                for what, seen in zip(value_names(self.layout), moments.seen[smallest], strict=True)
+                if not seen
+            )
+            self.options = replace(self.options, maxiter=most)
+            self.limit = (
+                f"the smallest missing pattern has {entities} entities"
+                f"{' without ' + ', '.join(lacks) if lacks else ''}, which allows {most} iterations"
+            )
+            self.remedy = (
+                f"{'leave out ' + ' or '.join(lacks) + ', or ' if lacks else ''}make the partition with "
+                f"min_count={2 * entities}, which merges this pattern with another one"
+            )
         n, sd = moments.nobs, float(self.linear.moments.scale[-1])
         own = self.linear.log_likelihood + n * np.log(sd)
         # Without an effect, the models of the columns and of the response (with variance one) are separate.
@@ -222,8 +235,8 @@ class JointIteration(QuasiNewtonIteration):
             at.change if self.trace else np.inf,
             "quasi-Newton" if self.trace else "start",
         )
-        if self.bears and not self.converged and len(self.trace) == self.options.maxiter:
-            self.converged, self.reason = self.trace[-1].score <= NEAR, self.bears
+        if self.limit and not self.converged and len(self.trace) == self.options.maxiter:
+            self.converged, self.reason = self.trace[-1].score <= NEAR, self.limit
 
     def _sums(self) -> FitProtocol[ResponseSums]:
         """Request from every site the sums of its columns with L_m by pattern."""
@@ -291,6 +304,7 @@ class JointIteration(QuasiNewtonIteration):
             trace=tuple(self.trace),
             converged=self.converged,
             reason=self.reason,
+            remedy=self.remedy,
             distribution=self.distribution,
             null=float(self.null),
             joint=NormalModel(
@@ -407,7 +421,7 @@ def released_to_sites(iteration: JointIteration) -> Bools:
     would reveal as much.
     """
     lay = iteration.layout
-    each: Bools = (~lay.missing).sum(axis=1) > 1
+    each: Bools = lay.seen_at.sum(axis=1) > 1
     squares = {one.columns.partition(" ")[2] for one in iteration.openings if is_squares(one.columns)}
     for one in iteration.openings:
         number = one.columns.partition(" ")[2]
@@ -418,7 +432,7 @@ def released_to_sites(iteration: JointIteration) -> Bools:
 
 def multiply_weighted(iteration: JointIteration, out: Floats) -> FitProtocol[None]:
     """Enter products of two sites' weighted columns by pattern above the diagonal."""
-    lay, seen = iteration.layout, ~iteration.layout.missing
+    lay, seen = iteration.layout, iteration.layout.seen_at
     together, places = seen.sum(axis=1) > 1, lay.places(1)
     sides = []
     for k, rows in lay.rows.items():

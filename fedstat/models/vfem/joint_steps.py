@@ -76,6 +76,7 @@ def block_by_pattern(data: SiteData, state: State, code: Ints, patterns: int) ->
     require_groups(data.name, code, patterns, 1 + block.X.shape[1], block.X.shape[1])
     if code.min() < 0:
         raise MessageError(f"{data.name}: array 'code' names a pattern that does not exist")
+    block.require_alike(data.name, code)
     return block
 
 

@@ -328,7 +328,8 @@ class VFEMGLM(VFEMModel):
     The observed-data likelihood is therefore an integral over one dimension. Estimates maximize the joint
     likelihood of response and columns over all parameters, including those of the distribution of the
     columns. They are valid if missingness depends on observed values only (MAR), including the response. If
-    nothing is missing, they are the estimates of the generalized linear model.
+    nothing is missing, they are the estimates of the generalized linear model. With ``between="free"``, an
+    entity that has only some of a site's columns takes part with these columns.
 
     Make one with :meth:`from_formula`.
 
@@ -360,6 +361,7 @@ class VFEMGLM(VFEMModel):
     """
 
     _plan = VFEMGLMPlan
+    _conditions = True
 
     def _check_distribution(self) -> None:
         if self.distribution == NORMAL:

@@ -203,6 +203,6 @@ def warn_unless_converged(fit: VFEMFit) -> None:
     if not fit.converged:
         warn(
             f"VFEM did not converge: {fit.reason} ({len(fit.trace)} iterations, relative score "
-            f"{fit.trace[-1].score:.1e}); raise maxiter or loosen the tolerances",
+            f"{fit.trace[-1].score:.1e}); {fit.remedy}",
             ConvergenceWarning,
         )

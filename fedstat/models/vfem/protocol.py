@@ -93,7 +93,7 @@ def fit_joint(
     """Fit a response that is not normal, with columns that are correlated between sites."""
     exchange = yield from exchange_patterns(layout, small, product_session)
     code = exchange.plan.target[layout.code]
-    iteration = make(layout.narrowed(code >= 0, exchange.released), exchange)
+    iteration = make(layout.narrowed(code >= 0, exchange.released, exchange.columns or None), exchange)
     fit = yield from maximize(iteration)
     fitted = {}
     for name, values in (yield from request_fitted(iteration, "glm_fitted", product_session.at)).items():

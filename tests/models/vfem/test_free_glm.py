@@ -7,10 +7,11 @@ from joint_oracle import PooledJoint, correlated
 from statsmodels.tools.numdiff import approx_fprime_cs, approx_hess_cs
 
 import fedstat as fs
-from fedstat.errors import DataWarning, EstimationError, ModelError, NotAvailableError
+from fedstat.errors import ConvergenceWarning, DataWarning, EstimationError, ModelError, NotAvailableError
 from fedstat.kernels.glm.quadrature import BY_M, BY_MM, BY_MV, BY_V, BY_VV, LOG, LOGIT, marginal_likelihood
 from fedstat.models.vertical.joint_normal.fit import JointNormalPoint, without_effects
 from fedstat.models.vertical.moments import PatternMoments
+from fedstat.models.vfem import joint_protocol
 from fedstat.models.vfem.joint_likelihood import (
     ResponseSums,
     columns_alone,
@@ -265,3 +266,17 @@ def test_arguments_that_belong_to_the_publication():
         make(study, "Logit").fit(cross_products="sketch")
     with pytest.raises(ModelError, match="between: expected"):
         make(study, "Logit", between="none")
+
+
+def test_a_pattern_that_allows_too_few_iterations_is_named_with_its_remedy(monkeypatch):
+    """The disclosure checks allow an iteration for every two entities of the smallest pattern."""
+    monkeypatch.setattr(joint_protocol, "MIN_ENTITIES_PER_EQUATION", 30)
+    study = correlated(3, 900)
+    partition = study.partition()
+    model = fs.VFEMGLM.from_formula("y ~ .", partition, family=FAMILIES["Logit"])
+    with pytest.warns(ConvergenceWarning, match=r"without B, which allows \d iterations") as caught:
+        result = model.fit(cov_type="none")
+    smallest = int(result._held.exchange.moments.n.min())
+    text = next(str(one.message) for one in caught if one.category is ConvergenceWarning)
+    assert f"leave out B, or make the partition with min_count={2 * smallest}" in text
+    assert "maxiter" not in text and len(result._fit.trace) == smallest // 30

@@ -8,13 +8,16 @@ import numpy as np
 import pandas as pd
 import pytest
 import statsmodels.api as sm
+from joint_oracle import PooledJoint, correlated
 from oracle import ITERATIVE, Study, packed
+from test_free_glm import all_parameters
 from test_free_model import draw, moments_of
 
 import fedstat as fs
-from fedstat.errors import DataWarning, DesignError
+from fedstat.errors import DataWarning, DesignError, MessageError
 from fedstat.models.vertical.joint_normal.fit import fit_joint_model
 from fedstat.models.vertical.pattern_merging import ColumnUnits, PatternRule, plan_merges
+from fedstat.models.vfem.joint_protocol import JointIteration
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.AssumptionWarning")
 
@@ -55,7 +58,7 @@ def test_the_summary_names_missing_values_by_column(study, result):
 
 def as_used(study, result):
     """The pooled table without the values that count as missing since small patterns are merged."""
-    table, design, exchange = study.table.copy(), result.model.design, result.exchange
+    table, design, exchange = study.table.copy(), result.model.design, result._held.exchange
     for block in design.blocks:
         rows = design.entities[block.rows]
         gone = np.repeat(~exchange.released[block.site][:, None], len(block.names), axis=1)
@@ -185,11 +188,73 @@ def test_fits_that_cannot_condition_say_what_they_set_aside():
         dropped = model(study, "independent", "drop").fit(**packed(**ITERATIVE))
     np.testing.assert_allclose(iterative.params, dropped.params, rtol=1e-6)
     study.table["y"] = (study.table["y"] > study.table["y"].median()).astype(float)
-    for make in (fs.VFEMGLM, fs.VerticalGLM):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            make.from_formula("y ~ .", partition_of(study), family=sm.families.Binomial())
-        assert any("does not condition on a part of a block" in str(one.message) for one in caught)
+    binomial = sm.families.Binomial()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fs.VerticalGLM.from_formula("y ~ .", partition_of(study), family=binomial)
+    assert any("does not condition on a part of a block" in str(one.message) for one in caught)
+    apart = fs.VFEMGLM.from_formula("y ~ .", partition_of(study), family=binomial, between="independent")
+    with pytest.warns(DataWarning, match="does not condition on a part of a block"):
+        apart.fit(cov_type="none")
+
+
+# ---- a response that is not normal ---------------------------------------------------------------
+
+
+def other_response(link):
+    """Binary responses or counts; records are missing at random, and single cells also."""
+    study = correlated(3, 1_200, sizes=(2, 1, 2), shares=(0.0, 0.4, 0.5), count=link == "Log")
+    rng = np.random.default_rng(5)
+    for name in study.covariates:
+        study.table.loc[rng.random(1_200) < 0.06, name] = np.nan
+    family = {"Logit": sm.families.Binomial(), "Log": sm.families.Poisson()}[link]
+    return study, fs.VFEMGLM.from_formula("y ~ .", partition_of(study), family=family)
+
+
+@pytest.mark.parametrize("link", ["Logit", "Log"])
+def test_another_response_has_the_maximum_of_the_pooled_likelihood(link):
+    """Oracle: entity by entity, with the covariance of all columns and a quadrature rule in numpy."""
+    study, model = other_response(link)
+    with pytest.warns(DataWarning, match="count as missing in"):
+        result = model.fit()
+    used = as_used(study, result).table
+    if result._held.exchange.plan.left_out:
+        used = used[used[study.covariates].notna().any(axis=1)]
+    oracle = PooledJoint(used["y"], used[oracle_names(study, result)], link)
+    theta = all_parameters(result, oracle)
+    information = oracle.information(theta)
+    assert result.converged and result._held.exchange.columns
+    assert np.abs(oracle.score(theta) / np.sqrt(np.diag(information))).max() < 1e-6
+    np.testing.assert_allclose(result.bse, oracle.bse(theta), rtol=1e-5)
+    assert "The fit conditions on the columns that they have" in " ".join(result.notes)
+    everything = PooledJoint(study.table["y"], study.table[oracle_names(study, result)], link)
+    order = result.model.partition.entities
+    np.testing.assert_allclose(
+        result.get_prediction().predicted_mean.loc[order], everything.mean(theta)[order], rtol=1e-6
+    )
+
+
+def oracle_names(study, result):
+    return [name for site in result.names for name in study.columns[site]]
+
+
+@pytest.mark.parametrize("step", ["joint_predict", "joint_score", "joint_information"])
+def test_a_site_refuses_patterns_whose_rows_have_different_columns(step, monkeypatch):
+    """One row with other columns in a pattern: a sum of a column would be over this row."""
+    _, model = other_response("Logit")
+    request = JointIteration.request
+
+    def mixed(self, site, name, text="", **arrays):
+        if name == step and site == "A":
+            has, code = self.layout.has["A"], np.array(arrays["code"])
+            other = np.flatnonzero((has != has[0]).any(axis=1))[0]
+            code[other] = code[0]
+            arrays["code"] = code
+        return request(self, site, name, text, **arrays)
+
+    monkeypatch.setattr(JointIteration, "request", mixed)
+    with pytest.raises(MessageError, match="have different columns"):
+        model.fit()
 
 
 # ---- small patterns ------------------------------------------------------------------------------

@@ -189,10 +189,7 @@ class StandardizedBlock:
         """
         held = np.where(self.held, code, -1)
         if len(self.alike):
-            here = held >= 0
-            kinds = np.unique(np.column_stack([held[here], self.alike[here]]), axis=0)
-            if len(kinds) > len(np.unique(held[here])):
-                raise MessageError("rows of a pattern or fold have different columns")
+            check_alike("", held, self.alike)
         summed = newly_summed(self.X, held, self.groups_judged)
         return GroupSums(held, columns, times, weights, self.detail, self.other_columns.counts, summed)
 
@@ -236,6 +233,15 @@ class StandardizedResponse:
     def standardized(self) -> Floats:
         """Mean 0, mean square 1."""
         return np.asarray((self.y - self.mean) / self.sd)
+
+
+def check_alike(name: str, code: Ints, alike: Ints) -> None:
+    """Require one number in `alike` (n,) for the rows of each group, (n,); -1 is no group."""
+    here = code >= 0
+    kinds = np.unique(np.column_stack([code[here], alike[here]]), axis=0)
+    if len(kinds) > len(np.unique(code[here])):
+        prefix = f"{name}: " if name else ""
+        raise MessageError(f"{prefix}rows of a pattern or fold have different columns")
 
 
 def by_case(case: Floats | None, n: int) -> Floats:

@@ -173,7 +173,7 @@ class QuasiNewtonIteration(IterationState):
 
     def alone(self, site: str) -> Bools:
         """Return which patterns have this site's columns and no others: (G,)."""
-        seen = ~self.layout.missing
+        seen = self.layout.seen_at
         return np.asarray(seen[:, self.layout.sites.index(site)] & (seen.sum(axis=1) == 1))
 
     def start(self) -> FitProtocol[None]:

@@ -47,6 +47,7 @@ from fedstat.models.vfem.iteration.site_state import (
     BLOCK_OPENING,
     BLOCK_STATE_ITEM,
     MOST_STEPS_KEPT,
+    PARTS,
     RESPONSE_OPENING,
     BlockParameters,
     BlockState,
@@ -398,9 +399,16 @@ def _inner(what: str) -> ArrayDeclaration:
     return control(what, 2, maskable=True)
 
 
-@step(FAMILY, takes={**BLOCK_OPENING, "memory": control("steps that are remembered", 0)})
+@step(FAMILY, takes={**BLOCK_OPENING, **PARTS, "memory": control("steps that are remembered", 0)})
 def glm_start(
-    data: SiteData, state: State, keep: Bools, rows: Ints, n: Array, filled: Array, memory: Array
+    data: SiteData,
+    state: State,
+    keep: Bools,
+    rows: Ints,
+    n: Array,
+    filled: Array,
+    memory: Array,
+    seen: Bools | None = None,
 ) -> dict[str, Array]:
     """Standardize the block and begin at coefficients of zero; nothing is released.
 
@@ -408,7 +416,7 @@ def glm_start(
     """
     if not 1 <= int(memory) <= MOST_STEPS_KEPT:
         raise MessageError(f"{data.name}: expected 1 to {MOST_STEPS_KEPT} remembered steps")
-    block = stage_block_state(data, state, keep, rows, int(n), bool(filled), memory=0)
+    block = stage_block_state(data, state, keep, rows, int(n), bool(filled), memory=0, seen=seen)
     check_allocation(data.name, int(n), block.X.size)
     block.padded = True
     first = block.first_point()
@@ -580,6 +588,7 @@ def columns_opened(data: SiteData, state: State, which: str, only: Ints) -> tupl
     X = block.X
     check_positions(data.name, only, len(X))
     X = X[only]
+    block.require_alike(data.name, np.where(np.isin(np.arange(block.n_seen), only), 0, -1))
     parts = [np.ones((len(X), 1)), X]
     kind = which.partition(" ")[0]
     if kind == SQUARES:

@@ -19,7 +19,11 @@ from fedstat.kernels.glm.distributions import DISTRIBUTIONS, DistributionSpec
 from fedstat.kernels.glm.negative_binomial import marginal_counts
 from fedstat.kernels.glm.quadrature import BY_M, BY_MM, LOG_P, marginal_likelihood
 from fedstat.kernels.row_products import column_sums, gram
-from fedstat.models.vertical.exchange.standardized_columns import StandardizedBlock, standardize_block
+from fedstat.models.vertical.exchange.standardized_columns import (
+    StandardizedBlock,
+    check_alike,
+    standardize_block,
+)
 from fedstat.models.vertical.exchange.steps import INCLUDED
 from fedstat.models.vertical.moments import COLLINEAR
 from fedstat.typing import Array, Bools, Floats, Ints
@@ -142,7 +146,8 @@ class BlockState:
     Its standardized columns X (n_k, p) of the entities it has, at positions `rows` among the n of the fit,
     ascending; `shift` and `scale` (p,) are their means and standard deviations in the units of the data.
     `padded`: row-level values are sent for all n entities, zero where the site lacks them. `table_rows`
-    (n_k,) are the rows of the site's table, -1 for those imputed with their mean.
+    (n_k,) are the rows of the site's table, -1 for those imputed with their mean. If entities take part with
+    some of the columns, the others are zero, and `alike` (n_k,) numbers the rows' sets of columns.
     """
 
     X: Floats
@@ -169,6 +174,7 @@ class BlockState:
     s2_reference: float = 1.0
     staged: dict[str, Array] = field(default_factory=dict)
     table_rows: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    alike: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @property
     def block(self) -> BlockState:
@@ -197,6 +203,14 @@ class BlockState:
         first = np.zeros_like(mean) if beta is None else beta
         return BlockParameters(first, mean, self.S2 / self.n_seen - np.outer(mean, mean))
 
+    def require_alike(self, name: str, code: Ints) -> None:
+        """Require that rows of a group, (n_k,), have the same columns.
+
+        A sum of a column that only few rows of a group have would be over these few.
+        """
+        if len(self.alike):
+            check_alike(name, code, self.alike)
+
     def weights(self, values: Floats, what: str) -> ExternalWeights:
         """Report weights of its own rows, (rows,), to the checks; weights of imputed rows hide nothing."""
         return ExternalWeights(values[self.held], what)
@@ -221,23 +235,32 @@ BLOCK_OPENING: Mapping[str, ArrayDeclaration] = {
     "n": control("number of entities", 0),
     "filled": control("whether missing blocks count as their mean", 0),
 }
+PARTS = {"seen": presence("which columns count as observed in each row", 2, optional=True)}
+"""Further array if entities take part with some of a site's columns."""
 """Start of a fit at a site: the rows of its block that take part, and their positions."""
 
 
 def stage_block_state(
-    data: SiteData, state: State, keep: Bools, rows: Ints, n: int, filled: bool, memory: int
+    data: SiteData,
+    state: State,
+    keep: Bools,
+    rows: Ints,
+    n: int,
+    filled: bool,
+    memory: int,
+    seen: Bools | None = None,
 ) -> BlockState:
     """Standardize the rows of a fit, `keep` (n_seen,) of the opened block, at positions `rows` (n_k,) of n.
 
     `filled`: missing entities are mean-imputed (the "impute" baseline), and the site counts as having all of
-    them.
+    them. `seen` (n_k, p) states which columns count as observed in these rows; the default is all.
     """
     check_lengths(data.name, rows=(rows, int(np.count_nonzero(keep))))
     check_positions(data.name, rows, n)
     check_allocation(data.name, n, n)
     if not 0 <= memory <= MOST_STEPS_KEPT:
         raise MessageError(f"{data.name}: expected at most {MOST_STEPS_KEPT} remembered steps")
-    staged = standardize_block(data, state, keep, rows if filled else None, n)
+    staged = standardize_block(data, state, keep, rows if filled else None, n, seen)
     check_collinear(data.name, block_of(state).spec.names, staged.X, len(rows))
     site = summarize(staged, np.arange(n) if filled else rows, n, memory)
     # With imputation, the block has as many rows as the fit, but only the site's own rows count.
@@ -263,6 +286,7 @@ def summarize(staged: StandardizedBlock, rows: Ints, n: int, memory: int) -> Blo
         log_det=log_det,
         memory=memory,
         table_rows=staged.table_rows,
+        alike=staged.alike,
     )
 
 

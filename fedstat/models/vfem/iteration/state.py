@@ -236,6 +236,9 @@ class NormalModel:
     between: Between = "free"
 
 
+RAISE_LIMITS = "raise maxiter or loosen the tolerances"
+
+
 @dataclass(frozen=True, slots=True)
 class VFEMFit:
     """Maximum likelihood estimates, in the units of the data.
@@ -243,10 +246,10 @@ class VFEMFit:
     a is the mean of the linear predictor, beta0 + sum_k mu_k'beta_k; s2 the residual variance, 1 if the
     response is not normal; beta, mu (p_k,) and t = beta_k'Sigma_k beta_k are by site. `response_moments` (2,)
     are mean and variance of a normal response, `null` the log-likelihood of the intercept alone for another
-    one. `reason` states why the iteration ended. `joint` is the joint normal model of columns and response if
-    blocks are not independent between sites, or if entities have parts of them. `estimates_alpha`: alpha of a
-    negative binomial distribution was estimated. `dispersion` of counts has Pearson's statistic per entity,
-    and its standard error.
+    one. `reason` states why the iteration ended, `remedy` what to do if it did not converge. `joint` is the
+    joint normal model of columns and response if blocks are not independent between sites, or if entities
+    have parts of them. `estimates_alpha`: alpha of a negative binomial distribution was estimated.
+    `dispersion` of counts has Pearson's statistic per entity, and its standard error.
     """
 
     a: float
@@ -264,6 +267,7 @@ class VFEMFit:
     joint: NormalModel | None = None
     estimates_alpha: bool = False
     dispersion: tuple[float, float] | None = None
+    remedy: str = RAISE_LIMITS
 
     @property
     def beta0(self) -> float:
@@ -352,6 +356,7 @@ class IterationState:
     began: float = field(default_factory=time.perf_counter)
     converged: bool = False
     reason: str = "the largest number of iterations was reached"
+    remedy: str = RAISE_LIMITS
 
     def start(self) -> FitProtocol[None]:
         """Open the fit at every site, with its first point."""
@@ -390,7 +395,8 @@ class IterationState:
     def opening(self, site: str) -> dict[str, Any]:
         """Send a site which rows of its block take part, and their positions."""
         lay = self.layout
-        return {"keep": lay.keep[site], "rows": lay.kept[site], "n": lay.n, "filled": lay.filled}
+        parts = {"seen": lay.has[site]} if site in lay.has else {}
+        return {"keep": lay.keep[site], "rows": lay.kept[site], "n": lay.n, "filled": lay.filled, **parts}
 
     def request_estimates(self, step: str) -> FitProtocol[dict[str, Mapping[str, Array]]]:
         """Request the estimates from every site."""
@@ -406,6 +412,7 @@ class IterationState:
             trace=tuple(self.trace),
             converged=self.converged,
             reason=self.reason,
+            remedy=self.remedy,
             **own,
         )
 
