@@ -31,6 +31,8 @@ from fedstat.typing import Array, Bools, Floats, Ints
 
 GAIN, CHANGE = 0.005, 1e-3
 """A mixture has converged if a round gains less than this, and no posterior changes by more."""
+AGREE = 0.95
+"""Smallest share of entities in the same clusters for a start to count as one that reached the best."""
 ALIKE = 0.01
 """Largest share of entities that may be in other clusters in two mixtures that count as one."""
 NEAR = 0.1
@@ -94,7 +96,8 @@ class MixtureState:
 
     `slot` names it at the sites, and `source` the mixture that it continues. `trace` has the penalized
     log-likelihood after every round; `change` is the largest change of a posterior in the latest one. `half`
-    (N,) are the entities with positive weight, all if it is None.
+    (N,) are the entities with positive weight, all if it is None. `starts` counts the starts with these
+    clusters, and all of them.
     """
 
     clusters: int
@@ -118,6 +121,7 @@ class MixtureState:
     change: float = np.inf
     emptied: list[str] = field(default_factory=list)
     failed: str = ""
+    starts: tuple[int, int] = (1, 1)
 
     @property
     def penalized(self) -> float:
@@ -187,8 +191,12 @@ class MixtureState:
 
 def same_clusters(a: MixtureState, b: MixtureState) -> bool:
     """Whether two mixtures have the same clusters, in any order."""
-    overlap = np.sort(hard_assignment(a.r).T @ hard_assignment(b.r), axis=1)[:, -1].sum()
-    return bool(overlap >= (1.0 - ALIKE) * len(a.r)) and abs(a.penalized - b.penalized) < 1.0
+    return overlap(a.r, b.r) >= 1.0 - ALIKE and abs(a.penalized - b.penalized) < 1.0
+
+
+def overlap(a: Floats, b: Floats) -> float:
+    """Share of entities in the same most likely clusters, in any order, of posteriors (n, K)."""
+    return float(np.sort(hard_assignment(a).T @ hard_assignment(b), axis=1)[:, -1].sum() / len(a))
 
 
 def soft(labels: Ints, clusters: int, certain: float = 0.8) -> Floats:
@@ -220,6 +228,7 @@ class MixtureExchange:
     past: str = ""
     rounds: int = 0
     slots: int = 0
+    skewed: Mapping[str, Bools] = field(default_factory=dict)
     history: list[tuple[int, str, float]] = field(default_factory=list)
 
     @property
@@ -232,7 +241,7 @@ class MixtureExchange:
         request = to_json(BeginRequest(tuple(factors), self.nodes))
         s = self.subjects
         self.past = ""
-        yield [
+        replies = yield [
             self.requester.request(
                 site,
                 "begin",
@@ -244,6 +253,7 @@ class MixtureExchange:
             )
             for number, site in enumerate(s.sites)
         ]
+        self.skewed = {reply.site: reply.arrays["skewed"] for reply in replies}
 
     def improve(
         self,
@@ -398,6 +408,8 @@ def start(
         # All continue for a while, because the best one cannot be known earlier.
         state.trace.clear()
     yield from exchange.ascend(begun, plan.steps, SHORT_ROUNDS)
+    early = [(one.clusters, one.factors, one.r) for one in begun if not one.failed]
+    tried = [(one.clusters, one.factors) for one in begun]
     going: list[list[MixtureState]] = []
     for size in sizes:
         going.append(_foremost([one for one in begun if (one.clusters, one.factors) == size])[:GOING_ON])
@@ -407,6 +419,9 @@ def start(
         every = [one for some in going for one in some]
         yield from exchange.ascend(every, plan.local_steps, 1, enough=lambda one: one.settled)
         going = [_near(_foremost(some)) for some in going]
+    for (K, Q), (best, *_) in zip(sizes, going, strict=True):
+        alike = sum((k, q) == (K, Q) and overlap(r, best.r) >= AGREE for k, q, r in early)
+        best.starts = (alike, tried.count((K, Q)))
     return [some[0] for some in going]
 
 

@@ -381,8 +381,18 @@ class M2SEM(Explainable):
         plan = self._plan_fit(None, n_init, starts, local_steps, maxiter, seed)
 
         def compare(model: M2SEM, attempt: FitAttempt) -> ClusterSearch:
-            protocol = fit_sizes(model._exchange(seed, maxiter), sizes, plan.starts)
-            return ClusterSearch._of(sizes, attempt.run(protocol, model._masked(masked)), attempt.ledger)
+            exchange = model._exchange(seed, maxiter)
+            found = attempt.run(fit_sizes(exchange, sizes, plan.starts), model._masked(masked))
+            names = {
+                site: [n for m in some for n in m.names] for site, some in model._agreed.modalities.items()
+            }
+            skewed = [
+                (site, name)
+                for site, own in names.items()
+                for name, here in zip(own, exchange.skewed[site].tolist(), strict=True)
+                if here
+            ]
+            return ClusterSearch._of(sizes, found, attempt.ledger, skewed)
 
         return run_fit(self, call, compare)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from fedstat.models.m2sem.selection import (
     select_in_halves,
     select_support,
 )
-from fedstat.typing import Floats
+from fedstat.typing import Bools, Floats
 
 PATH_STEPS = 6
 FINAL_ROUNDS, FINE_ROUNDS, FINE_STEPS, FINE_GAIN = 80, 8, 2, 0.02
@@ -47,6 +47,7 @@ class MixtureFit:
     coarse: float
     frequencies: Mapping[str, Floats] | None = None
     observed: ObservedInformation | None = None
+    skewed: Mapping[str, Bools] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ def fit_mixture(
     if one.failed:
         raise EstimationError(f"{one.failed}; take fewer clusters")
     fit = yield from finish(exchange, one, plan, judged, coarse)
-    return replace(fit, frequencies=frequencies, converged=converged)
+    return replace(fit, frequencies=frequencies, converged=converged, skewed=exchange.skewed)
 
 
 def refine(

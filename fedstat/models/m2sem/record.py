@@ -24,7 +24,9 @@ class FittedSite:
     `norms` (sum of P,) are norms of loadings, `relevance` (M,) the distances of clusters by modality, `floor`
     names columns whose errors have the smallest variance allowed, `entities` counts its rows. If columns are
     adjusted, `effects` (R, q) are those of `covariates`; their `coding` is a ``BlockSpec`` in JSON, and
-    `spread` (2, q) their means and deviations; `without` counts rows that lack some.
+    `spread` (2, q) their means and deviations; `without` counts rows that lack some. `members` has the
+    shape of the profiles: means and shares of the entities with each most likely cluster, nan if the site's
+    policy does not allow them. `skewed` names columns with a skewness beyond 1.
     """
 
     modalities: tuple[ModalityRequest, ...]
@@ -41,6 +43,8 @@ class FittedSite:
     coding: str
     spread: Floats
     effects: Floats
+    members: Floats
+    skewed: tuple[str, ...]
 
     @property
     def parts(self) -> list[tuple[ModalityRequest, Floats, Floats, float]]:
@@ -51,6 +55,17 @@ class FittedSite:
             profiles = self.profiles[:, at : at + P * C].reshape(-1, P, C)
             out.append((one, profiles, self.norms[first : first + P], relevance))
             at, first = at + P * C, first + P
+        return out
+
+    @property
+    def deviations(self) -> list[tuple[ModalityRequest, Floats]]:
+        """Standard deviations (P,) of the columns of continuous modalities."""
+        out, at = [], 0
+        for one in self.modalities:
+            P = len(one.columns)
+            if one.continuous:
+                out.append((one, self.units[at + P : at + 2 * P]))
+            at += 2 * P if one.continuous else sum(len(column.levels) for column in one.columns)
         return out
 
 
@@ -78,11 +93,14 @@ class M2SEMRecord:
     own: bool
     frequencies: Floats | None
     observed: ObservedInformation | None
+    starts: tuple[int, int]
 
     def check(self) -> None:
         """Require parts of the same fit."""
         K = len(self.shares)
-        wrong = any(len(one.profiles) != K for one in self.sites.values())
+        wrong = any(
+            len(one.profiles) != K or one.members.shape != one.profiles.shape for one in self.sites.values()
+        )
         if wrong or self.classified.shape != (K, K + 1):
             raise ModelError("profiles and shares do not belong to the same fit")
 
@@ -117,13 +135,41 @@ class M2SEMRecord:
 
     def profiles(self) -> pd.DataFrame:
         """Means and probabilities by cluster; see results."""
+        return self._by_column({site: held.profiles for site, held in self.sites.items()})
+
+    def members(self) -> pd.DataFrame:
+        """Means and shares of the clusters' most likely entities; see results."""
+        return self._by_column({site: held.members for site, held in self.sites.items()})
+
+    def mean_residuals(self) -> pd.DataFrame:
+        """Members' means of continuous columns minus the model's, in standard deviations of the column."""
+        away = self.members() - self.profiles()
+        spread = {
+            (site, one.name, column): deviation
+            for site, held in self.sites.items()
+            for one, deviations in held.deviations
+            for column, deviation in zip(one.names, deviations, strict=True)
+        }
+        here = [key[:3] in spread for key in away.index]
+        away = away[here]
+        return away.div([spread[key[:3]] for key in away.index], axis=0)
+
+    @property
+    def mean_residual(self) -> float:
+        """Root mean square of :meth:`mean_residuals`, weighted by shares; nan without any."""
+        squares = self.mean_residuals().dropna().to_numpy(dtype=float) ** 2
+        return float(np.sqrt(np.mean(squares @ self.shares))) if squares.size else float("nan")
+
+    def _by_column(self, values: Mapping[str, Floats]) -> pd.DataFrame:
         keys, rows = [], []
         for site, held in self.sites.items():
-            for one, values, _, _ in held.parts:
-                for p, column in enumerate(one.columns):
+            at = 0
+            for one in held.modalities:
+                for column in one.columns:
                     for c, level in enumerate(column.levels or ("",)):
                         keys.append((site, one.name, column.name, str(level)))
-                        rows.append(values[:, p, c])
+                        rows.append(values[site][:, at + c])
+                    at += one.most_levels
         index = pd.MultiIndex.from_tuples(keys, names=["site", "modality", "column", "level"])
         return pd.DataFrame(np.array(rows), index=index, columns=self.clusters)
 

@@ -41,7 +41,7 @@ from fedstat.models.m2sem.tables import (
 )
 from fedstat.models.results import Results
 from fedstat.progress_line import shows_progress
-from fedstat.typing import Array
+from fedstat.typing import Array, Bools
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,7 +58,7 @@ class SessionFit:
 
 class M2SEMResults(
     Results[M2SEMRecord],
-    saved_as="fedstat m2sem results 3",
+    saved_as="fedstat m2sem results 4",
     record=M2SEMRecord,
 ):
     """Clusters, the largest first, numbered from 1.
@@ -83,6 +83,8 @@ class M2SEMResults(
     (2, 6, (2, 3))
     >>> len(fit.profiles()), len(fit.tidy()), len(fit.tests()), len(fit.contrasts()), len(fit.communalities())
     (15, 30, 6, 15, 6)
+    >>> fit.members().shape == fit.profiles().shape, fit.mean_residual < 0.2
+    (True, True)
     >>> fit.predict(partition).shape, fit.factor_scores("Client 1").shape
     ((300, 2), (300, 1))
     >>> bool(fit.plot_heat().has_data()), len(fit.plot_profiles().axes)
@@ -104,7 +106,10 @@ class M2SEMResults(
     def _of(cls, model: Any, fit: MixtureFit, masked: bool, own: bool, ledger: Ledger) -> M2SEMResults:
         """Make results of a fit."""
         one, place = fit.state, model._subjects.place
-        sites = {reply.site: fitted_site(model, reply, len(place[reply.site])) for reply in fit.released}
+        sites = {
+            reply.site: fitted_site(model, reply, len(place[reply.site]), fit.skewed[reply.site])
+            for reply in fit.released
+        }
         record = M2SEMRecord(
             sites={site: sites[site] for site in model._agreed.modalities},
             shares=fit.w,
@@ -128,6 +133,7 @@ class M2SEMResults(
             if fit.frequencies is None
             else np.concatenate([fit.frequencies[site] for site in model._agreed.modalities]),
             observed=fit.observed,
+            starts=one.starts,
         )
         return cls(record, ledger, SessionFit(model, fit))
 
@@ -273,6 +279,30 @@ class M2SEMResults(
             Index (site, modality, column, level); the level is empty for means; one column per cluster.
         """
         return self._record.profiles()
+
+    def members(self) -> pd.DataFrame:
+        """Means and shares of levels of the entities whose most likely cluster is each.
+
+        :meth:`profiles` has the means of the model, which follow from few factors: they can lie outside of
+        the range of the data. Compare both. Members' means are not adjusted for covariates or for errors of
+        classification.
+
+        Returns
+        -------
+        DataFrame
+            Rows and columns as :meth:`profiles`; nan for columns whose site does not allow these sums, for
+            instance because a level has few rows in a cluster.
+        """
+        return self._record.members()
+
+    @property
+    def mean_residual(self) -> float:
+        """Root mean square of members' means minus the model's, in standard deviations of the columns.
+
+        A fit index of the clusters' means of continuous columns: 0 is a perfect fit. Clusters are weighted by
+        their shares. It also contains errors of classification, and is only meaningful if entropy is high.
+        """
+        return self._record.mean_residual
 
     @property
     def modalities(self) -> pd.DataFrame:
@@ -555,13 +585,19 @@ class M2SEMResults(
         return self._live
 
 
-def fitted_site(model: Any, reply: Reply, entities: int) -> FittedSite:
+def fitted_site(model: Any, reply: Reply, entities: int, skewed: Bools) -> FittedSite:
     """Record the releases of a site."""
     arrays, modalities = dict(reply.arrays), model._agreed.modalities[reply.site]
     reported, adjust = model._agreed.covariates.get(reply.site), model._chosen.adjust.get(reply.site)
     return FittedSite(
         modalities=modalities,
         floor=marked(modalities, arrays.pop("floor")),
+        members=np.where(
+            np.repeat(arrays.pop("shown"), [one.most_levels for one in modalities for _ in one.columns]),
+            arrays.pop("members"),
+            np.nan,
+        ),
+        skewed=marked(modalities, skewed),
         entities=entities,
         terms=adjust.terms if adjust else (),
         covariates=reported.names if reported else (),

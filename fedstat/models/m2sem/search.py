@@ -15,6 +15,7 @@ from fedstat.inference.mixtures import integrated_criterion, relative_entropy
 from fedstat.inference.summary import Note, Report
 from fedstat.inference.tables import Sheet
 from fedstat.models.m2sem.em import MixtureExchange, MixtureState, StartPlan, most_rounds, start
+from fedstat.models.m2sem.summary import skewed_in_words
 from fedstat.plotting import COLORS, axes_for, legend_below, set_headline
 from fedstat.progress_line import expect_rounds
 
@@ -42,10 +43,18 @@ class ClusterSearch(Report):
     Attributes
     ----------
     table : DataFrame
-        Index (n_clusters, n_factors); ``llf``, ``parameters``, ``bic``, ``icl``, ``entropy`` and ``note``,
-        which states why criteria are missing.
+        Index (n_clusters, n_factors); ``llf``, ``parameters``, ``bic``, ``icl``, ``entropy``, ``starts``,
+        how many of all starts had the clusters of the best one, and ``note``, which states why criteria are
+        missing.
     ledger : Ledger
         Releases of each site.
+    skewed : tuple of (str, str)
+        Sites and columns with a skewness beyond 1, for which BIC counts too many clusters.
+
+    References
+    ----------
+    Bauer, D. J. and Curran, P. J. (2003). Distributional assumptions of growth mixture models: implications
+    for overextraction of latent trajectory classes. Psychological Methods 8, 338-363.
 
     Examples
     --------
@@ -61,10 +70,15 @@ class ClusterSearch(Report):
 
     table: pd.DataFrame
     ledger: Ledger
+    skewed: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def _of(
-        cls, sizes: Sequence[tuple[int, int]], found: Sequence[MixtureState], ledger: Ledger
+        cls,
+        sizes: Sequence[tuple[int, int]],
+        found: Sequence[MixtureState],
+        ledger: Ledger,
+        skewed: Sequence[tuple[str, str]] = (),
     ) -> ClusterSearch:
         """Make the table of fits."""
         rows: list[dict[str, float | str]] = []
@@ -80,12 +94,13 @@ class ClusterSearch(Report):
                     "bic": one.criterion("bic", n),
                     "icl": integrated_criterion(twice, one.free, n, one.r),
                     "entropy": relative_entropy(one.r),
+                    "starts": "{} of {}".format(*one.starts),
                     "note": "" if one.settled else "not converged",
                 }
             )
-        columns = ["llf", "parameters", "bic", "icl", "entropy", "note"]
+        columns = ["llf", "parameters", "bic", "icl", "entropy", "starts", "note"]
         index = pd.MultiIndex.from_tuples(list(sizes), names=["n_clusters", "n_factors"])
-        return cls(pd.DataFrame(rows, index=index, columns=columns), ledger)
+        return cls(pd.DataFrame(rows, index=index, columns=columns), ledger, tuple(skewed))
 
     @property
     def best(self) -> tuple[int, int]:
@@ -95,16 +110,19 @@ class ClusterSearch(Report):
     def _sheets(self) -> Iterator[Sheet]:
         """Lay out the grid."""
         rows = tuple(self._cells(*size, row) for size, row in zip(self.sizes, self._records(), strict=True))
-        headers = ("clusters", "factors", "log-lik", "param", "BIC", "ICL", "entropy", "")
-        widths = (8, 7, 13, 6, 13, 13, 7, 24)
-        yield Sheet(headers, rows, "rrrrrrrl", widths, "Numbers of clusters and factors", wrap=True)
+        headers = ("clusters", "factors", "log-lik", "param", "BIC", "ICL", "entropy", "starts", "")
+        widths = (8, 7, 13, 6, 13, 13, 7, 9, 24)
+        yield Sheet(headers, rows, "rrrrrrrrl", widths, "Numbers of clusters and factors", wrap=True)
 
     def _summary_notes(self) -> Iterator[Note]:
         yield Note(
             "criteria",
             "Fits of all columns, without selection; smaller BIC and ICL are better. ICL also penalizes "
-            "overlap, and selects fewer clusters.",
+            "overlap, and selects fewer clusters. Starts: how many of all starts had the same clusters.",
         )
+        if self.skewed and self.best[0] > 1:
+            names = [f"'{name}' at '{site}'" for site, name in self.skewed]
+            yield Note("skewed", skewed_in_words(names), "critical")
         clusters = {K for K, _ in self.sizes}
         if len(clusters) > 1 and self.best[0] == max(clusters):
             text = "The best number of clusters is the largest one in the search: extend the search."
@@ -116,7 +134,7 @@ class ClusterSearch(Report):
 
     def _glance(self) -> dict[str, Any]:
         K, Q = self.best
-        row = self.table.drop(columns="note").loc[[(K, Q)]].to_dict("records")[0]
+        row = self.table.drop(columns=["note", "starts"]).loc[[(K, Q)]].to_dict("records")[0]
         return {"n_clusters": K, "n_factors": Q, "searched": len(self.table)} | {
             str(name): value for name, value in row.items()
         }
@@ -131,7 +149,7 @@ class ClusterSearch(Report):
 
     def _cells(self, K: int, Q: int, row: Mapping[str, Any]) -> tuple[str, ...]:
         if row["llf"] != row["llf"]:  # nan for a failed fit
-            return (str(K), str(Q), "", "", "", "", "", str(row["note"]))
+            return (str(K), str(Q), "", "", "", "", "", "", str(row["note"]))
         numbers = (
             f"{row['llf']:,.1f}",
             f"{row['parameters']:,.0f}",
@@ -139,7 +157,7 @@ class ClusterSearch(Report):
             f"{row['icl']:,.1f}",
         )
         note = "smallest BIC" if self.best == (K, Q) else str(row["note"])
-        return (str(K), str(Q), *numbers, f"{row['entropy']:.2f}", note)
+        return (str(K), str(Q), *numbers, f"{row['entropy']:.2f}", str(row["starts"]), note)
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw BIC by number of clusters, a line for each number of factors.

@@ -10,12 +10,13 @@ import numpy as np
 from scipy.cluster.vq import kmeans2
 
 from fedstat.codec import from_json
-from fedstat.errors import DescriptionError, DesignError, MessageError, ModelError
+from fedstat.errors import DescriptionError, DesignError, MessageError, ModelError, PolicyError
 from fedstat.federation.disclosure.facts import (
     CaseWeights,
     EntityCount,
     FactorsRequested,
     GroupSums,
+    LevelRowCounts,
     RowGroups,
     SummedColumns,
     WeightedEstimates,
@@ -77,6 +78,7 @@ SLOT = control("which mixture", 0)
 DIFFERENCES = per_entity("log densities given each cluster, less that of the last", 2, maskable=True)
 BEHIND: tuple[type, ...] = (EntityCount, CaseWeights)
 RELEASED: tuple[type, ...] = (*BEHIND, RowGroups, WeightedEstimates)
+MEMBERS: tuple[type, ...] = (*RELEASED, GroupSums)
 ADJUSTED: tuple[type, ...] = (*RELEASED, FactorsRequested, SummedColumns)
 
 
@@ -88,6 +90,8 @@ ADJUSTED: tuple[type, ...] = (*RELEASED, FactorsRequested, SummedColumns)
         "members": presence("sites that each pattern has", 2, dtype="bool", common=True),
         "number": control("which of these it is", 0),
     },
+    releases={"skewed": aggregate("skewed columns", dtype="bool")},
+    rows_behind=(EntityCount,),
     request=BeginRequest,
     requests=control("numbers of factors and nodes", common=True),
 )
@@ -100,7 +104,7 @@ def begin(
     members: Bools,
     number: Array,
 ) -> dict[str, Array]:
-    """Run the factor analysis of every modality, with one cluster; nothing is released.
+    """Run the factor analysis of every modality, with one cluster; release which columns are skewed.
 
     `place` (n,) are the positions, among all entities, of the site's rows with some value. `pattern` (N,)
     gives the presence pattern of each entity, and `members` (G, M) the sites of each pattern; this site is
@@ -124,7 +128,8 @@ def begin(
     except ModelError as error:
         raise DesignError(f"{data.name}: {error}") from error
     state.keep(MIXTURES, held, len(place))
-    return {}
+    state.report(EntityCount(len(place)))
+    return {"skewed": skewed_columns(opened)}
 
 
 def opened_size(opened: OpenedModalities) -> int:
@@ -275,6 +280,8 @@ def _check_reported(
         "units": aggregate("means and deviations of columns"),
         "norms": aggregate("lengths of loadings"),
         "floor": aggregate("columns whose errors have the least variance", dtype="bool"),
+        "members": aggregate("means and shares of the most likely entities by cluster", 2, behind=MEMBERS),
+        "shown": aggregate("columns with these means and shares", dtype="bool", behind=MEMBERS),
         "covariates": aggregate("means and deviations of covariates", 2, optional=True, behind=ADJUSTED),
         "effects": aggregate("effects of covariates on columns", 2, optional=True, behind=ADJUSTED),
     },
@@ -289,7 +296,9 @@ def release_modalities(
     ``parameters`` of all modalities, one after the other, in ``units`` of their columns; ``profiles`` (K, sum
     of P C), means of columns or probabilities of levels by cluster; ``relevance`` (M,), the distance of the
     clusters in each modality, with ``norms`` (sum of P,) of loadings; ``floor`` (sum of P,), whether a
-    column's errors have the smallest variance that is allowed. For covariates, ``covariates`` (2, q) are
+    column's errors have the smallest variance that is allowed. ``members`` (K, sum of P C) are means and
+    shares of the entities with each most likely cluster, 0 for columns that are not ``shown`` (sum of P,)
+    because the policy does not allow these sums. For covariates, ``covariates`` (2, q) are
     means and deviations, and ``effects`` (R, q) the effect of one unit on columns, or on logits of levels;
     the text has their coding.
     """
@@ -318,6 +327,7 @@ def release_modalities(
     held.slots[int(slot)] = held.reported
     state.keep(MIXTURES, held, len(held.place))
     shares = r.mean(axis=0)
+    members, shown = sum_members(data, state, held.opened, np.argmax(r, axis=1), r.shape[1])
     covariates, reported = held.opened.covariates, {}
     if covariates is not None:
         effects = np.concatenate([m.effects() for m in workspace.modalities])
@@ -331,8 +341,63 @@ def release_modalities(
         "relevance": np.array([m.separation(shares) for m in workspace.modalities]),
         "norms": np.concatenate([m.row_norms() for m in workspace.modalities]),
         "floor": np.concatenate([np.isin(m.names, m.at_floor) for m in workspace.modalities]),
+        "members": members,
+        "shown": shown,
         **reported,
     }, "" if covariates is None else covariates.spec.to_json()
+
+
+def sum_members(
+    data: SiteData, state: State, opened: OpenedModalities, code: Ints, K: int
+) -> tuple[Floats, Bools]:
+    """Return means and shares of every column over the entities of each cluster `code` (n,).
+
+    They are (K, sum of P C), in the order of the profiles, and whether each column is shown (sum of P,). A
+    column is left out as a whole, since the sum of one cluster would follow from those of the others.
+    """
+    state.report(GroupSums(code))
+    parts, shown = [], []
+    for one in opened.modalities:
+        C = one.requested.most_levels
+        for p, column in enumerate(one.requested.columns):
+            values, means = one.values[:, p], np.zeros((K, C))
+            there = ~np.isnan(values) if one.requested.continuous else values >= 0
+            cells = values[there] if one.requested.continuous else np.eye(C)[values[there].astype(int)]
+            own, cells = code[there], cells.reshape(-1, C)
+            try:
+                if len(np.unique(own)) < K:
+                    raise PolicyError(f"{data.name}: a cluster has no entity")
+                if not one.requested.continuous:
+                    for k in range(K):
+                        counts = cells[own == k].sum(axis=0).astype(int).tolist()
+                        state.report(LevelRowCounts(column.name, counts))
+                summed = SummedColumns(cells, own) if one.requested.continuous else None
+                state.report(GroupSums(own, summed=summed))
+                means = np.array([cells[own == k].mean(axis=0) for k in range(K)])
+                shown.append(True)
+            except PolicyError:
+                # The reason is not stated: it may depend on few rows.
+                shown.append(False)
+            parts.append(means)
+    return np.hstack(parts), np.array(shown)
+
+
+SKEWED = 1.0
+"""Skewness of a column beyond which clusters may only describe its shape."""
+
+
+def skewed_columns(opened: OpenedModalities) -> Bools:
+    """Mark continuous columns whose skewness exceeds one, (sum of P,): one bit for each column."""
+    out: list[bool] = []
+    for one in opened.modalities:
+        for p in range(len(one.requested.columns)):
+            if not one.requested.continuous:
+                out.append(False)
+                continue
+            x = one.values[:, p][~np.isnan(one.values[:, p])]
+            z = (x - x.mean()) / max(float(x.std()), 1e-300)
+            out.append(bool(abs(np.mean(z**3)) > SKEWED))
+    return np.array(out, dtype=np.bool_)
 
 
 @step(

@@ -15,6 +15,10 @@ from fedstat.models.m2sem.tables import has_errors, profile_errors, wald_tests
 
 COARSE = 0.01
 """Smallest change of a posterior due to fewer nodes that the summary reports."""
+LITTLE = 0.5
+"""Entropy below which intervals are known to be too short."""
+FAR = 0.25
+"""Smallest difference of members' means from the model's that the summary reports, in deviations."""
 SHOWN = 6
 MOST_COLUMNS, MOST_CLUSTERS = 20, 4
 """Largest number of profiles that are printed."""
@@ -38,6 +42,8 @@ def summary_sheets(r: M2SEMRecord, ledger: LedgerLike | None) -> Iterator[Sheet]
         ("Rounds", f"{r.rounds:,} of the fit" if ledger is None else f"{ledger.rounds:,}"),
         ("Traffic", "not recorded" if ledger is None else human_bytes(ledger.bytes)),
         ("Converged", "yes" if r.converged else "NO"),
+        ("Starts with these clusters", "{} of {}".format(*r.starts)),
+        ("Mean residual", "" if np.isnan(r.mean_residual) else f"{r.mean_residual:.3f} sd"),
     ]
     yield header_sheet("Clusters over sites", left, right)
     yield from (_clusters(r), _modalities(r), *_profiles(r), _sites(r, ledger))
@@ -83,25 +89,32 @@ def _profiles(r: M2SEMRecord) -> Iterator[Sheet]:
         return
     frame, errors, tests = r.profiles(), profile_errors(r), wald_tests(r)
     shown = tests["statistic"].dropna().nlargest(MOST_COLUMNS).index
-    p_values = dict(zip(tests.index.tolist(), tests["p_value"].tolist(), strict=True))
+    found = dict(zip(tests.index.tolist(), tests.to_dict("records"), strict=True))
+    members = r.members()
     here = [at for at, key in enumerate(frame.index) if key[:3] in shown]
     if not here:
         return
-    rows = tuple(
-        (
-            " = ".join(str(part) for part in (column, level) if part),
-            *(
-                f"{number(value, 3)} ({number(error, 3)})"
-                for value, error in zip(frame.iloc[at], errors[at], strict=True)
-            ),
-            f"{p_values[site, modality, column]:.3f}",
+    rows: list[tuple[str, ...]] = []
+    for at in here:
+        site, modality, column, level = map(str, frame.index[at])
+        test = found[site, modality, column]
+        rows.append(
+            (
+                " = ".join(part for part in (column, level) if part),
+                *(
+                    f"{number(value, 3)} ({number(error, 3)})"
+                    for value, error in zip(frame.iloc[at], errors[at], strict=True)
+                ),
+                f"{test['statistic']:.1f} ({test['df']:.0f})",
+                f"{test['p_value']:.3f}",
+            )
         )
-        for at in here
-        for site, modality, column, level in [tuple(map(str, frame.index[at]))]
-    )
-    headers = ("mean or share (std err)", *(f"cluster {k}" for k in r.clusters), "P>chi2")
-    widths = (24, *(18 for _ in r.shares), 7)
-    yield Sheet(headers, rows, "l" + "r" * (len(widths) - 1), widths, gap=1)
+        own = members.iloc[at].to_numpy(dtype=float)
+        if not np.isnan(own).any():
+            rows.append(("  members", *(f"{number(value, 3)}{' ' * 8}" for value in own), "", ""))
+    headers = ("mean or share (std err)", *(f"cluster {k}" for k in r.clusters), "chi2 (df)", "P>chi2")
+    widths = (24, *(18 for _ in r.shares), 11, 7)
+    yield Sheet(headers, tuple(rows), "l" + "r" * (len(widths) - 1), widths, gap=1)
 
 
 def _sites(r: M2SEMRecord, ledger: LedgerLike | None) -> Sheet:
@@ -169,16 +182,23 @@ def notes(r: M2SEMRecord) -> Iterator[Note]:
         yield Note(
             "errors",
             "Standard errors are from the observed information of all sites together (Louis "
-            f"1982){more}. P is of the Wald test that all clusters are the same in a column.",
+            f"1982){more}. chi2 and P are of the Wald test that all clusters are the same in a column. "
+            "Members: the mean or share of entities whose most likely cluster this is.",
         )
     if r.entropy < OVERLAP and len(r.shares) > 1:
+        little = r.entropy < LITTLE
         yield Note(
             "overlap",
-            "Clusters overlap (entropy {entropy:.2f}): labels of many entities are uncertain, and "
+            "CLUSTERS OVERLAP STRONGLY (entropy {entropy:.2f}): intervals from the information are too "
+            "short. In simulations intervals of level .95 covered the truth in .78 of cases. Use "
+            "bootstrap(), fewer clusters or more columns."
+            if little
+            else "Clusters overlap (entropy {entropy:.2f}): labels of many entities are uncertain, and "
             "standard errors may be too small. Use posteriors, and compare with bootstrap().",
-            "warning",
+            "critical" if little else "warning",
             {"entropy": r.entropy},
         )
+    yield from misfits(r)
     if r.emptied:
         yield Note(
             "emptied",
@@ -205,6 +225,36 @@ def notes(r: M2SEMRecord) -> Iterator[Note]:
             {"largest": r.coarse},
         )
     yield from disclosed(r)
+
+
+def misfits(r: M2SEMRecord) -> Iterator[Note]:
+    """State where members' means differ from the model's, and which columns are skewed."""
+    away = r.mean_residuals().dropna().abs()
+    # Errors of classification and covariates also move members' means.
+    if r.entropy >= OVERLAP and not r.adjusted and len(away) and (largest := away.max(axis=None)) > FAR:
+        worst = away.max(axis=1).idxmax()
+        k = away.loc[worst].idxmax()
+        model, own = r.profiles().loc[worst, k], r.members().loc[worst, k]
+        yield Note(
+            "mean_residual",
+            f"The model does not fit the means of cluster {k}: for '{worst[2]}' at '{worst[0]}' its mean is "
+            f"{number(model, 3)}, that of its members {number(own, 3)} "
+            f"({largest:.2f} standard deviations). Describe clusters by members(), or take more factors.",
+            "warning",
+        )
+    skewed = [f"'{name}' at '{site}'" for site, held in r.sites.items() for name in held.skewed]
+    if skewed and len(r.shares) > 1:
+        yield Note("skewed", skewed_in_words(skewed), "warning")
+
+
+def skewed_in_words(skewed: list[str]) -> str:
+    """State that clusters may only describe the shape of columns, as "'x' at 'A'"."""
+    more = f" and {len(skewed) - SHOWN} more" if len(skewed) > SHOWN else ""
+    return (
+        f"Skewed columns: {', '.join(skewed[:SHOWN])}{more}. A mixture of normal distributions needs several "
+        "clusters to fit one skewed column, so clusters may describe its shape and not groups (Bauer and "
+        "Curran 2003). Take logarithms or ranks of these columns at their site, and search again."
+    )
 
 
 def adjusted_in_words(terms: Mapping[str, tuple[str, ...]], sites: Mapping[str, object]) -> str:
