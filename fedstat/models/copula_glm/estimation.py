@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Self
 
@@ -19,7 +20,7 @@ from fedstat.models.copula_glm.released_distribution import (
     release_rows,
 )
 from fedstat.progress_line import counted
-from fedstat.typing import Bools, Floats, Matrix
+from fedstat.typing import Bools, Floats, Ints, Matrix
 
 # ----------------------------------------------------------------------------------------------------
 # Coefficients from released moments: the root of E[v (t - m(x'b))] = 0.
@@ -143,12 +144,14 @@ def estimate(
 class BootstrapErrors:
     """Deviations of estimates in simulated releases without noise, (draws, p + 1), and the effect of noise.
 
-    They have the scale of the fit. `failed` estimates do not solve their equations.
+    They have the scale of the fit. `failed` estimates do not solve their equations. `moves` (draws, p + 1)
+    are steps from the estimates without noise, if they were requested.
     """
 
     sampling: Floats
     noise: Floats
     failed: int
+    moves: Floats
 
     @property
     def covariance(self) -> Floats:
@@ -157,11 +160,17 @@ class BootstrapErrors:
 
 
 def bootstrap(
-    fit: MomentFit, n: int, noise: ReleaseNoise | None, draws: int, rng: np.random.Generator
+    fit: MomentFit,
+    n: int,
+    noise: ReleaseNoise | None,
+    draws: int,
+    rng: np.random.Generator,
+    move: Callable[[MomentFit, MomentFit, Ints, Floats, Ints], Floats] | None = None,
 ) -> BootstrapErrors:
     """Draw rows and responses from the model, release them with noise and without, and estimate.
 
-    Both releases have the same rows, so that the difference is the effect of noise.
+    Both releases have the same rows, so that the difference is the effect of noise. `move` computes the step
+    from the estimate of simulated rows.
     """
     design, response, root, distribution = (
         fit.distribution.design,
@@ -172,15 +181,19 @@ def bootstrap(
     rows, points = min(n, MOST_ROWS), distribution.points[:POINTS]
     share = rows / n
     scaled = None if noise is None else noise.scaled(share)
-    sampling, noisy, failed = [], [], 0
+    sampling, noisy, moves, failed = [], [], [], 0
     for _ in counted(range(draws), "sample"):
         latents = distribution.draw(rows, rng)
-        eta = root.params[0] + design.values(latents, distribution.margins) @ root.params[1:]
+        values = design.values(latents, distribution.margins)
+        eta = root.params[0] + values @ root.params[1:]
         codes, y = distribution.code(latents), response.draw(eta, root.scale, rng)
         exact = release_rows(design, response.family, response.bins, codes, y)
-        before = estimate(design, exact, points, root).root
+        from_rows = estimate(design, exact, points, root)
+        before = from_rows.root
         sampling.append(before.params)
         failed += not before.converged
+        if move is not None:
+            moves.append(move(fit, from_rows, codes, values, y))
         if scaled is not None:
             anew = release_rows(design, response.family, response.bins, codes, y, scaled, rng)
             found = estimate(design, anew, points, root).root
@@ -189,7 +202,10 @@ def bootstrap(
     plain = np.array(sampling)
     deviations = np.sqrt(share) * (plain - plain.mean(axis=0))
     return BootstrapErrors(
-        deviations, np.sqrt(share) * np.array(noisy) if noisy else np.zeros_like(deviations), failed
+        deviations,
+        np.sqrt(share) * np.array(noisy) if noisy else np.zeros_like(deviations),
+        failed,
+        np.sqrt(share) * np.array(moves),
     )
 
 

@@ -56,7 +56,7 @@ class PrivateGLMPlan(CopulaPlan):
     """Facts about a fit before it runs."""
 
     def __init__(self, model: Any, given: Mapping[str, Any]) -> None:
-        super().__init__(model._with_steps(given.get("polish", 0)), given)
+        super().__init__(model._with_steps(given.get("polish")), given)
 
     def learned(self, expected: ExpectedReleases) -> Iterator[tuple[str, str]]:
         """State the further assumptions of a step."""

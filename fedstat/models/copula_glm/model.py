@@ -22,12 +22,12 @@ from fedstat.models.copula.bounds import Bounds, IntoBound
 from fedstat.models.copula.private_release import LARGEST_DELTA, PrivateRelease
 from fedstat.models.copula_glm.design import check_response, columns_by_site, score_columns
 from fedstat.models.copula_glm.estimation import bootstrap
-from fedstat.models.copula_glm.explain import PrivateGLMPlan
+from fedstat.models.copula_glm.explain import PrivateGLMPlan, step_ratio
 from fedstat.models.copula_glm.notes import NO_ROOT
 from fedstat.models.copula_glm.protocol import MomentReleasePlan, fit_private
 from fedstat.models.copula_glm.request import FamilyName, MomentPlan
 from fedstat.models.copula_glm.results import PrivateGLMResults
-from fedstat.models.copula_glm.score import OF_STEP
+from fedstat.models.copula_glm.score import OF_STEP, CopulaTest, simulated_move
 from fedstat.models.copula_glm.steps import DRY_RUN_STEPS, FAMILY
 from fedstat.models.explain import DryRunPlan
 from fedstat.models.run import Call, FitAttempt, run_fit
@@ -35,6 +35,8 @@ from fedstat.models.run import Call, FitAttempt, run_fit
 LINKS: Mapping[str, FamilyName] = {"Binomial": "Binomial", "Gaussian": "Gaussian", "Poisson": "Poisson"}
 ESTIMATORS = ("moments",)
 Estimator: TypeAlias = Literal["moments"]
+LITTLE_NOISE = 0.5
+"""Expected noise of a step, relative to the sampling error, below which it is the default."""
 NO_STEP = (
     "polish=1: a step sums residuals. For the Poisson family they, and the noise, are as large as the "
     "largest count within the bounds, so that no step is available for counts. Use polish=0"
@@ -50,8 +52,8 @@ class PrivateCopulaGLM(PrivateRelease):
     uses the released products; the part with mu is an integral over the released distribution of x, a
     Gaussian copula. Standard errors come from releases simulated from the estimate, and include the noise.
     ``fit(polish=1)`` takes one further step on the score of the rows, for which the distribution of the
-    columns matters little. Each site's owner has to allow a budget: ``Policy(privacy=Budget(epsilon,
-    delta))``.
+    columns matters little; it is the default if its noise is small, and tests the copula. Each site's owner
+    has to allow a budget: ``Policy(privacy=Budget(epsilon, delta))``.
 
     Make one with :meth:`from_formula`.
 
@@ -169,9 +171,17 @@ class PrivateCopulaGLM(PrivateRelease):
             of_step=of_step,
         )
 
-    def _with_steps(self, polish: int) -> Self:
-        """Return the model whose plan includes this number of steps after the moments."""
+    def _with_steps(self, polish: int | None) -> Self:
+        """Return the model whose plan includes this number of steps after the moments.
+
+        By default a step where its noise is expected to be small. This depends on public numbers only, so
+        that the decision reveals nothing, and precedes the release, since both share one budget.
+        """
         found = copy(self)
+        if polish is None:
+            n = min(len(rows) for rows in self._rows.values())
+            stepped = self._with_steps(int(self.distribution.name != "Poisson"))._planned
+            polish = int(bool(stepped.of_step) and step_ratio(stepped, n) < LITTLE_NOISE)
         found._polish = polish
         vars(found).pop("_planned", None)
         return found
@@ -190,7 +200,7 @@ class PrivateCopulaGLM(PrivateRelease):
         self,
         *,
         estimator: Estimator = "moments",
-        polish: int = 0,
+        polish: int | None = None,
         draws: int = 50,
         seed: int | None = 0,
         progress: bool | None = None,
@@ -201,13 +211,16 @@ class PrivateCopulaGLM(PrivateRelease):
         ----------
         estimator : {"moments"}
             Method that computes coefficients from the release.
-        polish : {0, 1}
+        polish : {0, 1}, optional
             With 1, half of the budget is for one step from these coefficients on the score of the rows: sums
             of scores of the columns times residuals, with noise. The distribution of the columns then matters
-            little, at the price of more noise. Not available for counts.
+            little, at the price of more noise. How far the step goes also tests the copula
+            (:attr:`PrivateGLMResults.copula_test`). Not available for counts. By default there is a step if
+            its noise is expected to be below half of the sampling error; this follows from `epsilon`, the
+            formula and the number of entities, which are public. Both requests share `epsilon`.
         draws : int
             Number of simulated releases for the standard errors, at least 10. After a step errors are in
-            closed form, and draws are for :meth:`PrivateGLMResults.select`.
+            closed form, and draws are for the test of the copula and :meth:`PrivateGLMResults.select`.
         seed : int or None
             Seed of these draws, None for other ones in every fit. The noise of the sites does not depend on
             it.
@@ -235,7 +248,7 @@ class PrivateCopulaGLM(PrivateRelease):
         """
         call = Call.of(self.fit, locals())
         check_choice("estimator", estimator, ESTIMATORS)
-        check_choice("polish", polish, (0, 1))
+        check_choice("polish", polish, (0, 1, None))
         check_integer("draws", draws, 10)
         if polish and self.distribution.name == "Poisson":
             raise ModelError(NO_STEP)
@@ -243,7 +256,7 @@ class PrivateCopulaGLM(PrivateRelease):
         return run_fit(self, call, PrivateCopulaGLM._estimate, polish, draws, rng)
 
     def _estimate(
-        self, attempt: FitAttempt, polish: int, draws: int, rng: np.random.Generator
+        self, attempt: FitAttempt, polish: int | None, draws: int, rng: np.random.Generator
     ) -> PrivateGLMResults:
         planned = self._with_steps(polish)
         planned._check_budgets()
@@ -257,9 +270,12 @@ class PrivateCopulaGLM(PrivateRelease):
         )
         done = attempt.run(protocol)
         released, fit, step = done.released, done.fit, done.step
-        errors = None
-        if fit.root.converged and step is None:
-            errors = bootstrap(fit, released.n, released.noise, draws, rng)
+        errors, test = None, None
+        if fit.root.converged:
+            move = None if step is None else simulated_move
+            errors = bootstrap(fit, released.n, released.noise, draws, rng, move)
+        if step is not None and errors is not None:
+            test = CopulaTest.of(step, errors.moves, errors.noise)
         if not fit.root.converged:
             warn(f"{NO_ROOT}; there are no standard errors, tests and intervals", ConvergenceWarning)
         return PrivateGLMResults._of(
@@ -268,7 +284,8 @@ class PrivateCopulaGLM(PrivateRelease):
             released=released,
             fit=fit,
             step=step,
-            errors=errors,
+            errors=errors if step is None else None,
+            test=test,
             budget=(self.epsilon, self.delta),
             ledger=attempt.ledger,
             draws=draws,

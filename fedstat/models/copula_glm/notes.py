@@ -9,7 +9,7 @@ from fedstat.models.copula.explain import cost_statements
 from fedstat.models.copula.request import OF_MARGINS
 from fedstat.models.copula_glm.estimation import MOST_ROWS, MomentErrors
 from fedstat.models.copula_glm.protocol import ReleasedMoments
-from fedstat.models.copula_glm.score import OF_STEP, ScoreStep
+from fedstat.models.copula_glm.score import OF_STEP, CopulaTest, ScoreStep
 
 NO_LIKELIHOOD = "only moments were released, not a likelihood"
 NOT_EVALUATED = (
@@ -31,8 +31,10 @@ TOO_SMALL = (
 VALID = (
     "Valid if the columns follow a Gaussian copula and the generalized linear model holds. For real tables "
     "the copula is an approximation. Standard errors do not include its error; more entities or a larger "
-    "epsilon do not remove it."
+    "epsilon do not remove it. This fit does not test the copula; fit(polish=1) does."
 )
+DOUBTFUL = 0.01
+"""P-value of the test of the copula below which the summary warns."""
 VALID_STEP = (
     "Valid if the generalized linear model holds. The estimate is one step from that of the moments, by the "
     "residuals of the rows. A Gaussian copula of the columns gives the derivatives of this step, standard "
@@ -64,9 +66,15 @@ PUBLIC = (
 
 
 def fit_notes(
-    released: ReleasedMoments, errors: MomentErrors | None, step: ScoreStep | None, delta: float
+    released: ReleasedMoments,
+    errors: MomentErrors | None,
+    step: ScoreStep | None,
+    test: CopulaTest | None,
+    delta: float,
 ) -> Iterator[Note]:
     """State the assumptions behind the numbers, and their cost."""
+    if test is not None:
+        yield _tested(released, test)
     if step is None:
         yield Note("valid", VALID)
     if errors is not None:
@@ -99,6 +107,25 @@ def fit_notes(
             "all.",
         )
     yield Note("public", PUBLIC)
+
+
+def _tested(released: ReleasedMoments, test: CopulaTest) -> Note:
+    """State what the test of the copula found for this table."""
+    j = test.largest
+    name = "the intercept" if j == 0 else repr(released.design.columns[j - 1].name)
+    found = (
+        f"the step on the rows moved {name} most, by {abs(test.statistic[j]):.1f} of the standard errors of "
+        f"such a move (P = {test.pvalue:.3f}, Bonferroni)"
+    )
+    if test.pvalue >= DOUBTFUL:
+        return Note("copula", f"Test of the copula: {found}.")
+    return Note(
+        "copula",
+        f"THE COLUMNS DO NOT FOLLOW THE COPULA, or the model does not hold: {found}. One step removes most "
+        "of this error from the estimates, and not all; predictions and synthetic tables from the copula "
+        "have it. Transform the column, or leave it out.",
+        "warning",
+    )
 
 
 def _step_notes(released: ReleasedMoments, step: ScoreStep) -> Iterator[Note]:

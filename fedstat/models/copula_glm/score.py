@@ -10,6 +10,7 @@ from math import ceil, log2
 from typing import Annotated
 
 import numpy as np
+from scipy import stats
 from scipy.special import expit
 
 from fedstat.codec import Minimum
@@ -263,13 +264,14 @@ class ScoreStep:
     """Coefficients after a step (p + 1,), and the parts of their covariance (p + 1, p + 1).
 
     `remainder` is the effect of the columns' distribution on the coefficients through the remainder of the
-    polynomial, in sampling errors (root mean square).
+    polynomial, in sampling errors (root mean square). `moved` (p + 1,) is how far the step went.
     """
 
     params: Floats
     sampling: Floats
     noise: Floats
     remainder: float
+    moved: Floats
 
     @property
     def covariance(self) -> Floats:
@@ -311,19 +313,79 @@ def take_step(fit: MomentFit, request: ScoreStepStart, sums: Floats, n: int, dev
     )
     left = found.mean - request.mean.at(w)
     remainder = V.T @ left / len(V)
-    # Derivatives of E[v mu] by coefficients of columns with equal spread, for a well conditioned inverse.
-    units = np.where(X.std(axis=0) > 0.0, X.std(axis=0), 1.0)
-    Hi = np.linalg.inv((V * found.slope[:, None]).T @ (X / units) / len(V)) / units[:, None]
+    Hi = _inverse_slope(V, X, found.slope)
     spread = _variance_of(response, eta, root.scale, found.mean) + left**2
     inner = (V * spread[:, None]).T @ V / len(V) - np.outer(remainder, remainder)
     sampling = Hi @ inner @ Hi.T / n
-    moved = Hi @ remainder / np.sqrt(np.diag(sampling))
+    away = Hi @ remainder / np.sqrt(np.diag(sampling))
+    moved = Hi @ (sums / n - remainder)
     return ScoreStep(
-        params=root.params + Hi @ (sums / n - remainder),
+        params=root.params + moved,
         sampling=sampling,
         noise=(deviation / n) ** 2 * Hi @ Hi.T,
-        remainder=float(np.sqrt(np.mean(moved**2))),
+        remainder=float(np.sqrt(np.mean(away**2))),
+        moved=moved,
     )
+
+
+def _inverse_slope(V: Floats, X: Floats, slope: Floats) -> Floats:
+    """Invert the derivative of E[v mu] by the coefficients, at points with these slopes of mu."""
+    # Columns have equal spread, for a well conditioned inverse.
+    units = np.where(X.std(axis=0) > 0.0, X.std(axis=0), 1.0)
+    return np.asarray(np.linalg.inv((V * slope[:, None]).T @ (X / units) / len(V)) / units[:, None])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CopulaTest:
+    """Test that the columns follow the released Gaussian copula, by how far the step on the rows went.
+
+    Under the copula and the generalized linear model, the step corrects errors of sampling and noise only.
+    `moved` (p + 1,) are the moves, `statistic` the same in standard errors. These come from `draws` simulated
+    steps from simulated releases, and from the planned noise of both requests.
+    """
+
+    moved: Floats
+    statistic: Floats
+    draws: Annotated[int, Minimum(2)]
+
+    @classmethod
+    def of(cls, step: ScoreStep, sampled: Floats, noise: Floats) -> CopulaTest:
+        """Compare a step with moves of simulated steps without noise, (draws, p + 1).
+
+        `noise` (draws, p + 1) are simulated effects of the moments' noise on their estimates.
+        """
+        variance = sampled.var(axis=0, ddof=1) + noise.var(axis=0, ddof=1) + np.diag(step.noise)
+        return cls(step.moved, step.moved / np.sqrt(np.maximum(variance, 1e-300)), len(sampled))
+
+    @property
+    def largest(self) -> int:
+        """The coefficient that moved most, intercept first."""
+        return int(np.argmax(np.abs(self.statistic)))
+
+    @property
+    def pvalue(self) -> float:
+        """P-value of the largest move, by Student's t and Bonferroni's inequality."""
+        tail = float(stats.t.sf(abs(self.statistic[self.largest]), self.draws - 1))
+        return min(1.0, 2.0 * tail * len(self.statistic))
+
+
+def simulated_move(fit: MomentFit, rows: MomentFit, codes: Ints, values: Floats, y: Ints) -> Floats:
+    """Step (p + 1,) from the estimate of simulated rows, without noise and without a polynomial.
+
+    `rows` is the estimate from codes and values (n, p) of columns and the bins y (n,) of responses; the
+    derivative is that of the actual `fit`.
+    """
+    response, b = rows.release.response, rows.root.params
+    design, tables = rows.distribution.design, rows.distribution.tables
+    V = np.column_stack([np.ones(len(codes)), design.score(codes, tables)])
+    eta = b[0] + values @ b[1:]
+    score = response.table[y] if response.has_scale else (response.table[y] + 1.0) / 2.0
+    left = score - _mean_of(response, eta, rows.root.scale).mean
+    known = fit.distribution
+    W = np.column_stack([np.ones(len(known.scores)), known.scores])
+    X = np.column_stack([np.ones(len(W)), known.values])
+    slope = _mean_of(fit.release.response, X @ fit.root.params, fit.root.scale).slope
+    return np.asarray(_inverse_slope(W, X, slope) @ (V.T @ left / len(V)))
 
 
 def _parts_of(fit: MomentFit) -> dict[str, Floats]:
