@@ -26,6 +26,7 @@ from fedstat.models.checks import (
 )
 from fedstat.models.explain import DryRunPlan
 from fedstat.models.glm.fit import GLMFit
+from fedstat.models.glm.notes import FEW_ROWS
 from fedstat.models.glm.overdispersion import Overdispersion, estimate_alpha, with_alpha
 from fedstat.models.glm.protocol import Newton, NewtonOptions, SumsRequest
 from fedstat.models.glm.results import GLMResults, OLSResults
@@ -104,7 +105,7 @@ class GLMPlan(DryRunPlan):
 # ----------------------------------------------------------------------------------------------------
 # Federated generalized linear models: their arguments, checked, and their fits.
 
-CovType: TypeAlias = Literal["nonrobust", "HC0", "HC1", "HC2", "HC3", "cluster", "survey"]
+CovType: TypeAlias = Literal["nonrobust", "robust", "HC0", "HC1", "HC2", "HC3", "cluster", "survey"]
 COV_TYPES = get_args(CovType)
 POWERS = {"HC2": 1, "HC3": 2}
 """Power of one minus a row's leverage by which its squared residual is divided."""
@@ -159,8 +160,9 @@ class FederatedGLM(HorizontalModel):
 
         Parameters
         ----------
-        cov_type : {"nonrobust", "HC0", "HC1", "HC2", "HC3", "cluster", "survey"}
-            "nonrobust" is the inverse information; "HC0" the sandwich; "HC1" the same times n / (n - p),
+        cov_type : {"nonrobust", "robust", "HC0", "HC1", "HC2", "HC3", "cluster", "survey"}
+            "nonrobust" is the inverse information; "robust" is "HC3" for fewer than 250 rows and "HC1"
+            otherwise (Long and Ervin 2000); "HC0" the sandwich; "HC1" the same times n / (n - p),
             which statsmodels' GLM omits; "HC2" and "HC3" use squared residuals over 1 - h, or over its
             square, where h is the leverage (MacKinnon and White 1985). They need one more round, in which
             sites receive the inverse information of all and keep leverages. "cluster" is clustered, with
@@ -245,6 +247,9 @@ class FederatedGLM(HorizontalModel):
         elif scale not in ("X2", "dev"):
             raise ModelError(f"scale: expected a number, 'X2' or 'dev', received {scale!r}")
         self._check_dispersion(dispersion, cov_type)
+        if cov_type == "robust":
+            rows = sum(row.n for row in self.agreement.sites)
+            cov_type = "HC3" if rows < FEW_ROWS else "HC1"
         choice = self._choose_covariance(cov_type, {} if cov_kwds is None else cov_kwds)
 
         def estimate(model: FederatedGLM, attempt: FitAttempt) -> GLMResults:

@@ -18,6 +18,9 @@ from fedstat.models.horizontal.results import MASKED
 DIFFER = 0.05
 """Level of the score test below which the summary speaks of the sites' differences."""
 
+FEW_ROWS = 250
+"""Rows below which HC0 and HC1 are too small (Long and Ervin 2000)."""
+
 FEW_CLUSTERS = 30
 """Clusters below which the summary warns; few are 20 to 50 in Cameron and Miller (2015), section VI."""
 
@@ -365,8 +368,16 @@ def _cluster_note(result: GLMStatements) -> str:
         if result.df_inference is not None:
             distribution = f"t on {result.df_inference:g} df helps only in part"
         few = f" There are {clusters}: with this few they are usually too small, and {distribution}."
+        if basis.clusters == basis.site_column:
+            few += " Use wild_cluster_bootstrap() for tests and intervals."
     own = "" if K == 1 else " The test of heterogeneity does not allow for them."
     return f"Standard errors are for clusters by '{basis.clusters}'{strata}.{few}{own}"
+
+
+def _small_sample_note(result: GLMStatements) -> str:
+    if result.cov_type not in ("HC0", "HC1") or result.nobs >= FEW_ROWS:
+        return ""
+    return f"{result.cov_type} errors are too small with fewer than {FEW_ROWS} rows: use cov_type='HC3'."
 
 
 PARTS = {
@@ -379,6 +390,7 @@ PARTS = {
     "overdispersion": _excess_note,
     "likelihood": _likelihood_note,
     "clusters": _cluster_note,
+    "small_sample": _small_sample_note,
 }
 """Notes by kind, in the order in which they are printed."""
-WARNINGS = frozenset({"rounds", "overdispersion"})
+WARNINGS = frozenset({"rounds", "overdispersion", "small_sample"})

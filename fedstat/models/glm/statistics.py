@@ -17,7 +17,7 @@ from fedstat.inference.plots import link_words
 from fedstat.models.checks import check_choice
 from fedstat.models.glm.fit import GLMFit
 from fedstat.models.glm.overdispersion import Overdispersion
-from fedstat.models.horizontal.prediction import GLMPrediction
+from fedstat.models.horizontal.prediction import GLMPrediction, response_dispersion
 from fedstat.models.horizontal.results import RowsBasis, RowsRecord, RowsResults
 from fedstat.typing import Floats
 
@@ -303,7 +303,64 @@ class GLMStatements(RowsResults):
         """
         cov: Floats = self._cov()
         rows = self._predicted(frame)
-        return GLMPrediction(rows.linear, rows.standard_errors(cov), self.family, self._test_distribution)
+        return GLMPrediction(
+            rows.linear,
+            rows.standard_errors(cov),
+            self.family,
+            self._test_distribution,
+            dispersion=response_dispersion(self.distribution, self.scale),
+        )
+
+    def predict(
+        self,
+        frame: pd.DataFrame | None = None,
+        which: Literal["mean", "linear"] = "mean",
+        *,
+        interval: Literal["confidence", "prediction"] | None = None,
+        alpha: float = 0.05,
+    ) -> pd.Series | pd.DataFrame:
+        """Predict for rows that the caller holds, with intervals on request.
+
+        Parameters
+        ----------
+        frame : DataFrame
+            With the columns of the model, and of its offset or exposure; rows that lack one give NaN.
+        which : {"mean", "linear"}
+        interval : {"confidence", "prediction"}, optional
+            "confidence" is an interval of the prediction, "prediction" one of a new response. The latter
+            averages quantiles of the family's distribution over the uncertainty of the mean.
+        alpha : float
+            One minus the level of the intervals.
+
+        Returns
+        -------
+        Series or DataFrame
+            With an `interval` a DataFrame with ``fitted``, ``conf_low`` and ``conf_high``.
+
+        Raises
+        ------
+        DesignError
+            A column is absent, of another type, or holds a level that the fit did not know.
+        NotAvailableError
+            No frame is given: the rows of the fit stay at the sites. Or a binary response has no prediction
+            interval.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> table = fs.datasets.make_hospitals()
+        >>> partition = fs.ClientPartition.from_frame(table, by="hospital")
+        >>> fit = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit()
+        >>> fit.predict(table.head(3)).round(2).tolist()
+        [0.19, 0.18, 0.32]
+        >>> fit.predict(table.head(1), interval="confidence").round(2).to_numpy().tolist()
+        [[0.19, 0.15, 0.25]]
+        """
+        if interval is None:
+            return super().predict(frame, which)
+        check_choice("which", which, ("mean", "linear"))
+        found = self.augment(frame, which=which, interval=interval, conf_level=1.0 - alpha)
+        return found[["fitted", "conf_low", "conf_high"]]
 
     def augment(
         self,
@@ -325,7 +382,7 @@ class GLMStatements(RowsResults):
             Predict the mean of the response, or the linear predictor.
         interval : {"confidence", "prediction"}
             Interval of the prediction: that of the linear predictor, transformed for the mean; or interval of
-            a new response, for :class:`fedstat.FederatedOLS`.
+            a new response, if that is not binary.
         conf_level : float
 
         Returns

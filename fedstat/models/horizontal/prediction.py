@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from statsmodels.genmod import families
 
 from fedstat.errors import DesignError, NotAvailableError
 from fedstat.federation.design.block import apply_block
@@ -14,8 +15,21 @@ from fedstat.federation.design.coding import build_offset
 from fedstat.federation.design.horizontal_design import RowsAgreement, RowsDesign
 from fedstat.federation.design.site_rows import RowsRequest
 from fedstat.federation.tables.columns import as_numbers, at_column, column_kind, pick_columns
+from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.checks import check_frame
 from fedstat.typing import Bools, Floats
+
+NODES, BISECTIONS = 41, 60
+COUNTS = (families.Poisson, families.NegativeBinomial)
+WITH_RESPONSES = ("Gaussian", "Gamma", "InverseGaussian", "Poisson", "NegativeBinomial")
+"""Families whose mean and dispersion define the distribution of a new response."""
+
+
+def response_dispersion(distribution: DistributionSpec, scale: float) -> float | None:
+    """Dispersion of new responses; None if these are binary or their distribution does not exist."""
+    counts = distribution.name in ("Poisson", "NegativeBinomial")
+    known = distribution.name in WITH_RESPONSES and (scale == 1.0 or not counts)
+    return scale if known else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,7 +99,8 @@ class GLMPrediction:
     `linear` and `se_linear` are of the linear predictor; `family` is that of the model.
 
     `test_distribution` is the distribution of a standardized error: normal, or Student's t; `scale` the
-    variance of a response about its mean if it is normal, otherwise None.
+    variance of a response about its mean in least squares, otherwise None. `dispersion` is that of the family
+    if the distribution of a new response follows from it, otherwise None.
 
     Examples
     --------
@@ -106,6 +121,7 @@ class GLMPrediction:
     family: Any
     test_distribution: Any
     scale: float | None = None
+    dispersion: float | None = None
 
     @property
     def predicted_mean(self) -> pd.Series:
@@ -129,14 +145,44 @@ class GLMPrediction:
         return pd.DataFrame(np.sort(ends, axis=1), index=self.linear.index, columns=[0, 1])
 
     def conf_int_obs(self, alpha: float = 0.05) -> pd.DataFrame:
-        """Intervals of a new response, of variance weight one; a NotAvailableError but for least squares."""
-        if self.scale is None:
+        """Intervals of a new response, of variance weight one.
+
+        Their limits are quantiles of the family's distribution, averaged over the distribution of the
+        estimated mean. For counts they are integers.
+
+        Raises
+        ------
+        NotAvailableError
+            The response is binary or a share of trials, or the family has no distribution.
+        """
+        if self.scale is not None:
+            half = self.test_distribution.isf(alpha / 2.0) * np.sqrt(self.se_linear**2 + self.scale)
+            return pd.DataFrame({0: self.linear - half, 1: self.linear + half})
+        if self.dispersion is None:
             raise NotAvailableError(
-                "no prediction interval: it is that of a normal response; fit FederatedOLS, or take "
-                "intervals of the mean"
+                "no prediction interval: the response is binary, or its family with this scale does not "
+                "define the distribution of a new response. Take intervals of the mean"
             )
-        half = self.test_distribution.isf(alpha / 2.0) * np.sqrt(self.se_linear**2 + self.scale)
-        return pd.DataFrame({0: self.linear - half, 1: self.linear + half})
+        low, high = (self._quantiles(level) for level in (alpha / 2.0, 1.0 - alpha / 2.0))
+        return pd.DataFrame({0: low, 1: high}, index=self.linear.index)
+
+    def _quantiles(self, level: float) -> Floats:
+        """Quantiles of new responses, (rows,); nan where a row lacks a column."""
+        nodes, weights = np.polynomial.legendre.leggauss(NODES)
+        errors = self.test_distribution.ppf((nodes + 1.0) / 2.0)
+        known = np.isfinite(self.linear.to_numpy())
+        eta = self.linear.to_numpy()[known, None] + self.se_linear.to_numpy()[known, None] * errors
+        response = self.family.get_distribution(self.family.link.inverse(eta), self.dispersion)
+        ends = response.ppf(level)
+        low, high = ends.min(axis=1) - 1.0, ends.max(axis=1)
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2.0
+            enough = response.cdf(middle[:, None]) @ weights / 2.0 >= level
+            low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+        out = np.full(len(known), np.nan)
+        # The distribution function of a count jumps at the quantile, to which the bisection converges.
+        out[known] = np.round(high) if isinstance(self.family, COUNTS) else high
+        return out
 
     def summary_frame(self, alpha: float = 0.05) -> pd.DataFrame:
         """Table with ``mean``, ``mean_se``, ``mean_ci_lower``, ``mean_ci_upper``, as in statsmodels.

@@ -115,7 +115,7 @@ def test_intervals_of_new_responses():
     both = ours.augment(new, interval="prediction", conf_level=0.9)[["conf_low", "conf_high"]]
     np.testing.assert_allclose(both, expected[["obs_ci_lower", "obs_ci_upper"]], rtol=1e-8)
     logistic = fs.GLORE.from_formula("binary ~ x", partition(FRAME)).fit()
-    with pytest.raises(NotAvailableError, match="normal response"):
+    with pytest.raises(NotAvailableError, match="the response is binary"):
         logistic.augment(new, interval="prediction")
 
 
