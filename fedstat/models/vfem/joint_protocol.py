@@ -34,9 +34,16 @@ from fedstat.models.vertical.pattern_merging import min_entities
 from fedstat.models.vfem.covariance.cross_products import STAGES, product_session
 from fedstat.models.vfem.covariance.from_moments import FROM_MOMENTS
 from fedstat.models.vfem.covariance.information import PsiCovariance
-from fedstat.models.vfem.iteration.glm_protocol import GLMPoint, QuasiNewtonIteration, split_by_site
+from fedstat.models.vfem.iteration.glm_protocol import (
+    UNDISPERSED,
+    UNREACHED,
+    GLMPoint,
+    QuasiNewtonIteration,
+    split_by_site,
+)
 from fedstat.models.vfem.iteration.glm_steps import seal_all
 from fedstat.models.vfem.iteration.quasi_newton import QuasiNewtonMemory, quasi_newton
+from fedstat.models.vfem.iteration.site_state import ALPHAS
 from fedstat.models.vfem.iteration.state import BLOCK, SQUARES, NormalModel, VFEMFit
 from fedstat.models.vfem.joint_likelihood import (
     MissingModel,
@@ -67,6 +74,12 @@ there.
 
 A fit takes about eight rounds.
 """
+LEAST_OF_ALPHA = 16
+"""Further entities if alpha is estimated, which takes more iterations, and two rounds afterwards."""
+ALPHA_ROUNDS = 2
+"""Further rounds that the information on alpha needs: scores at a larger and at a smaller alpha."""
+ALPHA_STEP = 1e-3
+"""Half the distance of their logarithms. The error of a central difference is of the order of its square."""
 NEAR = 1e-6
 """Relative score that is accepted if the smallest pattern allows no more rounds."""
 
@@ -96,6 +109,7 @@ class JointIteration(QuasiNewtonIteration):
     largest: float = field(init=False)
     limit: str = ""
     factor: tuple[Floats, Floats] = field(init=False)
+    by_alpha: Floats | None = None
     weighing: Floats = field(init=False)
 
     def __post_init__(self) -> None:
@@ -107,7 +121,7 @@ class JointIteration(QuasiNewtonIteration):
         some = np.flatnonzero(moments.seen.any(axis=1))
         smallest = int(some[moments.n[some].argmin()])
         entities = int(moments.n[smallest])
-        most = entities // MIN_ENTITIES_PER_EQUATION
+        most = entities // MIN_ENTITIES_PER_EQUATION - self.further
         if most < self.options.maxiter:
             lacks = dict.fromkeys(
                 what
@@ -129,6 +143,11 @@ class JointIteration(QuasiNewtonIteration):
         self.largest = float(self.linear.joint - own - 0.5 * n * (np.log(2.0 * np.pi) + 1.0))
 
     @property
+    def further(self) -> int:
+        """Return the rounds of scores that follow the iterations."""
+        return ALPHA_ROUNDS * (self.estimates_alpha and self.curved)
+
+    @property
     def seen(self) -> Bools:
         """Return which columns each pattern observes, (G, P)."""
         return self.alone_moments.seen
@@ -142,7 +161,7 @@ class JointIteration(QuasiNewtonIteration):
             squares = np.flatnonzero(self.alone(k))
             for g in np.unique(code):
                 only = np.flatnonzero(code == g)
-                rounds = self.options.maxiter + 1 + self.curved
+                rounds = self.options.maxiter + 1 + self.curved + self.further
                 openings.append(ColumnOpening(k, f"{BLOCK} {g}", 1 + p, only, rows[only], rounds))
                 width = (p + 1) * (p + 2) // 2
                 if self.curved and g in squares and len(only) >= min_entities(width, self.min_count):
@@ -161,16 +180,25 @@ class JointIteration(QuasiNewtonIteration):
         intercept = float(family.link(np.array([self.mean]))[0])
         slope = float(family.link.deriv(np.array([self.mean]))[0]) * float(moments.scale[-1])
         joint = JointNormalPoint(at.mu, intercept, slope * at.beta, 1.0, at.Q)
+        log_alpha = np.log([self.distribution.alpha or 1.0]) if self.estimates_alpha else np.zeros(0)
         while True:
-            point = yield from self._at(joint, 0.0, -np.inf)
+            point = yield from self._at(joint, log_alpha, 0.0, -np.inf)
             if point is not None:
                 break
             joint = replace(joint, beta=0.5 * joint.beta)
         self.point = self.joint = point
 
-    def _at(self, joint: JointNormalPoint, change: float, needed: float) -> FitProtocol[JointPoint | None]:
-        """Evaluate a model; None if it is not admissible, or its log-likelihood is below the required one."""
+    def _at(
+        self, joint: JointNormalPoint, log_alpha: Floats, change: float, needed: float
+    ) -> FitProtocol[JointPoint | None]:
+        """Evaluate a model; None if it is not admissible, or its log-likelihood is below the required one.
+
+        `log_alpha` (1,) is estimated, or empty.
+        """
         lay, places = self.layout, self.layout.places()
+        if len(log_alpha) and not ALPHAS[0] <= log_alpha[0] <= ALPHAS[1]:
+            self.at_the_edge = True
+            return None
         try:
             of_columns = columns_likelihood(self.alone_moments, joint) - self.largest
             missing = missing_model(joint, self.seen)
@@ -180,7 +208,9 @@ class JointIteration(QuasiNewtonIteration):
             self.request(k, "joint_predict", slopes=missing.slopes[:, places[k]], code=lay.code[lay.rows[k]])
             for k in lay.sites
         ]
-        lowest = {} if needed == -np.inf else {"lowest": needed - of_columns}
+        more = {} if needed == -np.inf else {"lowest": needed - of_columns}
+        if len(log_alpha):
+            more["alpha"] = float(np.exp(log_alpha[0]))
         (reply,) = yield [
             self.request(
                 lay.active,
@@ -189,7 +219,7 @@ class JointIteration(QuasiNewtonIteration):
                 predictor=joint.a + np.sum([reply.arrays["linear_predictor"] for reply in replies], axis=0),
                 center=-missing.slopes @ joint.mu,
                 spread=np.maximum(missing.variance, 0.0),
-                **lowest,
+                **more,
             )
         ]
         own = reply.arrays
@@ -199,12 +229,12 @@ class JointIteration(QuasiNewtonIteration):
             return None
         log_likelihood = float(own["log_likelihood"]) + of_columns
         return JointPoint(
-            own=np.concatenate([[joint.a], joint.beta, joint.mu, joint.Q[self.moves.entries]]),
+            own=np.concatenate([[joint.a], joint.beta, joint.mu, joint.Q[self.moves.entries], log_alpha]),
             log_likelihood=log_likelihood,
             change=change,
             sums=own["sums"],
             shown={},
-            of_alpha=np.zeros(0),
+            of_alpha=own.get("of_alpha", np.zeros(0)),
             joint=joint,
             missing=missing,
             boxes=tuple(split_by_site(own)),
@@ -213,20 +243,20 @@ class JointIteration(QuasiNewtonIteration):
     def _evaluate(
         self, at: Floats, weights: Sequence[Mapping[str, Any]], length: float, needed: float = -np.inf
     ) -> FitProtocol[GLMPoint | None]:
-        move = at - self.point.own
-        joint = self.moves.step(self.joint.joint, np.insert(move, 1, 0.0))
-        return (yield from self._at(joint, float(np.abs(move).max()), needed))
+        move, d = at - self.point.own, len(at) - self.estimates_alpha
+        joint = self.moves.step(self.joint.joint, np.insert(move[:d], 1, 0.0))
+        return (yield from self._at(joint, at[d:], float(np.abs(move).max()), needed))
 
     def take(self) -> FitProtocol[None]:
         """Accept the evaluated point: request the sums of the columns, and combine the next direction."""
         assert isinstance(self.point, JointPoint)
         self.joint = at = self.point
         self.first_information = self.first_information or at.information
-        self.sums = yield from self._sums()
+        self.sums = yield from self._sums(at)
         score = response_score(at.joint, at.missing, self.sums, self.seen, self.moves.edges)
         score += columns_derivatives(self.alone_moments, at.joint, self.moves.edges).score
         self.factor = self._information(self.sums)
-        self.memory.take(at.own, without_scale(score))
+        self.memory.take(at.own, np.append(without_scale(score), at.of_alpha[:1]))
         sy, yhy = self.memory.products(self._scale)
         self.weights, self.slope = quasi_newton(sy, yhy)
         self.enter(
@@ -238,19 +268,22 @@ class JointIteration(QuasiNewtonIteration):
         if self.limit and not self.converged and len(self.trace) == self.options.maxiter:
             self.converged, self.reason = self.trace[-1].score <= NEAR, self.limit
 
-    def _sums(self) -> FitProtocol[ResponseSums]:
-        """Request from every site the sums of its columns with L_m by pattern."""
-        lay, at, places = self.layout, self.joint, self.layout.places(1)
+    def _sums(self, at: JointPoint, *, weighed: bool = True) -> FitProtocol[ResponseSums]:
+        """Request from every site the sums of its columns with L_m by pattern.
+
+        If they are `weighed`, also request what the approximate information needs.
+        """
+        lay, places = self.layout, self.layout.places(1)
         requests = []
         for k in lay.sites:
             own = {"code": lay.code[lay.rows[k]], "patterns": len(lay.counts)}
             names, shown = sealed_boxes_by_site(k, self.sealed, at.boxes)
             requests.append(self.request(k, "joint_score", names, **own, **shown))
-        *replies, weights = yield [
-            *requests,
-            self.request(lay.active, "joint_weights", patterns=len(lay.counts)),
-        ]
-        self.weighing = weights.arrays["sums"]
+        if weighed:
+            requests.append(self.request(lay.active, "joint_weights", patterns=len(lay.counts)))
+        replies = list((yield requests))
+        if weighed:
+            self.weighing = replies.pop().arrays["sums"]
         first = np.zeros((len(lay.counts), 1 + lay.p))
         first[:, 0] = at.sums[:, 0]
         for k, reply in zip(lay.sites, replies, strict=True):
@@ -284,11 +317,32 @@ class JointIteration(QuasiNewtonIteration):
 
     def _scale(self, score: Floats) -> Floats:
         root, factor = self.factor
-        return np.asarray(cho_solve((factor, True), (score / root).T).T / root)
+        d = len(root)
+        own = cho_solve((factor, True), (score[..., :d] / root).T).T / root
+        of_alpha = score[..., d:] / np.maximum(self.joint.of_alpha[1:], 1.0)
+        return np.concatenate([own, of_alpha], axis=-1)
+
+    def _differentiate_by_alpha(self) -> FitProtocol[None]:
+        """Compute the information on log alpha and all parameters, from scores at two other values."""
+        at, scores = self.joint, []
+        for sign in (1.0, -1.0):
+            point = yield from self._at(at.joint, at.own[-1:] + sign * ALPHA_STEP, 0.0, -np.inf)
+            if point is None:
+                raise EstimationError(UNDISPERSED)
+            sums = yield from self._sums(point, weighed=False)
+            score = response_score(at.joint, at.missing, sums, self.seen, self.moves.edges)
+            scores.append(np.append(score, point.of_alpha[:1]))
+        # The response holder has the last point that was tried; fitted values are those of the accepted one.
+        yield from self._at(at.joint, at.own[-1:], 0.0, UNREACHED)
+        self.by_alpha = (scores[1] - scores[0]) / (2.0 * ALPHA_STEP)
 
     def estimate(self) -> FitProtocol[VFEMFit]:
-        """Return the estimates of the accepted point in the units of the data, without a request."""
-        yield from ()
+        """Return the estimates of the accepted point in the units of the data."""
+        distribution = self.distribution
+        if self.estimates_alpha:
+            distribution = replace(distribution, alpha=float(np.exp(self.joint.own[-1])))
+        if self.further:
+            yield from self._differentiate_by_alpha()
         lay, joint, moments = self.layout, self.joint.joint, self.linear.moments
         shift, scale = moments.center[:-1], moments.scale[:-1]
         beta, mu = joint.beta / scale, shift + scale * joint.mu
@@ -305,8 +359,9 @@ class JointIteration(QuasiNewtonIteration):
             converged=self.converged,
             reason=self.reason,
             remedy=self.remedy,
-            distribution=self.distribution,
+            distribution=distribution,
             null=float(self.null),
+            estimates_alpha=self.estimates_alpha,
             joint=NormalModel(
                 np.append(mu, joint.a), joint_normal_covariance(Sigma, beta, 0.0), self.moves.edges
             ),
@@ -373,6 +428,12 @@ def joint_estimates_covariance(iteration: JointIteration) -> FitProtocol[PsiCova
     """
     curvatures = yield from request_curvatures(iteration)
     information, joint = information_of(iteration, curvatures)
+    if iteration.by_alpha is not None:
+        # Inverting what remains after alpha accounts for its estimation.
+        cross, own = iteration.by_alpha[:-1], iteration.by_alpha[-1]
+        if not own > 0.0:
+            raise EstimationError(UNDISPERSED)
+        information = information - np.outer(cross, cross) / own
     return PsiCovariance(inverse_information(joint, information, scale=False), FROM_MOMENTS)
 
 

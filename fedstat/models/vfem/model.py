@@ -47,7 +47,7 @@ from fedstat.models.vfem.iteration.state import (
     SketchKind,
     fit_by_site,
 )
-from fedstat.models.vfem.joint_protocol import LEAST_PATTERN, JointIteration
+from fedstat.models.vfem.joint_protocol import LEAST_OF_ALPHA, LEAST_PATTERN, JointIteration
 from fedstat.models.vfem.outcome import SessionArtifacts, VFEMOutcome, warn_unless_converged
 from fedstat.models.vfem.protocol import IterativeResult, fit_glm, fit_joint, fit_normal
 from fedstat.models.vfem.results import VFEMGLMResults, VFEMResults
@@ -408,8 +408,7 @@ class VFEMGLM(VFEMModel):
             estimates are consistent. It is available for between="independent".
         dispersion : "ml", optional
             Estimate the dispersion of the family NegativeBinomial, its alpha, by maximum likelihood, starting
-            at the given value; all standard errors account for it. By default alpha is known. Available for
-            between="independent".
+            at the given value; all standard errors account for it. By default alpha is known.
         masked : bool, optional
             Whether pairwise masks hide each site's linear predictors, likelihoods and scores, which is the
             default; see :class:`fedstat.Iteration`, also for the next three.
@@ -443,7 +442,8 @@ class VFEMGLM(VFEMModel):
             An argument has no meaning here, or no third party can deal for two sites.
         EstimationError
             The response does not fit the family or is constant; the entities do not determine the estimate;
-            or columns separate the response.
+            columns separate the response; or Poisson counts vary more than 1.5 times as much as the family
+            allows (Pearson's chi2 / n) while entities lack blocks, which biases the coefficients.
         PolicyError
             A site refuses a release.
 
@@ -472,18 +472,17 @@ class VFEMGLM(VFEMModel):
         wanted = IterativeOptions(method, options, covariance, estimates_alpha=dispersion is not None)
         check_share("max_moved", max_moved)
         if self._fits_jointly(method):
-            if cov_type == "robust" or dispersion is not None:
-                what = "cov_type='robust'" if cov_type == "robust" else "dispersion='ml'"
+            if cov_type == "robust":
                 raise ModelError(
-                    f"{what} is available for from_formula(..., between='independent') only; between='free' "
-                    "has cov_type='observed' and a known alpha"
+                    "cov_type='robust' is available for from_formula(..., between='independent') only; "
+                    "between='free' has cov_type='observed'"
                 )
             if cross_products != "secure":
                 raise ModelError(
                     f"cross_products={cross_products!r} requires from_formula(..., between='independent'); "
                     "with between='free' cross-products are always secure"
                 )
-            least = max(self.partition.min_count, LEAST_PATTERN)
+            least = max(self.partition.min_count, LEAST_PATTERN + LEAST_OF_ALPHA * wanted.estimates_alpha)
             wanted = replace(wanted, small=SmallPatterns(least, max_moved, INDEPENDENT_ALTERNATIVE))
         return run_fit(self, call, VFEMGLM._fit_by_iteration, wanted, VFEMGLMResults)
 
@@ -533,7 +532,13 @@ class VFEMGLM(VFEMModel):
 
         def make(narrowed: Layout, exchange: PatternExchange) -> JointIteration:
             return JointIteration(
-                narrowed, wanted.options, self._session, report, **shared, exchange=exchange
+                narrowed,
+                wanted.options,
+                self._session,
+                report,
+                **shared,
+                exchange=exchange,
+                estimates_alpha=wanted.estimates_alpha,
             )
 
         return fit_joint(layout, wanted.small, conversation, make)

@@ -251,8 +251,6 @@ def dispersion_notes(layout: Layout, fit: VFEMFit, cov_type: str) -> Iterator[No
     if cov_type != "robust":
         more += f"Standard errors are about {np.sqrt(ratio):.1f} times too small. "
     remedy = DISPERSION_REMEDIES[name, fit.estimates_alpha]
-    if fit.joint is not None:
-        remedy += " (dispersion='ml' and cov_type='robust' are available for between='independent' only.)"
     if layout.missing.any():
         yield Note(
             "overdispersion",
@@ -265,7 +263,7 @@ def dispersion_notes(layout: Layout, fit: VFEMFit, cov_type: str) -> Iterator[No
         yield Note("overdispersion", f"{more}{remedy} Or use cov_type='robust'.", "warning")
 
 
-ALPHA_REMEDY = "fit(dispersion='ml'), with between='independent' only; its intervals covered 93 to 95 %."
+ALPHA_REMEDY = "fit(dispersion='ml'); with between='independent', its intervals covered 93 to 95 %."
 DISPERSION_REMEDIES = {
     ("Poisson", False): f"Use family=sm.families.NegativeBinomial() and {ALPHA_REMEDY}",
     ("NegativeBinomial", False): f"This alpha is too small: use {ALPHA_REMEDY}",

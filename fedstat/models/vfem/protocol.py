@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fedstat.errors import EstimationError
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.kernels.glm.distributions import COUNTS
@@ -26,6 +27,11 @@ from fedstat.models.vfem.iteration.protocol import EMIteration
 from fedstat.models.vfem.iteration.state import IterationState, VFEMFit
 from fedstat.models.vfem.joint_protocol import JointIteration, joint_estimates_covariance
 from fedstat.typing import Array, Floats
+
+MOST_EXCESS = 1.5
+"""Pearson's statistic per entity above which estimates of the Poisson family are not returned."""
+STANDARD_ERRORS = 3.0
+"""Its standard errors above one that are more than chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +80,24 @@ def fit_glm(iteration: QuasiNewtonIteration, options: CovarianceOptions) -> FitP
 
 
 def maximize(iteration: QuasiNewtonIteration) -> FitProtocol[VFEMFit]:
-    """Maximize the likelihood, and request how far counts vary beyond their distribution."""
+    """Maximize the likelihood, and request how far counts vary beyond their distribution.
+
+    Raises EstimationError if Poisson counts vary far too much and entities lack blocks.
+    """
     fit = yield from iteration.maximize()
     if iteration.distribution.entry.single is not COUNTS:
         return fit
     (reply,) = yield [iteration.request(iteration.layout.active, "glm_pearson")]
     total, squares = (reply.arrays["pearson"] / iteration.layout.n).tolist()
     error = np.sqrt(max(squares - total**2, 0.0) / iteration.layout.n)
+    poisson = iteration.distribution.name == "Poisson" and iteration.layout.missing.any()
+    if poisson and total > max(MOST_EXCESS, 1.0 + STANDARD_ERRORS * error):
+        raise EstimationError(
+            f"the counts vary {total:.2f} times as much as the Poisson family with these columns allows "
+            "(Pearson chi2 / n), and entities lack blocks: the fit takes the excess for effects of missing "
+            "columns, so that its coefficients are biased. Use family=sm.families.NegativeBinomial() and "
+            "fit(dispersion='ml')"
+        )
     return replace(fit, dispersion=(total, float(error)))
 
 

@@ -1,14 +1,19 @@
 """VFEM with negative binomial counts: pooled maximum likelihood, alpha known or estimated."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import statsmodels.api as sm
 from glm_oracle import PooledGLM, glm_study, glm_theta
+from joint_oracle import PooledJoint, correlated
 from scipy.special import loggamma
 from statsmodels.tools.numdiff import approx_fprime_cs
+from test_free_glm import all_parameters, as_counted
 
 import fedstat as fs
 from fedstat.errors import EstimationError, ModelError
+from fedstat.models.vfem import protocol
 
 ALPHA = 0.6
 ALPHA_PLACE = 1
@@ -149,11 +154,14 @@ def test_a_plan_counts_what_robust_errors_and_alpha_ask_for():
     assert any("they learn the residuals" in sentence for _, sentence in reported)
 
 
-def test_a_summary_of_overdispersed_counts_names_the_remedy_in_its_first_line():
+def test_a_summary_of_overdispersed_counts_names_the_remedy_in_its_first_line(monkeypatch):
     study = counts(n=600, holder="Registry")
     model = fs.VFEMGLM.from_formula(
         "y ~ .", study.partition(), family=sm.families.Poisson(), between="independent"
     )
+    with pytest.raises(EstimationError, match=r"vary \d\.\d\d times.*fit\(dispersion='ml'\)"):
+        model.fit(cov_type="none")
+    monkeypatch.setattr(protocol, "MOST_EXCESS", np.inf)
     poisson, blocks = model.fit(cov_type="none"), [study.table[c] for c in study.columns.values()]
     theta = glm_theta(model, poisson, study)
     m, v = PooledGLM(study.table["y"], blocks, "Log").linear(theta)
@@ -186,3 +194,35 @@ def test_with_nothing_missing_robust_errors_allow_for_the_excess():
     )
     assert "Or use cov_type='robust'" in " ".join(model.fit().notes)
     assert "NegativeBinomial" not in " ".join(model.fit(cov_type="robust").notes)
+
+
+class PooledJointCounts(PooledJoint):
+    """The joint likelihood of columns and counts; the last parameter is log alpha."""
+
+    def loglike(self, theta):
+        self.glm.alpha = np.exp(np.asarray(theta)[-1])
+        return super().loglike(np.asarray(theta)[:-1])
+
+
+def test_alpha_is_estimated_where_columns_depend_between_sites():
+    """Oracle: numerical derivatives of the likelihood of all entities, integrated in numpy."""
+    study = correlated(3, 900, shares=(0.0, 0.4, 0.5), count=True)
+    rng = np.random.default_rng(5)
+    study.table["y"] = rng.poisson(study.table["y"] * rng.gamma(2.0, 0.5, 900)).astype(float)
+    model = fs.VFEMGLM.from_formula("y ~ .", study.partition(), family=family(1.0))
+    result = model.fit(dispersion="ml")
+    alpha = result._fit.distribution.alpha
+    table = as_counted(study, result)
+    oracle = PooledJointCounts(table["y"], table[[c for k in result.names for c in study.columns[k]]], "NB")
+    oracle.glm = PooledCounts(oracle.y, [oracle.X], known=alpha)
+    oracle.glm.log_mass = partial(PooledCounts.log_mass, oracle.glm)
+    theta = np.append(all_parameters(result, oracle), np.log(alpha))
+    information = oracle.information(theta)
+    assert result.converged and result._fit.estimates_alpha
+    assert np.abs(oracle.score(theta) / np.sqrt(np.diag(information))).max() < 1e-5
+    np.testing.assert_allclose(result.bse, oracle.bse(theta), rtol=1e-4)
+    apart = fs.VFEMGLM.from_formula("y ~ .", study.partition(), family=family(1.0), between="independent")
+    assert result.llnull == pytest.approx(apart.fit(dispersion="ml", cov_type="none").llnull, rel=1e-6)
+    known = fs.VFEMGLM.from_formula("y ~ .", study.partition(), family=family(alpha)).fit()
+    np.testing.assert_allclose(known.params, result.params, atol=1e-3)
+    assert (result.bse > known.bse).any()

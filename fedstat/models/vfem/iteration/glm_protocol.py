@@ -31,6 +31,8 @@ from fedstat.models.vfem.iteration.state import BLOCK, FAMILY, SQUARES, Iteratio
 from fedstat.typing import Array, Bools, Floats
 
 SUFFICIENT = 1e-4
+UNREACHED = 1e300
+"""A log-likelihood that no point has, in a message: the point is set, and no sums are released."""
 ROUNDING = 1e-12
 SHORTEST = 2.0**-30
 COLLAPSE = 1e-6
@@ -295,7 +297,7 @@ class QuasiNewtonIteration(IterationState):
                 return True
             length /= 2.0
         # The sites hold the last point that was tried; the estimates are those of the accepted one.
-        yield from self._evaluate(before.own, [weights] * len(self.layout.sites), 0.0, np.inf)
+        yield from self._evaluate(before.own, [weights] * len(self.layout.sites), 0.0, UNREACHED)
         return False
 
     def separated(self) -> bool:
@@ -313,7 +315,7 @@ class QuasiNewtonIteration(IterationState):
             yield from self.take()
             if self.converged:
                 return
-            if self.estimates_alpha and self.point.own[1] < NO_EXCESS:
+            if self.estimates_alpha and self.point.own[-1] < NO_EXCESS:
                 raise EstimationError(UNDISPERSED)
             if self.separated():
                 raise EstimationError(SEPARATED)
