@@ -22,6 +22,7 @@ def impute(
     m: int = 20,
     seed: int | None = None,
     missing: Literal["raise", "drop"] = "raise",
+    coordinator: str | None = None,
 ) -> Imputations:
     """Impute missing blocks and values several times, from sums alone.
 
@@ -45,6 +46,8 @@ def impute(
         Seed of the draws.
     missing : {"raise", "drop"}
         Entities without a response: an error, or left out.
+    coordinator : str, optional
+        Site of the coordinator, as in :meth:`fedstat.VFEMRegression.from_formula`.
 
     Returns
     -------
@@ -80,7 +83,8 @@ def impute(
             "impute: the sites have different rows. Each site can impute its own rows, for example with "
             "scikit-learn; fs.pool() pools the fits"
         )
-    fit = VFEMRegression.from_formula(formula, partition, missing=missing).fit(cov_type="none")
+    model = VFEMRegression.from_formula(formula, partition, missing=missing, coordinator=coordinator)
+    fit = model.fit(cov_type="none")
     assert fit.exchange is not None
     patterns = sums_of(fit.exchange.moments, str(fit.model.endog_names))
     drawn, correlation = impute_sums(patterns, m, np.random.default_rng(seed))

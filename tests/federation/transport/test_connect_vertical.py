@@ -112,6 +112,13 @@ def test_the_same_fit_to_the_bit(there, here, name):
     assert fs.verify_receipt(theirs.receipt(), there.fingerprints).ok
 
 
+def test_the_same_imputations_to_the_bit(there, here):
+    ours, theirs = (fs.impute(p, "y ~ . - won", m=3, seed=1, coordinator="apart") for p in (here, there))
+    pd.testing.assert_frame_equal(theirs.sums(2), ours.sums(2), check_exact=True)
+    assert (theirs.ledger.rounds, theirs.ledger.bytes) == (ours.ledger.rounds, ours.ledger.bytes)
+    assert "per entity" not in set(theirs.ledger.releases()["kind"])
+
+
 @pytest.mark.parametrize("name", FITS)
 def test_the_same_dry_run(there, here, name):
     make, arguments = FITS[name]
