@@ -122,6 +122,13 @@ def test_an_epsilon_without_meaning_is_infinite():
     assert epsilon_of(0.1, 0.9) == 0.0 and delta_of(0.0, 0.1) < 0.9
 
 
+@pytest.mark.parametrize("rho", [Fraction(1), Fraction(1, 3)])
+def test_the_epsilon_of_zcdp_is_the_least_over_all_orders(rho):
+    a = 1.0 + np.exp(np.linspace(-6.0, 6.0, 200_001))
+    wanted = a * float(rho) + (a * np.log1p(-1.0 / a) - np.log(a - 1.0) - math.log(1e-6)) / (a - 1.0)
+    assert epsilon_of_zcdp(rho, 1e-6) == pytest.approx(wanted.min(), rel=1e-8)
+
+
 def test_costs_are_multiples_of_the_grid_on_the_safe_side():
     third = Fraction(1, 3)
     assert round_to_grid(third) == Fraction(2**64 // 3, 2**64)
