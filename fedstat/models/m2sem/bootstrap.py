@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from scipy.cluster.vq import kmeans2
 from scipy.optimize import linear_sum_assignment
 from scipy.special import logsumexp
 
@@ -16,7 +18,7 @@ from fedstat.federation.design.coding import BlockSpec
 from fedstat.inference.summary import Note, Report
 from fedstat.inference.tables import Sheet, number
 from fedstat.models.m2sem.columns import OpenedCovariates, OpenedModalities, OpenedModality
-from fedstat.models.m2sem.em import CHANGE, GAIN, soft
+from fedstat.models.m2sem.em import CHANGE, GAIN, EntityIndex, soft
 from fedstat.models.m2sem.local_mixtures import make_modality, restored
 from fedstat.models.m2sem.modality.base import Modality
 from fedstat.models.m2sem.record import FittedSite, M2SEMRecord
@@ -109,6 +111,13 @@ def refit(
 
 def ascend(drawn: Mapping[str, Sequence[Modality]], place: Mapping[str, Ints], r: Floats) -> Floats:
     """Fit locally by EM from posteriors r (n, K), and return the final posteriors."""
+    return climb(drawn, place, r)[0]
+
+
+def climb(
+    drawn: Mapping[str, Sequence[Modality]], place: Mapping[str, Ints], r: Floats
+) -> tuple[Floats, float]:
+    """Fit locally by EM from posteriors r (n, K); return the final posteriors and the log-likelihood."""
     w, last = r.mean(axis=0), -np.inf
     for site, some in drawn.items():
         for m in some:
@@ -131,7 +140,7 @@ def ascend(drawn: Mapping[str, Sequence[Modality]], place: Mapping[str, Ints], r
             for m in some:
                 for _ in range(LOCAL_STEPS):
                     m.improve(at)
-    return r
+    return r, last
 
 
 def as_drawn(r: Floats, labels: Ints) -> Ints:
@@ -249,6 +258,93 @@ def bootstrap(
     check_alpha(alpha)
     sites = {site: drawable(record, held, place[site]) for site, held in record.sites.items()}
     return BootstrapResults(record, draw_refits(sites, record.shares, record.n, samples, rng), alpha)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Parametric bootstrap of the likelihood ratio of K clusters against K - 1 (McLachlan 1987).
+#
+# The ratio has no known distribution: under K - 1 clusters a share is at its border, and means of an empty
+# cluster are not identified. Samples are drawn from the released parameters of K - 1 clusters.
+
+
+class ClusterNumberTest(NamedTuple):
+    """Bootstrap likelihood ratio test of K clusters against K - 1.
+
+    Attributes
+    ----------
+    statistic : float
+        Twice the difference of the log-likelihoods.
+    pvalue : float
+        ``(1 + b) / (1 + samples)`` with the number b of samples whose statistic is as large.
+    samples : int
+        Samples that were drawn from the fit of K - 1 clusters.
+    clusters : int
+        K - 1.
+    """
+
+    statistic: float
+    pvalue: float
+    samples: int
+    clusters: int
+
+
+def bootstrap_ratios(
+    record: M2SEMRecord, subjects: EntityIndex, samples: int, n_init: int, rng: np.random.Generator
+) -> Floats:
+    """Draw samples from a fit, and return the likelihood ratio of one more cluster in each: (samples,).
+
+    The larger mixture begins from `n_init` k-means of factor scores, the smaller one from the drawn clusters.
+    Mixtures with a cluster that is too small for an owner do not count, as in a fit over sites.
+    """
+    place = subjects.place
+    sites = {site: drawable(record, held, place[site]) for site, held in record.sites.items()}
+    K, found, failed = len(record.shares), list[float](), 0
+    with open_line("sample", samples) as line:
+        while len(found) < samples:
+            labels = rng.choice(K, size=record.n, p=record.shares)
+            try:
+                drawn = {site: redraw(one, labels[one.place], rng) for site, one in sites.items()}
+            except ModelError:
+                failed += 1
+                if failed > MOST_FAILED * samples:
+                    raise EstimationError(
+                        "test_against: a column is constant in too many samples; leave out columns in which "
+                        "nearly all entities have the same value"
+                    ) from None
+                continue
+            smaller = climb(drawn, place, soft(labels, K))[1]
+            found.append(max(0.0, 2.0 * (_one_more(drawn, subjects, K + 1, n_init, rng) - smaller)))
+            line.step()
+    return np.array(found)
+
+
+def _one_more(
+    drawn: Mapping[str, Sequence[Modality]],
+    subjects: EntityIndex,
+    K: int,
+    n_init: int,
+    rng: np.random.Generator,
+) -> float:
+    """Largest log-likelihood of K clusters from several k-means of factor scores."""
+    place = subjects.place
+    scores, best = [], -np.inf
+    for site, some in drawn.items():
+        for m in some:
+            m.silent = False  # Means of one cluster are zero, which is no restriction on two.
+            m.begin(1)
+            m.log_densities()
+            own = np.zeros((subjects.total, m.Q))
+            own[place[site]] = m.factor_scores(np.ones((m.n, 1)))
+            scores.append(own)
+    for _ in range(n_init):
+        for some in drawn.values():
+            for m in some:
+                m.begin(K)
+        _, labels = kmeans2(np.hstack(scores), K, minit="++", rng=rng, missing="warn")
+        r, loglik = climb(drawn, place, soft(labels.astype(np.int64), K))
+        if subjects.too_few(r) is None:
+            best = max(best, loglik)
+    return best
 
 
 def drawable(record: M2SEMRecord, held: FittedSite, place: Ints) -> Drawable:

@@ -24,7 +24,7 @@ from fedstat.inference.summary import Note
 from fedstat.inference.tables import Sheet
 from fedstat.models.checks import check_integer
 from fedstat.models.m2sem.analyses import request_outside_sums, request_scores
-from fedstat.models.m2sem.bootstrap import BootstrapResults, bootstrap
+from fedstat.models.m2sem.bootstrap import BootstrapResults, ClusterNumberTest, bootstrap, bootstrap_ratios
 from fedstat.models.m2sem.plots import plot_cluster_profiles, plot_profile_heat
 from fedstat.models.m2sem.prediction import predict_clusters
 from fedstat.models.m2sem.protocol import MixtureFit
@@ -465,6 +465,83 @@ class M2SEMResults(
         check_integer("samples", samples, 2)
         place = self._alive("bootstrap").model._subjects.place
         return bootstrap(self._record, place, int(samples), alpha, np.random.default_rng(seed))
+
+    @shows_progress
+    def test_against(
+        self,
+        smaller: M2SEMResults,
+        samples: int = 50,
+        *,
+        n_init: int | None = None,
+        seed: int = 0,
+        progress: bool | None = None,
+    ) -> ClusterNumberTest:
+        """Test these K clusters against K - 1 by a parametric bootstrap, without any site.
+
+        The likelihood ratio has no known distribution here. It is computed again in samples that are drawn
+        from the smaller fit. The test needs the model's distributions: in skewed columns it rejects too
+        often.
+
+        Parameters
+        ----------
+        smaller : M2SEMResults
+            A fit of K - 1 clusters on the same columns, not loaded from a file; both with ``select=None``.
+        samples : int
+            Number of samples; the smallest p-value is ``1 / (samples + 1)``.
+        n_init : int, optional
+            Number of starts of K clusters in each sample; by default as many as this fit had, since more
+            starts find larger ratios.
+        seed : int
+            Seed of the draws.
+        progress : bool, optional
+            Report the progress of the computation (:func:`fedstat.progress`).
+
+        Returns
+        -------
+        ClusterNumberTest
+
+        Raises
+        ------
+        ModelError
+            The fits do not differ by one cluster, or have different columns, factors or entities, or selected
+            columns.
+
+        References
+        ----------
+        McLachlan, G. J. (1987). On bootstrapping the likelihood ratio test statistic for the number of
+        components in a normal mixture. Journal of the Royal Statistical Society C 36, 318-324.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> data = fs.datasets.make_clusters(150, ["continuous"] * 3, p=3, separation=3.0, seed=1)
+        >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+        >>> one, two = [
+        ...     fs.M2SEM(partition, K, 1).fit(select=None, n_init=1, cov_type=None) for K in (1, 2)
+        ... ]
+        >>> two.test_against(one, samples=4, n_init=1).pvalue
+        0.2
+        """
+        here, there = self._record, smaller._record
+        same = here.n == there.n and here.factors == there.factors
+        columns = [[(s, one.modalities) for s, one in r.sites.items()] for r in (here, there)]
+        if not same or columns[0] != columns[1] or here.select or there.select:
+            raise ModelError(
+                "test_against: expected two fits with select=None of the same entities, columns and factors"
+            )
+        if len(here.shares) != len(there.shares) + 1:
+            raise ModelError(
+                f"test_against: expected a fit of {len(here.shares) - 1} clusters, received one of "
+                f"{len(there.shares)}"
+            )
+        check_integer("samples", samples, 2)
+        starts = here.starts[1] if n_init is None else n_init
+        check_integer("n_init", starts, 1)
+        subjects = smaller._alive("test_against").model._subjects
+        drawn = bootstrap_ratios(there, subjects, int(samples), int(starts), np.random.default_rng(seed))
+        statistic = 2.0 * (here.loglik - there.loglik)
+        pvalue = (1 + int(np.count_nonzero(drawn >= statistic))) / (int(samples) + 1)
+        return ClusterNumberTest(statistic, pvalue, int(samples), len(there.shares))
 
     def outside(self, variable: str, *, site: str | None = None, alpha: float = 0.05) -> OutsideResults:
         """Compare clusters by a variable that was not clustered.

@@ -118,7 +118,8 @@ class ClusterSearch(Report):
         yield Note(
             "criteria",
             "Fits of all columns, without selection; smaller BIC and ICL are better. ICL also penalizes "
-            "overlap, and selects fewer clusters. Starts: how many of all starts had the same clusters.",
+            "overlap, and selects fewer clusters. Starts: how many of all starts had the same clusters. "
+            "test_against() of a fit of K clusters tests them against K - 1.",
         )
         if self.skewed and self.best[0] > 1:
             names = [f"'{name}' at '{site}'" for site, name in self.skewed]

@@ -230,14 +230,16 @@ def notes(r: M2SEMRecord) -> Iterator[Note]:
 def misfits(r: M2SEMRecord) -> Iterator[Note]:
     """State where members' means differ from the model's, and which columns are skewed."""
     away = r.mean_residuals().dropna().abs()
+    largest = float(away.to_numpy().max(initial=0.0))
     # Errors of classification and covariates also move members' means.
-    if r.entropy >= OVERLAP and not r.adjusted and len(away) and (largest := away.max(axis=None)) > FAR:
-        worst = away.max(axis=1).idxmax()
-        k = away.loc[worst].idxmax()
-        model, own = r.profiles().loc[worst, k], r.members().loc[worst, k]
+    if r.entropy >= OVERLAP and not r.adjusted and largest > FAR:
+        row, k = np.unravel_index(int(away.to_numpy().argmax()), away.shape)
+        site, modality, column, level = away.index.to_list()[row]
+        at = r.profiles().index.to_list().index((site, modality, column, level))
+        model, own = (float(frame.to_numpy()[at, k]) for frame in (r.profiles(), r.members()))
         yield Note(
             "mean_residual",
-            f"The model does not fit the means of cluster {k}: for '{worst[2]}' at '{worst[0]}' its mean is "
+            f"The model does not fit the means of cluster {k + 1}: for '{column}' at '{site}' its mean is "
             f"{number(model, 3)}, that of its members {number(own, 3)} "
             f"({largest:.2f} standard deviations). Describe clusters by members(), or take more factors.",
             "warning",

@@ -8,6 +8,7 @@ import pytest
 from cluster_cases import QUICK, make_frames, partition_of
 
 import fedstat as fs
+from fedstat.errors import ModelError
 from fedstat.models.m2sem.model import M2SEM
 from fedstat.models.m2sem.results import M2SEMResults
 
@@ -118,3 +119,28 @@ def test_search_warns_where_skewness_makes_clusters():
 def test_clusters_of_normal_columns_are_not_called_skewed():
     frames, _ = make_frames(n=400, apart=3.0, seed=5)
     assert M2SEM.search(partition_of(frames), [1, 2], [1], n_init=1).skewed == ()
+
+
+def test_number_of_clusters_against_one_fewer():
+    frames, _ = make_frames(n=150, apart=4.0, seed=2)
+    partition = partition_of(frames)
+    one, two, three = (M2SEM(partition, K, 1).fit(cov_type=None, **QUICK) for K in (1, 2, 3))
+    rounds = one.ledger.rounds
+    found = two.test_against(one, samples=9, n_init=2)
+    assert found.pvalue == 0.1 and found.statistic == pytest.approx(2 * (two.llf - one.llf))
+    assert three.test_against(two, samples=9, n_init=2).pvalue > 0.1
+    assert one.ledger.rounds == rounds
+    with pytest.raises(ModelError, match="expected a fit of 2 clusters, received one of 1"):
+        three.test_against(one)
+
+
+@pytest.mark.slow
+def test_the_test_of_the_number_keeps_its_level_without_clusters():
+    """P-values of tables of one cluster are spread over (0, 1)."""
+    p = []
+    for seed in range(30):
+        frames, _ = make_frames(n=120, K=1, seed=seed)
+        partition = partition_of(frames)
+        one, two = (M2SEM(partition, K, 1).fit(cov_type=None, **QUICK) for K in (1, 2))
+        p.append(two.test_against(one, samples=9).pvalue)
+    assert 0.35 < np.mean(p) < 0.75 and np.mean(np.array(p) <= 0.1) < 0.3, p
