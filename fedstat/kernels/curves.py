@@ -26,6 +26,16 @@ def spline_basis(x: Floats, low: float, high: float, knots: int = 10, degree: in
     return basis
 
 
+def spline_refinement(knots: int, degree: int = 3) -> Floats:
+    """Matrix (2 knots + degree + 2, knots + degree + 1) from splines with one more knot in each interval.
+
+    ``spline_basis(x, knots=k) = spline_basis(x, knots=2 k + 1) @ spline_refinement(k)``.
+    """
+    x = np.linspace(0.0, 1.0, 8 * (knots + degree + 1) + 1)
+    fine, given = (spline_basis(x, 0.0, 1.0, k, degree) for k in (2 * knots + 1, knots))
+    return np.asarray(np.linalg.lstsq(fine, given, rcond=None)[0])
+
+
 def spline_gram(low: float, high: float, knots: int = 10, degree: int = 3) -> Floats:
     """Integrals of products of the functions of :func:`spline_basis`, (k, k), exactly (Gauss-Legendre)."""
     x, w = np.polynomial.legendre.leggauss(degree + 1)

@@ -51,7 +51,7 @@ class ColumnSource(MomentSource, VerticalModel):
     family: ClassVar[str] = FAMILY
     model_name: ClassVar[str] = "Federated functional boosting"
     where = "where sites hold different columns"
-    settings = ("time", "penalty", "missing", "coordinator")
+    settings = ("time", "penalty", "missing", "coordinator", "check_knots")
     options = ("steps", "learning_rate", "select", "folds", "seed")
     selects = ("cv", "aicc", None)
 
@@ -64,7 +64,9 @@ class ColumnSource(MomentSource, VerticalModel):
         penalty: PenaltyKind = "separable",
         missing: MissingRule = "drop",
         coordinator: str | None = None,
+        check_knots: bool = False,
     ) -> None:
+        self.check_knots = check_knots
         self.boost = boost
         self.curves = curves_by_owner(partition)
         held = {client: tuple(own) for client, own in partition.curves.items()}

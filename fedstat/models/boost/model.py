@@ -148,6 +148,10 @@ class FedFunctionBoost(Explainable):
             tenth of its domain, are left out and counted, or raise an error.
         labels : sequence of str, optional
             Horizontal: columns that ``fit(folds=...)`` may use, such as a person's number.
+        check_knots : bool
+            Sum products for twice as many knots in `time`, ``bsignal`` and ``bbs``. The path is the same, and
+            :meth:`BoostResults.refit` tests whether the given knots are too few. About twice as many columns
+            are summed, which needs more rows and discloses more.
         coordinator : str, optional
             Vertical: the site of the coordinator, or ``"apart"``.
         epsilon : float, optional

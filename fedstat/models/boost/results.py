@@ -201,8 +201,9 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
         # Sites with different columns have one row for each entity.
         horizontal = isinstance(basis, RowsBasis) and not isinstance(basis, BlocksBasis)
         person = looks_like_person(source.partition.pooled_columns) if horizontal else ""
+        own, doubled = source.given_and_doubled(boosting)
         record = BoostRecord(
-            basis, source.boost, boosting, t, declared, grids, steps, select, masked, together, person
+            basis, source.boost, own, t, declared, grids, steps, select, masked, together, person, doubled
         )
         result = cls(record, ledger)
         # A constant response must raise an error in the fit, not at the first use of its results.
@@ -420,7 +421,9 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
         """
         return as_functions(self._record, self._followed[1], self.offset)
 
-    def refit(self, learners: Sequence[str] | None = None, *, seed: int = 0) -> SurfaceFit:
+    def refit(
+        self, learners: Sequence[str] | None = None, *, doubled: bool = False, seed: int = 0
+    ) -> SurfaceFit:
         """Fit learners again without the shrinkage of boosting: surfaces with intervals, and tests.
 
         Generalized least squares with errors correlated along the response; it sends no further request to
@@ -430,6 +433,8 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
         ----------
         learners : sequence of str, optional
             By default the selected ones: intervals and tests are then conditional on the selection.
+        doubled : bool
+            Use twice as many knots. Their sums are there if the model has ``check_knots=True``.
         seed : int
             Seed of the draws behind simultaneous bands.
 
@@ -439,11 +444,21 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
             There is no such learner.
         EstimationError
             Too few rows for the learners, or they are collinear.
+        NotAvailableError
+            There are no sums for doubled knots.
         """
         self._need_exact()
+        record = self._record
+        if doubled:
+            if record.doubled is None:
+                raise NotAvailableError(
+                    "there are no sums for doubled knots; make the model by "
+                    "from_formula(..., check_knots=True)"
+                )
+            record = replace(record, boosting=record.doubled.boosting(self._boosting), doubled=None)
         chosen = self._selected if learners is None else [self._place(name) for name in learners]
         how = SELECTED if learners is None else GIVEN
-        return fit_surfaces(self._record, self._all_folds, chosen, how, seed)
+        return fit_surfaces(record, self._all_folds, chosen, how, seed, doubled=doubled)
 
     def split(self, *, seed: int = 0) -> SurfaceFit:
         """Select learners by one half of the folds, after as many steps, and fit them to the other half.
@@ -672,7 +687,8 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
         setting, moments = getattr(self._ledger, "setting", ""), self._boosting.moments
         along = coefficients_along(self._boosting.design.learners)
         reported = (moments.weighted, self._boosting.n_scores, along)
-        columns = traced_columns(moments.T.shape[1], moments.T.shape[2], *reported)
+        summed = moments if self._record.doubled is None else self._record.doubled
+        columns = traced_columns(summed.T.shape[1], summed.T.shape[2], *reported)
         if setting:
             yield Note("setting", setting)
         basis = self._record.basis

@@ -87,7 +87,7 @@ class RowSource(MomentSource, HorizontalModel):
 
     model_name: ClassVar[str] = "Federated functional boosting"
     where = "where sites hold different rows"
-    settings = ("time", "penalty", "family", "loss", "delta", "q", "missing", "labels")
+    settings = ("time", "penalty", "family", "loss", "delta", "q", "missing", "labels", "check_knots")
     options = tuple(one.name for one in fields(BoostOptions))
     selects = ("cv", "aicc", None)
 
@@ -104,13 +104,20 @@ class RowSource(MomentSource, HorizontalModel):
         q: float | None = None,
         missing: MissingRule = "drop",
         labels: Sequence[str] = (),
+        check_knots: bool = False,
     ) -> None:
+        self.check_knots = check_knots
         self.loss, distribution = loss_of(family, loss, delta, q)
         self.boost, self.curves = boost, common_curves(partition)
         self._set_learners(time, penalty, self._along, partial(published_range, partition))
         held = {site: curves.get(boost.response) for site, curves in partition.curves.items()}
         self._responses = {site: curve for site, curve in held.items() if curve is not None}
         self._uneven = boost.functional and measured_differently(list(self._responses.values()))
+        if check_knots and (self.loss or self._uneven or varying_of(self.learners)):
+            raise ModelError(
+                "check_knots: needs squared loss, curves of the response at the same points, and no learner "
+                "that varies along the response"
+            )
         check_points(self.learners, partition.curves)
         super().__init__(
             plain_formula(boost, partition),
@@ -189,10 +196,12 @@ class RowSource(MomentSource, HorizontalModel):
                 f"aggregation: {aggregation!r} needs all curves of the response at the same points, and no "
                 "learner that varies along it"
             )
-        if not exact and (by_site or select == "aicc" or smooth or given is not None or self.loss):
+        if not exact and (
+            self.check_knots or by_site or select == "aicc" or smooth or given is not None or self.loss
+        ):
             raise ModelError(
-                f"aggregation: {aggregation!r} needs squared loss about means, and has neither AICc nor "
-                "sites as folds"
+                f"aggregation: {aggregation!r} needs squared loss about means, and has neither AICc, nor "
+                "sites as folds, nor check_knots"
             )
         check_loss(self.loss, select, self.learners, uneven=self._uneven)
         masked = exact and check_masked(masked, len(self.sites), self._masks_wanted)

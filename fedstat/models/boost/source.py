@@ -14,6 +14,7 @@ from fedstat.federation.tables.curves import CurveArray
 from fedstat.models.boost.learning.baselines import check_aggregation
 from fedstat.models.boost.learning.boosting import Aggregation
 from fedstat.models.boost.learning.columns import time_basis
+from fedstat.models.boost.learning.knots import DoubledKnots, doubled, given_knots
 from fedstat.models.boost.learning.learners import (
     BoostFormula,
     Learner,
@@ -72,6 +73,9 @@ class MomentSource(Explainable):
     time: Learner | None
     penalty: PenaltyKind
     loss: LossSpec | None = None
+    check_knots: bool = False
+    given_learners: tuple[Learner, ...]
+    given_time: Learner | None
 
     @classmethod
     def of_formula(cls, formula: str, partition: ClientPartition, **settings: Any) -> Self:
@@ -122,6 +126,26 @@ class MomentSource(Explainable):
         self.learners = tuple(
             with_domain(one, ends(one)) if one.of_curve else with_bounds(one, ranges)
             for one in self.boost.learners
+        )
+        self.given_learners, self.given_time = self.learners, self.time
+        if self.check_knots:
+            self.learners = tuple(map(doubled, self.learners))
+            self.time = None if self.time is None else doubled(self.time)
+
+    @property
+    def given_design(self) -> BoostDesign:
+        """The design with the knots of the formula; sums are of twice as many where these are checked."""
+        pairs = zip(self.learners, self.given_learners, np.diff(self.starts).tolist(), strict=True)
+        widths = [width - wide.knots + own.knots for wide, own, width in pairs]
+        starts = tuple(np.cumsum([0, *widths]).tolist())
+        return BoostDesign(self.given_learners, starts, self.given_time, self.penalty)
+
+    def given_and_doubled(self, boosting: Any) -> tuple[Any, DoubledKnots | None]:
+        """Return boosting with the knots of the formula, and with twice as many if these are checked."""
+        if not self.check_knots:
+            return boosting, None
+        return given_knots(boosting, self.given_design, time_basis(self.given_time, self._points)), (
+            DoubledKnots.of(boosting)
         )
 
     @property

@@ -92,3 +92,21 @@ def test_the_dry_run_has_as_many_rounds_as_the_fit():
     assert planned.passes
     expected = planned.table.query("sender == 'A'").set_index("step")["bytes"]
     assert (expected["sum_curves"] == sent.set_index("step")["bytes"]["sum_curves"]).all()
+
+
+def test_a_refit_of_repeated_measures_has_a_banner_and_explains_the_entry_test():
+    fit = model().fit(steps=60, folds="subject")
+    found, labels = fit.refit([f"x{j}" for j in range(12)]), fit.learners.index[1:]
+    printed = " ".join(str(found.summary()).split())
+    assert printed.index("Rows count as independent. If rows with the same 'subject'") < printed.index("F")
+    # 480 rows of 60 persons: columns of persons without an effect are significant in both tests.
+    assert (found.tests["p_value"] < 0.05).sum() > 3
+    alone = fit.entry_test(draws=199)["p_value"]
+    apart = [one for one in labels if (found.tests["p_value"][one] < 0.05) != (alone[one] < 0.05)]
+    assert all(
+        f"{one} ({found.tests['p_value'][one]:.3f} here, {alone[one]:.3f} there)" in printed for one in apart
+    )
+    assert apart
+    assert "Rows count as independent" not in str(
+        model(FRAME.rename(columns={"subject": "z"}), ["z"]).fit(steps=5).refit().summary()
+    )

@@ -14,6 +14,7 @@ from fedstat.federation.tables.curves import Curve
 from fedstat.inference.summary import CoefficientBlock, Note
 from fedstat.models.boost.learning.baselines import SiteBoosting
 from fedstat.models.boost.learning.boosting import Boosting, ScoredBoosting
+from fedstat.models.boost.learning.knots import DoubledKnots
 from fedstat.models.boost.learning.learners import INTERCEPT, BoostFormula
 from fedstat.models.boost.private.protocol import NoisyBoosting
 from fedstat.models.boost.private.public_curves import PublicPart
@@ -86,6 +87,7 @@ class BoostRecord:
     `basis` is what the provider of moments keeps; `curves` is how a table holds the curves, `grids` are their
     points, `t` those of the response. Rows with the same value of `together` are in one fold; `person` is a
     column of the tables whose name is that of a person's number.
+    `doubled` has the sums for twice as many knots, where these are checked.
     """
 
     basis: BlocksBasis | PublicBasis | RowsBasis
@@ -99,6 +101,7 @@ class BoostRecord:
     masked: bool
     together: str = ""
     person: str = ""
+    doubled: DoubledKnots | None = None
 
 
 def repeated_rows(record: BoostRecord) -> str:
