@@ -446,6 +446,32 @@ class ConvergenceWarning(FedstatWarning):
     """
 
 
+FULL_TRACEBACK = "FEDSTAT_TRACEBACK"
+"""Environment variable that keeps the frames of this package, if it is "full"."""
+
+
+def without_internal_frames(error: FedstatError) -> FedstatError:
+    """Return the error without the frames of this package below a public call.
+
+    The message of a :class:`FedstatError` states the cause and the remedy, so these frames would only move it
+    out of sight. The cause, if the error has one, keeps its own. With the environment variable
+    ``FEDSTAT_TRACEBACK=full``, for work on this package, the error is returned unchanged.
+
+    Parameters
+    ----------
+    error : FedstatError
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> fs.errors.without_internal_frames(fs.errors.ModelError("no such argument")).__traceback__ is None
+    True
+    """
+    if os.environ.get(FULL_TRACEBACK) == "full":
+        return error
+    return error.with_traceback(None)
+
+
 def warn(message: str, category: type[FedstatWarning]) -> None:
     """Warn at the line of the caller's own code, past any number of functions of this package."""
     frame, level = sys._getframe().f_back, 2

@@ -7,6 +7,9 @@ from pathlib import Path
 # have loaded numpy already.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+# A test that fails shows where.
+os.environ.setdefault("FEDSTAT_TRACEBACK", "full")
+
 import matplotlib
 import pytest
 from seeded_secrets import SECRETS, draw_from_seeds

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import EstimationError, ModelError
+from fedstat.errors import EstimationError, FedstatError, ModelError, without_internal_frames
 from fedstat.federation.crypto.masks import hides
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.kernels.glm.distributions import DISTRIBUTIONS, REAL
@@ -102,12 +102,18 @@ def _remedy(model: type, name: str, known: Sequence[str]) -> str:
 
 
 def checks_arguments(call: Method) -> Method:
-    """Let a method answer an argument that it does not have with a ModelError that names the remedy."""
+    """Let a method answer an argument that it does not have with a ModelError that names the remedy.
+
+    The tracebacks of its errors end here; see :func:`~fedstat.errors.without_internal_frames`.
+    """
 
     @wraps(call)
     def checked(model: Any, /, *args: Any, **given: Any) -> Any:
-        check_arguments(model if isinstance(model, type) else type(model), given, call.__name__)
-        return call(model, *args, **given)
+        try:
+            check_arguments(model if isinstance(model, type) else type(model), given, call.__name__)
+            return call(model, *args, **given)
+        except FedstatError as error:
+            raise without_internal_frames(error) from error.__cause__
 
     return cast(Method, checked)
 

@@ -13,7 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from fedstat.errors import DataWarning, DisclosureWarning, EngineError, SessionError, warn
+from fedstat.errors import (
+    DataWarning,
+    DisclosureWarning,
+    EngineError,
+    FedstatError,
+    SessionError,
+    warn,
+    without_internal_frames,
+)
 from fedstat.federation.audit.event_log import AbsentSite
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.crypto.masks import TWO_SITES
@@ -233,11 +241,14 @@ def run_analysis(
     ConsentError
         Not all have consented; names sites, digests and commands.
     """
-    running = protocol()
-    if owners := owners_consulted(analysis.partition):
-        plans = analysis.plans(owners, (dry_run or protocol)(), ledger)
-        running = proposing(plans, running)
-    return analysis.partition.engine.run(running, ledger)
+    try:
+        running = protocol()
+        if owners := owners_consulted(analysis.partition):
+            plans = analysis.plans(owners, (dry_run or protocol)(), ledger)
+            running = proposing(plans, running)
+        return analysis.partition.engine.run(running, ledger)
+    except FedstatError as error:
+        raise without_internal_frames(error) from error.__cause__
 
 
 def proposing(plans: Mapping[str, AnalysisPlan], protocol: FitProtocol[Fit]) -> FitProtocol[Fit]:
