@@ -188,8 +188,17 @@ class PatternMoments:
                     f"this fit: {', '.join(names)}; drop them"
                 )
 
-    def submodel(self, columns: Sequence[str]) -> PatternMoments:
+    def together(self, pattern: Ints, seen: Bools) -> PatternMoments:
+        """Add up the groups of each pattern: `pattern` of each group, `seen` (G, P) of each pattern."""
+        n, grams = np.zeros(len(seen)), np.zeros((len(seen), *self.grams.shape[1:]))
+        np.add.at(n, pattern, self.n)
+        np.add.at(grams, pattern, self.grams)
+        return replace(self, seen=seen, n=n, grams=grams)
+
+    def submodel(self, columns: Sequence[str], *, by_group: bool = False) -> PatternMoments:
         """Keep these columns, in any order: the moments of any nested formula.
+
+        With `by_group`, groups of entities stay apart if their patterns become equal.
 
         The recorded entities stay the same; a site without any of the columns is removed. Raises ModelError
         if a name does not exist, or no column is named.
@@ -205,6 +214,8 @@ class PatternMoments:
         places = np.flatnonzero(np.concatenate([[True], keep, [True]]))
         # Patterns that differed only by removed columns are now one.
         seen, code = np.unique(self.seen[:, keep], axis=0, return_inverse=True)
+        if by_group:
+            seen, code = self.seen[:, keep], np.arange(len(self.n))
         n, grams = np.zeros(len(seen)), np.zeros((len(seen), len(places), len(places)))
         np.add.at(n, code.ravel(), self.n)
         np.add.at(grams, code.ravel(), self.grams[:, places[:, None], places])

@@ -27,6 +27,7 @@ from fedstat.models.vfem.base_model import (
 from fedstat.models.vfem.corrections import Correction, apply_correction, check_correction
 from fedstat.models.vfem.covariance.cross_products import product_session
 from fedstat.models.vfem.covariance.from_moments import (
+    GROUPS,
     CovType,
     MomentsOptions,
     check_cov_type,
@@ -152,8 +153,10 @@ class VFEMRegression(VFEMModel):
         cov_type : {"observed", "expected", "sem", "robust", "none"}
             Inverse of the observed information; the same with cross-products between sites set to their
             expected value, zero, so that none are requested (requires missingness completely at random);
-            supplemented EM; sandwich; or none. All but "none" account for the estimated means, covariances
-            and residual variance.
+            supplemented EM; sandwich; or none. With exchange="moments", the sandwich needs between="free":
+            each missing pattern is split into up to 25 random groups, whose sums are released instead of
+            those of the pattern, and tests use Student's t. All but "none" account for the estimated means,
+            covariances and residual variance.
         exchange : {"moments", "iterative"}
             What the sites exchange. "moments": sums of products of the columns by missing pattern, once;
             products of two sites' columns come from secure multiplication. No row-level values leave a site.
@@ -161,7 +164,8 @@ class VFEMRegression(VFEMModel):
             standard errors of the maximum. A pattern is not released if it has fewer entities than the
             partition's `min_count`, or than twice its number of columns and response; its entities then count
             as missing at a site that has them. "iterative": linear predictors and residuals of every entity,
-            in every round. The estimates are the same. cov_type="robust" requires it.
+            in every round. The estimates are the same. With between="independent",
+            cov_type="robust" requires it.
         iteration : Iteration, optional
             Options of exchange="iterative", such as ``fs.Iteration(step="gradient")``.
         maxiter : int
@@ -221,7 +225,9 @@ class VFEMRegression(VFEMModel):
         check_choice("cov_type", cov_type, get_args(CovType))
         check_choice("exchange", exchange, ("moments", "iterative"))
         if exchange == "moments":
-            check_cov_type(cov_type)
+            weighted = self._roles.keys() - {"offset"}
+            free = method == "vfem" and self.between == "free" and not weighted
+            check_cov_type(cov_type, free=free)
             if iteration is not None:
                 raise ModelError(
                     "iteration: has no effect with exchange='moments', which exchanges sums once and "
@@ -264,11 +270,14 @@ class VFEMRegression(VFEMModel):
         check_variances(self._roles, layout)
         small = SmallPatterns(self.partition.min_count, max_moved, ITERATIVE_ALTERNATIVE)
         exchanging = exchange_patterns(
-            layout, small, product_session(layout, self._session, self._agreement.at)
+            layout,
+            small,
+            product_session(layout, self._session, self._agreement.at),
+            groups=GROUPS if request.cov_type == "robust" else 1,
         )
         exchange = attempt.run(exchanging)
         self._keep_division(layout, exchange)
-        found, covariance = estimate_from_moments(exchange.moments, request)
+        found, covariance = estimate_from_moments(exchange.moments, request, exchange.by_group)
         made = apply_correction(found, covariance, correction)
         if method == "vfem" and self.between == "independent":
             warn_of_dependence(exchange.moments)

@@ -541,6 +541,12 @@ ROBUST = (
     "differs from the model and if columns are not normal, but they correct no bias that either causes. "
     "Likelihood ratio, AIC and BIC assume the model."
 )
+ROBUST_GROUPS = (
+    "Standard errors are robust: a sandwich from sums by random group of entities within each missing "
+    "pattern, which agrees with a delete-a-group jackknife to first order. They remain valid if variances "
+    "differ or columns are not normal, but they correct no bias that either causes. Likelihood ratio, AIC "
+    "and BIC assume the model."
+)
 SPLIT_RESIDUALS = (
     "For them, the response holder split each residual at random between two sites at a time. Neither site "
     "can recover it alone; both together can recover the residuals of the entities that both have."
@@ -707,7 +713,7 @@ def _covariance(layout: Layout, outcome: VFEMOutcome, ledger: Ledger) -> Iterato
             )
     yield from secure_product_notes(covariance)
     if outcome.cov_type == "robust":
-        yield Note("robust", ROBUST)
+        yield Note("robust", ROBUST if covariance.df is None else ROBUST_GROUPS)
         if not is_normal(outcome) and any(one.step == "glm_scores" for one in ledger.entries):
             yield Note("split_residuals", SPLIT_RESIDUALS)
     if outcome.cov_type == "sem":

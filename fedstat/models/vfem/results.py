@@ -83,6 +83,11 @@ class VFEMResults(
         """The correction of maximum likelihood: "small-sample", "skewness" or None."""
         return self._record.outcome.correction
 
+    @property
+    def df_inference(self) -> float | None:
+        """Degrees of freedom between random groups, for cov_type="robust" from moments; otherwise None."""
+        return None if self.covariance is None else self.covariance.df
+
     # -- from the moments that the fit exchanged, without a message ------------------------------
 
     @property
@@ -207,7 +212,7 @@ class VFEMResults(
         """
         refuse_ratio("compare_lr_test", self.correction)
         fit = self._moments_fit
-        if self._fit.joint is None or not isinstance(restricted, VFEMResults):
+        if self.cov_type == "robust" or self._fit.joint is None or not isinstance(restricted, VFEMResults):
             return super().compare_lr_test(restricted)
         if not isinstance(fit, JointNormalFit):
             raise NotAvailableError(

@@ -60,14 +60,15 @@ def refit(
     request = cov_type or cast(CovType, outcome.cov_type)
     check_correction(outcome.correction, request, as_between(outcome) == "free")
     wanted = MomentsOptions(request, as_between(outcome), outcome.options.maxiter)
-    found, covariance = estimate_from_moments(moments, wanted)
+    groups = exchange.by_group and exchange.by_group.submodel(list(names), by_group=True)
+    found, covariance = estimate_from_moments(moments, wanted, groups)
     made = apply_correction(found, covariance, outcome.correction)
     fit = fit_by_site(made.reported, wanted.between)
     return (
         smaller,
         layout,
         replace(outcome, cov_type=request, fit=fit, covariance=made.covariance, refitted=True),
-        SessionArtifacts(exchange=replace(exchange, moments=moments), moments_fit=found),
+        SessionArtifacts(exchange=replace(exchange, moments=moments, by_group=groups), moments_fit=found),
     )
 
 

@@ -91,7 +91,7 @@ def test_one_site_with_every_entity_has_the_covariance_of_least_squares():
 
 
 def test_robust_says_why_there_is_none(fit):
-    with pytest.raises(NotAvailableError, match="fourth moments"):
+    with pytest.raises(NotAvailableError, match="random group"):
         moments_covariance(fit, "robust")
 
 

@@ -109,7 +109,7 @@ def test_moments_are_the_default():
 def test_a_robust_covariance_needs_the_iterative_exchange():
     fitted = model()
     before = fitted.partition.sites["Tax"].ledger.rounds
-    with pytest.raises(NotAvailableError, match=r"sums of fourth moments.*exchange='iterative'"):
+    with pytest.raises(NotAvailableError, match=r"random group.*exchange='iterative'"):
         fitted.fit(cov_type="robust")
     assert fitted.partition.sites["Tax"].ledger.rounds == before
 

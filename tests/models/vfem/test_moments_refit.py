@@ -80,7 +80,7 @@ def test_every_covariance_can_be_requested(full, partition, cov_type):
     assert smaller.cov_type == again.cov_type == cov_type
     if cov_type != "none":
         np.testing.assert_allclose(smaller.bse, again.bse, rtol=1e-6)
-    with pytest.raises(NotAvailableError, match="fourth moments"):
+    with pytest.raises(NotAvailableError, match="random group"):
         full.refit(FORMULAS[0], cov_type="robust")
 
 

@@ -32,6 +32,8 @@ from fedstat.typing import Bools, Ints
 # Patterns with few entities are never released. Their entities count as missing at a site that has them, or
 # are left out (:mod:`fedstat.models.vertical.pattern_merging`).
 
+GROUP_SEED, MIN_GROUP = 0, 20
+"""Seed of random groups, and their smallest size: many sums over few entities would describe these."""
 NORMAL = DistributionSpec("Gaussian", "Identity")
 
 
@@ -44,7 +46,8 @@ class PatternExchange:
     columns, which of these, (m, p_k). `lost` are the values that count as missing because small patterns were
     merged, by site or term. `numbers` is the number of different releases that contain columns of a site,
     each a sum over the entities of a pattern; `smallest` is the smallest number of entities in one of these
-    sums. `by_bits` is the cost of policies that count the bits that sums reveal about columns of few values.
+    sums. `by_group` are the sums by random group of the entities of each pattern, if requested. `by_bits` is
+    the cost of policies that count the bits that sums reveal about columns of few values.
     """
 
     moments: PatternMoments
@@ -54,6 +57,7 @@ class PatternExchange:
     numbers: Mapping[str, int]
     smallest: int
     by_bits: CardinalityCost | None = None
+    by_group: PatternMoments | None = None
     columns: Mapping[str, Bools] = field(default_factory=dict)
     lost: Mapping[str, int] = field(default_factory=dict)
 
@@ -88,10 +92,26 @@ class SmallPatterns:
     otherwise: str = ""
 
 
+def random_groups(rule: PatternRule, patterns: Bools, code: Ints, most: int) -> tuple[Ints, Ints]:
+    """Split the entities of each released pattern at random into groups that may be released themselves.
+
+    A pattern has at most `most` groups, each with 20 entities, and as many as a pattern of its columns needs.
+    Returns the group of every entity, (n,), and the pattern of every group. The groups are the same in every
+    fit of the same entities, so that a repeated fit releases nothing new.
+    """
+    random, group, pattern = np.random.default_rng(GROUP_SEED), np.zeros(len(code), dtype=np.int64), []
+    for h, row in enumerate(patterns.tolist()):
+        members = np.flatnonzero(code == h)
+        count = max(1, min(most, len(members) // max(MIN_GROUP, rule.least(tuple(row)))))
+        group[members] = len(pattern) + random.permutation(len(members)) % count
+        pattern += [h] * count
+    return group, np.array(pattern, dtype=np.int64)
+
+
 def exchange_patterns(
-    layout: Layout, small: SmallPatterns, product_session: SecureProductSession
+    layout: Layout, small: SmallPatterns, product_session: SecureProductSession, *, groups: int = 1
 ) -> FitProtocol[PatternExchange]:
-    """Obtain the moments of a fit by missing pattern.
+    """Obtain the moments of a fit by missing pattern and, with more than one of them, by random group.
 
     Raises EstimationError if too many entities, or all entities of a site, are in patterns that are too
     small, and ModelError if no third party can deal for two sites.
@@ -117,12 +137,14 @@ def exchange_patterns(
     # Means over entities that count as missing would reveal them, together with the sums over all others.
     layout, code = layout.narrowed(code >= 0, released, columns or None), code[code >= 0]
     units = yield from standardize_columns(layout, NORMAL, product_session)
-    grams = yield from exchange_grams(layout, units, code, parts.any_of(plan.patterns), product_session)
-    moments = PatternMoments(
+    code, pattern = random_groups(rule, plan.patterns, code, groups)
+    shown = parts.any_of(plan.patterns)[pattern]
+    grams = yield from exchange_grams(layout, units, code, shown, product_session)
+    by_group = PatternMoments(
         sites=layout.sites,
         sizes=layout.sizes,
         names=layout.names,
-        seen=seen,
+        seen=seen[pattern],
         n=grams.products[:, 0, 0].copy(),
         grams=grams.products,
         center=np.append(units.shift, units.mean),
@@ -130,14 +152,25 @@ def exchange_patterns(
         shape=units.shape,
         response_shape=units.response_shape,
     )
-    numbers, smallest = count_numbers(layout, seen), int(np.bincount(code, minlength=len(seen)).min())
+    numbers = count_numbers(layout, by_group.seen)
+    smallest = int(np.bincount(code, minlength=len(pattern)).min())
+    moments = by_group if groups == 1 else by_group.together(pattern, seen)
     if units.shape is not None:
         for site, size in zip(layout.sites, layout.sizes, strict=True):
             numbers[site] += size
     if units.response_shape is not None:
         numbers[layout.active] += len(units.response_shape)
     return PatternExchange(
-        moments, plan, grams.dealers, released, numbers, smallest, cost, columns=columns, lost=lost
+        moments,
+        plan,
+        grams.dealers,
+        released,
+        numbers,
+        smallest,
+        cost,
+        by_group=None if groups == 1 else by_group,
+        columns=columns,
+        lost=lost,
     )
 
 

@@ -498,6 +498,8 @@ def not_determined(moments: PatternMoments, Q: Floats) -> str:
 
 MAX_FULL_INVERSE = 2_000
 """Largest number of parameters for which the complete covariance is kept."""
+MIN_GROUP_FREEDOM = 8
+"""Fewest degrees of freedom between random groups for a robust covariance."""
 SMALLEST_PIVOT = 1e-12
 """Smallest pivot of a factorization of the information, at a unit diagonal, that exceeds rounding."""
 
@@ -553,6 +555,61 @@ def invert_or_factor(information: Floats, names: list[str]) -> Floats:
     if pivots.min() < SMALLEST_PIVOT:
         return invert_information(information, names)
     return symmetrize(solve_information(information, np.eye(len(information))))[0]
+
+
+def sandwich_covariance(fit: JointNormalFit, by_group: PatternMoments) -> tuple[Floats, float]:
+    """Covariance of (a, s2, beta_1, mu_1, beta_2, ..., Q) by the sandwich, and its degrees of freedom.
+
+    The score of a group of entities is a function of its sums. With S_gj that of group j of the J_g random
+    groups of pattern g, and S_g their sum, the variance of the score is
+
+        sum_g [ J_g / (J_g - 1) sum_j (S_gj - n_gj S_g / n_g)(S_gj - n_gj S_g / n_g)' + S_g S_g' / n_g ].
+
+    The second term is the variation between patterns: missingness may depend on observed values. A pattern
+    with one group has the variance under the normal model instead. To first order, this is the
+    delete-a-group jackknife. `by_group` are the sums of the data of the fit, in the same units.
+    """
+    groups, at, moves = by_group.standardized(), fit.point, fit.moves
+    seen, code = np.unique(groups.seen, axis=0, return_inverse=True)
+    code = code.ravel()
+    S, n = scores_by_pattern(groups, at, moves), groups.n
+    d, free = S.shape[1], 0
+    meat = np.zeros((d, d))
+    for g in range(len(seen)):
+        own = np.flatnonzero(code == g)
+        total, count, J = S[own].sum(axis=0), n[own].sum(), len(own)
+        meat += np.outer(total, total) / count
+        if J == 1:
+            one = replace(groups, seen=groups.seen[own], n=n[own], grams=groups.grams[own])
+            meat += differentiate_joint_normal(one, at, moves, expected=True).information
+            continue
+        away = S[own] - np.outer(n[own] / count, total)
+        meat += J / (J - 1.0) * away.T @ away
+        free += J - 1
+    information = differentiate_joint_normal(fit.moments, at, moves).information
+    head = d if d <= MAX_FULL_INVERSE else 2 + 2 * len(at.beta)
+    try:
+        half = solve_information(information, np.eye(d, head)).T
+    except np.linalg.LinAlgError:
+        raise EstimationError(not_determined(fit.moments, at.Q)) from None
+    if free < MIN_GROUP_FREEDOM:
+        raise EstimationError(
+            "cov_type='robust' needs random groups of entities that are large enough to be released, but the "
+            f"missing patterns have only {free + len(seen)} groups in all; use cov_type='observed', or leave "
+            "out columns"
+        )
+    return in_psi(fit, symmetrize(half @ meat @ half.T)[0]), float(free)
+
+
+def scores_by_pattern(moments: PatternMoments, point: JointNormalPoint, moves: FreeParameters) -> Floats:
+    """Return the scores of the entities of each row of the moments, (G, d); they add up to the score."""
+    B = point.basis()
+    K, _ = inverse_by_pattern(point.cov, observed(moments))
+    d, D = centered_sums(moments, point.mean)
+    G = 0.5 * (B.T @ (np.matmul(np.matmul(K, D), K) - moments.n[:, None, None] * K) @ B)
+    i, j, signs = moves.pairs
+    inner = signs * np.where(i == j, 0.5, 1.0) * 2.0 * G[:, i, j]
+    return np.asarray(np.hstack([np.einsum("gij,gj->gi", K, d), inner])[:, moves.order])
 
 
 def leading_inverse(fit: JointNormalFit, information: Floats, head: int) -> Floats:

@@ -28,6 +28,7 @@ from fedstat.models.vertical.joint_normal.fit import (
     in_psi,
     joint_normal_covariance,
     observed,
+    sandwich_covariance,
 )
 from fedstat.models.vertical.moments import PatternMoments
 from fedstat.models.vfem.covariance.information import PsiCovariance
@@ -182,12 +183,17 @@ FROM_MOMENTS = "moments"
 COMPLEX_STEP = 1e-30
 
 
-def check_cov_type(cov_type: CovType) -> None:
-    """Refuse "robust", which is not a function of second moments."""
-    if cov_type == "robust":
+GROUPS = 25
+"""Largest number of random groups of the entities of a pattern, for cov_type="robust"."""
+
+
+def check_cov_type(cov_type: CovType, *, free: bool = False) -> None:
+    """Refuse "robust" unless it is of a fit with `free` covariances and sums by random group."""
+    if cov_type == "robust" and not free:
         raise NotAvailableError(
-            "cov_type='robust' needs sums of fourth moments of the columns, but exchange='moments' "
-            "releases only second moments; use cov_type='observed', or fit with exchange='iterative'"
+            "cov_type='robust' from moments needs sums by random group of the entities: fit with "
+            "method='vfem', between='free', cov_type='robust' and no weights. For between='independent', use "
+            "exchange='iterative'"
         )
 
 
@@ -201,10 +207,14 @@ class MomentsOptions:
 
 
 def estimate_from_moments(
-    moments: PatternMoments, request: MomentsOptions
+    moments: PatternMoments, request: MomentsOptions, by_group: PatternMoments | None = None
 ) -> tuple[MomentsFit | JointNormalFit, PsiCovariance | None]:
-    """Maximum likelihood estimates and their covariance."""
+    """Maximum likelihood estimates and their covariance; the robust one needs sums `by_group`."""
+    check_cov_type(request.cov_type, free=by_group is not None)
     found = fit_joint_model(moments, request.between, request.maxiter)
+    if request.cov_type == "robust" and by_group is not None and isinstance(found, JointNormalFit):
+        psi, df = sandwich_covariance(found, by_group)
+        return found, PsiCovariance(psi, FROM_MOMENTS, df=df)
     return found, None if request.cov_type == "none" else moments_covariance(found, request.cov_type)
 
 

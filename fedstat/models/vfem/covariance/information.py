@@ -29,7 +29,8 @@ class PsiCovariance:
     `how` names the method for cross-products, `size` and `error` the rows and the relative error of a sketch,
     `moved` the relative change of the products to make them positive semi-definite, and `dealers` the dealers
     of secure products. `left_out` counts the pairs of sites with too few common entities for a request.
-    `asymmetry` is that of supplemented EM before it was made symmetric.
+    `asymmetry` is that of supplemented EM before it was made symmetric. `df` are the degrees of freedom of a
+    robust covariance from random groups.
     """
 
     psi: Floats
@@ -40,6 +41,7 @@ class PsiCovariance:
     asymmetry: float = 0.0
     dealers: str = ""
     left_out: int = 0
+    df: float | None = None
 
     @classmethod
     def of(cls, psi: Floats, products: CrossProducts, moved: float, asymmetry: float = 0.0) -> PsiCovariance:
