@@ -243,3 +243,26 @@ def test_a_strict_owner_refuses_by_name_and_allows_by_one_line():
     allowed, k = model_of(policy=fs.Policy.strict(per_entity="any"))
     labels = allowed.fit(**QUICK).labels.to_numpy() - 1
     assert max(np.mean(labels == k), np.mean(labels != k)) > 0.95
+
+
+@pytest.mark.parametrize("alone", [1, 20])
+def test_posteriors_cannot_single_out_an_entity_by_its_most_likely_cluster(alone):
+    """Weights of a cluster are spread over all entities, but it is the most likely one of a few only."""
+    model, _ = model_of(policy=fs.Policy(min_count=5))
+    second = np.random.default_rng(0).uniform(0.3, 0.49, N)
+    second[:alone] += 0.3
+    posteriors = np.column_stack([1.0 - second, second])
+    exchange, mixture = model._exchange(0, 99), MixtureState(2, 1, posteriors)
+
+    def protocol():
+        yield from exchange.begin([1])
+        yield from exchange.improve([mixture], 1)
+        return (yield from exchange.release(mixture, np.array([0, 1])))
+
+    for reply in run(model, protocol()):
+        frame = make_frames()[0][reply.site].drop(columns="id").to_numpy()
+        own = frame[:alone].mean(axis=0)
+        assert reply.arrays["shown"].all() == (alone == 20)
+        # The means of 20 entities are released, and nothing about one of them.
+        assert np.allclose(reply.arrays["members"][1], own) == (alone == 20)
+        assert alone == 20 or not reply.arrays["members"].any()

@@ -91,6 +91,12 @@ def learned_of(model: Any, own: bool) -> Iterator[tuple[str, str]]:
         '(remember = "all"), by the posteriors of their last EM steps. Releases of earlier steps are not '
         "compared with anything, and reveal information about an entity in which two fits differ there",
     )
+    yield (
+        "coordinator",
+        "with the estimates, the mean of each column, or the share of each level, over the entities with "
+        "each most likely cluster. A site leaves a column out as a whole if its rules on groups of rows do "
+        "not allow a sum. For each continuous column, also whether its skewness exceeds 1",
+    )
     alone = int((sums[model._subjects.pattern] == 1).sum())
     two = int((sums[model._subjects.pattern] == 2).sum())
     terms = {site: one.terms for site, one in model._chosen.adjust.items()}

@@ -355,7 +355,12 @@ def sum_members(
     They are (K, sum of P C), in the order of the profiles, and whether each column is shown (sum of P,). A
     column is left out as a whole, since the sum of one cluster would follow from those of the others.
     """
-    state.report(GroupSums(code))
+    widths = [one.requested.most_levels for one in opened.modalities for _ in one.requested.columns]
+    try:
+        state.report(GroupSums(code))
+    except PolicyError:
+        # Too few entities have a most likely cluster, whose weights may still be many.
+        return np.zeros((K, sum(widths))), np.zeros(len(widths), dtype=np.bool_)
     parts, shown = [], []
     for one in opened.modalities:
         C = one.requested.most_levels

@@ -29,5 +29,7 @@ def test_served_sites_give_the_clusters_of_one_process(tmp_path):
     here = fs.ClientPartition.from_frames(tables, on="number", policy=policy)
     ours = fs.M2SEM(here, 2, 1).fit(cov_type=None, **QUICK)
     np.testing.assert_array_equal(theirs.posterior.to_numpy(), ours.posterior.to_numpy())
+    np.testing.assert_array_equal(theirs.members().to_numpy(), ours.members().to_numpy())
+    assert not theirs.members().isna().to_numpy().any()
     assert theirs.llf == ours.llf and theirs.ledger.rounds == ours.ledger.rounds
     np.testing.assert_array_equal(predicted.to_numpy(), ours.predict(here).to_numpy())
