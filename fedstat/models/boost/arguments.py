@@ -83,7 +83,9 @@ def given_offset(offset: object, points: Floats, *, functional: bool) -> Floats 
     return np.broadcast_to(values, (G,)).copy()
 
 
-PERSON = re.compile(r"(?:.*[_. ])?(?:id|subject|person|patient|participant|pid)(?:[_. ]?(?:id|no|nr))?", re.I)
+PERSON = re.compile(
+    r"(?:.*[_. ])?(?:id|pid|subject|person|(?:subject|person|patient|participant)[_. ]?(?:id|no|nr))", re.I
+)
 """What columns are called that name persons."""
 
 

@@ -459,8 +459,8 @@ FEW_KNOTS = 8
 """Knots below which a refit needs a test of them."""
 KNOT_LEVEL = 0.05
 UNTESTED_KNOTS = (
-    "FEW KNOTS, NOT TESTED: {} has fewer than {} knots. If an effect has finer features, intervals and bands "
-    "do not contain it ({}). from_formula(..., check_knots=True) tests the knots"
+    "FEW KNOTS, NOT TESTED: fewer than {1} knots in {0}. If an effect has finer features, intervals and "
+    "bands do not contain it ({2}). from_formula(..., check_knots=True) tests the knots"
 )
 TOO_FEW_KNOTS = (
     "TOO FEW KNOTS: {} (P = {:.3f}, adjusted for {} tests). The effects have features that these knots "
@@ -636,7 +636,7 @@ class SurfaceFit(Report):
                 "dependent_rows",
                 f"Rows count as independent. If rows with the same '{name}' belong to one person, they are "
                 "not, and standard errors and P values are too small.",
-                "critical" if self._held.together else "warning",
+                "critical" if self._held.together else "info",
             )
         yield from self._entry_notes()
         yield Note(
@@ -686,9 +686,9 @@ class SurfaceFit(Report):
         _, adjusted = entry_p_values(boosting, ENTRY_DRAWS, np.random.default_rng(0))
         alone = dict(zip([one.label for one in boosting.design.learners[1:]], adjusted, strict=True))
         apart = [
-            f"{label} ({p:.3f} here, {alone[label]:.3f} there)"
+            f"{label} ({p:.3f} here, {alone[str(label)]:.3f} there)"
             for label, p in self.tests["p_value"].items()
-            if (p < LEVEL) != (alone[label] < LEVEL)
+            if (p < LEVEL) != (alone[str(label)] < LEVEL)
         ]
         if apart:
             yield Note(
