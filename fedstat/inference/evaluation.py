@@ -193,7 +193,7 @@ POINTS, ROC = ["site", "point"], ["threshold", "fpr", "tpr"]
 
 OWN_ROWS = (
     "The model was fitted to these rows. Its figures are better here than on other rows, and the calibration "
-    "slope is 1 by construction: evaluate(partition) judges it on other rows."
+    "slope is about 1 by construction: evaluate(partition) judges it on other rows."
 )
 
 

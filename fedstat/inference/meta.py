@@ -348,7 +348,20 @@ def meta(
     typical = (len(w) - 1) * w.sum() / (w.sum() ** 2 - w @ w)
     shares = spread / (spread + typical)
     return MetaResults(
-        b, se, mean, variance**0.5, fit, *spread.tolist(), *shares.tolist(), alpha, method, test
+        estimates=b,
+        std_errors=se,
+        common=mean,
+        common_se=variance**0.5,
+        fit=fit,
+        tau2=fit.tau2,
+        tau2_low=float(spread[1]),
+        tau2_high=float(spread[2]),
+        I2=float(shares[0]),
+        I2_low=float(shares[1]),
+        I2_high=float(shares[2]),
+        alpha=alpha,
+        method=method,
+        test=test,
     )
 
 

@@ -89,8 +89,9 @@ def tau2_interval(b: Floats, v: Floats, alpha: float) -> tuple[float, float]:
 
     Both limits are zero if the estimates are closer to each other than chance allows.
     """
-    low, high = q_profile(stats.chi2.isf([alpha / 2.0, 1.0 - alpha / 2.0], len(b) - 1), b, v)
-    return float(low), float(high)
+    levels: Floats = np.array([alpha / 2.0, 1.0 - alpha / 2.0])
+    low, high = q_profile(np.asarray(stats.chi2.isf(levels, len(b) - 1)), b, v).tolist()
+    return low, high
 
 
 def q_profile(Q: Floats, b: Floats, v: Floats) -> Floats:

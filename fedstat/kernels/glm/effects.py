@@ -111,6 +111,16 @@ def leverages(rows: Rows, beta: Floats, distribution: DistributionSpec, inverse:
         return np.asarray(weight * np.einsum("ij,jk,ik->i", rows.X, inverse, rows.X, optimize=True))
 
 
+def firth_residuals(rows: Rows, beta: Floats, distribution: DistributionSpec, inverse: Floats) -> Floats:
+    """Leverage times one half less the mean of each row, (m,), for a logit.
+
+    Their sum with the columns is the derivative of half the logarithm of the information's determinant (Firth
+    1993; Heinze and Schemper 2002, equation 3).
+    """
+    mu = row_means(rows, distribution, linear_predictor(rows, beta)).mu
+    return np.asarray(leverages(rows, beta, distribution, inverse) * (0.5 - mu))
+
+
 def leveraged_meat(
     chunks: Iterable[Rows], beta: Floats, distribution: DistributionSpec, inverse: Floats, power: int
 ) -> Floats | None:

@@ -25,6 +25,7 @@ from fedstat.models.checks import (
     kind_of,
 )
 from fedstat.models.explain import DryRunPlan
+from fedstat.models.glm.firth import FirthNewton
 from fedstat.models.glm.fit import GLMFit
 from fedstat.models.glm.notes import FEW_ROWS
 from fedstat.models.glm.overdispersion import Overdispersion, estimate_alpha, with_alpha
@@ -64,11 +65,13 @@ class GLMPlan(DryRunPlan):
         """Describe the evaluations of Newton's method, also of that with alpha among its coefficients."""
         fits, limit = sum("start" in steps for steps in dry_run.rounds), int(self.given["maxiter"])
         # Without the sites' own fits there is one more, at a point that needs no coefficients.
+        firth = self.given["method"] == "firth"
         newton = IterationLoop(("sum_scores",), fits * (limit + (not self.given["local"])), fits)
         if self.given["rounds"] is not None:
             return []
         return [
             newton,
+            *([IterationLoop(("sum_firth",), limit)] if firth else []),
             *([IterationLoop(("sum_nb2",), limit)] if self.given["dispersion"] is not None else []),
         ]
 
@@ -81,7 +84,7 @@ class GLMPlan(DryRunPlan):
                 "leaves this out, together with the comparison of the sites.",
             )
 
-        if any(entry.step == "sum_leveraged" for entry in expected.dry_run.entries):
+        if any(entry.step in ("sum_firth", "sum_leveraged") for entry in expected.dry_run.entries):
             yield (
                 "Sites",
                 "learn the inverse information of all sites' rows together; subtracting their own leaves "
@@ -124,6 +127,14 @@ class FederatedGLM(HorizontalModel):
     ----------
     Wu, Jiang, Kim, Ohno-Machado, "Grid Binary LOgistic REgression (GLORE)", JAMIA 19 (2012).
 
+    Firth, "Bias reduction of maximum likelihood estimates", Biometrika 80 (1993).
+
+    Heinze and Schemper, "A solution to the problem of separation in logistic regression", Statistics in
+    Medicine 21 (2002).
+
+    Long and Ervin, "Using heteroscedasticity consistent standard errors in the linear regression model",
+    American Statistician 54 (2000).
+
     Bonawitz et al., "Practical secure aggregation for privacy-preserving machine learning", CCS (2017).
 
     Examples
@@ -147,6 +158,7 @@ class FederatedGLM(HorizontalModel):
         cov_type: CovType = "nonrobust",
         cov_kwds: dict[str, str] | None = None,
         scale: float | Literal["X2", "dev"] | None = None,
+        method: Literal["ml", "firth"] = "ml",
         dispersion: Literal["ml"] | None = None,
         use_t: bool | None = None,
         rounds: int | None = None,
@@ -174,6 +186,12 @@ class FederatedGLM(HorizontalModel):
         scale : float, "X2" or "dev", optional
             Scale of the variance: a value, or Pearson's statistic or the deviance over the residual degrees
             of freedom. By default 1 for Binomial, Poisson and NegativeBinomial, and "X2" otherwise.
+        method : {"ml", "firth"}
+            "firth" maximizes the likelihood of a logit times the root of the information's determinant. It
+            removes the bias of order 1 / n, and estimates stay finite if outcomes are separated (Firth 1993;
+            Heinze and Schemper 2002), as in R's logistf and brglm2. Each iteration has one more round, in
+            which sites receive the inverse information of all. Standard errors are the inverse information;
+            there is no likelihood ratio test.
         dispersion : "ml", optional
             Estimate the dispersion of the family NegativeBinomial with log link, its alpha, by maximum
             likelihood, starting from the given one; standard errors of cov_type "nonrobust" account for it.
@@ -247,6 +265,7 @@ class FederatedGLM(HorizontalModel):
         elif scale not in ("X2", "dev"):
             raise ModelError(f"scale: expected a number, 'X2' or 'dev', received {scale!r}")
         self._check_dispersion(dispersion, cov_type)
+        self._check_method(method, cov_type, rounds, dispersion)
         if cov_type == "robust":
             rows = sum(row.n for row in self.agreement.sites)
             cov_type = "HC3" if rows < FEW_ROWS else "HC1"
@@ -255,14 +274,15 @@ class FederatedGLM(HorizontalModel):
         def estimate(model: FederatedGLM, attempt: FitAttempt) -> GLMResults:
             hidden = check_masked(masked, len(model.sites), model._masks_wanted)
             session = model._open_session(FAMILY, hidden)
-            newton = Newton(session, model.distribution, NewtonOptions(maxiter, tol, rounds), scale)
+            form = FirthNewton if method == "firth" else Newton
+            newton = form(session, model.distribution, NewtonOptions(maxiter, tol, rounds), scale)
             if dispersion is None:
                 protocol = model._maximize(newton, choice, local)
             else:
                 protocol = model._maximize_with_alpha(newton, local)
             fit, variance, over = attempt.run(protocol, session.masked_sites)
             result = model._results._of(
-                model, fit, variance, choice, newton.estimates_dispersion, use_t, attempt.ledger, over
+                model, fit, variance, choice, newton.estimates_dispersion, use_t, attempt.ledger, over, method
             )
             warn_of_far_sites(model.agreement, fit.coordinates.design.names, fit.coordinates.own)
             if not fit.converged:
@@ -312,6 +332,15 @@ class FederatedGLM(HorizontalModel):
                     f"cov_kwds={{{role!r}: {name!r}}})"
                 )
         return CovarianceChoice(cov_type, clusters, kwds.get("strata"))
+
+    def _check_method(self, method: str, cov_type: str, rounds: int | None, dispersion: str | None) -> None:
+        check_choice("method", method, ("ml", "firth"))
+        if method == "ml":
+            return
+        if (self.distribution.name, self.distribution.link) != ("Binomial", "Logit"):
+            raise ModelError(f"method: 'firth' is for the logit, received {self.distribution}")
+        if cov_type != "nonrobust" or rounds is not None or dispersion is not None:
+            raise ModelError("method: 'firth' needs cov_type='nonrobust', and neither rounds nor dispersion")
 
     def _check_dispersion(self, dispersion: str | None, cov_type: str) -> None:
         if dispersion is None:

@@ -96,6 +96,8 @@ def _model_lines(result: GLMStatements) -> list[tuple[str, str]]:
     how = "estimated" if result.overdispersion is not None else "given"
     alpha = [] if spec.alpha is None else [("Alpha", f"{number(spec.alpha)} ({how})")]
     method = "Newton's method on site sums"
+    if result.basis.method == "firth":
+        method = "Firth's penalized likelihood"
     if fit.rounds is not None:
         method = f"{fit.rounds} Newton step{'s' * (fit.rounds > 1)} on site sums"
     return [
@@ -380,6 +382,15 @@ def _small_sample_note(result: GLMStatements) -> str:
     return f"{result.cov_type} errors are too small with fewer than {FEW_ROWS} rows: use cov_type='HC3'."
 
 
+def _firth_note(result: GLMStatements) -> str:
+    if result.basis.method != "firth":
+        return ""
+    return (
+        "Firth's penalty keeps coefficients finite if columns separate the outcomes. For such columns normal "
+        "intervals and tests are unreliable: report their sign and order of size only."
+    )
+
+
 PARTS = {
     "left_out": _rows_note,
     "masking": _masked_note,
@@ -391,6 +402,7 @@ PARTS = {
     "likelihood": _likelihood_note,
     "clusters": _cluster_note,
     "small_sample": _small_sample_note,
+    "firth": _firth_note,
 }
 """Notes by kind, in the order in which they are printed."""
 WARNINGS = frozenset({"rounds", "overdispersion", "small_sample"})

@@ -17,6 +17,7 @@ from fedstat.inference.hypotheses import Constraints, Hypothesis, read_constrain
 from fedstat.inference.likelihood import LOSSES, FTest, LRTest, check_nested, format_test
 from fedstat.kernels.glm.effects import ChangeSums, EffectSums, change_sums, effect_sums
 from fedstat.models.checks import check_choice, check_integer
+from fedstat.models.glm.firth import NO_LIKELIHOOD
 from fedstat.models.glm.protocol import Newton, NewtonOptions, rises
 from fedstat.models.glm.separation import check_rank
 from fedstat.models.glm.statistics import GLMStatements
@@ -255,6 +256,7 @@ def wild_bootstrap(
     seed: int | np.random.Generator | None,
 ) -> WildBootstrap:
     """Return the bootstrap of :meth:`fedstat.models.glm.results.GLMResults.wild_cluster_bootstrap`."""
+    _require_maximum("wild_cluster_bootstrap", result)
     check_choice("weights", weights, tuple(POINTS))
     check_integer("reps", reps, 2)
     read = read_constraints(hypothesis, result.estimate.names)
@@ -398,6 +400,7 @@ def score_test(result: GLMStatements, terms: str) -> ScoreTest:
 
     ModelError if they add no coefficient, or if rows of the fit lack their columns.
     """
+    _require_maximum("score_test", result)
     model: HorizontalModel = result.model
     larger = type(model).from_formula(
         f"{model.formula.text} + {terms}",
@@ -441,12 +444,19 @@ def _score_protocol(newton: Newton, result: GLMStatements) -> FitProtocol[ScoreT
     return ScoreTest(statistic, float(stats.chi2.sf(statistic, len(extra))), len(extra))
 
 
+def _require_maximum(call: str, *results: object) -> None:
+    """Require maximum likelihood."""
+    if any(getattr(getattr(one, "basis", None), "method", "ml") != "ml" for one in results):
+        raise NotAvailableError(f"{call}: needs fit(method='ml'). {NO_LIKELIHOOD}")
+
+
 def compare_likelihoods(full: GLMStatements, restricted: CoefficientResults) -> LRTest:
     """Return the likelihood ratio test; errors as in :meth:`GLMResults.compare_lr_test`.
 
     statsmodels' log-likelihood uses Pearson's dispersion, which does not maximize it: the larger fit may then
     have the lower one. The maximum follows from the deviance.
     """
+    _require_maximum("compare_lr_test", full, restricted)
     small = _same_family("compare_lr_test", full, restricted)
     if not (full.estimates_dispersion or small.estimates_dispersion) or full.distribution.least_squares:
         return lr_test(full, small)
@@ -465,6 +475,7 @@ def compare_likelihoods(full: GLMStatements, restricted: CoefficientResults) -> 
 
 def compare_deviances(full: GLMStatements, restricted: CoefficientResults) -> FTest:
     """Return the F test; errors as in :meth:`GLMResults.compare_f_test`."""
+    _require_maximum("compare_f_test", full, restricted)
     small = _same_family("compare_f_test", full, restricted)
     if not full.estimates_dispersion:
         raise NotAvailableError(

@@ -19,6 +19,7 @@ from fedstat.kernels.glm.effects import (
     change_sums,
     changes_between,
     effect_sums,
+    firth_residuals,
     leveraged_meat,
     leverages,
     mean_derivatives,
@@ -85,6 +86,19 @@ class LeverageVectors:
         inverse = np.frombuffer(self.inverse).reshape(p, p)
         h = [leverages(rows, one, distribution, inverse) for one in beta.T]
         return np.column_stack([np.maximum(1.0 - one, EXCESS) ** -self.power for one in h])
+
+
+@dataclass(frozen=True, slots=True)
+class FirthVectors:
+    """Leverages times one half less the mean, by row; `inverse` are the bytes of (p, p)."""
+
+    inverse: bytes
+
+    def __call__(self, rows: Rows, beta: Floats, distribution: DistributionSpec) -> Floats:
+        """Return those at points (p, R), times the rows' counts: (m, R)."""
+        p = len(beta)
+        inverse = np.frombuffer(self.inverse).reshape(p, p)
+        return by_rows(rows, [(firth_residuals(rows, one, distribution, inverse),) for one in beta.T])
 
 
 @step(
@@ -248,10 +262,25 @@ def sum_leveraged(
     else the sum is zero.
     """
     model = model_of(state)
+    if int(power) not in (1, 2):
+        raise MessageError(f"{data.name}: expected 'power' 1 or 2")
     T = model.translation(data.name, beta, shift, scale)
     own, p = T @ beta, model.p
-    if inverse.shape != (p, p) or int(power) not in (1, 2):
-        raise MessageError(f"{data.name}: expected 'inverse' of shape ({p}, {p}) and 'power' 1 or 2")
+    translated = _own_inverse(data, state, model, T, own, inverse)
+    view = LeverageVectors(np.ascontiguousarray(translated).tobytes(), int(power))
+    state.report(*weighted_by(model.opened, model.chunks, model.n, own, model.distribution, view))
+    state.report(model.score_products(own))
+    meat = leveraged_meat(model.chunks(), own, model.distribution, translated, int(power))
+    inside = meat is not None
+    return {"inside": np.array(inside), "meat": np.zeros((p, p)) if meat is None else T.T @ meat @ T}
+
+
+def _own_inverse(
+    data: SiteData, state: State, model: SiteModel, T: Floats, own: Floats, inverse: Floats
+) -> Floats:
+    """Inverse information of all rows, in the site's own coordinates; an error if it cannot be that."""
+    if inverse.shape != (model.p, model.p):
+        raise MessageError(f"{data.name}: expected 'inverse' of shape ({model.p}, {model.p})")
     information = sums_at(state, model, own).information
     translated = T @ (inverse + inverse.T) @ T.T / 2.0
     values, vectors = np.linalg.eigh(information)
@@ -261,9 +290,36 @@ def sum_leveraged(
         raise MessageError(
             f"{data.name}: array 'inverse' is not that of an information of which this site's is a part"
         )
-    view = LeverageVectors(np.ascontiguousarray(translated).tobytes(), int(power))
+    return np.asarray(translated)
+
+
+@step(
+    FAMILY,
+    "sum_scores",
+    takes={
+        "beta": aggregate(BETA, common=True),
+        **COLUMNS,
+        "inverse": aggregate("inverse information of all sites' rows", 2, common=True),
+    },
+    releases={"penalty": summed("sums of columns times leverages and means")},
+)
+def sum_firth(
+    data: SiteData, state: State, beta: Floats, shift: Floats, scale: Floats, inverse: Floats
+) -> dict[str, Array]:
+    """Sum the derivative of Firth's penalty, half the logarithm of the information's determinant.
+
+    `beta`, `shift`, `scale` (p,) and `inverse` (p, p) are as for ``sum_leveraged``, with the same check.
+    Released is ``penalty`` (p,), the sum over rows of the columns times the leverage times one half less the
+    mean (Heinze and Schemper 2002, equation 3).
+    """
+    model = model_of(state)
+    if (model.distribution.name, model.distribution.link) != ("Binomial", "Logit"):
+        raise MessageError(f"{data.name}: Firth's penalty is for the logit, not for {model.distribution}")
+    T = model.translation(data.name, beta, shift, scale)
+    own = T @ beta
+    view = FirthVectors(_own_inverse(data, state, model, T, own, inverse).tobytes())
     state.report(*weighted_by(model.opened, model.chunks, model.n, own, model.distribution, view))
-    state.report(model.score_products(own))
-    meat = leveraged_meat(model.chunks(), own, model.distribution, translated, int(power))
-    inside = meat is not None
-    return {"inside": np.array(inside), "meat": np.zeros((p, p)) if meat is None else T.T @ meat @ T}
+    total = np.zeros(model.p)
+    for rows in _pieces(model):
+        total += view(rows, own[:, None], model.distribution)[:, 0] @ rows.X
+    return {"penalty": T.T @ total}

@@ -322,7 +322,9 @@ class Newton:
         self, step: Floats, before: Floats, total: PooledSums, *, complete: bool = False
     ) -> EstimationError:
         """Raise the error for a maximum at infinity, with its direction."""
-        found = Separation(step, before, total.information, len(self.trace), complete)
+        logit = (self.distribution.name, self.distribution.link) == ("Binomial", "Logit")
+        remedy = ", or use fit(method='firth')" * logit
+        found = Separation(step, before, total.information, len(self.trace), complete, remedy)
         return found.error(self.session.sites, self.coordinates)
 
     def start_without_fits(self) -> FitProtocol[tuple[Floats, PooledSums]]:

@@ -16,6 +16,7 @@ from fedstat.inference.hypotheses import Hypothesis
 from fedstat.inference.likelihood import FTest, LRTest
 from fedstat.inference.summary import Note
 from fedstat.inference.tables import Sheet, number
+from fedstat.models.glm.firth import NO_LIKELIHOOD
 from fedstat.models.glm.fit import GLMFit
 from fedstat.models.glm.notes import (
     covariance_line,
@@ -84,8 +85,10 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 7", record=GLMReco
         use_t: bool | None,
         ledger: Ledger,
         overdispersion: Overdispersion | None = None,
+        method: str = "ml",
     ) -> GLMResults:
         """Make results of a fit."""
+        reasons = {"rsquared": "a GLM has pseudo_rsquared() instead"}
         estimate = rows_estimate(
             model,
             fit.design,
@@ -93,11 +96,11 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 7", record=GLMReco
             cov=variance.cov,
             converged=fit.converged,
             convergence=fit.reason,
-            llf=float(fit.fit[0]),
+            llf=float(fit.fit[0]) if method == "ml" else np.nan,
             n_parameters=len(fit.design.names) + (overdispersion is not None),
             scale=fit.dispersion,
             cov_type=choice.cov_type,
-            reasons={"rsquared": "a GLM has pseudo_rsquared() instead"},
+            reasons=reasons if method == "ml" else reasons | {"llf": NO_LIKELIHOOD},
         )
         df = fit.total.weight - len(fit.gamma)
         if variance.counts is not None:
@@ -112,6 +115,7 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 7", record=GLMReco
             counts=variance.counts,
             estimates_dispersion=estimates_dispersion,
             df_inference=float(df) if use_t else None,
+            method=method,
         )
         record = GLMRecord(estimate=estimate, fit=fit, basis=basis, overdispersion=overdispersion)
         return cls(record, ledger, model)

@@ -96,6 +96,7 @@ class Separation:
     now: Floats
     evaluations: int
     complete: bool = False
+    remedy: str = ""
 
     def error(self, sites: Sequence[str], coordinates: Coordinates) -> EstimationError:
         """Describe the columns that separate the outcomes, and the sites where they vary."""
@@ -115,7 +116,7 @@ class Separation:
         return EstimationError(
             f"{kind} separation: the responses of {rows} rows follow exactly from {listed}{at}. The "
             f"estimate would be infinite; after {self.evaluations} evaluations the coefficients still grow. "
-            "Leave out the term, or merge its level with another."
+            f"Leave out the term, or merge its level with another{self.remedy}."
         )
 
 

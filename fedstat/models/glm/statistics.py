@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn, overload
 
 import numpy as np
 import pandas as pd
@@ -34,7 +34,8 @@ class GLMBasis(RowsBasis):
     """Model record of results, with the columns of clusters and strata that the covariance uses.
 
     `counts` are the numbers of these clusters and strata; `estimates_dispersion` is whether the dispersion
-    was estimated; `df_inference` the degrees of freedom of Student's t, None for normal tests.
+    was estimated; `df_inference` the degrees of freedom of Student's t, None for normal tests; `method` is
+    "ml" or "firth".
     """
 
     clusters: str | None = None
@@ -42,6 +43,7 @@ class GLMBasis(RowsBasis):
     counts: tuple[int, int] | None = None
     estimates_dispersion: bool = False
     df_inference: float | None = None
+    method: str = "ml"
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -310,6 +312,26 @@ class GLMStatements(RowsResults):
             self._test_distribution,
             dispersion=response_dispersion(self.distribution, self.scale),
         )
+
+    @overload
+    def predict(
+        self,
+        frame: pd.DataFrame | None = None,
+        which: Literal["mean", "linear"] = "mean",
+        *,
+        interval: None = None,
+        alpha: float = 0.05,
+    ) -> pd.Series: ...
+
+    @overload
+    def predict(
+        self,
+        frame: pd.DataFrame | None = None,
+        which: Literal["mean", "linear"] = "mean",
+        *,
+        interval: Literal["confidence", "prediction"],
+        alpha: float = 0.05,
+    ) -> pd.DataFrame: ...
 
     def predict(
         self,

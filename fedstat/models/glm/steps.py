@@ -262,7 +262,7 @@ def describe_nothing(p: int, observed: bool) -> dict[str, Array]:
 
 @step(
     FAMILY,
-    "fit_alone judge start sum_scores",
+    "fit_alone judge start sum_firth sum_scores",
     takes={
         "observed": control("whether to sum the observed information", 0),
         **COLUMNS,
@@ -313,7 +313,7 @@ def sum_scores(
 
 @step(
     FAMILY,
-    "sum_scores",
+    "sum_firth sum_scores",
     takes={
         **COLUMNS,
         "beta": aggregate(BETA, common=True),
