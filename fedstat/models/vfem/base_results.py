@@ -15,7 +15,7 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.estimate import INTERCEPT, LedgerLike
 from fedstat.inference.likelihood import LRTest
 from fedstat.inference.plots import plot_convergence
-from fedstat.inference.summary import WIDTH, short_names
+from fedstat.inference.summary import WIDTH
 from fedstat.inference.tables import Sheet
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.results import CoefficientResults, EstimateRecord
@@ -41,6 +41,7 @@ from fedstat.models.vfem.prediction_protocol import (
     predict_linear,
 )
 from fedstat.models.vfem.prediction_results import MeanPredictions
+from fedstat.spline_names import short_names
 from fedstat.typing import Floats
 
 if TYPE_CHECKING:

@@ -99,7 +99,8 @@ def random_groups(rule: PatternRule, patterns: Bools, code: Ints, most: int) -> 
     Returns the group of every entity, (n,), and the pattern of every group. The groups are the same in every
     fit of the same entities, so that a repeated fit releases nothing new.
     """
-    random, group, pattern = np.random.default_rng(GROUP_SEED), np.zeros(len(code), dtype=np.int64), []
+    random, group = np.random.default_rng(GROUP_SEED), np.zeros(len(code), dtype=np.int64)
+    pattern: list[int] = []
     for h, row in enumerate(patterns.tolist()):
         members = np.flatnonzero(code == h)
         count = max(1, min(most, len(members) // max(MIN_GROUP, rule.least(tuple(row)))))
@@ -352,10 +353,33 @@ def merge_notes(exchange: PatternExchange) -> Iterator[Note]:
         yield Note(
             "merged_patterns",
             f"Patterns with few entities are not released: {plan.moved:,} entities count as missing at a "
-            f"site that has them, and {plan.left_out:,} that would lack everything are left out.",
+            f"site that has them, and {plan.left_out:,} that would lack everything are left out."
+            f"{merged_by_site(exchange)}",
         )
     if exchange.by_bits is not None and exchange.by_bits.lost:
         yield Note("merging_cost", merging_cost_note(exchange.by_bits))
+
+
+def merged_by_site(exchange: PatternExchange) -> str:
+    """State for each site how many of its entities count as missing, and the least cost.
+
+    The information on the coefficients of a site is proportional to the entities that count as observed
+    there, if these are as informative as the others. On the packaged data, 26 of 348 entities of the Judicial Organ
+    count as missing: 4 %, where standard errors are 5 to 12 % larger than those by iteration.
+    """
+    parts = []
+    for site, seen in exchange.released.items():
+        lost, left = int(np.count_nonzero(~seen)), int(np.count_nonzero(seen))
+        if lost and left:
+            larger = 100.0 * (np.sqrt(len(seen) / left) - 1.0)
+            parts.append(f"{lost:,} of {len(seen):,} at '{site}' ({larger:.0f} %)")
+    if not parts:
+        return ""
+    return (
+        f" By site: {', '.join(parts)}; in brackets, the increase of the standard errors of its "
+        "coefficients from the number of entities alone. It is larger if these entities have columns of more "
+        "sites than others."
+    )
 
 
 def values_left_out(lost: Mapping[str, int]) -> str:
