@@ -364,8 +364,8 @@ def merged_by_site(exchange: PatternExchange) -> str:
     """State for each site how many of its entities count as missing, and the least cost.
 
     The information on the coefficients of a site is proportional to the entities that count as observed
-    there, if these are as informative as the others. On the packaged data, 26 of 348 entities of the Judicial Organ
-    count as missing: 4 %, where standard errors are 5 to 12 % larger than those by iteration.
+    there, if these are as informative as the others. On the packaged data, 26 of 348 entities of the
+    Judicial Organ count as missing: 4 %, where standard errors are 5 to 12 % larger than by iteration.
     """
     parts = []
     for site, seen in exchange.released.items():
