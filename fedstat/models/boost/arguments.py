@@ -233,17 +233,19 @@ def check_size(
 
 def refuse_few_rows(
     where: str, n: int, least: int, learners: Sequence[Learner], columns: int, most: int, folds: int,
-    times: int = 1, slopes: int = 0,
+    times: int = 1, slopes: int = 0, aicc: bool = False,
 ) -> NoReturn:  # fmt: skip
     """Raise a DesignError with remedies: the largest number of columns, those of all learners plus one.
 
-    There are `times` sums of products with different weights. `slopes` of the columns are those of a loss.
+    With `aicc` that criterion needs no folds. There are `times` sums of products with different weights.
+    `slopes` of the columns are those of a loss.
     """
     smooth = [one for one in learners if one.smooth]
     fixed = columns - sum(one.knots for one in smooth)
     knots = (most - fixed) // len(smooth) if smooth else -1
     ways = [f"knots={knots} in every bsignal() and bbs()"] if knots >= 0 else []
-    ways += ["fewer folds", 'select="aicc" without folds'] if folds > 1 else []
+    ways += ["fewer folds"] if folds > 1 else []
+    ways += ['select="aicc" without folds'] if folds > 1 and aicc else []
     ways += ["fewer exchanges of scores (steps, every=, folds)"] if slopes else []
     and_more = f"slopes of the loss at all exchanges, {slopes:,}" if slopes else "one"
     each, what = " a fold" if folds > 1 else "", "sums of their products are"

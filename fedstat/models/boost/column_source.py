@@ -203,7 +203,7 @@ class ColumnSource(MomentSource, VerticalModel):
         least = max(int(np.ceil(columns / allowed[strictest])), pairs)
         if n < least:
             most = min(int(allowed[strictest] * n), columns - int((pairs - n) // each))
-            refuse_few_rows(strictest, n, least, self.learners, columns, most, folds)
+            refuse_few_rows(strictest, n, least, self.learners, columns, most, folds, aicc=True)
 
     def _columns_read(self, site: str) -> Sequence[str]:
         return next((terms.columns for terms in self.formula.sites if terms.site == site), ()) + (
