@@ -113,6 +113,7 @@ def check_variances(roles: Mapping[str, str], layout: Layout) -> None:
 
 Results = TypeVar("Results", bound=VFEMBaseResults[Any])
 VFEMMethod: TypeAlias = Literal["vfem", "cc", "impute", "single"]
+LinearMethod: TypeAlias = Literal["vfem", "weighted", "cc", "impute", "single"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,8 +221,8 @@ class VFEMModel(VerticalModel):
         """
         return super().from_formula(formula, partition, **options)
 
-    def _layout(self, method: VFEMMethod, *, partly: bool = False) -> Layout:
-        check_choice("method", method, get_args(VFEMMethod))
+    def _layout(self, method: LinearMethod, *, partly: bool = False) -> Layout:
+        check_choice("method", method, get_args(LinearMethod))
         layout = make_layout(self.design, method, partly=partly)
         return replace(layout, frequencies="freq_weights" in self._roles)
 
@@ -239,7 +240,7 @@ class VFEMModel(VerticalModel):
         cross = CrossProductOptions(how, iteration.sketch, iteration.sketch_size, at, min_count)
         return CovarianceOptions(cov_type, self._names(), cross)
 
-    def _begin(self, method: VFEMMethod, *, partly: bool = False) -> Layout:
+    def _begin(self, method: LinearMethod, *, partly: bool = False) -> Layout:
         """Lay out a fit.
 
         With `partly`, entities take part with the columns of a site that they have.

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 Predictions = TypeVar("Predictions", bound=MeanPredictions)
 METHODS = {
     "vfem": "maximum likelihood",
+    "weighted": "weighted moments",
     "cc": "complete entities only",
     "impute": "mean imputation",
     "single": "response holder alone",

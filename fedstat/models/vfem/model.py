@@ -19,6 +19,7 @@ from fedstat.models.vertical.joint_normal.assumption_tests import warn_of_depend
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vfem.base_model import (
     IterativeOptions,
+    LinearMethod,
     VFEMMethod,
     VFEMModel,
     check_variances,
@@ -52,6 +53,7 @@ from fedstat.models.vfem.joint_protocol import LEAST_OF_ALPHA, LEAST_PATTERN, Jo
 from fedstat.models.vfem.outcome import SessionArtifacts, VFEMOutcome, warn_unless_converged
 from fedstat.models.vfem.protocol import IterativeResult, fit_glm, fit_joint, fit_normal
 from fedstat.models.vfem.results import VFEMGLMResults, VFEMResults
+from fedstat.models.vfem.weighted import JACKKNIFE, exchange_weighted, weighted_fit
 from fedstat.typing import Floats
 
 INDEPENDENT_ALTERNATIVE = (
@@ -134,7 +136,7 @@ class VFEMRegression(VFEMModel):
     def fit(
         self,
         *,
-        method: VFEMMethod = "vfem",
+        method: LinearMethod = "vfem",
         cov_type: CovType = "observed",
         exchange: Literal["moments", "iterative"] = "moments",
         iteration: Iteration | None = None,
@@ -147,9 +149,14 @@ class VFEMRegression(VFEMModel):
 
         Parameters
         ----------
-        method : {"vfem", "cc", "impute", "single"}
-            All entities; the entities that every site has; all entities, with missing blocks replaced by the
-            site's mean; or the columns of the response holder alone.
+        method : {"vfem", "weighted", "cc", "impute", "single"}
+            "vfem": maximum likelihood of all entities. "weighted": moments of the entities that two sites
+            share, with weights by which they represent all entities, augmented with those that only one of
+            the two has. This assumes no distribution, for missingness that depends on the response and the
+            columns of its site, which must be complete. Standard errors come from a jackknife over random
+            groups; `cov_type`, `iteration` and `max_moved` do not apply. "cc": the entities that every site
+            has. "impute": all entities, with missing blocks replaced by the site's mean. "single": the
+            columns of the response holder alone.
         cov_type : {"observed", "expected", "sem", "robust", "none"}
             Inverse of the observed information; the same with cross-products between sites set to their
             expected value, zero, so that none are requested (requires missingness completely at random);
@@ -221,9 +228,14 @@ class VFEMRegression(VFEMModel):
         340
         """
         call = Call.of(self.fit, locals())
-        check_choice("method", method, get_args(VFEMMethod))
+        check_choice("method", method, get_args(LinearMethod))
         check_choice("cov_type", cov_type, get_args(CovType))
         check_choice("exchange", exchange, ("moments", "iterative"))
+        if method == "weighted":
+            given: dict[str, object] = {"cov_type": cov_type, "exchange": exchange}
+            given |= {"max_moved": max_moved, "correction": correction}
+            check_weighted(given, iteration, self._roles, self.between)
+            return run_fit(self, call, VFEMRegression._fit_weighted, Iteration()._options(maxiter))
         if exchange == "moments":
             weighted = self._roles.keys() - {"offset"}
             free = method == "vfem" and self.between == "free" and not weighted
@@ -256,6 +268,14 @@ class VFEMRegression(VFEMModel):
         covariance = self._covariance_options(cov_type, iteration)
         wanted = IterativeOptions(method, options, covariance, iteration.init)
         return run_fit(self, call, VFEMRegression._fit_by_iteration, wanted, VFEMResults)
+
+    def _fit_weighted(self, attempt: FitAttempt, options: IterationOptions) -> VFEMResults:
+        layout = self._begin("weighted")
+        session = product_session(layout, self._session, self._agreement.at)
+        sums = attempt.run(exchange_weighted(layout, self.partition.min_count, session))
+        fit, covariance = weighted_fit(layout, sums)
+        outcome = VFEMOutcome("weighted", JACKKNIFE, "zero", options, fit, covariance)
+        return VFEMResults._of(self, layout, outcome, SessionArtifacts(), attempt.ledger)
 
     def _fit_moments(
         self,
@@ -551,6 +571,22 @@ class VFEMGLM(VFEMModel):
             )
 
         return fit_joint(layout, wanted.small, conversation, make)
+
+
+def check_weighted(
+    given: Mapping[str, object], iteration: Iteration | None, roles: Mapping[str, str], between: str
+) -> None:
+    """Refuse arguments that the weighted estimate does not have."""
+    default = {"cov_type": "observed", "exchange": "moments", "max_moved": None, "correction": None}
+    other = [name for name, value in given.items() if value != default[name]]
+    other += ["iteration"] * (iteration is not None) + [name for name in roles if name != "offset"]
+    if other:
+        raise ModelError(
+            f"method='weighted': has no {', '.join(other)}. Its standard errors come from a jackknife over "
+            "random groups; leave the argument out"
+        )
+    if between != "free":
+        raise ModelError("method='weighted': requires from_formula(..., between='free')")
 
 
 def check_robust(method: str, cov_type: str) -> None:

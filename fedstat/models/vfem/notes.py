@@ -483,7 +483,7 @@ def response_alarm(outcome: VFEMOutcome, held: SessionArtifacts) -> Iterator[Not
     )
 
 
-RESPONSE_REMEDY = "Model a transformed response, such as its logarithm, if its effects are multiplicative"
+RESPONSE_REMEDY = "Use fit(method='weighted'), which assumes no distribution"
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -512,6 +512,18 @@ FREE_COVARIANCE = (
     "Maximum likelihood under normal errors and jointly normal columns, whose covariance is free between "
     "sites. Valid if missingness depends on observed values only (MAR). R-squared is that of an entity "
     "with every block."
+)
+WEIGHTED = (
+    "Moments of the entities that two sites share, with weights by which their response represents all "
+    "entities, augmented with entities that only one of the two has. No distribution is assumed. Valid if "
+    "missingness depends on the response and the columns of its site only. Standard errors come from a "
+    "jackknife over {groups} random groups, and intervals from Student's t."
+)
+WEIGHTED_RELEASES = (
+    "Weighted sums of the columns and of their products were released by random group, for every site and "
+    "every two sites; no row-level values left a site. The weights depend on the response. They stayed with "
+    "its holder, which split them at random between two sites at a time. Two of these that collude can "
+    "recover the weights of the entities that both have, and from these approximate responses."
 )
 OTHER_RESPONSE = BASELINES | {
     "vfem": (
@@ -602,6 +614,8 @@ def _release_notes(
     layout: Layout, outcome: VFEMOutcome, held: SessionArtifacts, ledger: Ledger
 ) -> Iterator[Note]:
     """State what was released, and what it reveals."""
+    if outcome.method == "weighted":
+        return _weighted(layout)
     if held.exchange is None:
         return _iterations(layout, outcome, ledger)
     if is_normal(outcome):
@@ -617,6 +631,10 @@ def _assumptions(outcome: VFEMOutcome, held: SessionArtifacts) -> Iterator[Note]
     fit, covariance = held.moments_fit, outcome.covariance
     if isinstance(fit, JointNormalFit) and not is_normal(outcome):
         yield from joint_assumptions(fit)
+        return
+    if outcome.method == "weighted":
+        groups = 0 if covariance is None else covariance.size
+        yield Note("assumptions", WEIGHTED.format(groups=groups))
         return
     free = as_between(outcome) == "free"
     if free:
@@ -743,6 +761,12 @@ def _unmasked(layout: Layout, outcome: VFEMOutcome, ledger: Ledger) -> Iterator[
     if others := [k for k in layout.sites if k != ledger.at]:
         yield Note("unmasked", UNMASKED_NORMAL if is_normal(outcome) else UNMASKED_OTHER, "warning")
         yield from solvable_note(rounds_of_predictors(ledger, others), layout.p, ledger, others)
+
+
+def _weighted(layout: Layout) -> Iterator[Note]:
+    if any(site != layout.active for site in layout.sites):
+        yield Note("weighted_sums", WEIGHTED_RELEASES)
+    yield from dither_notes(layout)
 
 
 def _moments(

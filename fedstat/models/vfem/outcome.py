@@ -24,6 +24,7 @@ from fedstat.models.vfem.iteration.state import IterationOptions, VFEMFit
 from fedstat.typing import Array, Floats
 
 NO_COVARIANCE = {"cov_params": "not available with cov_type='none'"}
+NO_LIKELIHOOD = {"llf": "method='weighted' maximizes no likelihood; use wald_test"}
 NO_RSQUARED = {"rsquared": "this family has pseudo_rsquared() instead"}
 
 
@@ -123,13 +124,13 @@ def make_estimate(model: VerticalModel, layout: Layout, outcome: VFEMOutcome, no
         n_parameters=len(params) + 1 if fit.estimates_alpha else None,
         converged=fit.converged,
         convergence=f"{fit.reason}; relative score {row.score:.1e} after {row.iteration} iterations",
-        llf=fit.log_likelihood + log_weights(layout),
+        llf=None if np.isnan(fit.log_likelihood) else fit.log_likelihood + log_weights(layout),
         rsquared=explained_share(fit, outcome.method) if normal else None,
         scale=fit.s2 * layout.variance_of_one,
         privacy=noise_added(layout if normal else None),
         cov_type=cov_name(outcome),
         blocks=site_blocks(layout),
-        reasons=NO_COVARIANCE if normal else NO_COVARIANCE | NO_RSQUARED,
+        reasons=NO_COVARIANCE | NO_LIKELIHOOD if normal else NO_COVARIANCE | NO_RSQUARED,
     )
 
 

@@ -172,8 +172,8 @@ def column_order(psi: Floats, fit: VFEMFit, sites: tuple[str, ...]) -> Floats:
     if len(psi) == places.total:
         raise NotAvailableError(
             "get_prediction: standard errors for entities that lack columns need the covariance of all "
-            "covariances, which a fit with this many columns, or with correction='skewness', does not "
-            "store; predict() does not need it"
+            "covariances, which a fit with this many columns, with correction='skewness' or with "
+            "method='weighted', does not store; predict() does not need it"
         )
     beta = [every[places.beta(k)] for k in range(len(sites))]
     mu = [every[places.mu(k)] for k in range(len(sites))]

@@ -85,7 +85,7 @@ class VFEMResults(
 
     @property
     def df_inference(self) -> float | None:
-        """Degrees of freedom between random groups, for cov_type="robust" from moments; otherwise None."""
+        """Degrees of freedom between random groups (method="weighted", or "robust" from moments), or None."""
         return None if self.covariance is None else self.covariance.df
 
     # -- from the moments that the fit exchanged, without a message ------------------------------

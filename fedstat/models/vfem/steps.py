@@ -13,16 +13,17 @@ from fedstat.models.vfem.covariance.score_steps import (
     TIMES,
 )
 from fedstat.models.vfem.iteration.state import CROSS_STEPS, FAMILY
+from fedstat.models.vfem.weighted_steps import OF_HOLDER, TIMES_OF_WEIGHTED, WEIGHTED_COLUMNS
 
 RULES = ExchangeRules(
     remembers=False,
     fills=True,
     shapes=True,
     weighted=True,
-    columns={**PRODUCT_COLUMNS, **SCORE_COLUMNS},
+    columns={**PRODUCT_COLUMNS, **SCORE_COLUMNS, **WEIGHTED_COLUMNS},
     weights={STAGES[0]: staged_weights},
-    times=TIMES,
-    of_response=frozenset((RESPONSE_OF_SCORES, RESPONSE_OF_SQUARES)),
+    times={**TIMES, **TIMES_OF_WEIGHTED},
+    of_response=frozenset((RESPONSE_OF_SCORES, RESPONSE_OF_SQUARES)) | OF_HOLDER,
 )
 include(
     FAMILY,
@@ -30,7 +31,7 @@ include(
     {
         **EXCHANGE_ORDER,
         "open_product": f"{CROSS_STEPS} deal_product open_product response_products sem_constants "
-        "sum_products sum_response",
+        "sum_products sum_response weigh_columns weigh_response",
         "project_block": "predict_block",
     },
 )
