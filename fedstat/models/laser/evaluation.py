@@ -330,8 +330,8 @@ class SetEvaluation(Report):
         with_site = self.scores.sets >> self.sites.index(site) & 1 == 1
         return replace(self, scores=self.scores.together(with_site))._worth()[0]
 
-    def _sheets(self) -> Iterator[Sheet]:
-        """One line per set."""
+    def _sheets(self, entities: str = "") -> Iterator[Sheet]:
+        """One line per set; the title may state whose predictions were counted."""
         frame = self.to_frame()
         heads = ("sites", *frame.columns)
         rows = tuple(
@@ -344,7 +344,7 @@ class SetEvaluation(Report):
             rows,
             "l" + "r" * len(frame.columns),
             widths,
-            "Predictions by set of sites",
+            f"Predictions by set of sites{entities}",
             wrap=True,
         )
 

@@ -75,6 +75,13 @@ def notes_of(r: LASERRecord) -> Iterator[Note]:
             "Take more epochs (epochs=), smaller batches (batch_size=) or a larger learning_rate.",
             "critical",
         )
+    elif r.fitted.trained.epoch + 1 == len(held) > 1:
+        yield Note(
+            "last_epoch",
+            f"The last of {len(held)} epochs has the smallest loss of the validation entities. Take more "
+            "epochs (epochs=).",
+            "warning",
+        )
     yield Note("no_errors", "There are no standard errors: weights of networks are not identified.")
     yield Note(
         "disclosed",
@@ -89,8 +96,9 @@ def notes_of(r: LASERRecord) -> Iterator[Note]:
         yield Note(
             "calibration",
             "Prediction sets and intervals of predict_set() are calibrated by set of sites. They are valid "
-            "for entities that are exchangeable with the calibration entities. With few of these, a set of "
-            f"sites excludes nothing.{spread if r.masked else ''}",
+            "for entities that are exchangeable with the calibration entities, not under covariate shift, as "
+            "at a later time or in another population. With few of these, a set of sites excludes "
+            f"nothing.{spread if r.masked else ''}",
         )
 
 
@@ -481,7 +489,7 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
             right += [("Rounds", f"{self._ledger.rounds:,}"), ("Traffic", human_bytes(self._ledger.bytes))]
         yield header_sheet(f"{self.model_name} results", left, right)
         if fitted.trained.scores is not None:
-            yield from self.calibration._sheets()
+            yield from self.calibration._sheets(" (calibration entities)")
         yield coefficient_block_sheet(r.blocks, self._kinds())
 
     def __repr__(self) -> str:

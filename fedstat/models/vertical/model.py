@@ -203,17 +203,23 @@ class VerticalModel(Explainable):
             return
         reported = f"entities with only some of a site's columns count as missing there: {', '.join(counts)}."
         if self.partition.partial == "condition":
-            lost = ", ".join(f"'{term}' {m:,}" for term, m in values_of_parts(self.design).items())
-            reported += f" {which} does not condition on a part of a block; unused observed values: {lost}."
+            lacking, lost = (
+                ", ".join(f"'{term}' {m:,}" for term, m in values_of_parts(self.design, has).items())
+                for has in (False, True)
+            )
+            reported += (
+                f" They lack values of {lacking}. {which} does not condition on a part of a block; unused "
+                f"observed values: {lost}."
+            )
         warn(f"{reported} ClientPartition(partial='mean' or 'error') are the alternatives.", DataWarning)
 
 
-def values_of_parts(design: Design) -> dict[str, int]:
-    """Count by term the values of entities that have only some of a site's columns."""
+def values_of_parts(design: Design, has: bool = True) -> dict[str, int]:
+    """Count by term the values that entities with only some of a site's columns have, or lack."""
     counts: dict[str, int] = {}
     for block in design.blocks:
         if block.has is not None:
-            each = block.has[~block.complete].sum(axis=0).tolist()
+            each = (block.has == has)[~block.complete].sum(axis=0).tolist()
             counts |= dict(zip(block.term_names, each, strict=True))
     return {term: int(m) for term, m in counts.items() if m}
 

@@ -140,3 +140,16 @@ def test_few_batches_are_said_to_teach_little():
     enough = study.fit()
     assert not str(enough.notes[0]).startswith("NOT LEARNED")
     assert enough.history["validation"].min() < 0.97 * few.history["validation"].min()
+
+
+def test_the_summary_states_whose_predictions_it_shows_and_what_it_assumes():
+    data = fs.datasets.make_blocks(300, seed=1)
+    partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+    with pytest.warns(DataWarning, match="no site's columns"):
+        fitted = fs.LASER.from_formula("y ~ .", partition, outcome="normal")
+    result = fitted.fit(epochs=2, seed=0)
+    assert "Predictions by set of sites (calibration entities)" in str(result.summary())
+    kinds = result.diagnostics().set_index("kind")["note"]
+    assert "covariate shift" in kinds["calibration"]
+    best = result.history["validation"].idxmin()
+    assert ("last_epoch" in kinds.index) == (best == 2)
