@@ -7,7 +7,6 @@ per entity. The coordinator learns coefficients at the end of each lambda, but n
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,7 +18,7 @@ from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.penalized.path import PenalizedPath, lambda_grid
 from fedstat.models.vertical.exchange.protocol import ColumnScales, standardize_columns
 from fedstat.models.vglm.newton_fit import SelectedPath, refit_support
-from fedstat.models.vglm.path_setup import CoefficientPath, PathSetup
+from fedstat.models.vglm.path_setup import Chooser, CoefficientPath, PathSetup
 from fedstat.models.vglm.proximal_newton import LossOracle, ResponseSummary
 from fedstat.progress_line import counted
 from fedstat.typing import Floats
@@ -158,7 +157,7 @@ def admm_path(
     oracle: LossOracle,
     distribution: DistributionSpec,
     setup: PathSetup,
-    select: Callable[[CoefficientPath], int],
+    select: Chooser,
     tol: float,
     maxiter: int,
 ) -> FitProtocol[tuple[SelectedPath, ColumnScales, float]]:

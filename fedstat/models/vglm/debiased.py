@@ -19,7 +19,7 @@ from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty
 from fedstat.models.vertical.exchange.protocol import ColumnScales
 from fedstat.models.vglm.normal_path import normal_path
 from fedstat.models.vglm.path_following import PathFollower
-from fedstat.models.vglm.path_setup import CoefficientPath, PathSetup, choose_fit, score_path, to_units
+from fedstat.models.vglm.path_setup import Chooser, PathSetup, choose_fit, score_path, to_units
 from fedstat.models.vglm.proximal_newton import LossPoint
 from fedstat.typing import Floats
 
@@ -104,12 +104,9 @@ def debiased_fit(
     oracle, setup = follower.oracle, lasso_setup(follower.setup)
     n, scale = oracle.layout.n, lambda_max(follower.gradient, LASSO, setup.groups)
     grid = lambda_grid(scale, ratio=RATIO, size=SIZE)
-
-    def select(path: CoefficientPath) -> int:
-        return choose_fit(score_path(path, n, distribution.name), "aic")
-
+    select = Chooser(n, distribution.name, "aic")
     lasso = replace(follower, setup=setup, lambdas=grid, select=select, steps=None, scale=scale)
-    lasso.seen, lasso.solved = {}, {}
+    lasso.seen, lasso.solved, lasso.errors = {}, {}, []
     path, best, at = yield from lasso.quadratic(point, H)
     H = yield from oracle.hessian(at)
     dispersion = 1.0

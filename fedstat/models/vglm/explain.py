@@ -113,7 +113,7 @@ class VGLMPlan(DryRunPlan):
     def _parts(self) -> str:
         if any(len(rows) < self._layout.n for rows in self._layout.kept.values()):
             return ", by missing pattern"
-        cut = self.given["select"] == "cv" or self.given["draws"] or self.given["splits"] > 1
+        cut = self.given["select"] in ("cv", "1se") or self.given["draws"] or self.given["splits"] > 1
         if not cut and self.given["inference"] == "split":
             return ", in each of 2 random halves of the entities"
         return f", in each of {self.given['folds']} random parts of the entities" if cut else ""

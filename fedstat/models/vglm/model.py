@@ -95,11 +95,11 @@ class VerticalGLM(VerticalModel):
         site lacks.
         "em" (normal family) uses them: the estimate is the limit of penalized EM under normal columns, valid
         if blocks are missing at random; entities without a response are left out.
-    between : {"independent", "free"}
-        For missing="em": whether columns of two sites are independent, which biases estimates if they are
-        correlated, or their covariance is estimated, as in :class:`fedstat.VFEMRegression`. The time of
-        "free" increases with the sixth power of the number of columns: seconds for twenty; the limit is
-        eighty.
+    between : {"free", "independent"}
+        For missing="em": whether the covariance between columns of two sites is estimated, as in
+        :class:`fedstat.VFEMRegression`, or they are independent, which biases estimates if they are
+        correlated. The time of "free" increases with the sixth power of the number of columns: seconds for
+        twenty; the limit is eighty.
     coordinator
         See :meth:`from_formula`.
 
@@ -143,7 +143,7 @@ class VerticalGLM(VerticalModel):
         group_terms: bool = False,
         unpenalized: Sequence[str] = (),
         missing: MissingRule | Literal["em"] = "raise",
-        between: Between = "independent",
+        between: Between = "free",
         coordinator: str | None = None,
     ) -> None:
         check_choice("between", between, get_args(Between))
@@ -171,10 +171,11 @@ class VerticalGLM(VerticalModel):
         super().__init__(formula, partition, missing=rule, coordinator=coordinator)
         layout = make_layout(self.design, incomplete=self._em)
         self.layout = self._with_dealer(reuse_patterns(layout, partition, complete=not self._em))
-        if between == "free" and (not self._em or self.layout.p > MOST_FREE):
+        if self._em and between == "free" and self.layout.p > MOST_FREE:
             raise ModelError(
-                f"between='free' requires missing='em' and at most {MOST_FREE} columns; received "
-                f"{self.layout.p} columns" + ("" if self._em else " and another missing=")
+                f"missing='em' with between='free' supports at most {MOST_FREE} columns; received "
+                f"{self.layout.p}. Leave columns out, or use between='independent', which is biased if "
+                "columns of two sites are correlated"
             )
         self._groups = make_groups(self.layout, group_terms, self.unpenalized)
         warn_of_incomplete(self.layout)
@@ -243,12 +244,13 @@ class VerticalGLM(VerticalModel):
 
         Parameters
         ----------
-        select : {"bic", "ebic", "aic", "cv"}
+        select : {"bic", "ebic", "aic", "cv", "1se"}
             Criterion for the choice: an information criterion, or cross-validation; among equal fits, the one
-            with the largest lambda. Degrees of freedom are the nonzero coefficients, which for an elastic net
-            overstates them. An estimated dispersion is that of maximum likelihood at every fit.
-            Cross-validation is exact for the normal family. For the others, it uses quadratic models of every
-            fold's deviance at the chosen fit, which are accurate there and rough at distant lambdas.
+            with the largest lambda. "1se" chooses the largest lambda whose cross-validated error is at most
+            one standard error above the smallest (Breiman et al. 1984). Degrees of freedom are the
+            nonzero coefficients, which for an elastic net overstates them. An estimated dispersion is that of
+            maximum likelihood at every fit. Cross-validation is exact for the normal family. For the others, it uses
+            quadratic models of every fold's deviance at the chosen fit, which are accurate there and rough at distant lambdas.
         lam : float, optional
             A single lambda instead; 0 is the model without a penalty, with full inference. For the gamma and
             inverse normal families, it is in the unit of the linear predictor in which the weight of an
@@ -289,8 +291,8 @@ class VerticalGLM(VerticalModel):
         maxiter : int
             For exchange="admm": largest number of rounds for one lasso.
         folds : int
-            Number of random parts of the entities whose sums are released separately, for select="cv" and
-            `draws`.
+            Number of random parts of the entities whose sums are released separately, for select="cv"
+            or "1se" and `draws`.
         draws : int
             Pairs of random halves of the folds, in each of which the path is fitted again, for selection
             frequencies (6 folds or more); for families other than the normal one by quadratic models, as in
@@ -406,7 +408,7 @@ class VerticalGLM(VerticalModel):
             raise ModelError(
                 "missing='em' requires exchange='products', select='bic', 'ebic' or 'aic' and "
                 "inference='conditional', because sums by missing pattern are not also released by fold. "
-                "Leave exchange, inference, select='cv' and draws out, or use missing='drop'"
+                "Leave exchange, inference, select='cv' or '1se' and draws out, or use missing='drop'"
             )
         canonical = self.distribution.name in POINTS and self.distribution.canonical
         if passing.exchange == "admm" and not canonical:
@@ -416,10 +418,10 @@ class VerticalGLM(VerticalModel):
             )
         if passing.exchange == "admm" and choice.divides:
             raise ModelError(
-                "select='cv', draws and inference='debiased' or 'split' need sums by fold or half, which "
-                "exchange='admm' does not release; use exchange='products'"
+                "select='cv' or '1se', draws and inference='debiased' or 'split' need sums by fold or "
+                "half, which exchange='admm' does not release; use exchange='products'"
             )
-        if choice.splits > 1 and (not normal or not choice.split or choice.select == "cv"):
+        if choice.splits > 1 and (not normal or not choice.split or choice.cross_validates):
             raise ModelError(
                 "splits: more than one requires inference='split', the normal family with "
                 "exchange='products', and select='bic', 'ebic' or 'aic'"

@@ -17,7 +17,7 @@ therefore bounded by the number of entities (``most_grams`` of the layout), here
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -33,7 +33,7 @@ from fedstat.models.vertical.exchange.protocol import ColumnScales
 from fedstat.models.vglm.debiased import DebiasedFit, debiased_fit
 from fedstat.models.vglm.distributions import log_likelihood, own_units
 from fedstat.models.vglm.path_following import FoldFit, Folds, PathFollower, use_folds
-from fedstat.models.vglm.path_setup import CoefficientPath, PathSetup, Refit, to_units
+from fedstat.models.vglm.path_setup import Chooser, CoefficientPath, PathSetup, Refit, to_units
 from fedstat.models.vglm.proximal_newton import MAXIMUM, LossOracle, LossPoint, solve
 from fedstat.typing import Bools, Floats
 
@@ -53,6 +53,7 @@ class SelectedPath:
     pairs of sites. `cv` has the mean deviance of left-out folds with its standard error, (L,) each; `halves`
     (L, p) and (L,) are those of :func:`~fedstat.models.vglm.normal_path.stability`, `split_p` (p,) of
     :func:`~fedstat.models.vglm.normal_path.split_pvalues`. `shown`: residuals were sent.
+    `errors` are criteria of solved fits minus those that a model proposed for them.
     """
 
     path: CoefficientPath
@@ -66,6 +67,7 @@ class SelectedPath:
     debiased: DebiasedFit | None = None
     split_p: Floats | None = None
     shown: bool = True
+    errors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,7 +99,7 @@ def fit_path(
     oracle: LossOracle,
     distribution: DistributionSpec,
     setup: PathSetup,
-    select: Callable[[CoefficientPath], int],
+    select: Chooser,
     *,
     exact: bool,
     further: FitExtras | None = None,
@@ -134,6 +136,7 @@ def fit_path(
         halves=fit.halves,
         debiased=debiased,
         shown=oracle.response.sums is None,
+        errors=tuple(follower.errors),
     )
     return found, start.units, start.intercept_alone.loss
 
@@ -155,7 +158,7 @@ def _follow_path(
     oracle: LossOracle,
     distribution: DistributionSpec,
     start: PathStart,
-    select: Callable[[CoefficientPath], int],
+    select: Chooser,
     *,
     exact: bool,
 ) -> FitProtocol[tuple[PathFollower, FoldFit]]:

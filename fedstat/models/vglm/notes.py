@@ -25,6 +25,8 @@ from fedstat.models.vglm.outcome import SelectionOutcome
 from fedstat.models.vglm.path_setup import describe_incomplete
 
 FREE_ALTERNATIVE = "from_formula(..., missing='em', between='free') allows correlated blocks"
+RELEVANT_DIFFERENCE = 2.0
+"""Difference of an information criterion above which two fits differ (Raftery 1995)."""
 COVARIANCE_MODELS = {
     "independent": "normal blocks that are independent between sites (between='independent')",
     "free": "jointly normal columns, whose covariance is free between sites",
@@ -123,9 +125,10 @@ def _iterations(layout: Layout, outcome: SelectionOutcome, ledger: Ledger) -> It
     if not solved.all():
         yield Note(
             "proposed",
-            f"Of {len(solved)} lambdas, {solved.sum()} are solved (violations: see .path); "
-            "a quadratic model of the loss at the chosen fit proposes the other fits: their coefficients, "
-            "criteria and lambdas of entry are approximate. path='exact' solves all.",
+            f"Of {len(solved)} lambdas, {solved.sum()} are solved, among them the chosen one. A "
+            "quadratic model of the loss proposes the other fits, which are approximate: "
+            f"{_proposal_errors(fitted.errors)} fit(path='exact') solves all lambdas.",
+            "warning" if min(fitted.errors, default=0.0) < -RELEVANT_DIFFERENCE else "info",
         )
     others = [k for k in layout.sites if k != layout.active]
     yield from solvable_note(fitted.points, layout.p, ledger, others)
@@ -137,6 +140,15 @@ def _iterations(layout: Layout, outcome: SelectionOutcome, ledger: Ledger) -> It
         )
     if use_masks and not hides(len(layout.sites)):
         yield Note("two_sites", TWO_SITES, "warning")
+
+
+def _proposal_errors(errors: tuple[float, ...]) -> str:
+    """State how wrong proposals were that were solved afterwards."""
+    if not errors:
+        return "none of them was solved to measure the error."
+    low, high = min(errors), max(errors)
+    text = f"where one was solved, the criterion changed by {low:+.1f} to {high:+.1f}."
+    return f"{text} Another lambda may have a smaller criterion." if low < -RELEVANT_DIFFERENCE else text
 
 
 def _steps(outcome: SelectionOutcome) -> Iterator[Note]:

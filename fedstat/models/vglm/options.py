@@ -51,14 +51,19 @@ class ChoiceOptions:
         return self.inference == "split"
 
     @property
+    def cross_validates(self) -> bool:
+        """Whether lambda is chosen by cross-validation."""
+        return self.select in ("cv", "1se")
+
+    @property
     def divides(self) -> bool:
         """Whether sums over parts of the entities are needed."""
-        return self.select == "cv" or self.draws > 0 or self.inference != "conditional"
+        return self.cross_validates or self.draws > 0 or self.inference != "conditional"
 
     @property
     def parts(self) -> int:
         """Folds that are needed for the choice of lambda, and for many halves."""
-        return self.folds if self.select == "cv" or self.draws or self.splits > 1 else 1
+        return self.folds if self.cross_validates or self.draws or self.splits > 1 else 1
 
     def check_folds(self, lambdas: Floats | None) -> None:
         """Require enough folds to be divided again, and for a split that its half selects something."""
@@ -76,9 +81,9 @@ class ChoiceOptions:
             )
         if self.draws:
             raise ModelError("draws: expected 0 with inference='split', which uses the halves of one split")
-        if self.select == "cv" and self.folds < FEWEST_FOLDS_OF_HALVES:
+        if self.cross_validates and self.folds < FEWEST_FOLDS_OF_HALVES:
             raise ModelError(
-                f"folds: expected {FEWEST_FOLDS_OF_HALVES} or more for select='cv' in a half of the "
+                f"folds: expected {FEWEST_FOLDS_OF_HALVES} or more for select='cv' or '1se' in a half of the "
                 f"entities; received {self.folds}"
             )
 
@@ -115,7 +120,7 @@ class FitPlan:
     choice: ChoiceOptions
     passing: ExchangeOptions
     random: np.random.Generator
-    between: Between = "independent"
+    between: Between = "free"
 
     @property
     def least(self) -> int:

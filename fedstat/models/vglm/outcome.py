@@ -18,7 +18,7 @@ from fedstat.models.vglm.distributions import log_likelihood
 from fedstat.models.vglm.em_fit import MissingBlocksFit
 from fedstat.models.vglm.newton_fit import SelectedPath
 from fedstat.models.vglm.options import FitPlan
-from fedstat.models.vglm.path_setup import PathCriteria
+from fedstat.models.vglm.path_setup import TIE_TOLERANCE, PathCriteria
 from fedstat.typing import Bools, Floats, Ints, Vector
 
 OnPath: TypeAlias = Annotated[Floats, "L"]
@@ -137,13 +137,17 @@ class Selection:
         numbers = {"loss": self.loss, **self.criteria, "kkt": self.kkt}
         table = pd.DataFrame(numbers, index=pd.Index(self.lambdas, name="lambda"))
         status = np.where(self.solved, "solved", "proposed")
-        return table.assign(converged=self.converged & self.solved, status=status)
+        # A concave penalty does not shrink large coefficients: several lambdas can have one fit.
+        other = np.any(np.diff(self.coefficients != 0.0, axis=0), axis=1)
+        moves = other | (np.abs(np.diff(self.loss)) > TIE_TOLERANCE)
+        fit = 1 + np.concatenate([[0], np.cumsum(moves)])
+        return table.assign(converged=self.converged & self.solved, status=status, fit=fit)
 
     @property
     def entry(self) -> Floats:
-        """Largest lambda at which each column is selected; nan if never: (p,)."""
-        selected = self.coefficients != 0.0
-        first = self.lambdas[np.argmax(selected, axis=0)]
+        """Largest lambda whose solved fit selects each column; nan if there is none: (p,)."""
+        selected = self.coefficients[self.solved] != 0.0
+        first = self.lambdas[self.solved][np.argmax(selected, axis=0)]
         return np.asarray(np.where(selected.any(axis=0), first, np.nan))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -13,7 +13,7 @@ from fedstat.kernels.penalized.path import LinearSteps, PenalizedPath
 from fedstat.kernels.penalized.penalties import CoefficientGroups, Terms
 from fedstat.models.vertical.exchange.protocol import ColumnScales
 from fedstat.models.vglm.normal_path import stability, weighted_mean
-from fedstat.models.vglm.path_setup import CoefficientPath, PathSetup, first_smallest
+from fedstat.models.vglm.path_setup import Chooser, CoefficientPath, PathSetup, choose_by_folds
 from fedstat.models.vglm.proximal_newton import CertifiedPoint, LossOracle, LossPoint, ProximalNewton, solve
 from fedstat.progress_line import counted, open_line
 from fedstat.typing import Bools, Floats, Ints
@@ -26,31 +26,32 @@ from fedstat.typing import Bools, Floats, Ints
 # Wang, H. and Leng, C. (2007). Unified LASSO estimation by least squares approximation. Journal of the
 # American Statistical Association 102, 1039-1048.
 
-MOST_EXPANSIONS = 6
+MOST_EXPANSIONS = 12
 NEARBY_TOLERANCE = 1e-3
 """Distance in the metric of the Hessian within which the error of a model of the loss is negligible."""
 
 
 @dataclass(slots=True, eq=False)
 class PathFollower:
-    """Method to follow a path and to choose one of its fits: `select` maps the path to the index of the fit.
+    """Method to follow a path and to choose one of its fits by `select`.
 
     With `steps`, local linear approximations of a nonconvex penalty start from the unpenalized fit; `seen`
     has, by lambda, the points at which the loss is known, the null model at infinity. `scale` is lambda_max,
     and `gradient` (p,) that of the loss at the null model. `solved` are the solved fits of the path, by
-    index; a model proposes all others.
+    index; a model proposes all others. `errors` are the criteria of solved fits minus those proposed.
     """
 
     oracle: LossOracle
     setup: PathSetup
     lambdas: Floats
     units: ColumnScales
-    select: Callable[[CoefficientPath], int]
+    select: Chooser
     steps: LinearSteps | None = None
     scale: float = 1.0
     gradient: Floats = field(default_factory=lambda: np.empty(0))
     seen: dict[float, LossPoint] = field(default_factory=dict)
     solved: dict[int, CertifiedPoint] = field(default_factory=dict)
+    errors: list[float] = field(default_factory=list)
 
     @property
     def unit(self) -> float:
@@ -79,12 +80,13 @@ class PathFollower:
         return self._solved_path(dict(enumerate(found)))
 
     def quadratic(self, point: LossPoint, H: Floats) -> FitProtocol[tuple[CoefficientPath, int, LossPoint]]:
-        """Solve where the path of the quadratic model proposes, until it proposes a solved fit.
+        """Solve where a quadratic model proposes, until the choice and its neighbors are solved.
 
-        The model is that of the loss at the best of them (a least-squares approximation as in Wang and Leng
+        The model is that of the loss at the chosen fit (a least-squares approximation as in Wang and Leng
         2007, at the solution itself). Its other fits cost nothing, but may be wrong far from there: solved
-        fits replace the model's proposals. With `steps`, the first model is that at the unpenalized estimate,
-        and the loss at known points gives the error of the model in between.
+        fits replace the model's proposals, and the choice moves to a neighbor that is better. With `steps`,
+        the first model is that at the unpenalized estimate, and the loss at known points gives the error of
+        the model in between.
         """
         ends = self._ends(self.seen.get(np.inf, point))
         known = ends if self.steps is None else {}
@@ -95,16 +97,27 @@ class PathFollower:
                 b, loss, kkt = self.model_path(point, H, all_known)
                 path = self.path(b, loss, kkt)
                 place = self.select(path)
-                if place in all_known:
+                target = place if place not in all_known else self._open_neighbor(place, all_known)
+                if target is None:
                     self.solved = all_known
                     return path, place, all_known[place].point
-                known[place], H = yield from self.follow_proposal(place, b[place], known, point, H)
-                point = known[place].point
+                known[target], _ = yield from self.follow_proposal(target, b[target], known, point, H)
+                found = known[target]
+                b[target], loss[target], kkt[target] = found.point.b, found.point.loss, found.violation
+                proposed, solved = self.select.values(path), self.select.values(self.path(b, loss, kkt))
+                self.errors.append(float(solved[target] - proposed[target]))
                 line.step()
-                if self.oracle.left > 0 and len(self.lambdas) > 1:
-                    H = yield from self.oracle.hessian(point)
+                if target == place or solved[target] < solved[place]:
+                    point = found.point
+                    if self.oracle.left > 0 and len(self.lambdas) > 1:
+                        H = yield from self.oracle.hessian(point)
         # It would continue: the solved fits are the path.
         return self._solved_path(known | ends)
+
+    def _open_neighbor(self, place: int, known: Mapping[int, CertifiedPoint]) -> int | None:
+        """Return a neighbor on the path that is not solved; None if both are, or if the penalty is steps."""
+        around = [i for i in (place - 1, place + 1) if 0 <= i < len(self.lambdas) and i not in known]
+        return around[0] if around and self.steps is None else None
 
     def follow_proposal(
         self, place: int, b: Floats, known: Mapping[int, CertifiedPoint], last: LossPoint, H: Floats
@@ -120,7 +133,7 @@ class PathFollower:
     def _newton(self, place: int, start: LossPoint, H: Floats) -> ProximalNewton:
         """Newton's method for the problem at one of the lambdas, from a point."""
         terms = self.problem(place)
-        newton = ProximalNewton(
+        return ProximalNewton(
             oracle=self.oracle,
             problems=[terms],
             at=np.arange(self.oracle.layout.p + 1),
@@ -130,10 +143,6 @@ class PathFollower:
             linearize=self.linearize,
             only=self.steps,
         )
-        if self.linearize and self.steps is None:
-            # The model was solved from its lasso: linearizing there is the next step of the same kind.
-            newton.model = terms.linearized(start.b)
-        return newton
 
     def _solved_path(self, known: Mapping[int, CertifiedPoint]) -> tuple[CoefficientPath, int, LossPoint]:
         """Return a path of the lambdas at which a solution is known."""
@@ -156,6 +165,9 @@ class PathFollower:
         self, b: Floats, place: int, known: Mapping[int, CertifiedPoint], last: LossPoint
     ) -> FitProtocol[LossPoint]:
         """Go to the model's fit or, if it is worse than the nearest solution, stay at that."""
+        if self.linearize and self.steps is None:
+            # From the lasso of this lambda, as on the exact path: the solution must not depend on the model.
+            return last
         if not known:
             reached = yield from self.oracle.masked(self.oracle.evaluate(b))
             return last if reached is None else reached
@@ -342,8 +354,8 @@ def model_folds(oracle: LossOracle, point: LossPoint, code: Ints, parts: int) ->
 class Folds:
     """Purpose of the folds of a fit, (n,) from 0 to parts - 1: choosing lambda, and halves.
 
-    With `choose`, lambda is chosen by cross-validation; `draws` are pairs of halves for selection
-    frequencies.
+    With `choose`, lambda is chosen by cross-validation, with `one_se` by the one-standard-error rule; `draws`
+    are pairs of halves for selection frequencies.
     """
 
     code: Ints
@@ -351,6 +363,7 @@ class Folds:
     choose: bool
     draws: int
     random: np.random.Generator
+    one_se: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -377,7 +390,7 @@ def use_folds(follower: PathFollower, fit: FoldFit, folds: Folds) -> FitProtocol
         if not folds.choose:
             break
         cv = models.cross_validate(follower)
-        best, fit = first_smallest(cv[0]), replace(fit, cv=cv)
+        best, fit = choose_by_folds(*cv, folds.one_se), replace(fit, cv=cv)
         if best == fit.chosen:
             break
         if best not in solved:

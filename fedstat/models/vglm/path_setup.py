@@ -237,7 +237,8 @@ def to_units(support: Bools, units: ColumnScales) -> Floats:
 # ----------------------------------------------------------------------------------------------------
 # Information criteria of the fits of a path, and the choice of one.
 
-Select: TypeAlias = Literal["bic", "ebic", "aic", "cv"]
+Criterion: TypeAlias = Literal["bic", "ebic", "aic"]
+Select: TypeAlias = Literal["bic", "ebic", "aic", "cv", "1se"]
 TIE_TOLERANCE = 1e-9
 """Difference that counts as a tie, in deviance per entity or as a share; above tolerance and rounding."""
 
@@ -283,14 +284,42 @@ def score_path(path: CoefficientPath, n: int, distribution: str = "Gaussian") ->
     return PathCriteria(n, df, *(np.asarray(v) for v in (aic(doubled, df), bic(doubled, df, n), extended)))
 
 
+@dataclass(frozen=True, slots=True)
+class Chooser:
+    """Choice of a fit of a path over n entities by an information criterion."""
+
+    n: int
+    distribution: str
+    criterion: Criterion
+
+    def values(self, path: CoefficientPath) -> Floats:
+        """Return the criterion of every fit: (L,)."""
+        values: Floats = getattr(score_path(path, self.n, self.distribution), self.criterion)
+        return values
+
+    def __call__(self, path: CoefficientPath) -> int:
+        """Return the index of the best fit; for ties the one with the largest lambda."""
+        return first_smallest(self.values(path), self.n)
+
+
 def choose_fit(criteria: PathCriteria, select: Select) -> int:
     """Return the index of the best fit; for ties the one with the largest lambda, which selects least.
 
     If a concave penalty is flat, many lambdas have the same fit, and rounding would choose among them.
     """
-    values = {"aic": criteria.aic, "bic": criteria.bic, "ebic": criteria.ebic, "cv": criteria.cv}[select]
-    assert values is not None
-    return first_smallest(values) if select == "cv" else first_smallest(values, criteria.n)
+    if select in ("cv", "1se"):
+        assert criteria.cv is not None and criteria.cv_se is not None
+        return choose_by_folds(criteria.cv, criteria.cv_se, select == "1se")
+    return first_smallest(np.asarray(getattr(criteria, select)), criteria.n)
+
+
+def choose_by_folds(cv: Floats, cv_se: Floats, one_se: bool) -> int:
+    """Return the index of the smallest error, or with `one_se` the first within its standard error.
+
+    Breiman, L., Friedman, J., Olshen, R. and Stone, C. (1984). Classification and Regression Trees, 3.4.3.
+    """
+    best = first_smallest(cv)
+    return int(np.argmax(cv <= cv[best] + cv_se[best])) if one_se else best
 
 
 def first_smallest(values: Floats, unit: float | None = None) -> int:

@@ -32,9 +32,9 @@ from fedstat.models.vglm.options import FitPlan
 from fedstat.models.vglm.outcome import SelectionOutcome
 from fedstat.models.vglm.path_following import Folds
 from fedstat.models.vglm.path_setup import (
-    CoefficientPath,
+    Chooser,
+    Criterion,
     PathCriteria,
-    Select,
     assign_folds,
     choose_fit,
     halve_entities,
@@ -66,7 +66,7 @@ def fit_normal(plan: FitPlan, run: FitRun) -> SelectionOutcome:
     n = int(S[0, 0])
     path = normal_path(S, units, setup)
     criteria = score_path(path, n)
-    if choice.select == "cv":
+    if choice.cross_validates:
         cv, cv_se = cross_validate(products, units, setup, path)
         criteria = replace(criteria, cv=cv, cv_se=cv_se)
     chosen = choose_fit(criteria, choice.select)
@@ -121,10 +121,8 @@ def fit_other(plan: FitPlan, run: FitRun) -> SelectionOutcome:
     oracle = _oracle(plan, layout, further)
 
     # Until folds choose, use the criterion for prediction.
-    criterion: Select = "aic" if choice.select == "cv" else choice.select
-
-    def select(path: CoefficientPath) -> int:
-        return choose_fit(score_path(path, layout.n, plan.distribution.name), criterion)
+    criterion: Criterion = "aic" if choice.select == "cv" or choice.select == "1se" else choice.select
+    select = Chooser(layout.n, plan.distribution.name, criterion)
 
     if passing.exchange == "admm":
         protocol = admm_path(oracle, plan.distribution, plan.setup, select, passing.tol, passing.maxiter)
@@ -146,7 +144,8 @@ def _deal(plan: FitPlan, layout: Layout) -> Folds | None:
     if choice.parts == 1:
         return None
     code = assign_folds(layout.n, choice.parts, plan.least, plan.random)
-    return Folds(code, choice.parts, choice.select == "cv", choice.draws, plan.random)
+    one_se = choice.select == "1se"
+    return Folds(code, choice.parts, choice.cross_validates, choice.draws, plan.random, one_se)
 
 
 def _oracle(plan: FitPlan, layout: Layout, further: FitExtras | None = None) -> LossOracle:

@@ -255,7 +255,7 @@ class VerticalGLMResults(
 
         A fit of ``status`` "solved" has ``kkt``, the violation at its coefficients as a share of lambda_max.
         A fit "proposed" by a quadratic model of the loss is approximate, has no ``kkt``, and has not
-        ``converged``.
+        ``converged``. Lambdas with the same number in ``fit`` share one fit.
         """
         return self.selection.table
 
@@ -305,7 +305,7 @@ class VerticalGLMResults(
             ``site``, ``term``, ``selected``; ``coef``, the penalized estimate; ``refit``, the
             estimate on the selected columns, with ``std_err``, ``z`` and ``p`` conditional on the selection
             (with ``inference="split"`` over the entities that did not select); ``lambda_entry``, the largest
-            lambda of the path at which it is selected, and ``order`` of entry from 1; ``frequency``, the
+            lambda whose solved fit selects it, and ``order`` of entry from 1; ``frequency``, the
             share of random halves in which it is selected at the chosen lambda (nan without ``draws``). With
             ``inference="debiased"`` also ``debiased``, ``debiased_std_err`` and ``debiased_p``, which do not
             depend on the selection; with many splits ``split_p``: rejecting those of at most alpha makes any

@@ -161,3 +161,16 @@ def test_no_linear_predictor_is_added_where_the_choice_stays(monkeypatch):
     monkeypatch.setattr(protocol, "use_folds", watched)
     model.fit(draws=4, folds=6, n_lambdas=10, seed=1)
     assert points[0][0] == 0
+
+
+@pytest.mark.parametrize("response", ["normal", "binary"])
+def test_the_one_standard_error_rule_takes_the_largest_lambda_within_one_error(response):
+    model = make_model(make_table(600, 3, response), family=FAMILIES.get(response), penalty="lasso")
+    result = model.fit(select="1se", seed=1)
+    path = result.path
+    best = path["cv"].idxmin()
+    within = path.index[path["cv"] <= path.loc[best, "cv"] + path.loc[best, "cv_se"]]
+    assert result.lam == within.max() > best
+    assert path.loc[result.lam, "status"] == "solved" and "Chosen by: 1se" in " ".join(
+        str(result.summary()).split()
+    )

@@ -54,7 +54,7 @@ MISSING = with_missing_blocks()
 
 
 def model_of(table=MISSING, **options):
-    return make_model(table, missing="em", **options)
+    return make_model(table, missing="em", **({"between": "independent"} | options))
 
 
 def setup_of(penalty, lambdas, p=12, algorithm="lla"):
@@ -339,7 +339,7 @@ def test_entities_without_a_response_are_left_out():
 def test_what_it_does_not_do_is_refused_by_name():
     model = model_of()
     for arguments in ({"select": "cv"}, {"draws": 5, "folds": 8}, {"exchange": "admm"}):
-        with pytest.raises(ModelError, match=r"missing='em' requires .*select='cv' and draws"):
+        with pytest.raises(ModelError, match=r"missing='em' requires .*select='cv' or '1se' and draws"):
             model.fit(**arguments)
     with pytest.raises(ModelError, match=r"missing='em' requires the normal family"):
         model_of(make_table(response="binary"), family=sm.families.Binomial())

@@ -70,6 +70,35 @@ def test_the_chosen_fit_is_one_of_the_path_and_the_smallest(seed):
     assert true_violations(X, y, result, "scad", "binary").max() <= 1.01e-7
 
 
+@pytest.mark.parametrize("seed", [0, 4])
+def test_the_default_path_chooses_the_fit_of_the_exact_path(seed):
+    _, model = heavy_model(seed)
+    default, exact = model.fit(), model.fit(path="exact")
+    assert default.lam == pytest.approx(exact.lam)
+    np.testing.assert_allclose(default.params, exact.params, atol=1e-5)
+    # Every solved fit is that of the exact path, and columns enter at solved fits alone.
+    solved = default.path["status"] == "solved"
+    np.testing.assert_allclose(default.path_params[solved], exact.path_params[solved], atol=1e-4)
+    assert default.selection_report()["lambda_entry"].dropna().isin(default.path.index[solved]).all()
+    place = default.path.index.get_loc(default.lam)
+    assert solved.iloc[place - 1 : place + 2].all()
+
+
+def test_a_path_whose_proposals_were_far_off_says_so():
+    """The exact path has a fit that is 12.8 better between two solved lambdas of the default path."""
+    _, model = heavy_model(1)
+    default, exact = model.fit(), model.fit(path="exact")
+    assert default.path["bic"].min() == default.path.loc[default.lam, "bic"] > exact.path["bic"].min() + 10.0
+    (note,) = [note for note in default._record.notes if note.kind == "proposed"]
+    assert note.severity == "warning" and "Another lambda may have a smaller criterion" in note.text
+    # One fit at several lambdas has one number.
+    numbers = exact.path["fit"].to_numpy()
+    for _, rows in exact.path_params.groupby(numbers):
+        np.testing.assert_allclose(rows, rows.iloc[[0] * len(rows)], atol=1e-4)
+    moves = np.diff(exact.path["bic"].to_numpy().round(5)) != 0.0
+    assert (np.diff(numbers) == moves).all() and numbers[-1] < 40
+
+
 FITS = [
     ("normal", "scad", {}),
     ("binary", "scad", {"path": "exact", "n_lambdas": 12}),
