@@ -141,11 +141,6 @@ REASONS: Mapping[str, Mapping[str, str]] = {
             "it is an error; missing blocks are part of the model there. The synthesizer has no response:"
             " its `missing` chooses the method for missing blocks."
         ),
-        "between": (
-            "VFEM and VFEMGLM have few columns and estimate the covariance between sites. The time that "
-            "VerticalGLM needs for this grows with the sixth power of the number of columns, so that it "
-            "assumes independence; a warning reports correlated blocks."
-        ),
         "penalty": "Boosting smooths with its penalty; VerticalGLM selects columns with it.",
         "delta": (
             "Under privacy the default is 1e-6 in all models. Boosting without epsilon has another delta:"

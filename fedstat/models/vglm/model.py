@@ -249,8 +249,9 @@ class VerticalGLM(VerticalModel):
             with the largest lambda. "1se" chooses the largest lambda whose cross-validated error is at most
             one standard error above the smallest (Breiman et al. 1984). Degrees of freedom are the
             nonzero coefficients, which for an elastic net overstates them. An estimated dispersion is that of
-            maximum likelihood at every fit. Cross-validation is exact for the normal family. For the others, it uses
-            quadratic models of every fold's deviance at the chosen fit, which are accurate there and rough at distant lambdas.
+            maximum likelihood at every fit. Cross-validation is exact for the normal family. For the
+            others, it uses quadratic models of every fold's deviance at the chosen fit, which are accurate
+            there and rough at distant lambdas.
         lam : float, optional
             A single lambda instead; 0 is the model without a penalty, with full inference. For the gamma and
             inverse normal families, it is in the unit of the linear predictor in which the weight of an
