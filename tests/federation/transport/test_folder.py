@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from serving import connected, served
 
@@ -26,6 +27,16 @@ def enterprises() -> fs.ClientPartition:
     return fs.ClientPartition.from_frames(frames, on="enterprise_id", shared_seed=1)
 
 
+def three_sites() -> fs.ClientPartition:
+    """A response, and a column at each of two sites that lack some of its entities."""
+    rng, n = np.random.default_rng(3), 400
+    x, at = rng.normal(size=(n, 2)), np.arange(n)
+    frames = {"H": pd.DataFrame({"k": at, "y": x @ [1.0, 0.5] + rng.normal(size=n)})}
+    for site, column in zip("AB", x.T, strict=True):
+        frames[site] = pd.DataFrame({"k": at, site.lower(): column})[rng.random(n) < 0.8]
+    return fs.ClientPartition.from_frames(frames, on="k", shared_seed=1)
+
+
 FITS = {
     "logistic": (
         hospitals,
@@ -34,6 +45,12 @@ FITS = {
     "moments": (
         enterprises,
         lambda partition: fs.VFEMRegression.from_formula("NPGR ~ .", partition).fit(exchange="moments"),
+    ),
+    "weighted moments": (
+        three_sites,
+        lambda partition: fs.VFEMRegression.from_formula("y ~ a + b", partition, coordinator="apart").fit(
+            method="weighted"
+        ),
     ),
     "federated averaging": (
         hospitals,
@@ -53,6 +70,7 @@ def test_the_same_result_to_the_bit(family, tmp_path):
     with served(partition, tmp_path) as service:
         there = fit(connected(partition, service["transport"]))
     np.testing.assert_array_equal(there.params, here.params)
+    np.testing.assert_equal(there.estimate.cov, here.estimate.cov)
     assert there.ledger.bytes == here.ledger.bytes and there.ledger.rounds == here.ledger.rounds
     for result in (here, there):
         result.summary()
