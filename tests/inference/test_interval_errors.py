@@ -94,6 +94,14 @@ def test_degrees_of_freedom_without_spread_are_those_of_the_complete_data():
         denominator(2, 4, 1e-9, 5.0)
 
 
+@pytest.mark.parametrize(
+    ("df", "wanted"), [(20.0, 5.6803642873824725), (37.0, 7.8360470958333703), (200.0, 11.985351568042077)]
+)
+def test_degrees_of_freedom_are_those_of_mice(df, wanted):
+    """D1() of mice 3.15: two coefficients, four imputations, relative increase of variance .565."""
+    assert denominator(2, 4, 0.5652302291697463, df) == pytest.approx(wanted, rel=1e-12)
+
+
 # ---- after selection ---------------------------------------------------------------------------------
 
 
