@@ -34,7 +34,9 @@ class Layout:
     each site and that of the response have the columns of few values, None if the site's owner does not
     require their check. `bystanders` are sites of the partition without columns in the model that deal if two
     sites have no third. `least` is the smallest number of rows of a product at sites that count them.
-    `weights` (n,) are those of the entities, if they have any: `frequencies`, or inverse variances.
+    `weights` (n,) are those of the entities, if they have any: `frequencies`, or inverse variances. `lacking`
+    counts by term the values that entities with some of a site's columns lack, if such entities count as
+    missing there.
     """
 
     sites: tuple[str, ...]
@@ -57,6 +59,7 @@ class Layout:
     weights: Floats | None = None
     frequencies: bool = False
     least: Mapping[str, int] = field(default_factory=dict)
+    lacking: Mapping[str, int] = field(default_factory=dict)
 
     # ---- columns -------------------------------------------------------------------------------
 
@@ -229,7 +232,23 @@ def lay_out(
         has={site: columns for site, columns in has.items() if not columns.all()},
         weights=None if design.weights is None else design.weights[use],
         least=design.least,
+        lacking={} if partly else values_of_parts(blocks, has=False),
     )
+
+
+def values_of_parts(blocks: Sequence[BlockDesign], has: bool) -> dict[str, int]:
+    """Count by term the values that entities with only some of a site's columns have, or lack."""
+    counts: dict[str, int] = {}
+    for block in blocks:
+        if block.has is not None:
+            each = (block.has == has)[~block.complete].sum(axis=0).tolist()
+            counts |= dict(zip(block.term_names, each, strict=True))
+    return {term: int(m) for term, m in counts.items() if m}
+
+
+def list_terms(counts: Mapping[str, int]) -> str:
+    """List terms with their counts."""
+    return ", ".join(f"'{term}' {m:,}" for term, m in counts.items())
 
 
 def complete_at(blocks: Sequence[BlockDesign], n: int) -> Bools:

@@ -21,7 +21,7 @@ from fedstat.federation.protocols.engine import Engine, FitProtocol
 from fedstat.federation.protocols.secure_products import least_rows
 from fedstat.models.checks import check_layout, checks_arguments
 from fedstat.models.explain import DryRunPlan, Explainable
-from fedstat.models.vertical.layout import Layout
+from fedstat.models.vertical.layout import Layout, list_terms, values_of_parts
 
 ROLE_ARGUMENTS = ("offset", "freq_weights", "var_weights")
 """Arguments that name additional columns of the response's site, which ``.`` does not include."""
@@ -203,25 +203,12 @@ class VerticalModel(Explainable):
             return
         reported = f"entities with only some of a site's columns count as missing there: {', '.join(counts)}."
         if self.partition.partial == "condition":
-            lacking, lost = (
-                ", ".join(f"'{term}' {m:,}" for term, m in values_of_parts(self.design, has).items())
-                for has in (False, True)
-            )
+            lacking, lost = (list_terms(values_of_parts(self.design.blocks, has)) for has in (False, True))
             reported += (
                 f" They lack values of {lacking}. {which} does not condition on a part of a block; unused "
                 f"observed values: {lost}."
             )
         warn(f"{reported} ClientPartition(partial='mean' or 'error') are the alternatives.", DataWarning)
-
-
-def values_of_parts(design: Design, has: bool = True) -> dict[str, int]:
-    """Count by term the values that entities with only some of a site's columns have, or lack."""
-    counts: dict[str, int] = {}
-    for block in design.blocks:
-        if block.has is not None:
-            each = (block.has == has)[~block.complete].sum(axis=0).tolist()
-            counts |= dict(zip(block.term_names, each, strict=True))
-    return {term: int(m) for term, m in counts.items() if m}
 
 
 def default_coordinator(formula: Formula) -> str:

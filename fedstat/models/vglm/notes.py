@@ -22,7 +22,7 @@ from fedstat.models.vertical.layout import Layout
 from fedstat.models.vglm.debiased import DebiasedFit
 from fedstat.models.vglm.em_fit import MissingBlocksFit
 from fedstat.models.vglm.outcome import SelectionOutcome
-from fedstat.models.vglm.path_setup import describe_incomplete
+from fedstat.models.vglm.path_setup import describe_incomplete, describe_lacking
 
 FREE_ALTERNATIVE = "from_formula(..., missing='em', between='free') allows correlated blocks"
 RELEVANT_DIFFERENCE = 2.0
@@ -68,7 +68,8 @@ def _blocks(layout: Layout, outcome: SelectionOutcome, observed: MissingBlocksFi
         yield Note(
             "missing_blocks",
             f"Missing blocks (missing='em'): of {layout.n:,} entities these lack a site's columns: "
-            f"{lacking}; {moments.n_complete:,} have all. No entity was left out for this reason.",
+            f"{lacking}; {moments.n_complete:,} have all. No entity was left out for this reason"
+            f"{describe_lacking(layout)}.",
         )
     yield Note(
         "assumptions",

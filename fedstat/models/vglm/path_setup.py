@@ -15,7 +15,7 @@ from fedstat.inference.likelihood import aic, bic, ebic, profile_deviance
 from fedstat.kernels.penalized.path import Algorithm, LinearSteps, PenalizedPath, lambda_grid, lambda_max
 from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty
 from fedstat.models.vertical.exchange.protocol import ColumnScales
-from fedstat.models.vertical.layout import Layout, complete_at, lay_out
+from fedstat.models.vertical.layout import Layout, complete_at, lay_out, list_terms
 from fedstat.models.vglm.distributions import minus_twice
 from fedstat.typing import Bools, Floats, Ints
 
@@ -38,7 +38,7 @@ def make_layout(design: Design, *, incomplete: bool = False) -> Layout:
         raise EstimationError(
             f"{layout.n:,} of {design.n:,} entities are complete at {', '.join(layout.sites)}, but sums "
             f"of products of {layout.p} columns and the response are released only over {least:,} or more: "
-            "leave out columns, or a site that lacks many entities"
+            f"leave out columns, or a site that lacks many entities{describe_lacking(layout)}"
         )
     return layout
 
@@ -58,7 +58,15 @@ def describe_incomplete(layout: Layout) -> str:
         "were left out: valid, with larger standard errors, if missingness depends on the columns "
         "alone, but biased if it depends on the response given the columns; "
         'from_formula(..., missing="em") uses all entities, with the normal family'
+        f"{describe_lacking(layout)}"
     )
+
+
+def describe_lacking(layout: Layout) -> str:
+    """State which columns entities with only some of a site's columns lack, as the end of a sentence."""
+    if not layout.lacking:
+        return ""
+    return f". Entities with only some of a site's columns lack values of {list_terms(layout.lacking)}"
 
 
 def assign_folds(n: int, folds: int, least: int, random: np.random.Generator) -> Ints:

@@ -14,7 +14,7 @@ from test_free_glm import all_parameters
 from test_free_model import draw, moments_of
 
 import fedstat as fs
-from fedstat.errors import DataWarning, DesignError, MessageError
+from fedstat.errors import DataWarning, DesignError, EstimationError, MessageError
 from fedstat.models.vertical.joint_normal.fit import fit_joint_model
 from fedstat.models.vertical.pattern_merging import ColumnUnits, PatternRule, plan_merges
 from fedstat.models.vfem.joint_protocol import JointIteration
@@ -191,8 +191,21 @@ def test_fits_that_cannot_condition_say_what_they_set_aside():
     binomial = sm.families.Binomial()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        fs.VerticalGLM.from_formula("y ~ .", partition_of(study), family=binomial)
+        complete = fs.VerticalGLM.from_formula("y ~ .", partition_of(study), family=binomial)
     assert any("does not condition on a part of a block" in str(one.message) for one in caught)
+    bank = study.frames()["Bank"].filter(like="bank").isna()
+    lacking = bank[~bank.all(axis=1)].sum()
+    lost = (
+        f"only some of a site's columns lack values of 'bank0' {lacking['bank0']}, 'bank1' {lacking['bank1']}"
+    )
+    assert any(lost in str(one.message) for one in caught)
+    notes = complete.fit(lam=0.05).diagnostics().set_index("kind")["note"]
+    assert lost in notes["left_out"]
+    few = draw(5, n=120, cells=0.2)
+    bank = few.frames()["Bank"].filter(like="bank").isna()
+    lost = rf"many entities\. Entities .* of 'bank0' {bank[~bank.all(axis=1)].sum()['bank0']}, "
+    with pytest.warns(DataWarning), pytest.raises(EstimationError, match=lost):
+        fs.VerticalGLM.from_formula("y ~ .", partition_of(few))
     apart = fs.VFEMGLM.from_formula("y ~ .", partition_of(study), family=binomial, between="independent")
     with pytest.warns(DataWarning, match="does not condition on a part of a block"):
         apart.fit(cov_type="none")
