@@ -293,7 +293,8 @@ def dependence_notes(fit: JointNormalFit, errors: Floats) -> Iterator[Note]:
         f"Standard errors of coefficients are {np.median(ratio):.2f} times (median; {ratio.min():.2f} to "
         f"{ratio.max():.2f}) those of between='independent', which assumes independent blocks. "
         f"The data {'contradict' if test.pvalue < INDEPENDENCE_LEVEL else 'do not contradict'} independence "
-        f"(likelihood ratio, {format_lr_test(test)}); without independence, its coefficients are biased.",
+        f"(likelihood ratio with Bartlett's correction, {format_lr_test(test)}); without "
+        "independence, its coefficients are biased.",
     )
 
 
@@ -376,7 +377,8 @@ def joint_assumptions(linear: JointNormalFit) -> Iterator[Note]:
             "independence",
             f"The data {'contradict' if test.pvalue < INDEPENDENCE_LEVEL else 'do not contradict'} blocks "
             "that are independent between sites, between='independent' (likelihood ratio test of a joint "
-            f"normal distribution of columns and response, {format_lr_test(test)}).",
+            "normal distribution of columns and response, with Bartlett's correction, "
+            f"{format_lr_test(test)}).",
         )
     except (EstimationError, NotAvailableError):
         pass

@@ -15,6 +15,7 @@ from statsmodels.tools.numdiff import approx_fprime
 from fedstat.errors import NotAvailableError
 from fedstat.models.vertical.fit import fit_moments
 from fedstat.models.vertical.joint_normal.assumption_tests import (
+    bartlett_factor,
     independence_lr_test,
     independence_tests,
     joint_normal_of_fit,
@@ -166,11 +167,31 @@ def test_independence_by_likelihood_ratio_of_complete_data_is_wilks_determinant(
     R = np.corrcoef(X.T)
     edges = np.cumsum([0, *fit.moments.sizes])
     blocks = [R[a:b, a:b] for a, b in pairwise(edges)]
-    expected = len(X) * (sum(np.linalg.slogdet(B)[1] for B in blocks) - np.linalg.slogdet(R)[1])
+    p = np.array(fit.moments.sizes)
+    d = 1.5 + (p.sum() ** 3 - (p**3).sum()) / (3 * (p.sum() ** 2 - (p**2).sum()))  # Anderson (2003, 9.4)
+    logs = sum(np.linalg.slogdet(B)[1] for B in blocks) - np.linalg.slogdet(R)[1]
+    expected = len(X) * logs / (1.0 + d / len(X))
     test = independence_lr_test(fit)
     assert test.statistic == pytest.approx(expected, rel=1e-8)
     assert test.df_diff == 2 * 1 + 2 * 3 + 2 * 2 + 1 * 3 + 1 * 2 + 3 * 2
     assert test.pvalue == pytest.approx(stats.chi2.sf(expected, test.df_diff))
+
+
+def test_bartlett_factor_is_the_mean_likelihood_ratio_with_missing_blocks():
+    ratios, factors = [], []
+    for run in range(150):
+        rng = np.random.default_rng(run)
+        X = rng.normal(size=(120, 6))
+        y = X.sum(axis=1) + rng.normal(size=120)
+        for k, share in enumerate((0.2, 0.3, 0.4)):
+            X[rng.random(120) < share, 2 * k : 2 * k + 2] = np.nan
+        fit = fit_moments(moments_of_arrays(X, y, [2, 2, 2]))
+        between = np.kron(1 - np.eye(3), np.ones((2, 2))).astype(bool)
+        factors.append(bartlett_factor(fit.moments, between))
+        ratios.append(independence_lr_test(fit).statistic * factors[-1] / 12)
+    noise = np.std(ratios) / np.sqrt(len(ratios))
+    assert np.mean(ratios) == pytest.approx(np.mean(factors), abs=2.5 * noise)
+    assert np.mean(factors) - 1.0 > 2.0 * noise
 
 
 def test_pairs_are_tested_on_the_entities_that_both_have(study, fit):
