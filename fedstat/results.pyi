@@ -39,6 +39,7 @@ from fedstat.models.impute.results import Imputations as Imputations
 from fedstat.models.laser.evaluation import SetEvaluation as SetEvaluation
 from fedstat.models.laser.results import LASERResults as LASERResults
 from fedstat.models.m2sem.bootstrap import BootstrapResults as BootstrapResults
+from fedstat.models.m2sem.bootstrap import ClusterNumberTest as ClusterNumberTest
 from fedstat.models.m2sem.results import M2SEMResults as M2SEMResults
 from fedstat.models.m2sem.search import ClusterSearch as ClusterSearch
 from fedstat.models.margins import MarginalEffects as MarginalEffects

@@ -230,7 +230,7 @@ def test_a_path_and_its_folds_are_counted(capsys):
     model.fit(select="cv", folds=4, n_lambdas=10, progress=True, seed=1)
     reported = capsys.readouterr().err
     assert (
-        "proposal 1 of at most 6" in reported
+        "proposal 1 of at most 12" in reported
         and "model of fold 4 of 4" in reported
         and "fold 4 of 4  " in reported
     )

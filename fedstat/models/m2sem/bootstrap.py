@@ -280,6 +280,17 @@ class ClusterNumberTest(NamedTuple):
         Samples that were drawn from the fit of K - 1 clusters.
     clusters : int
         K - 1.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> data = fs.datasets.make_clusters(150, ["continuous"] * 3, p=3, separation=3.0, seed=1)
+    >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+    >>> options = {"select": None, "n_init": 1, "cov_type": None}
+    >>> one, two = [fs.M2SEM(partition, K, 1).fit(**options) for K in (1, 2)]
+    >>> test = two.test_against(one, samples=4, n_init=1)
+    >>> test.clusters, test.samples, test.pvalue
+    (1, 4, 0.2)
     """
 
     statistic: float
