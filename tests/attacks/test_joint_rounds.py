@@ -68,8 +68,8 @@ def with_one_entity_moved(monkeypatch, entity, heard):
     """Have the holder evaluate once more, with another predictor at one entity, and ask for the sums."""
     sums, request = JointIteration._sums, JointIteration.request
 
-    def twice(self):
-        first = yield from sums(self)
+    def twice(self, at):
+        first = yield from sums(self, at)
         if heard:
             return first
 
@@ -81,13 +81,11 @@ def with_one_entity_moved(monkeypatch, entity, heard):
             return request(self, site, step, text, **arrays)
 
         monkeypatch.setattr(JointIteration, "request", telling)
-        other = yield from self._at(self.joint.joint, 0.0, -np.inf)
+        other = yield from self._at(at.joint, at.own[:0], 0.0, -np.inf)
         monkeypatch.setattr(JointIteration, "request", request)
-        at, self.joint = self.joint, replace(self.joint, sums=other.sums, boxes=other.boxes)
-        second = yield from sums(self)
-        self.joint = at
+        second = yield from sums(self, replace(at, sums=other.sums, boxes=other.boxes))
         heard.append((first, second))
-        yield from self._at(self.joint.joint, 0.0, -np.inf)
+        yield from self._at(at.joint, at.own[:0], 0.0, -np.inf)
         return first
 
     monkeypatch.setattr(JointIteration, "_sums", twice)
