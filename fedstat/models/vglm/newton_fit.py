@@ -53,7 +53,8 @@ class SelectedPath:
     pairs of sites. `cv` has the mean deviance of left-out folds with its standard error, (L,) each; `halves`
     (L, p) and (L,) are those of :func:`~fedstat.models.vglm.normal_path.stability`, `split_p` (p,) of
     :func:`~fedstat.models.vglm.normal_path.split_pvalues`. `shown`: residuals were sent.
-    `errors` are criteria of solved fits minus those that a model proposed for them.
+    `errors` are criteria of solved fits minus those that a model proposed for them. `stopped`: neighbors of
+    the choice are not solved, because rows could then be solved for.
     """
 
     path: CoefficientPath
@@ -68,6 +69,7 @@ class SelectedPath:
     split_p: Floats | None = None
     shown: bool = True
     errors: tuple[float, ...] = ()
+    stopped: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,6 +139,7 @@ def fit_path(
         debiased=debiased,
         shown=oracle.response.sums is None,
         errors=tuple(follower.errors),
+        stopped=follower.stopped,
     )
     return found, start.units, start.intercept_alone.loss
 

@@ -128,7 +128,8 @@ def _iterations(layout: Layout, outcome: SelectionOutcome, ledger: Ledger) -> It
             "proposed",
             f"Of {len(solved)} lambdas, {solved.sum()} are solved, among them the chosen one. A "
             "quadratic model of the loss proposes the other fits, which are approximate: "
-            f"{_proposal_errors(fitted.errors)} fit(path='exact') solves all lambdas.",
+            f"{_proposal_errors(fitted.errors)} {NOT_AFFORDABLE if fitted.stopped else ''}"
+            "fit(path='exact') solves all lambdas.",
             "warning" if min(fitted.errors, default=0.0) < -RELEVANT_DIFFERENCE else "info",
         )
     others = [k for k in layout.sites if k != layout.active]
@@ -141,6 +142,12 @@ def _iterations(layout: Layout, outcome: SelectionOutcome, ledger: Ledger) -> It
         )
     if use_masks and not hides(len(layout.sites)):
         yield Note("two_sites", TWO_SITES, "warning")
+
+
+NOT_AFFORDABLE = (
+    "Neighbors of the chosen lambda are not solved: with the linear predictors that they need, rows could be "
+    "computed. "
+)
 
 
 def _proposal_errors(errors: tuple[float, ...]) -> str:

@@ -27,6 +27,8 @@ from fedstat.typing import Bools, Floats, Ints
 # American Statistical Association 102, 1039-1048.
 
 MOST_EXPANSIONS = 12
+RESERVED_GRAMS = 3
+"""Weighted Gram matrices that one more solution and the standard errors take."""
 NEARBY_TOLERANCE = 1e-3
 """Distance in the metric of the Hessian within which the error of a model of the loss is negligible."""
 
@@ -38,7 +40,8 @@ class PathFollower:
     With `steps`, local linear approximations of a nonconvex penalty start from the unpenalized fit; `seen`
     has, by lambda, the points at which the loss is known, the null model at infinity. `scale` is lambda_max,
     and `gradient` (p,) that of the loss at the null model. `solved` are the solved fits of the path, by
-    index; a model proposes all others. `errors` are the criteria of solved fits minus those proposed.
+    index; a model proposes all others. `errors` are the criteria of solved fits minus those proposed. It has
+    `stopped` if neighbors of the choice are not solved, because rows could then be solved for.
     """
 
     oracle: LossOracle
@@ -52,6 +55,7 @@ class PathFollower:
     seen: dict[float, LossPoint] = field(default_factory=dict)
     solved: dict[int, CertifiedPoint] = field(default_factory=dict)
     errors: list[float] = field(default_factory=list)
+    stopped: bool = False
 
     @property
     def unit(self) -> float:
@@ -89,7 +93,7 @@ class PathFollower:
         the model in between.
         """
         ends = self._ends(self.seen.get(np.inf, point))
-        known = ends if self.steps is None else {}
+        known, costs = ends if self.steps is None else {}, []
         with open_line("proposal", MOST_EXPANSIONS, at_most=True) as line:
             for _ in range(MOST_EXPANSIONS):
                 # At the largest lambda, a solution may have a coefficient that is almost zero.
@@ -98,10 +102,14 @@ class PathFollower:
                 path = self.path(b, loss, kkt)
                 place = self.select(path)
                 target = place if place not in all_known else self._open_neighbor(place, all_known)
+                if target is not None and place in all_known and not self._affordable(costs):
+                    self.stopped, target = True, None
                 if target is None:
                     self.solved = all_known
                     return path, place, all_known[place].point
+                costs.append(-self.oracle.points)
                 known[target], _ = yield from self.follow_proposal(target, b[target], known, point, H)
+                costs[-1] += self.oracle.points
                 found = known[target]
                 b[target], loss[target], kkt[target] = found.point.b, found.point.loss, found.violation
                 proposed, solved = self.select.values(path), self.select.values(self.path(b, loss, kkt))
@@ -113,6 +121,18 @@ class PathFollower:
                         H = yield from self.oracle.hessian(point)
         # It would continue: the solved fits are the path.
         return self._solved_path(known | ends)
+
+    def _affordable(self, costs: Sequence[int]) -> bool:
+        """Whether rows cannot be solved for after one more solution and the refit, or already now.
+
+        Linear predictors and weighted Gram matrices give equations about the columns of all sites but the
+        holder's; `costs` are the linear predictors of the solutions so far.
+        """
+        oracle, layout = self.oracle, self.oracle.layout
+        each = (layout.p + 1) * (layout.p + 2) / 2 / layout.n
+        own = dict(zip(layout.sites, layout.sizes, strict=True)).get(layout.active, 0)
+        most = layout.p - own - (oracle.grams + RESERVED_GRAMS) * each
+        return oracle.points > most or oracle.points + 2 * max(costs, default=0) <= most
 
     def _open_neighbor(self, place: int, known: Mapping[int, CertifiedPoint]) -> int | None:
         """Return a neighbor on the path that is not solved; None if both are, or if the penalty is steps."""
