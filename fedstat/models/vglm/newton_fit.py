@@ -53,8 +53,8 @@ class SelectedPath:
     pairs of sites. `cv` has the mean deviance of left-out folds with its standard error, (L,) each; `halves`
     (L, p) and (L,) are those of :func:`~fedstat.models.vglm.normal_path.stability`, `split_p` (p,) of
     :func:`~fedstat.models.vglm.normal_path.split_pvalues`. `shown`: residuals were sent.
-    `errors` are criteria of solved fits minus those that a model proposed for them. `stopped`: neighbors of
-    the choice are not solved, because rows could then be solved for.
+    `errors` are criteria of solved fits minus those that a model proposed for them. `stopped`: other
+    lambdas are not solved, because rows could then be solved for.
     """
 
     path: CoefficientPath

@@ -145,8 +145,8 @@ def _iterations(layout: Layout, outcome: SelectionOutcome, ledger: Ledger) -> It
 
 
 NOT_AFFORDABLE = (
-    "Neighbors of the chosen lambda are not solved: with the linear predictors that they need, rows could be "
-    "computed. "
+    "No further lambda was solved, even if its proposal or a neighbor may be better: with the linear "
+    "predictors that it needs, rows could be computed. "
 )
 
 

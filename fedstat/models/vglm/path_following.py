@@ -41,7 +41,8 @@ class PathFollower:
     has, by lambda, the points at which the loss is known, the null model at infinity. `scale` is lambda_max,
     and `gradient` (p,) that of the loss at the null model. `solved` are the solved fits of the path, by
     index; a model proposes all others. `errors` are the criteria of solved fits minus those proposed. It has
-    `stopped` if neighbors of the choice are not solved, because rows could then be solved for.
+    `stopped` if a better proposal or neighbors of the choice are not solved, because rows could then be
+    solved for.
     """
 
     oracle: LossOracle
@@ -102,8 +103,9 @@ class PathFollower:
                 path = self.path(b, loss, kkt)
                 place = self.select(path)
                 target = place if place not in all_known else self._open_neighbor(place, all_known)
-                if target is not None and place in all_known and not self._affordable(costs):
-                    self.stopped, target = True, None
+                if target is not None and not self._affordable(costs):
+                    values = self.select.values(path)
+                    place, target, self.stopped = min(all_known, key=lambda i: values[i]), None, True
                 if target is None:
                     self.solved = all_known
                     return path, place, all_known[place].point
@@ -132,7 +134,7 @@ class PathFollower:
         each = (layout.p + 1) * (layout.p + 2) / 2 / layout.n
         own = dict(zip(layout.sites, layout.sizes, strict=True)).get(layout.active, 0)
         most = layout.p - own - (oracle.grams + RESERVED_GRAMS) * each
-        return oracle.points > most or oracle.points + 2 * max(costs, default=0) <= most
+        return not costs or oracle.points > most or oracle.points + 2 * max(costs) <= most
 
     def _open_neighbor(self, place: int, known: Mapping[int, CertifiedPoint]) -> int | None:
         """Return a neighbor on the path that is not solved; None if both are, or if the penalty is steps."""

@@ -150,3 +150,23 @@ def test_proposals_are_drawn_as_what_they_are():
     assert points[1].get_markerfacecolor() == "white" != points[0].get_markerfacecolor()
     assert normal.plot_criterion().get_legend() is None
     plt.close("all")
+
+
+def test_no_lambda_is_solved_if_rows_could_then_be_solved_for():
+    """48 columns of three other sites: more solutions would release 81 numbers for each entity."""
+    rng, n, q = np.random.default_rng(3), 2_000, 16
+    X, b = rng.normal(size=(n, 4 * q)), np.zeros(4 * q)
+    b[::13] = [1.0, 0.7, -0.6, 0.5, 0.4]
+    y = (rng.random(n) < 1.0 / (1.0 + np.exp(-X @ b))).astype(float)
+    blocks = [
+        pd.DataFrame(X[:, q * k : q * (k + 1)], columns=[f"{site}{j}" for j in range(q)]).assign(id=range(n))
+        for k, site in enumerate("abcd")
+    ]
+    blocks[0]["y"] = y
+    partition = fs.ClientPartition.from_frames(dict(zip("ABCD", blocks, strict=True)), on="id")
+    model = fs.VerticalGLM.from_formula("y ~ .", partition, family=sm.families.Binomial(), penalty="scad")
+    result = model.fit()
+    notes = {note.kind: note.text for note in result._record.notes}
+    assert "No further lambda was solved" in notes["proposed"]
+    assert not any("as many equations as unknowns" in text for text in notes.values())
+    assert result.path.loc[result.lam, "status"] == "solved"
