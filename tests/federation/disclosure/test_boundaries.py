@@ -715,6 +715,40 @@ def test_of_very_few_rows_one_may_be_a_whole_column(n, passes):
     assert (rule_against(site_of(**STRICT_SHARE), facts.SummedColumns(x[:, None])) == "") == passes
 
 
+@pytest.mark.parametrize("far", [(7, 1, -30.0), (4_500, 0, 40.0), (4_500, 2, -25.0), (0, 0, 0.0)])
+def test_largest_shares_are_those_of_all_rows_without_and_with_a_combination(far):
+    """The largest of all columns and of both blocks of rows, on either side of a mean that is not zero."""
+    row, column, by = far
+    X = np.random.default_rng(3).normal(size=(leverage.BLOCK_ROWS + 900, 4)) * [1.0, 5.0, 0.1, 0.0] + 50.0
+    X[row, column] += by * X[:, column].std()
+    varying = X[:, :3] - X[:, :3].mean(axis=0)
+    Q, _ = np.linalg.qr(varying)
+    single = (varying**2).max(axis=0) / (varying**2).sum(axis=0)
+    scale = len(X) / (len(X) - 1.0)
+    expected = scale * np.array([single.max(), (Q**2).sum(axis=1).max()])
+    np.testing.assert_allclose(leverage.largest_shares(X), expected, rtol=1e-8)
+    assert leverage.largest_shares(X[:, 3:]) == (0.0, 0.0)
+
+
+def test_the_largest_mean_and_the_longest_row_are_sought_in_all_parts():
+    values = np.array([0.2, 0.9, 0.1, 0.3])
+    for order in (values, values[::-1]):
+        whole = Rows({"only": order})
+        halves = [
+            SimpleNamespace(
+                columns=whole.columns[k : k + 2], vectors=Rows({"only": order[k : k + 2]}).vectors
+            )
+            for k in (0, 2)
+        ]
+        for parts in (halves, halves[::-1]):
+            fact = facts.FittedMeanSums("design", 4, "only", lambda parts=parts: parts)
+            assert fact.largest == 0.9
+            assert fact.furthest == pytest.approx(np.sqrt(2.0))
+    parts = [SimpleNamespace(columns=np.full((2, 4), size)) for size in (3.0, 1.0)]
+    for order in (parts, parts[::-1]):
+        assert facts.FittedMeanSums("design", 4, "only", lambda order=order: order).furthest == 6.0
+
+
 @pytest.mark.parametrize(("n", "p"), [(3, 1), (4, 2), (10, 1), (12, 8), (30, 3), (4000, 1), (4000, 20)])
 def test_the_largest_share_is_that_of_a_normal_row_in_one_group_of_ten_thousand(n, p):
     rare = float(stats.beta.isf(1e-4 / n, p / 2.0, (n - p - 1) / 2.0))

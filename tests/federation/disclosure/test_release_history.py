@@ -81,6 +81,8 @@ def test_a_group_of_exactly_the_minimum_is_not_isolated():
     assert [history.fewest_isolated(n) for n in (4, 5, 6)] == [0, 0, 5]
     # Each cell has the minimum, and combinations of the two sums overlap.
     assert cells(5, 5, 5, groups=("ab", "bc")).fewest_isolated(5) == 0
+    # "abd" less "d" and "bcd" less "d" overlap in b: no search, the answer is 1.
+    assert cells(2, 2, 2, 9, groups=("abd", "bcd", "d")).fewest_isolated(5) == 1
 
 
 def test_no_group_isolates_no_row():
