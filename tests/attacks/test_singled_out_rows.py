@@ -29,8 +29,18 @@ FEWEST = 20
 SAID = ("per entity", "raw columns", "presence", "schema", "sealed")
 """Kinds that are no aggregates, and are declared as what they are."""
 
-NO_FEW_ROWS = {("stage_block", "weights"), ("judge_predictions", "predicted")}
-"""Arrays that cannot be concentrated on few rows: weights are positive, predictions are probabilities."""
+NO_FEW_ROWS = {
+    ("stage_block", "weights"),
+    ("judge_predictions", "predicted"),
+    ("weigh_response", "sets"),
+}
+"""Arrays that cannot be concentrated on few rows.
+
+Weights are positive, predictions are probabilities, and a set needs entities for its weights.
+"""
+
+BY_PATTERN = {("begin", "members")}
+"""Arrays that select sites by pattern, and no entities."""
 
 RNG = np.random.default_rng(4)
 A1, B1, B2, C1 = RNG.normal(size=(4, N))
@@ -83,6 +93,18 @@ def single_cells():
     fs.VFEMRegression.from_formula(f"y ~ {COLUMNS}", split).fit()
 
 
+def weighted():
+    """Fit with weights of the response holder, over groups that are large enough for these."""
+    n, rng = 2_000, np.random.default_rng(8)
+    x, ids = rng.normal(size=(n, 3)), np.arange(n)
+    y = x.sum(axis=1) + rng.normal(size=n)
+    frames = {"H": pd.DataFrame({"id": ids, "y": y})}
+    for j, site in enumerate("ABC"):
+        frames[site] = pd.DataFrame({"id": ids, site.lower(): x[:, j]})[rng.random(n) < 0.85]
+    model = fs.VFEMRegression.from_formula("y ~ .", fs.ClientPartition.from_frames(frames, on="id"))
+    model.fit(method="weighted")
+
+
 def networks(keep=True, **options):
     """Train, keep the training after every epoch, and evaluate."""
     model = fs.LASER.from_formula(f"z ~ {COLUMNS}", partition(), hidden=(4,), width=3)
@@ -123,6 +145,7 @@ FITS = {
     "robust, nobody deals": lambda: nobody_deals(cov_type="robust"),
     "counts": lambda: vfem("k", dispersion="ml"),
     "counts, nobody deals": lambda: nobody_deals("k", dispersion="ml"),
+    "weights": weighted,
     "single cells": single_cells,
     "predictions": new_entities,
     "evaluations": lambda: vfem("z").evaluate(partition()),
@@ -156,7 +179,8 @@ def by_row(array):
 
 def by_column(array):
     """Whether an array of few rows has one column for every entity."""
-    return array.ndim == 2 and len(array) < FEWEST <= array.shape[1] and array.dtype == np.float64
+    kinds = (np.float64, np.bool_)
+    return array.ndim == 2 and len(array) < FEWEST <= array.shape[1] and array.dtype in kinds
 
 
 def group_of_each(array):
@@ -329,7 +353,7 @@ def test_every_step_that_takes_rows_was_asked(prober):
     # Families that share a step have it under one name.
     request = {(name, array) for _, _, name, array in prober.requested}
     assert prober.malformed >= NO_FEW_ROWS
-    request |= NO_FEW_ROWS
+    request |= NO_FEW_ROWS | BY_PATTERN
     assert [
         (family, name, array)
         for family, steps in FAMILIES.items()
