@@ -390,6 +390,8 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
         last = self._fit.trace[-1]
         at = None if not isinstance(self._ledger, Ledger) else self._ledger.at
         rows.insert(1, ("Coordinator", f"at {at}" if at else "apart"))
+        if self.method == "weighted":
+            return rows
         return [*rows, ("Iterations", str(last.iteration)), ("Relative score", f"{last.score:.1e}")]
 
     def _deviations(self) -> pd.Series:

@@ -42,6 +42,8 @@ def test_it_is_right_where_maximum_likelihood_is_not(skewed):
     assert off_ml.max() > 6.0 and np.median(off_ml) > 2.0
     assert "fit(method='weighted')" in " ".join(str(ml.summary()).split())
     assert "RESPONSE NOT NORMAL" not in str(result.summary())
+    assert "Iterations:" in str(ml.summary())
+    assert "Iterations:" not in str(result.summary()) and "Relative score:" not in str(result.summary())
 
 
 def test_without_missing_blocks_it_is_least_squares_and_its_jackknife():
