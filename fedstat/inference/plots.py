@@ -26,7 +26,9 @@ from fedstat.plotting import (
     label_log_x,
     label_rows,
     label_x,
+    label_y,
     legend_below,
+    log_ticks,
     name_width,
     plain_legend,
     set_headline,
@@ -168,6 +170,29 @@ def _draw_group(ax: Axes, y: np.ndarray, rows: pd.DataFrame, color: str, site: s
             parse_math=False,
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0},
         )
+
+
+def draw_effect(
+    frame: pd.DataFrame, column: str, effect: str, explanation: str, *, ratios: bool, ax: Axes | None
+) -> Axes:
+    """Draw an effect along the values of a column, from a frame as `RowsResults.effect`, with its band."""
+    ax = axes_for(ax, 6.0, 4.0)
+    rows = frame.sort_values("value")
+    x = rows["value"].to_numpy()
+    ax.axhline(1.0 if ratios else 0.0, color="0.6", linewidth=1.0, linestyle="--", zorder=0)
+    ax.fill_between(x, rows["conf_low"], rows["conf_high"], color=COLORS[0], alpha=0.2, linewidth=0.0)
+    ax.plot(x, rows["estimate"], color=COLORS[0])
+    if ratios:
+        ax.set_yscale("log")
+        low, high = ax.get_ylim()
+        ticks = log_ticks(low, high, 6)
+        ax.set_yticks(ticks, [f"{tick:.3g}" for tick in ticks])
+        ax.set_yticks([], minor=True)
+    label_x(ax, column)
+    few_ticks(ax)
+    label_y(ax, effect)
+    set_headline(ax, f"Effect of {column}", explanation)
+    return ax
 
 
 def plot_convergence(trace: pd.DataFrame, *, tolerance: float, ax: Axes | None = None) -> Axes:

@@ -56,17 +56,22 @@ def predict_rows(
     absent, of another type, or holds a level that the fit did not know.
     """
     check_frame("predict", frame, "rows that stay at the sites are judged by evaluate(partition)")
-    question, first = agreement.question, int(design.intercept)
+    seen, X = code_frame(agreement, design, frame)
+    linear = np.full(len(frame), np.nan)
+    linear[seen] = X @ params
+    linear += _known_part(frame, agreement.question)
+    return PredictedRows(pd.Series(linear, index=frame.index), seen, X)
+
+
+def code_frame(agreement: RowsAgreement, design: RowsDesign, frame: pd.DataFrame) -> tuple[Bools, Floats]:
+    """Code rows as the sites coded theirs: which are complete (n,), and the design of these (m, p)."""
     seen, X = np.ones(len(frame), dtype=bool), np.empty((len(frame), 0))
-    if question.terms:
+    if agreement.question.terms:
+        first = int(design.intercept)
         spec = replace(agreement.spec, names=design.names[first:], term_names=design.term_names[first:])
         block = apply_block(frame, spec)
         seen, X = block.seen, block.X
-    if design.intercept:
-        X = np.column_stack([np.ones(len(X)), X])
-    linear = np.full(len(frame), np.nan)
-    linear[seen] = X @ params
-    return PredictedRows(pd.Series(linear + _known_part(frame, question), index=frame.index), seen, X)
+    return seen, np.column_stack([np.ones(len(X)), X]) if design.intercept else X
 
 
 def _known_part(frame: pd.DataFrame, question: RowsRequest) -> Floats:

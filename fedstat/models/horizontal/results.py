@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
+import numpy as np
 import pandas as pd
 
 from fedstat.errors import NotAvailableError
@@ -15,13 +16,19 @@ from fedstat.federation.design.horizontal_design import RowsAgreement, RowsDesig
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.estimate import Estimate, LedgerLike
 from fedstat.inference.evaluation import Evaluation
+from fedstat.inference.plots import draw_effect, link_words
 from fedstat.inference.summary import CoefficientBlock, Note
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.checks import check_choice
+from fedstat.models.horizontal.effects import effect_contrasts
 from fedstat.models.horizontal.evaluation import evaluate_rows
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.prediction import PredictedRows, predict_rows
 from fedstat.models.results import CoefficientResults, EstimateRecord
+from fedstat.typing import Floats
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 NO_LIKELIHOOD = "the family does not define a log-likelihood here"
 MASKED = (
@@ -233,6 +240,141 @@ class RowsResults(CoefficientResults):
                 "evaluate() judges their predictions"
             )
         return predict_rows(self.basis.agreement, self._fit.design, self.estimate.params, frame)
+
+    # -- effects ---------------------------------------------------------------------------------
+
+    def effect(
+        self,
+        column: str,
+        values: Sequence[float] | Floats | None = None,
+        *,
+        reference: float | None = None,
+        at: Mapping[str, Any] | None = None,
+        exponentiate: bool = False,
+        conf_level: float = 0.95,
+    ) -> pd.DataFrame:
+        """Return the effect of a numeric column along its range, with intervals of each value.
+
+        The effect at x is the difference of the linear predictor between x and a reference, (X(x) - X(x0)) b,
+        over all terms with the column: splines, polynomials and interactions. Its standard error comes from
+        :meth:`cov_params`. The intervals are pointwise; a curve can leave some of them although each has its
+        level. An offset does not count. No data leave a site.
+
+        Parameters
+        ----------
+        column : str
+        values : sequence of float, optional
+            Values of the column, (m,). By default 101 values between the bounds of its spline. Without a
+            spline they range over two standard deviations on each side of the mean, which the fit knows.
+        reference : float, optional
+            The effect is zero at this value; by default in the middle between the smallest and the largest
+            of the values.
+        at : mapping, optional
+            Values of other columns. Columns with which this one interacts must have one; the others have no
+            influence.
+        exponentiate : bool
+            Give ``estimate`` and its limits as exponentials, such as odds ratios; ``std_error`` stays that of
+            the linear predictor.
+        conf_level : float
+
+        Returns
+        -------
+        DataFrame
+            ``value``, ``estimate``, ``std_error``, ``conf_low``, ``conf_high``; the reference is in
+            ``frame.attrs["reference"]``.
+
+        Raises
+        ------
+        ModelError
+            The model does not have the column, it holds categories, or `at` lacks a column that interacts
+            with it.
+        DesignError
+            A value is outside the bounds of a spline, or a term cannot be computed for it.
+        NotAvailableError
+            The fit has no covariance.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> spline = "cr(age, knots=(45, 55, 65), lower_bound=25, upper_bound=80, constraints='center')"
+        >>> fit = fs.GLORE.from_formula(f"num > 0 ~ {spline} + sex", partition).fit()
+        >>> fit.effect("age", [40, 50, 60, 70], reference=50, exponentiate=True).round(2)
+           value  estimate  std_error  conf_low  conf_high
+        0   40.0      0.61       0.16      0.44       0.84
+        1   50.0      1.00       0.00      1.00       1.00
+        2   60.0      1.92       0.16      1.41       2.61
+        3   70.0      4.22       0.29      2.39       7.43
+        """
+        found = effect_contrasts(self.basis.agreement, self._fit.design, column, values, reference, at or {})
+        estimate = found.X @ self.estimate.params
+        std_error = np.sqrt(np.maximum(((found.X @ self._cov()) * found.X).sum(axis=1), 0.0))
+        half = self._test_distribution.isf((1.0 - conf_level) / 2.0) * std_error
+        turn = np.exp if exponentiate else np.asarray
+        frame = pd.DataFrame(
+            {
+                "value": found.values,
+                "estimate": turn(estimate),
+                "std_error": std_error,
+                "conf_low": turn(estimate - half),
+                "conf_high": turn(estimate + half),
+            }
+        )
+        frame.attrs["reference"] = found.reference
+        return frame
+
+    def plot_effect(
+        self,
+        column: str,
+        values: Sequence[float] | Floats | None = None,
+        ax: Axes | None = None,
+        *,
+        reference: float | None = None,
+        at: Mapping[str, Any] | None = None,
+        exponentiate: bool = False,
+        conf_level: float = 0.95,
+    ) -> Axes:
+        """Draw the effect of a numeric column along its range, with intervals of each value.
+
+        Arguments are those of :meth:`effect`; `exponentiate` draws on a logarithmic scale.
+
+        Parameters
+        ----------
+        column : str
+        values : sequence of float, optional
+        ax : matplotlib Axes, optional
+        reference : float, optional
+        at : mapping, optional
+        exponentiate : bool
+        conf_level : float
+
+        Returns
+        -------
+        matplotlib Axes
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> fit = fs.GLORE.from_formula("num > 0 ~ poly(age, 2) * sex", partition).fit()
+        >>> ax = fit.plot_effect("age", range(30, 76), reference=50, at={"sex": 1}, exponentiate=True)
+        >>> ax.get_ylabel()
+        'odds ratio of num > 0'
+        """
+        frame = self.effect(
+            column, values, reference=reference, at=at, exponentiate=exponentiate, conf_level=conf_level
+        )
+        effect, ratio, _ = link_words(self._link(), self.estimate.response)
+        fixed = "".join(f", at {name} = {value}" for name, value in (at or {}).items())
+        compared = f"compared with {frame.attrs['reference']:.4g}{fixed}"
+        return draw_effect(
+            frame,
+            column,
+            ratio if exponentiate else effect,
+            f"{compared}; with pointwise {100 * conf_level:g} % intervals",
+            ratios=exponentiate,
+            ax=ax,
+        )
 
     # -- evaluation ------------------------------------------------------------------------------
 

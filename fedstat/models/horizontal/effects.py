@@ -1,0 +1,112 @@
+"""Effects of numeric columns along their range: contrasts of coded rows, without data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedstat.errors import ModelError
+from fedstat.federation.design.formula.syntax_tree import SPLINES, Column, Transform
+from fedstat.federation.design.formula.terms import term_columns, term_text
+from fedstat.federation.design.horizontal_design import RowsAgreement, RowsDesign
+from fedstat.models.horizontal.prediction import code_frame
+from fedstat.typing import Floats
+
+POINTS = 101
+SPREADS = 2.0
+"""Standard deviations on each side of the mean, where no spline bounds the column."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EffectContrasts:
+    """Rows X(x) - X(x0) of the design, (m, p), at values x (m,) of a column and its reference x0."""
+
+    values: Floats
+    reference: float
+    X: Floats
+
+
+def effect_contrasts(
+    agreement: RowsAgreement,
+    design: RowsDesign,
+    column: str,
+    values: Sequence[float] | Floats | None,
+    reference: float | None,
+    at: Mapping[str, Any],
+) -> EffectContrasts:
+    """Return the contrasts between values of a column and its reference, at fixed values of the others.
+
+    Columns that do not interact with it cancel. A ModelError names a column that is not in the model or that
+    holds categories, and columns with which it interacts and that `at` lacks.
+    """
+    names, levels = agreement.spec.columns, agreement.spec.levels
+    if column not in names:
+        raise ModelError(f"effect: the model has no column {column!r}; its columns: {', '.join(names)}")
+    if column in levels:
+        raise ModelError(f"effect: {column!r} holds categories; tidy() lists the effects of its levels")
+    if wrong := [name for name in at if name not in names or name == column]:
+        raise ModelError(f"at: expected other columns of the model than {column!r}, received {wrong}")
+    together = [term_columns(term) for term in agreement.question.read_terms()]
+    partners = {name for inside in together if column in inside for name in inside} - {column, *at}
+    if partners:
+        example = ", ".join(f"{name!r}: ..." for name in sorted(partners))
+        raise ModelError(
+            f"effect: {column!r} interacts with other columns. Fix their values: at={{{example}}}"
+        )
+    limits = known_limits(agreement, design)
+    if values is None:
+        if column not in limits:
+            raise ModelError(
+                f"values: no spline bounds {column!r}, and its mean is not known. Give values of {column!r}"
+            )
+        values = np.linspace(*limits[column], POINTS)
+    x = np.asarray(values, dtype=np.float64)
+    if x.ndim != 1 or not len(x) or not np.isfinite(x).all():
+        raise ModelError("values: expected a list of finite numbers")
+    center = float(x.min() / 2.0 + x.max() / 2.0) if reference is None else float(reference)
+    # A column that does not interact cancels at any value for which its terms can be computed.
+    rest = {name: levels[name][0] if name in levels else 1.0 for name in names}
+    rest |= {name: (low + high) / 2.0 for name, (low, high) in limits.items()} | dict(at)
+    frame = pd.DataFrame(
+        {**{name: [value] * (len(x) + 1) for name, value in rest.items()}, column: [*x, center]}
+    )
+    X = code_frame(agreement, design, frame)[1]
+    if len(X) <= len(x):
+        raise ModelError("reference, at: expected values that are not missing")
+    return EffectContrasts(x, center, X[:-1] - X[-1])
+
+
+def known_limits(agreement: RowsAgreement, design: RowsDesign) -> dict[str, tuple[float, float]]:
+    """Return the limits of columns: bounds of their splines, else two deviations about the mean.
+
+    They follow from the formula and from moments of the design that the fit has released. Columns of which
+    neither is known are absent.
+    """
+    bounds: dict[str, tuple[float, float]] = {}
+    moments: dict[str, tuple[float, float]] = {}
+    for term in agreement.question.read_terms():
+        if len(term) > 1:
+            continue
+        tree, text, state = term[0].tree, term_text(term), {}
+        if isinstance(tree, Transform):
+            tree, state = tree.operand, agreement.spec.state.get(tree.text, {})
+        if not isinstance(tree, Column):
+            continue
+        function = term[0].tree.function if isinstance(term[0].tree, Transform) else ""
+        if function in SPLINES:
+            low, high = state.get("lower_bound"), state.get("upper_bound")
+            low, high = (state["knots"][0], state["knots"][-1]) if low is None else (low, high)
+            bounds.setdefault(tree.name, (float(low), float(high)))
+        elif state.get("norms2"):  # of a polynomial, whose first column is x less its mean
+            n, squares = (float(state["norms2"][degree]) for degree in "01")
+            moments[tree.name] = float(state["alpha"]["0"]), (squares / n) ** 0.5
+        elif function in ("", "center", "scale") and text in design.names:
+            j, unit = design.names.index(text), float(state.get("scale") or 1.0)
+            mean = unit * float(design.mean[j]) + float(state.get("center") or 0.0)
+            moments[tree.name] = mean, unit * float(design.spread[j])
+    ranges = {name: (mean - SPREADS * sd, mean + SPREADS * sd) for name, (mean, sd) in moments.items()}
+    return ranges | bounds
