@@ -81,8 +81,8 @@ STRICT_LEARNS: Mapping[str, tuple[str, ...]] = {
         "in one of 100 million key agreements.",
         "If it colludes with the coordinator: sums of products of its own columns with a column of another "
         "site. Each of its own columns gives one equation for that column.",
-        "In a fit with method='weighted', if it colludes with a second site: the weights of the entities that "
-        "both have, and from these the approximate response of each entity.",
+        "In a fit with method='weighted', if it colludes with a second site: the weights of the entities "
+        "that both have, and from these the approximate response of each entity.",
     ),
     DEPARTING: (
         "Everything that a coordinator learns.",

@@ -34,10 +34,11 @@ SIMULATED = "simulated"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CorrectedEstimate:
-    """The corrected normal model, and its covariance."""
+    """The corrected normal model, its covariance, and what remains to be corrected, in standard errors."""
 
     reported: MomentsFit | JointNormalFit
     covariance: PsiCovariance | None
+    gap: float = 0.0
 
 
 def correct_small_sample(fit: JointNormalFit, covariance: PsiCovariance | None) -> CorrectedEstimate:
@@ -61,7 +62,7 @@ def correct_skewness(fit: JointNormalFit, covariance: PsiCovariance | None) -> C
         )
     found = without_skewness(fit)
     psi = None if covariance is None else PsiCovariance(simulated_covariance(found), SIMULATED)
-    return CorrectedEstimate(found.reported, psi)
+    return CorrectedEstimate(found.reported, psi, found.gap if found.incomplete else 0.0)
 
 
 CORRECTIONS: Mapping[Correction, Callable[[JointNormalFit, PsiCovariance | None], CorrectedEstimate]] = {
@@ -135,9 +136,18 @@ MOST_COLUMNS = 20
 
 
 def correction_notes(
-    correction: Correction | None, fit: MomentsFit | JointNormalFit | None
+    correction: Correction | None, fit: MomentsFit | JointNormalFit | None, gap: float = 0.0
 ) -> Iterator[Note]:
-    """State what was corrected, or why a fit from moments may need a correction."""
+    """State what was corrected, what remains, or why a fit from moments may need a correction."""
+    if gap > 0.0:
+        yield Note(
+            "incomplete_correction",
+            "CORRECTION INCOMPLETE: no model with skewed columns that was found has the estimates of the "
+            f"normal model; a coefficient of the closest one differs by {gap:.1f} standard errors. "
+            "Coefficients and intervals may be wrong by as much. Take logarithms of skewed columns in the "
+            "formula if effects are multiplicative, or use fit(method='weighted')",
+            "critical",
+        )
     if correction is not None:
         yield Note("correction", CORRECTED[correction])
     if correction is None and isinstance(fit, JointNormalFit):

@@ -191,7 +191,8 @@ class VFEMRegression(VFEMModel):
             models columns as shifted log-normal, with the skewness that their sites reported; missingness may
             depend on the response and on columns that no entity lacks. The estimate is the model whose
             simulated sample has the estimates of the normal model (indirect inference, Gourieroux, Monfort
-            and Renault 1993). It has its own standard errors.
+            and Renault 1993). It has its own standard errors. If no such model is found, the closest one is
+            used, and the summary says so at the top.
 
         Returns
         -------
@@ -303,7 +304,14 @@ class VFEMRegression(VFEMModel):
             warn_of_dependence(exchange.moments)
         fit = fit_by_site(made.reported, request.between)
         outcome = VFEMOutcome(
-            method, request.cov_type, "zero", options, fit, made.covariance, correction=correction
+            method,
+            request.cov_type,
+            "zero",
+            options,
+            fit,
+            made.covariance,
+            correction=correction,
+            gap=made.gap,
         )
         held = SessionArtifacts(exchange=exchange, moments_fit=found)
         result = VFEMResults._of(self, layout, outcome, held, attempt.ledger)

@@ -605,7 +605,9 @@ def fit_notes(
         *response_alarm(outcome, held),
         *_assumptions(outcome, held),
         *([] if outcome.correction == "small-sample" else _small_sample(layout, outcome)),
-        *correction_notes(outcome.correction, held.moments_fit if outcome.method == "vfem" else None),
+        *correction_notes(
+            outcome.correction, held.moments_fit if outcome.method == "vfem" else None, outcome.gap
+        ),
         *dispersion_notes(layout, outcome.fit, outcome.cov_type),
         *_covariance(layout, outcome, ledger),
         *_release_notes(layout, outcome, held, ledger),

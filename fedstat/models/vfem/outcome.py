@@ -30,7 +30,10 @@ NO_RSQUARED = {"rsquared": "this family has pseudo_rsquared() instead"}
 
 @dataclass(frozen=True, slots=True)
 class VFEMOutcome:
-    """Options and estimates of a fit; whether it used sums of a larger fit, and its correction."""
+    """Options and estimates of a fit; whether it used sums of a larger fit, and its correction.
+
+    `gap` is what an incomplete correction leaves, in standard errors.
+    """
 
     method: str
     cov_type: str
@@ -40,6 +43,7 @@ class VFEMOutcome:
     covariance: PsiCovariance | None
     refitted: bool = False
     correction: Correction | None = None
+    gap: float = 0.0
 
 
 def as_between(outcome: VFEMOutcome) -> Between:

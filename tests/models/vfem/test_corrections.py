@@ -13,6 +13,7 @@ from skewed_simulation import draw, normal_law, reported, shapes
 
 import fedstat as fs
 from fedstat.errors import EstimationError, ModelError, NotAvailableError
+from fedstat.models.vertical.joint_normal import corrections
 from fedstat.models.vertical.joint_normal.corrections import (
     bias_corrected,
     correlation_of_scores,
@@ -201,6 +202,16 @@ def test_under_normal_columns_the_correction_changes_little():
     plain, corrected = (study("normal", correction=c) for c in (None, "skewness"))
     assert (np.abs(plain.params - corrected.params) < plain.bse).all()
     assert (corrected.bse / plain.bse).between(0.8, 1.5).all()
+
+
+def test_an_incomplete_correction_is_printed_at_the_top(monkeypatch):
+    """One round from the normal model is not enough for these columns."""
+    monkeypatch.setattr(corrections, "MOST_ROUNDS", 1)
+    monkeypatch.setattr(corrections, "FAR", 0.2)
+    first = str(study(correction="skewness").summary()).split("=====")[0]
+    assert "CORRECTION INCOMPLETE" in first and "standard errors" in first
+    monkeypatch.undo()
+    assert "CORRECTION INCOMPLETE" not in str(study(correction="skewness").summary())
 
 
 def test_what_is_printed_and_saved_of_a_corrected_fit(tmp_path):

@@ -256,8 +256,9 @@ SMALLEST_PART, LARGEST_PART = 1_000, 20_000
 MAX_SIMULATED_VALUES = 20_000_000
 """Limit of the numbers of the sample that are held at once."""
 ROWS_OF_DERIVATIVES = 40_000
-CLOSE, FAR, MOST_ROUNDS = 0.1, 0.5, 8
-"""Largest change of a coefficient, in standard errors, that ends the search, or fails it after most rounds.
+CLOSE, FAR, MOST_ROUNDS = 0.1, 0.5, 16
+"""Largest change of a coefficient, in standard errors, that ends the search; the correction is incomplete if
+it is larger than the second number after most rounds.
 
 Entities of the sample switch between patterns from one model to the next, so changes remain at a few
 hundredths.
@@ -273,11 +274,20 @@ NO_SKEWED_MODEL = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SkewedFit:
-    """A model with skewed columns whose sample, from `world`, has the estimates of `found`."""
+    """A model with skewed columns whose sample, from `world`, has the estimates of `found`.
+
+    `gap` is the largest difference that remains in a coefficient, in standard errors.
+    """
 
     found: JointNormalFit
     joint: SkewedModel
     world: ReferenceSample
+    gap: float
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether the sample does not have the estimates of the data."""
+        return not self.gap < FAR
 
     @property
     def reported(self) -> JointNormalFit:
@@ -286,9 +296,9 @@ class SkewedFit:
 
 
 def without_skewness(fit: JointNormalFit, *, seed: int = 0) -> SkewedFit:
-    """Find the model with skewed columns whose sample has the estimates of `fit`.
+    """Find the model with skewed columns whose sample has the estimates of `fit`, or the closest one found.
 
-    Raises EstimationError if there is none, or if shapes of columns are not known.
+    Raises EstimationError if shapes of columns are not known, or the first sample has no estimate.
     """
     if fit.moments.shape is None:
         raise EstimationError("correction='skewness' needs the shapes of columns, which were not exchanged")
@@ -300,19 +310,47 @@ def without_skewness(fit: JointNormalFit, *, seed: int = 0) -> SkewedFit:
     )
     world = ReferenceSample(fit.moments, SIMULATION_PARTS * part, seed)
     found = SkewedModel(fit.point, log_sd_of(fit.moments.shape))
-    joint, change = found, np.inf
+    joint, best, gap, last, step = found, found, np.inf, np.inf, 1.0
     information = differentiate_joint_normal(fit.moments, fit.point, fit.moves).information
     errors = np.sqrt(np.diag(solve_information(information, np.eye(len(information), 2 + P))))[2:]
     for _ in range(MOST_ROUNDS):
-        there = estimates_of_sample(fit, joint, world.draw(joint))
+        try:
+            there = estimates_of_sample(fit, joint, world.draw(joint))
+        except EstimationError:
+            if not np.isfinite(gap):
+                raise
+            step, joint = 0.5 * step, mixture(best, joint, 0.5)
+            continue
         new = match_estimates(joint, found, there)
         change = float((np.abs(new.point.beta - joint.point.beta) / errors).max())
-        joint = new
+        if change < gap:
+            best, gap = joint, change
         if change < CLOSE:
+            best = new
             break
-    if not change < FAR:
-        raise EstimationError(NO_SKEWED_MODEL)
-    return SkewedFit(fit, joint, world)
+        # Full steps oscillate in samples with long tails.
+        step = 0.5 * step if change >= last else step
+        joint, last = mixture(joint, new, step), change
+    return SkewedFit(fit, best, world, gap)
+
+
+def mixture(first: SkewedModel, second: SkewedModel, share: float) -> SkewedModel:
+    """Return the model between two, with this share of the second."""
+    if share == 1.0:
+        return second
+    a, b = first.point, second.point
+
+    def between(x: Floats, y: Floats) -> Floats:
+        return np.asarray(x + share * (y - x))
+
+    point = JointNormalPoint(
+        between(a.mu, b.mu),
+        a.a + share * (b.a - a.a),
+        between(a.beta, b.beta),
+        a.s2 + share * (b.s2 - a.s2),
+        np.linalg.inv(between(a.covariates, b.covariates)),
+    )
+    return SkewedModel(point, between(first.log_sd, second.log_sd))
 
 
 def match_estimates(joint: SkewedModel, found: SkewedModel, there: SkewedModel) -> SkewedModel:
