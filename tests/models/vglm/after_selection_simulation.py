@@ -40,7 +40,11 @@ class Skewed(Setting):
         return (X - np.exp(SKEW**2 / 2.0)) / np.sqrt(np.exp(SKEW**2) * np.expm1(SKEW**2))
 
 
-SETTINGS = [kind("linear", n, 30, "ar", LINEAR) for kind in (Setting, Skewed) for n in (200, 1_000)]
+WEAK = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3)
+SETTINGS = [
+    *(kind("linear", n, 30, "ar", LINEAR) for kind in (Setting, Skewed) for n in (200, 1_000)),
+    Setting("linear", 300, 60, "ar", WEAK),
+]
 
 
 def refits(setting, random):

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from coverage_simulation import CELL, SETTINGS, coverage, false_selections, write_table
 
-from fedstat.models.vglm.results import APART_CALLED, APART_MISSED, CALLED, MISSED
+from fedstat.models.vglm.results import APART_CALLED, APART_MISSED, CALLED, MISSED, WEAK_MISSED
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::fedstat.errors.FedstatWarning")]
 RUNS = {"linear": 600, "logistic": 500}
@@ -47,3 +47,6 @@ def test_what_summaries_say_of_intervals_after_selection_is_so():
         # Half a unit of the last digit that is printed, and three Monte-Carlo errors.
         assert abs(row["missed"] - missed) < 0.005 + 3.0 * row["missed_error"]
         assert abs(row["rejected"] - rejected) < 0.005 + 3.0 * row["rejected_error"]
+    weak = after_selection_simulation.SETTINGS[-1]
+    row = after_selection_simulation.after_selection(weak, 100).set_index("inference").loc["conditional"]
+    assert abs(row["missed"] - WEAK_MISSED) < 0.005 + 3.0 * row["missed_error"]

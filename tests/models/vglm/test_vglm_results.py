@@ -12,7 +12,7 @@ from vglm_study import COLUMNS, make_model, make_partition, make_table, pooled_c
 import fedstat as fs
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.models.vglm.plots import FAINT
-from fedstat.models.vglm.results import APART_CALLED, APART_MISSED, MISSED
+from fedstat.models.vglm.results import APART_CALLED, APART_MISSED, MISSED, WEAK_MISSED
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 
@@ -57,8 +57,12 @@ def test_the_lasso_claims_no_standard_errors_for_shrunken_estimates(lasso, scad)
 def test_the_summary_says_that_it_is_conditional(name, request):
     result = request.getfixturevalue(name)
     text = str(result.summary())
-    assert "conditional on selection" in text.splitlines()[0]
-    assert ("refit on the selected columns" in text.splitlines()[0]) == (name == "lasso")
+    assert any("naive intervals, conditional on selection" in line for line in text.splitlines())
+    for naive in (result, result.refit):
+        banner = " ".join(naive.summary().headlines)
+        assert "Naive intervals (conditional on the selected model)" in banner
+        assert f"{MISSED:.2f} to {WEAK_MISSED:.2f} of the 95 % intervals missed" in banner
+    assert ("(refit on the selected columns)" in text) == (name == "lasso")
     assert "They ignore the search among columns" in text.replace("\n    ", " ")
     # Where intervals after a selection are printed, how far they can be trusted is as well.
     for printed in (text, str(result.refit.summary())):
@@ -68,6 +72,7 @@ def test_the_summary_says_that_it_is_conditional(name, request):
     assert result.summary().as_html()
     full = make_model(TABLE).fit(lam=0.0)
     assert "onditional on selection" not in str(full.summary())
+    assert not full.summary().headlines
 
 
 def test_stability_keeps_its_bound(lasso):
