@@ -91,16 +91,19 @@ def known_limits(agreement: RowsAgreement, design: RowsDesign) -> dict[str, tupl
     for term in agreement.question.read_terms():
         if len(term) > 1:
             continue
-        tree, text, state = term[0].tree, term_text(term), {}
-        if isinstance(tree, Transform):
-            tree, state = tree.operand, agreement.spec.state.get(tree.text, {})
+        outer, text = term[0].tree, term_text(term)
+        function, state = "", dict[str, Any]()
+        tree = outer
+        if isinstance(outer, Transform):
+            function, tree = outer.function, outer.operand
+            state = dict(agreement.spec.state.get(outer.text, {}))
         if not isinstance(tree, Column):
             continue
-        function = term[0].tree.function if isinstance(term[0].tree, Transform) else ""
         if function in SPLINES:
-            low, high = state.get("lower_bound"), state.get("upper_bound")
-            low, high = (state["knots"][0], state["knots"][-1]) if low is None else (low, high)
-            bounds.setdefault(tree.name, (float(low), float(high)))
+            ends = state["knots"][0], state["knots"][-1]
+            if state.get("lower_bound") is not None:
+                ends = state["lower_bound"], state["upper_bound"]
+            bounds.setdefault(tree.name, (float(ends[0]), float(ends[1])))
         elif state.get("norms2"):  # of a polynomial, whose first column is x less its mean
             n, squares = (float(state["norms2"][degree]) for degree in "01")
             moments[tree.name] = float(state["alpha"]["0"]), (squares / n) ** 0.5
