@@ -202,7 +202,7 @@ def million(folder):
     ]
     reference = peers["statsmodels"]
     rows = {
-        "fedstat, agreement and fit": middle(ours, "agreement") + middle(ours, "fit"),
+        "fedstat, partition, model and fit": sum(middle(ours, s) for s in ("partition", "agreement", "fit")),
         "fedstat, fit": middle(ours, "fit"),
         "fedstat, fit without the sites' own": middle(ours, "fit without sites' own fits"),
     }

@@ -1,6 +1,7 @@
 """Seconds of penalized paths and of pooled peers; rounds and bytes of the two exchanges of VerticalGLM.
 
-Every figure comes from a process of its own with one thread, on data that were drawn beforehand. The peers,
+Every figure comes from a process of its own with one thread, on data that were drawn beforehand. The paths
+are timed without an exchange between sites; bench_user.py times a complete fit of VerticalGLM. The peers,
 glmnet of R and pycasso, see all rows in one place. pycasso may live in another environment; a peer that is
 not installed is left out:
 
@@ -381,7 +382,12 @@ TASKS = {task.__name__: task for task in (gram, fedstat, pycasso, glmnet, exchan
 def main(wanted):
     import numpy as np
 
-    lines = [f"# Vertical GLMs with selection\n\n{date.today()}, {platform.machine()}, one thread."]
+    lines = [
+        f"# Vertical GLMs with selection\n\n{date.today()}, {platform.machine()}, one thread.\n\n"
+        "The tables of one path time its kernel on data of one process, without the exchange between sites. "
+        "`user.md` times what a user waits for: a complete fit of `VerticalGLM`, which is many times slower "
+        "than glmnet."
+    ]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "columns.npz"
         np.savez(file, **draw())
