@@ -49,8 +49,8 @@ simulation."""
 WEAK_MISSED = 0.20
 """Share of intervals that miss after BIC if all effects are weak: simulation."""
 NAIVE_CLAIM = (
-    "Naive intervals (conditional on the selected model): standard errors, tests and intervals ignore that the "
-    f"same entities selected the columns. In simulations, {MISSED:.2f} to {WEAK_MISSED:.2f} of the 95 % "
+    "Naive intervals (conditional on the selected model): standard errors, tests and intervals ignore that "
+    f"the same entities selected the columns. In simulations, {MISSED:.2f} to {WEAK_MISSED:.2f} of the 95 % "
     "intervals missed (false coverage rate; nominal .05). Use fit(inference='debiased') or "
     "fit(inference='split')."
 )
