@@ -95,6 +95,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "mu": "Weight of the proximal term (FedProx).",
         "gamma": "Inexactness of a site's solution (FedProx).",
         "standardize": "Whether columns are standardized before the algorithm runs.",
+        "compress": "Whether columns with heavy tails enter as asinh of robust units.",
         "init": "Starting coefficients.",
         "n_init": "Number of starts by k-means.",
         "starts": "Whether clusters of single sites are starts as well.",

@@ -164,7 +164,8 @@ def distil(
 
     Released: ``parameters`` (1, q) of the network that was learned.
     """
-    X, network = input_columns(state, request.network.raw), request.network
+    network = request.network
+    X, _ = input_columns(state, network)
     check_lengths(data.name, target=(target, len(rows)))
     check_positions(data.name, rows, len(X))
     widths = (X.shape[1], *network.hidden, network.width)

@@ -290,6 +290,7 @@ class LASER(VerticalModel):
         decay: float | None = None,
         balanced: bool | None = None,
         standardize: bool = True,
+        compress: bool | None = None,
         validation: float = 0.1,
         calibration: float = 0.2,
         label_epsilon: float | None = None,
@@ -323,6 +324,11 @@ class LASER(VerticalModel):
             probabilities no longer match the frequencies in the data.
         standardize : bool
             Whether sites standardize their columns.
+        compress : bool, optional
+            Whether columns with heavy tails, such as amounts and ratios of balance sheets, enter as asinh of
+            robust units: location and scale by maximum likelihood of a t distribution with three degrees of
+            freedom, which each site releases for such columns. A column has heavy tails if its standard
+            deviation is more than twice this scale. By default True, unless `paper` or not `standardize`.
         validation : float
             Share of the entities that are not used for training; their loss selects the epoch.
         calibration : float
@@ -408,6 +414,7 @@ class LASER(VerticalModel):
             calibrated,
             METHODS[method].vote,
             not standardize,
+            (standardize and not paper) if compress is None else compress,
             METHODS[method].transfer,
             self._modules,
         )

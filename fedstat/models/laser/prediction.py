@@ -182,6 +182,7 @@ def predicted(
             width=width,
             shift=trained.shift[k],
             scale=trained.scale[k],
+            compressed=trained.compressed[k],
             rows=rows,
             n=n,
             **fitted.added_network(k),

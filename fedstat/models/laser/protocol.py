@@ -26,6 +26,7 @@ from fedstat.kernels.split_networks import (
 from fedstat.models.laser.joint_representation import DistillationRequest, decompose
 from fedstat.models.laser.request import NetworksRequest, OutcomeReply, OutcomeRequest
 from fedstat.models.laser.scoring import ScoreCounts, read_scores
+from fedstat.models.laser.site_steps import input_units
 from fedstat.models.laser.training import (
     NetworkAssembly,
     TrainingFit,
@@ -263,12 +264,13 @@ class Trainer:
         ]
         *networks, heads = yield [*requests, self._request(self.layout.active, "release_heads", best=earlier)]
         scores = yield from self._calibrate()
-        names, raw = self.layout.sites, self.training.raw
+        names = self.layout.sites
         return TrainingFit(
             {k: r.arrays["parameters"] for k, r in zip(names, networks, strict=True)},
             heads.arrays["parameters"],
-            {k: unit[0] * (not raw) for k, unit in zip(names, units, strict=True)},
-            {k: np.where(raw, 1.0, unit[1]) for k, unit in zip(names, units, strict=True)},
+            {k: unit[0] for k, unit in zip(names, units, strict=True)},
+            {k: unit[1] for k, unit in zip(names, units, strict=True)},
+            {k: unit[2] > 0.0 for k, unit in zip(names, units, strict=True)},
             reported,
             moments[0],
             moments[1],
@@ -318,8 +320,11 @@ class Trainer:
             requests.append(self._request(k, "start_networks", to_json(request), **again))
         heads = NetworksRequest(self.assembly.heads, t.head_hidden, t.width, t.optimizer, t.seed, OF_HEADS)
         again = {} if before is None else {"training": before.heads}
-        yield [*requests, self._request(layout.active, "start_heads", to_json(heads), **again)]
-        units = [reply.arrays["units"] for reply in replies[:-1]]
+        started = yield [*requests, self._request(layout.active, "start_heads", to_json(heads), **again)]
+        units = [
+            input_units(reply.arrays["units"], first.arrays.get("tails"), t.raw)
+            for reply, first in zip(replies[:-1], started[:-1], strict=True)
+        ]
         return units, reported, replies[-1].arrays["moments"].tolist()
 
     def _networks(self, site: str, count: int, width: int) -> NetworksRequest:
@@ -327,7 +332,7 @@ class Trainer:
         # By its name: the order in which a partition lists its sites does not matter.
         number = crc32(site.encode())
         return NetworksRequest(
-            count, t.hidden, width, t.optimizer, t.seed, number, t.raw, t.modules.get(site, "")
+            count, t.hidden, width, t.optimizer, t.seed, number, t.raw, t.compress, t.modules.get(site, "")
         )
 
     def _transfer(self) -> FitProtocol[None]:

@@ -19,8 +19,9 @@ MOST_UNITS, MOST_LAYERS, MOST_NETWORKS = 4096, 16, 512
 class NetworksRequest:
     """Networks of a site, or heads of the holder: how many, their hidden layers, outputs and training.
 
-    `number` separates the random parameters of sites; `raw`: columns enter without standardization. `module`
-    names a module that replaces the networks.
+    `number` separates the random parameters of sites; `raw`: columns enter without standardization;
+    `compress`: those with heavy tails enter as asinh of robust units. `module` names a module that
+    replaces the networks.
     """
 
     count: Annotated[int, Minimum(1)]
@@ -30,6 +31,7 @@ class NetworksRequest:
     seed: Annotated[int, Minimum(0)]
     number: Annotated[int, Minimum(0)]
     raw: bool = False
+    compress: bool = False
     module: str = ""
 
     def check(self) -> None:

@@ -34,7 +34,7 @@ from fedstat.models.laser.request import FAMILY, NetworksRequest
 from fedstat.models.laser.response_steps import TRAINING
 from fedstat.models.vertical.exchange.standardized_columns import staged_block
 from fedstat.models.vertical.exchange.steps import ExchangeRules, exchange_steps
-from fedstat.typing import Array, Floats, Ints
+from fedstat.typing import Array, Bools, Floats, Ints
 
 NOT_STARTED = "this fit was not started here; ask 'start_networks' first"
 ITEM, DISTILLED = "laser networks", "laser distilled"
@@ -79,10 +79,62 @@ class DistilledNetwork:
     theta: Floats
 
 
-def input_columns(state: State, raw: bool) -> Floats:
-    """Columns (n, p) as input of networks: standardized, or raw."""
+# Columns with heavy tails: the standard deviation is that of a few rows, and nearly all values are the same
+# number in its units. They enter as asinh((x - location) / scale), with location and scale by maximum
+# likelihood of the t distribution with three degrees of freedom, by EM (Lange, Little and Taylor 1989,
+# section 3): no row has much influence on these, and neither is the value of a row, as a median is.
+#
+# References
+# ----------
+# Lange, K. L., Little, R. J. A. and Taylor, J. M. G. (1989). Robust statistical modeling using the t
+# distribution. Journal of the American Statistical Association 84, 881-896.
+
+TAIL_FREEDOM, TAIL_STEPS = 3.0, 200
+HEAVY = 2.0
+"""Standard deviations in robust units from which a column has heavy tails; 1.1 if it is normal."""
+
+
+def robust_units(X: Floats) -> Floats:
+    """Locations and scales of columns with heavy tails, zeros for others: (n, p) -> (2, p)."""
+    out = np.zeros((2, X.shape[1]))
+    for j, x in enumerate(X.T):
+        location, sd = float(np.median(x)), float(x.std())
+        scale = float(np.abs(x - location).mean())
+        for _ in range(TAIL_STEPS):
+            if not scale > np.finfo(float).eps * sd:
+                break
+            weight = (TAIL_FREEDOM + 1.0) / (TAIL_FREEDOM + ((x - location) / scale) ** 2)
+            before, location = scale, float(weight @ x / weight.sum())
+            scale = float(np.sqrt(weight @ (x - location) ** 2 / len(x)))
+            if abs(scale - before) <= 1e-8 * before:
+                break
+        # Nearly all values are one number if no scale is left: standard units, as for an indicator.
+        if scale > 1e-6 * sd and sd > HEAVY * scale:
+            out[:, j] = location, scale
+    return out
+
+
+def input_units(units: Floats, tails: Floats | None, raw: bool) -> Floats:
+    """Shift, scale and whether a column is compressed, (3, p), from standard units and robust ones."""
+    shift, scale = (np.zeros_like(units[0]), np.ones_like(units[1])) if raw else units
+    robust = np.zeros_like(units) if tails is None else tails
+    heavy = robust[1] > 0.0
+    return np.array([np.where(heavy, robust[0], shift), np.where(heavy, robust[1], scale), heavy])
+
+
+def input_columns(state: State, request: NetworksRequest) -> tuple[Floats, Floats | None]:
+    """Columns (n, p) as input of networks, and the robust units of those with heavy tails, if requested."""
     staged = staged_block(state)
-    return staged.X * staged.scale + staged.shift if raw else staged.X
+    X = staged.X * staged.scale + staged.shift if request.raw or request.compress else staged.X
+    out = X if request.raw else staged.X
+    if not request.compress:
+        return out, None
+    tails = robust_units(X)
+    heavy = tails[1] > 0.0
+    if heavy.any():
+        out = out.copy()
+        out[:, heavy] = np.arcsinh((X[:, heavy] - tails[0, heavy]) / tails[1, heavy])
+    return out, tails
 
 
 def with_distilled(X: Floats, widths: Sequence[int], theta: Floats) -> Floats:
@@ -108,14 +160,22 @@ BEST = control("whether the networks of the best look are taken", 0)
     FAMILY,
     "stage_block stage_outcome start_heads distil",
     takes={"training": replace(TRAINING, optional=True, behind=())},
+    releases={
+        "tails": aggregate(
+            "robust locations and scales of columns with heavy tails", 2, optional=True, behind=(EntityCount,)
+        )
+    },
     request=NetworksRequest,
     requests=control("layers, training and seed"),
 )
 def start_networks(
     data: SiteData, state: State, request: NetworksRequest, training: Floats | None = None
 ) -> dict[str, Array]:
-    """Draw the parameters of the site's networks, or continue a `training`; nothing is released."""
-    X = input_columns(state, request.raw)
+    """Draw the parameters of the site's networks, or continue a `training`.
+
+    Released with `compress`: ``tails`` (2, p), zeros for columns without heavy tails.
+    """
+    X, tails = input_columns(state, request)
     if DISTILLED in state:
         learned = state.use(DISTILLED, DistilledNetwork, NOT_STARTED)
         X = with_distilled(X, learned.widths, learned.theta)
@@ -131,7 +191,10 @@ def start_networks(
     if training is not None:
         site.best, site.seen = networks.restore(training), networks.theta.copy()
     state.keep(ITEM, site, X.shape[0])
-    return {}
+    if tails is None:
+        return {}
+    state.report(EntityCount(len(X)))
+    return {"tails": tails}
 
 
 @step(
@@ -251,6 +314,7 @@ def release_networks(
         "width": control("outputs of a network", 0),
         "shift": aggregate("means of the columns in the fit", dtype="float64"),
         "scale": aggregate("standard deviations of the columns in the fit", dtype="float64"),
+        "compressed": control("whether a column enters as asinh of its units", dtype="bool"),
         "rows": presence("positions of the site's entities", dtype="int64"),
         "n": control("number of entities", 0),
         "distilled": aggregate(
@@ -271,6 +335,7 @@ def represent(
     width: Array,
     shift: Floats,
     scale: Floats,
+    compressed: Bools,
     rows: Ints,
     n: Array,
     distilled: Floats | None = None,
@@ -279,18 +344,22 @@ def represent(
 ) -> dict[str, Array]:
     """Run trained networks, (m, q), on the opened rows: (n, m d), zeros where the site has none.
 
-    `shift` and `scale` (p,) are those of the columns in the fit, `rows` the positions of the entities among
-    `n`; `text` is the name of a module that replaces the networks, or empty. `distilled` (1, q) has the
-    network whose `joint` outputs are appended to the columns. `permuted` is the number of a permutation of
-    the rows.
+    `shift` and `scale` (p,) are those of the columns in the fit, of which the `compressed` (p,) enter as
+    asinh; `rows` are the positions of the entities among `n`; `text` is the name of a module that replaces
+    the networks, or empty. `distilled` (1, q) has the network whose `joint` outputs are appended to the
+    columns. `permuted` is the number of a permutation of the rows.
     """
     X = block_of(state).X
-    check_lengths(data.name, shift=(shift, X.shape[1]), scale=(scale, X.shape[1]), rows=(rows, len(X)))
+    p = X.shape[1]
+    check_lengths(
+        data.name, shift=(shift, p), scale=(scale, p), compressed=(compressed, p), rows=(rows, len(X))
+    )
     if not (scale > 0.0).all() or (len(rows) and not 0 <= rows.min() <= rows.max() < int(n)):
         raise MessageError(f"{data.name}: expected positive scales, and positions of its entities")
     if permuted is not None:
         X = X[secret_order(data, len(X), int(permuted))]
     Z, module = np.ascontiguousarray((X - shift) / scale), json.loads(text)
+    Z[:, compressed] = np.arcsinh(Z[:, compressed])
     if distilled is not None:
         Z = with_distilled(Z, (X.shape[1], *hidden.tolist(), 0 if joint is None else int(joint)), distilled)
     if module:

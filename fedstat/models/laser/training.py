@@ -193,9 +193,9 @@ class TrainingOptions:
     """Training options: layers, batches, epochs, Adam; and the seed.
 
     The entities `validation`, which select the epoch, and `calibration` are not used for training; `masked`
-    is as in the fit. With `vote`, predictions of a set are the votes of its sites. `raw`: see
-    :class:`NetworksRequest`. With `transfer`, sites learn a joint representation first. `modules` are names
-    by site.
+    is as in the fit. With `vote`, predictions of a set are the votes of its sites. `raw` and
+    `compress`: see :class:`NetworksRequest`. With `transfer`, sites learn a joint representation first.
+    `modules` are names by site.
     """
 
     hidden: tuple[int, ...]
@@ -211,6 +211,7 @@ class TrainingOptions:
     calibration: Ints
     vote: bool
     raw: bool = False
+    compress: bool = False
     transfer: bool = False
     modules: Mapping[str, str] = field(default_factory=dict)
 
@@ -221,13 +222,15 @@ class TrainingFit:
 
     `history` has the mean loss of every epoch, and that of the validation entities, nan without any; `epoch`
     is the one whose networks are used; `scores` are those of the calibration entities. `distilled` are
-    parameters by site of the networks (1, q) that learned the `joint` columns of a representation.
+    parameters by site of the networks (1, q) that learned the `joint` columns of a representation. Columns
+    that are `compressed` (p,) enter as asinh of their units.
     """
 
     networks: dict[str, Floats]
     heads: Floats
     shift: dict[str, Floats]
     scale: dict[str, Floats]
+    compressed: dict[str, Bools]
     outcome: OutcomeReply
     mean: float
     sd: float
