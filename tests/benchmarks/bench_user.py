@@ -43,7 +43,6 @@ NEEDS = {
     "glum": "glum",
     "stepmix": "stepmix",
     "sklearn_lasso": "sklearn",
-    "sklearn_mixture": "sklearn",
 }
 """Libraries of peers that the package's own tests do not need; `glmnet` is looked for in R."""
 COLUMNS = ("row", "who", "cpu", "wall", "peak", "bytes", "date")

@@ -291,7 +291,7 @@ def statsmodels_sites(folder, n_sites):
 
 
 def numpy_em(folder, n):
-    """EM of the joint normal moments by pattern sums, to a relative change of 1e-8; no standard errors."""
+    """EM of the joint normal moments by pattern sums, to a relative change of 1e-10; no standard errors."""
     import numpy as np
 
     if (folder / "joined.npy").exists():
@@ -304,7 +304,7 @@ def numpy_em(folder, n):
     return lambda: maximize_by_em(joined)
 
 
-def maximize_by_em(X, tolerance=1e-8, maxiter=5_000):
+def maximize_by_em(X, tolerance=1e-10, maxiter=5_000):
     import numpy as np
 
     X = (X - np.nanmean(X, axis=0)) / np.nanstd(X, axis=0)
@@ -397,16 +397,6 @@ def sklearn_lasso(folder, n, columns, family):
     return lambda: lasso_path(X, y - y.mean(), alphas=lambdas, tol=1e-7) and None
 
 
-def sklearn_mixture(folder):
-    """Ten starts of a mixture of normal distributions on all columns, as numbers."""
-    import numpy as np
-    from sklearn.mixture import GaussianMixture
-
-    X = cluster_columns()[0]
-    X = (X - X.mean(axis=0)) / np.maximum(X.std(axis=0), 1e-12)
-    return lambda: GaussianMixture(3, covariance_type="diag", n_init=10, random_state=0).fit(X) and None
-
-
 def cluster_columns():
     """Columns of the clusters' table as numbers, continuous ones first, and how many are continuous."""
     import fedstat as fs
@@ -417,7 +407,7 @@ def cluster_columns():
     data = fs.datasets.make_cluster_experiment("noisy", seed=0)
     x = numbers(data)
     x = x[sorted(x, key=lambda name: data.columns.loc[name, "kind"])]
-    return x.to_numpy(), int((data.columns["kind"] == "continuous").sum())
+    return x.to_numpy(dtype=float, copy=True), int((data.columns["kind"] == "continuous").sum())
 
 
 def clusters(folder):
