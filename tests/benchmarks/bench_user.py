@@ -96,7 +96,7 @@ ROWS = {
     "glore": Row(
         "GLORE, a million rows x 30, ten sites",
         "glore",
-        ("glum", "statsmodels_rows"),
+        ("glum",),
         "rows_of_sites",
         (1_000_000, 30),
         goal="2.2 s, 1,500 MB",
