@@ -94,7 +94,8 @@ class PathFollower:
         the model in between.
         """
         ends = self._ends(self.seen.get(np.inf, point))
-        known, costs = ends if self.steps is None else {}, []
+        known = ends if self.steps is None else {}
+        costs: list[int] = []
         with open_line("proposal", MOST_EXPANSIONS, at_most=True) as line:
             for _ in range(MOST_EXPANSIONS):
                 # At the largest lambda, a solution may have a coefficient that is almost zero.

@@ -348,7 +348,7 @@ def mixture(first: SkewedModel, second: SkewedModel, share: float) -> SkewedMode
         a.a + share * (b.a - a.a),
         between(a.beta, b.beta),
         a.s2 + share * (b.s2 - a.s2),
-        np.linalg.inv(between(a.covariates, b.covariates)),
+        np.asarray(np.linalg.inv(between(a.covariates, b.covariates)), dtype=np.float64),
     )
     return SkewedModel(point, between(first.log_sd, second.log_sd))
 
