@@ -74,7 +74,7 @@ ROWS = {
         goal="0.06 s",
     ),
     "strict": Row(
-        "the same under the strict policy",
+        "GLORE, four sites of 230 rows, warm, strict policy",
         "hospitals",
         ("statsmodels_hospitals",),
         sizes=("strict",),
@@ -110,7 +110,7 @@ ROWS = {
         goal="0.6 s",
     ),
     "selection-large": Row(
-        "the same, 70,000 x 55",
+        "VerticalGLM, logistic lasso of 50 lambdas, 70,000 x 55",
         "vertical_glm",
         ("glmnet",),
         "columns_of_sites",
@@ -245,7 +245,7 @@ def page(held: Sequence[dict[str, str]]) -> str:
         "errors and printed summary. Peers have all data in one place. The EM in numpy and StepMix give no "
         "standard errors; glum and glmnet print no summary. Memory is the peak of the process, with its "
         "libraries and tables. The last column but one divides the CPU seconds of fedstat by those of the "
-        "peer.",
+        "peer. Where wall time is much longer than CPU time, other programs were running: CPU times compare.",
         "",
         "| job | by | CPU s | wall s | peak MB | MB sent | fedstat / peer | goal |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
