@@ -7,6 +7,7 @@ import hmac
 import json
 import secrets
 import time
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -443,7 +444,8 @@ class SessionChain:
         self.round = 0
         self.numbers = NumbersReleased()
         self.resumed = False
-        self._site_ledger = site_ledger
+        # The ledger holds its chains. A strong reference back would be a cycle, which keeps both in memory.
+        self._site_ledger: SiteLedger = weakref.proxy(site_ledger)
         self._waiting: list[tuple[SiteEntry, str]] = []
         self._secret = hmac.digest(
             site_ledger.secret, encode_parts("session", str(ordinal), session), "sha256"

@@ -149,9 +149,13 @@ def code_design(
     # With the constant among the terms, formulaic spans every other factor; its column is dropped after.
     constant = [FormulaicTerm([Factor("1", eval_method="literal")])] if intercept else []
     spec = ModelSpec(SimpleFormula([*constant, *own]), na_action="ignore", output="numpy")
-    matrix = PandasMaterializer(pd.DataFrame(index=range(n)), context=values).get_model_matrix(spec)
+    materializer = PandasMaterializer(pd.DataFrame(index=range(n)), context=values)
+    matrix = materializer.get_model_matrix(spec)
     X, names, term_names = _without_intercept(matrix, own, intercept)
-    cells = ((term_text(term), _cells(term, values)) for term in terms)
+    cells = [(term_text(term), _cells(term, values)) for term in terms]
+    # formulaic leaves cycles that refer to both, which would keep the columns in memory.
+    vars(materializer).clear()
+    values.clear()
     return CodedColumns(X, names, term_names, {text: codes for text, codes in cells if codes is not None})
 
 

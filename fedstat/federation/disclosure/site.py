@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
@@ -212,7 +213,9 @@ class Site:
             published={**(published or {}), **self._label},
             approvals=self.approvals,
         )
-        self._noise = NoiseMechanism(name, policy, site_ledger, held, lambda: self.trust.identity)
+        # By a weak reference: a cycle would keep the rows in memory when the site is no longer used.
+        this: Site = weakref.proxy(self)
+        self._noise = NoiseMechanism(name, policy, site_ledger, held, lambda: this.trust.identity)
         self.refusals = RefusalLog(name, site_ledger, log)
         self.states: dict[str, State] = {}
         self._put_out: dict[str, str] = {}
@@ -393,6 +396,8 @@ class Site:
                 raise
             # Without its cause: a traceback that is sent would quote what the text does not.
             raise outward from None
+        finally:
+            state.end()
 
     def _prepare(self, context: RequestContext) -> bytes:
         """Run a step, check its reply, mask it, and return it packed."""

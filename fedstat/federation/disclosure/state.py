@@ -206,6 +206,11 @@ class State:
         self.check_noise = check_noise
         self.owed.clear()
 
+    def end(self) -> None:
+        """Drop the checks of a request, which refer to this state: the cycle would keep the site's rows."""
+        self._check_fact = None
+        self.__dict__.pop("check_noise", None)
+
     def report(self, *facts: Any) -> None:
         """Report what is behind the reply: see :mod:`fedstat.federation.disclosure.facts`.
 
