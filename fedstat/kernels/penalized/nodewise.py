@@ -57,6 +57,9 @@ def _row(R: Floats, j: int, bias: float, inflation: float, unbiased: float) -> t
     p = len(R)
     a, q = np.zeros(p), R[:, j].copy()
     a[j] = 1.0
+    # No tau is below one (Cauchy-Schwarz), so no ceiling is below the inflation: no lasso is needed.
+    if unbiased <= inflation:
+        return a / q[j], 0.0
     best, chosen, ceiling = a / q[j], np.inf, np.inf
     largest = 0.0
     for k in range(p):

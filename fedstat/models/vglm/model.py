@@ -229,7 +229,7 @@ class VerticalGLM(VerticalModel):
         steps: int | None = None,
         path: Literal["quadratic", "exact"] = "quadratic",
         exchange: Literal["products", "admm"] = "products",
-        inference: Inference = "conditional",
+        inference: Inference | None = None,
         splits: int = 1,
         maxiter: int = 1000,
         folds: int = 5,
@@ -279,12 +279,14 @@ class VerticalGLM(VerticalModel):
             What is exchanged. "products": as described for the class. "admm": in every round the masked
             linear predictors of the sites' own penalized least squares, for any family; coefficients reach
             the coordinator only at the end of each lambda. It takes hundreds of rounds.
-        inference : {"conditional", "debiased", "split"}
-            "conditional": standard errors on the selected columns, which ignore the selection. "debiased":
-            also estimates and intervals of ALL columns that do not depend on the selection
-            (:attr:`VerticalGLMResults.debiased`); for families other than the normal one, this takes more
-            linear predictors. "split": a random half of the entities selects, the other half estimates; its
-            intervals are those of the model with the selected columns.
+        inference : {"debiased", "conditional", "split"}, optional
+            "debiased": the summary prints estimates and intervals of ALL columns that do not depend on the
+            selection (:attr:`VerticalGLMResults.debiased`; van de Geer et al. 2014). "conditional": naive
+            intervals of the selected columns, which ignore the selection. "split": a random half of the
+            entities selects, the other half estimates; its intervals are those of the model with the selected
+            columns. The default is "debiased" where it needs no further release: for the normal family with
+            exchange="products", unless missing="em" or nothing is penalized. Elsewhere the default is
+            "conditional", with a banner; "debiased" then takes more linear predictors.
         splits : int
             For inference="split" and the normal family: with more than one, selection and tests are repeated
             in that many random halves of the folds, for one p-value of each column
@@ -337,16 +339,20 @@ class VerticalGLM(VerticalModel):
             estimates.
         """
         call = Call.of(self.fit, locals())
+        normal = self.distribution.name == "Gaussian" and exchange == "products"
+        given = read_lambdas(lam, lambdas)
+        if inference is None:
+            # The sums of the normal family determine debiased estimates: nothing else is released for them.
+            penalized = self._groups.penalized.any() and (given is None or given.any())
+            inference = "debiased" if normal and penalized and not self._em else "conditional"
         choice = ChoiceOptions(select=select, inference=inference, folds=folds, draws=draws, splits=splits)
         limit = TOLERANCES[exchange == "admm"] if tol is None else tol
         check_positive("tol", limit)
         passing = ExchangeOptions(exchange, path, use_masks=masks_rows(masked), tol=limit, maxiter=maxiter)
-        given = read_lambdas(lam, lambdas)
         check_choice("algorithm", algorithm, get_args(Algorithm))
         check_steps(steps, self.penalty, algorithm, exchange)
         check_integer("n_lambdas", n_lambdas, 2)
         check_share("max_moved", max_moved)
-        normal = self.distribution.name == "Gaussian" and exchange == "products"
         self._check_together(choice, passing, normal)
         choice.check_folds(given)
         setup = PathSetup(

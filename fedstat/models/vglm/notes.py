@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.crypto.masks import TWO_SITES, hides
 from fedstat.inference.summary import Note
@@ -25,6 +27,8 @@ from fedstat.models.vglm.outcome import SelectionOutcome
 from fedstat.models.vglm.path_setup import describe_incomplete, describe_lacking
 
 FREE_ALTERNATIVE = "from_formula(..., missing='em', between='free') allows correlated blocks"
+MOST_NAMES = 12
+"""Selected columns that a note names."""
 RELEVANT_DIFFERENCE = 2.0
 """Difference of an information criterion above which two fits differ (Raftery 1995)."""
 COVARIANCE_MODELS = {
@@ -50,7 +54,7 @@ def fit_notes(outcome: SelectionOutcome, ledger: Ledger) -> list[Note]:
         *how,
         *_steps(outcome),
         *_dispersion(distribution),
-        *_debiased(layout, fitted.debiased),
+        *_debiased(outcome, fitted.debiased),
         *dealer_notes(fitted.dealers, bystanders=layout.bystanders),
         *dither_notes(layout),
     ]
@@ -186,8 +190,18 @@ def _dispersion(distribution: DistributionSpec) -> Iterator[Note]:
         )
 
 
-def _debiased(layout: Layout, found: DebiasedFit | None) -> Iterator[Note]:
+def _debiased(outcome: SelectionOutcome, found: DebiasedFit | None) -> Iterator[Note]:
+    layout = outcome.layout
     if found is not None:
+        # The table has all columns, so a note states which of them the penalty selected.
+        names = [layout.names[j] for j in np.flatnonzero(outcome.fitted.path.selected[outcome.fitted.chosen])]
+        others = f" and {len(names) - MOST_NAMES} others" if len(names) > MOST_NAMES else ""
+        yield Note(
+            "selected",
+            f"Selected by {outcome.plan.setup.penalty.name}: "
+            f"{', '.join(names[:MOST_NAMES]) or 'no column'}{others}. The table has debiased estimates "
+            "of all columns; selection_report() and .params have the penalized ones.",
+        )
         yield Note(
             "debiased",
             "Debiased from the lasso at lambda = {lam:.4g}. The inverse of the information is relaxed "

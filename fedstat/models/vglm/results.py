@@ -172,8 +172,9 @@ class VerticalGLMResults(
     a penalty, ``bse`` and what follows come from the observed information of the selected columns at their
     maximum likelihood estimate; the lasso and the elastic net have these for :attr:`refit` only.
 
-    With ``fit(inference="debiased")``, :attr:`debiased` has estimates and intervals of all columns, and the
-    summary shows these; with ``inference="split"``, :attr:`refit` uses the entities that did not select.
+    With ``inference="debiased"``, the default of a normal family, :attr:`debiased` has estimates and
+    intervals of all columns, and the summary shows these; with ``inference="split"``, :attr:`refit` uses the
+    entities that did not select.
 
     Attributes
     ----------

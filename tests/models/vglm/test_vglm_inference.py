@@ -9,7 +9,7 @@ import statsmodels.api as sm
 from pooled_path import glm_path
 from scipy import stats
 from scipy.special import expit
-from vglm_study import make_model, make_table, pooled_columns
+from vglm_study import NAMES, make_model, make_table, pooled_columns
 
 import fedstat as fs
 from fedstat.errors import EstimationError, ModelError, NotAvailableError
@@ -304,6 +304,25 @@ def test_the_normal_family_exchanges_no_more_for_debiased_estimates():
     pd.testing.assert_frame_equal(debiased.ledger.to_frame()[columns], plain.ledger.to_frame()[columns])
     with pytest.raises(NotAvailableError, match="inference='debiased'"):
         _ = plain.debiased
+    default = make_model(table).fit()
+    assert default.selection.inference == "debiased" and not default.summary().headlines
+    pd.testing.assert_frame_equal(default.debiased.tidy(), debiased.debiased.tidy())
+    text = " ".join(str(default.summary()).split())
+    assert f"Selected by scad: {', '.join(default.params.index[1:][default.params[1:] != 0.0])}." in text
+
+
+def test_the_default_inference_never_asks_for_a_release():
+    """Where debiased estimates need one, or nothing was selected, intervals are conditional."""
+    table = make_table()
+    for options, given in (
+        ({"missing": "em"}, {}),
+        ({}, {"lam": 0.0}),
+        ({}, {"exchange": "admm", "n_lambdas": 3, "ratio": 0.1}),
+        ({"unpenalized": NAMES}, {"lam": 0.1}),
+        ({"family": sm.families.Poisson()}, {"n_lambdas": 5}),
+    ):
+        model = make_model(table.assign(y=np.abs(table["y"]).round()), **options)
+        assert model.fit(**given).selection.inference == "conditional", (options, given)
 
 
 def test_arguments_that_do_not_go_together_are_refused():

@@ -21,12 +21,14 @@ TABLE = make_table()
 
 @pytest.fixture(scope="module")
 def lasso():
-    return make_model(TABLE, penalty="lasso").fit(folds=8, draws=15, seed=1, n_lambdas=25)
+    return make_model(TABLE, penalty="lasso").fit(
+        folds=8, draws=15, seed=1, n_lambdas=25, inference="conditional"
+    )
 
 
 @pytest.fixture(scope="module")
 def scad():
-    return make_model(TABLE, penalty="scad").fit(n_lambdas=25)
+    return make_model(TABLE, penalty="scad").fit(n_lambdas=25, inference="conditional")
 
 
 def test_the_report_reveals_what_was_selected_when_and_what_it_is_worth(lasso):
