@@ -11,9 +11,9 @@ import pytest
 
 from fedstat.template.__main__ import (
     class_name,
-    draw_rooms,
     family_files,
     insert_line,
+    make_pages,
     sort_imports,
     write_family,
 )
@@ -117,7 +117,7 @@ def test_the_picture_of_the_architecture_has_the_family(tmp_path):
     for folder in ("building", "_static", "api"):
         shutil.copytree(ROOT / "docs" / folder, tmp_path / "docs" / folder, ignore=WRITTEN)
     write_family("another", tmp_path)
-    draw_rooms(tmp_path)
+    make_pages(tmp_path)
     assert ">another<" in (tmp_path / "docs" / "_static" / "rooms.svg").read_text(encoding="utf-8")
 
 

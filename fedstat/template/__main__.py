@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
-import runpy
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -69,6 +71,14 @@ def registrations(name: str) -> Mapping[str, tuple[str, str]]:
             f"{place}.results import {model}Results as {model}Results",
             r"from fedstat\..*",
         ),
+        "docs/building/arguments.py": (
+            f'    "{model}": ("{model}",),',
+            r'    "\w+": \("\w+".*\),',
+        ),
+        "tests/models/test_every_results_class.py": (
+            f'    "{model}": "num ~ age + sex",',
+            r'    "Federated\w+": "num ~ .*",',
+        ),
         "docs/api/models.rst": (f"   fedstat.{model}", r"   fedstat\.Fed\w+"),
         "docs/api/results.rst": (
             f"   fedstat.results.{model}Results",
@@ -93,6 +103,8 @@ def write_family(name: str, root: Path) -> list[Path]:
         raise ValueError(f"{name!r}: there is such a family")
     written = dict(family_files(name))
     for file, (line, like) in registrations(name).items():
+        if not file.startswith("fedstat/") and not (root / file).exists():
+            continue  # a source tree without documentation or tests
         written[file] = insert_line((root / file).read_text(encoding="utf-8"), line, like)
     for file, text in written.items():
         (root / file).parent.mkdir(parents=True, exist_ok=True)
@@ -100,13 +112,19 @@ def write_family(name: str, root: Path) -> list[Path]:
     return [root / file for file in written]
 
 
-def draw_rooms(root: Path) -> list[Path]:
-    """Draw the picture of the architecture, in which a family is a room, again; return its file."""
-    script = root / "docs" / "building" / "rooms.py"
-    if not script.exists():
-        return []
-    runpy.run_path(str(script), run_name="__main__")
-    return [root / "docs" / "_static" / "rooms.svg"]
+def make_pages(root: Path) -> list[Path]:
+    """Make the picture of the rooms and the page of arguments again, and return their files."""
+    pages = {"rooms.py": "_static/rooms.svg", "arguments.py": "arguments.md"}
+    made = []
+    for script, page in pages.items():
+        path = root / "docs" / "building" / script
+        if path.exists():
+            # A process of its own imports the source tree with the new family.
+            subprocess.run(
+                [sys.executable, str(path)], check=True, env={**os.environ, "PYTHONPATH": str(root)}
+            )
+            made.append(root / "docs" / page)
+    return made
 
 
 def main() -> None:
@@ -119,7 +137,7 @@ def main() -> None:
         written = write_family(arguments.name, arguments.root)
     except (ValueError, OSError) as error:
         parser.error(str(error))
-    print("\n".join(map(str, [*written, *draw_rooms(arguments.root)])))
+    print("\n".join(map(str, [*written, *make_pages(arguments.root)])))
 
 
 if __name__ == "__main__":
