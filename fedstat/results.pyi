@@ -29,6 +29,8 @@ from fedstat.models.copula.audit import AuditResults as AuditResults
 from fedstat.models.copula.published import PublishedSynthesis as PublishedSynthesis
 from fedstat.models.copula.results import CopulaResults as CopulaResults
 from fedstat.models.copula_glm.results import PrivateGLMResults as PrivateGLMResults
+from fedstat.models.cox.results import CoxResults as CoxResults
+from fedstat.models.cox.results import ProportionalHazardsTest as ProportionalHazardsTest
 from fedstat.models.fedavg.results import FedAvgResults as FedAvgResults
 from fedstat.models.glm.post_fit import ScoreTest as ScoreTest
 from fedstat.models.glm.results import GLMResults as GLMResults

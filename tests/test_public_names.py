@@ -63,6 +63,7 @@ DATASETS = [
     "make_selection",
     "make_sme",
     "make_sme_risk",
+    "make_survival",
     "write_sme_sample",
 ]
 

@@ -13,6 +13,7 @@ import fedstat as fs
 PAGE = Path(__file__).parents[1] / "arguments.md"
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "GLM": ("FederatedGLM", "GLORE", "FederatedOLS"),
+    "Cox": ("FederatedCox",),
     "FedAvg": ("FedAvg", "FedAvgM", "QFedAvg", "FedProx"),
     "Boost": ("FedFunctionBoost",),
     "VFEM": ("VFEMRegression",),
@@ -75,6 +76,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "iteration": 'Options of `exchange="iterative"`, with its own `masked`, `tol` and `learning_rate`.',
         "cov_type": "Kind of standard errors.",
         "cov_kwds": "Columns of clusters and strata for `cov_type`.",
+        "ties": "Treatment of events at the same time.",
         "scale": "Scale of the variance, or its estimator.",
         "dispersion": "Whether the dispersion of negative binomial counts is estimated.",
         "use_t": "Whether tests use Student's t.",

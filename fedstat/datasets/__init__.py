@@ -5,8 +5,8 @@ data are not public, :func:`load_sme` reads a packaged sample of it, :func:`make
 their risk with columns of mixed kinds, :func:`make_selection` is a published study of selection among
 columns, :func:`make_cluster_experiment` is one of clusters over sites, and :func:`make_clusters` and
 :func:`make_blocks` are small general simulators. Sites with different rows: :func:`make_logistic_sites`
-follows a published comparison of federated methods, and :func:`make_hospitals` imitates the heart disease
-data of four hospitals.
+follows a published comparison of federated methods, :func:`make_hospitals` imitates the heart disease
+data of four hospitals, and :func:`make_survival` is follow-up until death in four hospitals.
 """
 
 from fedstat.datasets.blocks import make_blocks
@@ -15,6 +15,7 @@ from fedstat.datasets.horizontal import SimulatedSites, make_hospitals, make_log
 from fedstat.datasets.selection import SimulatedSelection, load_selection_published, make_selection
 from fedstat.datasets.simulation import SimulatedData
 from fedstat.datasets.sme import load_sme, load_sme_published, make_sme, make_sme_risk, write_sme_sample
+from fedstat.datasets.survival import make_survival
 
 __all__ = [
     "SimulatedClusters",
@@ -32,5 +33,6 @@ __all__ = [
     "make_selection",
     "make_sme",
     "make_sme_risk",
+    "make_survival",
     "write_sme_sample",
 ]

@@ -8,6 +8,7 @@ INSTALLED: dict[str, tuple[str, ...]] = {
     "fedavg": ("FedAvg", "FedAvgM", "FedProx", "QFedAvg"),
     "boost": ("FedFunctionBoost", "PublicCurve"),
     "glm": ("FederatedGLM", "FederatedOLS", "GLORE"),
+    "cox": ("FederatedCox",),
     "vfem": ("VFEMRegression", "VFEMGLM", "Iteration"),
     "vglm": ("VerticalGLM",),
     "laser": ("LASER",),

@@ -686,7 +686,7 @@ class CoefficientResults(Results[Any]):
         if selected:
             frame = frame[frame["estimate"] != 0.0]
         title = "Coefficients"
-        effect, ratio, ratios = link_words(self._link(), self.estimate.response)
+        effect, ratio, ratios = self._effect_words()
         if standardized is not False:
             frame = per_deviation(frame, self._deviations() if standardized is True else standardized)
             title = "Standardized coefficients"
@@ -715,6 +715,10 @@ class CoefficientResults(Results[Any]):
     def _link(self) -> DistributionSpec | None:
         """Distribution of the response, with the link that coefficients are on."""
         return None
+
+    def _effect_words(self) -> tuple[str, str, str]:
+        """Name the axis of coefficients, that of their exponentials, and the title for these."""
+        return link_words(self._link(), self.estimate.response)
 
     def _deviations(self) -> pd.Series:
         """Return the standard deviation of each column, by name of its coefficient."""

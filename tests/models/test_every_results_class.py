@@ -16,6 +16,10 @@ from fedstat.inference.tables import Sheet
 from fedstat.models.results import CoefficientResults
 
 pytestmark = pytest.mark.filterwarnings("ignore")
+PLAIN = {
+    "FederatedOLS": "num ~ age",
+}
+"""Models over rows whose fit needs no argument."""
 BROOM = ["estimate", "std_error", "statistic", "p_value", "conf_low", "conf_high"]
 PUBLIC = {name: getattr(fs.results, name) for name in fs.results.__all__}
 CLASSES = {name for name, kind in PUBLIC.items() if hasattr(kind, "summary")}
@@ -81,9 +85,15 @@ def over_rows():
         fit.get_margeff(),
         between,
         between.random_effects_of(["age", "sex"]),
-        fs.FederatedOLS.from_formula("num ~ age", rows()).fit(),
+        *(getattr(fs, model).from_formula(formula, rows()).fit() for model, formula in PLAIN.items()),
         averaged.fit(rounds=2),
     ]
+
+
+def survival():
+    partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
+    fit = fs.FederatedCox.from_formula("Surv(months, died) ~ age + C(arm)", partition).fit()
+    return [fit, fit.test_proportional_hazards()]
 
 
 def boosted():
@@ -103,7 +113,7 @@ def over_columns():
     return [fs.VFEMRegression.from_formula("NPGR ~ ROA + CI", columns()).fit(), binary.fit(), imputations]
 
 
-MAKERS = (over_rows, over_columns, vertical, boosted, networks, clusters, copulas, analyses)
+MAKERS = (over_rows, survival, over_columns, vertical, boosted, networks, clusters, copulas, analyses)
 
 
 @pytest.fixture(scope="module")

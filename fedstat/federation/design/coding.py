@@ -34,9 +34,11 @@ from fedstat.federation.design.formula.syntax_tree import (
     Negative,
     Number,
     Relation,
+    Survival,
     Transform,
     Tree,
     contrast_matrix,
+    iter_columns,
     iter_transforms,
 )
 from fedstat.federation.design.formula.terms import Term, parse_terms, term_columns, term_text
@@ -448,16 +450,20 @@ def _where(what: str, expression: Expression, site: str) -> str:
 
 
 def _values(series: dict[str, pd.Series], expression: Expression, site: str) -> Floats | Bools:
-    match expression.tree:
+    tree, where = expression.tree, _where("response", expression, site)
+    event = tree.event if isinstance(tree, Survival) else tree
+    match event:
         case Relation(symbol=symbol, left=Column(name=name), right=Level(value=level)):
             # Before anything is turned into numbers: the column holds texts.
             equal = _equals(series[name], level, site, name)
             return equal if symbol == "==" else ~equal
-    numbers = {name: _numbers(one, site, name, "a response") for name, one in series.items()}
-    where = _where("response", expression, site)
-    match expression.tree:
+    read = set(iter_columns(event))
+    numbers = {name: _numbers(one, site, name, "a response") for name, one in series.items() if name in read}
+    match tree:
         case Counts(successes=successes, failures=failures):
             return _counts((successes, failures), numbers, where)
+        case Survival():
+            return _events(np.asarray(evaluate(event, numbers, {}, where), dtype=np.float64), where)
     values: Floats = np.asarray(evaluate(expression.tree, numbers, {}, where), dtype=np.float64)
     return values
 
@@ -474,6 +480,49 @@ def _counts(trees: tuple[Tree, Tree], numbers: dict[str, Floats], where: str) ->
             "failures, as in cbind(events, n - events). Correct these rows or set them to missing."
         )
     return counts
+
+
+def _events(values: Floats, where: str) -> Floats:
+    wrong = int(((values != 0.0) & (values != 1.0)).sum())
+    if wrong:
+        raise DesignError(
+            f"{where}: the event is neither 0 nor 1 in {wrong:,} of {len(values):,} rows. Compare the column "
+            "with the value that is the event, as in Surv(time, status == 2)."
+        )
+    return values
+
+
+def build_times(frame: pd.DataFrame, text: str, columns: Sequence[str], site: str) -> Floats:
+    """Compute start and stop of ``Surv(...)``: (n_rows, 2); NaN where a column is missing.
+
+    The start of ``Surv(time, event)`` is zero. A DesignError counts times that are not positive, or not after
+    their start.
+    """
+    expression = parse_expression(text, response=True)
+    assert isinstance(expression.tree, Survival)
+    series = _declared(frame, expression.columns, columns, "response", site)
+    complete, where = _complete(frame, series), _where("response", expression, site)
+    read = {name for tree in expression.tree.times for name in iter_columns(tree)}
+    numbers = {name: _numbers(series[name][complete], site, name, "a time") for name in read}
+    found = [np.asarray(evaluate(tree, numbers, {}, where), dtype=float) for tree in expression.tree.times]
+    *starts, stop = found
+    start = starts[0] if starts else np.zeros(len(stop))
+    negative, early = int((start < 0.0).sum()), int((stop <= start).sum())
+    if negative or early:
+        problem = f"{early:,} times are not after their start"
+        remedy = "Correct these rows or set them to missing."
+        if negative:
+            problem = f"{negative:,} starts are negative"
+        elif not starts:
+            problem = f"{early:,} times are not positive"
+            remedy = (
+                "Correct these rows or set them to missing; if a time of zero means less than one unit, add "
+                "half a unit, as in Surv(days + 0.5, died)."
+            )
+        raise DesignError(f"{where}: {problem}. {remedy}")
+    times = np.full((len(frame), 2), np.nan)
+    times[complete] = np.column_stack([start, stop])
+    return times
 
 
 def _equals(series: pd.Series, level: str, site: str, name: str) -> Bools:

@@ -16,7 +16,13 @@ from fedstat import codec
 from fedstat.errors import DesignError
 from fedstat.federation.design.coding import BlockSpec, CodedColumns, coded_columns
 from fedstat.federation.design.formula.expression import parse_expression
-from fedstat.federation.design.formula.syntax_tree import TREATMENT, Category, Column, Relation
+from fedstat.federation.design.formula.syntax_tree import (
+    TREATMENT,
+    Category,
+    Column,
+    Relation,
+    Survival,
+)
 from fedstat.federation.design.formula.terms import Term, term_text
 from fedstat.federation.design.levels import LevelCounts, SiteColumns, check_declared, declared_levels
 from fedstat.federation.design.site_rows import CompleteRows, RowsRequest, design_matrix, find_complete_rows
@@ -153,7 +159,8 @@ class RowCounts:
         """Rows behind all answers about this design, and which of them are events of a comparison."""
         if self.question.curve_response:
             return RowsUsed(self.used)
-        compared = isinstance(parse_expression(self.question.response, response=True).tree, Relation)
+        tree = parse_expression(self.question.response, response=True).tree
+        compared = isinstance(tree.event if isinstance(tree, Survival) else tree, Relation)
         return RowsUsed(self.used, np.concatenate(self._events) if compared else None)
 
     @property

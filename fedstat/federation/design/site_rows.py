@@ -17,6 +17,7 @@ from fedstat.federation.design.coding import (
     CodedColumns,
     build_offset,
     build_response,
+    build_times,
     read_terms,
 )
 from fedstat.federation.design.formula.expression import parse_expression
@@ -40,10 +41,11 @@ MOST_NAMES = 10_000
 class RowsRequest:
     """The parts of every site's table that a model reads; plain values.
 
-    `response` is the left side, `offsets` are expressions inside ``offset()``, each with the columns that it
-    reads; `terms` are empty for an intercept alone. `weights` are columns by role ("freq_weights",
-    "var_weights", "exposure"), `labels` columns of groups: clusters, strata. `curves` are integrated, so no
-    long stretch of one may be unknown; a `curve_response` replaces the response.
+    `response` is the left side, with times where it is ``Surv(...)``, `offsets` are expressions inside
+    ``offset()``, each with the columns that it reads; `terms` are empty for an intercept alone. `weights`
+    are columns by role ("freq_weights", "var_weights", "exposure"), `labels` columns of groups: clusters,
+    strata. `curves` are integrated, so no long stretch of one may be unknown; a `curve_response` replaces
+    the response.
     """
 
     response: str
@@ -57,6 +59,11 @@ class RowsRequest:
     labels: tuple[str, ...] = ()
     curves: tuple[str, ...] = ()
     curve_response: str = ""
+
+    @property
+    def has_times(self) -> bool:
+        """Whether the response is ``Surv(...)``."""
+        return self.response.startswith("Surv(")
 
     @property
     def needed(self) -> tuple[str, ...]:
@@ -126,7 +133,7 @@ class CompleteRows:
 
     `y` is (m,), or (m, 2) for counts; `offset` (m,) has the logarithm of the exposure in it; `weights` (m,)
     are by role, without the exposure. `weightless` counts the rows that are left out for a weight, or
-    binomial trials, of zero.
+    binomial trials, of zero. Of ``Surv(...)`` `y` is the event, and `times` (m, 2) are start and stop.
     """
 
     frame: pd.DataFrame
@@ -135,6 +142,7 @@ class CompleteRows:
     offset: Floats | None
     weights: Mapping[str, Floats]
     weightless: int = 0
+    times: Floats | None = None
 
     @property
     def weight(self) -> Floats | None:
@@ -155,6 +163,7 @@ class CompleteRows:
             None if self.offset is None else self.offset[has],
             {role: values[has] for role, values in self.weights.items()},
             self.weightless + int((~has).sum()),
+            None if self.times is None else self.times[has],
         )
 
 
@@ -190,7 +199,10 @@ def _complete_rows(data: SiteData, question: RowsRequest) -> Iterator[CompleteRo
         frame = chunk if complete.all() else chunk[complete]
         y = _response(frame, question, data.name)
         offset, weights = _offset(frame, question, data.name), _weights(frame, question, data.name)
-        yield CompleteRows(frame, complete, y, offset, weights, weightless).with_weight()
+        times = None
+        if question.has_times:
+            times = build_times(frame, question.response, question.response_columns, data.name)
+        yield CompleteRows(frame, complete, y, offset, weights, weightless, times).with_weight()
 
 
 def _response(frame: pd.DataFrame, question: RowsRequest, site: str) -> Floats:

@@ -191,7 +191,10 @@ def synthetic_rows(question: RowsRequest, y: Floats, frame: pd.DataFrame) -> Com
     weights = {role: np.ones(m) for role in question.weights if role != "exposure"}
     offset = np.zeros(m) if question.offsets or "exposure" in question.weights else None
     counts = np.column_stack([y, 1.0 - y]) if question.response.startswith("cbind") else y
-    return CompleteRows(frame, np.ones(m, dtype=bool), counts, offset, weights)
+    # In an order that does not depend on the other columns.
+    stop = 1.0 + (np.arange(m) * 7.0) % m
+    times = np.column_stack([np.zeros(m), stop]) if question.has_times else None
+    return CompleteRows(frame, np.ones(m, dtype=bool), counts, offset, weights, times=times)
 
 
 def draw_group_codes(question: RowsRequest, site: str, m: int, nested: tuple[str, ...]) -> pd.DataFrame:

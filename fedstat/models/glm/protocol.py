@@ -15,7 +15,8 @@ from fedstat.inference.heterogeneity import SiteFit
 from fedstat.inference.homogeneity_tests import SiteWelchTerms
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.glm.fit import NOT_REQUESTED, Coordinates, GLMFit, NewtonEvaluation, PooledSums, few_weigh
-from fedstat.models.glm.separation import PATIENCE, Separation, check_rank, diverges
+from fedstat.models.glm.separation import Separation, check_rank
+from fedstat.models.horizontal.estimability import PATIENCE, diverges
 from fedstat.models.horizontal.session import RowsSession, add
 from fedstat.typing import Array, Floats
 

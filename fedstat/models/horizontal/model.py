@@ -155,6 +155,8 @@ class HorizontalModel(Explainable):
     _default_family: ClassVar[Any] = sm_families.Gaussian
     _goes_on: ClassVar[bool] = False
     """Return whether a fit is repeated among the remaining sites if sites are lost."""
+    _times: ClassVar[bool] = False
+    """Whether the response is ``Surv(...)``, which other models do not take."""
 
     def __init__(
         self,
@@ -172,6 +174,7 @@ class HorizontalModel(Explainable):
     ) -> None:
         if missing not in ("raise", "drop"):
             raise ModelError(f'missing: expected "drop" or "raise", received {missing!r}')
+        self._check_times(formula)
         self.formula, self.partition = formula, partition
         self.distribution = DistributionSpec.of(self._default_family() if family is None else family)
         self.family = self.distribution.make()
@@ -199,7 +202,8 @@ class HorizontalModel(Explainable):
             a row with another level is an error, ``log``, ``exp``, ``sqrt``, ``scale``, ``center``, ``bs``,
             ``cr`` and ``cc`` (with knots and bounds), ``poly``, ``C(x, Sum)``, ``Helmert``, ``Diff`` or
             ``Poly``, ``I(x > 3)``, ``Q()`` and ``offset()``; on the left a comparison such as ``num > 0``, or
-            ``cbind(successes, failures)``.
+            ``cbind(successes, failures)``. For survival the left side is ``Surv(time, event)`` or
+            ``Surv(start, stop, event)``, and the right side may have ``strata(x)`` and ``cluster(id)``.
         partition : ClientPartition
             In the horizontal layout: ``ClientPartition.from_frame(table, by="hospital")``.
         family : statsmodels family, optional
@@ -340,6 +344,18 @@ class HorizontalModel(Explainable):
     def _invent_sites(self, plan: DryRunPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
         return SyntheticRows(self.agreement, self.distribution, plan.nested, plan.binary).sites(policies)
 
+    def _check_times(self, formula: Formula) -> None:
+        if self._times and not formula.has_times:
+            raise FormulaError(
+                f"formula: {type(self).__name__} needs times and events on the left side, as in "
+                f"'Surv(months, died) ~ ...', received {formula.response!r}"
+            )
+        if not self._times and (formula.has_times or formula.strata or formula.clusters):
+            what = "Surv(...)" if formula.has_times else "strata(...)" if formula.strata else "cluster(...)"
+            raise FormulaError(
+                f"formula: {what} is for FederatedCox and KaplanMeier; {type(self).__name__} has none"
+            )
+
     def _check_exposure(self) -> None:
         if "exposure" in self.weights and self.distribution.link != "Log":
             raise ModelError(
@@ -351,7 +367,7 @@ class HorizontalModel(Explainable):
         for what, listed in (("labels", labels), ("complete", complete)):
             if isinstance(listed, str):
                 raise ModelError(f"{what}: expected a list of columns, received a text; write [{listed!r}]")
-        labels = tuple(dict.fromkeys((*labels, *complete)))
+        labels = tuple(dict.fromkeys((*labels, *formula.strata, *formula.clusters, *complete)))
         (terms,) = formula.sites
         for name in (*formula.response_columns, *terms.columns, *formula.offset_columns):
             self._check_held("formula", name)

@@ -16,7 +16,7 @@ from fedstat.federation.design.horizontal_design import RowsAgreement, RowsDesig
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.estimate import Estimate, LedgerLike
 from fedstat.inference.evaluation import Evaluation
-from fedstat.inference.plots import draw_effect, link_words
+from fedstat.inference.plots import draw_effect
 from fedstat.inference.summary import CoefficientBlock, Note
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.checks import check_choice
@@ -109,57 +109,40 @@ def rows_estimate(
     )
 
 
-class RowsResults(CoefficientResults):
-    """What follows from any fit over rows.
+class DesignResults(CoefficientResults):
+    """What follows from the design and the coefficients of a fit over rows, whatever the likelihood.
 
     Attributes
     ----------
-    family : statsmodels family
-    distribution : DistributionSpec
-        Its name, link and numbers.
     model : HorizontalModel
         For results that were read from a file, the names of response and coefficients only.
-    evaluation_ledger : Ledger or None
-        Releases of the latest evaluation.
 
     Examples
     --------
     >>> import fedstat as fs
-    >>> table = fs.datasets.make_hospitals()
-    >>> partition = fs.ClientPartition.from_frame(table, by="hospital")
-    >>> fit = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit()
-    >>> round(fit.deviance), round(fit.pearson_chi2), fit.df_resid, fit.distribution.name
-    (1125, 927, 917.0, 'Binomial')
-    >>> fit.predict(table.head(3)).shape
-    (3,)
-    >>> round(fit.evaluate().auc, 2) == round(fit.auc, 2)
-    True
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
+    >>> fit = fs.FederatedCox.from_formula("Surv(months, died) ~ age", partition).fit()
     >>> fit.absent, fit.basis.site_column  # no site was lost
     ((), 'hospital')
     """
 
     _unit = "rows"
-    evaluation_ledger: Ledger | None = None
-    _record: RowsRecord
+    _record: Any
     _model: HorizontalModel | None
 
-    def __init__(self, record: RowsRecord, ledger: LedgerLike | None = None, model: Any = None) -> None:
+    def __init__(self, record: Any, ledger: LedgerLike | None = None, model: Any = None) -> None:
         super().__init__(record, ledger, model)
-        self.distribution = record.fit.distribution
-        self.family: Any = self.distribution.make()
         self.model_name, self.method_name = record.basis.model_name, record.basis.method_name
 
     @property
-    def _fit(self) -> RowsFit:
+    def _fit(self) -> Any:
         return self._record.fit
 
     @property
     def basis(self) -> RowsBasis:
         """What is kept of the model, with which new rows are coded."""
-        return self._record.basis
-
-    def _link(self) -> DistributionSpec:
-        return self.distribution
+        found: RowsBasis = self._record.basis
+        return found
 
     def _deviations(self) -> pd.Series:
         return pd.Series(self._fit.design.spread, index=list(self.estimate.names))
@@ -173,75 +156,6 @@ class RowsResults(CoefficientResults):
         yield from super()._summary_notes()
         if lost := "; ".join(map(str, self.absent)):
             yield Note("lost_sites", f"{lost}. Parts of sums before that follow by subtraction.", "warning")
-
-    @property
-    def deviance(self) -> float:
-        """Deviance at the estimate."""
-        return self._fit.totals[1]
-
-    @property
-    def pearson_chi2(self) -> float:
-        """Sum of squared Pearson residuals."""
-        return self._fit.totals[2]
-
-    @property
-    def df_resid(self) -> float:
-        """Sum of the frequency weights less the number of coefficients."""
-        return self._fit.totals[0] - len(self.estimate.names)
-
-    # -- prediction ------------------------------------------------------------------------------
-
-    def predict(
-        self, frame: pd.DataFrame | None = None, which: Literal["mean", "linear"] = "mean"
-    ) -> pd.Series:
-        """Predict for rows that the caller holds.
-
-        Parameters
-        ----------
-        frame : DataFrame
-            With the columns of the model, and of its offset or exposure; rows that lack one give NaN.
-        which : {"mean", "linear"}
-
-        Returns
-        -------
-        Series
-
-        Raises
-        ------
-        DesignError
-            A column is absent, of another type, or holds a level that the fit did not know.
-        NotAvailableError
-            No frame is given: the rows of the fit stay at the sites.
-
-        Examples
-        --------
-        >>> import fedstat as fs
-        >>> table = fs.datasets.make_hospitals()
-        >>> partition = fs.ClientPartition.from_frame(table, by="hospital")
-        >>> fit = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit()
-        >>> fit.predict(table.head(3)).round(2).tolist()
-        [0.19, 0.18, 0.32]
-        >>> fit.predict(table.head(3), which="linear").round(2).tolist()
-        [-1.42, -1.48, -0.76]
-        """
-        check_choice("which", which, ("mean", "linear"))
-        eta = self._predicted(frame).linear
-        if which == "linear":
-            return eta
-        return pd.Series(self.family.link.inverse(eta.to_numpy()), index=eta.index)
-
-    def _glance(self) -> dict[str, float]:
-        return super()._glance() | {"deviance": self.deviance}
-
-    def _predicted(self, frame: pd.DataFrame | None) -> PredictedRows:
-        if frame is None:
-            raise NotAvailableError(
-                "predict needs a frame of rows that you hold; those of the fit stay at the sites, where "
-                "evaluate() judges their predictions"
-            )
-        return predict_rows(self.basis.agreement, self._fit.design, self.estimate.params, frame)
-
-    # -- effects ---------------------------------------------------------------------------------
 
     def effect(
         self,
@@ -364,7 +278,7 @@ class RowsResults(CoefficientResults):
         frame = self.effect(
             column, values, reference=reference, at=at, exponentiate=exponentiate, conf_level=conf_level
         )
-        effect, ratio, _ = link_words(self._link(), self.estimate.response)
+        effect, ratio, _ = self._effect_words()
         fixed = "".join(f", at {name} = {value}" for name, value in (at or {}).items())
         compared = f"compared with {frame.attrs['reference']:.4g}{fixed}"
         return draw_effect(
@@ -375,6 +289,119 @@ class RowsResults(CoefficientResults):
             ratios=exponentiate,
             ax=ax,
         )
+
+
+class RowsResults(DesignResults):
+    """What follows from any fit over rows.
+
+    Attributes
+    ----------
+    family : statsmodels family
+    distribution : DistributionSpec
+        Its name, link and numbers.
+    model : HorizontalModel
+        For results that were read from a file, the names of response and coefficients only.
+    evaluation_ledger : Ledger or None
+        Releases of the latest evaluation.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> table = fs.datasets.make_hospitals()
+    >>> partition = fs.ClientPartition.from_frame(table, by="hospital")
+    >>> fit = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit()
+    >>> round(fit.deviance), round(fit.pearson_chi2), fit.df_resid, fit.distribution.name
+    (1125, 927, 917.0, 'Binomial')
+    >>> fit.predict(table.head(3)).shape
+    (3,)
+    >>> round(fit.evaluate().auc, 2) == round(fit.auc, 2)
+    True
+    >>> fit.absent, fit.basis.site_column  # no site was lost
+    ((), 'hospital')
+    """
+
+    evaluation_ledger: Ledger | None = None
+    _record: RowsRecord
+    _model: HorizontalModel | None
+
+    def __init__(self, record: RowsRecord, ledger: LedgerLike | None = None, model: Any = None) -> None:
+        super().__init__(record, ledger, model)
+        self.distribution = record.fit.distribution
+        self.family: Any = self.distribution.make()
+
+    @property
+    def _fit(self) -> RowsFit:
+        return self._record.fit
+
+    def _link(self) -> DistributionSpec:
+        return self.distribution
+
+    @property
+    def deviance(self) -> float:
+        """Deviance at the estimate."""
+        return self._fit.totals[1]
+
+    @property
+    def pearson_chi2(self) -> float:
+        """Sum of squared Pearson residuals."""
+        return self._fit.totals[2]
+
+    @property
+    def df_resid(self) -> float:
+        """Sum of the frequency weights less the number of coefficients."""
+        return self._fit.totals[0] - len(self.estimate.names)
+
+    # -- prediction ------------------------------------------------------------------------------
+
+    def predict(
+        self, frame: pd.DataFrame | None = None, which: Literal["mean", "linear"] = "mean"
+    ) -> pd.Series:
+        """Predict for rows that the caller holds.
+
+        Parameters
+        ----------
+        frame : DataFrame
+            With the columns of the model, and of its offset or exposure; rows that lack one give NaN.
+        which : {"mean", "linear"}
+
+        Returns
+        -------
+        Series
+
+        Raises
+        ------
+        DesignError
+            A column is absent, of another type, or holds a level that the fit did not know.
+        NotAvailableError
+            No frame is given: the rows of the fit stay at the sites.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> table = fs.datasets.make_hospitals()
+        >>> partition = fs.ClientPartition.from_frame(table, by="hospital")
+        >>> fit = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit()
+        >>> fit.predict(table.head(3)).round(2).tolist()
+        [0.19, 0.18, 0.32]
+        >>> fit.predict(table.head(3), which="linear").round(2).tolist()
+        [-1.42, -1.48, -0.76]
+        """
+        check_choice("which", which, ("mean", "linear"))
+        eta = self._predicted(frame).linear
+        if which == "linear":
+            return eta
+        return pd.Series(self.family.link.inverse(eta.to_numpy()), index=eta.index)
+
+    def _glance(self) -> dict[str, float]:
+        return super()._glance() | {"deviance": self.deviance}
+
+    def _predicted(self, frame: pd.DataFrame | None) -> PredictedRows:
+        if frame is None:
+            raise NotAvailableError(
+                "predict needs a frame of rows that you hold; those of the fit stay at the sites, where "
+                "evaluate() judges their predictions"
+            )
+        return predict_rows(self.basis.agreement, self._fit.design, self.estimate.params, frame)
 
     # -- evaluation ------------------------------------------------------------------------------
 

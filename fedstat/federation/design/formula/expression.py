@@ -31,6 +31,7 @@ from fedstat.federation.design.formula.syntax_tree import (
     Number,
     Option,
     Relation,
+    Survival,
     Transform,
     TransformSignature,
     Tree,
@@ -99,10 +100,12 @@ class SyntaxConverter:
     depth: int = 0
 
     def response(self, node: ast.expr) -> Tree:
-        """Convert the left side of a formula: numbers, one comparison, or counts."""
+        """Convert the left side of a formula: numbers, one comparison, counts, or times with an event."""
         match node:
             case ast.Call(func=ast.Name(id="cbind")):
                 return self._counts(node)
+            case ast.Call(func=ast.Name(id="Surv")):
+                return self._survival(node)
             case ast.Call(func=ast.Name(id="I"), args=[inside], keywords=[]):
                 return self._inside(inside)
             case _:
@@ -181,6 +184,18 @@ class SyntaxConverter:
                 return Counts(rows.numeric(successes), rows.numeric(failures))
         raise refuse_formula(
             "this use of cbind(...)", self.text, "write two expressions: cbind(successes, failures)"
+        )
+
+    def _survival(self, node: ast.Call) -> Survival:
+        match node:
+            case ast.Call(args=[_, _] | [_, _, _], keywords=[]):
+                rows = row_by_row(self.text)
+                return Survival(tuple(map(rows.numeric, node.args[:-1])), rows._inside(node.args[-1]))
+        raise refuse_formula(
+            "this use of Surv(...)",
+            self.text,
+            "write Surv(time, event), or Surv(start, stop, event), where event is 0 or 1, or a comparison "
+            "such as status == 2",
         )
 
     def _comparison(self, symbol: str, left: Tree, right: ast.expr) -> Relation:
@@ -358,8 +373,9 @@ def name_expression(name: str) -> Expression:
 def parse_expression(text: str, *, response: bool = False) -> Expression:
     """Read a factor of the right side, such as ``log(x + 1)``, or the left side of a formula.
 
-    A response may have arithmetic at the top, and one comparison or ``cbind(successes, failures)``
-    (`Counts`), and no categories, splines or polynomials. Anything else is a FormulaError.
+    A response may have arithmetic at the top, and one comparison, ``cbind(successes, failures)``
+    (`Counts`) or ``Surv(time, event)`` (`Survival`), and no categories, splines or polynomials. Anything else
+    is a FormulaError.
     """
     if _BARE.fullmatch(text):
         return name_expression(text)
@@ -385,6 +401,17 @@ def parse_offset(text: str) -> Expression:
         case ast.Call(func=ast.Name(id="offset"), args=[argument], keywords=[]):
             return _expression(argument, row_by_row(text).numeric(argument), text)
     raise refuse_formula("this use of offset(...)", text, "write one expression, as in offset(log(days))")
+
+
+def parse_labels(text: str) -> tuple[str, tuple[str, ...]]:
+    """Read ``strata(a, b)`` or ``cluster(id)``: the function, and the columns whose values are groups."""
+    match _parse_python(text):
+        case ast.Call(func=ast.Name(id=function), args=[_, *_] as names, keywords=[]) if all(
+            isinstance(name, ast.Name) for name in names
+        ):
+            columns = (name.id.strip("`") for name in names if isinstance(name, ast.Name))
+            return function, tuple(dict.fromkeys(columns))
+    raise refuse_formula("something other than columns", text, "write columns, as in strata(sex, ward)")
 
 
 def _expression(node: ast.expr, tree: Tree, text: str) -> Expression:

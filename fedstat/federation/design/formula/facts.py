@@ -15,6 +15,7 @@ from fedstat.federation.design.formula.syntax_tree import (
     Negative,
     Number,
     Relation,
+    Survival,
     Transform,
     Tree,
     iter_columns,
@@ -23,7 +24,7 @@ from fedstat.federation.design.formula.syntax_tree import (
 from fedstat.federation.design.formula.terms import Term, term_text
 from fedstat.federation.disclosure.facts import COMPARISON, FactorsRequested, FormulaFactor
 
-WRITTEN = (Number, Level, Arithmetic, Relation, Negative, Counts)
+WRITTEN = (Number, Level, Arithmetic, Relation, Negative, Counts, Survival)
 """Parts of a factor by which it is more than named functions of a column."""
 POWERS = (2.0, 3.0)
 
@@ -51,7 +52,7 @@ def _parts(factor: Expression) -> tuple[FormulaFactor, ...]:
 
 
 def response_facts(text: str) -> FactorsRequested:
-    """Tell of the left side; ``cbind(a, b)`` and ``cbind(a, n - a)`` are two factors."""
+    """Tell of the left side; ``cbind(a, b)``, ``cbind(a, n - a)``, times and event are several factors."""
     expression = parse_expression(text, response=True)
     sides: tuple[Tree, ...] = (expression.tree,)
     match expression.tree:
@@ -61,6 +62,8 @@ def response_facts(text: str) -> FactorsRequested:
             sides = (events, trials)
         case Counts(successes=events, failures=failures):
             sides = (events, failures)
+        case Survival(times=times, event=event):
+            sides = (*times, event)
     return FactorsRequested([_factor(expression, side) for side in sides])
 
 

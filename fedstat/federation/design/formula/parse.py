@@ -8,7 +8,14 @@ from difflib import get_close_matches
 
 from fedstat.errors import FormulaError
 from fedstat.federation.design.formula.expression import parse_expression, refuse_formula
-from fedstat.federation.design.formula.syntax_tree import Counts, Expression, Transform, Tree, is_written
+from fedstat.federation.design.formula.syntax_tree import (
+    Counts,
+    Expression,
+    Survival,
+    Transform,
+    Tree,
+    is_written,
+)
 from fedstat.federation.design.formula.terms import (
     RightSide,
     Term,
@@ -45,7 +52,7 @@ class Formula:
     ``"cbind(events, n - events)"``; `response_site` the site that holds it, None where all hold the
     same columns; of a one-sided formula the response is empty. `sites` are the sites with terms, in
     partition order, always one where all hold the same columns. `offsets` is what stands inside each
-    ``offset(...)``; the offset is their sum.
+    ``offset(...)``; the offset is their sum. `strata` and `clusters` are columns of groups.
     """
 
     text: str
@@ -56,6 +63,13 @@ class Formula:
     sites: tuple[SiteTerms, ...]
     offsets: tuple[str, ...] = ()
     offset_columns: tuple[str, ...] = ()
+    strata: tuple[str, ...] = ()
+    clusters: tuple[str, ...] = ()
+
+    @property
+    def has_times(self) -> bool:
+        """Whether the left side is ``Surv(...)``."""
+        return self.response.startswith("Surv(")
 
 
 def parse_formula(
@@ -87,6 +101,7 @@ def parse_pooled_formula(text: str, columns: Sequence[str], extra: Sequence[str]
       since R drops from it only the columns of the left side: write ``y ~ . - days + offset(log(days))``.
     * ``cbind(events, n - events) ~ x``: successes and failures of binomial counts. statsmodels'
       ``successes + failures ~ x`` is arithmetic here, as in R.
+    * ``Surv(time, event) ~ x + strata(a) + cluster(id)``: times with an event, for models of survival.
     * ``y ~ 1``: an intercept alone, with or without offsets. An empty right side, such as ``x - x`` or a
       ``.`` without columns, is refused.
 
@@ -176,13 +191,16 @@ def _assemble(
     text: str, response: Expression, right_side: RightSide, holdings: _Holdings, *, pooled: bool
 ) -> Formula:
     """Check who holds the response and the terms, and make the formula."""
-    if isinstance(response.tree, Counts) and not pooled:
-        raise refuse_formula("cbind(...)", response.text, "the response of this model is one column")
+    if isinstance(response.tree, Counts | Survival) and not pooled:
+        what = "cbind(...)" if isinstance(response.tree, Counts) else "Surv(...)"
+        raise refuse_formula(what, response.text, "the response of this model is one column")
     response_site = _response_site(response, holdings)
     _require_terms(right_side, pooled)
     _require_centered(right_side)
     offset_columns = tuple(dict.fromkeys(name for offset in right_side.offsets for name in offset.columns))
     holdings.require(offset_columns)
+    labels = right_side.labels
+    holdings.require(name for names in labels.values() for name in names)
     _require_other_columns(right_side, response)
     sites = tuple(_by_site(right_side.terms, holdings))
     return Formula(
@@ -194,6 +212,8 @@ def _assemble(
         sites=sites or (SiteTerms("", (), ()),),
         offsets=tuple(offset.text for offset in right_side.offsets),
         offset_columns=offset_columns,
+        strata=labels.get("strata", ()),
+        clusters=labels.get("cluster", ()),
     )
 
 

@@ -103,6 +103,11 @@ PLACES: Mapping[str, str] = MappingProxyType(
         "offset": "an offset is added to the right side, outside parentheses, products and transforms, as in "
         "'y ~ x + offset(log(days))'",
         "cbind": "cbind is the whole left side, as in 'cbind(events, n - events) ~ x'",
+        "Surv": "Surv is the whole left side, as in 'Surv(months, died) ~ x'",
+        "strata": "strata is added to the right side, outside parentheses, products and transforms, as in "
+        "'Surv(months, died) ~ x + strata(sex)'",
+        "cluster": "cluster is added to the right side, outside parentheses, products and transforms, as in "
+        "'Surv(months, died) ~ x + cluster(family)'",
     }
 )
 
@@ -191,7 +196,20 @@ class Counts:
     failures: Tree
 
 
-Tree: TypeAlias = Column | Number | Level | Negative | Arithmetic | Relation | Transform | Category | Counts
+@dataclass(frozen=True, slots=True)
+class Survival:
+    """``Surv(time, event)``, or ``Surv(start, stop, event)``, as in R; left sides only.
+
+    `times` are one or two, `event` is 0 or 1, true or false, or a comparison with a level.
+    """
+
+    times: tuple[Tree, ...]
+    event: Tree
+
+
+Tree: TypeAlias = (
+    Column | Number | Level | Negative | Arithmetic | Relation | Transform | Category | Counts | Survival
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +238,9 @@ def iter_parts(tree: Tree) -> Iterator[Tree]:
         case Counts(successes=one, failures=other):
             yield from iter_parts(one)
             yield from iter_parts(other)
+        case Survival(times=times, event=event):
+            for part in (*times, event):
+                yield from iter_parts(part)
 
 
 def iter_columns(tree: Tree) -> Iterator[str]:

@@ -7,7 +7,7 @@ The operators and their precedence are those of R and formulaic: ``^`` before ``
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
@@ -17,6 +17,7 @@ from fedstat.errors import FormulaError
 from fedstat.federation.design.formula.expression import (
     name_expression,
     parse_expression,
+    parse_labels,
     parse_offset,
     refuse_formula,
 )
@@ -35,7 +36,8 @@ _RANDOM_EFFECTS = (
     "each site, or fit the common model and see result.heterogeneity.random_effects()"
 )
 _TOKEN = re.compile(
-    r"""\s*(?: (?P<quoted>`[^`]+`) | (?P<offset>offset\s*\() | (?P<call>[^\W\d][\w.]*\s*\()
+    r"""\s*(?: (?P<quoted>`[^`]+`) | (?P<offset>offset\s*\()
+             | (?P<labels>(?:strata|cluster)\s*\() | (?P<call>[^\W\d][\w.]*\s*\()
              | (?P<name>[^\W\d][\w.]*) | (?P<number>\d+(?![\w.])) | (?P<operator>\*\*|[-+:*^().]) )""",
     re.VERBOSE,
 )
@@ -52,26 +54,29 @@ class RightSide:
     """The right side of a formula; main effects come first, then by degree, else in the order written.
 
     `offsets` is what stands inside each ``offset(...)``; `constant` says whether nothing but the intercept
-    and offsets was written, and is false for ``x - x``.
+    and offsets was written, and is false for ``x - x``. `labels` are the columns of ``strata(...)`` and
+    ``cluster(...)``, by function.
     """
 
     intercept: bool
     terms: tuple[Term, ...]
     offsets: tuple[Expression, ...]
     constant: bool
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def parse_terms(text: str, dot: Sequence[str] = (), *, offsets: bool = False) -> RightSide:
     """Read the right side of a formula, in which ``.`` means the columns `dot`.
 
     Raises a FormulaError for anything outside the language, for a formula that multiplies out to too many
-    terms, and for an offset that is not allowed there, or written twice.
+    terms, and for an offset, strata or clusters that are not allowed there, or an offset written twice.
     """
     _require_length(text)
     tokens = _tokens(text)
     for token in tokens:
-        if token.kind == "offset" and not offsets:
-            raise refuse_formula("an offset", token.text, "this model has none")
+        if token.kind in ("offset", "labels") and not offsets:
+            what = "an offset" if token.kind == "offset" else token.text.partition("(")[0]
+            raise refuse_formula(what, token.text, "this model has none")
     return _TermsReader(text, tokens, dot).read()
 
 
@@ -150,7 +155,7 @@ def _tokens(text: str) -> list[_Token]:
             remedy = _RANDOM_EFFECTS if rest[0] == "|" else _OPERATORS
             raise refuse_formula(f"{rest[0]!r}", rest, remedy)
         kind, token, position = str(match.lastgroup), match[0].lstrip(), match.end()
-        if kind in ("call", "offset"):
+        if kind in ("call", "offset", "labels"):
             end = _closing(text, position)
             token, position = token + text[position:end], end
         tokens.append(_Token(kind, token))
@@ -181,6 +186,7 @@ class _TermsReader:
     intercept: bool = True
     constant: bool = True
     offsets: list[Expression] = field(default_factory=list)
+    labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def read(self) -> RightSide:
         terms = self._sum()
@@ -188,7 +194,7 @@ class _TermsReader:
             raise self._unexpected()
         # Stable: within a degree the order is that in which terms were written, as in R.
         ordered = tuple(sorted(terms.values(), key=len))
-        return RightSide(self.intercept, ordered, tuple(self.offsets), self.constant)
+        return RightSide(self.intercept, ordered, tuple(self.offsets), self.constant, self.labels)
 
     def _peek(self, *operators: str) -> bool:
         token = self._token()
@@ -211,6 +217,8 @@ class _TermsReader:
                 self._number(plus)
             elif self._token().kind == "offset":
                 self._offset(plus)
+            elif self._token().kind == "labels":
+                self._labels(plus)
             elif plus:
                 terms = _union(terms, self._product())
             else:
@@ -251,8 +259,17 @@ class _TermsReader:
             raise refuse_formula("the same offset twice", call, "write offset(2 * x) if twice x is meant")
         self.offsets.append(offset)
 
-    def _misplaced(self, offset: str) -> FormulaError:
-        return refuse_formula("an offset at this place", offset, PLACES["offset"])
+    def _labels(self, plus: bool) -> None:
+        call = self._take().text
+        if not plus or not self._is_summand():
+            raise self._misplaced(call)
+        function, columns = parse_labels(call)
+        self.labels[function] = tuple(dict.fromkeys((*self.labels.get(function, ()), *columns)))
+
+    def _misplaced(self, call: str) -> FormulaError:
+        function = call.partition("(")[0].strip()
+        what = "an offset" if function == "offset" else function
+        return refuse_formula(f"{what} at this place", call, PLACES[function])
 
     def _product(self) -> TermSet:
         terms = self._interaction()
@@ -309,7 +326,7 @@ class _TermsReader:
                 return _as_set([name_expression(text)])
             case _Token("call", text):
                 return _as_set([parse_expression(text)])
-            case _Token("offset", text):
+            case _Token("offset" | "labels", text):
                 raise self._misplaced(text)
         self.position -= 1
         raise self._unexpected()

@@ -1,0 +1,412 @@
+"""Cox's partial likelihood: risk sets, score, information and residuals, within strata.
+
+Rows are at risk on (start, stop]. With r = w exp(eta), S0, S1 are the sums of r and r x over the rows at
+risk at an event time, and D0, D1 those over its d events. Breslow's likelihood divides by S0 for every event;
+Efron's by phi_l = S0 - l/d D0 for the event l = 0, ..., d - 1, each with the events' mean weight
+(Therneau and Grambsch 2000, sections 3.1 and 3.3). The sums of second moments over risk sets are not formed:
+the sum over event times of S2/S0 is X' diag(e) X, where e is the expected number of events of each row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+
+from fedstat.typing import Bools, Floats, Ints
+
+TIES = ("efron", "breslow")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RiskTable:
+    """Rows of one site, their event times, and the place of each row among these; strata do not mix.
+
+    Parameters
+    ----------
+    order : (n,) array of int
+        Rows by stratum and descending stop.
+    leaving : (n,) array of int
+        Rows by stratum and descending start; empty where all starts are zero.
+    start, stop, weight : (n,) array
+    event : (n,) array of bool
+    stratum : (n,) array of int
+    times : (T,) array
+        Event times by stratum, ascending.
+    first : (S + 1,) array of int
+        Place of the first event time of each stratum.
+    after, until : (n,) array of int
+        Number of event times, in all strata before and this one, up to the start and up to the stop.
+    deaths, mean_weight : (T,) array
+        Events at each time, and the mean of their weights.
+    """
+
+    order: Ints
+    leaving: Ints
+    start: Floats
+    stop: Floats
+    event: Bools
+    weight: Floats
+    stratum: Ints
+    times: Floats
+    first: Ints
+    after: Ints
+    until: Ints
+    deaths: Floats
+    mean_weight: Floats
+
+    @classmethod
+    def of(
+        cls,
+        start: Floats,
+        stop: Floats,
+        event: Bools,
+        weight: Floats | None = None,
+        stratum: Ints | None = None,
+    ) -> RiskTable:
+        """Sort the rows; strata are numbered from zero."""
+        n = len(stop)
+        weight = np.ones(n) if weight is None else np.ascontiguousarray(weight, dtype=np.float64)
+        stratum = np.zeros(n, dtype=np.int64) if stratum is None else stratum.astype(np.int64)
+        pairs = np.unique(np.column_stack([stratum[event], stop[event]]), axis=0)
+        times, strata = np.ascontiguousarray(pairs[:, 1]), pairs[:, 0].astype(np.int64)
+        first = np.searchsorted(strata, np.arange(int(stratum.max(initial=-1)) + 2))
+        after, until = np.empty(n, dtype=np.int64), np.empty(n, dtype=np.int64)
+        for one in range(len(first) - 1):
+            low, high = int(first[one]), int(first[one + 1])
+            rows = np.flatnonzero(stratum == one)
+            after[rows] = low + np.searchsorted(times[low:high], start[rows], side="right")
+            until[rows] = low + np.searchsorted(times[low:high], stop[rows], side="right")
+        place = until[event] - 1
+        deaths = np.bincount(place, minlength=len(times)).astype(np.float64)
+        total = np.bincount(place, weight[event], minlength=len(times))
+        truncated = bool((start > 0.0).any())
+        return cls(
+            order=np.lexsort((-stop, stratum)),
+            leaving=np.lexsort((-start, stratum)) if truncated else np.zeros(0, dtype=np.int64),
+            start=np.ascontiguousarray(start, dtype=np.float64),
+            stop=np.ascontiguousarray(stop, dtype=np.float64),
+            event=event,
+            weight=weight,
+            stratum=stratum,
+            times=times,
+            first=first,
+            after=after,
+            until=until,
+            deaths=deaths,
+            mean_weight=total / deaths,
+        )
+
+    def cumulated(self, increments: Floats) -> Floats:
+        """Add up increments (T, ...) at the event times up to each, (T + 1, ...)."""
+        out = np.zeros((len(increments) + 1, *increments.shape[1:]))
+        np.cumsum(increments, axis=0, out=out[1:])
+        return out
+
+
+@njit(cache=True)
+def _risk_sets(order, leaving, start, stop, event, stratum, times, first, r, X):  # type: ignore[no-untyped-def]
+    T, p = len(times), X.shape[1]
+    S0, D0 = np.zeros(T), np.zeros(T)
+    S1, D1 = np.zeros((T, p)), np.zeros((T, p))
+    n, at, out = len(order), 0, 0
+    for s in range(len(first) - 1):
+        sum0 = 0.0
+        sum1 = np.zeros(p)
+        for t in range(first[s + 1] - 1, first[s] - 1, -1):
+            time = times[t]
+            while at < n and stratum[order[at]] == s and stop[order[at]] >= time:
+                i = order[at]
+                sum0 += r[i]
+                for j in range(p):
+                    sum1[j] += r[i] * X[i, j]
+                if event[i] and stop[i] == time:
+                    D0[t] += r[i]
+                    for j in range(p):
+                        D1[t, j] += r[i] * X[i, j]
+                at += 1
+            while out < len(leaving) and stratum[leaving[out]] == s and start[leaving[out]] >= time:
+                i = leaving[out]
+                # Rows that end before the first event time of the stratum were never added.
+                if stop[i] >= time:
+                    sum0 -= r[i]
+                    for j in range(p):
+                        sum1[j] -= r[i] * X[i, j]
+                out += 1
+            S0[t] = sum0
+            for j in range(p):
+                S1[t, j] = sum1[j]
+        while at < n and stratum[order[at]] == s:
+            at += 1
+        while out < len(leaving) and stratum[leaving[out]] == s:
+            out += 1
+    return S0, S1, D0, D1
+
+
+@njit(cache=True)
+def _tie_sums(S0, D0, deaths, efron):  # type: ignore[no-untyped-def]
+    """Sum over the events of each time: log phi, 1/phi, q/phi, 1/phi^2, q/phi^2, q^2/phi^2, q = l/d."""
+    out = np.zeros((len(S0), 6))
+    for t in range(len(S0)):
+        d = int(deaths[t])
+        if not efron or d == 1:
+            out[t, 0], out[t, 1], out[t, 3] = d * np.log(S0[t]), d / S0[t], d / S0[t] ** 2
+            continue
+        for k in range(d):
+            q = k / d
+            phi = S0[t] - q * D0[t]
+            out[t, 0] += np.log(phi)
+            out[t, 1] += 1.0 / phi
+            out[t, 2] += q / phi
+            out[t, 3] += 1.0 / phi**2
+            out[t, 4] += q / phi**2
+            out[t, 5] += q**2 / phi**2
+    return out
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PartialLikelihood:
+    """Risk sets of the rows at one linear predictor.
+
+    Parameters
+    ----------
+    table : RiskTable
+    X : (n, p) array
+    r : (n,) array
+        Weight times exp(eta - shift).
+    loglik : float
+    S1, D1 : (T, p) array
+        Sums of r x over the rows at risk, and over the events.
+    sums : (T, 6) array
+        Sums over the events of each time, times their mean weight; see :func:`_tie_sums`.
+    """
+
+    table: RiskTable
+    X: Floats
+    r: Floats
+    loglik: float
+    S1: Floats
+    D1: Floats
+    sums: Floats
+
+    @classmethod
+    def at(cls, table: RiskTable, X: Floats, eta: Floats, ties: str) -> PartialLikelihood:
+        """Sum over the risk sets at a linear predictor (n,)."""
+        # Risk sets are ratios: a common factor cancels, and keeps the exponentials finite.
+        shift = float(eta.max(initial=-np.inf)) if len(eta) else 0.0
+        r = table.weight * np.exp(eta - shift)
+        S0, S1, D0, D1 = _risk_sets(
+            table.order,
+            table.leaving,
+            table.start,
+            table.stop,
+            table.event,
+            table.stratum,
+            table.times,
+            table.first,
+            r,
+            X,
+        )
+        sums = _tie_sums(S0, D0, table.deaths, ties == "efron") * table.mean_weight[:, None]
+        loglik = float((table.weight * (eta - shift))[table.event].sum() - sums[:, 0].sum())
+        return cls(table, X, r, loglik, S1, D1, sums)
+
+    def expected(self, g: Floats | None = None) -> Floats:
+        """Return the expected number of events of each row, times g (T,) at every event time: (n,)."""
+        table, all_at_risk, tied = self.table, self.sums[:, 1], self.sums[:, 2]
+        if g is not None:
+            all_at_risk, tied = g * all_at_risk, g * tied
+        total = table.cumulated(all_at_risk)
+        found = total[table.until] - total[table.after]
+        found[table.event] -= tied[table.until[table.event] - 1]
+        return np.asarray(self.r * found)
+
+    def score(self, g: Floats | None = None) -> Floats:
+        """Return the score, with every event time's part times g: (p,)."""
+        table = self.table
+        observed = np.where(table.event, table.weight, 0.0)
+        if g is not None:
+            observed[table.event] *= g[table.until[table.event] - 1]
+        return np.asarray(self.X.T @ (observed - self.expected(g)))
+
+    def information(self, g: Floats | None = None) -> Floats:
+        """Return the information, with every event time's part times g: (p, p)."""
+        e = self.expected(g)
+        # The sum over l of z_l z_l' is that of two vectors, S1 and D1: its 2 x 2 factor gives two rows.
+        a, b, c = self.sums[:, 3], -self.sums[:, 4], self.sums[:, 5]
+        below = b / np.sqrt(a)
+        several = c > 0.0
+        rest = np.sqrt(np.maximum(c - below**2, 0.0))
+        Z = np.sqrt(a)[:, None] * self.S1
+        Z[several] += below[several, None] * self.D1[several]
+        W = rest[several, None] * self.D1[several]
+        if g is None:
+            scaled = self.X * np.sqrt(np.maximum(e, 0.0))[:, None]
+            return np.asarray(scaled.T @ scaled - Z.T @ Z - W.T @ W)
+        found = self.X.T @ (e[:, None] * self.X) - Z.T @ (g[:, None] * Z)
+        return np.asarray(found - W.T @ (g[several, None] * W))
+
+    def row_scores(self) -> Floats:
+        """Return the score residual of every row, weights included: (n, p)."""
+        table, S1, D1 = self.table, self.S1, self.D1
+        first, tied, square = self.sums[:, 3:4], self.sums[:, 4:5], self.sums[:, 5:6]
+        at_risk = table.cumulated(S1 * first - D1 * tied)
+        of_events = S1 * tied - D1 * square
+        mean = (S1 * self.sums[:, 1:2] - D1 * self.sums[:, 2:3]) / (table.deaths * table.mean_weight)[:, None]
+        observed = np.where(table.event, table.weight, 0.0)
+        out = self.X * (observed - self.expected())[:, None]
+        out += self.r[:, None] * (at_risk[table.until] - at_risk[table.after])
+        died, place = table.event, table.until[table.event] - 1
+        out[died] -= self.r[died, None] * of_events[place] + table.weight[died, None] * mean[place]
+        return np.asarray(out)
+
+    @property
+    def hazard(self) -> Floats:
+        """Increments of the baseline hazard at the event times, (T,), times exp(-shift) of :meth:`at`."""
+        return self.sums[:, 1]
+
+
+# ----------------------------------------------------------------------------------------------------
+# Concordance of a linear predictor with the order of the events.
+
+
+@njit(cache=True)
+def _add(tree, i, value):  # type: ignore[no-untyped-def]
+    i += 1
+    while i < len(tree):
+        tree[i] += value
+        i += i & -i
+
+
+@njit(cache=True)
+def _upto(tree, i):  # type: ignore[no-untyped-def]
+    total = 0.0
+    while i > 0:
+        total += tree[i]
+        i -= i & -i
+    return total
+
+
+@njit(cache=True)
+def _concordance(order, leaving, start, stop, event, stratum, weight, rank, levels, pairs):  # type: ignore[no-untyped-def]
+    """Weighted pairs of each row with all comparable rows: pairs[i] = concordant, discordant, tied."""
+    n, at, out = len(order), 0, 0
+    tied_times = 0.0
+    while at < n:
+        s, begin = stratum[order[at]], at
+        tree = np.zeros(levels + 1)
+        total = 0.0
+        while at < n and stratum[order[at]] == s:
+            time, end = stop[order[at]], at
+            while end < n and stratum[order[end]] == s and stop[order[end]] == time:
+                end += 1
+            died = 0.0
+            squares = 0.0
+            for k in range(at, end):
+                i = order[k]
+                if event[i]:
+                    died += weight[i]
+                    squares += weight[i] ** 2
+                else:  # censored at the time: still at risk
+                    _add(tree, rank[i], weight[i])
+                    total += weight[i]
+            tied_times += 0.5 * (died**2 - squares)
+            while out < len(leaving) and stratum[leaving[out]] == s and start[leaving[out]] >= time:
+                i = leaving[out]
+                if stop[i] > time:
+                    _add(tree, rank[i], -weight[i])
+                    total -= weight[i]
+                out += 1
+            for k in range(at, end):
+                i = order[k]
+                if event[i]:
+                    less = _upto(tree, rank[i])
+                    equal = _upto(tree, rank[i] + 1) - less
+                    pairs[i, 0] += less
+                    pairs[i, 1] += total - less - equal
+                    pairs[i, 2] += equal
+            for k in range(at, end):
+                i = order[k]
+                if event[i]:
+                    _add(tree, rank[i], weight[i])
+                    total += weight[i]
+            at = end
+        while out < len(leaving) and stratum[leaving[out]] == s:
+            out += 1
+        # The other member of each pair: rows against the events before their stop and after their start.
+        events = np.zeros(levels + 1)
+        total = 0.0
+        k = at - 1
+        stack = np.empty(at - begin, dtype=np.int64)
+        for place in range(begin, at):
+            stack[place - begin] = order[place]
+        entries = stack[np.argsort(start[stack], kind="mergesort")]
+        entered = 0
+        while k >= begin:
+            time, end = stop[order[k]], k
+            while end >= begin and stop[order[end]] == time:
+                end -= 1
+            # What happened up to the start of a row is not compared with it.
+            while entered < len(entries) and start[entries[entered]] < time:
+                i = entries[entered]
+                if total > 0.0:
+                    less = _upto(events, rank[i])
+                    equal = _upto(events, rank[i] + 1) - less
+                    pairs[i, 0] -= total - less - equal
+                    pairs[i, 1] -= less
+                    pairs[i, 2] -= equal
+                entered += 1
+            for place in range(end + 1, k + 1):
+                i = order[place]
+                if event[i]:
+                    less = _upto(events, rank[i])
+                    equal = _upto(events, rank[i] + 1) - less
+                    pairs[i, 0] += total - less - equal
+                    pairs[i, 1] += less
+                    pairs[i, 2] += equal
+            for place in range(end + 1, k + 1):
+                i = order[place]
+                if event[i]:
+                    _add(events, rank[i], weight[i])
+                    total += weight[i]
+            for place in range(end + 1, k + 1):
+                i = order[place]
+                if not event[i]:
+                    less = _upto(events, rank[i])
+                    equal = _upto(events, rank[i] + 1) - less
+                    pairs[i, 0] += total - less - equal
+                    pairs[i, 1] += less
+                    pairs[i, 2] += equal
+            k = end
+    return tied_times
+
+
+def concordance(table: RiskTable, eta: Floats) -> tuple[Floats, Floats]:
+    """Count pairs whose order is known, over all rows and for each row.
+
+    Returns
+    -------
+    pairs : (4,) array
+        Weighted pairs: concordant (the row with the larger `eta` has its event first), discordant, tied in
+        `eta`, tied in time.
+    influences : (n, 2) array
+        For each row, times its weight: concordant less discordant pairs, and comparable pairs.
+    """
+    _, rank = np.unique(eta, return_inverse=True)
+    found = np.zeros((len(eta), 3))
+    tied = _concordance(
+        table.order,
+        table.leaving,
+        table.start,
+        table.stop,
+        table.event,
+        table.stratum,
+        table.weight,
+        rank.ravel(),
+        int(rank.max(initial=0)) + 1,
+        found,
+    )
+    w = table.weight
+    pairs = np.append(w @ found / 2.0, tied)
+    return pairs, np.column_stack([w * (found[:, 0] - found[:, 1]), w * found.sum(axis=1)])

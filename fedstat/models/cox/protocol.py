@@ -1,0 +1,281 @@
+"""Newton's method for a partial likelihood that is the sum of the sites' own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated
+
+import numpy as np
+
+from fedstat.codec import to_json
+from fedstat.errors import EstimationError
+from fedstat.federation.design.horizontal_design import RowsDesign
+from fedstat.federation.message import Reply
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.inference.heterogeneity import MaskedSiteSums, SiteFit
+from fedstat.models.cox.steps import LARGE_STEP, CoxRequest
+from fedstat.models.horizontal.estimability import diverges, require_independent
+from fedstat.models.horizontal.session import RowsSession, add
+from fedstat.typing import Array, Floats, Matrix, Vector
+
+NOT_REQUESTED = "not requested"
+MOST_HALVINGS = 20
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CoxSums:
+    """Sums over sites at coefficients of standardized columns, and the sites' parts unless masked."""
+
+    score: Vector
+    information: Matrix
+    loglik: float
+    by_site: Annotated[list[tuple[Vector, Matrix]], "K"] | None
+
+    @classmethod
+    def of(cls, replies: Sequence[Reply], masked: bool) -> CoxSums | None:
+        """Add up replies; None if at some site few rows have nearly all weight."""
+        if int(add(replies, "spread")) < len(replies):
+            return None
+        parts = [(reply.arrays["score"], reply.arrays["information"]) for reply in replies]
+        return cls(
+            add(replies, "score"),
+            add(replies, "information"),
+            float(add(replies, "loglik")),
+            None if masked else parts,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CoxFit:
+    """Maximum of the partial likelihood; coefficients and sums are for standardized columns.
+
+    `design` has p columns and no intercept, `scale` (p,) are their standard deviations over all sites.
+    `null` is the log-likelihood at zero, `score_test` the statistic there. `pairs` and `squares` are those
+    of :func:`fedstat.kernels.partial_likelihood.concordance`; `trace` has log-likelihood, length of the step
+    in standard errors, and its largest change of a coefficient, by evaluation. `meat` is the sum of outer
+    products of the scores of rows, or of `clusters` clusters.
+    """
+
+    gamma: Vector
+    total: CoxSums
+    design: RowsDesign
+    scale: Vector
+    request: CoxRequest
+    null: float
+    score_test: float
+    weights: float
+    weighted_events: float
+    events: int
+    pairs: Annotated[Floats, "4"]
+    squares: Annotated[Floats, "3"]
+    meat: Matrix | None
+    clusters: int | None
+    apart: Annotated[Floats, "2"] | None
+    trace: Annotated[Floats, "E 3"]
+    converged: bool
+    local: Annotated[tuple[SiteFit, ...], "K"]
+
+    @property
+    def masked(self) -> bool:
+        """Whether the coordinator saw only the sums over all sites."""
+        return self.total.by_site is None
+
+    @property
+    def params(self) -> Floats:
+        """Coefficients in the units of the data."""
+        return self.gamma / self.scale
+
+    @property
+    def naive(self) -> Floats:
+        """Inverse information in the units of the data."""
+        return np.asarray(np.linalg.inv(self.total.information) / np.outer(self.scale, self.scale))
+
+    @property
+    def cov(self) -> Floats:
+        """Covariance: the inverse information, or the sandwich of Lin and Wei (1989)."""
+        if self.meat is None:
+            return self.naive
+        bread = np.linalg.inv(self.total.information)
+        return np.asarray(bread @ self.meat @ bread / np.outer(self.scale, self.scale))
+
+    @property
+    def masked_parts(self) -> MaskedSiteSums | None:
+        """Comparison of the sites if sums are masked, in the units of the data."""
+        if self.apart is None or not self.masked:
+            return None
+        s = self.scale
+        return MaskedSiteSums(s * self.total.score, np.outer(s, s) * self.total.information, self.apart)
+
+
+@dataclass(slots=True, eq=False)
+class CoxNewton:
+    """Newton's method with halved steps, from zero."""
+
+    session: RowsSession
+    request: CoxRequest
+    maxiter: int = 50
+    tol: float = 1e-8
+    trace: list[tuple[float, float, float]] = field(default_factory=list)
+
+    def run(self, cov_type: str, local: bool) -> FitProtocol[CoxFit]:
+        """Open the rows, maximize, and request what the summary needs."""
+        session, K = self.session, len(self.session.sites)
+        # 1. Open the rows and sort them into risk sets; sites fit their own rows.
+        requests = session.opening() + session.request_all("start", {}, to_json(self.request))
+        replies = yield requests + (session.request_all("fit_alone", {}) if local else [])
+        design, alone = covariates(session.opened(replies)), replies[3 * K :]
+        weights, weighted_events, events = add(replies[2 * K : 3 * K], "response").tolist()
+        if events < 1:
+            raise EstimationError("there are no events at any site: there is nothing to fit")
+        scale, names = design.spread, design.names
+        # 2. At zero: the null likelihood, the score test, and the rank of the columns.
+        gamma = np.zeros(len(names))
+        total = yield from self.evaluate(scale, gamma)
+        assert total is not None
+        require_independent(total.information, names)
+        null, at_zero = total.loglik, total
+        # 3. Newton's steps, halved until the likelihood increases.
+        gamma, total, step, converged = yield from self.ascend(scale, gamma, total, names)
+        if converged and np.abs(step).max() > LARGE_STEP:
+            raise monotone(step, names)
+        # 4. Concordance, residual products, and the comparison of the sites.
+        arrays = self.point(scale, gamma) | {
+            "meat": np.array([cov_type != "nonrobust", cov_type == "cluster"]),
+            "apart": np.array(session.masked),
+        }
+        ended = yield session.request_all("finish", arrays)
+        score = at_zero.score
+        return CoxFit(
+            gamma=gamma,
+            total=total,
+            design=design,
+            scale=scale,
+            request=self.request,
+            null=null,
+            score_test=float(score @ np.linalg.solve(at_zero.information, score)),
+            weights=weights,
+            weighted_events=weighted_events,
+            events=round(events),
+            pairs=add(ended, "pairs"),
+            squares=add(ended, "squares"),
+            meat=add(ended, "meat") if cov_type != "nonrobust" else None,
+            clusters=round(float(add(ended, "clusters"))) if cov_type == "cluster" else None,
+            apart=add(ended, "apart") if session.masked else None,
+            trace=np.array(self.trace),
+            converged=converged,
+            local=tuple(self.local_fits(design, scale, total, alone)),
+        )
+
+    def point(self, scale: Floats, gamma: Floats) -> dict[str, Array]:
+        """Return the arrays that name a point."""
+        return {"scale": scale, "beta": gamma}
+
+    def evaluate(self, scale: Floats, gamma: Floats) -> FitProtocol[CoxSums | None]:
+        """Request the sums at a point."""
+        replies = yield self.session.request_all("sum_scores", self.point(scale, gamma))
+        return CoxSums.of(replies, self.session.masked)
+
+    def ascend(
+        self, scale: Floats, gamma: Floats, total: CoxSums, names: Sequence[str]
+    ) -> FitProtocol[tuple[Floats, CoxSums, Floats, bool]]:
+        """Take steps until they are small; return point, sums, next step, and whether this is small."""
+        while True:
+            step = newton_step(total)
+            size = float(np.sqrt(max(float(step @ total.score), 0.0)))
+            self.trace.append((total.loglik, size, float(np.abs(step).max())))
+            _, lengths, moves = zip(*self.trace, strict=True)
+            if diverges(moves, lengths):
+                raise monotone(step, names)
+            if size < self.tol or len(self.trace) >= self.maxiter:
+                return gamma, total, step, size < self.tol
+            for halving in range(MOST_HALVINGS):
+                trial = gamma + step * 0.5**halving
+                new = yield from self.evaluate(scale, trial)
+                if new is not None and new.loglik > total.loglik - 1e-9 * (abs(total.loglik) + 1e-3):
+                    break
+            else:
+                raise EstimationError(
+                    f"no step increases the partial likelihood ({len(self.trace)} evaluations) with weight "
+                    "on more than a few rows of every site. Transform columns with long tails, or leave out "
+                    "columns that separate the rows with events from the others"
+                )
+            gamma, total = trial, new
+
+    def local_fits(
+        self, design: RowsDesign, scale: Floats, total: CoxSums, alone: Sequence[Reply]
+    ) -> list[SiteFit]:
+        """Sites' own fits, and their parts of the sums, in the units of the data."""
+        out = []
+        for k, site in enumerate(self.session.sites):
+            beta, cov, problem = own_fit(alone[k]) if alone else (None, None, NOT_REQUESTED)
+            score = information = None
+            if total.by_site is not None:
+                score, information = total.by_site[k]
+                score, information = scale * score, np.outer(scale, scale) * information
+            out.append(SiteFit(site, int(design.n[k]), beta, cov, problem, score, information))
+        return out
+
+
+def covariates(design: RowsDesign) -> RowsDesign:
+    """Return the design without the intercept, by which its factors were coded."""
+    return replace(
+        design,
+        names=design.names[1:],
+        term_names=design.term_names[1:],
+        intercept=False,
+        mean=design.mean[1:],
+        spread=design.spread[1:],
+    )
+
+
+def newton_step(total: CoxSums) -> Floats:
+    """Return Newton's step from a point."""
+    size = np.sqrt(np.maximum(np.diag(total.information), np.finfo(float).tiny))
+    scaled = total.information / np.outer(size, size)
+    return np.asarray(np.linalg.lstsq(scaled, total.score / size, rcond=1e-12)[0] / size)
+
+
+def own_fit(reply: Reply) -> tuple[Floats | None, Floats | None, str]:
+    """Return coefficients and covariance of a site's own fit in the units of the data, or the problem."""
+    problem = str(json.loads(reply.text)["problem"])
+    if problem:
+        return None, None, problem
+    information, s = reply.arrays["information"], reply.arrays["deviations"]
+    known = np.diag(information) > 0.0
+    inside = np.ix_(known, known)
+    beta, cov = np.full(len(s), np.nan), np.full((len(s), len(s)), np.nan)
+    beta[known] = reply.arrays["beta"][known] / s[known]
+    cov[inside] = np.linalg.inv(information[inside]) / np.outer(s[known], s[known])
+    return beta, cov, ""
+
+
+def monotone(step: Floats, names: Sequence[str]) -> EstimationError:
+    """Make the error for a likelihood that increases without end, with the columns that still move."""
+    moving = np.abs(step) > 0.1 * np.abs(step).max()
+    listed = ", ".join(repr(name) for name, moves in zip(names, moving, strict=True) if moves)
+    return EstimationError(
+        f"monotone likelihood: at every event time {listed} is at the end of its range among the rows at "
+        "risk, as where a level has no events. The estimate would be infinite. Leave out the term, or merge "
+        "its level with another."
+    )
+
+
+def time_scores(
+    session: RowsSession, request: CoxRequest, fit: CoxFit, transform: str
+) -> FitProtocol[tuple[Floats, Floats, Floats]]:
+    """Request score, cross and square information of coefficients that vary with time, standardized."""
+    K = len(session.sites)
+    replies = yield session.opening() + session.request_all("start", {}, to_json(request))
+    scale = covariates(session.opened(replies[: 2 * K])).spread
+    point: dict[str, Array] = {"scale": scale, "beta": fit.gamma / fit.scale * scale}
+    yield session.request_all("sum_scores", point)
+    replies = yield session.request_all("sum_time_scores", point, transform)
+    factor = fit.scale / scale
+    products = np.outer(factor, factor)
+    return (
+        factor * add(replies, "score"),
+        products * add(replies, "cross"),
+        products * add(replies, "square"),
+    )

@@ -1,0 +1,406 @@
+"""Steps of a site for Cox's model: sums over its own risk sets, its own fit, and residual sums."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
+
+from fedstat.errors import MessageError
+from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows, rows_of
+from fedstat.federation.disclosure.facts import (
+    ClusterProducts,
+    FittedMeanSums,
+    LevelRowCounts,
+    OwnFit,
+    OwnFitProblem,
+    WorkingWeights,
+)
+from fedstat.federation.disclosure.family import step
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.message import ArrayDeclaration, aggregate, check_lengths, control
+from fedstat.inference.homogeneity_tests import quadratic_form
+from fedstat.kernels.partial_likelihood import TIES, PartialLikelihood, RiskTable, concordance
+from fedstat.models.horizontal.rows import SUMS, summed
+from fedstat.typing import Array, Bools, Floats, Ints
+
+FAMILY = "cox"
+TRANSFORMS: Mapping[str, Callable[[Floats], Floats]] = {"log": np.log, "identity": np.asarray}
+"""Functions of time with which coefficients may vary in the test of proportional hazards."""
+SINGULAR, MONOTONE, NO_EVENTS = "information is singular", "monotone likelihood", "no events"
+OWN_ITERATIONS, OWN_HALVINGS, OWN_TOLERANCE = 30, 20, 1e-10
+LARGE_STEP = 0.05
+"""Change of a standardized coefficient at convergence from which it grows without bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoxRequest:
+    """Treatment of tied events, and columns of strata and clusters."""
+
+    ties: str
+    strata: tuple[str, ...] = ()
+    clusters: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Refuse unknown ways to treat ties."""
+        if self.ties not in TIES:
+            raise MessageError(f"ties: expected one of {', '.join(TIES)}")
+
+
+@dataclass(slots=True, eq=False)
+class SiteRisks:
+    """One fit's rows: without the intercept's column, which has no effect on a partial likelihood."""
+
+    MADE_AGAIN: ClassVar = ("held",)
+    """The parts that are made from the rows again when a session is resumed."""
+
+    data: SiteData
+    opened: OpenRows
+    request: CoxRequest
+    n: int
+    held: tuple[RiskTable, Floats, Floats] | None = None
+
+    def make_again(self) -> None:
+        """Sort the rows again when they are next needed."""
+        self.held = None
+
+    @property
+    def rows(self) -> tuple[RiskTable, Floats, Floats]:
+        """Risk table, design standardized by the site's own deviations (n, p), and offset (n,)."""
+        if self.held is None:
+            self.held = self._read()
+        return self.held
+
+    def _read(self) -> tuple[RiskTable, Floats, Floats]:
+        chunks = list(self.opened.chunks())
+        first = int(self.opened.question.intercept)
+        X = np.ascontiguousarray(np.concatenate([part[:, first:] for _, part in chunks]))
+        times = np.concatenate([rows.times for rows, _ in chunks if rows.times is not None])
+        weights = [rows.weight for rows, _ in chunks if rows.weight is not None]
+        offsets = [rows.offset for rows, _ in chunks if rows.offset is not None]
+        table = RiskTable.of(
+            times[:, 0],
+            times[:, 1],
+            np.concatenate([rows.y for rows, _ in chunks]) == 1.0,
+            np.concatenate(weights) if weights else None,
+            self.codes(self.request.strata) if self.request.strata else None,
+        )
+        return table, X, np.concatenate(offsets) if offsets else np.zeros(len(X))
+
+    def codes(self, names: tuple[str, ...]) -> Ints:
+        """Return the number of each row's combination of values of columns, (n,)."""
+        frame = pd.concat([rows.frame[list(names)] for rows, _ in self.opened.chunks()])
+        return np.asarray(frame.groupby(list(names), sort=True).ngroup(), dtype=np.int64)
+
+    def at(self, own: Floats) -> PartialLikelihood:
+        """Sum over the risk sets at coefficients (p,) of the site's own standardized columns."""
+        table, X, offset = self.rows
+        return PartialLikelihood.at(table, X, X @ own + offset, self.request.ties)
+
+    def to_own(self, scale: Floats) -> Floats:
+        """Return factors (p,) from coefficients of columns standardized over all sites to the site's own."""
+        first = int(self.opened.question.intercept)
+        check_lengths(self.data.name, scale=(scale, len(self.opened.scale) - first))
+        if not (scale > 0.0).all():
+            raise MessageError(f"{self.data.name}: array 'scale' must be positive")
+        return np.asarray(self.opened.scale[first:] / scale)
+
+    def vectors(self, own: Floats, transforms: tuple[str, ...] = ()) -> list[Floats]:
+        """Return weights of the rows in score and information, and in those times functions of time."""
+        found = self.at(own)
+        observed = np.where(found.table.event, found.table.weight, 0.0)
+        out = [observed - found.expected(), found.expected()]
+        for name in transforms:
+            g = TRANSFORMS[name](found.table.times)
+            at_events = np.zeros(len(observed))
+            at_events[found.table.event] = g[found.table.until[found.table.event] - 1]
+            out += [at_events * observed - found.expected(g), found.expected(g), found.expected(g**2)]
+        return out
+
+    def facts_at(
+        self, own: Floats, instead: Mapping[str, Array] | None = None, transforms: tuple[str, ...] = ()
+    ) -> tuple[WorkingWeights, FittedMeanSums]:
+        """Declare the weights that rows have in sums at coefficients of the site's own columns."""
+
+        def each() -> Floats:
+            return np.abs(self.vectors(own, transforms)[1:])
+
+        _, X, _ = self.rows
+        point = (own.tobytes(), transforms)
+        block = RowsAtRisk(self, np.column_stack([np.ones(len(X)), X]), slice(None))
+        return WorkingWeights(each, instead=instead), FittedMeanSums(
+            self.opened, self.n, point, lambda: iter([block])
+        )
+
+    @property
+    def key(self) -> str:
+        """Digest of the model and of the rows that it is fitted on."""
+        text = json.dumps([self.opened.question.to_json(), FAMILY, self.request.ties])
+        return hashlib.sha256(text.encode() + self.opened.used.tobytes()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowsAtRisk:
+    """A part of the rows, for the check of what sums at several coefficients single out."""
+
+    site: SiteRisks
+    X: Floats
+    rows: slice
+
+    @property
+    def columns(self) -> Floats:
+        """Columns of the design, and a constant."""
+        return self.X[self.rows]
+
+    def vectors(self, points: tuple[tuple[bytes, tuple[str, ...]], ...]) -> Floats:
+        """Weights of the rows at points, (m, k)."""
+        found = [one for own, names in points for one in self.site.vectors(np.frombuffer(own), names)]
+        return np.column_stack(found)[self.rows]
+
+    def times(self, points: tuple[tuple[bytes, tuple[str, ...]], ...], wide: Floats) -> Floats:
+        """Columns and vectors at points, times a matrix (p + k, q)."""
+        width = self.X.shape[1]
+        return np.asarray(self.columns @ wide[:width] + self.vectors(points) @ wide[width:])
+
+    def every(self, first: int, step: int) -> RowsAtRisk:
+        """Return every n-th row, from the first on."""
+        return replace(self, rows=slice(first, None, step))
+
+
+def risks_of(state: State) -> SiteRisks:
+    """Return this fit's rows; MessageError if the fit was not started here."""
+    rows_of(state)
+    return state.use(FAMILY, SiteRisks, "this fit was not started here; request 'start' first")
+
+
+SCALE = aggregate("standard deviations of the columns over all sites", common=True)
+BETA = aggregate("coefficients of the standardized columns", common=True)
+SPREAD = control("whether more than a few rows weigh", 0, maskable=True)
+RISK_SETS = (*OPEN_ROWS, LevelRowCounts)
+
+
+@step(
+    FAMILY,
+    releases={"response": summed("sums of weights, weighted events and events", behind=RISK_SETS)},
+    request=CoxRequest,
+    requests=control("treatment of ties, and columns of strata and clusters", common=True),
+)
+def start(data: SiteData, state: State, request: CoxRequest) -> dict[str, Array]:
+    """Sort the rows into risk sets, and count events: ``response`` (3,)."""
+    opened = rows_of(state)
+    question = opened.question
+    if not question.has_times or not {*request.strata, *request.clusters} <= set(question.labels):
+        raise MessageError(f"{data.name}: the model opened no times, or not these columns of groups")
+    risks = SiteRisks(data, opened, request, state.entities)
+    # A stratum is a group of rows: with few of them, the sums of two analyses differ by these rows.
+    counts = np.bincount(risks.codes(request.strata)) if request.strata else np.array([risks.n])
+    state.report(LevelRowCounts(", ".join(request.strata) or "rows", counts.tolist()))
+    table, _, _ = risks.rows
+    state.keep(FAMILY, risks, state.entities)
+    events = table.weight[table.event].sum()
+    return {"response": np.array([table.weight.sum(), events, float(table.event.sum())])}
+
+
+def _own(what: str, ndim: int = 1) -> ArrayDeclaration:
+    return aggregate(f"site's own fit: {what}", ndim, behind=(*RISK_SETS, OwnFit))
+
+
+@step(
+    FAMILY,
+    "start",
+    releases={
+        "beta": _own("coefficients"),
+        "information": _own("information", 2),
+        "deviations": _own("standard deviations of the columns"),
+    },
+    replies=control("what hindered the fit of the site's rows alone"),
+)
+def fit_alone(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Fit this site's rows alone, and release that fit; the text has the ``problem`` that prevented it.
+
+    ``beta`` (p,) and ``information`` (p, p) are for columns in units of ``deviations`` (p,), the site's own;
+    they are zero for columns that are constant here, and if there is no fit.
+    """
+    risks = risks_of(state)
+    first = int(risks.opened.question.intercept)
+    p = len(risks.opened.scale) - first
+
+    def instead(problem: str) -> tuple[dict[str, Array], str]:
+        arrays = {"beta": np.zeros(p), "information": np.zeros((p, p)), "deviations": np.zeros(p)}
+        return arrays, json.dumps({"problem": problem})
+
+    question, used = risks.opened.question, risks.opened.used
+    state.report(OwnFit(p * (p + 5) // 2, question.column_sums(used, True, risks.key), instead))
+    varies = risks.opened.varies[first:]
+    beta, information, problem = fit_own(risks, varies)
+    if problem:
+        state.report(OwnFitProblem(problem, risks.key, instead))
+    arrays = {"beta": beta, "information": information, "deviations": risks.opened.scale[first:]}
+    return arrays, json.dumps({"problem": problem})
+
+
+def fit_own(risks: SiteRisks, varies: Bools) -> tuple[Floats, Floats, str]:
+    """Maximize the partial likelihood of the site's rows: coefficients, information, and a problem or ''."""
+    p = len(varies)
+    beta, information = np.zeros(p), np.zeros((p, p))
+    none = np.zeros(p), np.zeros((p, p))
+    if not risks.rows[0].event.any():
+        return *none, NO_EVENTS
+    now, inside = risks.at(beta), np.ix_(varies, varies)
+    for _ in range(OWN_ITERATIONS):
+        part = now.information()[inside]
+        size = np.sqrt(np.maximum(np.diag(part), 0.0))
+        if not len(part) or (size == 0.0).any():
+            return *none, SINGULAR
+        try:
+            np.linalg.cholesky(part / np.outer(size, size) - 1e-12 * np.eye(len(part)))
+        except np.linalg.LinAlgError:
+            return *none, SINGULAR if not beta.any() else MONOTONE
+        score = now.score()[varies]
+        move = np.zeros(p)
+        move[varies] = np.linalg.solve(part, score)
+        gain = float(move[varies] @ score)
+        for halving in range(OWN_HALVINGS):
+            trial = risks.at(beta + move * 0.5**halving)
+            if trial.loglik > now.loglik - 1e-9 * (abs(now.loglik) + 1.0):
+                break
+        beta, now = beta + move * 0.5**halving, trial
+        if gain < OWN_TOLERANCE:
+            if np.abs(move).max() > LARGE_STEP:
+                return *none, MONOTONE
+            information[inside] = now.information()[inside]
+            return beta, information, ""
+    return *none, MONOTONE
+
+
+SCORES = {
+    "spread": SPREAD,
+    "score": summed("score"),
+    "information": summed("information", 2),
+    "loglik": summed("partial log-likelihood", 0),
+}
+
+
+@step(
+    FAMILY,
+    "start fit_alone sum_scores",
+    takes={"scale": SCALE, "beta": BETA},
+    releases=SCORES,
+)
+def sum_scores(data: SiteData, state: State, scale: Floats, beta: Floats) -> dict[str, Array]:
+    """Sum score (p,), information (p, p) and log-likelihood over the site's risk sets at beta (p,).
+
+    `scale` and `beta` (p,) are for columns standardized over all sites, without the intercept. ``spread`` is
+    false, and all else zero, if few rows have nearly all weight at these coefficients.
+    """
+    risks = risks_of(state)
+    to_own = risks.to_own(scale)
+    check_lengths(data.name, beta=(beta, len(to_own)))
+    p, own = len(beta), to_own * beta
+    nothing = {"spread": np.array(False), "loglik": np.array(0.0)}
+    # Without coefficients the weights depend on the data alone, and single out no row.
+    state.report(
+        *risks.facts_at(own, {**nothing, "score": np.zeros(p), "information": np.zeros((p, p))})
+        if beta.any()
+        else (WorkingWeights(lambda: np.zeros((0, 0)), np.zeros((0, 2))), risks.facts_at(own)[1])
+    )
+    now = risks.at(own)
+    return {
+        "spread": np.array(True),
+        "score": to_own * now.score(),
+        "information": np.outer(to_own, to_own) * now.information(),
+        "loglik": np.array(now.loglik),
+    }
+
+
+@step(
+    FAMILY,
+    "sum_scores",
+    takes={
+        "scale": SCALE,
+        "beta": BETA,
+        "meat": control("whether to sum products of scores, and whether by cluster"),
+        "apart": control("whether to sum the score test of equal coefficients", 0),
+    },
+    releases={
+        "pairs": summed("pairs of rows: concordant, discordant, tied in prediction, tied in time"),
+        "squares": summed("squares of the rows' influences on the concordance"),
+        "clusters": summed("number of clusters", 0, optional=True, behind=(*SUMS, ClusterProducts)),
+        "meat": summed("outer products of scores", 2, optional=True),
+        "apart": summed("score test of equal coefficients: the site's part, and its rank", optional=True),
+    },
+)
+def finish(
+    data: SiteData, state: State, scale: Floats, beta: Floats, meat: Array, apart: Array
+) -> dict[str, Array]:
+    """Sum what the summary needs at the estimate; refused if a few rows have nearly all weight.
+
+    ``pairs`` (4,) and ``squares`` (3,) are those of the concordance within strata. On request it releases
+    ``meat`` (p, p), outer products of the scores of rows or clusters (Lin and Wei 1989), with the number of
+    ``clusters``; and ``apart`` (2,), the site's part of the score test of equal coefficients.
+    """
+    risks = risks_of(state)
+    to_own = risks.to_own(scale)
+    check_lengths(data.name, beta=(beta, len(to_own)), meat=(meat, 2))
+    own = to_own * beta
+    state.report(*risks.facts_at(own))
+    now, (table, X, offset) = risks.at(own), risks.rows
+    pairs, influences = concordance(table, X @ own + offset)
+    code = risks.codes(risks.request.clusters) if meat[1] else np.arange(risks.n)
+    s, m = (np.bincount(code, column) for column in influences.T)
+    arrays = {"pairs": pairs, "squares": np.array([s @ s, s @ m, m @ m])}
+    if meat[0]:
+        residual = np.where(table.event, table.weight, 0.0) - now.expected()
+        state.report(risks.opened.products_with(residual**2))
+        scores = now.row_scores()
+        if meat[1]:
+            arrays["clusters"] = np.array(float(code.max() + 1))
+            state.report(ClusterProducts(_shared_columns(risks, code), risks.request.clusters))
+            scores = np.array([np.bincount(code, column) for column in scores.T]).T
+        scores = scores * to_own
+        arrays["meat"] = scores.T @ scores
+    if apart:
+        arrays["apart"] = np.array(quadratic_form(now.score(), now.information()))
+    return arrays
+
+
+def _shared_columns(risks: SiteRisks, code: Ints) -> Ints:
+    """Count the clusters of two rows or more in which both of two columns are nonzero, (p, p)."""
+    several = np.bincount(code) >= 2
+    columns = np.concatenate([risks.opened.in_units(X) for _, X in risks.opened.chunks()]) != 0.0
+    there = np.array([np.bincount(code, column) > 0.0 for column in columns.T])[:, several].astype(float)
+    return np.asarray(there @ there.T, dtype=np.int64)
+
+
+@step(
+    FAMILY,
+    "sum_scores",
+    takes={"scale": SCALE, "beta": BETA},
+    releases={
+        "score": summed("scores of coefficients that vary with time"),
+        "cross": summed("information between constant and varying coefficients", 2),
+        "square": summed("information of coefficients that vary with time", 2),
+    },
+    requests=control("function of time", common=True),
+)
+def sum_time_scores(data: SiteData, state: State, text: str, scale: Floats, beta: Floats) -> dict[str, Array]:
+    """Sum score and information of the coefficients of x g(t) at an estimate (Grambsch and Therneau 1994)."""
+    risks = risks_of(state)
+    to_own = risks.to_own(scale)
+    check_lengths(data.name, beta=(beta, len(to_own)))
+    if text not in TRANSFORMS:
+        raise MessageError(f"{data.name}: function of time: expected one of {', '.join(TRANSFORMS)}")
+    own, products = to_own * beta, np.outer(to_own, to_own)
+    state.report(*risks.facts_at(own, transforms=(text,)))
+    now = risks.at(own)
+    g = np.asarray(TRANSFORMS[text](now.table.times))
+    return {
+        "score": to_own * now.score(g),
+        "cross": products * now.information(g),
+        "square": products * now.information(g**2),
+    }
