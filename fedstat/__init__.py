@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not read INSTALLED;
     from fedstat.models.copula.model import rehearse as rehearse
     from fedstat.models.copula_glm.model import PrivateCopulaGLM as PrivateCopulaGLM
     from fedstat.models.cox.model import FederatedCox as FederatedCox
+    from fedstat.models.descriptive.model import KaplanMeier as KaplanMeier
     from fedstat.models.fedavg.model import FedAvg as FedAvg
     from fedstat.models.fedavg.model import FedAvgM as FedAvgM
     from fedstat.models.fedavg.model import FedProx as FedProx

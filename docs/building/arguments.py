@@ -14,6 +14,7 @@ PAGE = Path(__file__).parents[1] / "arguments.md"
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "GLM": ("FederatedGLM", "GLORE", "FederatedOLS"),
     "Cox": ("FederatedCox",),
+    "KaplanMeier": ("KaplanMeier",),
     "FedAvg": ("FedAvg", "FedAvgM", "QFedAvg", "FedProx"),
     "Boost": ("FedFunctionBoost",),
     "VFEM": ("VFEMRegression",),
@@ -76,6 +77,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "iteration": 'Options of `exchange="iterative"`, with its own `masked`, `tol` and `learning_rate`.',
         "cov_type": "Kind of standard errors.",
         "cov_kwds": "Columns of clusters and strata for `cov_type`.",
+        "grid": "Width of intervals of time, or their ends.",
+        "until": "Last time of a grid of equal widths.",
         "ties": "Treatment of events at the same time.",
         "scale": "Scale of the variance, or its estimator.",
         "dispersion": "Whether the dispersion of negative binomial counts is estimated.",

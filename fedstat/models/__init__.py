@@ -9,6 +9,7 @@ INSTALLED: dict[str, tuple[str, ...]] = {
     "boost": ("FedFunctionBoost", "PublicCurve"),
     "glm": ("FederatedGLM", "FederatedOLS", "GLORE"),
     "cox": ("FederatedCox",),
+    "descriptive": ("KaplanMeier",),
     "vfem": ("VFEMRegression", "VFEMGLM", "Iteration"),
     "vglm": ("VerticalGLM",),
     "laser": ("LASER",),

@@ -93,7 +93,8 @@ def over_rows():
 def survival():
     partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
     fit = fs.FederatedCox.from_formula("Surv(months, died) ~ age + C(arm)", partition).fit()
-    return [fit, fit.test_proportional_hazards()]
+    curves = fs.KaplanMeier.from_formula("Surv(months, died) ~ arm", partition).fit(grid=1, until=60)
+    return [fit, fit.test_proportional_hazards(), curves]
 
 
 def boosted():

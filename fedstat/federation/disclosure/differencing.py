@@ -122,7 +122,7 @@ def check_row_groups(data: SiteData, state: State, fact: facts.RowGroups) -> Non
         return
     among_all = np.full(data.table.n_rows, -1, dtype=np.int64)
     among_all[fact.rows] = fact.code
-    _check_and_remember(data, among_all, "groups of entities", SAME_GROUPS_REMEDY)
+    _check_and_remember(data, among_all, "groups of entities", SAME_GROUPS_REMEDY, fact.least)
 
 
 def check_divisions(data: SiteData, state: State, fact: facts.RowGroups) -> None:
@@ -132,18 +132,19 @@ def check_divisions(data: SiteData, state: State, fact: facts.RowGroups) -> None
         check_session_difference(data, state, fact.place, fact.code)
 
 
-def _check_and_remember(data: SiteData, code: Ints, what: str, remedy: str) -> None:
+def _check_and_remember(data: SiteData, code: Ints, what: str, remedy: str, least: int | None = None) -> None:
     """Compare groups, (n_rows,), with the span of all groups ever released, and add them."""
+    least = data.min_count if least is None else min(least, data.min_count)
     memory = data.memory
     released = memory.released
     if released is None:
         released = ReleasedGroups.none(data.table.n_rows)
     after = released.with_groups(code)
-    if after.fewest_isolated(data.min_count):
+    if after.fewest_isolated(least):
         raise PolicyError.of_rule(
             "differencing",
             data.name,
-            f"refuses {what} that differ in fewer than {data.min_count} rows from those of earlier releases, "
+            f"refuses {what} that differ in fewer than {least} rows from those of earlier releases, "
             f"or from a combination of them: the difference would disclose these rows. {remedy}",
         )
     if len(after.basis) > len(released.basis) or after.basis.shape[1] > released.basis.shape[1]:

@@ -145,11 +145,14 @@ class RowGroups:
     place : str
         Name under which the divisions of a session are remembered, and compared with the next one; empty to
         skip this, if methods of a family are compared.
+    least : int, optional
+        Fewest rows by which groups may differ from earlier ones; by default the minimum count.
     """
 
     place: str
     code: Ints
     rows: Ints
+    least: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,0 +1,208 @@
+"""Survival curves over sites with different rows: arguments of the analyst, and the fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+import statsmodels.genmod.families as sm_families
+
+from fedstat.docstrings import inherits_signature
+from fedstat.errors import FormulaError, ModelError
+from fedstat.federation.design.formula.parse import Formula
+from fedstat.federation.design.formula.syntax_tree import Category, Column
+from fedstat.federation.design.site_rows import RowsRequest
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.site import FAMILIES
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.dry_run.execution import DrySite
+from fedstat.federation.partition.partition import ClientPartition
+from fedstat.models.checks import check_masked, check_positive, checks_arguments
+from fedstat.models.descriptive.protocol import SurvivalTable, request_of, survival_table
+from fedstat.models.descriptive.results import KaplanMeierResults
+from fedstat.models.descriptive.steps import CELLS, FAMILY, CellsRequest, OpenCells
+from fedstat.models.explain import DryRunPlan
+from fedstat.models.horizontal.model import HorizontalModel
+from fedstat.models.run import Call, FitAttempt, run_fit
+from fedstat.typing import Array, Floats
+
+MOST_POINTS = 1000
+
+
+class KaplanMeier(HorizontalModel):
+    """Survival curves and their comparison over sites that hold different rows.
+
+    The sites count events and censored rows by group on intervals of time. So that no count is about few
+    rows, each site first averages the times of every few successive rows of a group with the event, and
+    without it: as many as its policy requires for a level, 3 by default. Under ``min_level_count=1`` the
+    curve is that of the pooled rows with times rounded up to the intervals. Make one with
+    :meth:`from_formula`; the right side has columns of groups, or 1.
+
+    Parameters
+    ----------
+    formula : Formula
+        A parsed formula with ``Surv(time, event)`` on its left side.
+    partition : ClientPartition
+        In the horizontal layout.
+    **settings
+        Those of :meth:`from_formula`.
+
+    References
+    ----------
+    Kaplan and Meier, "Nonparametric estimation from incomplete observations", JASA 53 (1958).
+
+    Domingo-Ferrer and Mateo-Sanz, "Practical data-oriented microaggregation for statistical disclosure
+    control", IEEE Transactions on Knowledge and Data Engineering 14 (2002).
+
+    Harrington and Fleming, "A class of rank test procedures for censored survival data", Biometrika 69
+    (1982).
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
+    >>> curves = fs.KaplanMeier.from_formula("Surv(months, died) ~ arm", partition).fit(grid=1, until=60)
+    >>> curves.median().round(1)["median"].to_dict()
+    {'arm=drugs': 28.0, 'arm=surgery': 44.0}
+    """
+
+    model_name: ClassVar[str] = "Kaplan-Meier"
+    _default_family: ClassVar[Any] = sm_families.Binomial
+    _times = True
+    _goes_on = True
+    _plan = DryRunPlan
+
+    @inherits_signature(HorizontalModel.__init__)
+    def __init__(self, formula: Formula, partition: ClientPartition, **settings: Any) -> None:
+        roles = ("family", "exposure", "offset", "freq_weights", "var_weights")
+        given = [role for role in roles if settings.get(role) is not None]
+        if given or formula.offsets or formula.strata or formula.clusters:
+            what = given[0] if given else "offset(), strata() and cluster()"
+            raise ModelError(f"{what}: a survival curve has groups only, as in 'Surv(months, died) ~ arm'")
+        super().__init__(formula, partition, **settings)
+
+    def _question(self, offset: str | None, labels: Sequence[str], complete: Sequence[str]) -> RowsRequest:
+        question = super()._question(offset, labels, complete)
+        columns = []
+        for term in question.read_terms():
+            match [factor.tree for factor in term]:
+                case [Column(name=name)] | [Category(column=name, coding="Treatment")]:
+                    columns.append(name)
+                case _:
+                    raise FormulaError(
+                        "formula: groups are columns, as in 'Surv(months, died) ~ arm + sex', received "
+                        f"{':'.join(factor.text for factor in term)!r}. Every combination of their levels is "
+                        "a group; group numbers before"
+                    )
+        # As categories, so that the sites agree on their levels.
+        terms = tuple(f"C(`{name}`)" if not name.isidentifier() else f"C({name})" for name in columns)
+        self.groups = tuple(columns)
+        return replace(question, terms=terms, columns=self.groups)
+
+    @checks_arguments
+    def fit(
+        self,
+        grid: float | Sequence[float] | Floats,
+        *,
+        until: float | None = None,
+        masked: bool | None = None,
+        progress: bool | None = None,
+    ) -> KaplanMeierResults:
+        """Count events and rows at risk on a grid of times.
+
+        Parameters
+        ----------
+        grid : float or sequence of float
+            Width of the intervals, or their ends, ascending. It is public: choose it from the unit of time
+            and the length of the study.
+        until : float, optional
+            Last time of a grid that is given by its width; required there. Rows that are followed longer are
+            at risk until then.
+        masked : bool, optional
+            Whether pairwise masks hide each site's part of the counts; by default with at least three sites,
+            and with two where an owner requires it.
+        progress : bool, optional
+            Report the progress of the computation (:func:`fedstat.progress`).
+
+        Returns
+        -------
+        KaplanMeierResults
+
+        Raises
+        ------
+        ModelError
+            The grid does not ascend, is not positive, or has too many points.
+        EstimationError
+            There are no events.
+        PolicyError
+            A site refuses.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
+        >>> curves = fs.KaplanMeier.from_formula("Surv(months, died) ~ 1", partition).fit([12, 24, 36, 48])
+        >>> curves.tidy()[["time", "n_risk", "n_event", "survival"]].round(3)
+           time  n_risk  n_event  survival
+        0  12.0   800.0    158.0     0.802
+        1  24.0   642.0    138.0     0.630
+        2  36.0   366.0     81.0     0.491
+        3  48.0   177.0     24.0     0.424
+        """
+        return run_fit(
+            self, Call.of(self.fit, locals()), KaplanMeier._estimate, grid_points(grid, until), masked
+        )
+
+    def _estimate(self, attempt: FitAttempt, grid: Floats, masked: object) -> KaplanMeierResults:
+        session = self._open_session(FAMILY, check_masked(masked, len(self.sites), self._masks_wanted))
+        request = request_of(session, self.groups)
+        table: SurvivalTable = attempt.run(survival_table(session, request, grid), session.masked_sites)
+        return KaplanMeierResults._of(self, table, session.masked, attempt.ledger)
+
+    def _invent_sites(self, plan: DryRunPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
+        sites = super()._invent_sites(plan, policies)
+        entry = FAMILIES[FAMILY]["open_cells"]
+
+        def open_cells(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+            groups = int(np.prod([len(self.agreement.spec.levels[name]) for name in self.groups]))
+            n = data.table.n_rows
+            place = np.arange(n)
+            opened = OpenCells(data, CellsRequest(text, ""), groups)
+            opened.group, opened.event, opened.rows = place % groups, place // groups % 2 == 0, place
+            opened.number = opened.averaged = np.ones(n)
+            state.rest_on(n)
+            state.reported.update(CELLS)
+            state.keep(FAMILY, opened, n, columns=len(self.groups))
+            return {"rows": np.full((groups, 2), n / (2.0 * groups))}, ""
+
+        for site in sites.values():
+            site._instead = {**site._instead, (FAMILY, "open_cells"): replace(entry, run=open_cells)}
+        return sites
+
+
+def grid_points(grid: object, until: float | None) -> Floats:
+    """Return the points of a grid that is given by its width, or by its points."""
+    if isinstance(grid, int | float | np.number) and not isinstance(grid, bool):
+        check_positive("grid", grid)
+        if until is None:
+            raise ModelError("until: a grid of equal widths needs its last time, as in fit(grid=3, until=60)")
+        check_positive("until", until)
+        count = int(np.ceil(float(until) / float(grid) - 1e-9))
+        if count > MOST_POINTS:
+            raise ModelError(f"grid: expected at most {MOST_POINTS:,} points, received {count:,}")
+        points: Floats = float(grid) * np.arange(1.0, count + 1.0)
+        points[-1] = float(until)
+        return points
+    if until is not None:
+        raise ModelError("until: the last point of the grid is its end; leave it out")
+    try:
+        points = np.array(grid, dtype=np.float64)
+    except (TypeError, ValueError):
+        points = np.zeros(0)
+    if points.ndim != 1 or not 1 <= len(points) <= MOST_POINTS or not np.isfinite(points).all():
+        raise ModelError(f"grid: expected a width, or up to {MOST_POINTS:,} times")
+    if points[0] <= 0.0 or (np.diff(points) <= 0.0).any():
+        raise ModelError("grid: expected positive times that ascend")
+    return points

@@ -1,0 +1,100 @@
+"""The figure of survival curves, as medical journals print it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from fedstat.plotting import (
+    COLORS,
+    INK,
+    MUTED,
+    SMALL,
+    axes_for,
+    label_y,
+    plain_legend,
+    set_headline,
+    text_width,
+)
+from fedstat.typing import Floats
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+LINE = 14.0
+"""Points between two lines of the table below the curves."""
+MOST_TICKS = 8
+
+
+def plot_survival(
+    curves: Mapping[str, pd.DataFrame],
+    times: Floats,
+    at_risk: Floats,
+    unit: str,
+    p_value: float | None,
+    *,
+    ax: Axes | None = None,
+    conf_level: float = 0.95,
+    events: bool = False,
+) -> Axes:
+    """Draw step curves with bands; below, rows at risk (G, J) in intervals that end at times (J,)."""
+    ax = axes_for(ax, 7.0, 3.6 + 0.25 * len(curves))
+    for place, (label, frame) in enumerate(curves.items()):
+        color = COLORS[place % len(COLORS)]
+        end = float(times[-1])
+        x = np.concatenate([[0.0], frame["time"].to_numpy(), [end]])
+        values = np.array(
+            [
+                np.concatenate([[1.0], frame[name].to_numpy()])
+                for name in ("survival", "conf_low", "conf_high")
+            ]
+        )
+        values = np.column_stack([values, values[:, -1]])
+        survival, low, high = 1.0 - values if events else values
+        ax.step(x, survival, where="post", color=color, linewidth=1.6, label=label)
+        ax.fill_between(x, low, high, step="post", color=color, alpha=0.15, linewidth=0.0)
+    ax.set_xlim(0.0, float(times[-1]) * 1.02)
+    ax.set_ylim(0.0, 1.02)
+    label_y(ax, "share with the event" if events else "survival")
+    ticks = _ticks(float(times[-1]))
+    ax.set_xticks(ticks)
+    ax.set_xlabel(unit, parse_math=False)
+    if len(curves) > 1:
+        plain_legend(ax, loc="upper left" if events else "lower left")
+    _table(ax, list(curves), times, at_risk, ticks)
+    words = f"with {100 * conf_level:g} % intervals"
+    if p_value is not None:
+        shown = "< 0.001" if p_value < 0.001 else f"= {p_value:.3f}"
+        words = f"{words}; log-rank test stratified by site: p {shown}"
+    set_headline(ax, "Share with the event" if events else "Survival", words)
+    return ax
+
+
+def _ticks(end: float) -> Floats:
+    """Return round times up to the end of the curves."""
+    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
+
+    steps = [1, 1.2, 2, 2.4, 3, 5, 6, 10]
+    ticks = np.asarray(MaxNLocator(MOST_TICKS, steps=steps).tick_values(0.0, end))
+    return ticks[(ticks >= 0.0) & (ticks <= end * (1.0 + 1e-9))]
+
+
+def _table(ax: Axes, labels: list[str], times: Floats, at_risk: Floats, ticks: Floats) -> None:
+    """Write the rows at risk below the axis: all at time 0, later those whose time does not end before."""
+    text: dict[str, Any] = {"fontsize": SMALL, "annotation_clip": False, "va": "center", "parse_math": False}
+    below: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
+    width = max(text_width(label, SMALL) for label in [*labels, "at risk"])
+    ax.annotate("at risk", (0.0, 0.0), xytext=(-12.0 - width, -42.0), ha="left", color=MUTED, **below, **text)
+    for row, label in enumerate(labels):
+        y = -42.0 - LINE * (row + 1)
+        color = COLORS[row % len(COLORS)]
+        ax.annotate(label, (0.0, 0.0), xytext=(-12.0 - width, y), ha="left", color=color, **below, **text)
+        # Rows at risk just after a time are those of the interval in which it lies, or that begins there.
+        for x in ticks.tolist():
+            column = int(np.searchsorted(times, x, side="right"))
+            if column < at_risk.shape[1]:
+                shown = f"{at_risk[row, column]:,.0f}"
+                ax.annotate(shown, (x, 0.0), xytext=(0.0, y), ha="center", color=INK, **below, **text)

@@ -1,0 +1,240 @@
+"""Steps of a site for tables: counts of rows in cells, of which none has few rows.
+
+A cell is a group of categories, an interval of a number, and whether there was an event. Intervals are
+public, and may be as narrow as the analyst likes, since a site averages the number over blocks of rows: it
+sorts the rows of a group, with and without the event, and every few successive rows (as many as a level must
+have) get their mean (microaggregation; Domingo-Ferrer and Mateo-Sanz 2002). So a cell has no row or whole
+blocks, and the intervals of two tables reveal means of blocks at most, never the number of one row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
+
+from fedstat.errors import DesignError, MessageError
+from fedstat.federation.design.coding import BlockSpec
+from fedstat.federation.design.horizontal_steps import unknown_levels
+from fedstat.federation.design.site_rows import CompleteRows, RowsRequest, find_complete_rows
+from fedstat.federation.disclosure.facts import (
+    ColumnSums,
+    EntityCount,
+    LevelRowCounts,
+    LevelsRequested,
+    OutcomeCounts,
+    RowCount,
+    RowGroups,
+    RowsUsed,
+)
+from fedstat.federation.disclosure.family import step
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.message import aggregate, control
+from fedstat.federation.tables.columns import as_numbers
+from fedstat.federation.tables.table import keep_result
+from fedstat.inference.survival_curves import log_rank
+from fedstat.models.horizontal.rows import summed
+from fedstat.typing import Array, Bools, Floats, Ints
+
+FAMILY = "descriptive"
+MOST_CELLS = 2**20
+CELLS = (EntityCount, RowCount, RowsUsed, RowGroups, LevelRowCounts, LevelsRequested, ColumnSums)
+"""Facts behind whatever is counted of the rows that a session opened."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellsRequest:
+    """The rows and their coding, the columns of the groups, and the column that is divided into intervals.
+
+    `question` and `spec` are a :class:`RowsRequest` and a :class:`BlockSpec` in JSON. The number is the time
+    of ``Surv(time, event)`` where `number` is empty.
+    """
+
+    question: str
+    spec: str
+    groups: tuple[str, ...] = ()
+    number: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class OpenCells:
+    """The rows of one table: the group of each (n,), its number or time, and whether it had the event.
+
+    `averaged` are the numbers with which the rows are counted.
+    """
+
+    MADE_AGAIN: ClassVar = ("group", "number", "averaged", "event", "rows")
+    """The parts that are read again when a session is resumed."""
+
+    data: SiteData
+    request: CellsRequest
+    groups: int
+    group: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    number: Floats = field(default_factory=lambda: np.zeros(0))
+    averaged: Floats = field(default_factory=lambda: np.zeros(0))
+    event: Bools = field(default_factory=lambda: np.zeros(0, dtype=bool))
+    rows: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+    def make_again(self) -> None:
+        """Read the rows."""
+        question, spec = RowsRequest.from_json(self.request.question), BlockSpec.from_json(self.request.spec)
+        group, number, event, used = [], [], [], []
+        for rows in find_complete_rows(self.data, question):
+            used.append(rows.complete)
+            if not len(rows.frame):
+                continue
+            group.append(group_codes(rows.frame, spec, self.request.groups))
+            event.append(rows.y == 1.0 if question.has_times else np.zeros(len(rows.frame), dtype=bool))
+            number.append(self._number(rows))
+        self.group, self.event = np.concatenate(group), np.concatenate(event)
+        self.number, self.rows = np.concatenate(number), np.flatnonzero(np.concatenate(used))
+        self.averaged = block_means(self.outcome, self.number, self.data.policy.min_level_count)
+
+    def _number(self, rows: CompleteRows) -> Floats:
+        if self.request.number:
+            return as_numbers(rows.frame[self.request.number], self.data.name, self.request.number)
+        if rows.times is None:
+            return np.zeros(len(rows.frame))
+        if rows.times[:, 0].any():
+            raise DesignError(
+                f"site {self.data.name!r}: a survival curve takes Surv(time, event), without a start. Fit "
+                "FederatedCox to rows that enter late"
+            )
+        return np.asarray(rows.times[:, 1])
+
+    @property
+    def outcome(self) -> Ints:
+        """Return the number of each row's group and outcome, (n,)."""
+        return self.group * 2 + self.event
+
+    def cells(self, edges: Floats) -> Ints:
+        """Return the cell of each row: group, interval up to each edge and beyond, event."""
+        interval = np.searchsorted(edges, self.averaged)
+        return np.asarray((self.group * (len(edges) + 1) + interval) * 2 + self.event, dtype=np.int64)
+
+
+def block_means(code: Ints, values: Floats, size: int) -> Floats:
+    """Replace values (n,) by means of blocks of `size` successive ones or more, within each code (n,).
+
+    Blocks have equal sizes as far as possible. With `size` 1 nothing changes, nor does a block of equal
+    values. Means of whole numbers are whole: intervals count up to their ends, and a part would always be
+    rounded up.
+    """
+    if size <= 1 or not len(values):
+        return values
+    whole = bool((values == np.rint(values)).all())
+    order = np.lexsort((values, code))
+    sorted_code, out = code[order], np.empty(len(values))
+    starts = np.flatnonzero(np.append(True, np.diff(sorted_code) != 0))
+    for low, high in zip(starts, np.append(starts[1:], len(values)), strict=True):
+        blocks = max((high - low) // size, 1)
+        for rows in np.array_split(order[low:high], blocks):
+            first, last = values[rows[0]], values[rows[-1]]
+            mean = first if first == last else values[rows].mean()
+            out[rows] = np.rint(mean) if whole else mean
+    return out
+
+
+def group_codes(frame: pd.DataFrame, spec: BlockSpec, groups: tuple[str, ...]) -> Ints:
+    """Return the number of each row's combination of levels, (m,); a DesignError for an unknown level."""
+    code = np.zeros(len(frame), dtype=np.int64)
+    for name in groups:
+        levels = list(spec.levels[name])
+        own = pd.Index(levels, dtype=object).get_indexer(pd.Index(frame[name].to_numpy(dtype=object)))
+        if (own < 0).any():
+            raise DesignError(f"column {name!r} has levels that were not agreed; make the table again")
+        code = code * len(levels) + own
+    return code
+
+
+@step(
+    FAMILY,
+    request=CellsRequest,
+    requests=control("columns of a table, with the levels of its groups", common=True),
+    releases={"rows": summed("rows, and rows with the event, by group", 2, behind=CELLS)},
+    begins=True,
+)
+def open_cells(data: SiteData, state: State, request: CellsRequest) -> dict[str, Array]:
+    """Read the rows and count them by group: ``rows`` (G, 2), without and with the event."""
+    question, spec = RowsRequest.from_json(request.question), BlockSpec.from_json(request.spec)
+    state.report(*question.requested())
+    if not set(request.groups) <= set(spec.levels) or not {request.number} - {""} <= set(question.columns):
+        raise MessageError(f"{data.name}: the table names columns that it does not read")
+    groups = int(np.prod([len(spec.levels[name]) for name in request.groups], dtype=np.int64))
+    if groups > MOST_CELLS:
+        raise MessageError(f"{data.name}: the table has more than {MOST_CELLS:,} groups")
+    for place, rows in enumerate(find_complete_rows(data, question)):
+        if len(rows.frame):
+            key = (question.to_json(), spec.to_json(), place, "levels of a table")
+            state.report(*keep_result(data.table, key, partial(unknown_levels, rows, spec)))
+    opened = OpenCells(data, request, groups)
+    opened.make_again()
+    n = len(opened.rows)
+    used = np.zeros(data.table.n_rows, dtype=bool)
+    used[opened.rows] = True
+    state.report(RowCount(n, 1), RowsUsed(used), question.column_sums(used))
+    counts = np.bincount(opened.outcome, minlength=2 * groups).reshape(groups, 2)
+    state.report(LevelRowCounts(", ".join(request.groups) or "rows", counts.sum(axis=1).tolist()))
+    state.report(LevelsRequested(used, {name: spec.levels[name] for name in request.groups}))
+    if question.has_times:
+        for without, events in counts.tolist():
+            state.report(OutcomeCounts((without, events), question.response))
+    # Groups and outcomes are compared with everything that was released before.
+    state.report(LevelRowCounts("groups of the table", counts.ravel().tolist()))
+    state.report(RowGroups("", opened.outcome, opened.rows, data.policy.min_level_count))
+    state.play(question.needed)
+    state.keep(FAMILY, opened, n, columns=len(question.columns))
+    return {"rows": counts.astype(np.float64)}
+
+
+def cells_of(state: State) -> OpenCells:
+    """Return the rows of this table; MessageError if it was not opened here."""
+    absent = "this table was not opened here; request 'open_cells' first"
+    return state.use(FAMILY, OpenCells, absent)
+
+
+@step(
+    FAMILY,
+    "open_cells",
+    takes={"edges": aggregate("upper ends of the intervals", common=True)},
+    releases={"cells": summed("rows by group, interval and event", 3, behind=CELLS)},
+)
+def count_cells(data: SiteData, state: State, edges: Floats) -> dict[str, Array]:
+    """Count the rows: ``cells`` (G, J + 1, 2), the last interval beyond all `edges` (J,), by event."""
+    opened = cells_of(state)
+    if (np.diff(edges) <= 0.0).any() or opened.groups * (len(edges) + 1) > MOST_CELLS:
+        raise MessageError(f"{data.name}: array 'edges' must ascend, and give at most {MOST_CELLS:,} cells")
+    code = opened.cells(edges)
+    shape = (opened.groups, len(edges) + 1, 2)
+    counts = np.bincount(code, minlength=int(np.prod(shape)))
+    state.report(LevelRowCounts("cells of the table", counts.tolist()))
+    return {"cells": counts.reshape(shape).astype(np.float64)}
+
+
+@step(
+    FAMILY,
+    "open_cells count_cells",
+    releases={
+        "observed": summed("events by group", behind=CELLS),
+        "expected": summed("expected events by group", behind=CELLS),
+        "covariance": summed("covariance of their differences", 2, behind=CELLS),
+    },
+)
+def sum_log_rank(data: SiteData, state: State) -> dict[str, Array]:
+    """Sum the log-rank test over the site's own times: observed, expected (G,), their covariance (G, G)."""
+    opened = cells_of(state)
+    times = np.unique(opened.number[opened.event])
+    G, J = opened.groups, len(times)
+    if not J:
+        zeros = np.zeros(G)
+        return {"observed": zeros, "expected": zeros, "covariance": np.zeros((G, G))}
+    ends = np.searchsorted(times, opened.number, side="right")
+    leaving = np.bincount(opened.group * (J + 1) + ends, minlength=G * (J + 1)).reshape(G, J + 1)
+    at_risk = leaving[:, ::-1].cumsum(axis=1)[:, ::-1][:, 1:]
+    died = opened.group[opened.event] * J + ends[opened.event] - 1
+    events = np.bincount(died, minlength=G * J).reshape(G, J)
+    found = log_rank(events.astype(np.float64), at_risk.astype(np.float64))
+    return {"observed": found.observed, "expected": found.expected, "covariance": found.covariance}
