@@ -30,6 +30,10 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not read INSTALLED;
     from fedstat.models.copula_glm.model import PrivateCopulaGLM as PrivateCopulaGLM
     from fedstat.models.cox.model import FederatedCox as FederatedCox
     from fedstat.models.descriptive.model import KaplanMeier as KaplanMeier
+    from fedstat.models.descriptive.tables import crosstab as crosstab
+    from fedstat.models.descriptive.tables import histogram as histogram
+    from fedstat.models.descriptive.tables import quantiles as quantiles
+    from fedstat.models.descriptive.tables import table_one as table_one
     from fedstat.models.fedavg.model import FedAvg as FedAvg
     from fedstat.models.fedavg.model import FedAvgM as FedAvgM
     from fedstat.models.fedavg.model import FedProx as FedProx

@@ -94,7 +94,8 @@ def survival():
     partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
     fit = fs.FederatedCox.from_formula("Surv(months, died) ~ age + C(arm)", partition).fit()
     curves = fs.KaplanMeier.from_formula("Surv(months, died) ~ arm", partition).fit(grid=1, until=60)
-    return [fit, fit.test_proportional_hazards(), curves]
+    table = fs.table_one(partition, "age + C(stage)", by="arm")
+    return [fit, fit.test_proportional_hazards(), curves, table]
 
 
 def boosted():

@@ -95,6 +95,8 @@ class RowsRequest:
             if self.response or self.response_columns:
                 raise MessageError("the question about a table's rows has two responses")
             return
+        if not self.response:  # a table has columns and no response
+            return
         for transform in iter_transforms(parse_expression(self.response, response=True).tree):
             if transform.function in STATE_KEYS:
                 raise FormulaError(
@@ -106,7 +108,7 @@ class RowsRequest:
         """Report what is to be computed, which the site checks before a row is read."""
         return (
             term_facts(self.read_terms()),
-            *([] if self.curve_response else [response_facts(self.response)]),
+            *([response_facts(self.response)] if self.response else []),
             offset_facts(self.offsets),
             column_facts((*self.weights.values(), *self.labels, *self.read_curves)),
         )
@@ -206,8 +208,8 @@ def _complete_rows(data: SiteData, question: RowsRequest) -> Iterator[CompleteRo
 
 
 def _response(frame: pd.DataFrame, question: RowsRequest, site: str) -> Floats:
-    """Numbers of the left side, which are none where it is a curve."""
-    if question.curve_response:
+    """Numbers of the left side, which are none where it is a curve or empty."""
+    if not question.response:
         return np.zeros(len(frame))
     return build_response(frame, question.response, question.response_columns, site)
 

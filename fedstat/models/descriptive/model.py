@@ -15,18 +15,21 @@ from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.design.formula.syntax_tree import Category, Column
 from fedstat.federation.design.site_rows import RowsRequest
 from fedstat.federation.disclosure.policy import Policy
-from fedstat.federation.disclosure.site import FAMILIES
-from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.dry_run.execution import DrySite
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.models.checks import check_masked, check_positive, checks_arguments
 from fedstat.models.descriptive.protocol import SurvivalTable, request_of, survival_table
 from fedstat.models.descriptive.results import KaplanMeierResults
-from fedstat.models.descriptive.steps import CELLS, FAMILY, CellsRequest, OpenCells
+from fedstat.models.descriptive.steps import FAMILY
+from fedstat.models.descriptive.synthetic import with_synthetic_cells
+from fedstat.models.descriptive.tables import crosstab as crosstab
+from fedstat.models.descriptive.tables import histogram as histogram
+from fedstat.models.descriptive.tables import quantiles as quantiles
+from fedstat.models.descriptive.tables import table_one as table_one
 from fedstat.models.explain import DryRunPlan
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.run import Call, FitAttempt, run_fit
-from fedstat.typing import Array, Floats
+from fedstat.typing import Floats
 
 MOST_POINTS = 1000
 
@@ -163,23 +166,7 @@ class KaplanMeier(HorizontalModel):
 
     def _invent_sites(self, plan: DryRunPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
         sites = super()._invent_sites(plan, policies)
-        entry = FAMILIES[FAMILY]["open_cells"]
-
-        def open_cells(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-            groups = int(np.prod([len(self.agreement.spec.levels[name]) for name in self.groups]))
-            n = data.table.n_rows
-            place = np.arange(n)
-            opened = OpenCells(data, CellsRequest(text, ""), groups)
-            opened.group, opened.event, opened.rows = place % groups, place // groups % 2 == 0, place
-            opened.number = opened.averaged = np.ones(n)
-            state.rest_on(n)
-            state.reported.update(CELLS)
-            state.keep(FAMILY, opened, n, columns=len(self.groups))
-            return {"rows": np.full((groups, 2), n / (2.0 * groups))}, ""
-
-        for site in sites.values():
-            site._instead = {**site._instead, (FAMILY, "open_cells"): replace(entry, run=open_cells)}
-        return sites
+        return with_synthetic_cells(sites, self.agreement, self.groups)
 
 
 def grid_points(grid: object, until: float | None) -> Floats:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,7 @@ from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.survival_curves import LogRankSums
 from fedstat.models.descriptive.steps import CellsRequest
 from fedstat.models.horizontal.session import RowsSession, add
-from fedstat.typing import Floats
+from fedstat.typing import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,10 +24,12 @@ class CellCounts:
     cells: Floats
 
 
-def request_of(session: RowsSession, groups: tuple[str, ...], number: str = "") -> CellsRequest:
+def request_of(
+    session: RowsSession, groups: tuple[str, ...], number: str = "", category: str = ""
+) -> CellsRequest:
     """Return the request that opens the rows of a table."""
     agreement = session.agreement
-    return CellsRequest(agreement.question.to_json(), agreement.spec.to_json(), groups, number)
+    return CellsRequest(agreement.question.to_json(), agreement.spec.to_json(), groups, number, category)
 
 
 def open_table(session: RowsSession, request: CellsRequest) -> FitProtocol[Floats]:
@@ -59,3 +62,94 @@ def survival_table(session: RowsSession, request: CellsRequest, grid: Floats) ->
     replies = yield session.request_all("sum_log_rank", {})
     parts = (np.asarray(add(replies, name)) for name in ("observed", "expected", "covariance"))
     return SurvivalTable(rows, counts, LogRankSums(*parts))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NumberTable:
+    """A number by group over all sites: rows, mean and variance (G,), and counts on intervals or none."""
+
+    rows: Floats
+    mean: Floats
+    variance: Floats
+    counts: CellCounts | None
+
+
+def number_table(
+    session: RowsSession,
+    request: CellsRequest,
+    edges: Floats | None,
+    moments: bool = True,
+    shares: Sequence[float] = (),
+) -> FitProtocol[NumberTable]:
+    """Sum a number by group, and count it on intervals where they are given.
+
+    The intervals in which quantiles are, for these `shares`, of all rows or of a group, are divided and
+    counted once more.
+    """
+    rows = (yield from open_table(session, request)).sum(axis=1)
+    mean = variance = np.full(len(rows), np.nan)
+    if moments:
+        replies = yield session.request_all("sum_number", {})
+        n, total, within, squares = np.asarray(add(replies, "moments")).T
+        with np.errstate(divide="ignore", invalid="ignore"):
+            mean = total / n
+            variance = (within + np.maximum(squares - n * mean**2, 0.0)) / (n - 1.0)
+    counts = None if edges is None else (yield from count_table(session, edges))
+    if counts is not None and len(shares):
+        counts = yield from count_table(session, divided_edges(counts, np.asarray(shares)))
+    return NumberTable(rows, mean, np.where(rows > 1.0, variance, np.nan), counts)
+
+
+def divided_edges(counts: CellCounts, shares: Floats) -> Floats:
+    """Divide the intervals in which quantiles are, of all rows and of each group."""
+    by_group = counts.cells.sum(axis=2)
+    low, high = (quantile_places(np.vstack([by_group.sum(axis=0), by_group]), shares, end) for end in ENDS)
+    places = np.unique(np.concatenate([low.ravel(), high.ravel()]))
+    edges = counts.edges
+    inside = places[(places > 0) & (places < len(edges))]
+    further = [np.linspace(edges[place - 1], edges[place], DIVISIONS + 1)[1:-1] for place in inside]
+    return np.unique(np.concatenate([edges, *further]))
+
+
+ENDS = (np.floor, np.ceil)
+DIVISIONS = 32
+"""Parts of an interval in which a quantile is."""
+
+
+def quantile_places(counts: Floats, shares: Floats, end: Callable[[Floats], Floats]) -> Ints:
+    """Return the interval of each quantile, (G, Q), from counts (G, J): of the row before or after it."""
+    upto = counts.cumsum(axis=1)
+    positions = end(shares * np.maximum(upto[:, -1:] - 1.0, 0.0))
+    found = [np.searchsorted(row, at, side="right") for row, at in zip(upto, positions, strict=True)]
+    return np.asarray(np.minimum(np.array(found), counts.shape[1] - 1), dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CategoryTable:
+    """Rows by group (G,), and by group and level (G, L): NaN where a count is hidden."""
+
+    rows: Floats
+    counts: Floats
+
+
+def category_table(session: RowsSession, request: CellsRequest) -> FitProtocol[CategoryTable]:
+    """Count the levels of a category by group, without cells that have few rows at a site."""
+    rows = (yield from open_table(session, request)).sum(axis=1)
+    replies = yield session.request_all("flag_levels", {})
+    small, large = (np.asarray(add(replies, name)) for name in ("small", "large"))
+    shown = cells_shown(small > 0, large == len(replies))
+    replies = yield session.request_all("count_levels", {"shown": shown})
+    return CategoryTable(rows, np.where(shown, add(replies, "counts"), np.nan))
+
+
+def cells_shown(small: Bools, large: Bools) -> Bools:
+    """Return the cells (G, L) that are shown: no small one, and none that would reveal what is hidden.
+
+    The rows of a group are known. So what is hidden of a group needs a cell that has enough rows at every
+    site (`large`); without one the whole group is hidden.
+    """
+    shown = ~small
+    for group in np.flatnonzero(small.any(axis=1)):
+        enough = np.flatnonzero(large[group])
+        shown[group, enough[-1:] if len(enough) else slice(None)] = False
+    return np.asarray(shown)

@@ -82,6 +82,10 @@ class KaplanMeierResults(Results[KaplanMeierRecord], saved_as=FORMAT, record=Kap
     <Kaplan-Meier results: Surv(months, died), 2 groups, 800 rows at 4 sites; see .summary()>
     >>> curves.labels, curves.nobs, curves.events
     (('arm=drugs', 'arm=surgery'), 800, 413)
+    >>> round(float(curves.tidy()["survival"].min()), 2), "median" in curves.summary().as_text()
+    (0.24, True)
+    >>> curves.median()["median"].tolist(), curves.ledger.rounds
+    ([28.0, 44.0], 5)
     >>> curves.times.shape, curves.tidy()["group"].unique().tolist()
     ((60,), ['arm=drugs', 'arm=surgery'])
     """

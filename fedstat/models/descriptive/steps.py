@@ -23,12 +23,14 @@ from fedstat.federation.design.site_rows import CompleteRows, RowsRequest, find_
 from fedstat.federation.disclosure.facts import (
     ColumnSums,
     EntityCount,
+    GroupSums,
     LevelRowCounts,
     LevelsRequested,
     OutcomeCounts,
     RowCount,
     RowGroups,
     RowsUsed,
+    SummedColumns,
 )
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
@@ -50,13 +52,14 @@ class CellsRequest:
     """The rows and their coding, the columns of the groups, and the column that is divided into intervals.
 
     `question` and `spec` are a :class:`RowsRequest` and a :class:`BlockSpec` in JSON. The number is the time
-    of ``Surv(time, event)`` where `number` is empty.
+    of ``Surv(time, event)`` where `number` is empty. The levels of `category` are counted within groups.
     """
 
     question: str
     spec: str
     groups: tuple[str, ...] = ()
     number: str = ""
+    category: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -66,30 +69,34 @@ class OpenCells:
     `averaged` are the numbers with which the rows are counted.
     """
 
-    MADE_AGAIN: ClassVar = ("group", "number", "averaged", "event", "rows")
+    MADE_AGAIN: ClassVar = ("group", "number", "averaged", "level", "event", "rows")
     """The parts that are read again when a session is resumed."""
 
     data: SiteData
     request: CellsRequest
     groups: int
+    levels: int = 1
     group: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     number: Floats = field(default_factory=lambda: np.zeros(0))
     averaged: Floats = field(default_factory=lambda: np.zeros(0))
+    level: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     event: Bools = field(default_factory=lambda: np.zeros(0, dtype=bool))
     rows: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     def make_again(self) -> None:
         """Read the rows."""
         question, spec = RowsRequest.from_json(self.request.question), BlockSpec.from_json(self.request.spec)
-        group, number, event, used = [], [], [], []
+        group, number, level, event, used = [], [], [], [], []
+        category = (self.request.category,) if self.request.category else ()
         for rows in find_complete_rows(self.data, question):
             used.append(rows.complete)
             if not len(rows.frame):
                 continue
             group.append(group_codes(rows.frame, spec, self.request.groups))
+            level.append(group_codes(rows.frame, spec, category))
             event.append(rows.y == 1.0 if question.has_times else np.zeros(len(rows.frame), dtype=bool))
             number.append(self._number(rows))
-        self.group, self.event = np.concatenate(group), np.concatenate(event)
+        self.group, self.event, self.level = map(np.concatenate, (group, event, level))
         self.number, self.rows = np.concatenate(number), np.flatnonzero(np.concatenate(used))
         self.averaged = block_means(self.outcome, self.number, self.data.policy.min_level_count)
 
@@ -161,7 +168,8 @@ def open_cells(data: SiteData, state: State, request: CellsRequest) -> dict[str,
     """Read the rows and count them by group: ``rows`` (G, 2), without and with the event."""
     question, spec = RowsRequest.from_json(request.question), BlockSpec.from_json(request.spec)
     state.report(*question.requested())
-    if not set(request.groups) <= set(spec.levels) or not {request.number} - {""} <= set(question.columns):
+    coded = {*request.groups, request.category} - {""}
+    if not coded <= set(spec.levels) or not {request.number} - {""} <= set(question.columns):
         raise MessageError(f"{data.name}: the table names columns that it does not read")
     groups = int(np.prod([len(spec.levels[name]) for name in request.groups], dtype=np.int64))
     if groups > MOST_CELLS:
@@ -170,7 +178,8 @@ def open_cells(data: SiteData, state: State, request: CellsRequest) -> dict[str,
         if len(rows.frame):
             key = (question.to_json(), spec.to_json(), place, "levels of a table")
             state.report(*keep_result(data.table, key, partial(unknown_levels, rows, spec)))
-    opened = OpenCells(data, request, groups)
+    levels = len(spec.levels[request.category]) if request.category else 1
+    opened = OpenCells(data, request, groups, levels)
     opened.make_again()
     n = len(opened.rows)
     used = np.zeros(data.table.n_rows, dtype=bool)
@@ -198,7 +207,7 @@ def cells_of(state: State) -> OpenCells:
 
 @step(
     FAMILY,
-    "open_cells",
+    "open_cells sum_number count_cells",
     takes={"edges": aggregate("upper ends of the intervals", common=True)},
     releases={"cells": summed("rows by group, interval and event", 3, behind=CELLS)},
 )
@@ -238,3 +247,72 @@ def sum_log_rank(data: SiteData, state: State) -> dict[str, Array]:
     events = np.bincount(died, minlength=G * J).reshape(G, J)
     found = log_rank(events.astype(np.float64), at_risk.astype(np.float64))
     return {"observed": found.observed, "expected": found.expected, "covariance": found.covariance}
+
+
+# ----------------------------------------------------------------------------------------------------
+# Tables: moments of a number by group, and counts of the levels of a category by group.
+
+
+@step(
+    FAMILY,
+    "open_cells",
+    releases={
+        "moments": summed(
+            "rows, sum, squares within and of the mean, by group", 2, behind=(*CELLS, GroupSums)
+        )
+    },
+)
+def sum_number(data: SiteData, state: State) -> dict[str, Array]:
+    """Sum the number by group: ``moments`` (G, 4), about the site's own means, which keeps their digits."""
+    opened = cells_of(state)
+    state.report(GroupSums(opened.group, summed=SummedColumns(opened.number[:, None], opened.group)))
+    n = np.bincount(opened.group, minlength=opened.groups).astype(np.float64)
+    total = np.bincount(opened.group, opened.number, minlength=opened.groups)
+    mean = np.divide(total, n, out=np.zeros_like(total), where=n > 0.0)
+    within = np.bincount(opened.group, (opened.number - mean[opened.group]) ** 2, minlength=opened.groups)
+    return {"moments": np.column_stack([n, total, within, n * mean**2])}
+
+
+@step(
+    FAMILY,
+    "open_cells",
+    releases={
+        "small": control("whether a cell has few rows, and is not empty", 2, maskable=True),
+        "large": control("whether a cell has enough rows", 2, maskable=True),
+    },
+)
+def flag_levels(data: SiteData, state: State) -> dict[str, Array]:
+    """Tell which cells have few rows, and which enough: ``small``, ``large`` (G, L)."""
+    opened = cells_of(state)
+    counts, least = level_counts(opened), data.policy.min_level_count
+    return {"small": (counts > 0) & (counts < least), "large": counts >= max(least, 1)}
+
+
+@step(
+    FAMILY,
+    "flag_levels",
+    takes={"shown": control("which cells are counted", 2, common=True)},
+    releases={"counts": summed("rows by group and level, zero where hidden", 2, behind=CELLS)},
+)
+def count_levels(data: SiteData, state: State, shown: Array) -> dict[str, Array]:
+    """Count the rows of the cells that are `shown` (G, L); refused if hidden ones follow by subtraction."""
+    opened = cells_of(state)
+    counts = level_counts(opened)
+    if shown.shape != counts.shape:
+        raise MessageError(f"{data.name}: array 'shown' must have the shape {counts.shape}")
+    kept = np.asarray(shown, dtype=bool)
+    state.report(LevelRowCounts("cells of the table", counts[kept].tolist()))
+    # Groups are known in full: what is hidden of one is known together, and must not be few rows.
+    hidden = np.where(kept, 0, counts).sum(axis=1)
+    state.report(LevelRowCounts("hidden cells of a group", hidden.tolist()))
+    code = opened.group * opened.levels + opened.level
+    place = np.where(kept.ravel()[code], code, -1)
+    state.report(RowGroups("", place, opened.rows, data.policy.min_level_count))
+    return {"counts": np.where(kept, counts, 0).astype(np.float64)}
+
+
+def level_counts(opened: OpenCells) -> Ints:
+    """Count the rows by group and level, (G, L)."""
+    code = opened.group * opened.levels + opened.level
+    size = opened.groups * opened.levels
+    return np.bincount(code, minlength=size).reshape(opened.groups, opened.levels)

@@ -21,6 +21,7 @@ from fedstat.errors import (
     PolicyError,
 )
 from fedstat.federation.message import Request, pack_request
+from fedstat.kernels.partial_likelihood import PartialLikelihood, RiskTable, concordance
 
 REFERENCE = Path(__file__).parents[2] / "reference" / "survival"
 PATIENTS = runpy.run_path(str(REFERENCE / "patients.py"))["patients"]()
@@ -90,8 +91,6 @@ def test_forty_sites_in_any_order():
 
 
 def test_score_and_information_are_derivatives():
-    from fedstat.kernels.partial_likelihood import PartialLikelihood, RiskTable
-
     table = PATIENTS.head(200)
     X = np.column_stack([(table["age"] - 60) / 10, table["arm"] == "surgery"]).astype(float)
     stop, start = table["quarters"].to_numpy() * 3.0, table["entry"].to_numpy()
@@ -112,8 +111,6 @@ def test_score_and_information_are_derivatives():
 
 
 def test_concordance_counts_pairs():
-    from fedstat.kernels.partial_likelihood import RiskTable, concordance
-
     rng = np.random.default_rng(2)
     n = 60
     start, stop = rng.integers(0, 4, n) * 1.0, np.zeros(n)

@@ -73,7 +73,6 @@ def test_averaged_times_keep_the_curves():
     difference = averaged.survival_at(range(1, 49))["survival"] - exact.survival_at(range(1, 49))["survival"]
     # Seventy rows at risk at the end, where a block is a large part: a standard error is 0.03 there.
     assert abs(difference.mean()) < 0.002 and difference.abs().mean() < 0.01 and difference.abs().max() < 0.05
-    assert_allclose(averaged.median()["median"], exact.median()["median"], atol=2.0)
     notes = averaged.diagnostics().set_index("kind")["note"]
     assert "every 3 or more successive rows" in notes["averaged_times"]
     assert "averaged_times" not in exact.diagnostics()["kind"].tolist()

@@ -1,0 +1,41 @@
+"""Synthetic rows of a table, for a dry run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from fedstat.federation.design.horizontal_design import RowsAgreement
+from fedstat.federation.disclosure.site import FAMILIES
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.dry_run.execution import DrySite
+from fedstat.models.descriptive.steps import CELLS, FAMILY, CellsRequest, OpenCells
+from fedstat.typing import Array
+
+
+def with_synthetic_cells(
+    sites: Mapping[str, DrySite], agreement: RowsAgreement, groups: Sequence[str], category: str = ""
+) -> Mapping[str, DrySite]:
+    """Let sites open rows that are spread evenly over groups and levels, with one number."""
+    sizes = [len(agreement.spec.levels[name]) for name in (*groups, *([category] if category else []))]
+    levels = sizes.pop() if category else 1
+    G = int(np.prod(sizes, dtype=np.int64))
+
+    def open_cells(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+        n = data.table.n_rows
+        place = np.arange(n)
+        opened = OpenCells(data, CellsRequest(text, ""), G, levels)
+        opened.group, opened.level, opened.rows = place % G, place // G % levels, place
+        opened.event = place // (G * levels) % 2 == 0
+        opened.number = opened.averaged = np.ones(n)
+        state.rest_on(n)
+        state.reported.update(CELLS)
+        state.keep(FAMILY, opened, n, columns=len(groups))
+        return {"rows": np.full((G, 2), n / (2.0 * G))}, ""
+
+    entry = replace(FAMILIES[FAMILY]["open_cells"], run=open_cells)
+    for site in sites.values():
+        site._instead = {**site._instead, (FAMILY, "open_cells"): entry}
+    return sites

@@ -1,0 +1,270 @@
+"""The first table of a study: its figures, and how it is printed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.inference.summary import WIDTH, Note, Report
+from fedstat.inference.tables import Sheet
+from fedstat.typing import Floats
+
+SUPPRESSED = "hidden"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TableVariable:
+    """One variable of the table: figures by group (G,); a category has `levels` and `counts` (G, L).
+
+    `rows` are those that have the variable, and `missing` the others, over all groups. `quarters` (G + 1, 3)
+    are the quartiles of all rows and of each group, from counts on `intervals` (G, J). Hidden counts are NaN.
+    """
+
+    name: str
+    missing: int
+    rows: Floats
+    mean: Floats | None = None
+    variance: Floats | None = None
+    quarters: Floats | None = None
+    intervals: Floats | None = None
+    levels: tuple[str, ...] = ()
+    counts: Floats | None = None
+
+    @property
+    def overall(self) -> tuple[float, float]:
+        """Mean and variance over all groups."""
+        assert self.mean is not None and self.variance is not None
+        there = self.rows > 0.0
+        n, mean, variance = self.rows[there], self.mean[there], self.variance[there]
+        center = float(n @ mean / n.sum())
+        squares = float(np.where(n > 1.0, (n - 1.0) * variance, 0.0).sum() + n @ (mean - center) ** 2)
+        return center, squares / (float(n.sum()) - 1.0)
+
+    def p_value(self) -> float:
+        """Return the p-value of Welch's, Kruskal and Wallis's, or Pearson's test, as the summary says."""
+        if self.intervals is not None:
+            return kruskal_wallis(self.intervals[self.rows > 0.0])
+        if self.counts is not None:
+            table = self.counts[:, self.counts.sum(axis=0) > 0.0]
+            if np.isnan(self.counts).any() or min(table.shape) < 2:
+                return float("nan")
+            return float(stats.chi2_contingency(table, correction=False).pvalue)
+        assert self.mean is not None and self.variance is not None
+        there = (self.rows > 1.0) & (self.variance > 0.0)
+        n, mean, variance = self.rows[there], self.mean[there], self.variance[there]
+        k = len(n)
+        if k < 2:
+            return float("nan")
+        w = n / variance
+        center = float(w @ mean / w.sum())
+        spread = float((((1.0 - w / w.sum()) ** 2) / (n - 1.0)).sum())
+        f = float(w @ (mean - center) ** 2) / (k - 1) / (1.0 + 2.0 * (k - 2) / (k**2 - 1) * spread)
+        return float(stats.f.sf(f, k - 1, (k**2 - 1) / (3.0 * spread)))
+
+    def difference(self) -> float:
+        """Return the largest standardized difference between two groups (Yang and Dalton 2012)."""
+        pairs = [(a, b) for a in range(len(self.rows)) for b in range(a)]
+        found = [self._difference(a, b) for a, b in pairs]
+        return float(np.nanmax(found)) if found and not np.isnan(found).all() else float("nan")
+
+    def _difference(self, a: int, b: int) -> float:
+        if self.counts is None:
+            assert self.mean is not None and self.variance is not None
+            pooled = (self.variance[a] + self.variance[b]) / 2.0
+            return float(abs(self.mean[a] - self.mean[b]) / np.sqrt(pooled)) if pooled > 0.0 else float("nan")
+        if np.isnan(self.counts[[a, b]]).any():
+            return float("nan")
+        p, q = (self.counts[one, 1:] / self.counts[one].sum() for one in (a, b))
+        covariance = (np.diag(p) - np.outer(p, p) + np.diag(q) - np.outer(q, q)) / 2.0
+        return float(np.sqrt(max((p - q) @ np.linalg.pinv(covariance) @ (p - q), 0.0)))
+
+
+class TableOne(Report):
+    """The first table of a study; made by :func:`fedstat.table_one`.
+
+    Attributes
+    ----------
+    variables : tuple of TableVariable
+        Figures of each column.
+    by : str or None
+        Column of the groups.
+    ledgers : list of Ledger
+        Releases, by variable.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
+    >>> table = fs.table_one(partition, "age + C(stage)", by="arm")
+    >>> print(table.to_frame().to_string())
+                       missing         all       drugs     surgery
+    variable
+    n                                  800         432         368
+    age      mean (sd)       0  61.8 (9.0)  61.6 (9.0)  61.9 (9.0)
+    stage    I               0  325 (40.6)  184 (42.6)  141 (38.3)
+             II                 262 (32.8)  129 (29.9)  133 (36.1)
+             III                213 (26.6)  119 (27.5)   94 (25.5)
+    >>> table.glance()["variables"].tolist(), table.tidy().shape
+    ([2], (10, 5))
+    >>> table.by, len(table.ledgers), table.to_latex().count("stage") > 0, len(table.variables)
+    ('arm', 2, True, 2)
+    """
+
+    def __init__(
+        self,
+        variables: tuple[TableVariable, ...],
+        by: str | None,
+        labels: tuple[str, ...],
+        nobs: int,
+        smd: bool,
+        pvalues: bool,
+        ledgers: list[Ledger],
+    ) -> None:
+        self.variables, self.by, self.ledgers = variables, by, ledgers
+        self._labels, self._nobs, self._smd, self._pvalues = labels, nobs, smd, pvalues
+
+    def _columns(self) -> list[str]:
+        more = [*(["SMD"] if self._smd else []), *(["P"] if self._pvalues else [])] if self._labels else []
+        return ["missing", "all", *self._labels, *more]
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return the table as texts: index ``variable`` and level or figure, columns the groups."""
+        rows: dict[tuple[str, str], list[str]] = {}
+        width = len(self._columns())
+        complete = [one.rows for one in self.variables if not one.missing]
+        sizes = complete[0] if complete else np.full(max(len(self._labels), 1), np.nan)
+        known = [f"{n:,.0f}" if np.isfinite(n) else "" for n in sizes] if self._labels else []
+        rows["n", ""] = ["", f"{self._nobs:,}", *known]
+        for one in self.variables:
+            cells = _category_rows(one, self._labels) if one.levels else _number_rows(one, self._labels)
+            last = self._statistics(one)
+            for place, (label, values) in enumerate(cells):
+                rows[one.name, label] = [f"{one.missing:,}" if not place else "", *values]
+                rows[one.name, label] += last if not place else []
+        index = pd.MultiIndex.from_tuples(rows, names=["variable", ""])
+        texts = [row + [""] * (width - len(row)) for row in rows.values()]
+        return pd.DataFrame(texts, index=index, columns=self._columns())
+
+    def _statistics(self, one: TableVariable) -> list[str]:
+        if not self._labels:
+            return []
+        out = [f"{one.difference():.3f}"] if self._smd else []
+        if self._pvalues:
+            p = one.p_value()
+            out.append("" if np.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.3f}")
+        return out
+
+    def to_latex(self) -> str:
+        """Return the table for LaTeX (needs the booktabs package)."""
+        return str(self.to_frame().to_latex())
+
+    def tidy(self) -> pd.DataFrame:
+        """Return the figures as numbers: one row for each variable, level and group."""
+        rows = []
+        labels = self._labels or ("all",)
+        for one in self.variables:
+            for g, label in enumerate(labels):
+                if one.counts is not None:
+                    for level, count in zip(one.levels, one.counts[g], strict=True):
+                        rows.append((one.name, level, label, "count", float(count)))
+                    continue
+                assert one.mean is not None and one.variance is not None
+                rows.append((one.name, "", label, "mean", float(one.mean[g])))
+                rows.append((one.name, "", label, "sd", float(np.sqrt(one.variance[g]))))
+                if one.quarters is not None:
+                    for name, value in zip(("q25", "median", "q75"), one.quarters[g + 1], strict=True):
+                        rows.append((one.name, "", label, name, float(value)))
+        return pd.DataFrame(rows, columns=["variable", "level", "group", "figure", "value"])
+
+    def _glance(self) -> Mapping[str, float]:
+        return {"nobs": self._nobs, "variables": len(self.variables), "groups": max(len(self._labels), 1)}
+
+    def _sheets(self) -> Iterator[Sheet]:
+        frame = self.to_frame()
+        rows = []
+        before = ""
+        for (name, label), values in zip(frame.index, frame.to_numpy().tolist(), strict=True):
+            text = f"{name}, {label}" if label and name != before else f"  {label}" if label else name
+            rows.append((text, *values))
+            before = name
+        count = len(frame.columns)
+        stub = max(len(row[0]) for row in rows)
+        each = max(min(22, (WIDTH - stub) // count - 1), 9)
+        widths = (WIDTH - count * (each + 1), *[each] * count)
+        headers = ("", *frame.columns)
+        title = "Table one" if self.by is None else f"Table one, by {self.by}"
+        yield Sheet(headers, tuple(rows), "l" + "r" * count, widths, title, wrap=True)
+
+    def _summary_notes(self) -> Iterator[Note]:
+        if any(one.counts is not None and np.isnan(one.counts).any() for one in self.variables):
+            yield Note(
+                "hidden",
+                "Hidden counts are of few rows at a site, or would reveal such a count by subtraction.",
+                "warning",
+            )
+        if any(one.quarters is not None for one in self.variables):
+            yield Note(
+                "quartiles",
+                "Quartiles are from counts on intervals of a public range, after each site has averaged the "
+                "values of every few successive rows of a group.",
+            )
+        if any(one.missing for one in self.variables):
+            yield Note("missing", "Percentages and means are of the rows that have the variable.")
+        if self._pvalues and self._labels:
+            yield Note(
+                "tests",
+                "P: Welch's analysis of variance; Kruskal and Wallis's test for medians; Pearson's chi-squared "
+                "test for categories.",
+            )
+
+    def __repr__(self) -> str:
+        return self.summary().as_text()
+
+
+def _number_rows(one: TableVariable, labels: Sequence[str]) -> list[tuple[str, list[str]]]:
+    if one.quarters is not None:
+        places = range(len(labels) + 1) if labels else range(1)
+        texts = ["{1:.4g} [{0:.4g}, {2:.4g}]".format(*one.quarters[place]) for place in places]
+        return [("median [Q1, Q3]", texts)]
+    assert one.mean is not None and one.variance is not None
+    figures = [one.overall, *(zip(one.mean, one.variance, strict=True) if labels else [])]
+    digits = _digits(np.sqrt(one.overall[1]))
+    return [("mean (sd)", [f"{mean:.{digits}f} ({np.sqrt(v):.{digits}f})" for mean, v in figures])]
+
+
+def kruskal_wallis(counts: Floats) -> float:
+    """Return the p-value of Kruskal and Wallis's test from counts (G, J), corrected for ties."""
+    ties = counts.sum(axis=0)
+    n, groups = float(ties.sum()), counts.sum(axis=1)
+    ranks = ties.cumsum() - (ties - 1.0) / 2.0
+    spread = 1.0 - float((ties**3 - ties).sum()) / (n**3 - n) if n > 1.0 else 0.0
+    if len(groups) < 2 or spread <= 0.0:
+        return float("nan")
+    statistic = 12.0 / (n * (n + 1.0)) * float(((counts @ ranks) ** 2 / groups).sum()) - 3.0 * (n + 1.0)
+    return float(stats.chi2.sf(statistic / spread, len(groups) - 1))
+
+
+def _digits(spread: float) -> int:
+    """Return decimals that show two or three digits of a standard deviation."""
+    return int(np.clip(1 - np.floor(np.log10(spread)), 0, 6)) if spread > 0.0 else 1
+
+
+def _category_rows(one: TableVariable, labels: Sequence[str]) -> list[tuple[str, list[str]]]:
+    assert one.counts is not None
+    counts = np.vstack([one.counts.sum(axis=0), one.counts]) if labels else one.counts.sum(axis=0)[None]
+    sizes = np.concatenate([[one.rows.sum()], one.rows]) if labels else np.array([one.rows.sum()])
+    return [
+        (
+            level,
+            [
+                SUPPRESSED if np.isnan(count) else f"{count:,.0f} ({100.0 * count / n:.1f})"
+                for count, n in zip(column, sizes, strict=True)
+            ],
+        )
+        for level, column in zip(one.levels, counts.T, strict=True)
+    ]

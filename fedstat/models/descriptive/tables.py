@@ -1,0 +1,451 @@
+"""Tables over sites with different rows: the functions that users call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+
+from fedstat.errors import FormulaError, ModelError
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.design.formula.parse import Formula, SiteTerms, parse_pooled_formula
+from fedstat.federation.design.formula.syntax_tree import Category, Column
+from fedstat.federation.design.formula.terms import parse_term
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.dry_run.execution import DrySite
+from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.models.checks import check_integer, check_layout, check_masked
+from fedstat.models.descriptive.protocol import (
+    DIVISIONS,
+    ENDS,
+    CategoryTable,
+    NumberTable,
+    category_table,
+    number_table,
+    quantile_places,
+    request_of,
+)
+from fedstat.models.descriptive.steps import FAMILY
+from fedstat.models.descriptive.synthetic import with_synthetic_cells
+from fedstat.models.descriptive.table_one import TableOne, TableVariable
+from fedstat.models.explain import DryRunPlan
+from fedstat.models.horizontal.model import HorizontalModel
+from fedstat.models.run import Call, FitAttempt, run_fit
+from fedstat.typing import Floats
+
+BINS = 32
+"""Intervals of a public range; those in which quantiles are get divided once."""
+QUARTERS = (0.25, 0.5, 0.75)
+ROWS = "rows of the table"
+"""A name that stands where the parser wants a response."""
+Bounds = Mapping[str, tuple[float, float]]
+
+
+class TableModel(HorizontalModel):
+    """One column of a table: a number or a category, by groups."""
+
+    model_name: ClassVar[str] = "Table"
+    _plan = DryRunPlan
+    _goes_on = True
+
+    def __init__(
+        self, partition: ClientPartition, groups: Sequence[str], number: str = "", category: str = ""
+    ) -> None:
+        check_layout("A table", partition, "horizontal")
+        self.groups, self.number, self.category = tuple(groups), number, category
+        coded = dict.fromkeys((*groups, *([category] if category else [])))
+        terms = [f"C({_written(name)})" for name in coded] + ([_written(number)] if number else [])
+        columns = (*coded, *([number] if number else []))
+        text = f"~ {' + '.join(terms)}"
+        formula = Formula(text, "", None, (), True, (SiteTerms("", tuple(terms), columns),))
+        super().__init__(formula, partition)
+        if number and self.agreement.spec.kinds[number] == "category":
+            self.number, self.category = "", number
+
+    def _report_missing(self, missing: object) -> None:
+        """Leave missing values to the table, which counts them."""
+
+    def fit(
+        self,
+        edges: Floats | None = None,
+        moments: bool = True,
+        shares: Sequence[float] = (),
+        masked: bool | None = None,
+    ) -> Any:
+        """Count the column; `edges`, `moments` and `shares` are for numbers."""
+        call = Call.of(self.fit, locals())
+        return run_fit(self, call, TableModel._count, edges, moments, shares, masked)
+
+    def _count(
+        self,
+        attempt: FitAttempt,
+        edges: Floats | None,
+        moments: bool,
+        shares: Sequence[float],
+        masked: object,
+    ) -> tuple[NumberTable | CategoryTable, Ledger]:
+        session = self._open_session(FAMILY, check_masked(masked, len(self.sites), self._masks_wanted))
+        request = request_of(session, self.groups, self.number, self.category)
+        protocol: FitProtocol[NumberTable | CategoryTable]
+        if self.category:
+            protocol = category_table(session, request)
+        else:
+            protocol = number_table(session, request, edges, moments, shares)
+        found: NumberTable | CategoryTable = attempt.run(protocol, session.masked_sites)
+        return found, attempt.ledger
+
+    def _invent_sites(self, plan: DryRunPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
+        sites = super()._invent_sites(plan, policies)
+        return with_synthetic_cells(sites, self.agreement, self.groups, self.category)
+
+    @property
+    def group_names(self) -> list[tuple[Any, ...]]:
+        """Combinations of levels of the groups, in the order of their codes."""
+        return list(product(*(self.agreement.spec.levels[name] for name in self.groups)))
+
+    @property
+    def missing(self) -> int:
+        """Rows that lack the column or a group."""
+        return sum(row.n_rows - row.n for row in self.agreement.sites)
+
+
+def _written(name: str) -> str:
+    return name if name.isidentifier() else f"`{name}`"
+
+
+def crosstab(
+    partition: ClientPartition, row: str, column: str, *, masked: bool | None = None
+) -> pd.DataFrame:
+    """Count the rows by two categories.
+
+    No cell has few rows at a site: such a cell is hidden (NaN), and with it another one of the same row,
+    since it would follow by subtraction.
+
+    Parameters
+    ----------
+    partition : ClientPartition
+        In the horizontal layout.
+    row, column : str
+        Columns of categories; numbers count as categories.
+    masked : bool, optional
+        Whether pairwise masks hide each site's part of the counts; by default with at least three sites.
+
+    Returns
+    -------
+    DataFrame
+        Levels of `row` by levels of `column`; ``attrs["ledger"]`` has the ledger, ``attrs["missing"]`` the
+        number of rows that lack a value.
+
+    Raises
+    ------
+    PolicyError
+        A level has few rows at a site, or the counts and earlier releases would reveal few rows.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
+    >>> fs.crosstab(partition, "arm", "stage").loc["surgery"].to_dict()
+    {'I': 141, 'II': 133, 'III': 94}
+    """
+    model = TableModel(partition, (row,), category=column)
+    table, ledger = model.fit(masked=masked)
+    levels = list(model.agreement.spec.levels[column])
+    index = pd.Index([name for (name,) in model.group_names], name=row)
+    frame = pd.DataFrame(table.counts, index=index, columns=pd.Index(levels, name=column))
+    if not frame.isna().to_numpy().any():
+        frame = frame.astype(np.int64)
+    frame.attrs |= {"ledger": ledger, "missing": model.missing}
+    return frame
+
+
+def _range_of(partition: ClientPartition, column: str, bounds: Bounds | None) -> tuple[float, float]:
+    """Return the public range of a column: that of the argument, or that which the sites publish."""
+    if bounds and column in bounds:
+        low, high = (float(end) for end in bounds[column])
+    else:
+        published = [site.published.get(column) for site in partition.sites.values()]
+        ranges = [one.range for one in published if one is not None and one.range is not None]
+        if len(ranges) < len(partition.sites):
+            raise ModelError(
+                f"bounds: quantiles and histograms of {column!r} need a public range, as in "
+                f"bounds={{{column!r}: (0, 120)}}, or one that all sites publish"
+            )
+        low, high = min(one[0] for one in ranges), max(one[1] for one in ranges)
+    if not low < high:
+        raise ModelError(f"bounds: expected a range with two different ends for {column!r}")
+    return low, high
+
+
+def histogram(
+    partition: ClientPartition,
+    column: str,
+    *,
+    bins: int | Sequence[float] = 20,
+    by: str | None = None,
+    bounds: Bounds | None = None,
+    masked: bool | None = None,
+) -> pd.DataFrame:
+    """Count a number on public intervals, by group.
+
+    So that no count is about few rows, each site first averages the numbers of every few successive rows of a
+    group, as many as its policy requires for a level.
+
+    Parameters
+    ----------
+    partition : ClientPartition
+        In the horizontal layout.
+    column : str
+        A number.
+    bins : int or sequence of float
+        Number of intervals of the range, or their ends, ascending.
+    by : str, optional
+        Column of the groups.
+    bounds : mapping of str to (float, float), optional
+        Public range of the column, where the sites publish none.
+    masked : bool, optional
+        Whether pairwise masks hide each site's part of the counts.
+
+    Returns
+    -------
+    DataFrame
+        Counts, indexed by intervals (low, high], which begin and end with open ones where rows are outside of
+        the range; one column for each group. ``attrs["ledger"]`` has the ledger.
+
+    Raises
+    ------
+    ModelError
+        There is no public range, or the ends do not ascend.
+    PolicyError
+        A site refuses.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
+    >>> fs.histogram(partition, "age", bins=[20, 40, 60, 80, 100], by="arm")["drugs"].tolist()
+    [3, 189, 231, 9]
+    """
+    if isinstance(bins, int | np.integer) and not isinstance(bins, bool):
+        check_integer("bins", bins, 1)
+        edges = np.linspace(*_range_of(partition, column, bounds), int(bins) + 1)
+    else:
+        edges = np.asarray(bins, dtype=np.float64)
+        if edges.ndim != 1 or len(edges) < 2 or (np.diff(edges) <= 0.0).any():
+            raise ModelError("bins: expected a number of intervals, or at least two ends that ascend")
+    model = TableModel(partition, () if by is None else (by,), number=column)
+    table, ledger = model.fit(edges=edges, moments=False, masked=masked)
+    counts = table.counts.cells.sum(axis=2).astype(np.int64).T
+    ends = np.concatenate([[-np.inf], edges, [np.inf]])
+    index = pd.IntervalIndex.from_arrays(ends[:-1], ends[1:], name=column)
+    names = [name for (name,) in model.group_names] if by is not None else ["rows"]
+    frame = pd.DataFrame(counts, index=index, columns=pd.Index(names, name=by))
+    inside = np.ones(len(frame), dtype=bool)
+    inside[[0, -1]] = frame.iloc[[0, -1]].to_numpy().any(axis=1)
+    frame = frame[inside]
+    frame.attrs |= {"ledger": ledger, "missing": model.missing}
+    return frame
+
+
+def quantiles(
+    partition: ClientPartition,
+    column: str,
+    q: Sequence[float] = QUARTERS,
+    *,
+    by: str | None = None,
+    bounds: Bounds | None = None,
+    masked: bool | None = None,
+) -> pd.DataFrame:
+    """Return quantiles of a number, by group, from counts on intervals of a public range.
+
+    The range has 32 intervals. Those in which the quantiles are get divided into 32 parts, and are counted
+    once more. A quantile is the middle of its interval, and so known to 1/2,048 of the range, and to the
+    averages over few rows that each site takes first; see :func:`histogram`.
+
+    Parameters
+    ----------
+    partition : ClientPartition
+        In the horizontal layout.
+    column : str
+        A number.
+    q : sequence of float
+        Shares between 0 and 1.
+    by : str, optional
+        Column of the groups.
+    bounds : mapping of str to (float, float), optional
+        Public range of the column, where the sites publish none.
+    masked : bool, optional
+        Whether pairwise masks hide each site's part of the counts.
+
+    Returns
+    -------
+    DataFrame
+        One row for each group, one column for each share; NaN for a quantile outside of the range.
+        ``attrs["ledger"]`` has the ledger, ``attrs["error"]`` half the width of an interval.
+
+    Raises
+    ------
+    ModelError
+        There is no public range, or a share is not between 0 and 1.
+    PolicyError
+        A site refuses.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
+    >>> fs.quantiles(partition, "age", bounds={"age": (0, 120)}).round(1).iloc[0].tolist()
+    [55.7, 61.6, 67.9]
+    """
+    shares = np.asarray(q, dtype=np.float64)
+    if shares.ndim != 1 or not ((shares > 0.0) & (shares < 1.0)).all():
+        raise ModelError("q: expected shares between 0 and 1")
+    edges = np.linspace(*_range_of(partition, column, bounds), BINS + 1)
+    model = TableModel(partition, () if by is None else (by,), number=column)
+    table, ledger = model.fit(edges=edges, moments=False, shares=tuple(shares.tolist()), masked=masked)
+    found = quantiles_of(table, shares)
+    names = [name for (name,) in model.group_names] if by is not None else ["all rows"]
+    frame = pd.DataFrame(found, index=pd.Index(names, name=by), columns=pd.Index(shares, name=column))
+    frame.attrs |= {
+        "ledger": ledger,
+        "missing": model.missing,
+        "error": float(edges[1] - edges[0]) / DIVISIONS / 2.0,
+    }
+    return frame
+
+
+def quantiles_of(table: NumberTable, shares: Floats) -> Floats:
+    """Return quantiles (G, Q) from counts: the middle of the interval with numpy's position, or NaN."""
+    assert table.counts is not None
+    edges, counts = table.counts.edges, table.counts.cells.sum(axis=2)
+    middle = np.concatenate([[np.nan], (edges[:-1] + edges[1:]) / 2.0, [np.nan]])
+    # numpy's rule: the position q (n - 1) lies between two ordered rows.
+    low, high = (middle[quantile_places(counts, shares, end)] for end in ENDS)
+    position = shares * (counts.sum(axis=1, keepdims=True) - 1.0)
+    rest = position - np.floor(position)
+    return np.where(position >= 0.0, (1.0 - rest) * low + rest * high, np.nan)
+
+
+def table_one(
+    partition: ClientPartition,
+    formula: str,
+    *,
+    by: str | None = None,
+    nonnormal: Sequence[str] = (),
+    bounds: Bounds | None = None,
+    smd: bool = False,
+    pvalues: bool = False,
+    masked: bool | None = None,
+) -> TableOne:
+    """Describe the rows of all sites, by group: the first table of a study.
+
+    Parameters
+    ----------
+    partition : ClientPartition
+        In the horizontal layout.
+    formula : str
+        The columns, as in ``"age + bmi + C(stage)"``; ``C()`` and columns of texts are categories.
+    by : str, optional
+        Column of the groups.
+    nonnormal : sequence of str
+        Numbers that are described by median and quartiles instead of mean and standard deviation.
+    bounds : mapping of str to (float, float), optional
+        Public ranges of these, where the sites publish none.
+    smd : bool
+        Show the largest standardized mean difference between two groups.
+    pvalues : bool
+        Show tests of equal groups: Welch's analysis of variance, for medians Kruskal and Wallis's test of
+        the counts on intervals, for categories Pearson's chi-squared. Reporting guidelines advise against
+        them for randomized groups.
+    masked : bool, optional
+        Whether pairwise masks hide each site's part; by default with at least three sites.
+
+    Returns
+    -------
+    TableOne
+        ``to_frame()``, ``summary()``, ``to_latex()``; prints as a table.
+
+    Raises
+    ------
+    FormulaError
+        A term is no column.
+    ModelError
+        A column of `nonnormal` is not in the table, or has no public range.
+    PolicyError
+        A site refuses.
+
+    References
+    ----------
+    Yang and Dalton, "A unified approach to measuring the effect size between two groups using SAS", SAS
+    Global Forum 335 (2012).
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
+    >>> table = fs.table_one(partition, "age + C(stage)", by="arm", smd=True)
+    >>> table.to_frame().loc[("age", "mean (sd)"), "drugs"]
+    '61.6 (9.0)'
+    """
+    check_layout("table_one", partition, "horizontal")
+    groups = () if by is None else (by,)
+    variables = _variables(partition, formula, by)
+    if wrong := [name for name in nonnormal if variables.get(name, True)]:
+        raise ModelError(f"nonnormal: expected numbers of the table, received {', '.join(map(repr, wrong))}")
+    ranges = {name: _range_of(partition, name, bounds) for name in nonnormal}
+    found, ledgers = [], []
+    for name, category in variables.items():
+        model = TableModel(partition, groups, "" if category else name, name if category else "")
+        if model.category:
+            if name in nonnormal:
+                raise ModelError(f"nonnormal: expected numbers of the table, received {name!r}")
+            table, ledger = model.fit(masked=masked)
+            levels = tuple(map(str, model.agreement.spec.levels[name]))
+            found.append(TableVariable(name, model.missing, table.rows, levels=levels, counts=table.counts))
+        else:
+            edges = np.linspace(*ranges[name], BINS + 1) if name in ranges else None
+            shares = QUARTERS if edges is not None else ()
+            table, ledger = model.fit(edges=edges, shares=shares, masked=masked)
+            quarters = intervals = None
+            if edges is not None:
+                quarters = np.vstack([_overall(table), quantiles_of(table, np.array(QUARTERS))])
+                intervals = table.counts.cells.sum(axis=2)
+            figures = (table.mean, table.variance, quarters, intervals)
+            one = TableVariable(name, model.missing, table.rows, *figures)
+            found.append(one)
+        ledgers.append(ledger)
+    labels = tuple(str(name) for (name,) in model.group_names) if by is not None else ()
+    return TableOne(tuple(found), by, labels, partition.n_entities, smd, pvalues, ledgers)
+
+
+def _overall(table: NumberTable) -> Floats:
+    """Return the quartiles over all groups, (3,)."""
+    assert table.counts is not None
+    cells = table.counts.cells.sum(axis=0, keepdims=True)
+    merged = type(table.counts)(table.counts.edges, cells)
+    one = NumberTable(table.rows[:1], table.mean[:1], table.variance[:1], merged)
+    return np.asarray(quantiles_of(one, np.array(QUARTERS))[0])
+
+
+def _variables(partition: ClientPartition, formula: str, by: str | None) -> dict[str, bool]:
+    """Return the columns of a table, and whether each is written as a category."""
+    right = formula.strip().removeprefix("~")
+    names = [name for name in partition.pooled_columns if name != by]
+    parsed = parse_pooled_formula(f"`{ROWS}` ~ {right}", [*names, ROWS], (ROWS, *([by] if by else [])))
+    out: dict[str, bool] = {}
+    for text in parsed.sites[0].terms:
+        match [factor.tree for factor in parse_term(text)]:
+            case [Column(name=name)]:
+                out[name] = False
+            case [Category(column=name)]:
+                out[name] = True
+            case _:
+                raise FormulaError(
+                    f"formula: a table has columns, as in 'age + bmi + C(stage)', received {text!r}; compute "
+                    "other terms before"
+                )
+    return out

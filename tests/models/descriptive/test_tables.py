@@ -1,0 +1,230 @@
+"""Tables over sites are pandas' tables of the pooled rows, without counts of few rows."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from numpy.testing import assert_allclose
+from scipy import stats
+
+import fedstat as fs
+from fedstat.errors import FormulaError, ModelError, PolicyError
+from fedstat.models.descriptive.protocol import cells_shown
+from fedstat.models.descriptive.table_one import kruskal_wallis
+from fedstat.models.descriptive.tables import TableModel
+
+EXACT = fs.Policy(min_count=1, min_level_count=1, min_events=1)
+RNG = np.random.default_rng(5)
+
+
+def patients():
+    table = fs.datasets.make_survival(seed=3)
+    table["weight"] = np.round(RNG.normal(75.0, 12.0, len(table)), 1)
+    table.loc[RNG.choice(len(table), 60, replace=False), "weight"] = np.nan
+    return table
+
+
+TABLE = patients()
+BOUNDS = {"stage": (0.0, 1.0), "age": (0.0, 120.0), "weight": (30.0, 150.0), "months": (0.0, 64.0)}
+
+
+def partition(table=TABLE, policy=None):
+    return fs.ClientPartition.from_frame(table, by="hospital", policy=policy)
+
+
+def test_counts_are_those_of_pandas():
+    found = fs.crosstab(partition(), "arm", "stage")
+    expected = pd.crosstab(TABLE["arm"], TABLE["stage"])
+    pd.testing.assert_frame_equal(
+        found, expected, check_names=True, check_dtype=False, check_column_type=False
+    )
+    assert found.attrs["ledger"].rounds > 1 and found.attrs["missing"] == 0
+    numbers = fs.crosstab(partition(), "arm", "died")
+    assert numbers.to_numpy().tolist() == pd.crosstab(TABLE["arm"], TABLE["died"]).to_numpy().tolist()
+
+
+def hidden_table():
+    """One cell of two rows at one site."""
+    few = (TABLE["hospital"] == "Ulm") & (TABLE["arm"] == "drugs") & (TABLE["stage"] == "II")
+    kept = TABLE[few].index[:2]
+    return TABLE.assign(stage=np.where(few & ~TABLE.index.isin(kept), "III", TABLE["stage"]))
+
+
+def test_small_cells_are_hidden_and_do_not_follow():
+    table = hidden_table()
+    for masked in (True, False):
+        found = fs.crosstab(partition(table), "arm", "stage", masked=masked)
+        assert found.loc["surgery"].notna().all()
+        assert np.isnan(found.loc["drugs", "II"]) and found.loc["drugs"].isna().sum() == 2
+    # The analyst knows all rows of each arm, and solves for the cells.
+    arms = table["arm"].value_counts()
+    cells = [(arm, stage) for arm in found.index for stage in found.columns]
+    equations, values = [], []
+    for arm in found.index:
+        equations.append([one == arm for one, _ in cells])
+        values.append(arms[arm])
+    for cell, count in zip(cells, found.to_numpy().ravel(), strict=True):
+        if not np.isnan(count):
+            equations.append([one == cell for one in cells])
+            values.append(count)
+    A = np.array(equations, dtype=float)
+    null = np.linalg.svd(A)[2][np.linalg.matrix_rank(A) :]
+    unknown = [place for place, cell in enumerate(cells) if np.isnan(found.loc[cell])]
+    assert len(unknown) == 2 and (np.abs(null[:, unknown]).max(axis=0) > 0.1).all()
+
+
+def test_totals_that_would_give_hidden_cells_back_are_refused():
+    strict = partition(hidden_table(), "strict")
+    fs.crosstab(strict, "arm", "stage")
+    # The rows of each stage, less those of the other arm, are the hidden two.
+    with pytest.raises(PolicyError, match=r"min_count, remember|differencing"):
+        fs.crosstab(strict, "stage", "arm")
+
+
+def test_what_is_shown():
+    small = np.array([[False, True, False], [False, False, False], [True, True, False]])
+    large = np.array([[True, False, True], [True, True, True], [False, False, False]])
+    assert cells_shown(small, large).tolist() == [[True, False, False], [True] * 3, [False] * 3]
+
+
+def test_histograms_count_all_rows():
+    edges = [20, 40, 50, 60, 70, 80, 100]
+    found = fs.histogram(partition(policy=EXACT), "age", bins=edges, by="arm")
+    cut = pd.cut(TABLE["age"], edges)
+    expected = pd.crosstab(cut, TABLE["arm"])
+    assert found.to_numpy().tolist() == expected.to_numpy().tolist()
+    averaged = fs.histogram(partition(), "age", bins=edges, by="arm")
+    assert averaged.to_numpy().sum() == len(TABLE)
+    # At both ends of an interval, at four sites, a block of three moves two rows at most.
+    assert (averaged - found).abs().to_numpy().max() <= 2 * 4 * 2
+    assert fs.histogram(partition(), "age", bins=4, bounds=BOUNDS).shape == (4, 1)
+    outside = fs.histogram(partition(policy=EXACT), "age", bins=[50, 60])
+    assert outside.index[0].left == -np.inf and outside.to_numpy().sum() == len(TABLE)
+
+
+@pytest.mark.parametrize("by", [None, "arm"])
+@pytest.mark.parametrize("column", ["age", "weight"])
+def test_quantiles_within_the_stated_error(column, by):
+    q = [0.1, 0.25, 0.5, 0.9]
+    found = fs.quantiles(partition(policy=EXACT), column, q, by=by, bounds=BOUNDS)
+    groups = TABLE.groupby(by)[column] if by else [("all rows", TABLE[column])]
+    for group, values in groups:
+        assert_allclose(found.loc[group], np.nanquantile(values, q), atol=found.attrs["error"] * 1.0001)
+    low, high = BOUNDS[column]
+    assert found.attrs["error"] <= (high - low) / 1000.0
+    near = fs.quantiles(partition(), column, q, by=by, bounds=BOUNDS)
+    assert_allclose(near, found, atol=0.6)
+
+
+def test_repeated_quantiles_find_means_of_blocks_and_no_value():
+    """An outlier is never found: shifting ranges reveal the mean of its block."""
+    table = TABLE.assign(age=TABLE["age"])
+    table.loc[table.index[0], "age"] = 111.1
+    for low in (0.0, 0.01, 0.02):
+        found = fs.quantiles(partition(table), "age", [0.99999], bounds={"age": (low, 120.0)})
+        block = np.sort(table.loc[table["hospital"] == "Bonn", "age"])[-3:]
+        assert abs(found.iloc[0, 0] - 111.1) > 5.0
+        assert abs(found.iloc[0, 0] - block.mean()) < 1.0
+
+
+def test_table_one_cell_by_cell():
+    found = fs.table_one(
+        partition(policy=EXACT),
+        "age + weight + C(stage) + months",
+        by="arm",
+        nonnormal=["months"],
+        bounds=BOUNDS,
+        smd=True,
+        pvalues=True,
+    )
+    tidy = found.tidy().set_index(["variable", "level", "group", "figure"])["value"]
+    for arm, part in TABLE.groupby("arm"):
+        for name in ("age", "weight"):
+            assert_allclose(tidy[name, "", arm, "mean"], part[name].mean(), rtol=1e-10)
+            assert_allclose(tidy[name, "", arm, "sd"], part[name].std(), rtol=1e-10)
+        for stage, count in part["stage"].value_counts().items():
+            assert tidy["stage", stage, arm, "count"] == count
+        assert_allclose(tidy["months", "", arm, "median"], part["months"].median(), atol=0.04)
+    arms = [part for _, part in TABLE.groupby("arm")]
+    age, weight, stage, months = found.variables
+    assert_allclose(age.overall, (TABLE["age"].mean(), TABLE["age"].var()), rtol=1e-10)
+    welch = stats.ttest_ind(*(part["age"] for part in arms), equal_var=False).pvalue
+    assert_allclose(age.p_value(), welch, rtol=1e-9)
+    chi2 = stats.chi2_contingency(pd.crosstab(TABLE["arm"], TABLE["stage"]), correction=False).pvalue
+    assert_allclose(stage.p_value(), chi2, rtol=1e-9)
+    assert_allclose(months.p_value(), stats.kruskal(*(part["months"] for part in arms)).pvalue, atol=0.003)
+    pooled = np.sqrt(np.mean([part["age"].var() for part in arms]))
+    assert_allclose(age.difference(), abs(np.subtract(*(part["age"].mean() for part in arms))) / pooled)
+    assert weight.missing == 60 and found.to_frame().loc[("weight", "mean (sd)"), "missing"] == "60"
+    text = found.summary().as_text()
+    assert "Table one, by arm" in text and "median [Q1, Q3]" in text
+    assert found.to_frame().columns.tolist() == ["missing", "all", "drugs", "surgery", "SMD", "P"]
+
+
+def test_kruskal_wallis_is_that_of_scipy():
+    counts = np.array([[3.0, 5.0, 2.0, 0.0], [1.0, 4.0, 6.0, 2.0], [0.0, 2.0, 2.0, 7.0]])
+    groups = [np.repeat(np.arange(4), row.astype(int)) for row in counts]
+    assert_allclose(kruskal_wallis(counts), stats.kruskal(*groups).pvalue, rtol=1e-12)
+    assert np.isnan(kruskal_wallis(counts[:1]))
+    assert np.isnan(kruskal_wallis(np.array([[3.0, 0.0], [2.0, 0.0]])))
+
+
+def test_a_table_without_groups():
+    found = fs.table_one(partition(), "age + stage")
+    assert found.to_frame().columns.tolist() == ["missing", "all"]
+    share = 100.0 * (TABLE["stage"] == "I").mean()
+    assert found.to_frame().loc[("stage", "I"), "all"] == f"{(TABLE['stage'] == 'I').sum()} ({share:.1f})"
+    assert found.glance()["groups"].tolist() == [1]
+
+
+def test_hidden_counts_are_announced():
+    found = fs.table_one(partition(hidden_table()), "stage", by="arm", smd=True, pvalues=True)
+    assert (found.to_frame()["drugs"] == "hidden").sum() == 2
+    assert found.to_frame()["P"].tolist() == [""] * 4
+    assert found.diagnostics().loc[0, "kind"] == "hidden"
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda: fs.table_one(partition(), "log(age)"), FormulaError, "a table has columns"),
+        (lambda: fs.table_one(partition(), "nothing"), FormulaError, "no column 'nothing'"),
+        (lambda: fs.table_one(partition(), "age", nonnormal=["months"]), ModelError, "'months'"),
+        (lambda: fs.table_one(partition(), "age", nonnormal=["age"]), ModelError, "public range"),
+        (
+            lambda: fs.table_one(partition(), "stage", nonnormal=["stage"], bounds=BOUNDS),
+            ModelError,
+            "'stage'",
+        ),
+        (lambda: fs.quantiles(partition(), "age", [0.0], bounds=BOUNDS), ModelError, "between 0 and 1"),
+        (lambda: fs.quantiles(partition(), "age", bounds={"age": (5, 5)}), ModelError, "different ends"),
+        (lambda: fs.histogram(partition(), "age", bins=[3, 2]), ModelError, "ascend"),
+        (lambda: fs.histogram(partition(), "age", bins=0, bounds=BOUNDS), ModelError, "bins"),
+        (lambda: fs.crosstab(partition(), "arm", "nothing"), ModelError, "no column 'nothing'"),
+    ],
+)
+def test_calls_without_a_meaning(call, error, text):
+    with pytest.raises(error, match=text):
+        call()
+
+
+def test_published_ranges_are_used():
+    age = {"kind": "number", "range": [0.0, 120.0]}
+    arm = {"kind": "category", "levels": ["drugs", "surgery"]}
+    published = {site: {"age": age, "arm": arm} for site in ("Bonn", "Kiel", "Trier", "Ulm")}
+    table = TABLE[["hospital", "age", "arm"]]
+    open_ = fs.ClientPartition.from_frame(table, by="hospital", published=published)
+    assert fs.quantiles(open_, "age", by="arm").shape == (2, 3)
+
+
+def test_a_dry_run_lists_what_leaves():
+    for model, arguments in (
+        (TableModel(partition(), ("arm",), category="stage"), {}),
+        (TableModel(partition(), ("arm",), number="age"), {"edges": np.linspace(0.0, 120.0, 5)}),
+    ):
+        expected = model.explain(**arguments)
+        assert expected.passes
+        _, ledger = model.fit(**arguments)
+        released = ledger.releases()
+        key = ["sender", "step", "array", "kind", "masked"]
+        own = released[~released["step"].isin(["introduce", "announce", "finish", "survey_rows"])]
+        assert set(own[key].apply(tuple, axis=1)) <= set(expected.tidy()[key].apply(tuple, axis=1))
