@@ -73,7 +73,7 @@ def complaints(notebook):
 
 def drawing(notebook):
     """Cells that draw a picture."""
-    shows = re.compile(r"^(?:ax = .*plot_|plt\.show)", re.MULTILINE)
+    shows = re.compile(r"^(?:ax = .*\.plot[_(.]|plt\.show)", re.MULTILINE)
     return [cell for cell in notebook.cells if cell.cell_type == "code" and shows.search(cell.source)]
 
 

@@ -53,6 +53,8 @@ STRICT_LEARNS: Mapping[str, tuple[str, ...]] = {
         "Between two sites, the value of one row, if two similar columns of one site differ in this row and "
         "two similar columns of the other site also do. This needs four sums of products, and no site can "
         "detect it alone.",
+        "For tables and survival curves: means of a number over {min_few} or more successive rows of a "
+        "group, to the width of an interval of the analyst's choice.",
         "At most {max_column_sums:g} different sums of functions of one column for each row of a site.",
         "A close estimate of an outlier, if the analyst assumes the right distribution of all other values: "
         "several sums of functions of a column then have the outlier as their only unknown value.",

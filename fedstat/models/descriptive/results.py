@@ -442,11 +442,20 @@ class KaplanMeierResults(Results[KaplanMeierRecord], saved_as=FORMAT, record=Kap
         every = -(-len(self.times) // MOST_TIMES)
         shown = self.times[every - 1 :: every]
         for label, frame in self._curves(0.95, "log-log").items():
-            frame = frame[frame["time"].isin(shown)].drop(columns="std_error")
-            for place, values in enumerate(frame.itertuples(index=False)):
-                time, n, d, c, *shares = values
-                counts = (f"{n:,.0f}", f"{d:,.0f}", f"{c:,.0f}")
-                rows.append(("" if place else label, f"{time:g}", *counts, *(f"{one:.3f}" for one in shares)))
+            first = True
+            for place, part in frame.groupby(np.searchsorted(shown, frame["time"])):
+                if place == len(shown):
+                    continue
+                # Events and censored rows since the line above; all else at its last time.
+                row, counts = part.iloc[-1], part[["n_event", "n_censor"]].sum().tolist()
+                cells = (
+                    f"{row['time']:g}",
+                    f"{part['n_risk'].iloc[0]:,.0f}",
+                    *(f"{one:,.0f}" for one in counts),
+                )
+                shares = (f"{row[name]:.3f}" for name in ("survival", "conf_low", "conf_high"))
+                rows.append((label if first else "", *cells, *shares))
+                first = False
         headers = ("group", "time", "at risk", "events", "censored", "survival", "[0.025", "0.975]")
         widths = (WIDTH - 4 * 10 - 3 * 11 - 7, 10, 10, 10, 10, 11, 11, 11)
         return Sheet(headers, tuple(rows), "l" + "r" * 7, widths)

@@ -218,8 +218,8 @@ class TableOne(Report):
         if self._pvalues and self._labels:
             yield Note(
                 "tests",
-                "P: Welch's analysis of variance; Kruskal and Wallis's test for medians; Pearson's chi-squared "
-                "test for categories.",
+                "P: Welch's analysis of variance; Kruskal and Wallis's test for medians; Pearson's "
+                "chi-squared test for categories.",
             )
 
     def __repr__(self) -> str:

@@ -17,7 +17,6 @@ from fedstat.federation.design.formula.terms import parse_term
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.dry_run.execution import DrySite
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.models.checks import check_integer, check_layout, check_masked
 from fedstat.models.descriptive.protocol import (
     DIVISIONS,
@@ -90,12 +89,12 @@ class TableModel(HorizontalModel):
     ) -> tuple[NumberTable | CategoryTable, Ledger]:
         session = self._open_session(FAMILY, check_masked(masked, len(self.sites), self._masks_wanted))
         request = request_of(session, self.groups, self.number, self.category)
-        protocol: FitProtocol[NumberTable | CategoryTable]
+        found: NumberTable | CategoryTable
         if self.category:
-            protocol = category_table(session, request)
+            found = attempt.run(category_table(session, request), session.masked_sites)
         else:
             protocol = number_table(session, request, edges, moments, shares)
-        found: NumberTable | CategoryTable = attempt.run(protocol, session.masked_sites)
+            found = attempt.run(protocol, session.masked_sites)
         return found, attempt.ledger
 
     def _invent_sites(self, plan: DryRunPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
@@ -122,7 +121,7 @@ def crosstab(
 ) -> pd.DataFrame:
     """Count the rows by two categories.
 
-    No cell has few rows at a site: such a cell is hidden (NaN), and with it another one of the same row,
+    No cell has few rows at a site: such a cell is hidden (missing), and with it another one of the same row,
     since it would follow by subtraction.
 
     Parameters
@@ -157,8 +156,7 @@ def crosstab(
     levels = list(model.agreement.spec.levels[column])
     index = pd.Index([name for (name,) in model.group_names], name=row)
     frame = pd.DataFrame(table.counts, index=index, columns=pd.Index(levels, name=column))
-    if not frame.isna().to_numpy().any():
-        frame = frame.astype(np.int64)
+    frame = frame.astype("Int64" if frame.isna().to_numpy().any() else np.int64)
     frame.attrs |= {"ledger": ledger, "missing": model.missing}
     return frame
 

@@ -54,7 +54,7 @@ def test_small_cells_are_hidden_and_do_not_follow():
     for masked in (True, False):
         found = fs.crosstab(partition(table), "arm", "stage", masked=masked)
         assert found.loc["surgery"].notna().all()
-        assert np.isnan(found.loc["drugs", "II"]) and found.loc["drugs"].isna().sum() == 2
+        assert pd.isna(found.loc["drugs", "II"]) and found.loc["drugs"].isna().sum() == 2
     # The analyst knows all rows of each arm, and solves for the cells.
     arms = table["arm"].value_counts()
     cells = [(arm, stage) for arm in found.index for stage in found.columns]
@@ -63,12 +63,12 @@ def test_small_cells_are_hidden_and_do_not_follow():
         equations.append([one == arm for one, _ in cells])
         values.append(arms[arm])
     for cell, count in zip(cells, found.to_numpy().ravel(), strict=True):
-        if not np.isnan(count):
+        if not pd.isna(count):
             equations.append([one == cell for one in cells])
             values.append(count)
     A = np.array(equations, dtype=float)
     null = np.linalg.svd(A)[2][np.linalg.matrix_rank(A) :]
-    unknown = [place for place, cell in enumerate(cells) if np.isnan(found.loc[cell])]
+    unknown = [place for place, cell in enumerate(cells) if pd.isna(found.loc[cell])]
     assert len(unknown) == 2 and (np.abs(null[:, unknown]).max(axis=0) > 0.1).all()
 
 
