@@ -442,9 +442,10 @@ class KaplanMeierResults(Results[KaplanMeierRecord], saved_as=FORMAT, record=Kap
         every = -(-len(self.times) // MOST_TIMES)
         shown = self.times[every - 1 :: every]
         for label, frame in self._curves(0.95, "log-log").items():
-            first = True
-            for place, part in frame.groupby(np.searchsorted(shown, frame["time"])):
-                if place == len(shown):
+            places, first = np.searchsorted(shown, frame["time"]), True
+            for place in range(len(shown)):
+                part = frame[places == place]
+                if not len(part):
                     continue
                 # Events and censored rows since the line above; all else at its last time.
                 row, counts = part.iloc[-1], part[["n_event", "n_censor"]].sum().tolist()

@@ -8,7 +8,7 @@ import pandas as pd
 
 import fedstat as fs
 
-ALLOW = fs.Policy(min_events=0)
+ALLOW = fs.Policy(min_events=0, min_level_count=1, min_count=1)
 TRUE = {"x": 0.5, "z": -0.3}
 
 

@@ -1,0 +1,50 @@
+"""Cox regression, survival curves and tables over sites in processes of their own: to the bit as here."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from operating import make_federation, served_sites
+
+import fedstat as fs
+
+TABLE = fs.datasets.make_survival()
+NAMES = {"Bonn": "bonn", "Kiel": "kiel", "Trier": "trier", "Ulm": "ulm"}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    home = tmp_path_factory.mktemp("hospitals")
+    frames = {
+        name: TABLE[TABLE["hospital"] == hospital].drop(columns="hospital").reset_index(drop=True)
+        for hospital, name in NAMES.items()
+    }
+    make_federation(home, frames)
+    with served_sites(home, frames):
+        yield home
+
+
+@pytest.fixture(scope="module")
+def both(home):
+    there = fs.ClientPartition.connect(home / "study")
+    frames = {name: pd.read_csv(home / f"{name}.csv") for name in there.sites}
+    return there, fs.ClientPartition.from_frames(frames, layout="horizontal")
+
+
+def test_cox_regression_is_that_of_one_process_to_the_bit(both):
+    models = [fs.FederatedCox.from_formula("Surv(months, died) ~ age + C(arm)", one) for one in both]
+    assert models[0].explain().passes
+    theirs, ours = (model.fit() for model in models)
+    np.testing.assert_array_equal(theirs.params, ours.params)
+    np.testing.assert_array_equal(theirs.cov_params(), ours.cov_params())
+    tests = [fit.test_proportional_hazards().tidy() for fit in (theirs, ours)]
+    pd.testing.assert_frame_equal(*tests, check_exact=True)
+    assert fs.verify_receipt(theirs.receipt(), both[0].fingerprints).ok
+
+
+def test_curves_and_tables_are_those_of_one_process(both):
+    curves = [fs.KaplanMeier.from_formula("Surv(months, died) ~ arm", one).fit(3, until=60) for one in both]
+    pd.testing.assert_frame_equal(*(fit.tidy() for fit in curves), check_exact=True)
+    tables = [fs.table_one(one, "age + C(stage)", by="arm") for one in both]
+    pd.testing.assert_frame_equal(*(table.tidy() for table in tables), check_exact=True)
