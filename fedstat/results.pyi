@@ -29,6 +29,7 @@ from fedstat.models.copula.audit import AuditResults as AuditResults
 from fedstat.models.copula.published import PublishedSynthesis as PublishedSynthesis
 from fedstat.models.copula.results import CopulaResults as CopulaResults
 from fedstat.models.copula_glm.results import PrivateGLMResults as PrivateGLMResults
+from fedstat.models.cox.baseline import BaselineHazard as BaselineHazard
 from fedstat.models.cox.results import CoxResults as CoxResults
 from fedstat.models.cox.results import ProportionalHazardsTest as ProportionalHazardsTest
 from fedstat.models.descriptive.results import KaplanMeierResults as KaplanMeierResults

@@ -175,6 +175,7 @@ class PartialLikelihood:
     X : (n, p) array
     r : (n,) array
         Weight times exp(eta - shift).
+    shift : float
     loglik : float
     S1, D1 : (T, p) array
         Sums of r x over the rows at risk, and over the events.
@@ -185,6 +186,7 @@ class PartialLikelihood:
     table: RiskTable
     X: Floats
     r: Floats
+    shift: float
     loglik: float
     S1: Floats
     D1: Floats
@@ -210,7 +212,7 @@ class PartialLikelihood:
         )
         sums = _tie_sums(S0, D0, table.deaths, ties == "efron") * table.mean_weight[:, None]
         loglik = float((table.weight * (eta - shift))[table.event].sum() - sums[:, 0].sum())
-        return cls(table, X, r, loglik, S1, D1, sums)
+        return cls(table, X, r, shift, loglik, S1, D1, sums)
 
     def expected(self, g: Floats | None = None) -> Floats:
         """Return the expected number of events of each row, times g (T,) at every event time: (n,)."""
@@ -261,10 +263,15 @@ class PartialLikelihood:
         out[died] -= self.r[died, None] * of_events[place] + table.weight[died, None] * mean[place]
         return np.asarray(out)
 
-    @property
-    def hazard(self) -> Floats:
-        """Increments of the baseline hazard at the event times, (T,), times exp(-shift) of :meth:`at`."""
-        return self.sums[:, 1]
+    def hazard(self) -> tuple[Floats, Floats, Floats]:
+        """Return increments of the baseline hazard at the event times, where eta is zero.
+
+        They are the hazard (T,), the variance that it has for known coefficients (T,), and the hazard times
+        the mean column of the rows at risk (T, p).
+        """
+        scale = np.exp(-self.shift)
+        centers = self.S1 * self.sums[:, 3:4] - self.D1 * self.sums[:, 4:5]
+        return self.sums[:, 1] * scale, self.sums[:, 3] * scale**2, centers * scale
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -262,15 +262,22 @@ def monotone(step: Floats, names: Sequence[str]) -> EstimationError:
     )
 
 
-def time_scores(
-    session: RowsSession, request: CoxRequest, fit: CoxFit, transform: str
-) -> FitProtocol[tuple[Floats, Floats, Floats]]:
-    """Request score, cross and square information of coefficients that vary with time, standardized."""
+def open_at(session: RowsSession, fit: CoxFit) -> FitProtocol[dict[str, Array]]:
+    """Open the rows of a fit again, and return the arrays that name its estimate."""
     K = len(session.sites)
-    replies = yield session.opening() + session.request_all("start", {}, to_json(request))
+    replies = yield session.opening() + session.request_all("start", {}, to_json(fit.request))
     scale = covariates(session.opened(replies[: 2 * K])).spread
     point: dict[str, Array] = {"scale": scale, "beta": fit.gamma / fit.scale * scale}
     yield session.request_all("sum_scores", point)
+    return point
+
+
+def time_scores(
+    session: RowsSession, fit: CoxFit, transform: str
+) -> FitProtocol[tuple[Floats, Floats, Floats]]:
+    """Request score, cross and square information of coefficients that vary with time, standardized."""
+    point = yield from open_at(session, fit)
+    scale = point["scale"]
     replies = yield session.request_all("sum_time_scores", point, transform)
     factor = fit.scale / scale
     products = np.outer(factor, factor)
@@ -279,3 +286,18 @@ def time_scores(
         products * add(replies, "cross"),
         products * add(replies, "square"),
     )
+
+
+def average_hazard(
+    session: RowsSession, fit: CoxFit, edges: Floats
+) -> FitProtocol[tuple[Floats, Floats, Floats]]:
+    """Request the sites' mean baseline hazard, weighted by rows: cumulated to `edges` (J,).
+
+    Returns hazard (J,), its variance for known coefficients (J,), and its product with the mean column of the
+    rows at risk (J, p), in the units of the data.
+    """
+    point = yield from open_at(session, fit)
+    replies = yield session.request_all("sum_hazard", {**point, "edges": edges})
+    n = float(fit.design.n.sum())
+    hazard, variance, centers = (np.asarray(add(replies, name)) for name in ("hazard", "variance", "centers"))
+    return hazard.cumsum() / n, variance.cumsum() / n**2, centers.cumsum(axis=0) / n

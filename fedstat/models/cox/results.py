@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, Self
@@ -20,8 +20,10 @@ from fedstat.inference.heterogeneity import Heterogeneity, heterogeneity
 from fedstat.inference.summary import WIDTH, CoefficientBlock, Note, Report, released_kinds
 from fedstat.inference.tables import Sheet, human_range, number
 from fedstat.models.checks import check_choice
-from fedstat.models.cox.protocol import NOT_REQUESTED, CoxFit, time_scores
+from fedstat.models.cox.baseline import BaselineHazard
+from fedstat.models.cox.protocol import NOT_REQUESTED, CoxFit, average_hazard, time_scores
 from fedstat.models.cox.steps import FAMILY
+from fedstat.models.horizontal.blocks import grid_points
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.prediction import PredictedRows, code_frame, predict_rows
 from fedstat.models.horizontal.results import MASKED, DesignResults, RowsBasis
@@ -332,7 +334,7 @@ class CoxResults(DesignResults, saved_as=FORMAT, record=CoxRecord):
 
         def protocol(model: HorizontalModel) -> FitProtocol[tuple[Floats, Floats, Floats]]:
             session = model._open_session(FAMILY, fit.masked)
-            return session.hide(time_scores(session, fit.request, fit, transform))
+            return session.hide(time_scores(session, fit, transform))
 
         call = f"test_proportional_hazards({transform!r})"
         score, cross, square = self._model._run_after_fit(call, protocol)
@@ -346,6 +348,63 @@ class CoxResults(DesignResults, saved_as=FORMAT, record=CoxRecord):
             rows.append((term, statistic, len(places), float(stats.chi2.sf(statistic, len(places)))))
         table = pd.DataFrame(rows, columns=["term", "statistic", "df", "p_value"])
         return ProportionalHazardsTest(table, transform, fit.request.ties)
+
+    def baseline_hazard(
+        self, grid: float | Sequence[float] | Floats, *, until: float | None = None
+    ) -> BaselineHazard:
+        """Return the mean of the sites' baseline hazards, with which survival is predicted.
+
+        The sites are weighted by their rows. So that no interval is about few events, each site first
+        averages the times of every few successive events, as many as its policy requires for a level.
+
+        Parameters
+        ----------
+        grid : float or sequence of float
+            Width of the intervals, or their ends, ascending.
+        until : float, optional
+            Last time of a grid that is given by its width; required there.
+
+        Returns
+        -------
+        BaselineHazard
+
+        Raises
+        ------
+        NotAvailableError
+            The results were read from a file, or the model has strata within sites.
+        PolicyError
+            A site refuses.
+
+        References
+        ----------
+        Breslow, "Discussion of the paper by D. R. Cox", Journal of the Royal Statistical Society B 34 (1972).
+
+        Examples
+        --------
+        >>> import fedstat as fs, pandas as pd
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
+        >>> fit = fs.FederatedCox.from_formula("Surv(months, died) ~ age", partition).fit()
+        >>> baseline = fit.baseline_hazard(12, until=48)
+        >>> baseline.survival(pd.DataFrame({"age": [50, 70]})).round(2)["survival"].tolist()
+        [0.87, 0.74, 0.63, 0.53, 0.72, 0.5, 0.35, 0.23]
+        """
+        fit, edges = self._record.fit, grid_points(grid, until)
+        if self._model is None:
+            raise NotAvailableError(
+                "baseline_hazard: this result was read from a file and has no partition; fit the model again"
+            )
+        if fit.request.strata:
+            raise NotAvailableError(
+                "baseline_hazard: the model has strata within sites, with a baseline hazard for each"
+            )
+
+        def protocol(model: HorizontalModel) -> FitProtocol[tuple[Floats, Floats, Floats]]:
+            session = model._open_session(FAMILY, fit.masked)
+            return session.hide(average_hazard(session, fit, edges))
+
+        found = self._model._run_after_fit(f"baseline_hazard(until={edges[-1]:g})", protocol)
+        cov = self._cov()
+        return BaselineHazard(edges, *found, self.estimate.params, cov, self.basis.agreement, fit.design)
 
     # -- sites -----------------------------------------------------------------------------------
 

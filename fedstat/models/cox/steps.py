@@ -26,6 +26,7 @@ from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import ArrayDeclaration, aggregate, check_lengths, control
 from fedstat.inference.homogeneity_tests import quadratic_form
 from fedstat.kernels.partial_likelihood import TIES, PartialLikelihood, RiskTable, concordance
+from fedstat.models.horizontal.blocks import block_means
 from fedstat.models.horizontal.rows import SUMS, summed
 from fedstat.typing import Array, Bools, Floats, Ints
 
@@ -403,4 +404,54 @@ def sum_time_scores(data: SiteData, state: State, text: str, scale: Floats, beta
         "score": to_own * now.score(g),
         "cross": products * now.information(g),
         "square": products * now.information(g**2),
+    }
+
+
+@step(
+    FAMILY,
+    "sum_scores",
+    takes={"scale": SCALE, "beta": BETA, "edges": aggregate("ends of intervals of time", common=True)},
+    releases={
+        "hazard": summed("baseline hazard by interval, times rows"),
+        "variance": summed("its variance for known coefficients, times squared rows"),
+        "centers": summed("its product with the mean column at risk, times rows", 2),
+    },
+)
+def sum_hazard(data: SiteData, state: State, scale: Floats, beta: Floats, edges: Floats) -> dict[str, Array]:
+    """Sum the baseline hazard over intervals that end at `edges` (J,), for columns of zero.
+
+    An interval has the hazard of the events whose times, averaged over blocks of events, are in it. Later
+    events are left out. Released are ``hazard`` and ``variance`` (J,) and ``centers`` (J, p).
+    """
+    risks = risks_of(state)
+    to_own = risks.to_own(scale)
+    check_lengths(data.name, beta=(beta, len(to_own)))
+    if (np.diff(edges) <= 0.0).any() or len(risks.rows[0].first) > 2:
+        raise MessageError(f"{data.name}: 'edges' must ascend, and the model must have no strata")
+    own = to_own * beta
+    state.report(*risks.facts_at(own))
+    found, (table, _, _) = risks.at(own), risks.rows
+    # A time with several events stays whole; times are averaged until a block has enough of them.
+    events = np.repeat(np.arange(len(table.times)), table.deaths.astype(np.int64))
+    means = block_means(
+        np.zeros(len(events), dtype=np.int64), table.times[events], data.policy.min_level_count
+    )
+    interval = np.searchsorted(edges, means)
+    state.report(LevelRowCounts("events by interval", np.bincount(interval).tolist()))
+    share = 1.0 / table.deaths[events]
+    first = int(risks.opened.question.intercept)
+    # At zero of the data's columns: the site's own columns are shifted.
+    zero = float(np.exp(-(risks.opened.shift[first:] / risks.opened.scale[first:]) @ own))
+    hazard, variance, centers = found.hazard()
+    centers = (centers * risks.opened.scale[first:] + hazard[:, None] * risks.opened.shift[first:]) * zero
+
+    def by_interval(values: Floats) -> Floats:
+        out = np.zeros((len(edges) + 1, *values.shape[1:]))
+        np.add.at(out, interval, (values[events].T * share).T)
+        return out[:-1]
+
+    return {
+        "hazard": risks.n * by_interval(hazard * zero),
+        "variance": risks.n**2 * by_interval(variance * zero**2),
+        "centers": risks.n * by_interval(centers),
     }

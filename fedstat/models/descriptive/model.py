@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-import numpy as np
 import statsmodels.genmod.families as sm_families
 
 from fedstat.docstrings import inherits_signature
@@ -17,7 +16,7 @@ from fedstat.federation.design.site_rows import RowsRequest
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.dry_run.execution import DrySite
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.models.checks import check_masked, check_positive, checks_arguments
+from fedstat.models.checks import check_masked, checks_arguments
 from fedstat.models.descriptive.protocol import SurvivalTable, request_of, survival_table
 from fedstat.models.descriptive.results import KaplanMeierResults
 from fedstat.models.descriptive.steps import FAMILY
@@ -27,11 +26,10 @@ from fedstat.models.descriptive.tables import histogram as histogram
 from fedstat.models.descriptive.tables import quantiles as quantiles
 from fedstat.models.descriptive.tables import table_one as table_one
 from fedstat.models.explain import DryRunPlan
+from fedstat.models.horizontal.blocks import grid_points
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.run import Call, FitAttempt, run_fit
 from fedstat.typing import Floats
-
-MOST_POINTS = 1000
 
 
 class KaplanMeier(HorizontalModel):
@@ -167,29 +165,3 @@ class KaplanMeier(HorizontalModel):
     def _invent_sites(self, plan: DryRunPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
         sites = super()._invent_sites(plan, policies)
         return with_synthetic_cells(sites, self.agreement, self.groups)
-
-
-def grid_points(grid: object, until: float | None) -> Floats:
-    """Return the points of a grid that is given by its width, or by its points."""
-    if isinstance(grid, int | float | np.number) and not isinstance(grid, bool):
-        check_positive("grid", grid)
-        if until is None:
-            raise ModelError("until: a grid of equal widths needs its last time, as in fit(grid=3, until=60)")
-        check_positive("until", until)
-        count = int(np.ceil(float(until) / float(grid) - 1e-9))
-        if count > MOST_POINTS:
-            raise ModelError(f"grid: expected at most {MOST_POINTS:,} points, received {count:,}")
-        points: Floats = float(grid) * np.arange(1.0, count + 1.0)
-        points[-1] = float(until)
-        return points
-    if until is not None:
-        raise ModelError("until: the last point of the grid is its end; leave it out")
-    try:
-        points = np.array(grid, dtype=np.float64)
-    except (TypeError, ValueError):
-        points = np.zeros(0)
-    if points.ndim != 1 or not 1 <= len(points) <= MOST_POINTS or not np.isfinite(points).all():
-        raise ModelError(f"grid: expected a width, or up to {MOST_POINTS:,} times")
-    if points[0] <= 0.0 or (np.diff(points) <= 0.0).any():
-        raise ModelError("grid: expected positive times that ascend")
-    return points

@@ -38,6 +38,7 @@ from fedstat.federation.message import aggregate, control
 from fedstat.federation.tables.columns import as_numbers
 from fedstat.federation.tables.table import keep_result
 from fedstat.inference.survival_curves import log_rank
+from fedstat.models.horizontal.blocks import block_means
 from fedstat.models.horizontal.rows import summed
 from fedstat.typing import Array, Bools, Floats, Ints
 
@@ -121,28 +122,6 @@ class OpenCells:
         """Return the cell of each row: group, interval up to each edge and beyond, event."""
         interval = np.searchsorted(edges, self.averaged)
         return np.asarray((self.group * (len(edges) + 1) + interval) * 2 + self.event, dtype=np.int64)
-
-
-def block_means(code: Ints, values: Floats, size: int) -> Floats:
-    """Replace values (n,) by means of blocks of `size` successive ones or more, within each code (n,).
-
-    Blocks have equal sizes as far as possible. With `size` 1 nothing changes, nor does a block of equal
-    values. Means of whole numbers are whole: intervals count up to their ends, and a part would always be
-    rounded up.
-    """
-    if size <= 1 or not len(values):
-        return values
-    whole = bool((values == np.rint(values)).all())
-    order = np.lexsort((values, code))
-    sorted_code, out = code[order], np.empty(len(values))
-    starts = np.flatnonzero(np.append(True, np.diff(sorted_code) != 0))
-    for low, high in zip(starts, np.append(starts[1:], len(values)), strict=True):
-        blocks = max((high - low) // size, 1)
-        for rows in np.array_split(order[low:high], blocks):
-            first, last = values[rows[0]], values[rows[-1]]
-            mean = first if first == last else values[rows].mean()
-            out[rows] = np.rint(mean) if whole else mean
-    return out
 
 
 def group_codes(frame: pd.DataFrame, spec: BlockSpec, groups: tuple[str, ...]) -> Ints:

@@ -160,6 +160,49 @@ def test_predictions_are_hazard_ratios():
         fit.predict()
 
 
+PROFILES = pd.DataFrame({"age": [50.0, 70.0], "arm": ["drugs", "surgery"]}, index=["young", "old"])
+EXACT = fs.Policy(min_count=1, min_level_count=1, min_events=1)
+TIMES = [6, 12, 24, 48]
+
+
+def test_predicted_survival_is_that_of_survfit():
+    one = rows(PATIENTS.assign(hospital="all"), policy=EXACT)
+    baseline = (
+        fs.FederatedCox.from_formula("Surv(months, died) ~ age + C(arm)", one).fit().baseline_hazard(TIMES)
+    )
+    found = baseline.survival(PROFILES).set_index(["row", "time"])
+    for name, theirs in (("survival", "survival"), ("conf_low", "low"), ("conf_high", "high")):
+        assert_allclose(found[name].to_numpy().reshape(2, 4), R["survival"][theirs], rtol=1e-7)
+
+
+def test_the_baseline_is_the_mean_over_sites():
+    fit = fitted("robust")
+    whole = rows(PATIENTS, policy=EXACT)
+    model = fs.FederatedCox.from_formula("Surv(quarters, died) ~ age + C(arm)", whole)
+    exact = model.fit(cov_type="robust").baseline_hazard([3, 6, 12])
+    parts = np.zeros(3)
+    for _, part in PATIENTS.groupby("hospital"):
+        eta = part["age"] * fit.params["age"] + (part["arm"] == "surgery") * fit.params["C(arm)[T.surgery]"]
+        table = RiskTable.of(np.zeros(len(part)), part["quarters"].to_numpy(), part["died"].to_numpy() == 1)
+        hazard = PartialLikelihood.at(table, np.zeros((len(part), 1)), eta.to_numpy(), "efron").hazard()[0]
+        parts += [len(part) / len(PATIENTS) * hazard[table.times <= time].sum() for time in (3, 6, 12)]
+    assert_allclose(exact.hazard, parts, rtol=1e-9)
+    # Averages over three events move a part of a step.
+    assert_allclose(fit.baseline_hazard([3, 6, 12]).hazard, parts, rtol=0.1)
+    assert "mean over sites" in exact.summary().as_text()
+    assert exact.plot(PROFILES).get_ylabel() == "survival"
+
+
+def test_predicted_survival_without_a_meaning():
+    fit = fitted("strata")
+    with pytest.raises(NotAvailableError, match="strata within sites"):
+        fit.baseline_hazard(TIMES)
+    with pytest.raises(ModelError, match="ascend"):
+        fit.baseline_hazard([3, 3])
+    with pytest.raises(ModelError, match="without missing"):
+        fitted("robust").baseline_hazard(TIMES).survival(PROFILES.assign(age=np.nan))
+
+
 def test_effects_and_plots_speak_of_hazards():
     knots = "bs(age, knots=(55, 65), lower_bound=20, upper_bound=100)"
     fit = fs.FederatedCox.from_formula(f"Surv(months, died) ~ {knots}", rows()).fit()
@@ -178,8 +221,9 @@ def test_the_summary_has_what_coxph_prints(tmp_path):
     again = fs.load(tmp_path / "cox.fed")
     assert again.summary().as_text() == text
     assert_allclose(again.predict(PATIENTS.head(3)), fit.predict(PATIENTS.head(3)))
-    with pytest.raises(NotAvailableError, match="read from a file"):
-        again.test_proportional_hazards()
+    for call in (again.test_proportional_hazards, lambda: again.baseline_hazard(TIMES)):
+        with pytest.raises(NotAvailableError, match="read from a file"):
+            call()
     assert fit.glance()["events"].tolist() == [int(PATIENTS["died"].sum())]
 
 

@@ -13,8 +13,7 @@ import fedstat as fs
 from fedstat.errors import DesignError, EstimationError, FormulaError, MessageError, ModelError, PolicyError
 from fedstat.federation.message import Request, pack_request
 from fedstat.inference.survival_curves import curve_quantile
-from fedstat.models.descriptive.model import grid_points
-from fedstat.models.descriptive.steps import block_means
+from fedstat.models.horizontal.blocks import block_means, grid_points
 
 REFERENCE = Path(__file__).parents[2] / "reference" / "survival"
 PATIENTS = runpy.run_path(str(REFERENCE / "patients.py"))["patients"]()

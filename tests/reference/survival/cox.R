@@ -20,6 +20,10 @@ strata <- coxph(Surv(quarters, died) ~ age + arm + strata(ward) + strata(hospita
 cluster <- coxph(Surv(quarters, died) ~ age + arm + strata(hospital) + cluster(family), d)
 found <- lapply(list(plain = plain, breslow = breslow, robust = robust, late = late, weighted = weighted,
                      strata = strata, cluster = cluster), numbers)
+one <- coxph(Surv(months, died) ~ age + arm, d)
+profiles <- data.frame(age = c(50, 70), arm = c("drugs", "surgery"))
+curve <- summary(survfit(one, newdata = profiles, conf.type = "log-log"), times = c(6, 12, 24, 48))
+found$survival <- list(survival = t(curve$surv), low = t(curve$lower), high = t(curve$upper))
 found$zph <- list(log = zph(plain, "log"), identity = zph(plain, "identity"), late = zph(late, "log"))
 found$version <- paste(R.version.string, "survival", packageVersion("survival"))
 write_json(found, args[2], digits = NA, auto_unbox = TRUE, pretty = TRUE)

@@ -1,0 +1,184 @@
+"""The mean baseline hazard of the sites, and survival that follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from fedstat.errors import ModelError
+from fedstat.federation.design.horizontal_design import RowsAgreement, RowsDesign
+from fedstat.inference.summary import WIDTH, Note, Report
+from fedstat.inference.tables import Sheet, number
+from fedstat.models.checks import check_level
+from fedstat.models.horizontal.prediction import predict_rows
+from fedstat.plotting import COLORS, axes_for, label_y, plain_legend, set_headline
+from fedstat.typing import Floats
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MOST_TIMES = 12
+
+
+class BaselineHazard(Report):
+    """Cumulative baseline hazard at the ends of intervals: the mean over sites, weighted by their rows.
+
+    It is the hazard of a row whose columns are zero, or at their reference levels.
+
+    Attributes
+    ----------
+    times, hazard : (J,) array
+        Ends of the intervals, and the cumulative hazard there.
+
+    Examples
+    --------
+    >>> import fedstat as fs, pandas as pd
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
+    >>> fit = fs.FederatedCox.from_formula("Surv(months, died) ~ center(age)", partition).fit()
+    >>> baseline = fit.baseline_hazard([12, 24, 36])
+    >>> baseline.tidy().round(2)
+       time  hazard  std_error
+    0  12.0    0.20       0.02
+    1  24.0    0.44       0.03
+    2  36.0    0.69       0.04
+    >>> baseline.times.tolist(), baseline.hazard.shape, baseline.glance()["intervals"].tolist()
+    ([12.0, 24.0, 36.0], (3,), [3])
+    """
+
+    def __init__(
+        self,
+        times: Floats,
+        hazard: Floats,
+        variance: Floats,
+        centers: Floats,
+        params: Floats,
+        cov: Floats,
+        agreement: RowsAgreement,
+        design: RowsDesign,
+    ) -> None:
+        self.times, self.hazard = times, hazard
+        self._variance, self._centers, self._params, self._cov = variance, centers, params, cov
+        self._agreement, self._design = agreement, design
+
+    def _errors(self, X: Floats) -> Floats:
+        """Return standard errors of the cumulative hazard over exp(x'b), for rows (m, p): (m, J)."""
+        # The derivative by the coefficients is x times the hazard, less the hazard times the mean at risk.
+        d = X[:, None, :] * self.hazard[:, None] - self._centers
+        return np.asarray(np.sqrt(self._variance + np.einsum("mjp,pq,mjq->mj", d, self._cov, d)))
+
+    def tidy(self) -> pd.DataFrame:
+        """One row per interval: ``time``, cumulative ``hazard``, ``std_error``."""
+        error = self._errors(np.zeros((1, len(self._params))))[0]
+        return pd.DataFrame({"time": self.times, "hazard": self.hazard, "std_error": error})
+
+    def survival(self, frame: pd.DataFrame, conf_level: float = 0.95) -> pd.DataFrame:
+        """Predict survival of rows that the caller holds, with intervals.
+
+        The intervals are symmetric on the scale of the logarithm of the cumulative hazard, and account for
+        the coefficients and the hazard of these sites, not for differences between sites.
+
+        Parameters
+        ----------
+        frame : DataFrame
+            With the columns of the model.
+        conf_level : float
+
+        Returns
+        -------
+        DataFrame
+            ``row`` (the index of `frame`), ``time``, ``survival``, ``conf_low``, ``conf_high``.
+
+        Raises
+        ------
+        ModelError
+            A row lacks a column of the model.
+        DesignError
+            A column is absent, of another type, or holds a level that the fit did not know.
+
+        Examples
+        --------
+        >>> import fedstat as fs, pandas as pd
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
+        >>> fit = fs.FederatedCox.from_formula("Surv(months, died) ~ age", partition).fit()
+        >>> fit.baseline_hazard([12, 24]).survival(pd.DataFrame({"age": [60]})).round(2)
+           row  time  survival  conf_low  conf_high
+        0    0  12.0      0.82      0.79       0.84
+        1    0  24.0      0.63      0.60       0.67
+        """
+        check_level("conf_level", conf_level)
+        found = predict_rows(self._agreement, self._design, self._params, frame)
+        if not found.complete.all() or found.linear.isna().any():
+            raise ModelError("survival: expected rows without missing values")
+        ratio = np.exp(found.linear.to_numpy())[:, None]
+        total = ratio * self.hazard
+        with np.errstate(divide="ignore", invalid="ignore"):
+            spread = np.exp(stats.norm.isf((1.0 - conf_level) / 2.0) * self._errors(found.X) / self.hazard)
+        spread = np.where(self.hazard > 0.0, spread, 1.0)
+        m, J = len(frame), len(self.times)
+        return pd.DataFrame(
+            {
+                "row": np.repeat(frame.index.to_numpy(), J),
+                "time": np.tile(self.times, m),
+                "survival": np.exp(-total).ravel(),
+                "conf_low": np.exp(-total * spread).ravel(),
+                "conf_high": np.exp(-total / spread).ravel(),
+            }
+        )
+
+    def plot(self, frame: pd.DataFrame, ax: Axes | None = None, *, conf_level: float = 0.95) -> Axes:
+        """Draw predicted survival of rows, with their intervals; the index of `frame` names them.
+
+        Examples
+        --------
+        >>> import fedstat as fs, pandas as pd
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
+        >>> fit = fs.FederatedCox.from_formula("Surv(months, died) ~ age", partition).fit()
+        >>> ages = pd.DataFrame({"age": [50, 70]}, index=["age 50", "age 70"])
+        >>> fit.baseline_hazard(3, until=48).plot(ages).get_ylabel()
+        'survival'
+        """
+        ax = axes_for(ax, 6.5, 3.8)
+        found = self.survival(frame, conf_level)
+        for place, label in enumerate(frame.index):
+            part, color = found[found["row"] == label], COLORS[place % len(COLORS)]
+            x = np.append(0.0, part["time"])
+            curves = [np.append(1.0, part[name]) for name in ("survival", "conf_low", "conf_high")]
+            ax.step(x, curves[0], where="post", color=color, linewidth=1.6, label=str(label))
+            ax.fill_between(x, curves[1], curves[2], step="post", color=color, alpha=0.15, linewidth=0.0)
+        ax.set_ylim(0.0, 1.02)
+        ax.set_xlim(0.0, float(self.times[-1]) * 1.02)
+        label_y(ax, "survival")
+        ax.set_xlabel("time")
+        plain_legend(ax, loc="lower left")
+        set_headline(ax, "Predicted survival", f"with {100 * conf_level:g} % intervals")
+        return ax
+
+    def _glance(self) -> Mapping[str, float]:
+        return {
+            "intervals": len(self.times),
+            "until": float(self.times[-1]),
+            "hazard": float(self.hazard[-1]),
+        }
+
+    def _sheets(self) -> Iterator[Sheet]:
+        every = -(-len(self.times) // MOST_TIMES)
+        rows = tuple(
+            (f"{time:g}", number(hazard), number(error))
+            for time, hazard, error in self.tidy().iloc[every - 1 :: every].itertuples(index=False)
+        )
+        title = "Cumulative baseline hazard, mean over sites"
+        yield Sheet(("time", "hazard", "std err"), rows, "lrr", (WIDTH - 28, 13, 13), title)
+
+    def _summary_notes(self) -> Iterator[Note]:
+        yield Note(
+            "mean_of_sites",
+            "The sites have baseline hazards of their own. This is their mean, weighted by rows: survival at "
+            "a site can differ from the predictions.",
+        )
+
+    def __repr__(self) -> str:
+        return f"<Baseline hazard at {len(self.times)} times up to {self.times[-1]:g}; see .summary()>"

@@ -1,0 +1,59 @@
+"""Counts on public grids without counts of few rows: grids, and averages over blocks of rows."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedstat.errors import ModelError
+from fedstat.models.checks import check_positive
+from fedstat.typing import Floats, Ints
+
+MOST_POINTS = 1000
+
+
+def grid_points(grid: object, until: float | None) -> Floats:
+    """Return the points of a grid that is given by its width, or by its points."""
+    if isinstance(grid, int | float | np.number) and not isinstance(grid, bool):
+        check_positive("grid", grid)
+        if until is None:
+            raise ModelError("until: a grid of equal widths needs its last time, as in fit(grid=3, until=60)")
+        check_positive("until", until)
+        count = int(np.ceil(float(until) / float(grid) - 1e-9))
+        if count > MOST_POINTS:
+            raise ModelError(f"grid: expected at most {MOST_POINTS:,} points, received {count:,}")
+        points: Floats = float(grid) * np.arange(1.0, count + 1.0)
+        points[-1] = float(until)
+        return points
+    if until is not None:
+        raise ModelError("until: the last point of the grid is its end; leave it out")
+    try:
+        points = np.array(grid, dtype=np.float64)
+    except (TypeError, ValueError):
+        points = np.zeros(0)
+    if points.ndim != 1 or not 1 <= len(points) <= MOST_POINTS or not np.isfinite(points).all():
+        raise ModelError(f"grid: expected a width, or up to {MOST_POINTS:,} times")
+    if points[0] <= 0.0 or (np.diff(points) <= 0.0).any():
+        raise ModelError("grid: expected positive times that ascend")
+    return points
+
+
+def block_means(code: Ints, values: Floats, size: int) -> Floats:
+    """Replace values (n,) by means of blocks of `size` successive ones or more, within each code (n,).
+
+    Blocks have equal sizes as far as possible. With `size` 1 nothing changes, nor does a block of equal
+    values. Means of whole numbers are whole: intervals count up to their ends, and a part would always be
+    rounded up.
+    """
+    if size <= 1 or not len(values):
+        return values
+    whole = bool((values == np.rint(values)).all())
+    order = np.lexsort((values, code))
+    sorted_code, out = code[order], np.empty(len(values))
+    starts = np.flatnonzero(np.append(True, np.diff(sorted_code) != 0))
+    for low, high in zip(starts, np.append(starts[1:], len(values)), strict=True):
+        blocks = max((high - low) // size, 1)
+        for rows in np.array_split(order[low:high], blocks):
+            first, last = values[rows[0]], values[rows[-1]]
+            mean = first if first == last else values[rows].mean()
+            out[rows] = np.rint(mean) if whole else mean
+    return out
