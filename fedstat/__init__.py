@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not read INSTALLED;
     from fedstat.models.copula_glm.model import PrivateCopulaGLM as PrivateCopulaGLM
     from fedstat.models.cox.model import FederatedCox as FederatedCox
     from fedstat.models.descriptive.model import KaplanMeier as KaplanMeier
+    from fedstat.models.descriptive.tables import corr as corr
     from fedstat.models.descriptive.tables import crosstab as crosstab
     from fedstat.models.descriptive.tables import histogram as histogram
     from fedstat.models.descriptive.tables import quantiles as quantiles

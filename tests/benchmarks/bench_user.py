@@ -44,7 +44,9 @@ NEEDS = {
     "stepmix": "stepmix",
     "sklearn_lasso": "sklearn",
 }
-"""Libraries of peers that the package's own tests do not need; `glmnet` is looked for in R."""
+"""Libraries of peers that the package's own tests do not need."""
+IN_R = {"glmnet": "glmnet", "coxph": "survival", "survfit": "survival"}
+"""Peers that are functions of R, and their libraries."""
 COLUMNS = ("row", "who", "cpu", "wall", "peak", "bytes", "date")
 
 
@@ -117,6 +119,15 @@ ROWS = {
         (70_000, 55, "binomial"),
         goal="4 s, 300 MB sent",
     ),
+    "cox": Row("FederatedCox, 100,000 x 20, four sites", "cox", ("coxph",), "times_of_sites", (100_000, 20)),
+    "curves": Row(
+        "KaplanMeier, a million rows, 80 intervals",
+        "kaplan_meier",
+        ("survfit",),
+        "times_of_sites",
+        (1_000_000, 1),
+        goal="1 s",
+    ),
     "clusters": Row("M2SEM, 400 x 160, K = 3, Q = 2", "m2sem", ("stepmix",), "clusters", goal="6 s"),
     "sites": Row(
         "GLORE, 200 sites of 200 rows", "many_sites", ("statsmodels_sites",), sizes=(200,), goal="5 s"
@@ -160,9 +171,11 @@ def python_of(task: str) -> str:
 
 
 def is_installed(task: str) -> bool:
-    if task == "glmnet":
+    if library := IN_R.get(task):
         R = shutil.which("Rscript")
-        return bool(R) and not subprocess.run([R, "-e", "library(glmnet)"], capture_output=True).returncode
+        return (
+            bool(R) and not subprocess.run([R, "-e", f"library({library})"], capture_output=True).returncode
+        )
     return bool(python_of(task))
 
 

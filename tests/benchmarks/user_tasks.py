@@ -40,6 +40,23 @@ def rows_of_sites(folder, n, columns):
     frame.to_parquet(folder / "rows.parquet", index=False)
 
 
+def times_of_sites(folder, n, columns):
+    """Exponential times on a grid of 1/200 with a third of the rows censored, at four sites."""
+    import numpy as np
+    import pandas as pd
+
+    rng = np.random.default_rng(0)
+    n, columns = int(n), int(columns)
+    X = rng.normal(size=(n, columns))
+    time = rng.exponential(size=n) / np.exp(X @ rng.normal(0.0, 0.2, columns))
+    end = 2.0 * rng.exponential(size=n)
+    frame = pd.DataFrame(X, columns=[f"x{j}" for j in range(columns)])
+    frame["time"] = np.ceil(np.minimum(time, end) * 200.0) / 200.0
+    frame["event"], frame["arm"] = (time <= end).astype(int), rng.choice(["a", "b"], n)
+    frame["site"] = rng.integers(0, 4, n).astype(str)
+    frame.to_csv(folder / "times.csv", index=False)
+
+
 def stream(folder, n, columns):
     """Rows of one site, drawn in parts, because the whole table needs not fit into memory."""
     import pyarrow as pa
@@ -193,6 +210,39 @@ def glore(folder, n, columns):
         return complete(fs.ClientPartition.from_frame(rows, by="site"), fs.GLORE, "y ~ .")
 
     run(frame.head(20_000))
+    return run
+
+
+def cox(folder, n, columns):
+    import pandas as pd
+
+    import fedstat as fs
+
+    frame = pd.read_csv(folder / "times.csv", dtype={"site": str})
+    formula = "Surv(time, event) ~ " + " + ".join(f"x{j}" for j in range(int(columns)))
+
+    def run(rows=frame):
+        return complete(fs.ClientPartition.from_frame(rows, by="site"), fs.FederatedCox, formula)
+
+    run(frame.head(4_000))
+    return run
+
+
+def kaplan_meier(folder, n, columns):
+    import pandas as pd
+
+    import fedstat as fs
+
+    frame = pd.read_csv(folder / "times.csv", dtype={"site": str}, usecols=["time", "event", "arm", "site"])
+
+    def run(rows=frame):
+        partition = fs.ClientPartition.from_frame(rows, by="site")
+        model = fs.KaplanMeier.from_formula("Surv(time, event) ~ arm", partition)
+        fit = model.fit(grid=0.05, until=4)
+        str(fit.summary())
+        return fit
+
+    run(frame.head(4_000))
     return run
 
 
@@ -382,6 +432,32 @@ def glmnet(folder, n, columns, family):
         command = ["Rscript", script, folder, n, columns, family, algorithm, 1, "1e-7"]
         done = subprocess.run([str(part) for part in command], check=True, capture_output=True, text=True)
         cpu, wall = map(float, done.stdout.splitlines()[-1].split()[1:])
+        return {"cpu": cpu, "wall": wall}
+
+    return run
+
+
+def coxph(folder, n, columns):
+    """R's coxph of the same rows, stratified by site, without the reading of data."""
+    return survival_peer(folder, f"coxph(Surv(time, event) ~ {slopes(columns)} + strata(site), d)")
+
+
+def survfit(folder, n, columns):
+    """R's survfit of the same rows, without the reading of data."""
+    return survival_peer(folder, "summary(survfit(Surv(time, event) ~ arm, d), times = seq(0.05, 4, 0.05))")
+
+
+def slopes(columns):
+    return " + ".join(f"x{j}" for j in range(int(columns)))
+
+
+def survival_peer(folder, call):
+    code = f"library(survival); d <- read.csv({str(folder / 'times.csv')!r}); t <- system.time({call}); "
+    code += "cat(t[['user.self']] + t[['sys.self']], t[['elapsed']])"
+
+    def run():
+        done = subprocess.run(["Rscript", "-e", code], check=True, capture_output=True, text=True)
+        cpu, wall = map(float, done.stdout.splitlines()[-1].split())
         return {"cpu": cpu, "wall": wall}
 
     return run

@@ -100,7 +100,7 @@ class RowCounts:
             self._moments = np.array([combine_moments(pairs[:, :, j]) for j in range(X.shape[1])]).T
             # -1 stays -1: a column that held another number in one chunk is no indicator.
             self._ones = np.where((self._ones < 0) | (ones < 0), -1, self._ones + ones)
-        if not self.question.curve_response:  # the family reports it for curves
+        if self.question.response:  # a table has none, and the family reports it for curves
             self._add_response(rows)
         if rows.weight is not None:
             self._weights += rows.weight.sum(), rows.weight @ rows.weight
@@ -136,7 +136,7 @@ class RowCounts:
                 "its values are larger than a number can be. Transform it, for instance by a logarithm."
             )
         # Whatever the distribution: sums over few events would reveal these entities.
-        if self._binary and not self.question.curve_response:
+        if self._binary and self.question.response:
             without, events = self._outcomes.tolist()
             state.report(OutcomeCounts((without, events), question.response))
         state.report(IndicatorCounts(self._ones[int(question.intercept) :], self.n, self.names))
@@ -157,7 +157,7 @@ class RowCounts:
     @property
     def rows_used(self) -> RowsUsed:
         """Rows behind all answers about this design, and which of them are events of a comparison."""
-        if self.question.curve_response:
+        if not self.question.response:
             return RowsUsed(self.used)
         tree = parse_expression(self.question.response, response=True).tree
         compared = isinstance(tree.event if isinstance(tree, Survival) else tree, Relation)
@@ -296,7 +296,7 @@ class OpenRows:
         """Return the same, with response, offset and weights."""
 
         def more(rows: CompleteRows) -> list[Floats]:
-            y = [] if self.question.curve_response else [rows.y]
+            y = [rows.y] if self.question.response else []
             return [*y, *([] if rows.offset is None else [rows.offset]), *rows.weights.values()]
 
         return self._in_one(more)

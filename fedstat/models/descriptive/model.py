@@ -21,6 +21,7 @@ from fedstat.models.descriptive.protocol import SurvivalTable, request_of, survi
 from fedstat.models.descriptive.results import KaplanMeierResults
 from fedstat.models.descriptive.steps import FAMILY
 from fedstat.models.descriptive.synthetic import with_synthetic_cells
+from fedstat.models.descriptive.tables import corr as corr
 from fedstat.models.descriptive.tables import crosstab as crosstab
 from fedstat.models.descriptive.tables import histogram as histogram
 from fedstat.models.descriptive.tables import quantiles as quantiles

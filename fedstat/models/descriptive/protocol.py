@@ -9,6 +9,8 @@ import numpy as np
 
 from fedstat.codec import to_json
 from fedstat.errors import EstimationError
+from fedstat.federation.design.horizontal_design import RowsDesign
+from fedstat.federation.design.horizontal_steps import standardization
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.survival_curves import LogRankSums
 from fedstat.models.descriptive.steps import CellsRequest
@@ -153,3 +155,14 @@ def cells_shown(small: Bools, large: Bools) -> Bools:
         enough = np.flatnonzero(large[group])
         shown[group, enough[-1:] if len(enough) else slice(None)] = False
     return np.asarray(shown)
+
+
+def correlation(session: RowsSession) -> FitProtocol[tuple[RowsDesign, Floats]]:
+    """Return the design, and the correlations of its columns without the intercept (p, p)."""
+    design = session.opened((yield session.opening()))
+    shift, scale = standardization(design.mean, design.spread, design.intercept)
+    replies = yield session.request_all("sum_products", {"shift": shift, "scale": scale})
+    first = int(design.intercept)
+    products = np.asarray(add(replies, "products"))[first:, first:]
+    size = np.sqrt(np.diag(products))
+    return design, np.clip(products / np.outer(size, size), -1.0, 1.0)

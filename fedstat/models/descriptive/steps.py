@@ -18,7 +18,7 @@ import pandas as pd
 
 from fedstat.errors import DesignError, MessageError
 from fedstat.federation.design.coding import BlockSpec
-from fedstat.federation.design.horizontal_steps import unknown_levels
+from fedstat.federation.design.horizontal_steps import OPEN_ROWS, rows_of, translation, unknown_levels
 from fedstat.federation.design.site_rows import CompleteRows, RowsRequest, find_complete_rows
 from fedstat.federation.disclosure.facts import (
     ColumnSums,
@@ -34,7 +34,7 @@ from fedstat.federation.disclosure.facts import (
 )
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import aggregate, control
+from fedstat.federation.message import aggregate, check_lengths, control
 from fedstat.federation.tables.columns import as_numbers
 from fedstat.federation.tables.table import keep_result
 from fedstat.inference.survival_curves import log_rank
@@ -295,3 +295,26 @@ def level_counts(opened: OpenCells) -> Ints:
     code = opened.group * opened.levels + opened.level
     size = opened.groups * opened.levels
     return np.bincount(code, minlength=size).reshape(opened.groups, opened.levels)
+
+
+@step(
+    FAMILY,
+    takes={
+        "shift": aggregate("means of the columns over all sites", common=True),
+        "scale": aggregate("standard deviations of the columns over all sites", common=True),
+    },
+    releases={"products": summed("products of the standardized columns", 2, behind=OPEN_ROWS)},
+)
+def sum_products(data: SiteData, state: State, shift: Floats, scale: Floats) -> dict[str, Array]:
+    """Sum products of columns standardized over all sites: ``products`` (p, p), with the intercept."""
+    opened = rows_of(state)
+    check_lengths(data.name, shift=(shift, len(opened.shift)), scale=(scale, len(opened.shift)))
+    if not (scale > 0.0).all():
+        raise MessageError(f"{data.name}: array 'scale' must be positive")
+    # The same at every request, as the moments of least squares are.
+    state.report(opened.question.column_sums(opened.used, True))
+    to_own = translation(opened.shift, opened.scale, shift, scale)
+    total = np.zeros((len(scale), len(scale)))
+    for _, X in opened.chunks():
+        total += X.T @ X
+    return {"products": to_own.T @ total @ to_own}

@@ -14,6 +14,7 @@ from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.formula.parse import Formula, SiteTerms, parse_pooled_formula
 from fedstat.federation.design.formula.syntax_tree import Category, Column
 from fedstat.federation.design.formula.terms import parse_term
+from fedstat.federation.design.horizontal_design import RowsDesign
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.dry_run.execution import DrySite
 from fedstat.federation.partition.partition import ClientPartition
@@ -24,6 +25,7 @@ from fedstat.models.descriptive.protocol import (
     CategoryTable,
     NumberTable,
     category_table,
+    correlation,
     number_table,
     quantile_places,
     request_of,
@@ -326,6 +328,72 @@ def quantiles_of(table: NumberTable, shares: Floats) -> Floats:
     position = shares * (counts.sum(axis=1, keepdims=True) - 1.0)
     rest = position - np.floor(position)
     return np.where(position >= 0.0, (1.0 - rest) * low + rest * high, np.nan)
+
+
+class CorrelationModel(HorizontalModel):
+    """Correlations of numbers."""
+
+    model_name: ClassVar[str] = "Correlations"
+    _plan = DryRunPlan
+    _goes_on = True
+
+    def fit(self, masked: bool | None = None) -> Any:
+        """Sum the products of the columns."""
+        return run_fit(self, Call.of(self.fit, locals()), CorrelationModel._sum, masked)
+
+    def _sum(self, attempt: FitAttempt, masked: object) -> tuple[RowsDesign, Floats, Ledger]:
+        session = self._open_session(FAMILY, check_masked(masked, len(self.sites), self._masks_wanted))
+        design, found = attempt.run(correlation(session), session.masked_sites)
+        return design, found, attempt.ledger
+
+    def _report_missing(self, missing: object) -> None:
+        """Leave missing values to the result, which counts them."""
+
+
+def corr(partition: ClientPartition, formula: str, *, masked: bool | None = None) -> pd.DataFrame:
+    """Return Pearson's correlations of numbers over the complete rows of all sites.
+
+    Parameters
+    ----------
+    partition : ClientPartition
+        In the horizontal layout.
+    formula : str
+        The columns, as in ``"age + log(income) + bmi"``; levels of categories are columns of zeros and ones.
+    masked : bool, optional
+        Whether pairwise masks hide each site's part of the sums; by default with at least three sites.
+
+    Returns
+    -------
+    DataFrame
+        Correlations; ``attrs["ledger"]`` has the ledger, ``attrs["nobs"]`` the complete rows and
+        ``attrs["missing"]`` the others.
+
+    Raises
+    ------
+    DesignError
+        A column is constant.
+    PolicyError
+        A site refuses, for instance where a product of two columns is nonzero in few rows.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> fs.corr(partition, "age + trestbps + thalach").round(2).loc["age"].tolist()
+    [1.0, 0.02, -0.14]
+    """
+    check_layout("corr", partition, "horizontal")
+    right = formula.strip().removeprefix("~")
+    names = [*partition.pooled_columns, ROWS]
+    parsed = parse_pooled_formula(f"`{ROWS}` ~ {right}", names, (ROWS, partition.site_column))
+    text = f"~ {right.strip()}"
+    model = CorrelationModel(Formula(text, "", None, (), True, parsed.sites), partition)
+    design, found, ledger = model.fit(masked=masked)
+    labels = list(design.names[int(design.intercept) :])
+    frame = pd.DataFrame(found, index=labels, columns=labels)
+    n = sum(row.n for row in model.agreement.sites)
+    frame.attrs |= {"ledger": ledger, "nobs": n, "missing": partition.n_entities - n}
+    return frame
 
 
 def table_one(

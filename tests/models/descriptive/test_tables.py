@@ -8,9 +8,10 @@ from scipy import stats
 
 import fedstat as fs
 from fedstat.errors import FormulaError, ModelError, PolicyError
+from fedstat.federation.design.formula.parse import Formula, SiteTerms
 from fedstat.models.descriptive.protocol import cells_shown
 from fedstat.models.descriptive.table_one import kruskal_wallis
-from fedstat.models.descriptive.tables import TableModel
+from fedstat.models.descriptive.tables import CorrelationModel, TableModel
 
 EXACT = fs.Policy(min_count=1, min_level_count=1, min_events=1)
 RNG = np.random.default_rng(5)
@@ -124,6 +125,39 @@ def test_repeated_quantiles_find_means_of_blocks_and_no_value():
         block = np.sort(table.loc[table["hospital"] == "Bonn", "age"])[-3:]
         assert abs(found.iloc[0, 0] - 111.1) > 5.0
         assert abs(found.iloc[0, 0] - block.mean()) < 1.0
+
+
+def test_correlations_are_those_of_pandas():
+    found = fs.corr(partition(), "age + weight + months + C(arm)")
+    numbers = TABLE.assign(arm=(TABLE["arm"] == "surgery").astype(float)).dropna(subset=["weight"])
+    expected = numbers[["age", "weight", "months", "arm"]].corr()
+    assert found.columns.tolist() == ["age", "weight", "months", "C(arm)[T.surgery]"]
+    assert_allclose(found, expected.to_numpy(), rtol=0.0, atol=1e-9)
+    assert (found.attrs["nobs"], found.attrs["missing"]) == (740, 60)
+    far = TABLE.assign(age=TABLE["age"] + 1e7)
+    assert_allclose(fs.corr(partition(far), "age + months", masked=False), numbers_of(far), atol=1e-7)
+    released = found.attrs["ledger"].releases()
+    products = released[(released["step"] == "sum_products") & (released["sender"] != "coordinator")]
+    assert products["masked"].all() and set(products["kind"]) == {"aggregate"}
+    lone = TABLE.assign(
+        a=np.where(np.arange(800) % 200 < 40, 1.0, 0.0), b=np.where(np.arange(800) % 200 < 239, 0.0, 1.0)
+    )
+    lone.loc[lone.index[0], "b"] = 1.0
+    lone.loc[lone.index[100:140], "b"] = 1.0
+    with pytest.raises(PolicyError):  # the product of a and b is one at one row
+        fs.corr(partition(lone, "strict"), "a + b")
+
+
+def test_a_dry_run_of_correlations():
+    formula = Formula(
+        "~ age + months", "", None, (), True, (SiteTerms("", ("age", "months"), ("age", "months")),)
+    )
+    expected = CorrelationModel(formula, partition()).explain()
+    assert expected.passes and "sum_products" in expected.tidy()["step"].tolist()
+
+
+def numbers_of(table):
+    return table[["age", "months"]].corr().to_numpy()
 
 
 def test_table_one_cell_by_cell():
