@@ -450,12 +450,15 @@ class ColumnSums:
         Whether products of two functions of a column are summed, or only each function and its square.
     weights : str
         What distinguishes the weights of the rows in the products; empty where all rows count alike.
+    blocks : mapping of str to sequence of str
+        Names of sums of a column over blocks of rows, by column.
     """
 
     factors: Sequence[FormulaFactor]
     used: Bools
     products: bool = False
     weights: str = ""
+    blocks: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 InsteadOfFit: TypeAlias = Callable[[str], tuple[Mapping[str, Array], str]]

@@ -150,7 +150,9 @@ def _new_sums(data: SiteData, fact: ColumnSums) -> tuple[dict[str, frozenset[str
     if data.policy.max_column_sums == "any":
         return {}, {}
     rows = _row_digest(fact.used)
-    named = column_sums(fact.factors, data.published, fact.products, fact.weights)
+    named = dict(column_sums(fact.factors, data.published, fact.products, fact.weights))
+    for name, sums in fact.blocks.items():
+        named[name] = named.get(name, frozenset()) | {f"|{one}" for one in sums}
     over = {name: frozenset(f"{rows}|{one}" for one in keys) for name, keys in named.items()}
     before = released_sums(data.site_ledger, over)
     return {name: keys - before[name] for name, keys in over.items() if keys - before[name]}, before

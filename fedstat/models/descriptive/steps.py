@@ -9,6 +9,7 @@ blocks, and the intervals of two tables reveal means of blocks at most, never th
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
@@ -18,6 +19,8 @@ import pandas as pd
 
 from fedstat.errors import DesignError, MessageError
 from fedstat.federation.design.coding import BlockSpec
+from fedstat.federation.design.formula.expression import parse_expression
+from fedstat.federation.design.formula.syntax_tree import Survival, iter_columns
 from fedstat.federation.design.horizontal_steps import OPEN_ROWS, rows_of, translation, unknown_levels
 from fedstat.federation.design.site_rows import CompleteRows, RowsRequest, find_complete_rows
 from fedstat.federation.disclosure.facts import (
@@ -38,7 +41,7 @@ from fedstat.federation.message import aggregate, check_lengths, control
 from fedstat.federation.tables.columns import as_numbers
 from fedstat.federation.tables.table import keep_result
 from fedstat.inference.survival_curves import log_rank
-from fedstat.models.horizontal.blocks import block_means
+from fedstat.models.horizontal.blocks import block_means, count_blocks
 from fedstat.models.horizontal.rows import summed
 from fedstat.typing import Array, Bools, Floats, Ints
 
@@ -118,10 +121,31 @@ class OpenCells:
         """Return the number of each row's group and outcome, (n,)."""
         return self.group * 2 + self.event
 
+    def block_sums(self) -> ColumnSums:
+        """Return the fact on the means of blocks, which intervals of any width reveal.
+
+        Other groups have other blocks: from several divisions of the same rows, their numbers would follow.
+        """
+        question = RowsRequest.from_json(self.request.question)
+        columns = [self.request.number] if self.request.number else time_columns(question.response)
+        count = count_blocks(self.outcome, self.data.policy.min_level_count)
+        division = hashlib.sha256(self.outcome.tobytes()).hexdigest()[:16]
+        names = [f"block {division} {place}" for place in range(count)]
+        used = np.zeros(self.data.table.n_rows, dtype=bool)
+        used[self.rows] = True
+        return ColumnSums([], used, blocks=dict.fromkeys(columns, names))
+
     def cells(self, edges: Floats) -> Ints:
         """Return the cell of each row: group, interval up to each edge and beyond, event."""
         interval = np.searchsorted(edges, self.averaged)
         return np.asarray((self.group * (len(edges) + 1) + interval) * 2 + self.event, dtype=np.int64)
+
+
+def time_columns(response: str) -> list[str]:
+    """Return the columns that the times of a response read."""
+    tree = parse_expression(response, response=True).tree
+    times = tree.times if isinstance(tree, Survival) else ()
+    return list(dict.fromkeys(name for time in times for name in iter_columns(time)))
 
 
 def group_codes(frame: pd.DataFrame, spec: BlockSpec, groups: tuple[str, ...]) -> Ints:
@@ -199,6 +223,7 @@ def count_cells(data: SiteData, state: State, edges: Floats) -> dict[str, Array]
     shape = (opened.groups, len(edges) + 1, 2)
     counts = np.bincount(code, minlength=int(np.prod(shape)))
     state.report(LevelRowCounts("cells of the table", counts.tolist()))
+    state.report(opened.block_sums())
     return {"cells": counts.reshape(shape).astype(np.float64)}
 
 

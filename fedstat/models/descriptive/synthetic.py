@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from fedstat.codec import from_json
 from fedstat.federation.design.horizontal_design import RowsAgreement
 from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.disclosure.state import SiteData, State
@@ -26,7 +27,8 @@ def with_synthetic_cells(
     def open_cells(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
         n = data.table.n_rows
         place = np.arange(n)
-        opened = OpenCells(data, CellsRequest(text, ""), G, levels)
+        request = from_json(CellsRequest, text, f"{data.name}: the request of a table")
+        opened = OpenCells(data, request, G, levels)
         opened.group, opened.level, opened.rows = place % G, place // G % levels, place
         opened.event = place // (G * levels) % 2 == 0
         opened.number = opened.averaged = np.ones(n)

@@ -37,6 +37,12 @@ def grid_points(grid: object, until: float | None) -> Floats:
     return points
 
 
+def count_blocks(code: Ints, size: int) -> int:
+    """Count the blocks of :func:`block_means` in which several rows are averaged."""
+    sizes = np.unique(code, return_counts=True)[1]
+    return int(np.maximum(sizes // size, 1).sum()) if size > 1 else 0
+
+
 def block_means(code: Ints, values: Floats, size: int) -> Floats:
     """Replace values (n,) by means of blocks of `size` successive ones or more, within each code (n,).
 

@@ -126,6 +126,16 @@ def test_groups_that_differ_by_one_person_are_refused():
         fs.KaplanMeier.from_formula("Surv(months, died) ~ other", partition).fit(3, until=60)
 
 
+def test_divisions_that_would_give_the_times_back_are_refused():
+    """Blocks of other groups overlap: enough divisions are a linear system for the times."""
+    partition = fs.ClientPartition.from_frame(PATIENTS, by="hospital", policy="strict")
+    fs.KaplanMeier.from_formula("Surv(months, died) ~ arm", partition).fit(3, until=60)
+    # The same division at another grid averages the same blocks.
+    fs.KaplanMeier.from_formula("Surv(months, died) ~ arm", partition).fit(1, until=60)
+    with pytest.raises(PolicyError, match=r"at most 0\.5 different sums"):
+        fs.KaplanMeier.from_formula("Surv(months, died) ~ stage", partition).fit(3, until=60)
+
+
 def test_a_group_with_few_rows_is_refused():
     table = PATIENTS.assign(arm=np.where(np.arange(800) % 200 < 2, "none", PATIENTS["arm"]))
     with pytest.raises((PolicyError, DesignError), match="level"):
