@@ -101,6 +101,9 @@ class DesignError(FedstatError, ValueError):
     DesignError
     """
 
+    empty_site: str = ""
+    """Site that has no row with all columns, if this is the problem."""
+
 
 class ModelError(FedstatError, ValueError):
     """An argument of a model or of its fit is invalid here.

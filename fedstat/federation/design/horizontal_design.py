@@ -123,11 +123,13 @@ def agree_coding(
     gaps = f" {GAPS}" if question.read_curves else ""
     for row in counted:
         if not row.n:
-            raise DesignError(
+            error = DesignError(
                 f"site {row.site!r} has no row with all of {', '.join(map(repr, question.needed))} (of "
                 f"{row.n_rows:,} rows): one of these columns may hold no value there. Use fewer of them, or "
                 f"leave the site out.{gaps}"
             )
+            error.empty_site = row.site
+            raise error
     kinds: dict[str, ColumnKind] = agree_kinds(columns)
     levels = agree_levels(columns, site_column=site_column, min_count=min_count)
     for doubt in spelling_doubts(columns, site_column):

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import FormulaError, ModelError
+from fedstat.errors import DesignError, FormulaError, ModelError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.formula.parse import Formula, SiteTerms, parse_pooled_formula
 from fedstat.federation.design.formula.syntax_tree import Category, Column
@@ -409,6 +409,8 @@ def table_one(
 ) -> TableOne:
     """Describe the rows of all sites, by group: the first table of a study.
 
+    A site that has no value of a column is left out of its figures; its rows count as missing.
+
     Parameters
     ----------
     partition : ClientPartition
@@ -465,13 +467,14 @@ def table_one(
     ranges = {name: _range_of(partition, name, bounds) for name in nonnormal}
     found, ledgers = [], []
     for name, category in variables.items():
-        model = TableModel(partition, groups, "" if category else name, name if category else "")
+        model, lacking = _described(partition, groups, "" if category else name, name if category else "")
+        missing = model.missing + lacking
         if model.category:
             if name in nonnormal:
                 raise ModelError(f"nonnormal: expected numbers of the table, received {name!r}")
             table, ledger = model.fit(masked=masked)
             levels = tuple(map(str, model.agreement.spec.levels[name]))
-            found.append(TableVariable(name, model.missing, table.rows, levels=levels, counts=table.counts))
+            found.append(TableVariable(name, missing, table.rows, levels=levels, counts=table.counts))
         else:
             edges = np.linspace(*ranges[name], BINS + 1) if name in ranges else None
             shares = QUARTERS if edges is not None else ()
@@ -481,11 +484,27 @@ def table_one(
                 quarters = np.vstack([_overall(table), quantiles_of(table, np.array(QUARTERS))])
                 intervals = table.counts.cells.sum(axis=2)
             figures = (table.mean, table.variance, quarters, intervals)
-            one = TableVariable(name, model.missing, table.rows, *figures)
+            one = TableVariable(name, missing, table.rows, *figures)
             found.append(one)
         ledgers.append(ledger)
     labels = tuple(str(name) for (name,) in model.group_names) if by is not None else ()
     return TableOne(tuple(found), by, labels, partition.n_entities, smd, pvalues, ledgers)
+
+
+def _described(
+    partition: ClientPartition, groups: Sequence[str], number: str, category: str
+) -> tuple[TableModel, int]:
+    """Make the table of a column among the sites that have it, and count the rows of the others."""
+    lacking = 0
+    while True:
+        try:
+            return TableModel(partition, groups, number, category), lacking
+        except DesignError as error:
+            rest = [site for site in partition.sites if site != error.empty_site]
+            if not rest or len(rest) == len(partition.sites):
+                raise
+            lacking += len(partition.rows[error.empty_site])
+            partition = partition._among(rest)
 
 
 def _overall(table: NumberTable) -> Floats:

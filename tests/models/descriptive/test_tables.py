@@ -7,7 +7,7 @@ from numpy.testing import assert_allclose
 from scipy import stats
 
 import fedstat as fs
-from fedstat.errors import FormulaError, ModelError, PolicyError
+from fedstat.errors import DesignError, FormulaError, ModelError, PolicyError
 from fedstat.federation.design.formula.parse import Formula, SiteTerms
 from fedstat.models.descriptive.protocol import cells_shown
 from fedstat.models.descriptive.table_one import kruskal_wallis
@@ -208,6 +208,15 @@ def test_a_table_without_groups():
     share = 100.0 * (TABLE["stage"] == "I").mean()
     assert found.to_frame().loc[("stage", "I"), "all"] == f"{(TABLE['stage'] == 'I').sum()} ({share:.1f})"
     assert found.glance()["groups"].tolist() == [1]
+
+
+def test_a_site_without_a_column_counts_as_missing():
+    table = TABLE.assign(weight=TABLE["weight"].mask(TABLE["hospital"] == "Ulm"))
+    found = fs.table_one(partition(table), "age + weight", by="arm")
+    assert found.variables[1].missing == table["weight"].isna().sum()
+    assert_allclose(found.variables[1].overall[0], table["weight"].mean(), rtol=1e-10)
+    with pytest.raises(DesignError, match="no row with all of 'weight'"):
+        fs.table_one(partition(table.assign(weight=np.nan)), "weight")
 
 
 def test_hidden_counts_are_announced():
