@@ -96,6 +96,8 @@ class RowsRequest:
                 raise MessageError("the question about a table's rows has two responses")
             return
         if not self.response:  # a table has columns and no response
+            if self.response_columns:
+                raise MessageError("the question about a table's rows has columns of a response, and none")
             return
         for transform in iter_transforms(parse_expression(self.response, response=True).tree):
             if transform.function in STATE_KEYS:
