@@ -42,9 +42,9 @@ class BaselineHazard(Report):
     >>> baseline = fit.baseline_hazard([12, 24, 36])
     >>> baseline.tidy().round(2)
        time  hazard  std_error
-    0  12.0    0.20       0.02
-    1  24.0    0.44       0.03
-    2  36.0    0.69       0.04
+    0  12.0    0.21       0.02
+    1  24.0    0.48       0.03
+    2  36.0    0.80       0.05
     >>> baseline.times.tolist(), baseline.hazard.shape, baseline.glance()["intervals"].tolist()
     ([12.0, 24.0, 36.0], (3,), [3])
     """
@@ -104,10 +104,10 @@ class BaselineHazard(Report):
         >>> import fedstat as fs, pandas as pd
         >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
         >>> fit = fs.FederatedCox.from_formula("Surv(months, died) ~ age", partition).fit()
-        >>> fit.baseline_hazard([12, 24]).survival(pd.DataFrame({"age": [60]})).round(2)
+        >>> fit.baseline_hazard([12, 24]).survival(pd.DataFrame({"age": [60]})).round(3)
            row  time  survival  conf_low  conf_high
-        0    0  12.0      0.82      0.79       0.84
-        1    0  24.0      0.63      0.60       0.67
+        0    0  12.0     0.823     0.795      0.848
+        1    0  24.0     0.638     0.601      0.673
         """
         check_level("conf_level", conf_level)
         found = predict_rows(self._agreement, self._design, self._params, frame)

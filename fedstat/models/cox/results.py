@@ -386,7 +386,7 @@ class CoxResults(DesignResults, saved_as=FORMAT, record=CoxRecord):
         >>> fit = fs.FederatedCox.from_formula("Surv(months, died) ~ age", partition).fit()
         >>> baseline = fit.baseline_hazard(12, until=48)
         >>> baseline.survival(pd.DataFrame({"age": [50, 70]})).round(2)["survival"].tolist()
-        [0.87, 0.74, 0.63, 0.53, 0.72, 0.5, 0.35, 0.23]
+        [0.88, 0.74, 0.61, 0.54, 0.75, 0.51, 0.33, 0.25]
         """
         fit, edges = self._record.fit, grid_points(grid, until)
         if self._model is None:
