@@ -202,3 +202,33 @@ def test_a_code_counts_in_its_cell_or_nowhere(code):
     assert counts.values.tolist() == [int(code == cell) for cell in range(3)] and counts.squared == 2
     assert cell_counts(np.array([[code, 1]]), 3).values[3:].tolist() == [0, 1, 0]
     assert cell_counts(np.array([[code, 1]]), 3).squared == 4
+
+
+@pytest.mark.parametrize("epsilon", [1e-6, 0.03, 0.09])
+def test_a_small_epsilon_is_not_taken_for_zero(epsilon):
+    """Below the first hundredths the mechanism still costs something, and exactly that is reported."""
+    assert epsilon_of(mu_of(epsilon, 1e-6), 1e-6) == pytest.approx(epsilon, rel=1e-6)
+    # One answer of epsilon a: delta = q - (1 - q) e^eps, q = 1 / (1 + e^-a).
+    q = 1.0 / (1.0 + math.exp(-epsilon))
+    assert record_epsilon(1, epsilon, 1e-9) == pytest.approx(math.log((q - 1e-9) / (1.0 - q)), rel=1e-6)
+
+
+def test_the_epsilon_of_many_answers_is_sought_up_to_their_sum():
+    """At a delta below the chance that all four answers are right, epsilon is close to 4 a, above a."""
+    q = 1.0 / (1.0 + math.exp(-3.0))
+    expected = math.log((q**4 - 1e-6) / (1.0 - q) ** 4)
+    assert record_epsilon(4, 3.0, 1e-6) == pytest.approx(expected, rel=1e-9)
+
+
+def test_small_sensitivities_and_deviations_are_charged():
+    """A release is free only without sensitivity, and costs everything only without noise."""
+    ledger = GaussianAccountant()
+    ledger.add(0.05, 0.05)
+    assert ledger.squared == 1.0
+    assert ledger.epsilon() == ledger.epsilon(1e-6) == epsilon_of(1.0, 1e-6)
+
+
+def test_a_site_with_between_a_third_and_half_of_the_length_has_the_exact_sensitivity():
+    """4 R^2 (T - R^2) up to R^2 = T / 2, above it T^2."""
+    assert gram_sensitivity([2, 3]).sites == (24, 25)
+    assert gram_sensitivity([2, 2]).sites == (16, 16)
