@@ -43,7 +43,7 @@ def answer_signed(
     address = (envelope.sender, envelope.receiver, envelope.number)
     if address != (COORDINATOR, site.name, number or envelope.number):
         raise SecurityError(f"{where}: meant for another site, or sent under another number")
-    payload = server.answer(envelope.payload, coordinator)
+    payload = server.answer(envelope.payload, coordinator, envelope.written)
     return sign_envelope(site.trust.identity, Envelope(site.name, COORDINATOR, envelope.number, payload))
 
 

@@ -27,6 +27,7 @@ PACKAGE = Path(fs.__file__).parent
 ORDER = {
     "BEFORE": [
         "check_request_arrays",
+        "check_role",
         "check_refusals_left",
         "check_declared_release",
         "check_session_known",
@@ -38,6 +39,7 @@ ORDER = {
         "check_reply_arrays",
         "check_weights_received",
         "check_facts_reported",
+        "check_role_columns",
         "check_column_limit",
         "check_entities_behind",
         "check_released_alone",
