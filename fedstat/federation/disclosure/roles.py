@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fedstat.errors import ConsentError, PartitionError
 from fedstat.federation.crypto.keys import normalize_fingerprint
@@ -25,11 +25,12 @@ AGREEING_FAMILIES = frozenset({"design", "secure", "align", "approval", "schema"
 class Study:
     """A study at a site: the fingerprint of its coordinator's key, and its folder for requests and replies.
 
-    Empty texts mean those of the site.
+    Empty texts mean those of the site. `roster` has the digests of its accepted rosters, by number.
     """
 
     coordinator: str = ""
     exchange: str = ""
+    roster: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

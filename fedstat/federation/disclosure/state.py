@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ import pandas as pd
 from fedstat.errors import DesignError, MessageError, PartitionError, SecurityError
 from fedstat.federation.audit.event_log import NO_SUBJECT, SiteLedger
 from fedstat.federation.audit.ledger_file import HistoryCheck
-from fedstat.federation.crypto.keys import Identity
+from fedstat.federation.crypto.keys import Identity, normalize_fingerprint
 from fedstat.federation.disclosure.approval import Approvals, FollowedPlan
 from fedstat.federation.disclosure.facts import EntityCount, FactorsRequested
 from fedstat.federation.disclosure.policy import Policy
@@ -43,7 +43,7 @@ class SiteTrust:
     `pinned` has the fingerprint of every site with which this one exchanges secrets, and its own. `consents`
     has the time at which the owner consented to one alignment of keys with a site, and `rosters` the digests
     of the accepted rosters, by number. `studies` has the fingerprint of each study's coordinator, and `roles`
-    what persons may request.
+    what persons may request. `study_rosters` are the accepted rosters of other coordinators, by fingerprint.
     """
 
     pinned: dict[str, str] = field(default_factory=dict)
@@ -52,6 +52,11 @@ class SiteTrust:
     rosters: dict[str, str] = field(default_factory=dict)
     studies: dict[str, str] = field(default_factory=dict)
     roles: dict[str, Role] = field(default_factory=dict)
+    study_rosters: dict[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def rosters_of(self, client: str) -> Mapping[str, str]:
+        """Return the accepted rosters of the coordinator with this fingerprint."""
+        return self.study_rosters.get(normalize_fingerprint(client), self.rosters)
 
     @property
     def identity(self) -> Identity:
