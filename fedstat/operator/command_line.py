@@ -340,6 +340,23 @@ SITE = (
             make_argument("--json", dest="as_json", action="store_true", help="print each entry as one line"),
         ),
     ),
+    Command(
+        "export",
+        "Export what was released, to whom and why, from the ledgers of all tables: as CSV, or as a page to "
+        "print.",
+        disclosure_commands.export_audit,
+        (
+            make_argument(
+                "--from", dest="since", default="", metavar="DAY", help="first day, YYYY-MM-DD (UTC)"
+            ),
+            make_argument("--to", dest="until", default="", metavar="DAY", help="last day, YYYY-MM-DD (UTC)"),
+            make_argument("--study", default="", help="releases of this study only"),
+            make_argument("--person", default="", help="releases to this person only"),
+            make_argument("--formula", default="", help="releases of formulas with this text only"),
+            make_argument("--column", default="", help="releases about this column only"),
+            make_argument("--out", type=Path, help="file that ends in .csv or .html (default: print CSV)"),
+        ),
+    ),
 )
 
 FEDERATION = (

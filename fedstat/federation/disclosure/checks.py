@@ -106,7 +106,8 @@ class RequestContext:
     def describe(self) -> None:
         """Note in the ledger what the session is about, as far as it is known."""
         state, purpose, earlier = self.state, self.request.purpose, self.chain.subject
-        columns = tuple(sorted(state.in_play))
+        requested = {name for fact in state.requested for one in fact.factors for name in one.columns}
+        columns = tuple(sorted(state.in_play | requested))
         state.subject = Subject(
             client=self.client,
             written=self.written,
