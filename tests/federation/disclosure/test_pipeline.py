@@ -26,8 +26,8 @@ from fedstat.operator.page.views import policy_page
 PACKAGE = Path(fs.__file__).parent
 ORDER = {
     "BEFORE": [
-        "check_request_arrays",
         "check_role",
+        "check_request_arrays",
         "check_refusals_left",
         "check_declared_release",
         "check_session_known",
