@@ -193,14 +193,20 @@ def check_plan_approved(context: RequestContext) -> None:
 BEFORE: tuple[Check, ...] = (
     # First: who may not send the request learns nothing from the checks that follow. It reads no array.
     check_role,
-    # Before the others, so that a malformed request has its own error, and none meets a missing array or a
-    NaN. check_request_arrays, # A client that has used up its refusals learns nothing from the checks that
-    follow. check_refusals_left, # The policy is compared with declarations alone: this refusal is shown in
-    full, since it reveals no row. check_declared_release, # The history of a lost session is gone: continuing
-    it would escape the checks against differencing. check_session_known, # Rows in another order than agreed
-    would be products of different persons. check_session_aligned, # In another order, replies could be
-    compared that no fit compares. check_step_order, # Last, since it uses up the owner's approval: a request
-    that is refused anyway must not cost one run. check_plan_approved,
+    # So that a malformed request has its own error, and no later check meets a missing array or a NaN.
+    check_request_arrays,
+    # A client that has used up its refusals learns nothing from the checks that follow.
+    check_refusals_left,
+    # The policy is compared with declarations alone: this refusal is shown in full, since it reveals no row.
+    check_declared_release,
+    # The history of a lost session is gone: continuing it would escape the checks against differencing.
+    check_session_known,
+    # Rows in another order than agreed would be products of different persons.
+    check_session_aligned,
+    # In another order, replies could be compared that no fit compares.
+    check_step_order,
+    # Last, since it uses up the owner's approval: a request that is refused anyway must not cost one run.
+    check_plan_approved,
 )
 """Checks of a request before any row is read; none of their refusals depends on rows."""
 
