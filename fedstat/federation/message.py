@@ -184,6 +184,40 @@ class Step:
         return {**self.gives, **({} if self.text_out is None else {"text": self.text_out})}
 
 
+MAX_NAME_LENGTH, MAX_PURPOSE_LENGTH = 80, 500
+"""Longest names of a person and of a study, and longest purpose, in characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Purpose:
+    """Who requests an analysis, in which study, and for what; as the analyst states it.
+
+    The coordinator signs these texts with each request, and each site keeps them in its ledger.
+    """
+
+    person: str = ""
+    study: str = ""
+    purpose: str = ""
+
+    def problem(self) -> str:
+        """Return what is wrong with a text; empty if they can be shown to an owner."""
+        for name in PURPOSE_FIELDS:
+            text = getattr(self, name)
+            most = MAX_PURPOSE_LENGTH if name == "purpose" else MAX_NAME_LENGTH
+            if (
+                not isinstance(text, str)
+                or not text.isprintable()
+                or text != text.strip()
+                or len(text) > most
+            ):
+                return f"{name}: expected one line of printable text of at most {most} characters"
+        return ""
+
+
+PURPOSE_FIELDS = ("person", "study", "purpose")
+NO_PURPOSE = Purpose()
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One request to one site: an installed step of a family, and its arrays.
@@ -191,7 +225,8 @@ class Request:
     Arrays are float64, int64, bool or uint8; the text is JSON, for steps that declare one. `session`
     separates the local state of different fits. `masked` is the round whose masks hide the maskable arrays of
     the reply; None: they are unmasked. `turn` counts the requests to this site in this session, from 1, since
-    a site in another process answers each once; None within one process.
+    a site in another process answers each once; None within one process. `purpose` names the person, the
+    study and the purpose.
     """
 
     site: str
@@ -202,6 +237,7 @@ class Request:
     text: str = ""
     masked: int | None = None
     turn: int | None = None
+    purpose: Purpose = NO_PURPOSE
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +340,8 @@ def pack_request(request: Request) -> bytes:
         "session": request.session,
     }
     masked, turn = ("" if number is None else str(number) for number in (request.masked, request.turn))
-    return pack(header | {"text": request.text, "masked": masked, "turn": turn}, request.arrays)
+    stated = {name: text for name in PURPOSE_FIELDS if (text := getattr(request.purpose, name))}
+    return pack(header | {"text": request.text, "masked": masked, "turn": turn} | stated, request.arrays)
 
 
 def unpack_request(data: bytes) -> Request:
@@ -316,7 +353,10 @@ def unpack_request(data: bytes) -> Request:
         raise MessageError(f"a message that is not a request: it lacks {', '.join(missing)}")
     masked, turn = _integer(header, "masked"), _integer(header, "turn")
     plain = {name: header[name] for name in ("site", "family", "step", "session", "text")}
-    return Request(**plain, arrays=arrays, masked=masked, turn=turn)
+    purpose = Purpose(**{name: header.get(name, "") for name in PURPOSE_FIELDS})
+    if problem := purpose.problem():
+        raise MessageError(f"a message that is not a request: {problem}")
+    return Request(**plain, arrays=arrays, masked=masked, turn=turn, purpose=purpose)
 
 
 @dataclass(frozen=True)

@@ -269,10 +269,30 @@ SITE = (
         ),
     ),
     Command(
+        "study",
+        "Let another coordinator send requests, for a study of its own at the same table.",
+        site_commands.add_study,
+        (
+            make_argument("card", type=Path, help="card.toml of the coordinator"),
+            make_argument("--name", required=True, help="name of the study, as its coordinator states it"),
+            make_argument("--exchange", required=True, help="folder for its requests and replies"),
+        ),
+    ),
+    Command(
+        "add-table",
+        "Make the folder of one more table, which the same service answers for.",
+        site_commands.add_table,
+        (
+            make_argument("name", help="name of the table"),
+            make_argument("--data", type=Path, required=True, help="CSV or Parquet file with the data"),
+            make_argument("--exchange", default="exchange", help="folder for requests and replies"),
+        ),
+    ),
+    Command(
         "revoke",
-        "Stop trusting a site or the coordinator.",
+        "Stop trusting a site, the coordinator, or the coordinator of a study.",
         site_commands.revoke_trust,
-        (make_argument("name", help="name of the site, or 'coordinator'"),),
+        (make_argument("name", help="name of the site or of the study, or 'coordinator'"),),
     ),
     Command(
         "seed",
@@ -318,6 +338,23 @@ SITE = (
         (
             make_argument("--session", help="show one session only"),
             make_argument("--json", dest="as_json", action="store_true", help="print each entry as one line"),
+        ),
+    ),
+    Command(
+        "export",
+        "Export what was released, to whom and why, from the ledgers of all tables: as CSV, or as a page to "
+        "print.",
+        disclosure_commands.export_audit,
+        (
+            make_argument(
+                "--from", dest="since", default="", metavar="DAY", help="first day, YYYY-MM-DD (UTC)"
+            ),
+            make_argument("--to", dest="until", default="", metavar="DAY", help="last day, YYYY-MM-DD (UTC)"),
+            make_argument("--study", default="", help="releases of this study only"),
+            make_argument("--person", default="", help="releases to this person only"),
+            make_argument("--formula", default="", help="releases of formulas with this text only"),
+            make_argument("--column", default="", help="releases about this column only"),
+            make_argument("--out", type=Path, help="file that ends in .csv or .html (default: print CSV)"),
         ),
     ),
 )

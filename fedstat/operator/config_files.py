@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import tomlkit
@@ -47,6 +48,24 @@ def make_table(path: Path, table: str) -> None:
     if table not in entries:
         document.add(tomlkit.nl()).add(table, tomlkit.table())
         _write(path, document)
+
+
+def append_table(path: Path, table: str, name: str, entries: Mapping[str, str]) -> None:
+    """Add ``[table.name]`` at the end of a file, with its entries; a PartitionError if it exists."""
+    document, _ = _parse(path)
+    if name in document.get(table, {}):
+        raise PartitionError(f"'{path}' has [{table}.{name}] already; edit it there. Nothing was changed")
+    header = f"[{table}.{toml_quoted(name)}]"
+    lines = [f"{entry} = {toml_quoted(value)}" for entry, value in entries.items()]
+    text = tomlkit.dumps(document).rstrip("\n") + "\n\n" + "\n".join([header, *lines]) + "\n"
+    write_atomic(path, text.encode())
+
+
+def drop_table(path: Path, table: str, name: str) -> None:
+    """Remove ``[table.name]``."""
+    document, _ = _parse(path)
+    del document[table][name]  # type: ignore[union-attr]
+    _write(path, document)
 
 
 def withdraw_entry(path: Path, table: str, name: str) -> None:
@@ -100,6 +119,10 @@ seed = ""
 # Fingerprint of the coordinator. Only requests with its key are answered. Set it with:
 #     fedstat site pin FOLDER CARD
 coordinator = ""
+
+# Command that runs once when a plan waits for approval, for example a script that sends a mail. It receives
+# one line of JSON on standard input.
+on_pending = ""
 
 # Where the data are. A relative path is relative to this file.
 [data]

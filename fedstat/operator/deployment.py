@@ -13,7 +13,7 @@ from fedstat.federation.message import VERSION
 from fedstat.federation.partition.federation_file import read_federation
 from fedstat.federation.transport.flare.provision import FLARE
 from fedstat.federation.transport.mailbox import is_bucket
-from fedstat.federation.transport.site_folder import read_description
+from fedstat.federation.transport.site_folder import read_description, table_folders
 from fedstat.operator.flare_commands import uses_flare
 from fedstat.operator.site_status import FOR_GOOD
 from fedstat.operator.terminal import shell_path
@@ -223,22 +223,26 @@ def federation_compose(folder: Path, into: Path) -> int:
 
 def site_service(folder: Path) -> ServiceUnit:
     """Describe the service of a site, from its site.toml."""
-    description, source, folder = read_description(folder), read_description(folder).source, folder.resolve()
-    by_flare, by_bucket = uses_flare(folder), is_bucket(description.exchange)
-    if not by_flare and not description.exchange:
+    description, folder = read_description(folder), folder.resolve()
+    tables = [read_description(place) for place in table_folders(folder).values()]
+    sources, exchanges = [one.source for one in tables], [place for one in tables for place in one.exchanges]
+    by_flare, by_bucket = uses_flare(folder), any(map(is_bucket, exchanges))
+    if not by_flare and not exchanges:
         raise PartitionError(f"the site in '{folder}' has no 'exchange' and no kit yet")
-    exchange = [] if by_flare or by_bucket else [Path(description.exchange)]
+    places = [] if by_flare else [Path(one) for one in exchanges if not is_bucket(one)]
     extras = {"flare"} if by_flare else {"s3"} if by_bucket else set[str]()
-    extras |= {"sql"} if source.kind == "sql" else {"parquet"} if source.kind == "parquet" else set()
+    kinds = {source.kind for source in sources}
+    extras |= kinds & {"sql", "parquet"}
     return ServiceUnit(
         name=service_name(description.name),
         folder=folder,
         words=("site", "serve"),
-        writes=(folder, *exchange),
-        reads=[Path(place) for place in (source.path, source.file) if place],
-        variables=[source.env] if source.env else (),
+        writes=(folder, *places),
+        reads=[Path(place) for source in sources for place in (source.path, source.file) if place],
+        variables=list(dict.fromkeys(source.env for source in sources if source.env)),
         extras=tuple(sorted(extras)),
-        by_network=by_flare or by_bucket or source.kind == "sql",
+        # The owner's command for waiting plans usually sends a message.
+        by_network=by_flare or by_bucket or "sql" in kinds or any(one.on_pending for one in tables),
         health=("site", "health"),
     )
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+import sys
 import textwrap
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
+from fedstat.codec import to_plain
 from fedstat.errors import PartitionError
-from fedstat.federation.audit.event_log import SessionChain
+from fedstat.federation.audit.checkpoints import utc_text
+from fedstat.federation.audit.event_log import SessionChain, SiteLedger
 from fedstat.federation.audit.ledger_file import (
     LEDGER_FILENAME,
     open_ledger,
     read_ledger,
     record_declared_loss,
 )
-from fedstat.federation.disclosure.approval import describe_plan
 from fedstat.federation.disclosure.exposure import exposure
 from fedstat.federation.disclosure.privacy_budget import read_budget_spent
 from fedstat.federation.disclosure.rules import PARTIES
@@ -39,7 +41,10 @@ from fedstat.federation.transport.site_folder import (
     open_records,
     read_description,
     read_site_policy,
+    table_folders,
 )
+from fedstat.operator.page.audit_export import AuditFilter, as_csv, audit_lines, audit_page
+from fedstat.operator.page.plan_summary import summarize_plan
 from fedstat.operator.page.released_arrays import (
     EXPOSURE_HEAD,
     EXPOSURE_NOTES,
@@ -111,16 +116,23 @@ def reset_refusals(folder: Path) -> int:
 
 def show_pending(folder: Path) -> int:
     """Show the plans of analyses that wait for the owner, in plain words."""
-    name, plans = read_description(folder).name, plan_folder(folder).waiting()
+    name, held, policy = read_description(folder).name, plan_folder(folder), read_site_policy(folder)
+    plans = held.waiting()
+    site_ledger = read_ledger(folder, name, load_identity(folder).public) if plans else SiteLedger()
     for digest, plan in plans.items():
+        found = summarize_plan(digest, plan, policy, site_ledger, held)
         print(underlined(f"Plan {digest}"))
-        for line in describe_plan(plan):
-            print(textwrap.fill(line, WIDTH, initial_indent="  ", subsequent_indent="      "))
+        for number, line in enumerate(found.plain, 1):
+            print(textwrap.fill(f"{number}. {line}", WIDTH, initial_indent="  ", subsequent_indent="     "))
+        print("\n" + textwrap.indent(format_columns(found.facts), "  "))
+        print("\n  In detail:")
+        for line in found.details:
+            print(textwrap.fill(line, WIDTH, initial_indent="    ", subsequent_indent="        "))
         print(f"\n  To approve one run    fedstat site approve {shell_path(folder)} {digest:.12}")
         print(f"  To deny it            fedstat site deny {shell_path(folder)} {digest:.12}\n")
     if not plans:
         print(f"No plan is waiting at {name}.")
-        if read_site_policy(folder).approval == "auto":
+        if policy.approval == "auto":
             print('The policy does not require approval. With approval = "owner" in policy.toml, it does.')
     return 0
 
@@ -185,6 +197,11 @@ def show_ledger(folder: Path, session: str | None, as_json: bool) -> int:
     site_ledger = read_ledger(folder, name, load_identity(folder).public)
     for when, reason in site_ledger.losses if not as_json else ():
         print(f"On {when}, the owner declared that the previous ledger was lost: {reason}\n")
+    for proposal in site_ledger.proposals.values() if not as_json else ():
+        print(
+            f"proposed by {proposal.client or 'this process'} on {utc_text(proposal.proposed)}: plan "
+            f"{proposal.plan}"
+        )
     for decision in site_ledger.decisions.values() if not as_json else ():
         print(f"{decision}\n")
     chains = site_ledger.chains
@@ -197,8 +214,8 @@ def show_ledger(folder: Path, session: str | None, as_json: bool) -> int:
             raise PartitionError(f"'{folder / LEDGER_FILENAME}' has no session '{session}'")
     if as_json:
         for chain in chains:
-            for entry in chain.entries:
-                print(json.dumps({"session": chain.session} | entry.named))
+            for entry, subject in chain.described_entries():
+                print(json.dumps({"session": chain.session} | to_plain(subject) | entry.named))
         return 0
     print(underlined(f"Releases of {name}"))
     if (spent := read_budget_spent(read_site_policy(folder), site_ledger)) is not None:
@@ -207,6 +224,34 @@ def show_ledger(folder: Path, session: str | None, as_json: bool) -> int:
         _show(chain)
     n_entries = sum(len(chain.entries) for chain in chains)
     print(f"{n_entries:,} entries in {len(chains)} sessions. Every entry fits the chain of digests.")
+    return 0
+
+
+def export_audit(
+    folder: Path,
+    since: str = "",
+    until: str = "",
+    study: str = "",
+    person: str = "",
+    formula: str = "",
+    column: str = "",
+    out: Path | None = None,
+) -> int:
+    """Print the releases of all tables of a site as CSV, or write them as CSV or as a page to print."""
+    name, wanted = read_description(folder).name, AuditFilter(since, until, study, person, formula, column)
+    lines = []
+    for table, place in table_folders(folder).items():
+        site_ledger = read_ledger(place, name, load_identity(place).public)
+        lines += list(audit_lines(site_ledger, wanted, table))
+    if out is None:
+        sys.stdout.write(as_csv(lines))
+        return 0
+    if out.suffix not in (".csv", ".html"):
+        raise PartitionError(f"'{out}': expected the ending .csv, or .html for a page to print")
+    text = as_csv(lines) if out.suffix == ".csv" else audit_page(name, wanted, lines)
+    write_atomic(out, text.encode())
+    print(underlined(f"Releases of {name}"))
+    print(f"  {len(lines):,} lines in '{out}'. The ledger is complete, and its signatures are valid.")
     return 0
 
 
@@ -243,6 +288,10 @@ def _show(chain: SessionChain) -> None:
         return
     what = f"Session {chain.session}" if chain.session else "Messages outside a session"
     print(f"\n{what}, to the coordinator, {links[0].time} to {links[-1].time}")
+    subject = chain.subject
+    stated = [("person", subject.person), ("study", subject.study), ("purpose", subject.purpose)]
+    stated += [("formula", subject.formula), ("columns", ", ".join(subject.columns))]
+    print("; ".join(f"{name}: {text}" for name, text in stated if text))
     print(f"data as of {chain.as_of}\n" if chain.as_of else "")
     rows = released_rows(chain)
     if rows:

@@ -142,7 +142,7 @@ def serve_site(folder: Path) -> int:
 
 def require_coordinator(folder: Path, description: SiteDescription) -> None:
     """Require that a site trusts a coordinator."""
-    if not description.coordinator:
+    if not description.coordinators:
         raise PartitionError(
             f"'{folder / DESCRIPTION}' trusts no coordinator, so the site would answer no requests; pin one "
             f"with 'fedstat site pin {shell_path(folder)} CARD'"

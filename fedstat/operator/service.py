@@ -9,10 +9,11 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from threading import Thread
@@ -33,13 +34,14 @@ from fedstat.federation.transport.site_folder import (
     mode_problems,
     read_description,
     read_site_policy,
+    table_folders,
 )
 from fedstat.operator import flare_commands
 from fedstat.operator.disclosure_commands import plan_folder
 from fedstat.operator.flare_process import LOG, is_running
 from fedstat.operator.page.owner_view import OwnerView
 from fedstat.operator.page.server import serve_page
-from fedstat.operator.site_commands import examine_site
+from fedstat.operator.site_commands import check_tables, examine_site
 from fedstat.operator.site_status import (
     BEAT,
     SiteStatus,
@@ -200,7 +202,7 @@ ORDERLY = "stopped"
 
 @dataclass(slots=True)
 class Service:
-    """A process that runs a site; with `once` it ends when no request is waiting."""
+    """One table of a site that a process serves; with `once` it ends when no request is waiting."""
 
     folder: Path
     site: SignedSite
@@ -210,41 +212,40 @@ class Service:
     began: str = field(default_factory=utc_now)
     busy: float = 0.0
     passed_over: int = 0
-    stop_requested: bool = False
+    _inboxes: list[Inbox | BucketInbox] = field(default_factory=list)
     _looks: int = 0
     _reported: tuple[int, int] = (-1, -1)
     _beaten: float = 0.0
     _measured: float = -EVERY
 
-    def run(self, poll: float) -> None:
-        """Answer requests until stopped, under the current files of the owner."""
-        inbox, pace = self._inbox(), Backoff(poll)
-        while not self._stop():
-            busy = False
-            try:
-                if self.site.heed():
-                    inbox = self._inbox()
-                since = time.monotonic()
-                busy = inbox.look(self.site)
-                self.busy += (time.monotonic() - since) * busy
-            except ClosedError:  # the log has the reason, and waiting requests are answered later
+    def look(self) -> bool:
+        """Answer the waiting requests of all studies, under the current files of the owner."""
+        busy = False
+        try:
+            if self.site.heed():
+                self.open()
+            since = time.monotonic()
+            for inbox in self._inboxes:
+                busy |= inbox.look(self.site)
+            self.busy += (time.monotonic() - since) * busy
+        except ClosedError:  # the log has the reason, and waiting requests are answered later
+            for inbox in self._inboxes:
                 inbox.say_closed(self.site)
-            pace.rest(busy)
+        return busy
 
-    def _inbox(self) -> Inbox | BucketInbox:
-        flare_commands.require_coordinator(self.folder, self.site.description)
-        return _open_inbox(self.site.description.exchange, self.site.site.name, self._refused)
+    def open(self) -> None:
+        """Open the folders or buckets of all studies."""
+        description = self.site.description
+        flare_commands.require_coordinator(self.folder, description)
+        name = self.site.site.name
+        self._inboxes = [_open_inbox(one, name, self._refused) for one in description.exchanges]
 
-    def stop(self, number: int, frame: Any) -> None:
-        """Complete the present request, then end."""
-        self.stop_requested = True
-
-    def _stop(self) -> bool:
+    def stop(self) -> bool:
+        """Report what was done, and return whether the service has answered all that it should."""
         self._looks += 1
         self._report()
         # the first pass answers all waiting requests
-        done = self.once and self._looks > 1
-        return self.stop_requested or done
+        return self.once and self._looks > 1
 
     def _refused(self, why: str) -> None:
         self.passed_over += 1
@@ -269,6 +270,23 @@ class Service:
         write_status(self.folder, state, self.site.site.name, self.began, reported)
 
 
+def run_services(services: Sequence[Service], poll: float) -> None:
+    """Serve all tables of a site in turn, until SIGTERM or SIGINT; the present request is completed."""
+    stopping = False
+
+    def stop(number: int, frame: Any) -> None:
+        nonlocal stopping
+        stopping = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    for service in services:
+        service.open()
+    pace = Backoff(poll)
+    while not (sum(service.stop() for service in services) or stopping):
+        pace.rest(sum(service.look() for service in services) > 0)
+
+
 def _open_inbox(exchange: str, name: str, refused: Callable[[str], None]) -> Inbox | BucketInbox:
     """Open the folder or the bucket of a site."""
     if is_bucket(exchange):
@@ -288,9 +306,11 @@ def serve_site_folder(
 ) -> int:
     """Run a site until SIGTERM or SIGINT, over a folder or over NVIDIA FLARE."""
 
-    def measure(found: SiteStatus, busy: float | None) -> None:
+    def measure(found: SiteStatus, busy: float | None, table: str = "") -> None:
         if metrics is not None:
-            write_metrics(metrics, metrics_mode, found, folder, busy)
+            path = metrics.with_stem(f"{metrics.stem}-{table}") if table else metrics
+            found = replace(found, site=f"{found.site}/{table}") if table else found
+            write_metrics(path, metrics_mode, found, folder, busy)
 
     if metrics is not None and not metrics.parent.is_dir():
         raise PartitionError(f"the folder '{metrics.parent}' for the file of metrics does not exist")
@@ -303,10 +323,12 @@ def serve_site_folder(
         if metrics is not None:
             Thread(target=_measure_flare, args=(folder, measure), daemon=True).start()
         return flare_commands.serve_site(folder)
-    description = read_description(folder)
-    if not description.exchange:
+    folders, description = table_folders(folder), read_description(folder)
+    check_tables(folders)
+    if lacking := [place for place in folders.values() if not read_description(place).exchanges]:
         raise PartitionError(
-            f"'{folder / DESCRIPTION}' has no folder for requests and replies; write it under 'exchange', "
+            f"'{lacking[0] / DESCRIPTION}' has no folder for requests and replies; write it under "
+            "'exchange', "
             f"or join a kit for NVIDIA FLARE with 'fedstat site join-kit {shell_path(folder)} KIT'"
         )
     take = log_to(log, log_megabytes, log_count)
@@ -314,20 +336,22 @@ def serve_site_folder(
     def report(line: str) -> None:
         take(f"{utc_now()} {line}")
 
-    service = Service(folder, SignedSite(folder, report=report), once, report, measure)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, service.stop)
-    said = (
-        f"{utc_now()} {description.name} answers requests in '{description.exchange}' (process {os.getpid()})"
-    )
+    services = [
+        Service(place, SignedSite(place, report=report), once, report, partial(measure, table=name))
+        for name, place in folders.items()
+    ]
+    places = "', '".join(dict.fromkeys(one for s in services for one in s.site.description.exchanges))
+    said = f"{utc_now()} {description.name} answers requests in '{places}' (process {os.getpid()})"
     print(said, flush=True) if log is None else take(said)
     state = "failed"
     try:
-        service.run(poll)
+        run_services(services, poll)
         state = ORDERLY
     finally:
-        service.report(state)
-        measure(replace(show_site_json(folder, service.site.site.site_ledger), is_served=False), service.busy)
+        for service in services:
+            service.report(state)
+            found = show_site_json(service.folder, service.site.site.site_ledger)
+            service.metrics(replace(found, is_served=False), service.busy)
     said = f"{utc_now()} {description.name} {ORDERLY}; its ledger continues at the next start"
     print(said, flush=True) if log is None else take(said)
     return 0
@@ -373,7 +397,7 @@ def show_site_json(folder: Path, site_ledger: SiteLedger | None = None) -> SiteS
         home, days = folder / FLARE, days_left(folder / FLARE / KIT)
         return read_site_status(folder, home, FLARE, site.name, is_running(home), (None, plans), days)
     # not known for a bucket: a status sends no requests to it
-    waiting = None if is_bucket(site.exchange) else _waiting(site.exchange, site.name)
+    waiting = _waiting_at(site)
     counted = (waiting if isinstance(waiting, int) else None), plans
     transport = "bucket" if is_bucket(site.exchange) else "folder"
     served = site_ledger is not None or ledger_is_held(folder)
@@ -393,9 +417,17 @@ def _left_to_do(folder: Path, site: SiteDescription) -> dict[str, int | str]:
     """Count the waiting requests and plans, and read the state of the privacy budget."""
     return {
         **describe_budget(folder, site.name),
-        "waiting": _waiting(site.exchange, site.name),
+        "waiting": _waiting_at(site),
         "plans waiting for approval": len(plan_folder(folder).waiting()),
     }
+
+
+def _waiting_at(site: SiteDescription) -> int | str:
+    """Count the requests without a reply of all studies."""
+    found = [_waiting(exchange, site.name) for exchange in site.exchanges]
+    return next(
+        (one for one in found if isinstance(one, str)), sum(one for one in found if isinstance(one, int))
+    )
 
 
 def _waiting(exchange: str, name: str) -> int | str:

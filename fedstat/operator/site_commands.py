@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import secrets
 import textwrap
@@ -12,6 +13,7 @@ from contextlib import redirect_stdout
 from datetime import UTC, datetime
 from pathlib import Path
 
+from fedstat.codec import to_plain
 from fedstat.errors import FedstatError, PartitionError, SecurityError
 from fedstat.federation.audit.event_log import COORDINATOR
 from fedstat.federation.audit.ledger_file import LEDGER_FILENAME, begin_ledger, read_ledger
@@ -19,6 +21,7 @@ from fedstat.federation.crypto.keys import normalize_fingerprint
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.privacy_budget import read_budget_spent
 from fedstat.federation.disclosure.request_checks import refusals
+from fedstat.federation.disclosure.roles import check_study_names, role_problems
 from fedstat.federation.disclosure.site import FAMILIES, RECEIPT_FAMILY, load_families
 from fedstat.federation.files import write_atomic
 from fedstat.federation.message import Request, Step
@@ -44,14 +47,26 @@ from fedstat.federation.transport.site_folder import (
     read_description,
     read_site_columns,
     read_site_policy,
+    table_folders,
 )
-from fedstat.operator.cards import SITE, Card, check_name, make_folder
-from fedstat.operator.config_files import BY_KEY, BY_ROWS, set_entry, toml_quoted, withdraw_entry
+from fedstat.operator.cards import COMPARE, SITE, Card, check_name, make_folder, read_card
+from fedstat.operator.config_files import (
+    BY_KEY,
+    BY_ROWS,
+    append_table,
+    drop_table,
+    make_table,
+    set_entry,
+    toml_quoted,
+    withdraw_entry,
+)
 from fedstat.operator.config_files import SITE as TEMPLATE
 from fedstat.operator.flare_commands import flare_site_problems
 from fedstat.operator.site_status import ledger_is_held, rule_problems
 from fedstat.operator.terminal import format_columns, print_problems, shell_path, underlined
 
+SOURCE_ENTRIES = ("path", "query", "env", "file")
+"""Entries of ``[data]`` that say where records are."""
 FILES = (
     (IDENTITY, "private keys; keep a copy where you keep passwords"),
     (DESCRIPTION, "where the data are, and which keys are trusted; fill it in"),
@@ -74,18 +89,7 @@ def init_site(
     exchange = "# exchange =" if over_flare else f"exchange = {toml_quoted(given_exchange(exchange))}"
     identity = make_folder(folder, DESCRIPTION)  # after everything that can fail
     fingerprint = identity.public.fingerprint
-    begin_ledger(folder, identity)
-    entries = {
-        "folder": folder,
-        "name": toml_quoted(name),
-        "layout": BY_KEY if key else BY_ROWS,
-        "exchange": exchange,
-        "fingerprint": toml_quoted(fingerprint),
-    }
-    text = TEMPLATE.format(**entries, **_source_entries(path, key))
-    folder.chmod(0o700)  # a folder that existed before may be open to others
-    write_atomic(folder / DESCRIPTION, text.encode())
-    write_atomic(folder / POLICY, Policy.strict().to_toml().encode())
+    _fill_folder(folder, name, path, exchange, key)
     card = Card(name, SITE, fingerprint).hand_out(folder, FILES)
     print(f"\nNext: fill in {DESCRIPTION}, then    fedstat site describe {shell_path(folder)}")
     print(f"      read the proposed {COLUMNS}, then    fedstat site check {shell_path(folder)}")
@@ -96,6 +100,23 @@ def init_site(
     return 0
 
 
+def _fill_folder(folder: Path, name: str, path: str, exchange: str, key: Sequence[str]) -> None:
+    """Begin the ledger in a folder with keys, and write the files for the owner."""
+    identity = load_identity(folder)
+    begin_ledger(folder, identity)
+    entries = {
+        "folder": folder,
+        "name": toml_quoted(name),
+        "layout": BY_KEY if key else BY_ROWS,
+        "exchange": exchange,
+        "fingerprint": toml_quoted(identity.public.fingerprint),
+    }
+    text = TEMPLATE.format(**entries, **_source_entries(path, key))
+    folder.chmod(0o700)  # a folder that existed before may be open to others
+    write_atomic(folder / DESCRIPTION, text.encode())
+    write_atomic(folder / POLICY, Policy.strict().to_toml().encode())
+
+
 def _source_entries(path: str, key: Sequence[str]) -> dict[str, str]:
     """Return the entries of site.toml for the source of the data."""
     return {
@@ -104,6 +125,53 @@ def _source_entries(path: str, key: Sequence[str]) -> dict[str, str]:
         "path": toml_quoted(path),
         "key": f"key = [{', '.join(map(toml_quoted, key))}]" if key else '# key = "patient_id"',
     }
+
+
+def add_study(folder: Path, card: Path, name: str, exchange: str) -> int:
+    """Let another coordinator send requests, for a study of its own at the same table."""
+    description, reported = read_description(folder), read_card(card)
+    if reported.role != COORDINATOR:
+        raise PartitionError(f"'{card}' is the card of a site; expected the card of a coordinator")
+    check_study_names([name])
+    entries = {"coordinator": reported.fingerprint, "exchange": given_exchange(exchange)}
+    append_table(folder / DESCRIPTION, "studies", name, entries)
+    print(f"{description.name} now answers the coordinator of study '{name}':\n\n  {reported.fingerprint}\n")
+    print(COMPARE)
+    print("Pin the cards of the other sites of the study, and limit it by [roles] in site.toml if needed.")
+    return 0
+
+
+def add_table(folder: Path, name: str, data: Path, exchange: str) -> int:
+    """Make the folder of one more table of a site, which has its own policy, ledger and budget."""
+    description, place = read_description(folder), folder / "tables" / check_name(name)
+    if name in description.tables or place.exists():
+        raise PartitionError(f"'{place}' is in use; choose another name. Nothing was changed")
+    place.parent.mkdir(mode=0o700, exist_ok=True)
+    place.mkdir(mode=0o700)
+    load_identity(folder).save(place / IDENTITY)
+    exchange = f"exchange = {toml_quoted(given_exchange(exchange))}"
+    _fill_folder(place, description.name, str(data.resolve()), exchange, description.source.key)
+    make_table(folder / DESCRIPTION, "tables")
+    set_entry(folder / DESCRIPTION, "tables", name, f"tables/{name}")
+    print(f"'{place}' is the folder of table '{name}' of {description.name}.")
+    print("The site serves it after a restart, and every command takes this folder: describe, check, page.")
+    print("Do not publish records of the same persons in two tables: their releases are not compared.")
+    return 0
+
+
+def check_tables(folders: Mapping[str, Path]) -> None:
+    """Refuse two tables of a site with the same source, whose releases would not be compared."""
+    found: dict[str, str] = {}
+    for name, place in folders.items():
+        description = read_description(place)
+        key = json.dumps({k: v for k, v in description.data.items() if k in SOURCE_ENTRIES}, sort_keys=True)
+        if key in found:
+            raise PartitionError(
+                f"tables '{found[key] or 'main'}' and '{name or 'main'}' of {description.name} have the "
+                "same source. "
+                "Differences of their releases could single out persons: remove one of them from [tables]"
+            )
+        found[key] = name
 
 
 def revoke_trust(folder: Path, name: str) -> int:
@@ -117,11 +185,15 @@ def revoke_trust(folder: Path, name: str) -> int:
     if name == COORDINATOR and description.coordinator:
         set_entry(path, "", COORDINATOR, "")
         meaning = "The site answers no requests until another coordinator is pinned."
+    elif name in description.studies:
+        drop_table(path, "studies", name)
+        meaning = "The site answers no more requests of this study."
     elif name in description.pinned:
         withdraw_entry(path, "pinned", name)
         meaning = f"From now on, the site refuses sums that are masked together with {name}."
     else:
         known = [COORDINATOR] if description.coordinator else []
+        known += [*description.studies]
         known += [site for site in description.pinned if site != description.name]
         raise PartitionError(f"'{name}' is not trusted here; trusted are {', '.join(known) or 'no sites'}")
     print(f"{description.name} no longer trusts {name}. {meaning}")
@@ -211,9 +283,13 @@ def _examine(folder: Path) -> list[str]:
     _show_trust(description, fingerprint, problems)
     problems += mode_problems(folder)
     problems += rule_problems(folder)
-    if description.exchange:
-        problems += _exchange_problems(description.exchange)
-    else:
+    try:
+        check_tables(table_folders(folder))
+    except FedstatError as error:
+        problems.append(str(error))
+    for exchange in description.exchanges:
+        problems += _exchange_problems(exchange)
+    if not description.exchanges:
         problems += flare_site_problems(folder)
     return problems
 
@@ -314,12 +390,24 @@ def _show_trust(description: SiteDescription, fingerprint: str, problems: list[s
     pinned = {site: key for site, key in description.pinned.items() if site != name}
     rows = [(COORDINATOR, coordinator or "none: the site answers no requests"), *pinned.items()]
     print(format_columns(rows) + "\n")
-    if not coordinator:
+    if description.studies or description.roles:
+        print(underlined("Studies and roles"))
+        studies = [(f"study {name}", key) for name, key in description.study_keys.items()]
+        print(format_columns([*studies, *_role_rows(description)]) + "\n")
+        load_families()
+        problems += role_problems(description.studies, description.roles, FAMILIES)
+    if not description.coordinators:
         problems.append("no coordinator is trusted; pin one: fedstat site pin FOLDER CARD")
     if normalize_fingerprint(description.pinned.get(name, "")) != normalize_fingerprint(fingerprint):
         problems.append(f"[pinned] has another key for '{name}' than {IDENTITY}; pin its own card")
     if not pinned:
         print("  Masked sums need the keys of other sites.\n")
+
+
+def _role_rows(description: SiteDescription) -> Iterator[tuple[str, str]]:
+    for name, role in description.roles.items():
+        limits = [f"{entry} {', '.join(given)}" for entry, given in to_plain(role).items() if given]
+        yield f"role {name}", "; ".join(limits) or "everything that the policy allows"
 
 
 def _show_budget(folder: Path, name: str, policy: Policy) -> Iterator[str]:

@@ -10,7 +10,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Literal, Protocol, TypeAlias
@@ -372,6 +372,16 @@ class PlanDecision:
         return f"{self.verdict} by {self.who} on {utc_text(self.when)}: plan {self.plan}"
 
 
+@dataclass(frozen=True, slots=True)
+class PlanProposal:
+    """A plan that the coordinator with key `client` proposed; it signed the request at the time `written`."""
+
+    plan: str
+    client: str
+    written: str
+    proposed: Nanoseconds
+
+
 # ----------------------------------------------------------------------------------------------------
 # A site's own ledger of all messages, in one chain of digests per session.
 #
@@ -389,6 +399,35 @@ class PlanDecision:
 # The plain digest of a flag, a count or a column of zeros and ones could be found by trying all candidates;
 # without k_i, which stays at the site, the commitment reveals nothing. By giving away the one key k_i the
 # site can later prove the content of array i, without disclosing any other.
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What a session is about, as the site knows it when it answers or refuses a request.
+
+    `client` is the fingerprint of the coordinator's key, `written` the time of its signature. `person`,
+    `study` and `purpose` are its statements. `role` is the site's own name for what this person may request.
+    The site reads `formula` and `columns` from the requests themselves. `plan` is the digest of the approved
+    plan.
+    """
+
+    client: str = ""
+    written: str = ""
+    person: str = ""
+    study: str = ""
+    purpose: str = ""
+    role: str = ""
+    formula: str = ""
+    columns: tuple[str, ...] = ()
+    plan: str = ""
+
+    @property
+    def who(self) -> tuple[str, ...]:
+        """The client and its statements, which stay the same in a session."""
+        return self.client, self.person, self.study, self.purpose
+
+
+NO_SUBJECT = Subject()
 
 
 class LedgerStore(Protocol):
@@ -454,6 +493,35 @@ class SessionChain:
         # A statement is about messages before its request: its own request is not in it yet.
         self._before = 0
         self._time = ""
+        self._subjects: list[tuple[int, Subject]] = []
+        self._described: Subject | None = None
+
+    @property
+    def subject(self) -> Subject:
+        """What the session is about now."""
+        return self._subjects[-1][1] if self._subjects else NO_SUBJECT
+
+    def described_entries(self) -> Iterator[tuple[SiteEntry, Subject]]:
+        """Yield each entry with what the session was about."""
+        subject, coming = NO_SUBJECT, iter([*self._subjects, (len(self.entries) + 1, NO_SUBJECT)])
+        start, following = next(coming)
+        for number, entry in enumerate(self.entries):
+            while start <= number:
+                subject = following
+                start, following = next(coming)
+            yield entry, subject
+
+    def describe(self, subject: Subject) -> None:
+        """Note what the entries of this request are about; it is kept together with them."""
+        if replace(subject, written=self.subject.written) != self.subject:
+            self.restore_subject(subject, len(self.entries) - len(self._waiting))
+            self._described = subject
+
+    def restore_subject(self, subject: Subject, start: int | None = None) -> None:
+        """Take back what the next entries are about."""
+        start = len(self.entries) if start is None else start
+        self._subjects = [one for one in self._subjects if one[0] < start]
+        self._subjects.append((start, subject))
 
     @property
     def head(self) -> str:
@@ -552,10 +620,14 @@ class SessionChain:
     def _keep(self) -> None:
         """Keep the entries since the last answer, with the head of the chain after the last of them."""
         new, self._waiting = self._waiting, []
+        described, self._described = self._described, None
         if self._site_ledger.store is not None and new:
-            lines = [{"ordinal": self.ordinal, "entry": entry.signed, "mark": mark} for entry, mark in new]
+            lines: list[dict[str, Any]] = [
+                {"ordinal": self.ordinal, "entry": entry.signed, "mark": mark} for entry, mark in new
+            ]
             lines[-1]["head"] = self.head
-            self._site_ledger.keep(*lines)
+            about = [] if described is None else [{"of": self.ordinal, **to_plain(described)}]
+            self._site_ledger.keep(*about, *lines)
 
 
 class SiteLedger:
@@ -566,7 +638,8 @@ class SiteLedger:
     has released or received: a repetition reveals nothing new. A mark is the keyed digest of a content, and
     reveals nothing without the secret. `columns` were used in any session; `entities` is the largest number
     behind a reply; `refusals` counts those that depended on rows, by analyst; `spent` lists replies that are
-    given once and were given; `decisions` are the owner's newest about plans, by digest; `charges` are all to
+    given once and were given; `decisions` are the owner's newest about plans, by digest, and `proposals` the
+    newest of each plan; `charges` are all to
     its privacy budget. `disputed` states why the ledger is incomplete, `losses` are the times at which its
     owner declared the loss of the earlier ledger, with the reasons. The rows were read at the time `as_of`.
     `recalled` are the rows behind replies of an earlier process.
@@ -584,6 +657,7 @@ class SiteLedger:
         self.refusals: Counter[str] = Counter()
         self.spent: set[str] = set()
         self.decisions: dict[str, PlanDecision] = {}
+        self.proposals: dict[str, PlanProposal] = {}
         self.charges = Charges()
         self.disputed = ""
         self.as_of = ""
@@ -616,6 +690,10 @@ class SiteLedger:
             )
         self._present = session
         return self._chains[session]
+
+    def find(self, session: str) -> SessionChain | None:
+        """Return the chain of a session; None if it was not opened here."""
+        return self._chains.get(session)
 
     def rounds(self, session: str) -> int:
         """Count the requests that were recorded in a session."""
@@ -650,6 +728,11 @@ class SiteLedger:
         """Keep that something was answered that is answered once."""
         self.spent.add(once)
         self.keep({"spent": once})
+
+    def propose(self, proposal: PlanProposal) -> None:
+        """Keep that a plan was proposed."""
+        self.proposals[proposal.plan] = proposal
+        self.keep(to_plain(proposal))
 
     def decide(self, decision: PlanDecision) -> None:
         """Keep what the owner decided about a plan."""

@@ -10,7 +10,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -28,8 +28,10 @@ from fedstat.federation.audit.checkpoints import (
 )
 from fedstat.federation.audit.event_log import (
     PlanDecision,
+    PlanProposal,
     SessionChain,
     SiteLedger,
+    Subject,
     canonical_json,
     read_site_entry,
 )
@@ -61,12 +63,15 @@ SIGNATURE_FIELD = b'"signed":{'
 """Occurs in a line only as the name of its signature: within a text its quotes are escaped."""
 
 
+SUBJECT_TEXTS = tuple(one.name for one in fields(Subject) if one.name != "columns")
 LINES: Mapping[str, Mapping[str, type]] = {
     "entry": {"ordinal": int, "entry": list, "mark": str},
+    "formula": {"of": int, "columns": list, **dict.fromkeys(SUBJECT_TEXTS, str)},
     "session": {"session": str, "ordinal": int, "previous": str, "as_of": str},
     "columns": {"columns": list, "entities": int},
     "spent": {"spent": str},
     "refused": {"client": str, "refused": int},
+    "proposed": {"plan": str, "client": str, "written": str, "proposed": int},
     "verdict": {"plan": str, "verdict": str, "who": str, "when": int},
     "charged": {"charged": int, "rho": str, "what": str, "question": str, "answer": str},
     "answered": {"answered": str, "rows": int},
@@ -77,14 +82,15 @@ LINES: Mapping[str, Mapping[str, type]] = {
 """Fields of every kind of line, by the field that only this kind has.
 
 ``entry``: an entry of the session with this ordinal number, the mark of its content, and on the last line of
-an answer the head of the chain. ``session``: a session was opened, over records that were read at a time
+an answer the head of the chain. ``formula``: what the following entries of a session are about: person,
+study, purpose, formula and columns. ``session``: a session was opened, over records that were read at a time
 (empty if they are read for every answer). ``columns``: columns that were used in any session, and most
 entities behind an answer. ``spent``: what is answered once was answered. ``refused``: number of refusals
-because of the rows, by analyst. ``verdict``: the owner's decision about a plan. ``charged``: a charge to the
-privacy budget. ``answered``: SHA-256 of the file of rows behind earlier answers (empty for none), and their
-number. ``begun``: the ledger was begun, with a secret that has this SHA-256. ``disputed``: why the ledger
-does not hold what the site signed. ``lost``: the owner declared that the ledger before was lost, when and
-why, and where its files are.
+because of the rows, by analyst. ``proposed``: a plan waits for the owner. ``verdict``: the owner's decision
+about a plan. ``charged``: a charge to the privacy budget. ``answered``: SHA-256 of the file of rows behind
+earlier answers (empty for none), and their number. ``begun``: the ledger was begun, with a secret that has
+this SHA-256. ``disputed``: why the ledger does not hold what the site signed. ``lost``: the owner declared
+that the ledger before was lost, when and why, and where its files are.
 """
 
 
@@ -142,6 +148,9 @@ class LedgerReading:
                 chain.restore(read_site_entry(line["entry"]), line["mark"])
                 if head not in (None, chain.head):
                     raise ValueError("head")
+            case "formula":
+                chain = self._chains[line.pop("of")]
+                chain.restore_subject(from_plain(Subject, line, LEDGER_FILENAME, SecurityError))
             case "session":
                 chain = self._chains[line["ordinal"]] = site_ledger.open(
                     self.site, self.keys, line["session"]
@@ -157,6 +166,8 @@ class LedgerReading:
                 site_ledger.spent.add(line["spent"])
             case "refused":
                 site_ledger.refusals[line["client"]] = line["refused"]
+            case "proposed":
+                site_ledger.propose(from_plain(PlanProposal, line, LEDGER_FILENAME, SecurityError))
             case "verdict":
                 site_ledger.decide(from_plain(PlanDecision, line, LEDGER_FILENAME, SecurityError))
             case "charged":

@@ -6,13 +6,20 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
 from fedstat.codec import Minimum, from_json, to_plain
 from fedstat.errors import ConsentError, PartitionError
-from fedstat.federation.audit.event_log import PlanDecision, SiteLedger, canonical_json
+from fedstat.federation.audit.event_log import (
+    NO_SUBJECT,
+    PlanDecision,
+    PlanProposal,
+    SiteLedger,
+    Subject,
+    canonical_json,
+)
 from fedstat.federation.message import ArrayKind, Request, Step
 from fedstat.typing import Array
 
@@ -38,17 +45,6 @@ EXPLICIT_TRANSFORMS = ("bs(", "cr(", "cc(")
 """Prefixes of transforms whose state is written in the formula and does not follow from sums."""
 CENTERED_CONSTRAINT = "constraints="
 """A transform in which means of columns are sums, and knots are those of its text."""
-DESIGN_FIELDS: Mapping[str, str] = {
-    "response": "response",
-    "terms": "terms",
-    "offsets": "offset",
-    "weights": "weights",
-    "labels": "groups",
-    "columns": "columns",
-}
-"""What the texts of a design request, by field, in words for the owner."""
-MAX_NAMES_SHOWN = 12
-
 PlanCount = Annotated[int, Minimum(0)]
 
 
@@ -101,7 +97,9 @@ class AnalysisPlan:
     """The requests of one analysis to one site.
 
     `call`, `formula`, `distribution` and `learned` are texts of the coordinator. `columns` are those of this
-    site. `rounds` is the largest number of rounds at all sites. The site itself enters `prepared`.
+    site. `rounds` is the largest number of rounds at all sites, and `among` the number of sites in masked
+    sums, 0 without any. The site itself enters `prepared`, and the `person`, `study` and `purpose` that the
+    coordinator has signed.
     """
 
     site: str
@@ -113,6 +111,10 @@ class AnalysisPlan:
     rounds: PlanCount
     learned: tuple[str, ...]
     prepared: tuple[PreparedStep, ...] = ()
+    among: PlanCount = 0
+    person: str = ""
+    study: str = ""
+    purpose: str = ""
 
     @property
     def digest(self) -> str:
@@ -201,76 +203,6 @@ def undeclared_part(plan: AnalysisPlan, families: Mapping[str, Mapping[str, Step
     return ""
 
 
-def describe_plan(plan: AnalysisPlan) -> Iterator[str]:
-    """Describe the requests of a plan in plain words, line by line, for the site's owner."""
-    for line in dict.fromkeys(_step_lines(plan)):
-        # Names come from elsewhere: control characters could overwrite other text on a terminal.
-        yield "".join(letter if letter.isprintable() else "?" for letter in line)
-
-
-def _step_lines(plan: AnalysisPlan) -> Iterator[str]:
-    yield f"Analysis, as the coordinator describes it: {plan.call}, of {plan.formula}, {plan.distribution}"
-    yield f"Columns of {plan.site} that it uses: {', '.join(plan.columns) or 'none'}"
-    for text in dict.fromkeys(_design_texts(plan)):
-        yield from _read_design_text(text)
-    request = Counter(one.step for one in plan.prepared)
-    reported = ", ".join(f"{step} ({times} times)" if times > 1 else step for step, times in request.items())
-    yield f"Released before it (names, kinds, levels, counts, which entities exist): {reported or 'nothing'}"
-    yield f"Rounds: at most {plan.rounds:,}"
-    yield "Steps in order, and what each releases:"
-    for step in plan.steps:
-        gives = "; ".join(map(_array_text, step.gives)) or "nothing"
-        often = "once" if step.most == 1 else f"at most {step.most:,} times"
-        yield f"  {step.step} ({step.family}), {often}: {gives}"
-    sums = ", ".join(f"{n:,} ({kind})" for kind, n in plan.numbers().items() if n)
-    yield f"Numbers released in total, at most: {sums or 'none'}"
-    yield "Who could learn what, as the coordinator describes it:"
-    yield from (f"  {sentence}" for sentence in plan.learned or ("No party learns anything.",))
-
-
-def _array_text(array: ReleasedArray) -> str:
-    masked = ", only in a masked sum" if array.masked else ""
-    if array.numbers:
-        size = "1 number" if array.numbers == 1 else f"{array.numbers:,} numbers"
-    else:
-        size = "a text" if array.array == "text" else "any size"
-    behind = f" over {array.entities:,} records" if array.entities else ""
-    return f"{array.what} ({array.kind}{masked}; {size}{behind})"
-
-
-def _design_texts(plan: AnalysisPlan) -> Iterator[str]:
-    yield from (one.text for one in plan.prepared)
-    yield from (text for step in plan.steps if step.family == DESIGN_FAMILY for text in step.texts)
-
-
-def _read_design_text(text: str) -> Iterator[str]:
-    """Describe what a text of a design requests."""
-    try:
-        content = json.loads(text)
-        if isinstance(content, dict) and isinstance(content.get("question"), str):
-            content = json.loads(content["question"])
-    except (ValueError, RecursionError):
-        return
-    if not isinstance(content, dict):
-        return
-    parts = [
-        f"{word} {_name_text(content[name])}" for name, word in DESIGN_FIELDS.items() if content.get(name)
-    ]
-    if content.get("terms") or content.get("response"):  # the plan lists the columns above
-        parts = [part for part in parts if not part.startswith("columns ")]
-    if parts:
-        yield f"It requests: {'; '.join(parts)}"
-
-
-def _name_text(value: Any) -> str:
-    if isinstance(value, dict):
-        value = [f"{role} {name}" for role, name in value.items()]
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        return str(value)
-    more = f" and {len(value) - MAX_NAMES_SHOWN} more" if len(value) > MAX_NAMES_SHOWN else ""
-    return ", ".join(map(str, value[:MAX_NAMES_SHOWN])) + more
-
-
 # ----------------------------------------------------------------------------------------------------
 # Approval of each analysis by the owner of a site: waiting plans, decisions, and the limits of a session.
 #
@@ -333,8 +265,8 @@ class Approvals:
             return "pending"
         return decision.verdict
 
-    def propose(self, plan: AnalysisPlan) -> tuple[str, ApprovalStatus]:
-        """Accept a plan: return its digest and its status."""
+    def propose(self, plan: AnalysisPlan, subject: Subject = NO_SUBJECT) -> tuple[str, ApprovalStatus]:
+        """Accept a plan: return its digest and its status; `subject` says who proposes it."""
         digest = plan.digest
         status = self.status(digest)
         if status == "pending" and digest not in self.pending:
@@ -346,6 +278,7 @@ class Approvals:
                     "first: "
                     "'fedstat site pending FOLDER'",
                 )
+            self.site_ledger.propose(PlanProposal(digest, subject.client, subject.written, time.time_ns()))
             if self.store is None:
                 self._waiting[digest] = plan
             else:
@@ -455,14 +388,20 @@ class FollowedPlan:
         self.requested[address] += 1
 
     def hold(
-        self, approvals: Approvals, request: Request, arrays: Mapping[str, Array], columns: Iterable[str]
+        self,
+        approvals: Approvals,
+        request: Request,
+        arrays: Mapping[str, Array],
+        columns: Iterable[str],
+        n_sites: int = 0,
     ) -> None:
         """Compare a reply with the plan before it leaves, and note a request that came before the plan.
 
         Raises
         ------
         ConsentError
-            The reply uses other columns, or has more numbers, than the owner has approved.
+            The reply uses other columns, has more numbers, or is masked among fewer sites, than the owner
+            has approved.
         """
         if self.plan is None:
             requested = PreparedStep.of(request)
@@ -473,6 +412,8 @@ class FollowedPlan:
             raise self._departs(approvals, f"a reply from columns {', '.join(further)} is not in")
         planned = self.plan.find(request)
         assert planned is not None
+        if request.masked is not None and n_sites < self.plan.among:
+            raise self._departs(approvals, f"a sum over {n_sites} sites is not in")
         for name, array in arrays.items():
             if not _matches_plan(planned, name, array):
                 raise self._departs(

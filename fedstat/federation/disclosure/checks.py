@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from fedstat.errors import DisclosureError, PolicyError, SessionError
-from fedstat.federation.audit.event_log import SessionChain
+from fedstat.federation.audit.event_log import SessionChain, Subject
 from fedstat.federation.disclosure import differencing, facts, row_checks
 from fedstat.federation.disclosure.leverage import check_fitted_means, check_group_shares, check_leverage
+from fedstat.federation.disclosure.plan_text import formula_of
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.privacy_budget import NoiseMechanism, NoiseRequired
 from fedstat.federation.disclosure.products import check_products
@@ -30,10 +31,12 @@ from fedstat.federation.disclosure.request_checks import (
     check_per_entity_numbers,
     check_request,
 )
+from fedstat.federation.disclosure.roles import admit
 from fedstat.federation.disclosure.small_sites import check_column_sums, own_fit_problem
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import Reply, Request, Step, check_arrays
 from fedstat.federation.tables.aligned_table import AlignedTable
+from fedstat.federation.tables.table import LabeledTable
 from fedstat.typing import Array
 
 NO_REPLY = Reply("", {})
@@ -74,6 +77,8 @@ class RequestContext:
         Charge to the privacy budget, by array.
     released : ReleasedGroups or None
         Release history before the step.
+    written : str
+        Time of the client's signature, as it states it.
     """
 
     data: SiteData
@@ -91,11 +96,30 @@ class RequestContext:
     sites: tuple[str, ...] = ()
     costs: Mapping[str, str] = field(default_factory=dict)
     released: ReleasedGroups | None = None
+    written: str = ""
 
     @property
     def policy(self) -> Policy:
         """What the owner of the site allows."""
         return self.data.policy
+
+    def describe(self) -> None:
+        """Note in the ledger what the session is about, as far as it is known."""
+        state, purpose, earlier = self.state, self.request.purpose, self.chain.subject
+        requested = {name for fact in state.requested for one in fact.factors for name in one.columns}
+        columns = tuple(sorted(state.in_play | requested))
+        state.subject = Subject(
+            client=self.client,
+            written=self.written,
+            person=purpose.person,
+            study=purpose.study,
+            purpose=purpose.purpose,
+            role=state.admitted.name(columns),
+            formula=formula_of(self.request) or earlier.formula,
+            columns=columns or earlier.columns,
+            plan=state.analysis.digest if state.analysis.begun else "",
+        )
+        self.chain.describe(state.subject)
 
     @property
     def where(self) -> str:
@@ -109,6 +133,18 @@ Check: TypeAlias = Callable[[RequestContext], None]
 def check_request_arrays(context: RequestContext) -> None:
     """Require the arrays that the step declares."""
     check_arrays(context.where, context.step.takes, context.request.arrays)
+
+
+def check_role(context: RequestContext) -> None:
+    """Require a study of this coordinator, and a role of this person that has the family."""
+    trust, request = context.data.trust, context.request
+    context.describe()  # a refusal is recorded with the person and the study as well
+    admitted = admit(
+        context.data.name, trust.studies, trust.roles, context.client, request.purpose, request.family
+    )
+    table = context.data.table
+    context.state.admitted = replace(admitted, label=table.name if isinstance(table, LabeledTable) else "")
+    context.describe()
 
 
 def check_refusals_left(context: RequestContext) -> None:
@@ -155,7 +191,9 @@ def check_plan_approved(context: RequestContext) -> None:
 
 
 BEFORE: tuple[Check, ...] = (
-    # First, so that a malformed request has its own error, and no later check meets a missing array or a NaN.
+    # First: who may not send the request learns nothing from the checks that follow. It reads no array.
+    check_role,
+    # So that a malformed request has its own error, and no later check meets a missing array or a NaN.
     check_request_arrays,
     # A client that has used up its refusals learns nothing from the checks that follow.
     check_refusals_left,
@@ -297,6 +335,11 @@ def check_facts_reported(context: RequestContext) -> None:
             )
 
 
+def check_role_columns(context: RequestContext) -> None:
+    """Require a role of this person that has all columns of the session."""
+    context.state.admitted.check_columns(context.state.in_play)
+
+
 def check_column_limit(context: RequestContext) -> None:
     """Require that the session has opened no more columns than the policy allows."""
     check_columns(context.data.name, context.policy, context.request, context.state.columns)
@@ -341,7 +384,8 @@ def check_plan_kept(context: RequestContext) -> None:
     """Require the columns and sizes of the approved plan; before a plan, note the request."""
     if context.analysis and context.policy.approval == "owner":
         analysis, arrays = context.state.analysis, context.reply.arrays
-        analysis.hold(context.data.approvals, context.request, arrays, context.state.in_play)
+        n_sites = len(context.sites)
+        analysis.hold(context.data.approvals, context.request, arrays, context.state.in_play, n_sites)
 
 
 AFTER: tuple[Check, ...] = (
@@ -351,6 +395,8 @@ AFTER: tuple[Check, ...] = (
     check_weights_received,
     # After the weights, which are facts too: an array whose facts are incomplete was not examined.
     check_facts_reported,
+    # Columns that a step used without a formula; those of formulas were checked before a row was read.
+    check_role_columns,
     # What the step has opened counts even if this reply has none of it.
     check_column_limit,
     # Every array by its kind, whatever facts the step reported.

@@ -19,7 +19,7 @@ from fedstat.errors import (
     SessionError,
 )
 from fedstat.federation.audit.budget_charges import BudgetSpent
-from fedstat.federation.audit.event_log import SessionChain, SiteLedger
+from fedstat.federation.audit.event_log import NO_SUBJECT, SessionChain, SiteLedger
 from fedstat.federation.audit.ledger import Ledger, released_by
 from fedstat.federation.audit.ledger_file import HistoryCheck
 from fedstat.federation.crypto.masks import Masker
@@ -90,6 +90,13 @@ def load_families() -> None:
 #
 # ``Site.answer`` is the one function that returns a value from a site: policy check, step, ledger,
 # reply. A step cannot be reached in any other way, and only steps of installed families run.
+
+
+FOREIGN_SESSION = (
+    "another coordinator, person or study began this session. Make the model again with from_formula, and "
+    "do not "
+    "change person, study or purpose of a partition"
+)
 
 
 class FamilyRegistry(dict[str, Mapping[str, Step]]):
@@ -314,10 +321,18 @@ class Site:
     def __reduce__(self) -> tuple[Any, ...]:
         raise NotAvailableError(f"{self.name}: {NOT_COPIED_MESSAGE}")
 
-    def answer(self, request: bytes | RequestMessage, client: str = "") -> bytes:
+    def is_foreign(self, request: Request, client: str) -> bool:
+        """Return whether another client, person or study opened the session of a request."""
+        chain = self.site_ledger.find(request.session) if request.session else None
+        stated = request.purpose
+        who = (client, stated.person, stated.study, stated.purpose)
+        return chain is not None and bool(chain.entries) and chain.subject.who not in (NO_SUBJECT.who, who)
+
+    def answer(self, request: bytes | RequestMessage, client: str = "", written: str = "") -> bytes:
         """Answer a packed :class:`~fedstat.federation.message.Request` by a packed Reply.
 
-        `client` is the fingerprint of the client, as far as the transport knows it.
+        `client` is the fingerprint of the client, as far as the transport knows it, and `written` the time
+        of its signature.
 
         Raises
         ------
@@ -330,13 +345,16 @@ class Site:
         try:
             requested = unpack_request(request) if isinstance(request, bytes) else request.request
             self._check_address(requested)
+            # Before anything of the session is read: masks and plan belong to the client that opened it.
+            if self.is_foreign(requested, client):
+                raise SecurityError(f"{self.name}: {FOREIGN_SESSION}")
             self._check_turn(requested)
         except FedstatError as error:
             self._begin_entries("").refusal(replace(requested, site=self.name), error)
             raise
         chain = self._begin_entries(requested.session)
         try:
-            context = self._open(requested, chain, client)
+            context = self._open(requested, chain, client, written)
             for check in BEFORE:
                 check(context)
             packed = self._answer_or_undo(context)
@@ -352,7 +370,7 @@ class Site:
         chain.begin()
         return chain
 
-    def _open(self, request: Request, chain: SessionChain, client: str) -> RequestContext:
+    def _open(self, request: Request, chain: SessionChain, client: str, written: str) -> RequestContext:
         """Find the step of a request that is addressed to this site, and record what came with it."""
         step = self._find_step(request)
         self.site_ledger.check_undisputed(self.name)
@@ -373,6 +391,7 @@ class Site:
             receipt=request.family == RECEIPT_FAMILY,
             analysis=request.family not in (RECEIPT_FAMILY, *UNALIGNED_FAMILIES),
             noise=self._noise,
+            written=written,
         )
 
     def _answer_or_undo(self, context: RequestContext) -> bytes:
@@ -429,6 +448,7 @@ class Site:
                 data.memory.to_arrays(data.table, data.mark_key), data.table.n_rows
             )
         n_sites = len(context.sites) or 1
+        context.describe()
         context.chain.reply(request, step, context.sent, context.reply.arrays, n_sites, context.costs)
         if not context.receipt:
             record_step(state, request, step)

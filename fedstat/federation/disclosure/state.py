@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
@@ -10,14 +10,15 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from fedstat.errors import DesignError, MessageError, PartitionError, SecurityError
-from fedstat.federation.audit.event_log import SiteLedger
+from fedstat.federation.audit.event_log import NO_SUBJECT, SiteLedger
 from fedstat.federation.audit.ledger_file import HistoryCheck
-from fedstat.federation.crypto.keys import Identity
+from fedstat.federation.crypto.keys import Identity, normalize_fingerprint
 from fedstat.federation.disclosure.approval import Approvals, FollowedPlan
 from fedstat.federation.disclosure.facts import EntityCount, FactorsRequested
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.privacy_budget import NoiseRequired
 from fedstat.federation.disclosure.release_history import ReleaseHistory
+from fedstat.federation.disclosure.roles import AdmittedRoles, Role
 from fedstat.federation.tables.published import Published
 from fedstat.federation.tables.table import FrameTable, LabeledTable, Table
 
@@ -41,13 +42,21 @@ class SiteTrust:
 
     `pinned` has the fingerprint of every site with which this one exchanges secrets, and its own. `consents`
     has the time at which the owner consented to one alignment of keys with a site, and `rosters` the digests
-    of the accepted rosters, by number.
+    of the accepted rosters, by number. `studies` has the fingerprint of each study's coordinator, and `roles`
+    what persons may request. `study_rosters` are the accepted rosters of other coordinators, by fingerprint.
     """
 
     pinned: dict[str, str] = field(default_factory=dict)
     _identity: Identity | None = None
     consents: dict[str, str] = field(default_factory=dict)
     rosters: dict[str, str] = field(default_factory=dict)
+    studies: dict[str, str] = field(default_factory=dict)
+    roles: dict[str, Role] = field(default_factory=dict)
+    study_rosters: dict[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def rosters_of(self, client: str) -> Mapping[str, str]:
+        """Return the accepted rosters of the coordinator with this fingerprint."""
+        return self.study_rosters.get(normalize_fingerprint(client), self.rosters)
 
     @property
     def identity(self) -> Identity:
@@ -175,6 +184,8 @@ class State:
         self.analysis = FollowedPlan()
         self.requested: tuple[FactorsRequested, ...] = ()  # of the latest request with a formula
         self._formula_begins = True
+        self.admitted = AdmittedRoles(site, {})  # roles of the present request
+        self.subject = NO_SUBJECT
 
     def __contains__(self, name: object) -> bool:
         return name in self._items
@@ -228,6 +239,8 @@ class State:
             if isinstance(fact, NoiseRequired):
                 self.owed[fact.array] = fact
             if isinstance(fact, FactorsRequested):
+                # Before a row is read: a later refusal could depend on rows of these columns.
+                self.admitted.check_columns({name for one in fact.factors for name in one.columns})
                 self.requested = (fact,) if self._formula_begins else (*self.requested, fact)
                 self._formula_begins = False
             if self._check_fact is not None:

@@ -195,11 +195,11 @@ class AnalysisDescription:
     learned: tuple[str, ...]
 
     def plan(
-        self, site: str, columns: Sequence[str], steps: tuple[PlannedStep, ...], rounds: int
+        self, site: str, columns: Sequence[str], steps: tuple[PlannedStep, ...], rounds: int, among: int
     ) -> AnalysisPlan:
-        """Put a plan together."""
+        """Put a plan together; masked sums are over `among` sites."""
         words = (self.call, self.formula, self.distribution)
-        return AnalysisPlan(site, *words, tuple(columns), steps, rounds, self.learned)
+        return AnalysisPlan(site, *words, tuple(columns), steps, rounds, self.learned, among=among)
 
 
 def plan_text_release(family: str, step: str) -> PlannedStep:
@@ -220,7 +220,8 @@ class PlanBuilder:
     def plan(self, site: str, columns: Sequence[str], afterwards: Sequence[PlannedStep] = ()) -> AnalysisPlan:
         """Plan for one site with its columns; also steps that may be requested afterwards."""
         rounds = sum(self._with_room(kinds, max(counts)) for kinds, counts in self.expected.rounds())
-        return self.words.plan(site, columns, (*self._steps(site), *afterwards), rounds)
+        steps = (*self._steps(site), *afterwards)
+        return self.words.plan(site, columns, steps, rounds, self.expected.dry_run.n_masked)
 
     def _steps(self, site: str) -> Iterator[PlannedStep]:
         request: dict[tuple[str, str], list[DryRunRequest]] = {}

@@ -13,6 +13,7 @@ import pandas as pd
 from fedstat.errors import NotAvailableError, PartitionError, VersionWarning, warn
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.disclosure.site import load_families
+from fedstat.federation.message import NO_PURPOSE, Purpose
 from fedstat.federation.partition.describe import Layout
 from fedstat.federation.partition.federation_file import (
     APART,
@@ -165,17 +166,19 @@ def connect(
     without: Sequence[str] = (),
     transport: Transport | None = None,
     quorum: int = 0,
+    purpose: Purpose = NO_PURPOSE,
 ) -> PartitionParts:
     """Ask the sites of a federation for the schema of their tables, once they hold what they signed."""
     load_families()
     federation = read_federation(path)
+    purpose = federation.stated_purpose(purpose)
     fingerprints = _selected_sites(federation, without)
     _check_quorum(federation, quorum, len(fingerprints))
     if transport is None:
         transport = open_transport(federation, sites=tuple(fingerprints))
     remote = {name: RemoteSite(name, transport) for name in fingerprints}
     heads = LedgerCheckpoints(federation.folder, fingerprints)
-    engine = RemoteEngine(remote, None if journal is None else Journal(Path(journal)), heads)
+    engine = RemoteEngine(remote, None if journal is None else Journal(Path(journal)), heads, purpose)
     # Heads last: the set of known heads changes, and a journal identifies the other requests by position.
     request = side_by_side(
         request_schemas(tuple(fingerprints), secrets.token_hex(8)),

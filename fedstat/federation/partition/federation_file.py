@@ -18,6 +18,7 @@ from pathlib import Path
 from fedstat.errors import PartitionError, SecurityError
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.files import WRITERS, is_open_to_others
+from fedstat.federation.message import NO_PURPOSE, Purpose
 from fedstat.federation.partition.describe import Layout
 from fedstat.federation.transport.bucket import BucketTransport, open_bucket
 from fedstat.federation.transport.flare.analysis import open_analysis
@@ -42,7 +43,8 @@ class FederationFile:
     entities of a category level in a design. `transport` transfers requests to the sites: "folder", "bucket",
     "flare", whose server is at `host` and `port`, or the name of a transport that is passed to
     :func:`connect`. `coordinator` is the site of this coordinator, or "apart". `revoked` has the names of
-    removed sites, by the fingerprint of their keys.
+    removed sites, by the fingerprint of their keys. `person`, `study` and `purpose` are stated to the sites
+    with each request; see :meth:`fedstat.ClientPartition.connect`.
     """
 
     layout: str
@@ -56,6 +58,24 @@ class FederationFile:
     port: int = 0
     coordinator: str = APART
     revoked: Mapping[str, str] = field(default_factory=dict)
+    person: str = ""
+    study: str = ""
+    purpose: str = ""
+
+    def stated_purpose(self, given: Purpose = NO_PURPOSE) -> Purpose:
+        """Return what the sites are informed of; texts that are not given are those of the file.
+
+        Raises
+        ------
+        PartitionError
+            A text cannot be shown to an owner.
+        """
+        found = Purpose(
+            given.person or self.person, given.study or self.study or self.name, given.purpose or self.purpose
+        )
+        if problem := found.problem():
+            raise PartitionError(problem)
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from fedstat.errors import NotAvailableError, PartitionError
 from fedstat.federation.design.block import Partial
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.site import Site
+from fedstat.federation.message import Purpose
 from fedstat.federation.partition import plots
 from fedstat.federation.partition.connect import connect
 from fedstat.federation.partition.dependence import BlockCorrelation, rank_correlation
@@ -710,6 +711,9 @@ class ClientPartition(PartitionViews):
         without: Sequence[str] = (),
         quorum: int = 0,
         transport: Transport | None = None,
+        person: str = "",
+        study: str = "",
+        purpose: str = "",
     ) -> ClientPartition:
         """Connect to sites that run in processes of their own.
 
@@ -735,6 +739,10 @@ class ClientPartition(PartitionViews):
         transport : Transport, optional
             Transport of requests to the sites; by default the file names a folder or NVIDIA FLARE, whose open
             job is joined, or started if there is none; see :meth:`close`.
+        person, study, purpose : str
+            Who analyzes, in which study, and for what. The coordinator signs them with each request, owners
+            see them before they approve a plan, and every site keeps them in its ledger. By default those of
+            ``federation.toml``; the study is by default the name of the federation.
 
         Raises
         ------
@@ -748,7 +756,8 @@ class ClientPartition(PartitionViews):
         PolicyError
             A site has too few rows, or its owner does not allow the request.
         """
-        return cls._of(connect(path, journal, without, transport, quorum))
+        stated = Purpose(person, study, purpose)
+        return cls._of(connect(path, journal, without, transport, quorum, stated))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle and copy tables and settings, from which :meth:`_again` makes sites with new keys."""

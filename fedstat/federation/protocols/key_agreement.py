@@ -98,12 +98,16 @@ def announce(data: SiteData, state: State, request: KeysRequest) -> tuple[dict[s
         data.trust.identity, request.session, data.name, None, _pinned(data, request.sites)
     )
     state.keep("agreement", agreement)
-    return {}, _with_roster(data, request.session, agreement.announce())
+    return {}, _with_roster(data, state, request.session, agreement.announce())
 
 
-def _with_roster(data: SiteData, session: str, announced: str) -> str:
+def _with_roster(data: SiteData, state: State, session: str, announced: str) -> str:
     trust = data.trust
-    return announce_roster(trust.identity, session, data.name, trust.rosters, announced)
+    return announce_roster(trust.identity, session, data.name, _rosters(data, state), announced)
+
+
+def _rosters(data: SiteData, state: State) -> Mapping[str, str]:
+    return data.trust.rosters_of(state.subject.client)
 
 
 def _pinned(data: SiteData, names: Iterable[str]) -> dict[str, str]:
@@ -125,7 +129,7 @@ def finish(data: SiteData, state: State, found: KeysAnnounced) -> tuple[dict[str
     agreement = state.use("agreement", KeyAgreement, absent)
     # The coordinator carries the identities, and could put its own in their place: only pinned ones count.
     public = {name: PublicIdentity.from_json(key) for name, key in found.public.items()}
-    reported = check_rosters(data.name, agreement.session, data.trust.rosters, public, found.announced)
+    reported = check_rosters(data.name, agreement.session, _rosters(data, state), public, found.announced)
     return _keep_keys(state, agreement.finish(reported, public))
 
 
@@ -149,7 +153,9 @@ def sign(data: SiteData, state: State, request: CommittedSites) -> tuple[dict[st
     """Show the fresh key, signed with what all sites are bound to; once, and to pinned sites."""
     agreement = state.use(RING, NeighborAgreement, "this site is bound to no key; ask 'commit' first")
     committed = split_commitments(request.sites, request.committed)
-    return {}, _with_roster(data, agreement.session, agreement.sign(committed, _pinned(data, committed)))
+    return {}, _with_roster(
+        data, state, agreement.session, agreement.sign(committed, _pinned(data, committed))
+    )
 
 
 @step(FAMILY, "sign", request=KeysForwarded, requests=PUBLIC, name="meet", public=True)
@@ -158,7 +164,7 @@ def accept_neighbors(data: SiteData, state: State, request: KeysForwarded) -> tu
     agreement = state.use(RING, NeighborAgreement, "this site is bound to no key; ask 'commit' first")
     public = {name: PublicIdentity.from_json(key) for name, key in request.public.items()}
     keys = split_commitments(agreement.sites, request.keys)
-    reported = check_rosters(data.name, agreement.session, data.trust.rosters, public, request.announced)
+    reported = check_rosters(data.name, agreement.session, _rosters(data, state), public, request.announced)
     return _keep_keys(state, agreement.meet(keys, public, reported))
 
 

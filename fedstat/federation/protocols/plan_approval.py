@@ -46,13 +46,20 @@ def propose_plan(data: SiteData, state: State, text: str) -> tuple[dict[str, Arr
     if len(text) > LONGEST:
         raise MessageError(f"{where}: longer than {LONGEST:,} characters")
     plan = read_plan(text, where)
-    if plan.site != data.name or plan.prepared:
+    if plan.site != data.name or plan.prepared or plan.person or plan.study or plan.purpose:
         raise MessageError(f"{where}: meant for another site, or says what only the site knows")
     if wrong := undeclared_part(plan, FAMILIES):
         raise MessageError(f"{where}: {wrong} is not declared so here")
-    # The site itself enters earlier requests here, whatever the coordinator states about them.
-    plan = replace(plan, prepared=tuple(state.analysis.prepared))
-    digest, status = data.approvals.propose(plan)
+    # The site itself enters earlier requests here, and who has signed the request, whatever the plan states.
+    subject = state.subject
+    plan = replace(
+        plan,
+        prepared=tuple(state.analysis.prepared),
+        person=subject.person,
+        study=subject.study,
+        purpose=subject.purpose,
+    )
+    digest, status = data.approvals.propose(plan, subject)
     state.analysis.follow(plan, digest)
     return {}, to_json(PlanStatus(digest, status))
 

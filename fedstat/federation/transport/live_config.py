@@ -164,7 +164,7 @@ class LiveConfig:
         # digests before content: a change between the two is noticed at the first request
         self._held, self._wish = digests_of(self.folder), _digest(self.folder / RELOAD)
         self.description = read_description(self.folder)
-        self.site = open_site(self.folder)
+        self.site = open_site(self.folder, self.report)
         self._write()
 
     def heed(self) -> bool:

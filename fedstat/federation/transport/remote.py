@@ -36,9 +36,11 @@ from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.disclosure.site import RECEIPT_FAMILY, Site
 from fedstat.federation.disclosure.state import MAX_SESSIONS
 from fedstat.federation.message import (
+    NO_PURPOSE,
     RUNS,
     BundledReply,
     InstalledVersion,
+    Purpose,
     Reply,
     Request,
     RequestMessage,
@@ -107,8 +109,11 @@ class SiteServer:
         self._sessions = SessionFolder.of(site)
         self._lock = Lock()
 
-    def answer(self, request: bytes, client: str = "") -> bytes:
-        """Answer the owner of this fingerprint; the last message of a session gets the same replies again."""
+    def answer(self, request: bytes, client: str = "", written: str = "") -> bytes:
+        """Answer the owner of this fingerprint; the last message of a session gets the same replies again.
+
+        `written` is the time of the signature, as the client states it.
+        """
         with self._lock:
             try:
                 questions = unbundle(request)
@@ -116,7 +121,7 @@ class SiteServer:
                 return pack_refusal(self.site.name, MessageError(f"{self.site.name}: {error}"))
             answers, begun = list[bytes](), set[str]()
             for question in questions:
-                answer = self._answer_one(question, client, begun)
+                answer = self._answer_one(question, (client, written), begun)
                 answers.append(answer.packed)
                 if answer.refused:
                     break
@@ -125,7 +130,7 @@ class SiteServer:
                     self._sessions.keep(session, self._last[session])
             return bundle(answers) if len(questions) > 1 else answers[0]
 
-    def _answer_one(self, request: bytes, client: str, begun: set[str]) -> BundledReply:
+    def _answer_one(self, request: bytes, client: tuple[str, str], begun: set[str]) -> BundledReply:
         """Answer one request of a message, which has `begun` to answer in these sessions."""
         message, digest = RequestMessage(request), hashlib.sha256(request).digest()
         try:
@@ -135,7 +140,8 @@ class SiteServer:
         if self._sessions is not None and requested.session not in self._last:
             self._last.update(self._sessions.take_up(requested.session))
         kept = self._last.get(requested.session, {}).get(digest)
-        if kept is not None:
+        # a session of another client is refused by the site, also where it repeats a request
+        if kept is not None and not self.site.is_foreign(requested, client[0]):
             begun.add(requested.session)
             return kept
         # a request without a ledger entry has no reply, and is computed when it comes again
@@ -156,9 +162,9 @@ class SiteServer:
         begun.add(session)
         self._last[session] = {**earlier, digest: answer}
 
-    def _query_site(self, message: RequestMessage, client: str) -> BundledReply:
+    def _query_site(self, message: RequestMessage, client: tuple[str, str]) -> BundledReply:
         try:
-            return BundledReply(self.site.answer(message, client))
+            return BundledReply(self.site.answer(message, *client))
         except FedstatError as error:
             return refusal(self.site.name, error)
         except Exception as error:
@@ -185,11 +191,13 @@ class RemoteEngine(RoundEngine):
         sites: Mapping[str, RemoteSite],
         journal: Journal | None = None,
         heads: LedgerCheckpoints | None = None,
+        purpose: Purpose = NO_PURPOSE,
     ) -> None:
         self._sites = dict(sites)
         self.installed: Mapping[str, InstalledVersion] = {}
         self._journal = journal
         self._heads = heads
+        self.purpose = purpose
         self._number = 0
         self._turns: Counter[tuple[str, str]] = Counter()
         self._open: set[tuple[str, str]] = set()
@@ -314,7 +322,8 @@ class RemoteEngine(RoundEngine):
                 # open until a reply is read: after a failure it is unknown whether the site answered
                 self._open.add(key)
                 turns[key] += 1
-                numbered.append(pack_request(replace(requests[place], turn=turns[key])))
+                request = replace(requests[place], turn=turns[key], purpose=self.purpose)
+                numbered.append(pack_request(request))
             answers = self._reach(remote, numbered)
             yield from ((place, answer, False) for place, answer in zip(message, answers, strict=False))
             # nothing is read after a refusal

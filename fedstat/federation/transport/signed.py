@@ -10,8 +10,8 @@ from typing import IO
 
 from fedstat.errors import PartitionError, SecurityError
 from fedstat.federation.audit.event_log import COORDINATOR
-from fedstat.federation.crypto.envelopes import Envelope, open_envelope, sign_envelope
-from fedstat.federation.crypto.keys import Identity
+from fedstat.federation.crypto.envelopes import Envelope, open_envelope, sign_envelope, signer_of
+from fedstat.federation.crypto.keys import Identity, normalize_fingerprint
 from fedstat.federation.disclosure.site import Site
 from fedstat.federation.transport.live_config import LiveConfig
 from fedstat.federation.transport.mailbox import ErrorNote
@@ -43,7 +43,7 @@ def answer_signed(
     address = (envelope.sender, envelope.receiver, envelope.number)
     if address != (COORDINATOR, site.name, number or envelope.number):
         raise SecurityError(f"{where}: meant for another site, or sent under another number")
-    payload = server.answer(envelope.payload, coordinator)
+    payload = server.answer(envelope.payload, coordinator, envelope.written)
     return sign_envelope(site.trust.identity, Envelope(site.name, COORDINATOR, envelope.number, payload))
 
 
@@ -80,7 +80,7 @@ class SignedSite:
 
     def __init__(self, folder: Path, name: str = "", report: Callable[[str], None] = lambda _: None) -> None:
         self._word = LiveConfig(folder, report)
-        if not self.description.coordinator:
+        if not self.description.coordinators:
             raise PartitionError(
                 f"'{folder / DESCRIPTION}' pins no coordinator, so that the site answers no requests. "
                 f"Write the fingerprint "
@@ -120,10 +120,20 @@ class SignedSite:
         """
         with self._lock:
             self._heed()
-            answer = answer_signed(self._server, question, self.description.coordinator, where, number)
+            answer = answer_signed(self._server, question, self._signer(question, where), where, number)
             self._word.check_written()
             return answer
 
     def note(self, question: bytes | IO[bytes], where: str, number: str, why: str) -> bytes | None:
         """Sign a note; see :func:`note_signed`."""
-        return note_signed(self.site, question, self.description.coordinator, where, number, why)
+        return note_signed(self.site, question, self._signer(question, where), where, number, why)
+
+    def _signer(self, question: bytes | IO[bytes], where: str) -> str:
+        """Return the fingerprint of the coordinator that signed a request; that of the first if none did."""
+        known = self.description.coordinators
+        if len(known) > 1:
+            keys, _ = signer_of(question, where)
+            if not isinstance(question, bytes):
+                question.seek(0)
+            known = tuple(one for one in known if normalize_fingerprint(one) == keys.digest.hex()) or known
+        return known[0] if known else ""

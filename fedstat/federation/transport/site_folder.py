@@ -28,10 +28,11 @@ from fedstat.federation.audit.ledger_file import (
     open_ledger,
     row_count_problem,
 )
-from fedstat.federation.crypto.keys import Identity, PublicIdentity, encode_parts
+from fedstat.federation.crypto.keys import Identity, PublicIdentity, encode_parts, normalize_fingerprint
 from fedstat.federation.disclosure.approval import AnalysisPlan, complete_digest, read_plan
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.release_history import ReleaseHistory
+from fedstat.federation.disclosure.roles import Role, Study, check_study_names
 from fedstat.federation.disclosure.site import Site, load_families
 from fedstat.federation.disclosure.state import SiteTrust
 from fedstat.federation.files import is_open_to_others, read_private, write_atomic
@@ -46,6 +47,7 @@ from fedstat.federation.tables.published import Published, description_problems,
 from fedstat.federation.tables.sources import Source, open_source, read_source
 from fedstat.federation.tables.table import FrameTable, Table, read_at
 from fedstat.federation.transport.mailbox import is_bucket, resolve_exchange
+from fedstat.federation.transport.pending_hook import notify_owner, split_command
 from fedstat.typing import Array
 
 # ----------------------------------------------------------------------------------------------------
@@ -102,11 +104,13 @@ class PlanFolder:
     site: str
     folder: Path
     keys: PublicIdentity
+    notify: Callable[[AnalysisPlan], None] = lambda _: None
     _read: dict[str, AnalysisPlan] = field(default_factory=dict)
 
     def keep(self, digest: str, plan: AnalysisPlan) -> None:
         """Store a plan that waits for a decision."""
         self._write(PENDING, f"{digest}{PLAN}", to_json(plan))
+        self.notify(plan)
 
     def waiting(self) -> Mapping[str, AnalysisPlan]:
         """Return the open plans by digest, the oldest first."""
@@ -239,8 +243,10 @@ class SiteDescription:
     trusted; `pinned` has one fingerprint by site, including the site's own. A formula uses `site_column` to
     refer to the site; it is empty in the vertical layout. `seed` is the secret that the sites share for
     common random projections. `exchange` is the folder or bucket of the requests, empty if another transport
-    is used. `consent` has the time of the owner's consent to an alignment, by site; `roster` the digests of
-    the accepted rosters, by number.
+    is used. `studies` are further studies with coordinators of their own, and `roles` what persons may
+    request. `tables` has the folders of further tables, by name. `on_pending` is a command that is run when
+    a plan waits. `consent` has the time of the owner's consent to an alignment, by site; `roster` the
+    digests of the accepted rosters, by number.
     """
 
     name: str
@@ -252,6 +258,27 @@ class SiteDescription:
     exchange: str = ""
     consent: Mapping[str, str] = field(default_factory=dict)
     roster: Mapping[str, str] = field(default_factory=dict)
+    studies: Mapping[str, Study] = field(default_factory=dict)
+    roles: Mapping[str, Role] = field(default_factory=dict)
+    tables: Mapping[str, str] = field(default_factory=dict)
+    on_pending: str = ""
+
+    @property
+    def study_keys(self) -> dict[str, str]:
+        """Fingerprint of the coordinator of each study."""
+        return {name: one.coordinator or self.coordinator for name, one in self.studies.items()}
+
+    @property
+    def coordinators(self) -> tuple[str, ...]:
+        """Fingerprints of all coordinators whose requests are answered."""
+        return tuple(dict.fromkeys(filter(None, (self.coordinator, *self.study_keys.values()))))
+
+    @property
+    def exchanges(self) -> tuple[str, ...]:
+        """Folders or buckets of the requests of all studies."""
+        return tuple(
+            dict.fromkeys(filter(None, (self.exchange, *(o.exchange for o in self.studies.values()))))
+        )
 
     @property
     def source(self) -> Source:
@@ -283,7 +310,8 @@ class SiteDescription:
 
     def check(self) -> None:
         """Find errors when the file is read, and not only when rows or the seed are used."""
-        _ = self.source, self.shared_seed
+        _ = self.source, self.shared_seed, split_command(self.on_pending)
+        check_study_names(self.studies)
         if not all(number.isdecimal() for number in self.roster):
             raise PartitionError(f"{self.name}: [roster]: expected a digest for each roster number")
 
@@ -292,8 +320,19 @@ def read_description(folder: str | Path) -> SiteDescription:
     """Read ``site.toml``; PartitionError names file, entry and remedy."""
     path = Path(folder, DESCRIPTION)
     found = read_entries(SiteDescription, path, f"make it with 'fedstat site init {folder} --name NAME'")
-    exchange = resolve_exchange(found.exchange, path.parent) if found.exchange else ""
-    return replace(found, data=_from_folder(path.parent, found.data), exchange=exchange)
+
+    def resolved(exchange: str) -> str:
+        return resolve_exchange(exchange, path.parent) if exchange else ""
+
+    studies = {name: replace(one, exchange=resolved(one.exchange)) for name, one in found.studies.items()}
+    data = _from_folder(path.parent, found.data)
+    return replace(found, data=data, exchange=resolved(found.exchange), studies=studies)
+
+
+def table_folders(folder: str | Path) -> dict[str, Path]:
+    """Return the folders of all tables of a site: its own under an empty name, and those of ``[tables]``."""
+    folder = Path(folder)
+    return {"": folder} | {name: folder / place for name, place in read_description(folder).tables.items()}
 
 
 def read_toml(path: Path, remedy: str) -> dict[str, Any]:
@@ -325,13 +364,24 @@ def read_entries(kind: type[T], path: Path, remedy: str) -> T:
 def apply_trust(site: Site, description: SiteDescription) -> None:
     """Apply the owner's trusted keys and consents."""
     trust = site.trust
-    for held, given in (
+    pairs: tuple[tuple[dict[str, Any], Mapping[str, Any]], ...] = (
         (trust.pinned, description.pinned),
         (trust.consents, description.consent),
         (trust.rosters, description.roster),
-    ):
+        (trust.studies, description.study_keys),
+        (trust.roles, description.roles),
+        (trust.study_rosters, _study_rosters(description)),
+    )
+    for held, given in pairs:
         held.clear()
         held.update(given)
+
+
+def _study_rosters(description: SiteDescription) -> dict[str, Mapping[str, str]]:
+    """Rosters of coordinators that are not the site's own, by the digits of their fingerprints."""
+    own = normalize_fingerprint(description.coordinator)
+    keys = {name: normalize_fingerprint(key) for name, key in description.study_keys.items()}
+    return {key: description.studies[name].roster for name, key in keys.items() if key != own}
 
 
 def _from_folder(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -463,8 +513,16 @@ def mode_problems(folder: str | Path) -> Iterator[str]:
         )
 
 
-def open_site(folder: str | Path) -> Site:
-    """Open the site of a folder with its existing ledger.
+def _notify(folder: Path, report: Callable[[str], None], plan: AnalysisPlan) -> None:
+    """Run the owner's command for a new plan, as site.toml is now."""
+    try:
+        notify_owner(folder, read_description(folder).on_pending, report, plan)
+    except (FedstatError, RuntimeError) as error:  # a site goes on without its notification
+        report(f"the owner was not notified of plan {plan.digest:.12}: {error}")
+
+
+def open_site(folder: str | Path, report: Callable[[str], None] = lambda _: None) -> Site:
+    """Open the site of a folder with its existing ledger; `report` receives lines for its log.
 
     PartitionError if its description, data or policy cannot be used. SecurityError if others may read or
     write its folder, if the ledger is incomplete, or if its stored replies used another number of rows.
@@ -482,16 +540,17 @@ def open_site(folder: str | Path) -> Site:
         policy=policy,
         shared_seed=description.shared_seed,
         site_column=description.site_column,
-        trust=SiteTrust(
-            dict(description.pinned), identity, dict(description.consent), dict(description.roster)
-        ),
+        trust=SiteTrust(_identity=identity),
         site_ledger=open_ledger(
             folder, description.name, identity, partial(comparison_problem, table, identity)
         ),
         published=read_site_columns(folder, description.name, table),
         log=refusal_log(folder),
-        plans=PlanFolder(description.name, Path(folder), identity.public),
+        plans=PlanFolder(
+            description.name, Path(folder), identity.public, partial(_notify, Path(folder), report)
+        ),
     )
+    apply_trust(site, description)
     site.site_ledger.as_of = read_at(table)
     site.approvals.take_up()
     # rows behind earlier replies: their difference to a new reply could disclose single entities

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 from fedstat.federation.audit.event_log import REFUSAL, SessionChain, SiteEntry
@@ -59,10 +59,35 @@ def only_connection_steps(chain: SessionChain) -> bool:
     return released_kind_counts(chain).keys() <= AGREED and not refusals_of(chain)
 
 
+FAMILY_WORDS: Mapping[str, str] = {
+    "align": "linkage of records",
+    "approval": "plan",
+    "boost": "boosting of curves",
+    "boost_private": "boosting with a privacy budget",
+    "boost_vertical": "boosting of curves",
+    "copula": "synthetic data",
+    "copula_glm": "regression with a privacy budget",
+    "cox": "survival regression",
+    "descriptive": "tables and survival curves",
+    "design": "columns of a formula",
+    "evaluation": "evaluation of a model",
+    "fedavg": "federated averaging",
+    "glm": "regression",
+    "laser": "neural network",
+    "m2sem": "clusters and factors",
+    "margins": "counts with a privacy budget",
+    "schema": "description of the columns",
+    "secure": "exchange of keys",
+    "vfem": "regression over columns of several sites",
+    "vglm": "regression over columns of several sites",
+}
+"""Families in words; a family without an entry is shown by its name."""
+
+
 def families_of(chain: SessionChain) -> tuple[str, ...]:
-    """Return the families that sent requests, in the order of the first request."""
+    """Return what was requested, in words, in the order of the first request."""
     request = (entry.family for entry in chain.entries if entry.family != RECEIPT_FAMILY)
-    return tuple(dict.fromkeys(request))
+    return tuple(dict.fromkeys(FAMILY_WORDS.get(family, family) for family in request))
 
 
 def statements_of(chain: SessionChain) -> list[SiteEntry]:

@@ -17,6 +17,7 @@ PAGES = (
     ("", "Overview"),
     ("plans", "Plans"),
     ("ledger", "Ledger"),
+    ("columns", "Columns"),
     ("exposure", "Exposure"),
     ("refusals", "Refusals"),
     ("policy", "Policy"),

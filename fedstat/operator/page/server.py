@@ -71,6 +71,8 @@ ROUTES: tuple[tuple[str, str, str, View, str], ...] = (
         views.session_page,
         "session.html",
     ),
+    ("columns", "columns", "Releases by column", views.columns_page, "columns.html"),
+    (r"columns/(?P<ordinal>\d{1,6})", "columns", "Releases about a column", views.column_page, "column.html"),
     ("exposure", "exposure", "Exposure of single rows", views.exposure_page, "exposure.html"),
     ("refusals", "refusals", "Refusals", views.refusals_page, "refusals.html"),
     ("policy", "policy", "Policy", views.policy_page, "policy.html"),

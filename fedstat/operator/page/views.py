@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shlex
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from importlib.metadata import version
@@ -10,17 +11,20 @@ from itertools import groupby
 from textwrap import shorten
 from typing import Any, NamedTuple, TypeAlias
 
-from fedstat.errors import PartitionError
+from fedstat.errors import PartitionError, SecurityError
 from fedstat.federation.audit.checkpoints import utc_text
-from fedstat.federation.audit.event_log import SessionChain
-from fedstat.federation.disclosure.approval import AnalysisPlan, describe_plan
+from fedstat.federation.audit.event_log import SessionChain, SiteLedger
+from fedstat.federation.disclosure.approval import AnalysisPlan
 from fedstat.federation.disclosure.exposure import exposure
+from fedstat.federation.disclosure.plan_text import describe_plan
 from fedstat.federation.disclosure.policy import Budget, Policy
 from fedstat.federation.disclosure.privacy_budget import read_budget_spent
 from fedstat.federation.disclosure.rules import PARTIES, rules_of, toml_line
 from fedstat.federation.disclosure.threat_statements import threats_under
 from fedstat.federation.transport.site_folder import open_records
+from fedstat.operator.page.audit_export import RELEASED_AS, AuditFilter, audit_lines, group_analyses
 from fedstat.operator.page.owner_view import OwnerView, Verdict
+from fedstat.operator.page.plan_summary import formula_in_words, summarize_plan
 from fedstat.operator.page.released_arrays import (
     EXPOSURE_HEAD,
     EXPOSURE_NOTES,
@@ -100,12 +104,14 @@ def _sessions_by_day(chains: Iterable[SessionChain]) -> list[dict[str, Any]]:
 def _session_row(chain: SessionChain) -> tuple[str | PageLink, ...]:
     return (
         PageLink(f"ledger/{chain.ordinal}", _began(chain)[11:19]),
-        ", ".join(families_of(chain)) or "receipts",
-        "; ".join(f"{kind} ({n:,})" for kind, n in released_kind_counts(chain).items()) or "nothing",
-        f"{chain.round:,}",
-        f"{released_bytes(chain):,}",
+        chain.subject.person or chain.subject.study or "not stated",
+        chain.subject.formula or ", ".join(families_of(chain)) or "signed statements",
+        "; ".join(
+            f"{'masked sums' if kind.endswith(', masked') else RELEASED_AS.get(kind, kind)} ({n:,})"
+            for kind, n in released_kind_counts(chain).items()
+        )
+        or "nothing",
         f"{len(refusals_of(chain)):,}",
-        f"{len(statements_of(chain)):,}",
     )
 
 
@@ -117,6 +123,7 @@ def session_page(view: OwnerView, ordinal: int) -> PageData:
     released = released_rows(chain)
     return {
         "session": chain.session,
+        "analyses": group_analyses(list(audit_lines(view.site_ledger, AuditFilter(), session=chain.session))),
         "began": chain.entries[0].time if chain.entries else "never",
         "ended": chain.entries[-1].time if chain.entries else "never",
         "rounds": f"{chain.round:,}",
@@ -127,6 +134,33 @@ def session_page(view: OwnerView, ordinal: int) -> PageData:
         "released": released,
         "refused": [(one.time, one.step, one.rule) for one in refusals_of(chain)],
     }
+
+
+def columns_page(view: OwnerView) -> PageData:
+    """List the columns about which something was released, with the number of analyses."""
+    return {"rows": section_data(lambda: _column_rows(view))}
+
+
+def _column_rows(view: OwnerView) -> list[tuple[str | PageLink, ...]]:
+    found: dict[str, dict[str, str]] = {}
+    for chain in view.site_ledger.chains:
+        for entry, subject in chain.described_entries():
+            for name in subject.columns if entry.left else ():
+                found.setdefault(name, {})[f"{chain.ordinal} {subject.formula}"] = entry.time
+    return [
+        (PageLink(f"columns/{number}", name), f"{len(found[name]):,}", max(found[name].values()))
+        for number, name in enumerate(sorted(found))
+    ]
+
+
+def column_page(view: OwnerView, ordinal: int) -> PageData:
+    """Show what was released about one column, to whom and why."""
+    rows = _column_rows(view)
+    if ordinal >= len(rows):
+        raise PartitionError(f"there is no column {ordinal}")
+    column = str(getattr(rows[ordinal][0], "text", ""))
+    lines = list(audit_lines(view.site_ledger, AuditFilter(column=column)))
+    return {"column": column, "analyses": list(reversed(group_analyses(lines)))}
 
 
 def exposure_page(view: OwnerView) -> PageData:
@@ -189,6 +223,7 @@ def overview_page(view: OwnerView) -> PageData:
     return {
         "waiting": section_data(lambda: _waiting(view)),
         "state": section_data(lambda: _state(view)),
+        "stop": section_data(lambda: _stop(view)),
         "budgets": section_data(lambda: _budgets(view)),
         "sessions": section_data(
             lambda: _sessions_by_day([c for c in view.site_ledger.chains if c.entries][-NEWEST:])
@@ -205,6 +240,17 @@ def _state(view: OwnerView) -> PageData:
         "coordinator": view.description.coordinator,
         "rows": [*rows, ("Versions", f"fedstat {version('fedstat')}, Python {platform.python_version()}")],
     }
+
+
+def _stop(view: OwnerView) -> list[tuple[str, str]]:
+    """Return how the owner stops requests, by what they are about."""
+    place, description = shlex.quote(str(view.folder)), view.description
+    found = [("One waiting analysis", "deny it on the page 'Plans'")]
+    found += [("Every analysis until you approve it", 'approval = "owner" in policy.toml')]
+    for name in description.studies:
+        found.append((f"Study {name}", f"fedstat site revoke {place} {shlex.quote(name)}"))
+    found += [("The coordinator", f"fedstat site revoke {place} coordinator")]
+    return [*found, ("All requests", "stop the service: Ctrl-C, or systemctl stop")]
 
 
 def _budgets(view: OwnerView) -> list[PageData]:
@@ -241,17 +287,26 @@ def plans_page(view: OwnerView) -> PageData:
 
 
 def _waiting(view: OwnerView) -> PageData:
-    plans = [_plan(digest, plan, SHOWN) for digest, plan in view.waiting.items()]
+    plans = [_plan(view, digest, plan, SHOWN) for digest, plan in view.waiting.items()]
     return {"plans": plans, "asks_owner": view.policy.approval != "auto"}
 
 
-def _plan(digest: str, plan: AnalysisPlan, width: int | None = None) -> PageData:
+def _plan(view: OwnerView, digest: str, plan: AnalysisPlan, width: int | None = None) -> PageData:
     """Describe a plan; texts longer than `width` are cut."""
-    numbers = "; ".join(f"{n:,} numbers ({kind})" for kind, n in plan.numbers().items() if n)
-    texts = {"call": plan.call, "formula": plan.formula, "columns": ", ".join(plan.columns) or "none"}
-    if width is not None:
-        texts = {name: shorten(text, width) for name, text in texts.items()}
-    return {"digest": digest, **texts, "numbers": numbers or "no numbers"}
+    try:
+        site_ledger = view.site_ledger
+    except SecurityError:  # the sections on the ledger show the problem
+        site_ledger = SiteLedger()
+    found = summarize_plan(digest, plan, view.policy, site_ledger, view.plans)
+    facts = [(name, text if width is None else shorten(text, width)) for name, text in found.facts]
+    title = formula_in_words(plan.formula)
+    return {
+        "digest": digest,
+        "call": plan.call if width is None else shorten(plan.call, width),
+        "title": title if width is None else shorten(title, width),
+        "plain": found.plain,
+        "facts": facts,
+    }
 
 
 def _decisions(view: OwnerView) -> list[tuple[str | PageLink, ...]]:
@@ -287,7 +342,7 @@ def plan_page(view: OwnerView, digest: str) -> PageData:
 def _described(view: OwnerView, found: AnalysisPlan) -> PageData:
     """Group the lines that describe a plan into lists and named paragraphs."""
     return {
-        "coordinator": view.description.coordinator,
+        "summary": _plan(view, found.digest, found),
         "description": [
             (True, [line.strip() for line in lines])
             if is_list
@@ -300,7 +355,7 @@ def _described(view: OwnerView, found: AnalysisPlan) -> PageData:
 def decision_page(view: OwnerView, digest: str, word: str, token: str) -> PageData:
     """Request a confirmation of a decision; this page changes nothing."""
     _, button, meaning = ASKED[word]
-    plan = _plan(digest, view.plans.find(digest))
+    plan = _plan(view, digest, view.plans.find(digest))
     return {
         "digest": digest,
         "plan": plan,
@@ -329,7 +384,13 @@ def policy_page(view: OwnerView) -> PageData:
 
 def _rules(found: Policy, looser: tuple[str, ...]) -> list[tuple[str, ...]]:
     return [
-        (name, _value(getattr(found, name)), _value(rule.strict), "looser" if name in looser else "")
+        (
+            rule.comment,
+            _value(getattr(found, name)),
+            _value(rule.strict),
+            "yes" if name in looser else "",
+            name,
+        )
         for name, rule in rules_of(type(found)).items()
     ]
 
@@ -339,7 +400,8 @@ def _value(value: object) -> str:
         return ", ".join(sorted(value)) or "none"
     if isinstance(value, Budget):
         return f"epsilon {value.epsilon:g}, delta {value.delta:g}"
-    return "off" if value is None else str(value).lower()
+    words = {"None": "no limit", "True": "yes", "False": "no"}
+    return words.get(str(value), str(value))
 
 
 def check_page(view: OwnerView) -> PageData:

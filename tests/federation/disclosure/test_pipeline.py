@@ -26,6 +26,7 @@ from fedstat.operator.page.views import policy_page
 PACKAGE = Path(fs.__file__).parent
 ORDER = {
     "BEFORE": [
+        "check_role",
         "check_request_arrays",
         "check_refusals_left",
         "check_declared_release",
@@ -38,6 +39,7 @@ ORDER = {
         "check_reply_arrays",
         "check_weights_received",
         "check_facts_reported",
+        "check_role_columns",
         "check_column_limit",
         "check_entities_behind",
         "check_released_alone",
