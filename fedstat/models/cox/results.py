@@ -413,6 +413,7 @@ class CoxResults(DesignResults, saved_as=FORMAT, record=CoxRecord):
         [0.88, 0.74, 0.61, 0.54, 0.75, 0.51, 0.33, 0.25]
         """
         fit = self._record.fit
+        edges = np.zeros(0) if fit.common is not None and grid is None else grid_points(grid, until)
         if fit.request.strata:
             raise NotAvailableError("baseline_hazard: the model has strata, with a baseline hazard for each")
         if fit.common is not None:
@@ -421,7 +422,6 @@ class CoxResults(DesignResults, saved_as=FORMAT, record=CoxRecord):
                     "grid: a common baseline hazard is known at the intervals of the fit; leave it out"
                 )
             return self._baseline(fit.common.edges, common_hazard(fit))
-        edges = grid_points(grid, until)
         if self._model is None:
             raise NotAvailableError(
                 "baseline_hazard: this result was read from a file and has no partition; fit the model again"
