@@ -64,14 +64,24 @@ class RiskTable:
         event: Bools,
         weight: Floats | None = None,
         stratum: Ints | None = None,
+        grid: tuple[int, int] | None = None,
     ) -> RiskTable:
-        """Sort the rows; strata are numbered from zero."""
+        """Sort the rows; strata are numbered from zero.
+
+        With a `grid` (S, J) the event times are 1, ..., J in each of S strata, whether or not rows have them.
+        """
         n = len(stop)
         weight = np.ones(n) if weight is None else np.ascontiguousarray(weight, dtype=np.float64)
         stratum = np.zeros(n, dtype=np.int64) if stratum is None else stratum.astype(np.int64)
         pairs = np.unique(np.column_stack([stratum[event], stop[event]]), axis=0)
+        strata_count = int(stratum.max(initial=-1)) + 1
+        if grid is not None:
+            strata_count, J = grid
+            pairs = np.column_stack(
+                [np.repeat(np.arange(strata_count), J), np.tile(np.arange(1.0, J + 1.0), strata_count)]
+            )
         times, strata = np.ascontiguousarray(pairs[:, 1]), pairs[:, 0].astype(np.int64)
-        first = np.searchsorted(strata, np.arange(int(stratum.max(initial=-1)) + 2))
+        first = np.searchsorted(strata, np.arange(strata_count + 1))
         after, until = np.empty(n, dtype=np.int64), np.empty(n, dtype=np.int64)
         for one in range(len(first) - 1):
             low, high = int(first[one]), int(first[one + 1])
@@ -95,7 +105,7 @@ class RiskTable:
             after=after,
             until=until,
             deaths=deaths,
-            mean_weight=total / deaths,
+            mean_weight=np.divide(total, deaths, out=np.zeros(len(times)), where=deaths > 0.0),
         )
 
     def cumulated(self, increments: Floats) -> Floats:
@@ -150,6 +160,8 @@ def _tie_sums(S0, D0, deaths, efron):  # type: ignore[no-untyped-def]
     out = np.zeros((len(S0), 6))
     for t in range(len(S0)):
         d = int(deaths[t])
+        if d == 0:
+            continue
         if not efron or d == 1:
             out[t, 0], out[t, 1], out[t, 3] = d * np.log(S0[t]), d / S0[t], d / S0[t] ** 2
             continue
@@ -163,6 +175,36 @@ def _tie_sums(S0, D0, deaths, efron):  # type: ignore[no-untyped-def]
             out[t, 4] += q / phi**2
             out[t, 5] += q**2 / phi**2
     return out
+
+
+def risk_sums(table: RiskTable, X: Floats, r: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+    """Return S0 (T,), S1 (T, p) over the rows at risk at the event times, and D0, D1 over the events."""
+    rows = table.order, table.leaving, table.start, table.stop, table.event, table.stratum
+    found: tuple[Floats, Floats, Floats, Floats] = _risk_sets(*rows, table.times, table.first, r, X)
+    return found
+
+
+def tie_sums(S0: Floats, D0: Floats, deaths: Floats, mean_weight: Floats, ties: str) -> Floats:
+    """Return the sums of :func:`_tie_sums` over the events of each time, times their mean weight, (T, 6)."""
+    return np.asarray(_tie_sums(S0, D0, deaths, ties == "efron") * mean_weight[:, None])
+
+
+def between(S1: Floats, D1: Floats, sums: Floats, g: Floats | None = None) -> Floats:
+    """Sum products of the mean columns at risk over the events, times g (T,): what the information lacks.
+
+    The sum over l of z_l z_l', z_l = S1 - l/d D1 over phi_l, is that of two vectors, S1 and D1: its 2 x 2
+    factor gives two rows. Returns (p, p).
+    """
+    a, b, c = sums[:, 3], -sums[:, 4], sums[:, 5]
+    below = np.divide(b, np.sqrt(a), out=np.zeros(len(a)), where=a > 0.0)
+    several = c > 0.0
+    rest = np.sqrt(np.maximum(c - below**2, 0.0))
+    Z = np.sqrt(a)[:, None] * S1
+    Z[several] += below[several, None] * D1[several]
+    W = rest[several, None] * D1[several]
+    if g is None:
+        return np.asarray(Z.T @ Z + W.T @ W)
+    return np.asarray(Z.T @ (g[:, None] * Z) + W.T @ (g[several, None] * W))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -198,19 +240,8 @@ class PartialLikelihood:
         # Risk sets are ratios: a common factor cancels, and keeps the exponentials finite.
         shift = float(eta.max(initial=-np.inf)) if len(eta) else 0.0
         r = table.weight * np.exp(eta - shift)
-        S0, S1, D0, D1 = _risk_sets(
-            table.order,
-            table.leaving,
-            table.start,
-            table.stop,
-            table.event,
-            table.stratum,
-            table.times,
-            table.first,
-            r,
-            X,
-        )
-        sums = _tie_sums(S0, D0, table.deaths, ties == "efron") * table.mean_weight[:, None]
+        S0, S1, D0, D1 = risk_sums(table, X, r)
+        sums = tie_sums(S0, D0, table.deaths, table.mean_weight, ties)
         loglik = float((table.weight * (eta - shift))[table.event].sum() - sums[:, 0].sum())
         return cls(table, X, r, shift, loglik, S1, D1, sums)
 
@@ -234,20 +265,15 @@ class PartialLikelihood:
 
     def information(self, g: Floats | None = None) -> Floats:
         """Return the information, with every event time's part times g: (p, p)."""
+        return self.products(g) - between(self.S1, self.D1, self.sums, g)
+
+    def products(self, g: Floats | None = None) -> Floats:
+        """Return the sum over rows of x x', times the expected number of events and g (T,): (p, p)."""
         e = self.expected(g)
-        # The sum over l of z_l z_l' is that of two vectors, S1 and D1: its 2 x 2 factor gives two rows.
-        a, b, c = self.sums[:, 3], -self.sums[:, 4], self.sums[:, 5]
-        below = b / np.sqrt(a)
-        several = c > 0.0
-        rest = np.sqrt(np.maximum(c - below**2, 0.0))
-        Z = np.sqrt(a)[:, None] * self.S1
-        Z[several] += below[several, None] * self.D1[several]
-        W = rest[several, None] * self.D1[several]
-        if g is None:
-            scaled = self.X * np.sqrt(np.maximum(e, 0.0))[:, None]
-            return np.asarray(scaled.T @ scaled - Z.T @ Z - W.T @ W)
-        found = self.X.T @ (e[:, None] * self.X) - Z.T @ (g[:, None] * Z)
-        return np.asarray(found - W.T @ (g[several, None] * W))
+        if g is not None:
+            return np.asarray(self.X.T @ (e[:, None] * self.X))
+        scaled = self.X * np.sqrt(np.maximum(e, 0.0))[:, None]
+        return np.asarray(scaled.T @ scaled)
 
     def row_scores(self) -> Floats:
         """Return the score residual of every row, weights included: (n, p)."""
@@ -255,7 +281,8 @@ class PartialLikelihood:
         first, tied, square = self.sums[:, 3:4], self.sums[:, 4:5], self.sums[:, 5:6]
         at_risk = table.cumulated(S1 * first - D1 * tied)
         of_events = S1 * tied - D1 * square
-        mean = (S1 * self.sums[:, 1:2] - D1 * self.sums[:, 2:3]) / (table.deaths * table.mean_weight)[:, None]
+        total = np.where(table.deaths > 0.0, table.deaths * table.mean_weight, 1.0)[:, None]
+        mean = (S1 * self.sums[:, 1:2] - D1 * self.sums[:, 2:3]) / total
         observed = np.where(table.event, table.weight, 0.0)
         out = self.X * (observed - self.expected())[:, None]
         out += self.r[:, None] * (at_risk[table.until] - at_risk[table.after])

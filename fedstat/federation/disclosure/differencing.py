@@ -118,7 +118,7 @@ def check_row_groups(data: SiteData, state: State, fact: facts.RowGroups) -> Non
     PolicyError
         As :func:`check_row_difference`.
     """
-    if data.policy.remember != "all":
+    if data.policy.remember != "all" and not (fact.of_models and data.policy.remember == "rows"):
         return
     among_all = np.full(data.table.n_rows, -1, dtype=np.int64)
     among_all[fact.rows] = fact.code

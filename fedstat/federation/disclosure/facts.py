@@ -147,12 +147,15 @@ class RowGroups:
         skip this, if methods of a family are compared.
     least : int, optional
         Fewest rows by which groups may differ from earlier ones; by default the minimum count.
+    of_models : bool
+        Whether they are compared as the rows of models are, unless the policy remembers nothing.
     """
 
     place: str
     code: Ints
     rows: Ints
     least: int | None = None
+    of_models: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -183,6 +186,8 @@ class GroupSums:
         Number of columns of other sites that were multiplied with them, by group.
     summed : SummedColumns, optional
         The site's own columns, in groups over which they were not summed before.
+    equations : int
+        Equations about the values of one column that other sums than products make.
     """
 
     code: Ints
@@ -192,6 +197,7 @@ class GroupSums:
     detail: ColumnCardinality = PLAIN
     other_columns: Mapping[int, int] = field(default_factory=dict)
     summed: SummedColumns | None = None
+    equations: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -390,17 +390,18 @@ def check_groups(data: SiteData, state: State, fact: facts.GroupSums) -> None:
         As :func:`check_rows`.
     """
     counts = np.unique(fact.code[fact.code >= 0], return_counts=True)[1]
-    equations = 0 if fact.columns is None else fact.times * (fact.columns + 1)
+    equations = fact.equations if fact.columns is None else fact.times * (fact.columns + 1)
     least = max(data.min_count, int(np.ceil(entities_per_equation(data.policy) * equations)))
     if len(counts) and counts.min() < least:
         matrices = f"{fact.times} Gram matri{'x' if fact.times == 1 else 'ces'} of {fact.columns} columns"
-        grams = f", and {matrices} at least {least}"
+        what = f"{equations} equations about a column" if fact.columns is None else matrices
+        grams = f", and {what} at least {least}"
         raise PolicyError.of_rule(
             "minimum count",
             data.name,
-            f"requires at least {data.min_count} entities behind the sums of every fold or missing "
-            f"pattern{grams if equations else ''}; there are {counts.min()}. Use fewer columns, folds or "
-            "Newton steps, or raise min_count",
+            f"requires at least {data.min_count} entities behind the sums of every fold, missing "
+            f"pattern or interval of time{grams if equations else ''}; there are {counts.min()}. Use fewer "
+            "columns, folds, intervals or Newton steps, or leave the site out",
         )
     if fact.weights is not None:
         for group in np.unique(fact.code[fact.code >= 0]):

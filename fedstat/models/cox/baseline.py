@@ -27,7 +27,8 @@ MOST_TIMES = 12
 class BaselineHazard(Report):
     """Cumulative baseline hazard at the ends of intervals: the mean over sites, weighted by their rows.
 
-    It is the hazard of a row whose columns are zero, or at their reference levels.
+    With ``fit(baseline="common")`` it is that of all sites. It is the hazard of a row whose columns are zero,
+    or at their reference levels.
 
     Attributes
     ----------
@@ -59,10 +60,12 @@ class BaselineHazard(Report):
         cov: Floats,
         agreement: RowsAgreement,
         design: RowsDesign,
+        *,
+        common: bool = False,
     ) -> None:
         self.times, self.hazard = times, hazard
         self._variance, self._centers, self._params, self._cov = variance, centers, params, cov
-        self._agreement, self._design = agreement, design
+        self._agreement, self._design, self._common = agreement, design, common
 
     def _errors(self, X: Floats) -> Floats:
         """Return standard errors of the cumulative hazard over exp(x'b), for rows (m, p): (m, J)."""
@@ -170,10 +173,13 @@ class BaselineHazard(Report):
             (f"{time:g}", number(hazard), number(error))
             for time, hazard, error in self.tidy().iloc[every - 1 :: every].itertuples(index=False)
         )
-        title = "Cumulative baseline hazard, mean over sites"
+        title = "Cumulative baseline hazard" + (", all sites" if self._common else ", mean over sites")
         yield Sheet(("time", "hazard", "std err"), rows, "lrr", (WIDTH - 28, 13, 13), title)
 
     def _summary_notes(self) -> Iterator[Note]:
+        if self._common:
+            yield Note("common_baseline", "All sites are assumed to have the same baseline hazard.")
+            return
         yield Note(
             "mean_of_sites",
             "The sites have baseline hazards of their own. This is their mean, weighted by rows: survival at "

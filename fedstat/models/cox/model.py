@@ -2,33 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import statsmodels.genmod.families as sm_families
 
+from fedstat.codec import to_json
 from fedstat.docstrings import inherits_signature
 from fedstat.errors import ConvergenceWarning, FormulaError, ModelError, warn
 from fedstat.federation.design.formula.parse import Formula
-from fedstat.federation.dry_run.execution import DryRunRecord
+from fedstat.federation.design.levels import LevelCounts, SiteColumns
+from fedstat.federation.design.site_rows import RowsRequest
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.site import FAMILIES
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.dry_run.execution import DryRunRecord, DrySite
 from fedstat.federation.dry_run.expected_releases import ExpectedReleases, IterationLoop
+from fedstat.federation.dry_run.synthetic_rows import draw_group_codes
 from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.tables.columns import ColumnKind
 from fedstat.models.checks import check_choice, check_integer, check_masked, check_positive, checks_arguments
+from fedstat.models.cox.common import POINTS
 from fedstat.models.cox.protocol import CoxFit, CoxNewton
 from fedstat.models.cox.results import CoxResults
 from fedstat.models.cox.steps import FAMILY, CoxRequest
 from fedstat.models.explain import DryRunPlan
+from fedstat.models.horizontal.blocks import grid_points
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.session import RULES_ON_ROWS
 from fedstat.models.run import Call, FitAttempt, run_fit
+from fedstat.typing import Array, Floats
+
+SYNTHETIC_TIMES = 400.0
+"""Last time of synthetic rows."""
 
 
 class CoxPlan(DryRunPlan):
     """Facts about a Cox regression before it is fitted."""
 
+    guessed: ClassVar[frozenset[str]] = frozenset(
+        {"flag_intervals", "start_intervals", "sum_intervals", "sum_products", "sum_residuals"}
+    )
+
+    def arguments(self) -> Mapping[str, Any]:
+        """Spread as many intervals over the times of synthetic rows."""
+        if self.given["grid"] is None:
+            return {}
+        J = len(grid_points(self.given["grid"], self.given["until"]))
+        return {"grid": SYNTHETIC_TIMES * np.arange(1.0, J + 1.0) / J, "until": None}
+
     def loops(self, dry_run: DryRunRecord) -> Sequence[IterationLoop]:
         """Name the evaluations of Newton's method."""
-        return [IterationLoop(("sum_scores",), int(self.given["maxiter"]))]
+        loops = [IterationLoop(("sum_scores",), int(self.given["maxiter"]))]
+        if self.given["grid"] is None:
+            return loops
+        most = int(np.ceil(np.log2(len(grid_points(self.given["grid"], self.given["until"]))))) + 2
+        return [
+            *loops,
+            IterationLoop(("flag_intervals",), most),
+            IterationLoop(("sum_intervals", "sum_products"), POINTS),
+        ]
 
     def learned(self, expected: ExpectedReleases) -> Iterator[tuple[str, str]]:
         """State what a site's own fit discloses."""
@@ -37,6 +72,13 @@ class CoxPlan(DryRunPlan):
                 "Coordinator",
                 "learns every site's own fit, with the standard deviations of its columns. local=False "
                 "leaves this out, together with the comparison of the sites.",
+            )
+
+        if self.given["grid"] is not None:
+            yield (
+                "Coordinator",
+                "learns sums of the columns over the rows at risk, and their numbers of events, for every "
+                "interval of time; with robust errors the sites learn these as well.",
             )
 
     def notes(self, expected: ExpectedReleases) -> Iterator[str]:
@@ -50,6 +92,12 @@ class FederatedCox(HorizontalModel):
     The partial likelihood is the sum of the sites' own, so that the estimate is that of
     ``coxph(... + strata(site))`` on the pooled table, from sums over rows. Make one with
     :meth:`from_formula`.
+
+    With ``fit(baseline="common")`` all sites have one baseline hazard, and the estimate is that of ``coxph``
+    on times that are rounded up to a grid. The sites release sums by interval of the grid for it. So that
+    none is about few rows, an interval needs, at every site and for rows with and without the event, two rows
+    for each of 4 + 2 p equations about a column, with p columns; intervals with fewer are merged first.
+    With ``ties="breslow"`` the rows with and without the event count together.
 
     Parameters
     ----------
@@ -104,6 +152,9 @@ class FederatedCox(HorizontalModel):
         *,
         cov_type: Literal["nonrobust", "robust", "cluster"] | None = None,
         ties: Literal["efron", "breslow"] = "efron",
+        baseline: Literal["site", "common"] = "site",
+        grid: float | Sequence[float] | Floats | None = None,
+        until: float | None = None,
         maxiter: int = 50,
         tol: float = 1e-8,
         local: bool = True,
@@ -120,6 +171,15 @@ class FederatedCox(HorizontalModel):
             names them.
         ties : {"efron", "breslow"}
             How events at the same time count; Efron's is the more accurate.
+        baseline : {"site", "common"}
+            Whether every site has a baseline hazard of its own, or all sites have one. Only a common one
+            estimates the effect of a column that is constant at every site. It takes times that are rounded
+            up to a `grid`, and releases more: sums of the columns over the rows at risk, by interval.
+        grid : float or sequence of float, optional
+            For a common baseline: width of the intervals, or their ends, ascending. It is public.
+        until : float, optional
+            Last time of a grid that is given by its width; required there. Rows that are followed longer are
+            at risk until then.
         maxiter : int
             Most evaluations of the likelihood that increase it.
         tol : float
@@ -168,18 +228,47 @@ class FederatedCox(HorizontalModel):
         check_choice("ties", ties, ("efron", "breslow"))
         check_integer("maxiter", maxiter, 1)
         check_positive("tol", tol)
+        check_choice("baseline", baseline, ("site", "common"))
+        if (baseline == "common") != (grid is not None):
+            raise ModelError(
+                "grid: baseline='common' needs the intervals of time, as in fit(baseline='common', grid=3, "
+                "until=60)"
+                if grid is None
+                else "grid: it belongs to baseline='common'; leave it out, or choose this baseline"
+            )
+        edges = None if grid is None else grid_points(grid, until)
         if cov_type == "cluster" and not clusters:
             raise ModelError(
                 "cov_type: 'cluster' needs the clusters in the formula, as in 'Surv(months, died) ~ age + "
                 "cluster(family)'"
             )
-        return run_fit(self, call, FederatedCox._estimate, cov_type, ties, maxiter, tol, local, masked)
+        return run_fit(self, call, FederatedCox._estimate, cov_type, ties, edges, maxiter, tol, local, masked)
+
+    def _invent_sites(self, plan: DryRunPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
+        sites = super()._invent_sites(plan, policies)
+
+        def survey(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+            # The levels of strata with a common baseline, which the fit agrees on.
+            question, n = RowsRequest.from_json(text), data.table.n_rows
+            frame = draw_group_codes(replace(question, labels=question.columns), data.name, n, ())
+            levels = {
+                name: LevelCounts(None, *zip(*frame[name].value_counts().items(), strict=True))
+                for name in question.columns
+            }
+            kinds: dict[str, ColumnKind] = dict.fromkeys(question.columns, "category")
+            return {}, to_json(SiteColumns(n, n, kinds, levels))
+
+        for site in sites.values():
+            step = replace(FAMILIES["design"]["survey_rows"], run=survey)
+            site._instead = {**site._instead, ("design", "survey_rows"): step}
+        return sites
 
     def _estimate(
         self,
         attempt: FitAttempt,
         cov_type: str,
         ties: str,
+        edges: Floats | None,
         maxiter: int,
         tol: float,
         local: bool,
@@ -189,8 +278,10 @@ class FederatedCox(HorizontalModel):
         request = CoxRequest(
             ties, self.formula.strata, self.formula.clusters if cov_type == "cluster" else ()
         )
+        site_column = self.partition.site_column
         newton = CoxNewton(session, request, maxiter, tol)
-        fit: CoxFit = attempt.run(newton.run(cov_type, local), session.masked_sites)
+        fit: CoxFit = attempt.run(newton.run(cov_type, local, edges, site_column), session.masked_sites)
         if not fit.converged:
-            warn(f"{self.model_name} did not converge after {maxiter} evaluations", ConvergenceWarning)
+            count = maxiter if fit.common is None else len(fit.common.trace)
+            warn(f"{self.model_name} did not converge after {count} evaluations", ConvergenceWarning)
         return CoxResults._of(self, fit, cov_type, attempt.ledger)

@@ -14,8 +14,10 @@ from fedstat.errors import EstimationError
 from fedstat.federation.design.horizontal_design import RowsDesign
 from fedstat.federation.message import Reply
 from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.tables.columns import LevelValue
 from fedstat.inference.heterogeneity import MaskedSiteSums, SiteFit
-from fedstat.models.cox.steps import LARGE_STEP, CoxRequest
+from fedstat.models.cox.common import POINTS, POINTS_WITHOUT_START, CommonFit, CommonNewton, agree_strata
+from fedstat.models.cox.steps import LARGE_STEP, TRANSFORMS, CoxRequest
 from fedstat.models.horizontal.estimability import diverges, require_independent
 from fedstat.models.horizontal.session import RowsSession, add
 from fedstat.typing import Array, Floats, Matrix, Vector
@@ -55,7 +57,8 @@ class CoxFit:
     `null` is the log-likelihood at zero, `score_test` the statistic there. `pairs` and `squares` are those
     of :func:`fedstat.kernels.partial_likelihood.concordance`; `trace` has log-likelihood, length of the step
     in standard errors, and its largest change of a coefficient, by evaluation. `meat` is the sum of outer
-    products of the scores of rows, or of `clusters` clusters.
+    products of the scores of rows, or of `clusters` clusters. With one baseline hazard for all sites,
+    `common` is the fit, and all else is that with one for each site.
     """
 
     gamma: Vector
@@ -76,6 +79,7 @@ class CoxFit:
     trace: Annotated[Floats, "E 3"]
     converged: bool
     local: Annotated[tuple[SiteFit, ...], "K"]
+    common: CommonFit | None = None
 
     @property
     def masked(self) -> bool:
@@ -85,20 +89,31 @@ class CoxFit:
     @property
     def params(self) -> Floats:
         """Coefficients in the units of the data."""
-        return self.gamma / self.scale
+        return (self.common or self).gamma / self.scale
+
+    @property
+    def information(self) -> Floats:
+        """Information of the fit, for standardized columns."""
+        return self.common.information if self.common else self.total.information
+
+    @property
+    def loglik(self) -> float:
+        """Partial log-likelihood of the fit."""
+        return self.common.loglik if self.common else self.total.loglik
 
     @property
     def naive(self) -> Floats:
         """Inverse information in the units of the data."""
-        return np.asarray(np.linalg.inv(self.total.information) / np.outer(self.scale, self.scale))
+        return np.asarray(np.linalg.inv(self.information) / np.outer(self.scale, self.scale))
 
     @property
     def cov(self) -> Floats:
         """Covariance: the inverse information, or the sandwich of Lin and Wei (1989)."""
-        if self.meat is None:
+        meat = (self.common or self).meat
+        if meat is None:
             return self.naive
-        bread = np.linalg.inv(self.total.information)
-        return np.asarray(bread @ self.meat @ bread / np.outer(self.scale, self.scale))
+        bread = np.linalg.inv(self.information)
+        return np.asarray(bread @ meat @ bread / np.outer(self.scale, self.scale))
 
     @property
     def masked_parts(self) -> MaskedSiteSums | None:
@@ -119,9 +134,18 @@ class CoxNewton:
     tol: float = 1e-8
     trace: list[tuple[float, float, float]] = field(default_factory=list)
 
-    def run(self, cov_type: str, local: bool) -> FitProtocol[CoxFit]:
-        """Open the rows, maximize, and request what the summary needs."""
+    def run(
+        self, cov_type: str, local: bool, edges: Floats | None = None, site_column: str = ""
+    ) -> FitProtocol[CoxFit]:
+        """Open the rows, maximize, and request what the summary needs.
+
+        With `edges` (J,) of intervals the sites have one baseline hazard. The estimate with a baseline for
+        each site is then the start, from which few coefficient vectors are enough.
+        """
         session, K = self.session, len(self.session.sites)
+        levels: tuple[tuple[LevelValue, ...], ...] = ()
+        if edges is not None:
+            levels = yield from agree_strata(session, self.request.strata, site_column)
         # 1. Open the rows and sort them into risk sets; sites fit their own rows.
         requests = session.opening() + session.request_all("start", {}, to_json(self.request))
         replies = yield requests + (session.request_all("fit_alone", {}) if local else [])
@@ -134,7 +158,14 @@ class CoxNewton:
         gamma = np.zeros(len(names))
         total = yield from self.evaluate(scale, gamma)
         assert total is not None
-        require_independent(total.information, names)
+        points = POINTS
+        try:
+            require_independent(total.information, names)
+        except EstimationError:
+            if edges is None:
+                raise
+            # A column that is constant at every site has an effect only with a common baseline.
+            points = POINTS_WITHOUT_START
         null, at_zero = total.loglik, total
         # 3. Newton's steps, halved until the likelihood increases.
         gamma, total, step, converged = yield from self.ascend(scale, gamma, total, names)
@@ -142,31 +173,42 @@ class CoxNewton:
             raise monotone(step, names)
         # 4. Concordance, residual products, and the comparison of the sites.
         arrays = self.point(scale, gamma) | {
-            "meat": np.array([cov_type != "nonrobust", cov_type == "cluster"]),
+            "meat": np.array([cov_type != "nonrobust", cov_type == "cluster"]) & (edges is None),
             "apart": np.array(session.masked),
         }
         ended = yield session.request_all("finish", arrays)
-        score = at_zero.score
-        return CoxFit(
+        score, sandwich = at_zero.score, edges is None and cov_type != "nonrobust"
+        fit = CoxFit(
             gamma=gamma,
             total=total,
             design=design,
             scale=scale,
             request=self.request,
             null=null,
-            score_test=float(score @ np.linalg.solve(at_zero.information, score)),
+            score_test=float(score @ newton_step(at_zero)),
             weights=weights,
             weighted_events=weighted_events,
             events=round(events),
             pairs=add(ended, "pairs"),
             squares=add(ended, "squares"),
-            meat=add(ended, "meat") if cov_type != "nonrobust" else None,
-            clusters=round(float(add(ended, "clusters"))) if cov_type == "cluster" else None,
+            meat=add(ended, "meat") if sandwich else None,
+            clusters=round(float(add(ended, "clusters"))) if sandwich and cov_type == "cluster" else None,
             apart=add(ended, "apart") if session.masked else None,
             trace=np.array(self.trace),
             converged=converged,
             local=tuple(self.local_fits(design, scale, total, alone)),
         )
+        if edges is None:
+            return fit
+        # 5. Newton's steps with one baseline hazard.
+        newton = CommonNewton(session, self.request, edges, levels, scale, design.mean)
+        common = yield from newton.run(gamma, points, cov_type)
+        require_independent(common.information, names)
+        if not np.isfinite(common.gamma).all() or (
+            common.converged and np.abs(common.gamma - common.at.gamma).max() > LARGE_STEP
+        ):
+            raise monotone(common.gamma - common.at.gamma, names)
+        return replace(fit, common=common, converged=common.converged)
 
     def point(self, scale: Floats, gamma: Floats) -> dict[str, Array]:
         """Return the arrays that name a point."""
@@ -301,3 +343,31 @@ def average_hazard(
     n = float(fit.design.n.sum())
     hazard, variance, centers = (np.asarray(add(replies, name)) for name in ("hazard", "variance", "centers"))
     return hazard.cumsum() / n, variance.cumsum() / n**2, centers.cumsum(axis=0) / n
+
+
+def common_time_scores(
+    session: RowsSession, fit: CoxFit, transform: str
+) -> FitProtocol[tuple[Floats, Floats, Floats]]:
+    """Request the same as :func:`time_scores` for a common baseline, with times at the ends of intervals."""
+    common = fit.common
+    assert common is not None
+    yield session.opening() + session.request_all("start", {}, to_json(fit.request))
+    edges, levels = common.edges, common.request.levels
+    newton = CommonNewton(session, fit.request, edges, levels, fit.scale, fit.design.mean)
+    yield from newton.start(common.request)
+    yield from newton.sum_at(common.at.gamma, common.at.events, True)
+    g = np.tile(TRANSFORMS[transform](edges), len(common.at.events[0]) // len(edges))
+    score, cross = yield from newton.products(common.at, g)
+    square = (yield from newton.products(common.at, g**2))[1] - common.at.lacking(g**2)
+    cross = cross - common.at.lacking(g)
+    # The sums are those before the last step.
+    return score - cross @ (common.gamma - common.at.gamma), cross, square
+
+
+def common_hazard(fit: CoxFit) -> tuple[Floats, Floats, Floats]:
+    """Return what :func:`average_hazard` does for a common baseline: it is known from the fit."""
+    assert fit.common is not None
+    hazard, variance, centers = fit.common.at.hazard()
+    zero = float(np.exp(-fit.design.mean @ fit.params))
+    centers = centers * fit.scale + hazard[:, None] * fit.design.mean
+    return (hazard * zero).cumsum(), (variance * zero**2).cumsum(), (centers * zero).cumsum(axis=0)

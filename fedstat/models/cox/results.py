@@ -21,7 +21,15 @@ from fedstat.inference.summary import WIDTH, CoefficientBlock, Note, Report, rel
 from fedstat.inference.tables import Sheet, human_range, number
 from fedstat.models.checks import check_choice
 from fedstat.models.cox.baseline import BaselineHazard
-from fedstat.models.cox.protocol import NOT_REQUESTED, CoxFit, average_hazard, time_scores
+from fedstat.models.cox.common import CommonFit
+from fedstat.models.cox.protocol import (
+    NOT_REQUESTED,
+    CoxFit,
+    average_hazard,
+    common_hazard,
+    common_time_scores,
+    time_scores,
+)
 from fedstat.models.cox.steps import FAMILY
 from fedstat.models.horizontal.blocks import grid_points
 from fedstat.models.horizontal.model import HorizontalModel
@@ -34,12 +42,13 @@ from fedstat.typing import Floats
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FORMAT = "fedstat cox results 1"
+FORMAT = "fedstat cox results 2"
 FEW_EVENTS = 10
 """Events per coefficient below which Wald intervals are unreliable (Peduzzi et al. 1995)."""
 FEW_CLUSTERS = 30
 """Clusters below which the sandwich is too small (Cameron and Miller 2015, section VI)."""
 DIFFER = 0.05
+FEW_INTERVALS, MOST_ENDS = 10, 8
 SITE_WIDTHS = (24, 9, 12, 14, WIDTH - 24 - 9 - 12 - 14 - 8)
 TIES = {"efron": "Efron", "breslow": "Breslow"}
 
@@ -86,7 +95,8 @@ class CoxResults(DesignResults, saved_as=FORMAT, record=CoxRecord):
     def _of(cls, model: HorizontalModel, fit: CoxFit, cov_type: str, ledger: Ledger) -> Self:
         """Make results of a fit."""
         width = len(fit.design.names)
-        problem = "" if fit.converged else f"not converged after {len(fit.trace)} evaluations"
+        evaluations = len(fit.trace) + (0 if fit.common is None else len(fit.common.trace))
+        problem = "" if fit.converged else f"not converged after {evaluations} evaluations"
         estimate = Estimate(
             params=fit.params,
             cov=fit.cov,
@@ -97,8 +107,8 @@ class CoxResults(DesignResults, saved_as=FORMAT, record=CoxRecord):
             nobs=int(fit.design.n.sum()),
             df_model=float(width),
             converged=fit.converged,
-            convergence=problem or f"converged after {len(fit.trace)} evaluations",
-            llf=fit.total.loglik,
+            convergence=problem or f"converged after {evaluations} evaluations",
+            llf=fit.loglik,
             cov_type=cov_type,
             privacy="none (no noise is added)",
             blocks=tuple(
@@ -118,7 +128,14 @@ class CoxResults(DesignResults, saved_as=FORMAT, record=CoxRecord):
     @property
     def iterations(self) -> int:
         """Evaluations of the likelihood that the fit took."""
-        return len(self._record.fit.trace)
+        fit = self._record.fit
+        return len(fit.trace) + (0 if fit.common is None else len(fit.common.trace))
+
+    @property
+    def grid(self) -> Floats | None:
+        """Ends of the intervals of a common baseline hazard, (J,), as far as no few rows are in one."""
+        common = self._record.fit.common
+        return None if common is None else common.edges
 
     @property
     def bic(self) -> float:
@@ -128,7 +145,8 @@ class CoxResults(DesignResults, saved_as=FORMAT, record=CoxRecord):
     @property
     def llnull(self) -> float:
         """Partial log-likelihood with all coefficients zero."""
-        return self._record.fit.null
+        fit = self._record.fit
+        return fit.null if fit.common is None else fit.common.null
 
     def global_tests(self) -> pd.DataFrame:
         """Test that all coefficients are zero: likelihood ratio, Wald, score, as ``summary(coxph)``.
@@ -137,7 +155,8 @@ class CoxResults(DesignResults, saved_as=FORMAT, record=CoxRecord):
         -------
         DataFrame
             Index ``likelihood ratio``, ``Wald``, ``score``; columns ``statistic``, ``df``, ``p_value``. The
-            Wald test uses the covariance of the fit, the two others suppose independent rows.
+            Wald test uses the covariance of the fit, the two others suppose independent rows. There is no
+            score test with a common baseline: sums of columns by interval at zero are not requested.
 
         Examples
         --------
@@ -153,6 +172,8 @@ class CoxResults(DesignResults, saved_as=FORMAT, record=CoxRecord):
             "Wald": float(params @ np.linalg.solve(self._cov(), params)),
             "score": fit.score_test,
         }
+        if fit.common is not None:
+            del statistics["score"]
         df = len(params)
         frame = pd.DataFrame({"statistic": statistics, "df": dict.fromkeys(statistics, df)})
         return frame.assign(p_value=stats.chi2.sf(frame["statistic"], df))
@@ -290,7 +311,8 @@ class CoxResults(DesignResults, saved_as=FORMAT, record=CoxRecord):
         """Test whether coefficients change with time, by the score test for x g(t).
 
         The sites evaluate score and information of the added coefficients once, at this estimate. It is R's
-        ``cox.zph(fit, transform=transform)`` of the fit that is stratified by site.
+        ``cox.zph(fit, transform=transform)`` of the fit that is stratified by site. With a common baseline
+        it is that of times that are rounded up to its intervals.
 
         Parameters
         ----------
@@ -331,14 +353,15 @@ class CoxResults(DesignResults, saved_as=FORMAT, record=CoxRecord):
                 "model again"
             )
         fit = self._record.fit
+        requested = time_scores if fit.common is None else common_time_scores
 
         def protocol(model: HorizontalModel) -> FitProtocol[tuple[Floats, Floats, Floats]]:
             session = model._open_session(FAMILY, fit.masked)
-            return session.hide(time_scores(session, fit, transform))
+            return session.hide(requested(session, fit, transform))
 
         call = f"test_proportional_hazards({transform!r})"
         score, cross, square = self._model._run_after_fit(call, protocol)
-        information = square - cross @ np.linalg.solve(fit.total.information, cross.T)
+        information = square - cross @ np.linalg.solve(fit.information, cross.T)
         rows = []
         terms = np.array(fit.design.term_names, dtype=object)
         for term in [*dict.fromkeys(fit.design.term_names), "GLOBAL"]:
@@ -350,17 +373,18 @@ class CoxResults(DesignResults, saved_as=FORMAT, record=CoxRecord):
         return ProportionalHazardsTest(table, transform, fit.request.ties)
 
     def baseline_hazard(
-        self, grid: float | Sequence[float] | Floats, *, until: float | None = None
+        self, grid: float | Sequence[float] | Floats | None = None, *, until: float | None = None
     ) -> BaselineHazard:
         """Return the mean of the sites' baseline hazards, with which survival is predicted.
 
         The sites are weighted by their rows. So that no interval is about few events, each site first
-        averages the times of every few successive events, as many as its policy requires for a level.
+        averages the times of every few successive events, as many as its policy requires for a level. A
+        common baseline hazard is known from the fit, at the ends of its intervals.
 
         Parameters
         ----------
         grid : float or sequence of float
-            Width of the intervals, or their ends, ascending.
+            Width of the intervals, or their ends, ascending. Left out with a common baseline.
         until : float, optional
             Last time of a grid that is given by its width; required there.
 
@@ -388,14 +412,19 @@ class CoxResults(DesignResults, saved_as=FORMAT, record=CoxRecord):
         >>> baseline.survival(pd.DataFrame({"age": [50, 70]})).round(2)["survival"].tolist()
         [0.88, 0.74, 0.61, 0.54, 0.75, 0.51, 0.33, 0.25]
         """
-        fit, edges = self._record.fit, grid_points(grid, until)
+        fit = self._record.fit
+        edges = np.zeros(0) if fit.common is not None and grid is None else grid_points(grid, until)
+        if fit.request.strata:
+            raise NotAvailableError("baseline_hazard: the model has strata, with a baseline hazard for each")
+        if fit.common is not None:
+            if grid is not None:
+                raise ModelError(
+                    "grid: a common baseline hazard is known at the intervals of the fit; leave it out"
+                )
+            return self._baseline(fit.common.edges, common_hazard(fit))
         if self._model is None:
             raise NotAvailableError(
                 "baseline_hazard: this result was read from a file and has no partition; fit the model again"
-            )
-        if fit.request.strata:
-            raise NotAvailableError(
-                "baseline_hazard: the model has strata within sites, with a baseline hazard for each"
             )
 
         def protocol(model: HorizontalModel) -> FitProtocol[tuple[Floats, Floats, Floats]]:
@@ -403,8 +432,12 @@ class CoxResults(DesignResults, saved_as=FORMAT, record=CoxRecord):
             return session.hide(average_hazard(session, fit, edges))
 
         found = self._model._run_after_fit(f"baseline_hazard(until={edges[-1]:g})", protocol)
-        cov = self._cov()
-        return BaselineHazard(edges, *found, self.estimate.params, cov, self.basis.agreement, fit.design)
+        return self._baseline(edges, found)
+
+    def _baseline(self, edges: Floats, found: tuple[Floats, Floats, Floats]) -> BaselineHazard:
+        fit = self._record.fit
+        known = self.estimate.params, self._cov(), self.basis.agreement, fit.design
+        return BaselineHazard(edges, *found, *known, common=fit.common is not None)
 
     # -- sites -----------------------------------------------------------------------------------
 
@@ -501,7 +534,7 @@ class CoxResults(DesignResults, saved_as=FORMAT, record=CoxRecord):
         return [
             ("Dep. Variable", est.response),
             ("Model", self.model_name),
-            ("Baseline Hazard", "one for each site" + (" and stratum" if groups else "")),
+            ("Baseline Hazard", _baseline_words(fit)),
             *groups,
             ("Ties", TIES[fit.request.ties]),
             ("No. Observations", f"{est.nobs:,}"),
@@ -512,8 +545,11 @@ class CoxResults(DesignResults, saved_as=FORMAT, record=CoxRecord):
             ("LL-Null", number(self.llnull, 2)),
             ("LR Test", _test(tests, "likelihood ratio")),
             ("Wald Test", _test(tests, "Wald")),
-            ("Score Test", _test(tests, "score")),
-            ("Concordance", f"{self.concordance:.3f} (se {self.concordance_se:.3f})"),
+            *([("Score Test", _test(tests, "score"))] if "score" in tests.index else []),
+            (
+                "Concordance" if fit.common is None else "Within sites",
+                f"{self.concordance:.3f} (se {self.concordance_se:.3f})",
+            ),
             ("AIC", number(self.aic, 2)),
             ("Covariance Type", self.cov_type + clusters),
             ("Converged", "yes" if self.converged else "NO"),
@@ -571,6 +607,8 @@ class CoxResults(DesignResults, saved_as=FORMAT, record=CoxRecord):
                 "are usually too small.",
                 "warning",
             )
+        if fit.common is not None:
+            yield from _common_notes(fit.common)
         if dropped := self.basis.left_out:
             yield Note(
                 "left_out", f"Rows left out because they lack one of the model's columns: {dropped:,}."
@@ -613,6 +651,36 @@ class CoxResults(DesignResults, saved_as=FORMAT, record=CoxRecord):
                 f"{_p(compared.joint.pvalue)}. Each coefficient is an average over sites: .heterogeneity.",
                 "warning",
             )
+
+
+def _baseline_words(fit: CoxFit) -> str:
+    if fit.common is None:
+        return "one for each site" + (" and stratum" if fit.request.strata else "")
+    plural = "s" if len(fit.common.edges) > 1 else ""
+    each = ", one for each stratum" if fit.request.strata else ""
+    return f"common, {len(fit.common.edges)} interval{plural}{each}"
+
+
+def _common_notes(common: CommonFit) -> Iterator[Note]:
+    J, requested = len(common.edges), common.requested
+    if requested > J:
+        yield Note(
+            "merged_intervals",
+            f"The sites merged {requested} intervals to {J}, so that none has few rows; their ends are "
+            f"{human_list(common.edges)}. With few intervals hazard ratios are closer to one. "
+            "ties='breslow', fewer columns, or baseline='site' need fewer rows.",
+            "warning" if J < FEW_INTERVALS else "info",
+        )
+    yield Note(
+        "common_baseline",
+        "All sites are assumed to have the same baseline hazard. Times count as the end of their interval.",
+    )
+
+
+def human_list(edges: Floats) -> str:
+    """Return the ends of intervals in words, the first and the last ones of many."""
+    words = [f"{edge:g}" for edge in edges.tolist()]
+    return ", ".join(words if len(words) <= MOST_ENDS else [*words[:4], "...", words[-1]])
 
 
 def _p(p: float) -> str:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -133,7 +133,11 @@ class SiteRisks:
 
         _, X, _ = self.rows
         point = (own.tobytes(), transforms)
-        block = RowsAtRisk(self, np.column_stack([np.ones(len(X)), X]), slice(None))
+
+        def vectors(point: tuple[bytes, tuple[str, ...]]) -> Floats:
+            return np.column_stack(self.vectors(np.frombuffer(point[0]), point[1]))
+
+        block = RowsAtRisk(vectors, np.column_stack([np.ones(len(X)), X]), slice(None))
         return WorkingWeights(each, instead=instead), FittedMeanSums(
             self.opened, self.n, point, lambda: iter([block])
         )
@@ -149,7 +153,7 @@ class SiteRisks:
 class RowsAtRisk:
     """A part of the rows, for the check of what sums at several coefficients single out."""
 
-    site: SiteRisks
+    weights: Callable[[Any], Floats]
     X: Floats
     rows: slice
 
@@ -158,12 +162,11 @@ class RowsAtRisk:
         """Columns of the design, and a constant."""
         return self.X[self.rows]
 
-    def vectors(self, points: tuple[tuple[bytes, tuple[str, ...]], ...]) -> Floats:
+    def vectors(self, points: tuple[Any, ...]) -> Floats:
         """Weights of the rows at points, (m, k)."""
-        found = [one for own, names in points for one in self.site.vectors(np.frombuffer(own), names)]
-        return np.column_stack(found)[self.rows]
+        return np.column_stack([self.weights(point) for point in points])[self.rows]
 
-    def times(self, points: tuple[tuple[bytes, tuple[str, ...]], ...], wide: Floats) -> Floats:
+    def times(self, points: tuple[Any, ...], wide: Floats) -> Floats:
         """Columns and vectors at points, times a matrix (p + k, q)."""
         width = self.X.shape[1]
         return np.asarray(self.columns @ wide[:width] + self.vectors(points) @ wide[width:])
@@ -361,7 +364,7 @@ def finish(
         scores = now.row_scores()
         if meat[1]:
             arrays["clusters"] = np.array(float(code.max() + 1))
-            state.report(ClusterProducts(_shared_columns(risks, code), risks.request.clusters))
+            state.report(ClusterProducts(shared_columns(risks, code), risks.request.clusters))
             scores = np.array([np.bincount(code, column) for column in scores.T]).T
         scores = scores * to_own
         arrays["meat"] = scores.T @ scores
@@ -370,7 +373,7 @@ def finish(
     return arrays
 
 
-def _shared_columns(risks: SiteRisks, code: Ints) -> Ints:
+def shared_columns(risks: SiteRisks, code: Ints) -> Ints:
     """Count the clusters of two rows or more in which both of two columns are nonzero, (p, p)."""
     several = np.bincount(code) >= 2
     columns = np.concatenate([risks.opened.in_units(X) for _, X in risks.opened.chunks()]) != 0.0

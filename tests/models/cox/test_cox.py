@@ -195,7 +195,7 @@ def test_the_baseline_is_the_mean_over_sites():
 
 def test_predicted_survival_without_a_meaning():
     fit = fitted("strata")
-    with pytest.raises(NotAvailableError, match="strata within sites"):
+    with pytest.raises(NotAvailableError, match="has strata"):
         fit.baseline_hazard(TIMES)
     with pytest.raises(ModelError, match="ascend"):
         fit.baseline_hazard([3, 3])
