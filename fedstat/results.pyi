@@ -32,6 +32,7 @@ from fedstat.models.copula_glm.results import PrivateGLMResults as PrivateGLMRes
 from fedstat.models.cox.baseline import BaselineHazard as BaselineHazard
 from fedstat.models.cox.results import CoxResults as CoxResults
 from fedstat.models.cox.results import ProportionalHazardsTest as ProportionalHazardsTest
+from fedstat.models.descriptive.results import CumulativeIncidenceResults as CumulativeIncidenceResults
 from fedstat.models.descriptive.results import KaplanMeierResults as KaplanMeierResults
 from fedstat.models.descriptive.table_one import TableOne as TableOne
 from fedstat.models.fedavg.results import FedAvgResults as FedAvgResults

@@ -14,7 +14,7 @@ PAGE = Path(__file__).parents[1] / "arguments.md"
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "GLM": ("FederatedGLM", "GLORE", "FederatedOLS"),
     "Cox": ("FederatedCox",),
-    "KaplanMeier": ("KaplanMeier",),
+    "KaplanMeier": ("KaplanMeier", "CumulativeIncidence"),
     "FedAvg": ("FedAvg", "FedAvgM", "QFedAvg", "FedProx"),
     "Boost": ("FedFunctionBoost",),
     "VFEM": ("VFEMRegression",),

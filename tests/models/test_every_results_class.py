@@ -94,8 +94,12 @@ def survival():
     partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
     fit = fs.FederatedCox.from_formula("Surv(months, died) ~ age + C(arm)", partition).fit()
     curves = fs.KaplanMeier.from_formula("Surv(months, died) ~ arm", partition).fit(grid=1, until=60)
+    competing = fs.CumulativeIncidence.from_formula(
+        "Surv(months, C(died, levels=[0, 1])) ~ arm", partition
+    ).fit(grid=1, until=60)
     table = fs.table_one(partition, "age + C(stage)", by="arm")
-    return [fit, fit.test_proportional_hazards(), fit.baseline_hazard(12, until=48), curves, table]
+    curves = [curves, competing]
+    return [fit, fit.test_proportional_hazards(), fit.baseline_hazard(12, until=48), *curves, table]
 
 
 def boosted():

@@ -457,6 +457,14 @@ def _values(series: dict[str, pd.Series], expression: Expression, site: str) -> 
             # Before anything is turned into numbers: the column holds texts.
             equal = _equals(series[name], level, site, name)
             return equal if symbol == "==" else ~equal
+        case Category(column=name, levels=levels):
+            codes = pd.Index(levels, dtype=object).get_indexer(pd.Index(series[name], dtype=object))
+            if wrong := int((codes < 0).sum()):
+                raise DesignError(
+                    f"{where}: the event has no declared level in {wrong:,} of {len(codes):,} rows. Declare "
+                    "all levels, the censored one first, or set these values to missing."
+                )
+            return codes.astype(np.float64)
     read = set(iter_columns(event))
     numbers = {name: _numbers(one, site, name, "a response") for name, one in series.items() if name in read}
     match tree:

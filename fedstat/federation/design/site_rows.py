@@ -22,7 +22,7 @@ from fedstat.federation.design.coding import (
 )
 from fedstat.federation.design.formula.expression import parse_expression
 from fedstat.federation.design.formula.facts import column_facts, offset_facts, response_facts, term_facts
-from fedstat.federation.design.formula.syntax_tree import Column, iter_transforms
+from fedstat.federation.design.formula.syntax_tree import Column, Survival, iter_transforms
 from fedstat.federation.design.formula.terms import Term
 from fedstat.federation.disclosure.facts import ColumnSums, FactorsRequested
 from fedstat.federation.disclosure.state import SiteData
@@ -64,6 +64,12 @@ class RowsRequest:
     def has_times(self) -> bool:
         """Whether the response is ``Surv(...)``."""
         return self.response.startswith("Surv(")
+
+    @property
+    def survival(self) -> Survival | None:
+        """Times and event of the response, where it is ``Surv(...)``."""
+        tree = parse_expression(self.response, response=True).tree if self.response else None
+        return tree if isinstance(tree, Survival) else None
 
     @property
     def needed(self) -> tuple[str, ...]:

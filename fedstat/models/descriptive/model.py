@@ -18,7 +18,7 @@ from fedstat.federation.dry_run.execution import DrySite
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.models.checks import check_masked, checks_arguments
 from fedstat.models.descriptive.protocol import SurvivalTable, request_of, survival_table
-from fedstat.models.descriptive.results import KaplanMeierResults
+from fedstat.models.descriptive.results import CumulativeIncidenceResults, KaplanMeierResults
 from fedstat.models.descriptive.steps import FAMILY
 from fedstat.models.descriptive.synthetic import with_synthetic_cells
 from fedstat.models.descriptive.tables import corr as corr
@@ -33,44 +33,9 @@ from fedstat.models.run import Call, FitAttempt, run_fit
 from fedstat.typing import Floats
 
 
-class KaplanMeier(HorizontalModel):
-    """Survival curves and their comparison over sites that hold different rows.
+class CurveModel(HorizontalModel):
+    """Counts of events by group on a grid of times."""
 
-    The sites count events and censored rows by group on intervals of time. So that no count is about few
-    rows, each site first averages the times of every few successive rows of a group with the event, and
-    without it: as many as its policy requires for a level, 3 by default. Under ``min_level_count=1`` the
-    curve is that of the pooled rows with times rounded up to the intervals. Make one with
-    :meth:`from_formula`; the right side has columns of groups, or 1.
-
-    Parameters
-    ----------
-    formula : Formula
-        A parsed formula with ``Surv(time, event)`` on its left side.
-    partition : ClientPartition
-        In the horizontal layout.
-    **settings
-        Those of :meth:`from_formula`.
-
-    References
-    ----------
-    Kaplan and Meier, "Nonparametric estimation from incomplete observations", JASA 53 (1958).
-
-    Domingo-Ferrer and Mateo-Sanz, "Practical data-oriented microaggregation for statistical disclosure
-    control", IEEE Transactions on Knowledge and Data Engineering 14 (2002).
-
-    Harrington and Fleming, "A class of rank test procedures for censored survival data", Biometrika 69
-    (1982).
-
-    Examples
-    --------
-    >>> import fedstat as fs
-    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
-    >>> curves = fs.KaplanMeier.from_formula("Surv(months, died) ~ arm", partition).fit(grid=1, until=60)
-    >>> curves.median().round(1)["median"].to_dict()
-    {'arm=drugs': 28.0, 'arm=surgery': 44.0}
-    """
-
-    model_name: ClassVar[str] = "Kaplan-Meier"
     _default_family: ClassVar[Any] = sm_families.Binomial
     _times = True
     _goes_on = True
@@ -102,6 +67,57 @@ class KaplanMeier(HorizontalModel):
         terms = tuple(f"C(`{name}`)" if not name.isidentifier() else f"C({name})" for name in columns)
         self.groups = tuple(columns)
         return replace(question, terms=terms, columns=self.groups)
+
+    def _count(self, attempt: FitAttempt, grid: Floats, masked: object) -> tuple[SurvivalTable, bool]:
+        session = self._open_session(FAMILY, check_masked(masked, len(self.sites), self._masks_wanted))
+        request = request_of(session, self.groups)
+        table: SurvivalTable = attempt.run(survival_table(session, request, grid), session.masked_sites)
+        return table, session.masked
+
+    def _invent_sites(self, plan: DryRunPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
+        sites = super()._invent_sites(plan, policies)
+        return with_synthetic_cells(sites, self.agreement, self.groups)
+
+
+class KaplanMeier(CurveModel):
+    """Survival curves and their comparison over sites that hold different rows.
+
+    The sites count events and censored rows by group on intervals of time. So that no count is about few
+    rows, each site first averages the times of every few successive rows of a group with the event, and
+    without it: as many as its policy requires for a level, 3 by default. Under ``min_level_count=1`` the
+    curve is that of the pooled rows with times rounded up to the intervals, and with ``Surv(start, stop,
+    event)`` starts rounded down. Make one with :meth:`from_formula`; the right side has columns of groups,
+    or 1.
+
+    Parameters
+    ----------
+    formula : Formula
+        A parsed formula with ``Surv(time, event)`` or ``Surv(start, stop, event)`` on its left side.
+    partition : ClientPartition
+        In the horizontal layout.
+    **settings
+        Those of :meth:`from_formula`.
+
+    References
+    ----------
+    Kaplan and Meier, "Nonparametric estimation from incomplete observations", JASA 53 (1958).
+
+    Domingo-Ferrer and Mateo-Sanz, "Practical data-oriented microaggregation for statistical disclosure
+    control", IEEE Transactions on Knowledge and Data Engineering 14 (2002).
+
+    Harrington and Fleming, "A class of rank test procedures for censored survival data", Biometrika 69
+    (1982).
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
+    >>> curves = fs.KaplanMeier.from_formula("Surv(months, died) ~ arm", partition).fit(grid=1, until=60)
+    >>> curves.median().round(1)["median"].to_dict()
+    {'arm=drugs': 28.0, 'arm=surgery': 44.0}
+    """
+
+    model_name: ClassVar[str] = "Kaplan-Meier"
 
     @checks_arguments
     def fit(
@@ -158,11 +174,87 @@ class KaplanMeier(HorizontalModel):
         )
 
     def _estimate(self, attempt: FitAttempt, grid: Floats, masked: object) -> KaplanMeierResults:
-        session = self._open_session(FAMILY, check_masked(masked, len(self.sites), self._masks_wanted))
-        request = request_of(session, self.groups)
-        table: SurvivalTable = attempt.run(survival_table(session, request, grid), session.masked_sites)
-        return KaplanMeierResults._of(self, table, session.masked, attempt.ledger)
+        return KaplanMeierResults._of(self, *self._count(attempt, grid, masked), attempt.ledger)
 
-    def _invent_sites(self, plan: DryRunPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
-        sites = super()._invent_sites(plan, policies)
-        return with_synthetic_cells(sites, self.agreement, self.groups)
+
+class CumulativeIncidence(CurveModel):
+    """Shares of rows with each of several competing events, over sites that hold different rows.
+
+    The event is a category with declared levels, of which the first is censoring. Counts, averages over
+    successive rows and late entry are those of :class:`KaplanMeier`. Make one with :meth:`from_formula`; the
+    right side has columns of groups, or 1.
+
+    Parameters
+    ----------
+    formula : Formula
+        A parsed formula with ``Surv(time, C(cause, levels=[...]))`` on its left side.
+    partition : ClientPartition
+        In the horizontal layout.
+    **settings
+        Those of :meth:`from_formula`.
+
+    References
+    ----------
+    Aalen and Johansen, "An empirical transition matrix for non-homogeneous Markov chains based on censored
+    observations", Scandinavian Journal of Statistics 5 (1978).
+
+    Marubini and Valsecchi, "Analysing survival data from clinical trials and observational studies" (1995).
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> table = fs.datasets.make_survival()
+    >>> table["cause"] = table["died"].map({0: "none", 1: "death"}).mask(table.index % 4 == 1, "relapse")
+    >>> partition = fs.ClientPartition.from_frame(table, by="hospital")
+    >>> formula = "Surv(months, C(cause, levels=['none', 'relapse', 'death'])) ~ arm"
+    >>> fit = fs.CumulativeIncidence.from_formula(formula, partition).fit(grid=1, until=60)
+    >>> fit.gray_test("death").round(3).to_dict()
+    {'statistic': 7.492, 'df': 1.0, 'p_value': 0.006}
+    """
+
+    model_name: ClassVar[str] = "Cumulative incidence"
+    _causes = True
+
+    @checks_arguments
+    def fit(
+        self,
+        grid: float | Sequence[float] | Floats,
+        *,
+        until: float | None = None,
+        masked: bool | None = None,
+        progress: bool | None = None,
+    ) -> CumulativeIncidenceResults:
+        """Count each event and rows at risk on a grid of times.
+
+        Parameters
+        ----------
+        grid : float or sequence of float
+            Width of the intervals, or their ends, ascending. It is public: choose it from the unit of time
+            and the length of the study.
+        until : float, optional
+            Last time of a grid that is given by its width; required there.
+        masked : bool, optional
+            Whether pairwise masks hide each site's part of the counts; by default with at least three sites,
+            and with two where an owner requires it.
+        progress : bool, optional
+            Report the progress of the computation (:func:`fedstat.progress`).
+
+        Returns
+        -------
+        CumulativeIncidenceResults
+
+        Raises
+        ------
+        ModelError
+            The grid does not ascend, is not positive, or has too many points.
+        EstimationError
+            There are no events.
+        PolicyError
+            A site refuses.
+        """
+        return run_fit(
+            self, Call.of(self.fit, locals()), CumulativeIncidence._estimate, grid_points(grid, until), masked
+        )
+
+    def _estimate(self, attempt: FitAttempt, grid: Floats, masked: object) -> CumulativeIncidenceResults:
+        return CumulativeIncidenceResults._of(self, *self._count(attempt, grid, masked), attempt.ledger)

@@ -39,8 +39,14 @@ def plot_survival(
     ax: Axes | None = None,
     conf_level: float = 0.95,
     events: bool = False,
+    words: tuple[str, str, str] | None = None,
 ) -> Axes:
-    """Draw step curves with bands; below, rows at risk (G, J) in intervals that end at times (J,)."""
+    """Draw step curves with bands; below, rows at risk (G, J) in intervals that end at times (J,).
+
+    `words` are the headline, the label of the axis, and the name of the test.
+    """
+    share = ("Share with the event", "share with the event") if events else ("Survival", "survival")
+    headline, label_of_axis, test = words or (*share, "log-rank test stratified by site")
     ax = axes_for(ax, 7.0, 3.6 + 0.25 * len(curves))
     for place, (label, frame) in enumerate(curves.items()):
         color = COLORS[place % len(COLORS)]
@@ -58,18 +64,20 @@ def plot_survival(
         ax.fill_between(x, low, high, step="post", color=color, alpha=0.15, linewidth=0.0)
     ax.set_xlim(0.0, float(times[-1]) * 1.02)
     ax.set_ylim(0.0, 1.02)
-    label_y(ax, "share with the event" if events else "survival")
+    label_y(ax, label_of_axis)
     ticks = _ticks(float(times[-1]))
     ax.set_xticks(ticks)
     ax.set_xlabel(unit, parse_math=False)
     if len(curves) > 1:
-        plain_legend(ax, loc="upper left" if events else "lower left")
+        early = [frame[frame["time"] <= 0.45 * times[-1]]["conf_low"] for frame in curves.values()]
+        low = min(float(one.min()) for one in early if len(one)) if any(map(len, early)) else 1.0
+        plain_legend(ax, loc="upper left" if events else "lower left" if low > 0.3 else "upper right")
     _table(ax, list(curves), times, at_risk, ticks)
-    words = f"with {100 * conf_level:g} % intervals"
+    rest = f"with {100 * conf_level:g} % intervals"
     if p_value is not None:
         shown = "< 0.001" if p_value < 0.001 else f"= {p_value:.3f}"
-        words = f"{words}; log-rank test stratified by site: p {shown}"
-    set_headline(ax, "Share with the event" if events else "Survival", words)
+        rest = f"{rest}; {test}: p {shown}"
+    set_headline(ax, headline, rest)
     return ax
 
 

@@ -12,7 +12,7 @@ from fedstat.errors import EstimationError
 from fedstat.federation.design.horizontal_design import RowsDesign
 from fedstat.federation.design.horizontal_steps import standardization
 from fedstat.federation.protocols.engine import FitProtocol
-from fedstat.inference.survival_curves import LogRankSums
+from fedstat.inference.survival_curves import LogRankSums, SurvivalCounts
 from fedstat.models.descriptive.steps import CellsRequest
 from fedstat.models.horizontal.session import RowsSession, add
 from fedstat.typing import Bools, Floats, Ints
@@ -20,7 +20,7 @@ from fedstat.typing import Bools, Floats, Ints
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CellCounts:
-    """Rows by group, interval (the last one beyond all edges) and event, over all sites: (G, J + 1, 2)."""
+    """Rows by group, interval (the last beyond all edges) and event, over all sites: (G, J + 1, 1 + C)."""
 
     edges: Floats
     cells: Floats
@@ -35,7 +35,7 @@ def request_of(
 
 
 def open_table(session: RowsSession, request: CellsRequest) -> FitProtocol[Floats]:
-    """Open the rows at all sites, and return their numbers by group, without and with the event: (G, 2)."""
+    """Open the rows at all sites, and return their numbers by group and event: (G, 1 + C)."""
     replies = yield session.request_all("open_cells", {}, to_json(request))
     return np.asarray(add(replies, "rows"))
 
@@ -48,22 +48,37 @@ def count_table(session: RowsSession, edges: Floats) -> FitProtocol[CellCounts]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SurvivalTable:
-    """Counts on a grid, rows by group (G, 2), and the log-rank test stratified by site."""
+    """Counts on a grid, rows by group (G, 1 + C), and the log-rank test stratified by site.
+
+    `entered` (G, J) are rows by the interval in which they enter, where all sites were asked.
+    """
 
     rows: Floats
     counts: CellCounts
     by_site: LogRankSums
+    entered: Floats | None = None
+
+    @property
+    def survival_counts(self) -> SurvivalCounts:
+        """Counts of events of any kind."""
+        cells, edges = self.counts.cells, self.counts.edges
+        events, censored = cells[:, :-1, 1:].sum(axis=2), cells[:, :-1, 0]
+        return SurvivalCounts(edges, events, censored, cells[:, -1].sum(axis=1), self.entered)
 
 
 def survival_table(session: RowsSession, request: CellsRequest, grid: Floats) -> FitProtocol[SurvivalTable]:
-    """Count events and censored rows by group on a grid of times."""
+    """Count events and censored rows by group on a grid of times, and where rows enter late, these."""
     rows = yield from open_table(session, request)
-    if not rows[:, 1].any():
+    if not rows[:, 1:].any():
         raise EstimationError("there are no events at any site: there is no survival curve")
-    counts = yield from count_table(session, grid)
+    counts, entered = (yield from count_table(session, grid)), None
+    survival = session.agreement.question.survival
+    if survival is not None and len(survival.times) > 1:
+        replies = yield session.request_all("count_entries", {"edges": grid})
+        entered = np.asarray(add(replies, "entered"))[:, :-1]
     replies = yield session.request_all("sum_log_rank", {})
     parts = (np.asarray(add(replies, name)) for name in ("observed", "expected", "covariance"))
-    return SurvivalTable(rows, counts, LogRankSums(*parts))
+    return SurvivalTable(rows, counts, LogRankSums(*parts), entered)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,11 +1,11 @@
-"""Results of a Kaplan-Meier fit: curves, quantiles, means and tests."""
+"""Results of survival curves: Kaplan-Meier and competing events, quantiles, means and tests."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -18,6 +18,8 @@ from fedstat.inference.survival_curves import (
     CONFIDENCE,
     LogRankSums,
     SurvivalCounts,
+    cumulative_incidence,
+    gray_test,
     log_rank,
     product_limit,
     restricted_mean,
@@ -35,7 +37,8 @@ from fedstat.typing import Floats
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FORMAT = "fedstat kaplan meier results 1"
+FORMAT = "fedstat kaplan meier results 2"
+COMPETING_FORMAT = "fedstat cumulative incidence results 1"
 ConfType = Literal["log-log", "log", "plain"]
 MOST_TIMES = 8
 """Times of a group in the summary; tidy() has all."""
@@ -46,7 +49,8 @@ SITE_WIDTHS = (30, 12, 14, WIDTH - 30 - 12 - 14 - 6)
 class KaplanMeierRecord:
     """What a file of results holds: counts (G, J) on times (J,), and the test stratified by site.
 
-    `blocks` is the largest number of rows over which a site averages times.
+    `blocks` is the largest number of rows over which a site averages times, `entered` are rows by the
+    interval in which they enter.
     """
 
     response: str
@@ -55,6 +59,7 @@ class KaplanMeierRecord:
     events: Annotated[Floats, "G J"]
     censored: Annotated[Floats, "G J"]
     beyond: Annotated[Floats, "G"]
+    entered: Annotated[Floats, "G J"]
     blocks: int
     observed: Annotated[Floats, "G"]
     expected: Annotated[Floats, "G"]
@@ -65,7 +70,171 @@ class KaplanMeierRecord:
     left_out: int
 
 
-class KaplanMeierResults(Results[KaplanMeierRecord], saved_as=FORMAT, record=KaplanMeierRecord):
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class CumulativeIncidenceRecord(KaplanMeierRecord):
+    """The same with competing events: `events` are of any kind, `by_cause` (G, J, C) those of each."""
+
+    causes: Annotated[tuple[str, ...], "C"]
+    by_cause: Annotated[Floats, "G J C"]
+
+
+CurveRecord = TypeVar("CurveRecord", bound=KaplanMeierRecord)
+
+
+class CurveResults(Results[CurveRecord]):
+    """Counts on a grid of times by group, and what is common to all that follows from them."""
+
+    @staticmethod
+    def _parts(model: HorizontalModel, table: SurvivalTable, masked: bool) -> dict[str, Any]:
+        """Return the parts of a record."""
+        agreement = model.agreement
+        names = agreement.question.columns
+        levels = [agreement.spec.levels[name] for name in names]
+        labels = tuple(
+            ", ".join(f"{name}={level}" for name, level in zip(names, one, strict=True)) or "all rows"
+            for one in product(*levels)
+        )
+        counts, entered = table.survival_counts, table.entered
+        if entered is None:
+            entered = np.zeros_like(counts.events)
+            entered[:, 0] = table.rows.sum(axis=1)
+        return {
+            "response": model.formula.response,
+            "labels": labels,
+            "times": counts.times,
+            "events": counts.events,
+            "censored": counts.censored,
+            "beyond": counts.beyond,
+            "entered": entered,
+            "blocks": max(site.policy.min_level_count for site in model.partition.sites.values()),
+            "observed": table.by_site.observed,
+            "expected": table.by_site.expected,
+            "covariance": table.by_site.covariance,
+            "masked": masked,
+            "sites": tuple(row.site for row in agreement.sites),
+            "rows": tuple(row.n for row in agreement.sites),
+            "left_out": sum(row.n_rows - row.n for row in agreement.sites),
+        }
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Groups, in the order of their levels."""
+        return self._record.labels
+
+    @property
+    def times(self) -> Floats:
+        """Ends of the intervals."""
+        return self._record.times
+
+    @property
+    def nobs(self) -> int:
+        """Rows."""
+        return sum(self._record.rows)
+
+    @property
+    def events(self) -> int:
+        """Events, also after the last time, as all sites' log-rank sums have them."""
+        return round(float(self._record.observed.sum()))
+
+    @property
+    def _counts(self) -> SurvivalCounts:
+        record = self._record
+        counts = (record.times, record.events, record.censored, record.beyond, record.entered)
+        return SurvivalCounts(*counts)
+
+    @property
+    def _late(self) -> bool:
+        return bool(self._record.entered[:, 1:].any())
+
+    @property
+    def _unit(self) -> str:
+        return self._record.response.partition("(")[2].partition(",")[2 * self._late].split(",")[0].strip()
+
+    @property
+    def _risk_table(self) -> Floats:
+        """Rows at risk in each interval, and after the last one unless rows may enter there."""
+        at_risk, beyond = self._counts.at_risk, self._record.beyond[:, None]
+        return at_risk if self._late else np.hstack([at_risk, beyond])
+
+    @property
+    def _group_rows(self) -> Floats:
+        record = self._record
+        return np.asarray(record.events.sum(axis=1) + record.censored.sum(axis=1) + record.beyond)
+
+    def _header(self, tests: Sequence[tuple[str, str]]) -> Sheet:
+        record = self._record
+        left = [
+            ("Dep. Variable", record.response),
+            ("Model", self.model_name),
+            ("No. Observations", f"{self.nobs:,}"),
+            ("Events", f"{self.events:,}"),
+            ("Groups", str(len(self.labels))),
+            ("Intervals", f"{len(self.times)}, up to {self.times[-1]:g}"),
+            *tests,
+        ]
+        right = [("Sites", str(len(record.sites))), ("Rows by site", human_range(record.rows))]
+        if self._ledger is not None:
+            right.append(("Counts", "masked" if record.masked else "unmasked"))
+        return header_sheet(f"{self.model_name} results", left, right + self._ledger_lines())
+
+    def _site_sheet(self) -> Sheet:
+        record = self._record
+        kinds = None if self._ledger is None else self._ledger.kinds_by_site()
+        rows = tuple(
+            (site, f"{n:,}", "", released_kinds(site, kinds))
+            for site, n in zip(record.sites, record.rows, strict=True)
+        )
+        return Sheet(("site", "rows", "", "released"), rows, "lrrl", SITE_WIDTHS, gap=2, wrap=True)
+
+    def _summary_notes(self) -> Iterator[Note]:
+        yield from super()._summary_notes()
+        record = self._record
+        if record.blocks > 1:
+            exact = (
+                "; the test by site uses the times as they are"
+                if isinstance(self, KaplanMeierResults)
+                else ""
+            )
+            yield Note(
+                "averaged_times",
+                f"So that no count is about few rows, each site averaged the times of every {record.blocks} "
+                "or more successive rows of a group, by event. The curves are close to those of the pooled "
+                f"rows, and not equal{exact}.",
+            )
+        if self._late:
+            yield Note(
+                "late_entry",
+                "Rows enter late. They are at risk from the beginning of the interval in which they enter; "
+                "where few are at risk, the curve is uncertain for all later times.",
+            )
+        yield Note(
+            "censoring",
+            "Censoring is assumed to be independent of the time of the event within each group. Censored "
+            "rows are at risk until the end of their interval.",
+        )
+        if record.left_out:
+            text = f"Rows left out because they lack the time, the event or the group: {record.left_out:,}."
+            yield Note("left_out", text)
+        if record.masked:
+            yield Note("masking", f"Counts were masked over {len(record.sites)} sites: {MASKED.format('')}")
+        elif len(record.sites) > 1:
+            yield Note("masking", "Counts were not masked: the coordinator saw each site's part.")
+
+    def __repr__(self) -> str:
+        groups, K = len(self.labels), len(self._record.sites)
+        return (
+            f"<{self.model_name} results: {self._record.response}, {groups} group{'s' * (groups != 1)}, "
+            f"{self.nobs:,} rows at {K} site{'s' * (K != 1)}; see .summary()>"
+        )
+
+
+def p_words(test: pd.Series) -> str:
+    """Write a test in words."""
+    p = "< 0.001" if test["p_value"] < 0.001 else f"= {test['p_value']:.3f}"
+    return f"{test['statistic']:.2f} on {test['df']:.0f} df, p {p}"
+
+
+class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, record=KaplanMeierRecord):
     """Results of :meth:`fedstat.KaplanMeier.fit`: survival curves by group.
 
     Attributes
@@ -95,58 +264,9 @@ class KaplanMeierResults(Results[KaplanMeierRecord], saved_as=FORMAT, record=Kap
     @classmethod
     def _of(cls, model: HorizontalModel, table: SurvivalTable, masked: bool, ledger: Ledger) -> Self:
         """Make results of a fit."""
-        agreement = model.agreement
-        names = agreement.question.columns
-        levels = [agreement.spec.levels[name] for name in names]
-        labels = tuple(
-            ", ".join(f"{name}={level}" for name, level in zip(names, one, strict=True)) or "all rows"
-            for one in product(*levels)
-        )
-        cells = table.counts.cells
-        record = KaplanMeierRecord(
-            response=model.formula.response,
-            labels=labels,
-            times=table.counts.edges,
-            events=cells[:, :-1, 1],
-            censored=cells[:, :-1, 0],
-            beyond=cells[:, -1].sum(axis=1),
-            blocks=max(site.policy.min_level_count for site in model.partition.sites.values()),
-            observed=table.by_site.observed,
-            expected=table.by_site.expected,
-            covariance=table.by_site.covariance,
-            masked=masked,
-            sites=tuple(row.site for row in agreement.sites),
-            rows=tuple(row.n for row in agreement.sites),
-            left_out=sum(row.n_rows - row.n for row in agreement.sites),
-        )
-        return cls(record, ledger, model)
+        return cls(KaplanMeierRecord(**cls._parts(model, table, masked)), ledger, model)
 
     # -- figures ---------------------------------------------------------------------------------
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Groups, in the order of their levels."""
-        return self._record.labels
-
-    @property
-    def times(self) -> Floats:
-        """Ends of the intervals."""
-        return self._record.times
-
-    @property
-    def nobs(self) -> int:
-        """Rows."""
-        return sum(self._record.rows)
-
-    @property
-    def events(self) -> int:
-        """Events, also after the last time, as all sites' log-rank sums have them."""
-        return round(float(self._record.observed.sum()))
-
-    @property
-    def _counts(self) -> SurvivalCounts:
-        record = self._record
-        return SurvivalCounts(record.times, record.events, record.censored, record.beyond)
 
     def _curves(self, conf_level: float, conf_type: ConfType) -> dict[str, pd.DataFrame]:
         check_level("conf_level", conf_level)
@@ -277,17 +397,17 @@ class KaplanMeierResults(Results[KaplanMeierRecord], saved_as=FORMAT, record=Kap
         columns = ["estimate", "std_error", "conf_low", "conf_high"]
         return pd.DataFrame.from_dict(rows, orient="index", columns=columns)
 
-    def log_rank_test(self, rho: float = 0.0, *, by_site: bool = False) -> pd.Series:
-        """Compare the groups: log-rank test, or Harrington and Fleming's G-rho.
+    def log_rank_test(self, rho: float = 0.0, gamma: float = 0.0, *, by_site: bool = False) -> pd.Series:
+        """Compare the groups: log-rank test, or a weighted one of Fleming and Harrington.
 
         Parameters
         ----------
-        rho : float
-            Power of the survival probability with which times are weighted: 0 is the log-rank test, 1 is
-            Peto and Peto's.
+        rho, gamma : float
+            Powers of the survival probability S and of 1 - S with which times are weighted: (0, 0) is the
+            log-rank test, (1, 0) Peto and Peto's, (0, 1) gives weight to late differences.
         by_site : bool
             Whether sites are strata. This test is exact on the sites' own times and does not need the grid;
-            `rho` is 0.
+            `rho` and `gamma` are 0.
 
         Returns
         -------
@@ -297,7 +417,11 @@ class KaplanMeierResults(Results[KaplanMeierRecord], saved_as=FORMAT, record=Kap
         Raises
         ------
         ModelError
-            There is one group, or both arguments are given.
+            There is one group, a power is negative, or powers are given with sites as strata.
+
+        References
+        ----------
+        Fleming and Harrington, "Counting processes and survival analysis" (1991), section 7.2.
 
         Examples
         --------
@@ -309,12 +433,14 @@ class KaplanMeierResults(Results[KaplanMeierRecord], saved_as=FORMAT, record=Kap
         """
         if len(self.labels) < 2:
             raise ModelError("log_rank_test: it compares groups, and there is one")
-        if by_site and rho:
-            raise ModelError("rho: the test with sites as strata is the log-rank test, with rho 0")
+        if by_site and (rho or gamma):
+            raise ModelError("rho: the test with sites as strata is the log-rank test, with rho and gamma 0")
+        if min(rho, gamma) < 0.0:
+            raise ModelError(f"rho, gamma: expected no negative power, received {rho:g} and {gamma:g}")
         record = self._record
         sums = LogRankSums(record.observed, record.expected, record.covariance)
         if not by_site:
-            sums = log_rank(record.events, self._counts.at_risk, rho)
+            sums = log_rank(record.events, self._counts.at_risk, rho, gamma)
         statistic, df, p = sums.test()
         return pd.Series({"statistic": statistic, "df": float(df), "p_value": p})
 
@@ -349,11 +475,16 @@ class KaplanMeierResults(Results[KaplanMeierRecord], saved_as=FORMAT, record=Kap
         'survival'
         """
         test = self.log_rank_test(by_site=True)["p_value"] if len(self.labels) > 1 else None
-        unit = self._record.response.partition("(")[2].partition(",")[0]
         curves = self._curves(conf_level, conf_type)
-        at_risk = self._counts.at_risk
         return plot_survival(
-            curves, self.times, at_risk, unit, test, ax=ax, conf_level=conf_level, events=events
+            curves,
+            self.times,
+            self._risk_table,
+            self._unit,
+            test,
+            ax=ax,
+            conf_level=conf_level,
+            events=events,
         )
 
     # -- summary ---------------------------------------------------------------------------------
@@ -374,41 +505,18 @@ class KaplanMeierResults(Results[KaplanMeierRecord], saved_as=FORMAT, record=Kap
         }
 
     def _sheets(self) -> Iterator[Sheet]:
-        record = self._record
-        left = [
-            ("Dep. Variable", record.response),
-            ("Model", self.model_name),
-            ("No. Observations", f"{self.nobs:,}"),
-            ("Events", f"{self.events:,}"),
-            ("Groups", str(len(self.labels))),
-            ("Intervals", f"{len(self.times)}, up to {self.times[-1]:g}"),
-        ]
-        if len(self.labels) > 1:
-            left += [("Log-Rank Test", self._test(False)), ("  by Site", self._test(True))]
-        right = [("Sites", str(len(record.sites))), ("Rows by site", human_range(record.rows))]
-        if self._ledger is not None:
-            right.append(("Counts", "masked" if record.masked else "unmasked"))
-        right += self._ledger_lines()
-        yield header_sheet("Kaplan-Meier results", left, right)
+        several = len(self.labels) > 1
+        tests = [("Log-Rank Test", False), ("  by Site", True)] if several else []
+        yield self._header([(name, p_words(self.log_rank_test(by_site=by_site))) for name, by_site in tests])
         yield self._group_sheet()
         yield self._curve_sheet()
-        kinds = None if self._ledger is None else self._ledger.kinds_by_site()
-        rows = tuple(
-            (site, f"{n:,}", "", released_kinds(site, kinds))
-            for site, n in zip(record.sites, record.rows, strict=True)
-        )
-        yield Sheet(("site", "rows", "", "released"), rows, "lrrl", SITE_WIDTHS, gap=2, wrap=True)
-
-    def _test(self, by_site: bool) -> str:
-        found = self.log_rank_test(by_site=by_site)
-        p = "< 0.001" if found["p_value"] < 0.001 else f"= {found['p_value']:.3f}"
-        return f"{found['statistic']:.2f} on {found['df']:.0f} df, p {p}"
+        yield self._site_sheet()
 
     def _group_sheet(self) -> Sheet:
         medians, means = self.median(), self.restricted_mean()
         record, rows = self._record, []
         events = record.observed
-        sizes = record.events.sum(axis=1) + record.censored.sum(axis=1) + record.beyond
+        sizes = self._group_rows
         for place, label in enumerate(self.labels):
             median, low, high = medians.to_numpy()[place].tolist()
             mean, error = means.to_numpy()[place, :2].tolist()
@@ -461,32 +569,203 @@ class KaplanMeierResults(Results[KaplanMeierRecord], saved_as=FORMAT, record=Kap
         widths = (WIDTH - 4 * 10 - 3 * 11 - 7, 10, 10, 10, 10, 11, 11, 11)
         return Sheet(headers, tuple(rows), "l" + "r" * 7, widths)
 
-    def _summary_notes(self) -> Iterator[Note]:
-        yield from super()._summary_notes()
-        record = self._record
-        if record.blocks > 1:
-            yield Note(
-                "averaged_times",
-                f"So that no count is about few rows, each site averaged the times of every {record.blocks} "
-                "or more successive rows of a group, with and without the event. The curves are close to "
-                "those of the pooled rows, and not equal; the test by site uses the times as they are.",
-            )
-        yield Note(
-            "censoring",
-            "Censoring is assumed to be independent of the time of the event within each group. Censored "
-            "rows are at risk until the end of their interval.",
-        )
-        if record.left_out:
-            text = f"Rows left out because they lack the time, the event or the group: {record.left_out:,}."
-            yield Note("left_out", text)
-        if record.masked:
-            yield Note("masking", f"Counts were masked over {len(record.sites)} sites: {MASKED.format('')}")
-        elif len(record.sites) > 1:
-            yield Note("masking", "Counts were not masked: the coordinator saw each site's part.")
 
-    def __repr__(self) -> str:
-        groups, K = len(self.labels), len(self._record.sites)
-        return (
-            f"<Kaplan-Meier results: {self._record.response}, {groups} group{'s' * (groups != 1)}, "
-            f"{self.nobs:,} rows at {K} site{'s' * (K != 1)}; see .summary()>"
+class CumulativeIncidenceResults(
+    CurveResults[CumulativeIncidenceRecord], saved_as=COMPETING_FORMAT, record=CumulativeIncidenceRecord
+):
+    """Results of :meth:`fedstat.CumulativeIncidence.fit`: shares with each event, by group.
+
+    Attributes
+    ----------
+    model_name : str
+        Name of the model in titles and tables.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> table = fs.datasets.make_survival()
+    >>> table["cause"] = table["died"].map({0: "none", 1: "death"}).mask(table.index % 4 == 1, "relapse")
+    >>> partition = fs.ClientPartition.from_frame(table, by="hospital")
+    >>> formula = "Surv(months, C(cause, levels=['none', 'relapse', 'death'])) ~ arm"
+    >>> fit = fs.CumulativeIncidence.from_formula(formula, partition).fit(grid=1, until=60)
+    >>> print(repr(fit)[:31], repr(fit)[-33:])
+    <Cumulative incidence results:   rows at 4 sites; see .summary()>
+    >>> fit.causes, fit.labels, fit.nobs, fit.events
+    (('relapse', 'death'), ('arm=drugs', 'arm=surgery'), 800, 503)
+    >>> fit.incidence_at([12, 24])["incidence"].round(2).tolist()
+    [0.06, 0.16, 0.18, 0.33, 0.03, 0.11, 0.13, 0.25]
+    >>> fit.times.shape, "Gray" in fit.summary().as_text()
+    ((60,), True)
+    >>> fit.gray_test("relapse")["df"], fit.plot("death").get_ylabel()
+    (np.float64(1.0), 'cumulative incidence')
+    """
+
+    model_name = "Cumulative incidence"
+
+    @classmethod
+    def _of(cls, model: HorizontalModel, table: SurvivalTable, masked: bool, ledger: Ledger) -> Self:
+        """Make results of a fit."""
+        survival = model.question.survival
+        assert survival is not None
+        cells = table.counts.cells[:, :-1, 1:]
+        parts = cls._parts(model, table, masked)
+        return cls(CumulativeIncidenceRecord(**parts, causes=survival.causes, by_cause=cells), ledger, model)
+
+    @property
+    def causes(self) -> tuple[str, ...]:
+        """Competing events."""
+        return self._record.causes
+
+    def tidy(self, conf_level: float = 0.95, conf_type: ConfType = "log-log") -> pd.DataFrame:
+        """Return the shares with each event, one row for each group, event and time.
+
+        Parameters
+        ----------
+        conf_level : float
+        conf_type : {"log-log", "log", "plain"}
+            Scale on which the intervals are symmetric.
+
+        Returns
+        -------
+        DataFrame
+            ``group``, ``cause``, ``time``, ``n_risk``, ``n_event``, ``incidence``, ``std_error``,
+            ``conf_low``, ``conf_high``.
+        """
+        check_level("conf_level", conf_level)
+        check_choice("conf_type", conf_type, CONFIDENCE)
+        found = cumulative_incidence(self._counts, self._record.by_cause, conf_level, conf_type)
+        frames = [
+            frame.assign(group=label, cause=cause)
+            for label, several in zip(self.labels, found, strict=True)
+            for cause, frame in zip(self.causes, several, strict=True)
+        ]
+        out = pd.concat(frames, ignore_index=True)
+        return out[["group", "cause", *out.columns[:-2]]]
+
+    def incidence_at(
+        self, times: Sequence[float], conf_level: float = 0.95, conf_type: ConfType = "log-log"
+    ) -> pd.DataFrame:
+        """Return shares with each event by given times, with intervals; NaN after the last end.
+
+        Between two ends of intervals the value is that of the end before.
+
+        Parameters
+        ----------
+        times : sequence of float
+        conf_level : float
+        conf_type : {"log-log", "log", "plain"}
+
+        Returns
+        -------
+        DataFrame
+            ``group``, ``cause``, ``time``, ``incidence``, ``std_error``, ``conf_low``, ``conf_high``.
+        """
+        tidy, rows = self.tidy(conf_level, conf_type), []
+        columns = ["incidence", "std_error", "conf_low", "conf_high"]
+        for (label, cause), frame in tidy.groupby(["group", "cause"], sort=False):
+            known = np.vstack([np.zeros(4), frame[columns].to_numpy(), np.full(4, np.nan)])
+            for time in times:
+                place = int(np.searchsorted(frame["time"], time, side="right"))
+                rows.append((label, cause, time, *known[place if time <= self.times[-1] else -1]))
+        return pd.DataFrame(rows, columns=["group", "cause", "time", *columns])
+
+    def gray_test(self, cause: str | None = None, rho: float = 0.0) -> pd.Series:
+        """Compare the cumulative incidence of an event between the groups (Gray 1988).
+
+        Parameters
+        ----------
+        cause : str, optional
+            By default the first.
+        rho : float
+            Power of 1 - F with which times are weighted, F the cumulative incidence of all groups.
+
+        Returns
+        -------
+        Series
+            ``statistic``, ``df``, ``p_value``.
+
+        Raises
+        ------
+        ModelError
+            There is one group, or no such event.
+
+        References
+        ----------
+        Gray, "A class of K-sample tests for comparing the cumulative incidence of a competing risk", Annals
+        of Statistics 16 (1988).
+        """
+        if len(self.labels) < 2:
+            raise ModelError("gray_test: it compares groups, and there is one")
+        events = self._record.by_cause[:, :, self._place(cause)]
+        others = self._record.events - events
+        statistic, df, p = gray_test(events, others, self._counts.at_risk, rho)
+        return pd.Series({"statistic": statistic, "df": float(df), "p_value": p})
+
+    def _place(self, cause: str | None) -> int:
+        if cause is None:
+            return 0
+        check_choice("cause", cause, self.causes)
+        return self.causes.index(cause)
+
+    def plot(
+        self,
+        cause: str | None = None,
+        ax: Axes | None = None,
+        *,
+        conf_level: float = 0.95,
+        conf_type: ConfType = "log-log",
+    ) -> Axes:
+        """Draw the share with an event by group, with bands, and the numbers of rows at risk below.
+
+        Parameters
+        ----------
+        cause : str, optional
+            By default the first.
+        ax : matplotlib Axes, optional
+        conf_level : float
+        conf_type : {"log-log", "log", "plain"}
+
+        Returns
+        -------
+        matplotlib Axes
+        """
+        name = self.causes[self._place(cause)]
+        tidy = self.tidy(conf_level, conf_type)
+        curves = {}
+        for label, frame in tidy[tidy["cause"] == name].groupby("group", sort=False):
+            parts = {"survival": "incidence", "conf_low": "conf_low", "conf_high": "conf_high"}
+            curves[str(label)] = frame.assign(**{to: 1.0 - frame[of] for to, of in parts.items()})
+        test = self.gray_test(name)["p_value"] if len(self.labels) > 1 else None
+        return plot_survival(
+            curves,
+            self.times,
+            self._risk_table,
+            self._unit,
+            test,
+            ax=ax,
+            conf_level=conf_level,
+            events=True,
+            words=(f"Cumulative incidence: {name}", "cumulative incidence", "Gray's test"),
         )
+
+    def _glance(self) -> Mapping[str, float]:
+        events = {f"events_{k + 1}": float(n) for k, n in enumerate(self._record.by_cause.sum(axis=(0, 1)))}
+        sizes = {"nobs": self.nobs, "n_sites": len(self._record.sites), "groups": len(self.labels)}
+        return {**sizes, "events": self.events, **events}
+
+    def _sheets(self) -> Iterator[Sheet]:
+        several = len(self.labels) > 1
+        tests = [(f"Gray: {cause}", p_words(self.gray_test(cause))) for cause in self.causes if several]
+        yield self._header(tests)
+        # Rounded up to ends of intervals, so that a shown time is one of the curve.
+        shown = self.times[np.unique(np.linspace(0, len(self.times), 6).astype(int)[1:] - 1)]
+        at = self.incidence_at(shown.tolist())
+        rows, before = [], ""
+        for label, cause, time, *figures in at.itertuples(index=False, name=None):
+            group = f"{label}, {cause}"
+            rows.append((group if group != before else "", f"{time:g}", *(f"{one:.3f}" for one in figures)))
+            before = group
+        headers = ("group, event", "time", "incidence", "std err", "[0.025", "0.975]")
+        widths = (WIDTH - 5 * 12 - 5, 12, 12, 12, 12, 12)
+        yield Sheet(headers, tuple(rows), "l" + "r" * 5, widths)
+        yield self._site_sheet()

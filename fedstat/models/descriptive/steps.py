@@ -19,8 +19,7 @@ import pandas as pd
 
 from fedstat.errors import DesignError, MessageError
 from fedstat.federation.design.coding import BlockSpec
-from fedstat.federation.design.formula.expression import parse_expression
-from fedstat.federation.design.formula.syntax_tree import Survival, iter_columns
+from fedstat.federation.design.formula.syntax_tree import iter_columns
 from fedstat.federation.design.horizontal_steps import OPEN_ROWS, rows_of, translation, unknown_levels
 from fedstat.federation.design.site_rows import CompleteRows, RowsRequest, find_complete_rows
 from fedstat.federation.disclosure.facts import (
@@ -43,7 +42,7 @@ from fedstat.federation.tables.table import keep_result
 from fedstat.inference.survival_curves import log_rank
 from fedstat.models.horizontal.blocks import block_means, count_blocks
 from fedstat.models.horizontal.rows import summed
-from fedstat.typing import Array, Bools, Floats, Ints
+from fedstat.typing import Array, Floats, Ints
 
 FAMILY = "descriptive"
 MOST_CELLS = 2**20
@@ -68,12 +67,12 @@ class CellsRequest:
 
 @dataclass(slots=True, eq=False)
 class OpenCells:
-    """The rows of one table: the group of each (n,), its number or time, and whether it had the event.
+    """The rows of one table: the group of each (n,), its number or time, and which event it had, 0 for none.
 
-    `averaged` are the numbers with which the rows are counted.
+    `averaged` are the numbers with which the rows are counted, `start` the times at which rows enter.
     """
 
-    MADE_AGAIN: ClassVar = ("group", "number", "averaged", "level", "event", "rows")
+    MADE_AGAIN: ClassVar = ("group", "number", "averaged", "start", "level", "event", "rows")
     """The parts that are read again when a session is resumed."""
 
     data: SiteData
@@ -83,14 +82,15 @@ class OpenCells:
     group: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     number: Floats = field(default_factory=lambda: np.zeros(0))
     averaged: Floats = field(default_factory=lambda: np.zeros(0))
+    start: Floats = field(default_factory=lambda: np.zeros(0))
     level: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    event: Bools = field(default_factory=lambda: np.zeros(0, dtype=bool))
+    event: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     rows: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     def make_again(self) -> None:
         """Read the rows."""
         question, spec = RowsRequest.from_json(self.request.question), BlockSpec.from_json(self.request.spec)
-        group, number, level, event, used = [], [], [], [], []
+        group, number, start, level, event, used = [], [], [], [], [], []
         category = (self.request.category,) if self.request.category else ()
         for rows in find_complete_rows(self.data, question):
             used.append(rows.complete)
@@ -98,38 +98,42 @@ class OpenCells:
                 continue
             group.append(group_codes(rows.frame, spec, self.request.groups))
             level.append(group_codes(rows.frame, spec, category))
-            event.append(rows.y == 1.0 if question.has_times else np.zeros(len(rows.frame), dtype=bool))
+            event.append((rows.y if question.has_times else np.zeros(len(rows.frame))).astype(np.int64))
             number.append(self._number(rows))
+            start.append(np.zeros(len(rows.frame)) if rows.times is None else rows.times[:, 0])
         self.group, self.event, self.level = map(np.concatenate, (group, event, level))
-        self.number, self.rows = np.concatenate(number), np.flatnonzero(np.concatenate(used))
+        self.number, self.start = np.concatenate(number), np.concatenate(start)
+        self.rows = np.flatnonzero(np.concatenate(used))
         self.averaged = block_means(self.outcome, self.number, self.data.policy.min_level_count)
 
     def _number(self, rows: CompleteRows) -> Floats:
         if self.request.number:
             return as_numbers(rows.frame[self.request.number], self.data.name, self.request.number)
-        if rows.times is None:
-            return np.zeros(len(rows.frame))
-        if rows.times[:, 0].any():
-            raise DesignError(
-                f"site {self.data.name!r}: a survival curve takes Surv(time, event), without a start. Fit "
-                "FederatedCox to rows that enter late"
-            )
-        return np.asarray(rows.times[:, 1])
+        return np.zeros(len(rows.frame)) if rows.times is None else np.asarray(rows.times[:, 1])
+
+    @property
+    def outcomes(self) -> int:
+        """Outcomes of a row: none, and each event."""
+        survival = RowsRequest.from_json(self.request.question).survival
+        return 1 + max(len(survival.causes) if survival else 0, 1)
 
     @property
     def outcome(self) -> Ints:
         """Return the number of each row's group and outcome, (n,)."""
-        return self.group * 2 + self.event
+        return self.group * self.outcomes + self.event
 
-    def block_sums(self) -> ColumnSums:
+    def block_sums(self, start: bool = False) -> ColumnSums:
         """Return the fact on the means of blocks, which intervals of any width reveal.
 
         Other groups have other blocks: from several divisions of the same rows, their numbers would follow.
         """
-        question = RowsRequest.from_json(self.request.question)
-        columns = [self.request.number] if self.request.number else time_columns(question.response)
-        count = count_blocks(self.outcome, self.data.policy.min_level_count)
-        division = hashlib.sha256(self.outcome.tobytes()).hexdigest()[:16]
+        columns: tuple[str, ...] = (self.request.number,)
+        code = self.group if start else self.outcome
+        survival = RowsRequest.from_json(self.request.question).survival
+        if survival is not None:
+            columns = tuple(dict.fromkeys(iter_columns(survival.times[0 if start else -1])))
+        count = count_blocks(code, self.data.policy.min_level_count)
+        division = hashlib.sha256(code.tobytes()).hexdigest()[:16]
         names = [f"block {division} {place}" for place in range(count)]
         used = np.zeros(self.data.table.n_rows, dtype=bool)
         used[self.rows] = True
@@ -138,14 +142,7 @@ class OpenCells:
     def cells(self, edges: Floats) -> Ints:
         """Return the cell of each row: group, interval up to each edge and beyond, event."""
         interval = np.searchsorted(edges, self.averaged)
-        return np.asarray((self.group * (len(edges) + 1) + interval) * 2 + self.event, dtype=np.int64)
-
-
-def time_columns(response: str) -> list[str]:
-    """Return the columns that the times of a response read."""
-    tree = parse_expression(response, response=True).tree
-    times = tree.times if isinstance(tree, Survival) else ()
-    return list(dict.fromkeys(name for time in times for name in iter_columns(time)))
+        return np.asarray((self.group * (len(edges) + 1) + interval) * self.outcomes + self.event)
 
 
 def group_codes(frame: pd.DataFrame, spec: BlockSpec, groups: tuple[str, ...]) -> Ints:
@@ -168,7 +165,7 @@ def group_codes(frame: pd.DataFrame, spec: BlockSpec, groups: tuple[str, ...]) -
     begins=True,
 )
 def open_cells(data: SiteData, state: State, request: CellsRequest) -> dict[str, Array]:
-    """Read the rows and count them by group: ``rows`` (G, 2), without and with the event."""
+    """Read the rows and count them by group: ``rows`` (G, 1 + C), without an event and with each."""
     question, spec = RowsRequest.from_json(request.question), BlockSpec.from_json(request.spec)
     state.report(*question.requested())
     coded = {*request.groups, request.category} - {""}
@@ -188,12 +185,13 @@ def open_cells(data: SiteData, state: State, request: CellsRequest) -> dict[str,
     used = np.zeros(data.table.n_rows, dtype=bool)
     used[opened.rows] = True
     state.report(RowCount(n, 1), RowsUsed(used), question.column_sums(used))
-    counts = np.bincount(opened.outcome, minlength=2 * groups).reshape(groups, 2)
+    width = opened.outcomes
+    counts = np.bincount(opened.outcome, minlength=width * groups).reshape(groups, width)
     state.report(LevelRowCounts(", ".join(request.groups) or "rows", counts.sum(axis=1).tolist()))
     state.report(LevelsRequested(used, {name: spec.levels[name] for name in request.groups}))
     if question.has_times:
-        for without, events in counts.tolist():
-            state.report(OutcomeCounts((without, events), question.response))
+        for without, *events in counts.tolist():
+            state.report(*(OutcomeCounts((without, one), question.response) for one in events))
     # Groups and outcomes are compared with everything that was released before.
     state.report(LevelRowCounts("groups of the table", counts.ravel().tolist()))
     state.report(RowGroups("", opened.outcome, opened.rows, data.policy.min_level_count))
@@ -215,21 +213,48 @@ def cells_of(state: State) -> OpenCells:
     releases={"cells": summed("rows by group, interval and event", 3, behind=CELLS)},
 )
 def count_cells(data: SiteData, state: State, edges: Floats) -> dict[str, Array]:
-    """Count the rows: ``cells`` (G, J + 1, 2), the last interval beyond all `edges` (J,), by event."""
+    """Count the rows: ``cells`` (G, J + 1, 1 + C), the last interval beyond all `edges` (J,), by event."""
     opened = cells_of(state)
-    if (np.diff(edges) <= 0.0).any() or opened.groups * (len(edges) + 1) > MOST_CELLS:
-        raise MessageError(f"{data.name}: array 'edges' must ascend, and give at most {MOST_CELLS:,} cells")
+    check_edges(data, opened, edges)
     code = opened.cells(edges)
-    shape = (opened.groups, len(edges) + 1, 2)
+    shape = (opened.groups, len(edges) + 1, opened.outcomes)
     counts = np.bincount(code, minlength=int(np.prod(shape)))
     state.report(LevelRowCounts("cells of the table", counts.tolist()))
     state.report(opened.block_sums())
     return {"cells": counts.reshape(shape).astype(np.float64)}
 
 
+def check_edges(data: SiteData, opened: OpenCells, edges: Floats) -> None:
+    """Require edges that ascend, and not too many cells."""
+    if (np.diff(edges) <= 0.0).any() or opened.groups * (len(edges) + 1) > MOST_CELLS:
+        raise MessageError(f"{data.name}: array 'edges' must ascend, and give at most {MOST_CELLS:,} cells")
+
+
 @step(
     FAMILY,
     "open_cells count_cells",
+    takes={"edges": aggregate("upper ends of the intervals", common=True)},
+    releases={"entered": summed("rows that enter, by group and interval", 2, behind=CELLS)},
+)
+def count_entries(data: SiteData, state: State, edges: Floats) -> dict[str, Array]:
+    """Count rows by the interval in which they enter: ``entered`` (G, J + 1), which begins at its lower end.
+
+    Starts are averaged over blocks of a group whatever the event: rows enter before it is known.
+    """
+    opened = cells_of(state)
+    check_edges(data, opened, edges)
+    averaged = block_means(opened.group, opened.start, data.policy.min_level_count)
+    shape = (opened.groups, len(edges) + 1)
+    code = opened.group * shape[1] + np.searchsorted(edges, averaged, side="right")
+    counts = np.bincount(code, minlength=int(np.prod(shape)))
+    state.report(LevelRowCounts("cells of the table", counts.tolist()))
+    state.report(opened.block_sums(start=True))
+    return {"entered": counts.reshape(shape).astype(np.float64)}
+
+
+@step(
+    FAMILY,
+    "open_cells count_cells count_entries",
     releases={
         "observed": summed("events by group", behind=CELLS),
         "expected": summed("expected events by group", behind=CELLS),
@@ -239,15 +264,18 @@ def count_cells(data: SiteData, state: State, edges: Floats) -> dict[str, Array]
 def sum_log_rank(data: SiteData, state: State) -> dict[str, Array]:
     """Sum the log-rank test over the site's own times: observed, expected (G,), their covariance (G, G)."""
     opened = cells_of(state)
-    times = np.unique(opened.number[opened.event])
+    event = opened.event > 0
+    times = np.unique(opened.number[event])
     G, J = opened.groups, len(times)
     if not J:
         zeros = np.zeros(G)
         return {"observed": zeros, "expected": zeros, "covariance": np.zeros((G, G))}
     ends = np.searchsorted(times, opened.number, side="right")
     leaving = np.bincount(opened.group * (J + 1) + ends, minlength=G * (J + 1)).reshape(G, J + 1)
-    at_risk = leaving[:, ::-1].cumsum(axis=1)[:, ::-1][:, 1:]
-    died = opened.group[opened.event] * J + ends[opened.event] - 1
+    starts = np.searchsorted(times, opened.start, side="right")
+    entering = np.bincount(opened.group * (J + 1) + starts, minlength=G * (J + 1)).reshape(G, J + 1)
+    at_risk = (entering - leaving).cumsum(axis=1)[:, :-1]
+    died = opened.group[event] * J + ends[event] - 1
     events = np.bincount(died, minlength=G * J).reshape(G, J)
     found = log_rank(events.astype(np.float64), at_risk.astype(np.float64))
     return {"observed": found.observed, "expected": found.expected, "covariance": found.covariance}

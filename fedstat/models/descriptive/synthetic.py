@@ -30,12 +30,13 @@ def with_synthetic_cells(
         request = from_json(CellsRequest, text, f"{data.name}: the request of a table")
         opened = OpenCells(data, request, G, levels)
         opened.group, opened.level, opened.rows = place % G, place // G % levels, place
-        opened.event = place // (G * levels) % 2 == 0
-        opened.number = opened.averaged = np.ones(n)
+        width = opened.outcomes
+        opened.event = (place // (G * levels) + 1) % width
+        opened.number, opened.averaged, opened.start = np.ones(n), np.ones(n), np.zeros(n)
         state.rest_on(n)
         state.reported.update(CELLS)
         state.keep(FAMILY, opened, n, columns=len(groups))
-        return {"rows": np.full((G, 2), n / (2.0 * G))}, ""
+        return {"rows": np.full((G, width), n / (width * G))}, ""
 
     entry = replace(FAMILIES[FAMILY]["open_cells"], run=open_cells)
     for site in sites.values():

@@ -157,6 +157,8 @@ class HorizontalModel(Explainable):
     """Return whether a fit is repeated among the remaining sites if sites are lost."""
     _times: ClassVar[bool] = False
     """Whether the response is ``Surv(...)``, which other models do not take."""
+    _causes: ClassVar[bool] = False
+    """Whether its event is a category of competing events."""
 
     def __init__(
         self,
@@ -184,6 +186,7 @@ class HorizontalModel(Explainable):
         self._check_exposure()
         self.question = self._question(offset, labels, complete)
         self.question.check()
+        self._check_causes()
         check_units({name: site.published for name, site in partition.sites.items()}, self.question.needed)
         self._settle(partition, Ledger())
         self._report_missing(missing)
@@ -353,8 +356,23 @@ class HorizontalModel(Explainable):
         if not self._times and (formula.has_times or formula.strata or formula.clusters):
             what = "Surv(...)" if formula.has_times else "strata(...)" if formula.strata else "cluster(...)"
             raise FormulaError(
-                f"formula: {what} is for FederatedCox and KaplanMeier; {type(self).__name__} has none"
+                f"formula: {what} is for FederatedCox, KaplanMeier and CumulativeIncidence; "
+                f"{type(self).__name__} has none"
             )
+
+    def _check_causes(self) -> None:
+        survival = self.question.survival
+        if survival is None or bool(survival.causes) == self._causes:
+            return
+        if self._causes:
+            raise FormulaError(
+                f'formula: {type(self).__name__} needs competing events, as in "Surv(months, C(cause, '
+                f"levels=['none', 'relapse', 'death'])) ~ ...\", received {self.formula.response!r}"
+            )
+        raise FormulaError(
+            f"formula: competing events are for CumulativeIncidence; {type(self).__name__} needs one event, "
+            "as in \"Surv(months, cause == 'death') ~ ...\""
+        )
 
     def _check_exposure(self) -> None:
         if "exposure" in self.weights and self.distribution.link != "Log":

@@ -12,12 +12,14 @@ from numpy.testing import assert_allclose
 import fedstat as fs
 from fedstat.errors import DesignError, EstimationError, FormulaError, MessageError, ModelError, PolicyError
 from fedstat.federation.message import Request, pack_request
-from fedstat.inference.survival_curves import curve_quantile
+from fedstat.inference.survival_curves import SurvivalCounts, curve_quantile
 from fedstat.models.horizontal.blocks import block_means, grid_points
 
 REFERENCE = Path(__file__).parents[2] / "reference" / "survival"
 PATIENTS = runpy.run_path(str(REFERENCE / "patients.py"))["patients"]()
 R = json.loads((REFERENCE / "curves.json").read_text())
+COMPETING = json.loads((REFERENCE / "competing.json").read_text())
+CAUSES = "Surv(months, C(cause, levels=['none', 'relapse', 'death']))"
 EXACT = fs.Policy(min_count=1, min_level_count=1, min_events=1)
 QUARTERS = np.arange(3.0, 61.0, 3.0)
 
@@ -35,6 +37,55 @@ def test_curves_are_those_of_survfit(conf_type, masked):
     assert found["group"].tolist() == expected["group"].tolist()
     for name in ("time", "n_risk", "n_event", "survival", "std_error", "conf_low", "conf_high"):
         assert_allclose(found[name], expected[name].astype(float), rtol=1e-10, err_msg=name)
+
+
+def test_late_entry_is_that_of_survfit():
+    found = curves("Surv(entry, months, died) ~ arm").tidy()
+    expected = pd.DataFrame(COMPETING["late"])
+    # R has lines without events or censored rows, where a row enters and nothing else happens.
+    expected = expected.merge(found[["group", "time"]])
+    assert len(expected) == len(found)
+    for name in ("time", "n_risk", "survival", "std_error", "conf_low", "conf_high"):
+        assert_allclose(found[name], expected[name].astype(float), rtol=1e-10, err_msg=name)
+
+
+def competing(formula=f"{CAUSES} ~ arm", table=PATIENTS, grid=QUARTERS, policy=EXACT, **more):
+    partition = fs.ClientPartition.from_frame(table, by="hospital", policy=policy)
+    return fs.CumulativeIncidence.from_formula(formula, partition).fit(grid, **more)
+
+
+@pytest.mark.parametrize("conf_type", ["log-log", "log", "plain"])
+def test_competing_events_are_those_of_survfit(conf_type):
+    found, expected = competing().tidy(conf_type=conf_type), COMPETING[conf_type.replace("-", "")]
+    for k, cause in enumerate(COMPETING["causes"]):
+        own = found[found["cause"] == cause]
+        assert own["group"].tolist() == expected["group"]
+        assert_allclose(own["n_risk"], expected["n_risk"])
+        for name in ("incidence", "std_error", "conf_low", "conf_high"):
+            theirs = np.array(expected[name], dtype=float)[:, k]
+            assert_allclose(own[name], theirs, rtol=1e-10, atol=1e-12, err_msg=name)
+
+
+def test_competing_events_with_late_entry_are_those_of_survfit():
+    found = competing("Surv(entry, months, C(cause, levels=['none', 'relapse', 'death'])) ~ arm").tidy()
+    for k, cause in enumerate(COMPETING["causes"]):
+        theirs = np.array(COMPETING["both"]["incidence"])[:, k]
+        assert_allclose(found[found["cause"] == cause]["incidence"], theirs, rtol=1e-10, atol=1e-12)
+
+
+def test_gray_and_cuminc_are_those_of_cmprsk():
+    theirs, fit, groups = COMPETING["gray"], competing(), competing(f"{CAUSES} ~ arm + stage")
+    for k, cause in enumerate(theirs["causes"]):
+        assert_allclose(fit.gray_test(cause)["statistic"], theirs["arm"][k], rtol=1e-10)
+        assert_allclose(groups.gray_test(cause)["statistic"], theirs["group"][k], rtol=1e-10)
+        assert_allclose(groups.gray_test(cause, rho=1.0)["statistic"], theirs["rho1"][k], rtol=1e-10)
+        assert groups.gray_test(cause)["df"] == 5
+    for row, estimate in zip(COMPETING["cuminc"]["rows"], COMPETING["cuminc"]["estimate"], strict=True):
+        arm, cause = row.split()
+        at = fit.incidence_at([12, 24, 36]).query(
+            "group == @group and cause == @cause", local_dict={"group": f"arm={arm}", "cause": cause}
+        )
+        assert_allclose(at["incidence"], estimate, rtol=1e-10)
 
 
 def test_quantiles_and_means_are_those_of_survfit():
@@ -154,7 +205,8 @@ def test_a_group_with_few_rows_is_refused():
         ("Surv(months, died) ~ arm:stage", FormulaError, "groups are columns"),
         ("Surv(months, died) ~ arm + strata(stage)", ModelError, "groups only"),
         ("months ~ arm", FormulaError, "needs times and events"),
-        ("Surv(entry, months, died) ~ arm", DesignError, "without a start"),
+        (f"{CAUSES} ~ arm", FormulaError, "competing events are for CumulativeIncidence"),
+        ("Surv(months, C(cause)) ~ arm", FormulaError, "a category whose first level is censoring"),
     ],
 )
 def test_formulas_without_a_meaning(formula, error, text):
@@ -198,6 +250,86 @@ def test_nothing_to_estimate():
     assert np.isnan(fit.survival_at([70])["survival"]).all()
 
 
+def test_averaged_starts_keep_the_curves():
+    late, monthly = "Surv(entry, months, died) ~ arm", np.arange(1.0, 61.0)
+    exact, fit = (curves(late, grid=monthly, policy=policy) for policy in (EXACT, None))
+    difference = fit.survival_at(range(1, 49))["survival"] - exact.survival_at(range(1, 49))["survival"]
+    assert difference.abs().mean() < 0.02 and difference.abs().max() < 0.06
+    notes = fit.diagnostics()["kind"].tolist()
+    assert {"late_entry", "averaged_times"} <= set(notes) and "late_entry" not in curves().diagnostics()[
+        "kind"
+    ].tolist()
+    assert fit._unit == curves()._unit == "months"
+    # No cell of starts has few rows, whatever the grid.
+    assert (np.bincount(fit._record.entered.astype(int).ravel())[1:3] == 0).all()
+
+
+def test_rows_at_risk_are_no_fewer_than_those_that_leave():
+    counts = SurvivalCounts(
+        np.array([1.0, 2.0]),
+        np.array([[3.0, 0.0]]),
+        np.array([[0.0, 2.0]]),
+        np.zeros(1),
+        np.array([[0.0, 5.0]]),
+    )
+    assert counts.at_risk.tolist() == [[3.0, 2.0]]
+
+
+@pytest.mark.parametrize(("rho", "gamma"), [(0.0, 0.0), (1.0, 0.0), (0.0, 1.0), (0.5, 2.0)])
+def test_curves_and_weighted_tests_are_those_of_lifelines(rho, gamma):
+    lifelines = pytest.importorskip("lifelines")
+    from lifelines.statistics import multivariate_logrank_test
+
+    fit = curves()
+    theirs = multivariate_logrank_test(
+        PATIENTS["quarters"],
+        PATIENTS["arm"],
+        PATIENTS["died"],
+        weightings="fleming-harrington",
+        p=rho,
+        q=gamma,
+    )
+    assert_allclose(fit.log_rank_test(rho, gamma)["statistic"], theirs.test_statistic, rtol=1e-8)
+    for arm, part in PATIENTS.groupby("arm"):
+        for columns, response in (
+            ({}, "months"),
+            ({"entry": 3 * np.floor(part["entry"] / 3)}, "entry, months"),
+        ):
+            km = lifelines.KaplanMeierFitter().fit(3 * part["quarters"], part["died"], **columns)
+            ours = curves(f"Surv({response}, died) ~ arm").tidy().query(f"group == 'arm={arm}'")
+            assert_allclose(ours["survival"], km.predict(ours["time"].tolist()), rtol=1e-10)
+
+
+def test_curves_of_no_event_of_a_kind():
+    levels = "Surv(months, C(cause, levels=['none', 'relapse', 'death', 'moved']))"
+    fit = competing(f"{levels} ~ arm")
+    moved = fit.tidy().query("cause == 'moved'")
+    assert (moved[["incidence", "std_error", "conf_low", "conf_high"]] == 0.0).all(axis=None)
+    assert np.isnan(fit.gray_test("moved")["p_value"])
+    assert_allclose(fit.gray_test("death"), competing().gray_test("death"), rtol=1e-12)
+    with pytest.raises(ModelError, match="cause"):
+        fit.gray_test("other")
+    with pytest.raises(DesignError, match="no declared level in"):
+        competing("Surv(months, C(cause, levels=['none', 'death'])) ~ arm")
+    with pytest.raises(FormulaError, match="needs competing events"):
+        competing("Surv(months, died) ~ arm")
+    with pytest.raises(ModelError, match="there is one"):
+        competing(f"{CAUSES} ~ 1").gray_test()
+    # With one kind of event the incidence is what the survival curve lacks to one.
+    alone = competing("Surv(months, C(died, levels=[0, 1])) ~ arm").tidy()
+    assert_allclose(alone["incidence"], 1.0 - curves().tidy()["survival"], rtol=1e-12)
+    assert_allclose(alone["std_error"], curves().tidy()["std_error"], rtol=1e-10)
+
+
+@pytest.mark.parametrize("sites", [1, 3, 40])
+def test_the_number_of_sites_does_not_matter_to_competing_events(sites):
+    table = PATIENTS.assign(hospital=[f"H{k % sites:02d}" for k in range(len(PATIENTS))])
+    found, expected = competing(table=table), competing()
+    assert_allclose(found.tidy()["incidence"], expected.tidy()["incidence"], rtol=1e-12)
+    late = "Surv(entry, months, died) ~ arm"
+    assert_allclose(curves(late, table).tidy()["survival"], curves(late).tidy()["survival"], rtol=1e-12)
+
+
 def test_a_quantile_between_two_times():
     times, curve = np.array([1.0, 2.0, 5.0]), np.array([0.8, 0.5, 0.3])
     assert curve_quantile(times, curve, 0.5) == 3.5
@@ -218,14 +350,35 @@ def test_summary_plot_and_file(tmp_path):
     assert again.plot(events=True).get_ylabel() == "share with the event"
 
 
-def test_what_leaves_a_site_is_what_explain_lists():
-    partition = fs.ClientPartition.from_frame(PATIENTS, by="hospital")
-    model = fs.KaplanMeier.from_formula("Surv(months, died) ~ arm", partition)
+def test_summary_plot_and_file_of_competing_events(tmp_path):
+    fit = competing()
+    text = fit.summary().as_text()
+    assert "Gray: relapse" in text and "arm=surgery, death" in text
+    fit.save(tmp_path / "competing.fed")
+    again = fs.load(tmp_path / "competing.fed")
+    assert again.summary().as_text() == text
+    assert again.plot("death").get_ylabel() == "cumulative incidence"
+    assert np.isnan(again.incidence_at([70])["incidence"]).all()
+    assert (again.incidence_at([0.5])["incidence"] == 0.0).all()
+
+
+@pytest.mark.parametrize(
+    ("model", "response"),
+    [
+        (fs.KaplanMeier, "Surv(months, died)"),
+        (fs.KaplanMeier, "Surv(entry, months, died)"),
+        (fs.CumulativeIncidence, CAUSES),
+    ],
+)
+def test_what_leaves_a_site_is_what_explain_lists(model, response):
+    partition = fs.ClientPartition.from_frame(PATIENTS, by="hospital", policy="strict")
+    model = model.from_formula(f"{response} ~ arm", partition)
     expected = model.explain(grid=3, until=60)
     assert expected.passes
     released = model.fit(3, until=60).ledger.releases()
     key = ["sender", "step", "array", "kind", "masked"]
-    own = released[released["step"].isin(["open_cells", "count_cells", "sum_log_rank"])]
+    own = released[released["step"].isin(["open_cells", "count_cells", "count_entries", "sum_log_rank"])]
+    assert ("count_entries" in own["step"].tolist()) == ("entry" in response)
     assert set(own[key].apply(tuple, axis=1)) <= set(expected.tidy()[key].apply(tuple, axis=1))
 
 

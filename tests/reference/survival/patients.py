@@ -18,6 +18,7 @@ def patients():
         family=table["hospital"] + "-" + (place // 3).astype(str),
         quarters=np.ceil(table["months"] / 3.0),
         shift=(place % 5) / 10.0,
+        cause=np.where(table["died"] == 0, "none", np.where(place % 3 == 0, "relapse", "death")),
     )
 
 

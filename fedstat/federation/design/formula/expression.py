@@ -190,12 +190,20 @@ class SyntaxConverter:
         match node:
             case ast.Call(args=[_, _] | [_, _, _], keywords=[]):
                 rows = row_by_row(self.text)
-                return Survival(tuple(map(rows.numeric, node.args[:-1])), rows._inside(node.args[-1]))
+                times = tuple(map(rows.numeric, node.args[:-1]))
+                match node.args[-1]:
+                    case ast.Call(func=ast.Name(id="C")) as causes:
+                        category = self._category(causes)
+                        if category.levels:
+                            return Survival(times, category)
+                    case event:
+                        return Survival(times, rows._inside(event))
         raise refuse_formula(
             "this use of Surv(...)",
             self.text,
-            "write Surv(time, event), or Surv(start, stop, event), where event is 0 or 1, or a comparison "
-            "such as status == 2",
+            "write Surv(time, event), or Surv(start, stop, event), where event is 0 or 1, a comparison "
+            "such as status == 2, or for competing events a category whose first level is censoring, such as "
+            "C(cause, levels=['none', 'relapse', 'death'])",
         )
 
     def _comparison(self, symbol: str, left: Tree, right: ast.expr) -> Relation:

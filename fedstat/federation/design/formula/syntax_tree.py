@@ -200,11 +200,17 @@ class Counts:
 class Survival:
     """``Surv(time, event)``, or ``Surv(start, stop, event)``, as in R; left sides only.
 
-    `times` are one or two, `event` is 0 or 1, true or false, or a comparison with a level.
+    `times` are one or two, `event` is 0 or 1, true or false, or a comparison with a level. Competing events
+    are a category with declared levels, of which the first is censoring.
     """
 
     times: tuple[Tree, ...]
     event: Tree
+
+    @property
+    def causes(self) -> tuple[str, ...]:
+        """Competing events, in the order of their codes 1, 2, ...; empty for one event."""
+        return tuple(map(str, self.event.levels[1:])) if isinstance(self.event, Category) else ()
 
 
 Tree: TypeAlias = (
