@@ -157,6 +157,8 @@ class HorizontalModel(Explainable):
     """Return whether a fit is repeated among the remaining sites if sites are lost."""
     _times: ClassVar[bool] = False
     """Whether the response is ``Surv(...)``, which other models do not take."""
+    _pairs: tuple[str, ...] = ()
+    """Columns of groups of two rows or more, which a dry run draws as pairs."""
 
     def __init__(
         self,
@@ -306,7 +308,7 @@ class HorizontalModel(Explainable):
         def requester(model: Self) -> FitProtocol[Fit]:
             return model._after_transforms(protocol(model), ledger)
 
-        invent = SyntheticRows(self.agreement, self.distribution).sites
+        invent = SyntheticRows(self.agreement, self.distribution, pairs=self._pairs).sites
         words = (call, self.formula.text, str(self.distribution))
         columns = dict.fromkeys(self.sites, self.question.needed)
         analysis = PostFitAnalysis(self.partition, *words, invent, columns)
@@ -342,7 +344,9 @@ class HorizontalModel(Explainable):
         return self.question.needed
 
     def _invent_sites(self, plan: DryRunPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
-        return SyntheticRows(self.agreement, self.distribution, plan.nested, plan.binary).sites(policies)
+        return SyntheticRows(
+            self.agreement, self.distribution, plan.nested, plan.binary, pairs=self._pairs
+        ).sites(policies)
 
     def _check_times(self, formula: Formula) -> None:
         if self._times and not formula.has_times:
