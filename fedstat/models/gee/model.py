@@ -61,6 +61,11 @@ class FederatedGEE(HorizontalModel):
     **settings
         Those of :meth:`from_formula`.
 
+    Attributes
+    ----------
+    groups, cov_struct, time
+        As given.
+
     References
     ----------
     Liang and Zeger, "Longitudinal data analysis using generalized linear models", Biometrika 73 (1986).
@@ -74,7 +79,7 @@ class FederatedGEE(HorizontalModel):
     ...     "num > 0 ~ age + sex", partition, groups="ward", family=sm.families.Binomial()
     ... )
     >>> model.fit().params.round(2).to_dict()
-    {'Intercept': -4.79, 'age': 0.07, 'sex': 1.5}
+    {'Intercept': -4.24, 'age': 0.06, 'sex': 1.48}
     """
 
     model_name: ClassVar[str] = "Federated GEE"
@@ -127,7 +132,8 @@ class FederatedGEE(HorizontalModel):
             Working correlation within clusters. With "ar1" successive rows, in the order of `time`, are taken
             as equally spaced.
         time : str, optional
-            Column by which rows of a cluster are ordered; "ar1" needs it.
+            Column by which "ar1" orders the rows of a cluster. Others have no order; rows that lack a time are
+            left out all the same, so that fits with and without an order are of the same rows.
         weights : str, optional
             Column of weights, such as the inverse probability of selection. Weights must be equal within
             clusters unless the working correlation is "independence".
@@ -163,7 +169,8 @@ class FederatedGEE(HorizontalModel):
 
     @property
     def _request(self) -> GEERequest:
-        return GEERequest(self.distribution.to_json(), self.groups, self.time or "", self.cov_struct)
+        order = self.time if self.cov_struct == "ar1" else None
+        return GEERequest(self.distribution.to_json(), self.groups, order or "", self.cov_struct)
 
     @checks_arguments
     def fit(
@@ -239,7 +246,7 @@ class FederatedGEE(HorizontalModel):
         >>> model = fs.FederatedGEE.from_formula("num ~ age", partition, groups="ward")
         >>> fit = model.fit(cov_type="bias_reduced")
         >>> fit.clusters, fit.df_inference
-        (231, 229.0)
+        (232, 230.0)
         """
         call = Call.of(self.fit, locals())
         check_choice("cov_type", cov_type, tuple(POWERS))

@@ -65,9 +65,15 @@ class GEEResults(RowsResults, saved_as=FORMAT, record=GEERecord):
     >>> model = fs.FederatedGEE.from_formula("num ~ age + sex", partition, groups="ward")
     >>> fit = model.fit()
     >>> fit.clusters, fit.dep_params, fit.converged, fit.site_estimates.shape
-    (231, 0.0, True, (4, 3))
+    (232, 0.0, True, (4, 3))
     >>> fit.qic().round(1).tolist()
-    [923.3, 923.0]
+    [922.8, 923.0]
+    >>> fit.trace.columns.tolist(), fit.vif().index.tolist(), fit.cov_naive.shape
+    (['step', 'move', 'dep_params'], ['age', 'sex'], (3, 3))
+    >>> fit.get_margeff().margeff.round(2).to_dict()
+    {'age': 0.03, 'sex': 0.67}
+    >>> bool(fit.plot_forest("age").has_data())
+    True
     """
 
     _record: GEERecord

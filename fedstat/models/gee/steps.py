@@ -40,6 +40,8 @@ from fedstat.models.horizontal.rows import (
 from fedstat.typing import Array, Bools, Floats, Ints
 
 FAMILY = "gee"
+USED = {"independence": np.zeros(3), "exchangeable": np.eye(3)[0], "ar1": 1.0 - np.eye(3)[0]}
+"""Sums of products within clusters that the estimator of a working correlation uses."""
 CORRECTIONS = (0.0, 0.5, 1.0)
 """Powers of one less the leverage by which a cluster's residuals are divided."""
 OWN_ITERATIONS, OWN_TOLERANCE = 50, 1e-9
@@ -58,9 +60,12 @@ class GEERequest:
     structure: str
 
     def check(self) -> None:
-        """Refuse an unknown working correlation."""
-        if self.structure not in STRUCTURES:
-            raise MessageError(f"working correlation: expected one of {', '.join(STRUCTURES)}")
+        """Refuse an unknown working correlation, and an order that it does not need."""
+        if self.structure not in STRUCTURES or bool(self.time) != (self.structure == "ar1"):
+            raise MessageError(
+                f"working correlation: expected one of {', '.join(STRUCTURES)}, with a column of times for the "
+                "last"
+            )
 
     @property
     def kind(self) -> int:
@@ -69,7 +74,7 @@ class GEERequest:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Residuals:
+class ScaledRows:
     """Rows at coefficients: derivatives (p, n) and residuals (n,) over the root of the variance function."""
 
     D: Floats
@@ -127,14 +132,14 @@ class SiteClusters:
         """Sorted rows, in the form of the kernels."""
         yield self.sorted[0]
 
-    def at(self, beta: Floats) -> Residuals | None:
+    def at(self, beta: Floats) -> ScaledRows | None:
         """Return residuals at coefficients of the site's own columns; None outside the family's domain."""
         rows, _ = self.sorted
         with np.errstate(all="ignore"):
             at = row_means(rows, self.model.distribution, linear_predictor(rows, beta))
             root = np.sqrt(at.V)
             D, r = np.ascontiguousarray(rows.X.T / (at.slope * root)), (rows.y - at.mu) / root
-        return Residuals(D, r) if at.inside.all() and np.isfinite(D).all() else None
+        return ScaledRows(D, r) if at.inside.all() and np.isfinite(D).all() else None
 
     def allows(self, rho: float) -> bool:
         """Return whether the working correlation of every cluster is positive definite."""
@@ -142,7 +147,7 @@ class SiteClusters:
         low = {"independence": -np.inf, "exchangeable": -1.0 / max(most - 1, 1), "ar1": -1.0}
         return low[self.request.structure] < rho < 1.0
 
-    def sums(self, at: Residuals, rho: float, each: bool = False) -> tuple[Floats, Floats]:
+    def sums(self, at: ScaledRows, rho: float, each: bool = False) -> tuple[Floats, Floats]:
         """Return estimating functions of the clusters, and their information, see the kernel."""
         return cluster_sums(at.D, at.r, self.weights, self.sorted[1], self.request.kind, rho, each)
 
@@ -252,7 +257,7 @@ def sums_at(
 
 @step(
     FAMILY,
-    "start fit_alone sum_scores finish",
+    "start fit_alone sum_scores",
     takes={
         **COLUMNS,
         "beta": aggregate(BETA, optional=True, common=True),
@@ -303,7 +308,8 @@ def sum_scores(
         "score": T.T @ score.sum(axis=0),
         "information": T.T @ information[0] @ T,
         "omega": found["information"],
-        "pairs": pair_sums(at.r, clusters.weights, clusters.sorted[1]),
+        # The others are not needed, and would be products of other pairs of rows.
+        "pairs": pair_sums(at.r, clusters.weights, clusters.sorted[1]) * USED[clusters.request.structure],
     }
 
 
