@@ -101,7 +101,7 @@ def test_a_site_with_few_patients_refuses(clusters, passes):
     if passes:
         assert model.fit(local=False).clusters == 40 + clusters
     else:
-        with pytest.raises(PolicyError, match="S1: .* at least 5 clusters by 'patient'"):
+        with pytest.raises(PolicyError, match=r"S1: .* at least 5 clusters by 'patient'"):
             model.fit(local=False)
         with pytest.raises(PolicyError, match="a reason that depends on rows"):
             model_of(frame[kept], "strict", cov_struct="independence").fit(local=False)
@@ -127,7 +127,7 @@ def test_events_of_one_patient_are_not_read():
     model = fs.FederatedGEE.from_formula(
         "ill ~ age", partition, groups="patient", family=sm.families.Binomial()
     )
-    with pytest.raises(PolicyError, match="S2: .*minimum events"):
+    with pytest.raises(PolicyError, match=r"S2: .*minimum events"):
         model.fit()
 
 

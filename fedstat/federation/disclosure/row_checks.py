@@ -457,8 +457,8 @@ def check_cluster_counts(data: SiteData, state: State, fact: facts.ClusterCounts
         raise PolicyError.of_rule(
             "minimum count",
             data.name,
-            f"requires at least {policy.min_count} {groups} behind a sum; there are {fact.n}. Leave the site "
-            "out",
+            f"requires at least {policy.min_count} {groups} behind a sum; there are {fact.n}. Use fewer "
+            "folds, or leave the site out",
         )
     if fact.parameters > policy.max_parameters * fact.n:
         raise PolicyError.of_rule(

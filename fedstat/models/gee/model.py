@@ -132,8 +132,8 @@ class FederatedGEE(HorizontalModel):
             Working correlation within clusters. With "ar1" successive rows, in the order of `time`, are taken
             as equally spaced.
         time : str, optional
-            Column by which "ar1" orders the rows of a cluster. Others have no order; rows that lack a time are
-            left out all the same, so that fits with and without an order are of the same rows.
+            Column by which "ar1" orders the rows of a cluster. Other structures have no order; rows without a
+            time are left out all the same, so that fits with and without an order are of the same rows.
         weights : str, optional
             Column of weights, such as the inverse probability of selection. Weights must be equal within
             clusters unless the working correlation is "independence".

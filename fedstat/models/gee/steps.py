@@ -63,8 +63,7 @@ class GEERequest:
         """Refuse an unknown working correlation, and an order that it does not need."""
         if self.structure not in STRUCTURES or bool(self.time) != (self.structure == "ar1"):
             raise MessageError(
-                f"working correlation: expected one of {', '.join(STRUCTURES)}, with a column of times for the "
-                "last"
+                f"working correlation: expected one of {', '.join(STRUCTURES)}, the last with times"
             )
 
     @property

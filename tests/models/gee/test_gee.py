@@ -352,7 +352,7 @@ def test_two_rows_with_the_same_time():
 
 def test_no_estimate_is_an_error():
     separated = VISITS.assign(ill=(VISITS["arm"] == "new") * 1)
-    with pytest.raises(EstimationError, match="without bound|nearly all weight"):
+    with pytest.raises(EstimationError, match=r"without bound|nearly all weight"):
         model_of("ill", terms="arm", partition=fs.ClientPartition.from_frame(separated, by="hospital")).fit(
             local=False
         )
