@@ -40,6 +40,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not read INSTALLED;
     from fedstat.models.fedavg.model import FedAvgM as FedAvgM
     from fedstat.models.fedavg.model import FedProx as FedProx
     from fedstat.models.fedavg.model import QFedAvg as QFedAvg
+    from fedstat.models.gee.model import FederatedGEE as FederatedGEE
     from fedstat.models.glm.model import GLORE as GLORE
     from fedstat.models.glm.model import FederatedGLM as FederatedGLM
     from fedstat.models.glm.model import FederatedOLS as FederatedOLS

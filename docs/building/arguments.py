@@ -13,6 +13,7 @@ import fedstat as fs
 PAGE = Path(__file__).parents[1] / "arguments.md"
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "GLM": ("FederatedGLM", "GLORE", "FederatedOLS"),
+    "GEE": ("FederatedGEE",),
     "Cox": ("FederatedCox",),
     "KaplanMeier": ("KaplanMeier", "CumulativeIncidence"),
     "FedAvg": ("FedAvg", "FedAvgM", "QFedAvg", "FedProx"),
@@ -48,7 +49,10 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "adaptive": "Power of the weights of an adaptive penalty.",
         "group_terms": "Whether the columns of a term are selected together.",
         "unpenalized": "Columns or terms without a penalty.",
-        "time": "Basis along a response curve.",
+        "time": "Basis along a response curve; GEE: column by which rows of a cluster are ordered.",
+        "groups": "Column that names the clusters.",
+        "cov_struct": "Working correlation within clusters.",
+        "weights": "Column of weights of the clusters.",
         "loss": "Robust loss that replaces a family.",
         "q": 'Level of the quantile with `loss="quantile"`.',
         "epsilon": "Differential privacy of the record of one entity.",
@@ -153,6 +157,7 @@ REASONS: Mapping[str, Mapping[str, str]] = {
             " the limit of Huber's loss, in units of the response."
         ),
         "epsilon": "Required by private models; without it, boosting is not private.",
+        "time": "Boosting: a curve needs a basis. GEE: an order is needed by AR(1) alone.",
     },
     "fit": {
         "method": "The variants are those of each model; the synthesizer has one only for simulations.",

@@ -8,6 +8,7 @@ INSTALLED: dict[str, tuple[str, ...]] = {
     "fedavg": ("FedAvg", "FedAvgM", "FedProx", "QFedAvg"),
     "boost": ("FedFunctionBoost", "PublicCurve"),
     "glm": ("FederatedGLM", "FederatedOLS", "GLORE"),
+    "gee": ("FederatedGEE",),
     "cox": ("FederatedCox",),
     "descriptive": (
         "CumulativeIncidence",

@@ -32,6 +32,7 @@ LAYOUTS = {
 WEIGHTS = {
     "freq_weights": "for a row that represents several",
     "var_weights": "for a row whose variance is the dispersion over its weight",
+    "weights": "for a cluster that counts more or less than others",
 }
 OTHER_NAMES: dict[str, tuple[str, ...]] = {
     own: meant

@@ -78,6 +78,8 @@ def analyses():
 def over_rows():
     fit = fs.GLORE.from_formula("num > 0 ~ age + sex", rows()).fit()
     between = fit.heterogeneity
+    wards = fs.datasets.make_hospitals().assign(ward=lambda table: table.index // 4)
+    by_ward = fs.ClientPartition.from_frame(wards, by="hospital")
     averaged = fs.FedAvg.from_formula("num > 0 ~ age + sex", rows(), family=families.Binomial())
     return [
         fit,
@@ -87,6 +89,7 @@ def over_rows():
         between.random_effects_of(["age", "sex"]),
         *(getattr(fs, model).from_formula(formula, rows()).fit() for model, formula in PLAIN.items()),
         averaged.fit(rounds=2),
+        fs.FederatedGEE.from_formula("num ~ age", by_ward, groups="ward").fit(),
     ]
 
 

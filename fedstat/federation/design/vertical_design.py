@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+import pandas as pd
 
 from fedstat.codec import from_json, to_json
 from fedstat.errors import DesignError, MessageError
@@ -18,6 +20,7 @@ from fedstat.federation.design.formula.parse import Formula, SiteTerms
 from fedstat.federation.design.formula.terms import term_text
 from fedstat.federation.disclosure.facts import (
     COMPARISON,
+    ClusterCounts,
     EntityCount,
     FormulaFactor,
     LevelRowCounts,
@@ -332,6 +335,47 @@ def _opened(data: SiteData, state: State, block: CodedBlock) -> tuple[dict[str, 
 def release_spec(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Release how the columns were coded, so that new rows can be coded alike elsewhere."""
     return {}, block_of(state).spec.to_json()
+
+
+@dataclass(frozen=True, slots=True)
+class FoldsRequest:
+    """A column of groups, such as persons, the number of folds, and the seed by which groups are drawn."""
+
+    column: str
+    folds: int
+    seed: int
+
+
+@step(
+    FAMILY,
+    takes={"use": presence("which entities take part", dtype="bool")},
+    releases={"fold": per_entity("fold of each entity", behind=(EntityCount, ClusterCounts))},
+    request=FoldsRequest,
+    requests=schema("column of groups, and number of folds"),
+)
+def draw_folds(data: SiteData, state: State, request: FoldsRequest, use: Bools) -> dict[str, Array]:
+    """Draw folds of groups: ``fold`` (m,) of the entities in `use`, equal for equal values of the column.
+
+    A fold is a union of groups, which the numbers reveal: every fold must have as many groups as the owner
+    requires behind a sum. An entity without a value is a group of its own.
+    """
+    state.report(column_facts((request.column,)))
+    if request.column not in data.frame or request.folds < 2 or len(use) != len(data.frame):
+        raise MessageError(f"{data.name}: expected a column of this site, two folds or more, and all records")
+    code = np.asarray(pd.factorize(data.frame[request.column][use])[0], dtype=np.int64)
+    alone = code < 0
+    code[alone] = code.max(initial=-1) + 1 + np.arange(int(alone.sum()))
+    sizes = np.bincount(code)
+    state.report(EntityCount(len(code)), ClusterCounts(request.column, len(sizes) // request.folds, 0, {}))
+    own = int.from_bytes(hashlib.sha256(data.name.encode()).digest()[:8], "big")
+    fold_of, filled = np.zeros(len(sizes)), np.zeros((2, request.folds))
+    # Equal numbers of groups, and among folds with the fewest groups the one with the fewest entities.
+    for group in np.random.default_rng([request.seed, own]).permutation(len(sizes)):
+        chosen = int(np.lexsort(filled[::-1])[0])
+        fold_of[group] = chosen
+        filled[:, chosen] += 1.0, sizes[group]
+    state.play((request.column,))
+    return {"fold": fold_of[code]}
 
 
 def block_of(state: State) -> CodedBlock:

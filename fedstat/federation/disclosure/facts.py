@@ -224,10 +224,33 @@ class ClusterProducts:
         Clusters of two rows or more in which both of two columns of the design are nonzero.
     columns : tuple of str
         Columns that name the clusters, and the strata where there are any.
+    order : str
+        Column by which rows of a cluster are neighbors, whose products are summed; empty for none.
     """
 
     counts: Ints
     columns: tuple[str, ...]
+    order: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterCounts:
+    """Sums are over clusters of rows, such as the visits of a person: the clusters are the entities.
+
+    Parameters
+    ----------
+    groups : str
+        Column that names the clusters.
+    n, parameters : int
+        Clusters, and coefficients.
+    kinds : mapping of str to sequence of int
+        Clusters behind sums that follow by subtraction, by what they have in common.
+    """
+
+    groups: str
+    n: int
+    parameters: int
+    kinds: Mapping[str, Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)

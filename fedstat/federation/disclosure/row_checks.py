@@ -445,8 +445,43 @@ def check_clusters(data: SiteData, state: State, fact: facts.ClusterRowCounts) -
         )
 
 
+def check_cluster_counts(data: SiteData, state: State, fact: facts.ClusterCounts) -> None:
+    """Require enough clusters, as of entities, also for the number of parameters and of every kind.
+
+    Raises
+    ------
+    PolicyError
+        As :func:`check_rows`.
+    """
+    policy, groups = data.policy, f"clusters by '{fact.groups}'"
+    if fact.n < policy.min_count:
+        raise PolicyError.of_rule(
+            "minimum count",
+            data.name,
+            f"requires at least {policy.min_count} {groups} behind a sum; there are {fact.n}. Use fewer "
+            "folds, or leave the site out",
+        )
+    if fact.parameters > policy.max_parameters * fact.n:
+        raise PolicyError.of_rule(
+            "maximum parameters per row",
+            data.name,
+            f"allows {policy.max_parameters:g} coefficients for each of the {groups}; the model has "
+            f"{fact.parameters:,} for {fact.n:,}. Use fewer terms, or leave the site out",
+        )
+    for kind, counts in fact.kinds.items():
+        if any(0 < count < policy.min_level_count for count in counts):
+            raise PolicyError.of_rule(
+                "minimum rows per level",
+                data.name,
+                f"requires none or at least {policy.min_level_count} {groups} {kind}; there are fewer. Use "
+                "cov_struct='independence' if clusters differ in size, merge levels, or leave clusters out",
+            )
+
+
 CLUSTERS_KEY = "scores by clusters of "
 """Prefix of the ledger entry for the clusters by which a site has summed scores."""
+ORDER_KEY = "products of neighbors within clusters of "
+"""Prefix of the ledger entry for the order of rows by which a site has summed products of neighbors."""
 
 
 def check_cluster_products(data: SiteData, state: State, fact: facts.ClusterProducts) -> None:
@@ -466,15 +501,19 @@ def check_cluster_products(data: SiteData, state: State, fact: facts.ClusterProd
     policy = data.policy
     if policy.products == "any":
         return
-    this = CLUSTERS_KEY + json.dumps(fact.columns)
-    others = {once for once in data.site_ledger.spent if once.startswith(CLUSTERS_KEY)} - {this}
-    if others and policy.remember == "all":
-        raise DescriptionError.of_rule(
-            "differencing",
-            data.name,
-            "has released scores by other clusters or strata, and refuses these: the difference may "
-            "belong to few rows. Use the clusters and strata of the earlier fit",
-        )
+    entries = {CLUSTERS_KEY: json.dumps(fact.columns)}
+    if fact.order:
+        entries[ORDER_KEY] = json.dumps([*fact.columns, fact.order])
+    for prefix, entry in entries.items():
+        before = {once for once in data.site_ledger.spent if once.startswith(prefix)}
+        if before - {prefix + entry} and policy.remember == "all":
+            raise DescriptionError.of_rule(
+                "differencing",
+                data.name,
+                "has released scores by other clusters or strata, or products of neighbors in another "
+                "order, and refuses these: the difference may belong to few rows. Use the clusters, strata "
+                "and order of the earlier fit",
+            )
     if ((fact.counts > 0) & (fact.counts < policy.min_level_count)).any():
         raise PolicyError.of_rule(
             "rows behind a product",
@@ -483,8 +522,9 @@ def check_cluster_products(data: SiteData, state: State, fact: facts.ClusterProd
             "column "
             "is not zero; there are fewer. Use other clusters, or cov_type='HC1'",
         )
-    if this not in data.site_ledger.spent:
-        data.site_ledger.spend(this)
+    for prefix, entry in entries.items():
+        if prefix + entry not in data.site_ledger.spent:
+            data.site_ledger.spend(prefix + entry)
 
 
 def remaining_variation(extremes: Floats, n: float, squares: float, few: int) -> float:

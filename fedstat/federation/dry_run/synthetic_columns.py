@@ -16,9 +16,10 @@ from fedstat.federation.design.vertical_design import (
     BlockDesign,
     CodingRequest,
     Design,
+    FoldsRequest,
     OpenedBlock,
 )
-from fedstat.federation.disclosure.facts import EntityCount
+from fedstat.federation.disclosure.facts import ClusterCounts, EntityCount
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.disclosure.state import SiteData, State
@@ -64,12 +65,23 @@ def synthetic_column_sites(
     for holder, items in (kept or {}).items():
         for item, value in items.items():
             states[holder].keep(item, value)
+    instead = {(FAMILY, "draw_folds"): replace(FAMILIES[FAMILY]["draw_folds"], run=_draw_synthetic_folds)}
     sites = {
-        name: DrySite(name, policy, len(rows[name]), entities=rows[name]) for name, policy in policies.items()
+        name: DrySite(name, policy, len(rows[name]), instead, rows[name]) for name, policy in policies.items()
     }
     for name, site in sites.items():
         site.open(session, states[name])
     return sites
+
+
+def _draw_synthetic_folds(
+    data: SiteData, state: State, text: str, use: Bools
+) -> tuple[dict[str, Array], str]:
+    """Draw folds of entities: how many groups there are is not known in advance."""
+    m = int(use.sum())
+    state.report(EntityCount(m))
+    state.reported.add(ClusterCounts)
+    return {"fold": np.arange(m) % float(from_json(FoldsRequest, text, "").folds)}, ""
 
 
 def synthetic_block(block: BlockDesign, X: Floats, seen: Bools) -> CodedBlock:

@@ -104,7 +104,8 @@ class SyntheticRows:
     """The source of drawn rows: the agreed columns, and a response of a distribution.
 
     `nested` are columns of groups with one level at each site, such as the strata of its clusters;
-    `binary` are labels that are 0 or 1; `curves` have the points on which others are drawn.
+    `binary` are labels that are 0 or 1; `curves` have the points on which others are drawn; `pairs` are
+    columns of groups of two rows.
     """
 
     agreement: RowsAgreement
@@ -112,6 +113,7 @@ class SyntheticRows:
     nested: tuple[str, ...] = ()
     binary: tuple[str, ...] = ()
     curves: Mapping[str, CurveArray] = field(default_factory=dict)
+    pairs: tuple[str, ...] = ()
 
     def sites(self, policies: Mapping[str, Policy]) -> dict[str, DrySite]:
         """Make sites that open drawn rows of the agreed columns where they are asked to open their own."""
@@ -161,12 +163,14 @@ class SyntheticRows:
         rng = synthetic_generator().spawn(place + 1)[place]
         # More rows than columns, or the synthetic fit would stop at a singular matrix.
         m = min(n, max(MAX_SYNTHETIC_ROWS, SYNTHETIC_ROWS_PER_COLUMN * columns))
+        m -= m % 2 if self.pairs and m > 1 else 0
         X = rng.normal(size=(m, columns))
         y = draw_response(self.distribution, X @ draw_effects(columns), rng)
         if question.intercept:
             X = np.column_stack([np.ones(m), X])
         frame = draw_group_codes(question, data.name, m, self.nested)
         frame = frame.assign(**dict.fromkeys(self.binary, np.arange(m) % 2))
+        frame = frame.assign(**dict.fromkeys(self.pairs, np.arange(m) // 2))
         for name in question.read_curves:
             response = name == question.curve_response and not self.distribution.least_squares
             frame[name] = self.curves[name].drawn(

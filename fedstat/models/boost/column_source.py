@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from fedstat.errors import DataWarning, ModelError, warn
+from fedstat.errors import DataWarning, warn
 from fedstat.federation.design.coding import BlockSpec
 from fedstat.federation.design.horizontal_design import RowsAgreement, SiteRowCounts
 from fedstat.federation.design.site_rows import RowsRequest
@@ -38,6 +38,7 @@ from fedstat.models.checks import check_integer
 from fedstat.models.explain import DryRunPlan
 from fedstat.models.run import FitAttempt
 from fedstat.models.vertical.exchange.patterns import dealer_notes, dither_notes, reuse_patterns, sums_note
+from fedstat.models.vertical.group_folds import GroupFolds, split_folds
 from fedstat.models.vertical.layout import Layout, complete_at, lay_out, site_blocks
 from fedstat.models.vertical.model import VerticalModel
 
@@ -94,11 +95,6 @@ class ColumnSource(MomentSource, VerticalModel):
     def checked(self, options: BoostOptions) -> tuple[int, float]:
         """Check the options, and the number of entities by fold."""
         checked = super().checked(options)
-        if isinstance(options.folds, str | tuple):
-            raise ModelError(
-                "folds: where sites hold different columns each entity has one row, and folds are of "
-                f"entities; expected a number, received {options.folds!r}"
-            )
         check_integer("folds", self._n_folds(options), 2 if options.select == "cv" else 1)
         self._check_size(self._n_folds(options))
         return checked
@@ -119,8 +115,14 @@ class ColumnSource(MomentSource, VerticalModel):
     def boosted(self, attempt: FitAttempt, options: BoostOptions) -> BoostResults:
         """Exchange the sums by fold, once, and compute the path."""
         steps, learning_rate = self.checked(options)
-        folds = np.arange(self.layout.n) % self._n_folds(options)
-        code = np.random.default_rng(options.seed).permutation(folds).astype(np.int64)
+        n_folds, column = self._n_folds(options), split_folds(options.folds, FOLDS)[1]
+        groups = GroupFolds.of(column, self.partition, self._session, options.seed)
+        if groups is None:
+            folds = np.arange(self.layout.n) % n_folds
+            code = np.random.default_rng(options.seed).permutation(folds).astype(np.int64)
+        else:
+            code = attempt.run(groups.draw(self.layout, n_folds, self.partition.min_count))
+            self._check_size(n_folds, int(np.bincount(code).min()))
         requester = SecureProductSession(FAMILY, self._session, self._agreement.at, least=self.layout.least)
         found = attempt.run(
             exchange_moments(self.apart, self.learners, self.widths, self.layout, code, requester)
@@ -138,7 +140,8 @@ class ColumnSource(MomentSource, VerticalModel):
 
     @staticmethod
     def _n_folds(options: BoostOptions) -> Any:
-        return (FOLDS if options.select == "cv" else 1) if options.folds is None else options.folds
+        default = FOLDS if options.select == "cv" else 1
+        return default if options.folds is None else split_folds(options.folds, FOLDS)[0]
 
     @property
     def read_curves(self) -> Sequence[str]:
@@ -188,12 +191,12 @@ class ColumnSource(MomentSource, VerticalModel):
                 DataWarning,
             )
 
-    def _check_size(self, folds: int) -> None:
+    def _check_size(self, folds: int, fewest: int | None = None) -> None:
         """Require entities for the columns of all learners, by fold, as the owners do.
 
         The error names remedies.
         """
-        n, columns = self.layout.n // folds, self.starts[-1] + 1
+        n, columns = self.layout.n // folds if fewest is None else fewest, self.starts[-1] + 1
         sites = self.layout.sites
         policies = {name: self.partition.sites[name].policy for name in sites}
         allowed = {name: policy.max_parameters for name, policy in policies.items()}

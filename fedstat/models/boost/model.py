@@ -232,7 +232,8 @@ class FedFunctionBoost(Explainable):
             impossible, since each site's sums are used. With a column of the model's `labels`, such as
             "subject", rows with the same value are in one fold; ten folds, or as many as in
             ``("subject", 5)``. Use it if several rows belong to one person: with folds of rows, a person is
-            on both sides, and too many steps are chosen.
+            on both sides, and too many steps are chosen. In the vertical layout it may be any column of a
+            site, which then reveals the fold of each entity.
         offset : {"mean", "smooth"}, float or sequence of float
             Curve from which boosting starts: the mean of the response at each point, this mean smoothed along
             the basis `time`, or a given number or curve (G,). For a family it is on the scale of the link; a
@@ -254,9 +255,8 @@ class FedFunctionBoost(Explainable):
         progress : bool, optional
             Report the progress of the fit (:func:`fedstat.progress`).
 
-        The horizontal layout accepts all of these arguments. In the vertical layout folds are of all
-        entities, and the arguments are `steps`, `learning_rate`, `select`, `folds` and `seed`; under privacy
-        `steps` and `learning_rate`.
+        The horizontal layout accepts all of these arguments. In the vertical layout they are `steps`,
+        `learning_rate`, `select`, `folds` and `seed`; under privacy `steps` and `learning_rate`.
 
         Returns
         -------

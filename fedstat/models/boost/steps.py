@@ -16,6 +16,7 @@ from fedstat.federation.crypto.masks import hides
 from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows, rows_of
 from fedstat.federation.design.site_rows import CompleteRows
 from fedstat.federation.disclosure.facts import (
+    ClusterCounts,
     DesignDirections,
     FactorsRequested,
     FormulaFactor,
@@ -144,7 +145,7 @@ def _sum_by_fold(
     made = LearnerColumns(data, rows_of(state), request, uneven)
     n = state.entities
     made.hold(n)
-    fold = deal(n, request, data.name, _together(data, made.opened, request))
+    fold = deal(n, request, data.name, _together(data, state, made.opened, request))
     declare_summed_columns(state, made, fold)
     sums: dict[str, Array] = {}
     first = 0
@@ -170,7 +171,7 @@ def _sum_along(made: LearnerColumns, fold: Ints) -> dict[str, Array]:
     return sums
 
 
-def _together(data: SiteData, opened: OpenRows, request: CurveSumsRequest) -> Ints | None:
+def _together(data: SiteData, state: State, opened: OpenRows, request: CurveSumsRequest) -> Ints | None:
     """Return the group of each row, (n,), by the column whose rows share a fold; None for none."""
     if not request.together:
         return None
@@ -185,6 +186,8 @@ def _together(data: SiteData, opened: OpenRows, request: CurveSumsRequest) -> In
             f"{data.name}: column '{request.together}' has fewer than {request.folds} different values, so "
             f"some folds would be empty. Use fewer folds: folds=('{request.together}', 2)"
         )
+    # A fold whose rows are those of few persons has sums over few persons, however many their rows are.
+    state.report(ClusterCounts(request.together, (int(code.max()) + 1) // request.folds, 0, {}))
     return code
 
 
@@ -418,7 +421,7 @@ def start_scores(data: SiteData, state: State, text: str) -> tuple[dict[str, Arr
     opened, n = rows_of(state), state.entities
     state.report(smooth_request(request.learners), *_jumps(opened, request.loss))
     made = LearnerColumns(data, opened, request)
-    fold = deal(n, request, data.name, _together(data, opened, request))
+    fold = deal(n, request, data.name, _together(data, state, opened, request))
     made.hold(n)
     declare_summed_columns(state, made, fold)
     sums: dict[str, Array] = {}

@@ -92,7 +92,7 @@ def marginal_effects(
     linear = fit.distribution.link == "Identity" and method == "dydx"
     n = 1.0
     if at == "overall" and not linear:
-        call, n = f"get_margeff(at={at!r}, method={method!r})", fit.total.weight
+        call, n = f"get_margeff(at={at!r}, method={method!r})", fit.totals[0]
         base, moved = _over_rows(result, point, changes, log, products, call)
     else:
         # With an identity link derivatives are the same at every row.
@@ -409,6 +409,18 @@ def score_test(result: GLMStatements, terms: str) -> ScoreTest:
         labels=model.question.labels,
         **model._roles,
     )
+    same_rows(model, larger, terms)
+
+    def protocol(model: HorizontalModel) -> FitProtocol[ScoreTest]:
+        session = model._open_session(FAMILY, result._fit.masked)
+        newton = Newton(session, result.distribution, NewtonOptions(), result.scale)
+        return session.hide(_score_protocol(newton, result))
+
+    return larger._run_after_fit(f"score_test({terms!r})", protocol)
+
+
+def same_rows(model: HorizontalModel, larger: HorizontalModel, terms: str) -> None:
+    """Require that a larger model has all rows of a fit, or raise a ModelError."""
     # On fewer rows the smaller estimate is not a maximum, and its own terms would add to the statistic.
     rows = {row.site: row.n for row in model.agreement.sites}
     fewer = {row.site: rows[row.site] - row.n for row in larger.agreement.sites if row.n != rows[row.site]}
@@ -418,13 +430,6 @@ def score_test(result: GLMStatements, terms: str) -> ScoreTest:
             f"score_test: rows of the fit lack a column of {terms!r}: {listed}. Fit the smaller model to "
             "the rows that have this column"
         )
-
-    def protocol(model: HorizontalModel) -> FitProtocol[ScoreTest]:
-        session = model._open_session(FAMILY, result._fit.masked)
-        newton = Newton(session, result.distribution, NewtonOptions(), result.scale)
-        return session.hide(_score_protocol(newton, result))
-
-    return larger._run_after_fit(f"score_test({terms!r})", protocol)
 
 
 def _score_protocol(newton: Newton, result: GLMStatements) -> FitProtocol[ScoreTest]:

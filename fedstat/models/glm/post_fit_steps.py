@@ -266,7 +266,7 @@ def sum_leveraged(
         raise MessageError(f"{data.name}: expected 'power' 1 or 2")
     T = model.translation(data.name, beta, shift, scale)
     own, p = T @ beta, model.p
-    translated = _own_inverse(data, state, model, T, own, inverse)
+    translated = own_inverse(data.name, sums_at(state, model, own).information, T, inverse)
     view = LeverageVectors(np.ascontiguousarray(translated).tobytes(), int(power))
     state.report(*weighted_by(model.opened, model.chunks, model.n, own, model.distribution, view))
     state.report(model.score_products(own))
@@ -275,20 +275,21 @@ def sum_leveraged(
     return {"inside": np.array(inside), "meat": np.zeros((p, p)) if meat is None else T.T @ meat @ T}
 
 
-def _own_inverse(
-    data: SiteData, state: State, model: SiteModel, T: Floats, own: Floats, inverse: Floats
-) -> Floats:
-    """Inverse information of all rows, in the site's own coordinates; an error if it cannot be that."""
-    if inverse.shape != (model.p, model.p):
-        raise MessageError(f"{data.name}: expected 'inverse' of shape ({model.p}, {model.p})")
-    information = sums_at(state, model, own).information
+def own_inverse(name: str, information: Floats, T: Floats, inverse: Floats) -> Floats:
+    """Inverse information of all rows, in the site's own coordinates; an error if it cannot be that.
+
+    `information` (p, p) is the site's own part of that of all, T (p, p) takes coefficients to its columns.
+    """
+    p = len(T)
+    if inverse.shape != (p, p):
+        raise MessageError(f"{name}: expected 'inverse' of shape ({p}, {p})")
     translated = T @ (inverse + inverse.T) @ T.T / 2.0
     values, vectors = np.linalg.eigh(information)
     root = vectors * np.sqrt(np.maximum(values, 0.0))
     share = np.linalg.eigvalsh(root.T @ translated @ root)
     if not (np.isfinite(share).all() and share[0] >= -EXCESS and share[-1] <= 1.0 + EXCESS):
         raise MessageError(
-            f"{data.name}: array 'inverse' is not that of an information of which this site's is a part"
+            f"{name}: array 'inverse' is not that of an information of which this site's is a part"
         )
     return np.asarray(translated)
 
@@ -317,7 +318,7 @@ def sum_firth(
         raise MessageError(f"{data.name}: Firth's penalty is for the logit, not for {model.distribution}")
     T = model.translation(data.name, beta, shift, scale)
     own = T @ beta
-    view = FirthVectors(_own_inverse(data, state, model, T, own, inverse).tobytes())
+    view = FirthVectors(own_inverse(data.name, sums_at(state, model, own).information, T, inverse).tobytes())
     state.report(*weighted_by(model.opened, model.chunks, model.n, own, model.distribution, view))
     total = np.zeros(model.p)
     for rows in _pieces(model):

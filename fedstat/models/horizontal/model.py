@@ -159,6 +159,8 @@ class HorizontalModel(Explainable):
     """Whether the response is ``Surv(...)``, which other models do not take."""
     _causes: ClassVar[bool] = False
     """Whether its event is a category of competing events."""
+    _pairs: tuple[str, ...] = ()
+    """Columns of groups of two rows or more, which a dry run draws as pairs."""
 
     def __init__(
         self,
@@ -309,7 +311,7 @@ class HorizontalModel(Explainable):
         def requester(model: Self) -> FitProtocol[Fit]:
             return model._after_transforms(protocol(model), ledger)
 
-        invent = SyntheticRows(self.agreement, self.distribution).sites
+        invent = SyntheticRows(self.agreement, self.distribution, pairs=self._pairs).sites
         words = (call, self.formula.text, str(self.distribution))
         columns = dict.fromkeys(self.sites, self.question.needed)
         analysis = PostFitAnalysis(self.partition, *words, invent, columns)
@@ -345,7 +347,9 @@ class HorizontalModel(Explainable):
         return self.question.needed
 
     def _invent_sites(self, plan: DryRunPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
-        return SyntheticRows(self.agreement, self.distribution, plan.nested, plan.binary).sites(policies)
+        return SyntheticRows(
+            self.agreement, self.distribution, plan.nested, plan.binary, pairs=self._pairs
+        ).sites(policies)
 
     def _check_times(self, formula: Formula) -> None:
         if self._times and not formula.has_times:

@@ -9,9 +9,10 @@ from fedstat.federation.dry_run.execution import DryRunRecord
 from fedstat.federation.dry_run.expected_releases import ExpectedReleases, IterationLoop
 from fedstat.federation.protocols.product_steps import PRODUCT_STEPS
 from fedstat.models.explain import DryRunPlan
+from fedstat.models.vertical.group_folds import split_folds
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vglm.admm import MOST_LINEARIZED
-from fedstat.models.vglm.options import read_lambdas
+from fedstat.models.vglm.options import FOLDS, read_lambdas
 
 POINTS = frozenset({"linear_predictor", "admm_move"})
 """Steps that release linear predictors."""
@@ -116,7 +117,11 @@ class VGLMPlan(DryRunPlan):
         cut = self.given["select"] in ("cv", "1se") or self.given["draws"] or self.given["splits"] > 1
         if not cut and self.given["inference"] == "split":
             return ", in each of 2 random halves of the entities"
-        return f", in each of {self.given['folds']} random parts of the entities" if cut else ""
+        return (
+            f", in each of {split_folds(self.given['folds'], FOLDS)[0]} random parts of the entities"
+            if cut
+            else ""
+        )
 
     def notes(self, expected: ExpectedReleases) -> Iterator[str]:
         """State how the numbers of steps were determined."""

@@ -28,6 +28,7 @@ from fedstat.models.checks import (
 )
 from fedstat.models.run import Call, FitAttempt, run_fit
 from fedstat.models.vertical.exchange.patterns import SmallPatterns, remember_patterns, reuse_patterns
+from fedstat.models.vertical.group_folds import GroupFolds, split_folds
 from fedstat.models.vertical.joint_normal.assumption_tests import warn_of_dependence
 from fedstat.models.vertical.joint_normal.fit import Between
 from fedstat.models.vertical.model import VerticalModel
@@ -35,6 +36,7 @@ from fedstat.models.vglm.distributions import POINTS, check_distribution
 from fedstat.models.vglm.explain import VGLMPlan
 from fedstat.models.vglm.notes import FREE_ALTERNATIVE
 from fedstat.models.vglm.options import (
+    FOLDS,
     ChoiceOptions,
     ExchangeOptions,
     FitPlan,
@@ -232,7 +234,7 @@ class VerticalGLM(VerticalModel):
         inference: Inference | None = None,
         splits: int = 1,
         maxiter: int = 1000,
-        folds: int = 5,
+        folds: int | str | tuple[str, int] = 5,
         draws: int = 0,
         seed: int | None = 0,
         masked: bool | None = None,
@@ -293,9 +295,11 @@ class VerticalGLM(VerticalModel):
             (:meth:`VerticalGLMResults.selection_report`, ``split_p``; 6 folds or more).
         maxiter : int
             For exchange="admm": largest number of rounds for one lasso.
-        folds : int
+        folds : int, column or (column, int)
             Number of random parts of the entities whose sums are released separately, for select="cv"
-            or "1se" and `draws`.
+            or "1se" and `draws`. With the name of a column of a site, such as "person", entities with the
+            same value are in one fold; five folds, or as many as in ``("person", 3)``. That site then reveals
+            the fold of each entity.
         draws : int
             Pairs of random halves of the folds, in each of which the path is fitted again, for selection
             frequencies (6 folds or more); for families other than the normal one by quadratic models, as in
@@ -345,7 +349,8 @@ class VerticalGLM(VerticalModel):
             # The sums of the normal family determine debiased estimates: nothing else is released for them.
             penalized = self._groups.penalized.any() and (given is None or given.any())
             inference = "debiased" if normal and penalized and not self._em else "conditional"
-        choice = ChoiceOptions(select=select, inference=inference, folds=folds, draws=draws, splits=splits)
+        parts, by = split_folds(folds, FOLDS)
+        choice = ChoiceOptions(select, inference, folds=parts, draws=draws, splits=splits, by=by)
         limit = TOLERANCES[exchange == "admm"] if tol is None else tol
         check_positive("tol", limit)
         passing = ExchangeOptions(exchange, path, use_masks=masks_rows(masked), tol=limit, maxiter=maxiter)
@@ -367,6 +372,7 @@ class VerticalGLM(VerticalModel):
             steps=steps,
         )
         plan = self._fit_plan(choice, passing, setup, max_moved, np.random.default_rng(seed))
+        plan = replace(plan, groups=GroupFolds.of(by, self.partition, self._session, seed))
         fit = fit_blocks if self._em else fit_normal if normal else fit_other
         return run_fit(self, call, VerticalGLM._estimate, fit, plan)
 
@@ -427,6 +433,11 @@ class VerticalGLM(VerticalModel):
             raise ModelError(
                 "select='cv' or '1se', draws and inference='debiased' or 'split' need sums by fold or "
                 "half, which exchange='admm' does not release; use exchange='products'"
+            )
+        if choice.by and choice.split and not normal:
+            raise ModelError(
+                "folds: with inference='split' the halves are random, and keep no groups together, unless "
+                "the normal family has exchange='products'; expected a number"
             )
         if choice.splits > 1 and (not normal or not choice.split or choice.cross_validates):
             raise ModelError(

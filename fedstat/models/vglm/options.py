@@ -9,18 +9,21 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 
 from fedstat.errors import ModelError
+from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.penalized.penalties import Penalty
 from fedstat.models.checks import check_choice, check_integer
 from fedstat.models.vertical.exchange.patterns import SmallPatterns
+from fedstat.models.vertical.group_folds import GroupFolds
 from fedstat.models.vertical.joint_normal.fit import Between
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.pattern_merging import PatternRule
-from fedstat.models.vglm.path_setup import PathSetup, Select
-from fedstat.typing import Floats
+from fedstat.models.vglm.path_setup import PathSetup, Select, assign_folds
+from fedstat.typing import Floats, Ints
 
 Inference: TypeAlias = Literal["conditional", "debiased", "split"]
+FOLDS = 5
 FEWEST_FOLDS_OF_HALVES = 4
 FEWEST_FOLDS_OF_STABILITY = 6
 
@@ -29,7 +32,8 @@ FEWEST_FOLDS_OF_STABILITY = 6
 class ChoiceOptions:
     """Choice of a fit of the path, and inference on the columns that it selects.
 
-    `draws` are pairs of halves of the folds for selection frequencies, `splits` those for p-values.
+    `by` is the column whose entities are in one fold; `draws` are pairs of halves of the folds for selection
+    frequencies, `splits` those for p-values.
     """
 
     select: Select
@@ -37,6 +41,7 @@ class ChoiceOptions:
     folds: int
     draws: int
     splits: int
+    by: str = ""
 
     def __post_init__(self) -> None:
         check_choice("select", self.select, get_args(Select))
@@ -109,7 +114,8 @@ class FitPlan:
     """The agreed model and method, before any request.
 
     `small` states the smallest number of entities in a sum, and for missing="em" which patterns are released;
-    `between` states whether columns of two sites are correlated; `random` draws folds and halves.
+    `between` states whether columns of two sites are correlated; `random` draws folds and halves; `groups`
+    are kept in one fold.
     """
 
     layout: Layout
@@ -121,6 +127,13 @@ class FitPlan:
     passing: ExchangeOptions
     random: np.random.Generator
     between: Between = "free"
+    groups: GroupFolds | None = None
+
+    def assign_folds(self, layout: Layout, parts: int) -> FitProtocol[Ints]:
+        """Return the fold of each entity, (n,)."""
+        if self.groups is None or parts == 1:
+            return assign_folds(layout.n, parts, self.least, self.random)
+        return (yield from self.groups.draw(layout, parts, self.least))
 
     @property
     def least(self) -> int:

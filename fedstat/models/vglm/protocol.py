@@ -35,12 +35,12 @@ from fedstat.models.vglm.path_setup import (
     Chooser,
     Criterion,
     PathCriteria,
-    assign_folds,
     choose_fit,
     halve_entities,
     score_path,
 )
 from fedstat.models.vglm.proximal_newton import LossOracle
+from fedstat.typing import Ints
 
 FitRun: TypeAlias = Callable[[FitProtocol[Any]], Any]
 FEWEST_GRAMS = 3
@@ -52,9 +52,9 @@ def fit_normal(plan: FitPlan, run: FitRun) -> SelectionOutcome:
     layout, setup, choice = plan.layout, plan.setup, plan.choice
     # A split needs two parts even if nothing else requires folds.
     parts = max(choice.parts, 2) if choice.split else choice.parts
-    code = assign_folds(layout.n, parts, plan.least, plan.random)
 
     def protocol() -> FitProtocol[Grams]:
+        code = yield from plan.assign_folds(layout, parts)
         units = yield from standardize_columns(layout, plan.distribution, plan.product_session)
         every = np.ones((parts, len(layout.sites)), dtype=bool)
         return (yield from exchange_grams(layout, units, code, every, plan.product_session))
@@ -117,7 +117,8 @@ def fit_other(plan: FitPlan, run: FitRun) -> SelectionOutcome:
     choice, passing = plan.choice, plan.passing
     layout, other = halve_entities(plan.layout, plan.random) if choice.split else (plan.layout, None)
     apart = None if other is None else _oracle(plan, other)
-    further = FitExtras(_deal(plan, layout), choice.inference == "debiased", apart)
+    folds = None if choice.parts == 1 else _deal(plan, run(plan.assign_folds(layout, choice.parts)))
+    further = FitExtras(folds, choice.inference == "debiased", apart)
     oracle = _oracle(plan, layout, further)
 
     # Until folds choose, use the criterion for prediction.
@@ -139,11 +140,8 @@ def fit_other(plan: FitPlan, run: FitRun) -> SelectionOutcome:
     return SelectionOutcome(plan, fitted, criteria, null, units, parts, n=layout.n)
 
 
-def _deal(plan: FitPlan, layout: Layout) -> Folds | None:
+def _deal(plan: FitPlan, code: Ints) -> Folds:
     choice = plan.choice
-    if choice.parts == 1:
-        return None
-    code = assign_folds(layout.n, choice.parts, plan.least, plan.random)
     one_se = choice.select == "1se"
     return Folds(code, choice.parts, choice.cross_validates, choice.draws, plan.random, one_se)
 

@@ -150,6 +150,17 @@ COUNTS = {
         3,
         policy={"products": "counted"},
     ),
+    "clusters": Count("minimum count", lambda n: facts.ClusterCounts("patient", n, 0, {}), 5, ()),
+    "clusters of many coefficients": Count(
+        "maximum parameters per row",
+        lambda n: facts.ClusterCounts("patient", max(n, 5), 2, {}),
+        7,
+        (),
+        {"max_parameters": 0.3},
+    ),
+    "clusters of a kind": Count(
+        "minimum rows per level", lambda n: facts.ClusterCounts("patient", 60, 2, {"k": [50, n]}), 3
+    ),
     "events": Count("minimum events", lambda n: facts.OutcomeCounts((50, n), "died"), 3),
     "rows without the event": Count("minimum events", lambda n: facts.OutcomeCounts((n, 50), "died"), 3),
     "rows of a level": Count("minimum rows per level", lambda n: facts.LevelRowCounts("g", [50, n, 50]), 3),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from curve_cases import LOOSE
 
 import fedstat as fs
 from fedstat.errors import DesignError, ModelError, PolicyError
@@ -24,6 +23,7 @@ FRAME = (
         y=RANDOM.normal(size=SITES * PERSONS)[PERSON] + 0.3 * RANDOM.normal(size=len(PERSON)),
     )
 )
+LOOSE = fs.Policy(max_parameters=10.0, min_count=1)
 TEXT = "y ~ " + " + ".join(f"x{j}" for j in range(12))
 
 
@@ -76,6 +76,18 @@ def test_a_column_with_fewer_values_than_folds_is_refused_without_their_number()
     with pytest.raises(DesignError, match="'half' has fewer than 10 different values") as refusal:
         model(FRAME.assign(half=np.arange(len(FRAME)) % 2), ["half"]).fit(select="cv", folds="half")
     assert "2 values" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(("folds", "passes"), [(4, True), (5, False)])
+def test_a_fold_of_few_persons_is_refused_however_many_their_rows_are(folds, passes):
+    """Sums by fold are sums over persons: 20 persons of a site are five in each of four folds."""
+    partition = fs.ClientPartition.from_frame(FRAME, by="site", policy=fs.Policy(max_parameters=10.0))
+    fit = fs.FedFunctionBoost.from_formula("y ~ x0", partition, labels=["subject"]).fit
+    if passes:
+        assert fit(steps=3, folds=("subject", folds))._record.boosting.moments.folds == folds
+    else:
+        with pytest.raises(PolicyError, match="at least 5 clusters by 'subject'"):
+            fit(steps=3, folds=("subject", folds))
 
 
 def test_sites_with_strict_policies_need_the_column_published():

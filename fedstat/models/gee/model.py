@@ -1,0 +1,281 @@
+"""The model: arguments of the analyst, and the fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, Literal, Self
+
+from fedstat.docstrings import inherits_signature
+from fedstat.errors import ConvergenceWarning, ModelError, warn
+from fedstat.federation.design.formula.parse import Formula
+from fedstat.federation.dry_run.execution import DryRunRecord
+from fedstat.federation.dry_run.expected_releases import ExpectedReleases, IterationLoop
+from fedstat.federation.partition.partition import ClientPartition
+from fedstat.kernels.clusters import STRUCTURES
+from fedstat.models.checks import check_choice, check_integer, check_masked, check_positive, checks_arguments
+from fedstat.models.explain import DryRunPlan
+from fedstat.models.gee.protocol import POWERS, GEEFit, GEEScoring
+from fedstat.models.gee.results import GEEResults
+from fedstat.models.gee.steps import FAMILY, GEERequest
+from fedstat.models.horizontal.model import HorizontalModel
+from fedstat.models.horizontal.session import RULES_ON_ROWS
+from fedstat.models.run import Call, FitAttempt, run_fit
+
+
+class GEEPlan(DryRunPlan):
+    """Facts about estimating equations before they are solved."""
+
+    def loops(self, dry_run: DryRunRecord) -> Sequence[IterationLoop]:
+        """Name the evaluations of the equations."""
+        return [IterationLoop(("sum_scores",), int(self.given["maxiter"]) + 1)]
+
+    def learned(self, expected: ExpectedReleases) -> Iterator[tuple[str, str]]:
+        """State what a site's own fit discloses."""
+        if any(entry.step == "fit_alone" for entry in expected.dry_run.entries):
+            yield (
+                "Coordinator",
+                "learns every site's own fit, with its number of clusters and the means and standard "
+                "deviations of its columns. local=False leaves this out, together with the comparison of the "
+                "sites.",
+            )
+
+    def notes(self, expected: ExpectedReleases) -> Iterator[str]:
+        """State what is unknown."""
+        yield RULES_ON_ROWS
+        yield "The rules on numbers of clusters need the rows as well."
+
+
+class FederatedGEE(HorizontalModel):
+    """Generalized estimating equations for clusters of rows inside sites, such as visits of persons.
+
+    Estimating functions and their derivative are sums over clusters, and so are the moments of the working
+    correlation: the estimate is that of the pooled table, if no cluster has rows at two sites. Make one with
+    :meth:`from_formula`.
+
+    Parameters
+    ----------
+    formula : Formula
+        A parsed formula.
+    partition : ClientPartition
+        In the horizontal layout.
+    **settings
+        Those of :meth:`from_formula`.
+
+    Attributes
+    ----------
+    groups, cov_struct, time
+        As given.
+
+    References
+    ----------
+    Liang and Zeger, "Longitudinal data analysis using generalized linear models", Biometrika 73 (1986).
+
+    Examples
+    --------
+    >>> import fedstat as fs, statsmodels.api as sm
+    >>> table = fs.datasets.make_hospitals().assign(ward=lambda t: t.index // 4)
+    >>> partition = fs.ClientPartition.from_frame(table, by="hospital")
+    >>> model = fs.FederatedGEE.from_formula(
+    ...     "num > 0 ~ age + sex", partition, groups="ward", family=sm.families.Binomial()
+    ... )
+    >>> model.fit().params.round(2).to_dict()
+    {'Intercept': -4.24, 'age': 0.06, 'sex': 1.48}
+    """
+
+    model_name: ClassVar[str] = "Federated GEE"
+    method_name: ClassVar[str] = "Fisher scoring on site sums"
+    _goes_on = True
+    _plan = GEEPlan
+
+    @inherits_signature(HorizontalModel.__init__, without=["freq_weights", "var_weights"])
+    def __init__(
+        self,
+        formula: Formula,
+        partition: ClientPartition,
+        *,
+        groups: str | None = None,
+        cov_struct: Literal["independence", "exchangeable", "ar1"] = "independence",
+        time: str | None = None,
+        weights: str | None = None,
+        **settings: Any,
+    ) -> None:
+        given = [role for role in ("freq_weights", "var_weights") if settings.get(role) is not None]
+        if given:
+            raise ModelError(f"{given[0]}: estimating equations have one kind of weights; use weights")
+        if groups is None:
+            raise ModelError("groups: expected the column that names the clusters, such as groups='patient'")
+        check_choice("cov_struct", cov_struct, STRUCTURES)
+        if cov_struct == "ar1" and time is None:
+            raise ModelError("time: cov_struct='ar1' needs the column that orders the rows of a cluster")
+        if formula.response.startswith("cbind"):
+            raise ModelError("formula: FederatedGEE needs one row for each outcome, not counts by cbind(...)")
+        self.groups, self.cov_struct, self.time = groups, cov_struct, time
+        self._pairs = (groups,)
+        labels = [groups, *([time] if time is not None else []), *settings.pop("labels", ())]
+        super().__init__(formula, partition, labels=labels, var_weights=weights, **settings)
+
+    @classmethod
+    @checks_arguments
+    @inherits_signature(__init__)
+    def from_formula(cls, formula: str, partition: ClientPartition, **settings: Any) -> Self:
+        """Make a model from a formula.
+
+        Parameters
+        ----------
+        formula : str
+            As for :meth:`FederatedGLM.from_formula`.
+        partition : ClientPartition
+            In the horizontal layout.
+        groups : str
+            Column that names the clusters. Rows of the same name at two sites are two clusters.
+        cov_struct : {"independence", "exchangeable", "ar1"}
+            Working correlation within clusters. With "ar1" successive rows, in the order of `time`, are taken
+            as equally spaced.
+        time : str, optional
+            Column by which "ar1" orders the rows of a cluster. Other structures have no order; rows without a
+            time are left out all the same, so that fits with and without an order are of the same rows.
+        weights : str, optional
+            Column of weights, such as the inverse probability of selection. Weights must be equal within
+            clusters unless the working correlation is "independence".
+        family, offset, exposure, labels, complete, missing
+            As for :meth:`FederatedGLM.from_formula`.
+
+        Raises
+        ------
+        FormulaError, DesignError, PolicyError
+            As for :meth:`FederatedGLM.from_formula`.
+        ModelError
+            An argument is missing, or has no meaning here.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> table = fs.datasets.make_hospitals()
+        >>> table = table.assign(ward=table.index // 4, visit=table.index % 4)
+        >>> partition = fs.ClientPartition.from_frame(table, by="hospital")
+        >>> fs.FederatedGEE.from_formula(
+        ...     "num ~ age", partition, groups="ward", time="visit", cov_struct="ar1"
+        ... ).cov_struct
+        'ar1'
+        """
+        return super().from_formula(formula, partition, **settings)
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """Arguments that make the same model of another formula."""
+        roles = {"weights" if name == "var_weights" else name: column for name, column in self._roles.items()}
+        own = {"groups": self.groups, "cov_struct": self.cov_struct, "time": self.time}
+        return {"family": self.family, **own, **roles}
+
+    @property
+    def _request(self) -> GEERequest:
+        order = self.time if self.cov_struct == "ar1" else None
+        return GEERequest(self.distribution.to_json(), self.groups, order or "", self.cov_struct)
+
+    @checks_arguments
+    def fit(
+        self,
+        *,
+        cov_type: Literal["robust", "naive", "bias_reduced", "kauermann_carroll"] = "robust",
+        use_t: bool | None = None,
+        scale: float | None = None,
+        maxiter: int = 60,
+        tol: float = 1e-8,
+        local: bool = True,
+        masked: bool | None = None,
+        progress: bool | None = None,
+    ) -> GEEResults:
+        """Solve the estimating equations of all sites' clusters.
+
+        Parameters
+        ----------
+        cov_type : {"robust", "naive", "bias_reduced", "kauermann_carroll"}
+            "robust" is the sandwich of Liang and Zeger, "naive" supposes that the working correlation is the
+            true one. "bias_reduced" corrects residuals for the leverage of clusters as Mancl and DeRouen
+            (2001), "kauermann_carroll" as Kauermann and Carroll (2001): use one of them with fewer than about
+            40 clusters.
+        use_t : bool, optional
+            Whether tests and intervals are of Student's t with as many degrees of freedom as there are
+            clusters beyond the coefficients; by default with a corrected covariance.
+        scale : float, optional
+            Dispersion; by default estimated, except for binary outcomes and counts, where it is one.
+        maxiter : int
+            Most evaluations of the equations.
+        tol : float
+            Length of the last step, in standard errors, and last change of the correlation.
+        local : bool
+            Whether every site also solves the equations of its own clusters and releases that fit, for the
+            comparison of sites.
+        masked : bool, optional
+            Whether pairwise masks hide each site's part of the sums; by default with at least three sites,
+            and with two where an owner requires it.
+        progress : bool, optional
+            Report the progress of the computation (:func:`fedstat.progress`).
+
+        Returns
+        -------
+        GEEResults
+
+        Raises
+        ------
+        EstimationError
+            Columns are collinear, outcomes are separated, or a coefficient rests on one cluster.
+        DesignError
+            Two rows of a cluster have the same time, or different weights.
+        PolicyError
+            A site refuses, for instance because too few clusters have the same number of rows.
+
+        Warns
+        -----
+        ConvergenceWarning
+            The iteration did not converge.
+
+        References
+        ----------
+        Mancl and DeRouen, "A covariance estimator for GEE with improved small-sample properties", Biometrics
+        57 (2001).
+
+        Kauermann and Carroll, "A note on the efficiency of sandwich covariance matrix estimation", JASA 96
+        (2001).
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> table = fs.datasets.make_hospitals().assign(ward=lambda t: t.index // 4)
+        >>> partition = fs.ClientPartition.from_frame(table, by="hospital")
+        >>> model = fs.FederatedGEE.from_formula("num ~ age", partition, groups="ward")
+        >>> fit = model.fit(cov_type="bias_reduced")
+        >>> fit.clusters, fit.df_inference
+        (232, 230.0)
+        """
+        call = Call.of(self.fit, locals())
+        check_choice("cov_type", cov_type, tuple(POWERS))
+        check_choice("use_t", use_t, (True, False, None))
+        check_integer("maxiter", maxiter, 1)
+        check_positive("tol", tol)
+        if scale is not None:
+            check_positive("scale", scale)
+        if cov_type == "naive" and "var_weights" in self.weights:
+            raise ModelError("cov_type: 'naive' has no meaning with weights; use 'robust'")
+        student = cov_type in ("bias_reduced", "kauermann_carroll") if use_t is None else bool(use_t)
+        return run_fit(
+            self, call, FederatedGEE._estimate, cov_type, student, scale, maxiter, tol, local, masked
+        )
+
+    def _estimate(
+        self,
+        attempt: FitAttempt,
+        cov_type: str,
+        student: bool,
+        scale: float | None,
+        maxiter: int,
+        tol: float,
+        local: bool,
+        masked: object,
+    ) -> GEEResults:
+        session = self._open_session(FAMILY, check_masked(masked, len(self.sites), self._masks_wanted))
+        scoring = GEEScoring(session, self._request, self.distribution, maxiter, tol)
+        fit: GEEFit = attempt.run(scoring.run(cov_type, scale, local), session.masked_sites)
+        if not fit.converged:
+            warn(f"{self.model_name} did not converge after {maxiter} evaluations", ConvergenceWarning)
+        return GEEResults._of(self, fit, student, attempt.ledger)

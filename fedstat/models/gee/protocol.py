@@ -1,0 +1,252 @@
+"""Fisher scoring for estimating equations from sums over the clusters of all sites."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import numpy as np
+
+from fedstat.codec import to_json
+from fedstat.errors import EstimationError
+from fedstat.federation.design.horizontal_design import RowsDesign
+from fedstat.federation.message import Reply
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.inference.heterogeneity import SiteFit
+from fedstat.inference.homogeneity_tests import SiteWelchTerms
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.models.gee.steps import GEERequest, correlation
+from fedstat.models.glm.fit import NOT_REQUESTED, Coordinates, few_weigh
+from fedstat.models.glm.separation import check_rank
+from fedstat.models.horizontal.estimability import diverges
+from fedstat.models.horizontal.session import RowsSession, add
+from fedstat.typing import Array, Floats, Matrix, Vector
+
+MOST_HALVINGS = 20
+POWERS = {"robust": 0.0, "naive": 0.0, "kauermann_carroll": 0.5, "bias_reduced": 1.0}
+"""Powers of one less a leverage by covariance estimator."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GEESums:
+    """Sums over sites at a point, for columns standardized over all sites; see the step ``sum_scores``."""
+
+    score: Vector
+    information: Matrix
+    omega: Matrix
+    totals: Annotated[Floats, "3"]
+    pairs: Annotated[Floats, "3"]
+
+    @classmethod
+    def of(cls, replies: Sequence[Reply]) -> GEESums | None:
+        """Add up replies; None if some site gives no sums."""
+        if few_weigh(replies) or int(add(replies, "inside")) < len(replies):
+            return None
+        return cls(*(add(replies, name) for name in ("score", "information", "omega", "totals", "pairs")))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GEEFit:
+    """Solution of the estimating equations, for columns standardized over all sites.
+
+    `total` are the sums at `gamma` (p,) and the working correlation `rho`; `counts` (4,) those of the step
+    ``start``; `meat` (p, p) the sum of outer products of clusters' functions, corrected as `cov_type` says.
+    `trace` has the length of the step in standard errors, its largest change of a coefficient, and the
+    correlation, by evaluation. `local` are the sites' own fits in the units of the data.
+    """
+
+    gamma: Vector
+    rho: float
+    total: GEESums
+    meat: Matrix
+    coordinates: Coordinates
+    counts: Annotated[Floats, "4"]
+    scale: float
+    cov_type: str
+    request: GEERequest
+    distribution: DistributionSpec
+    trace: Annotated[Floats, "E 3"]
+    converged: bool
+    masked: bool
+    local: Annotated[tuple[SiteFit, ...], "K"]
+
+    @property
+    def design(self) -> RowsDesign:
+        """Columns."""
+        return self.coordinates.design
+
+    @property
+    def totals(self) -> tuple[float, float, float]:
+        """Number of rows, deviance, Pearson's statistic."""
+        n, deviance, pearson = self.total.totals.tolist()
+        return n, deviance, pearson
+
+    @property
+    def clusters(self) -> int:
+        """Number of clusters of all sites."""
+        return round(float(self.counts[0]))
+
+    @property
+    def params(self) -> Floats:
+        """Coefficients in the units of the data."""
+        return np.asarray(self.coordinates.back @ self.gamma)
+
+    @property
+    def naive(self) -> Floats:
+        """Model-based covariance in the units of the data."""
+        back = self.coordinates.back
+        return np.asarray(self.scale * back @ np.linalg.inv(self.total.information) @ back.T)
+
+    @property
+    def cov(self) -> Floats:
+        """Covariance in the units of the data (Liang and Zeger 1986, theorem 2)."""
+        if self.cov_type == "naive":
+            return self.naive
+        half = self.coordinates.back @ np.linalg.inv(self.total.information)
+        return np.asarray(half @ self.meat @ half.T)
+
+
+@dataclass(slots=True, eq=False)
+class GEEScoring:
+    """Fisher scoring with moment estimators of the correlation, from the start of a GLM's iteration."""
+
+    session: RowsSession
+    request: GEERequest
+    distribution: DistributionSpec
+    maxiter: int = 60
+    tol: float = 1e-8
+    coordinates: Coordinates = field(init=False)
+    counts: Floats = field(init=False)
+    alone: list[Reply] = field(default_factory=list)
+    trace: list[tuple[float, float, float]] = field(default_factory=list)
+
+    def open(self, local: bool) -> FitProtocol[None]:
+        """Open the rows, sort them into clusters, and fit every site's own."""
+        session, K = self.session, len(self.session.sites)
+        requests = session.opening() + session.request_all("start", {}, to_json(self.request))
+        replies = yield requests + (session.request_all("fit_alone", {}) if local else [])
+        self.alone = replies[3 * K :]
+        own = np.array([reply.arrays["columns"] for reply in self.alone]) if local else None
+        self.coordinates = Coordinates.of(session.opened(replies), own)
+        self.counts = add(replies[2 * K : 3 * K], "counts")
+        names = self.coordinates.design.names
+        if self.counts[0] <= len(names):
+            raise EstimationError(
+                f"{self.counts[0]:.0f} clusters of all sites for {len(names)} coefficients; expected more "
+                "clusters than coefficients. Use fewer terms."
+            )
+
+    def run(self, cov_type: str, scale: float | None, local: bool) -> FitProtocol[GEEFit]:
+        """Open the rows, iterate, and request the products of the clusters' functions."""
+        yield from self.open(local)
+        gamma, rho, total, converged = yield from self.iterate()
+        meat = yield from self.finish(gamma, rho, total, POWERS[cov_type])
+        return GEEFit(
+            gamma=gamma,
+            rho=rho,
+            total=total,
+            meat=meat,
+            coordinates=self.coordinates,
+            counts=self.counts,
+            scale=self.dispersion(total) if scale is None else scale,
+            cov_type=cov_type,
+            request=self.request,
+            distribution=self.distribution,
+            trace=np.array(self.trace),
+            converged=converged,
+            masked=self.session.masked,
+            local=tuple(self.local_fits()),
+        )
+
+    def point(self, gamma: Floats | None, rho: float) -> dict[str, Array]:
+        """Return the arrays that name a point."""
+        columns = self.coordinates
+        arrays = {"shift": columns.shift, "scale": columns.scale, "rho": np.array(rho)}
+        return arrays if gamma is None else arrays | {"beta": gamma}
+
+    def evaluate(self, gamma: Floats | None, rho: float) -> FitProtocol[GEESums | None]:
+        """Request the sums at a point; None if they are not defined there."""
+        return GEESums.of((yield self.session.request_all("sum_scores", self.point(gamma, rho))))
+
+    def correlation(self, total: GEESums) -> float:
+        """Estimate the working correlation at a point."""
+        p = len(total.score)
+        return correlation(self.request.structure, total.pairs, self.counts, total.totals[[0, 2]], p)
+
+    def dispersion(self, total: GEESums) -> float:
+        """Estimate the scale as statsmodels: Pearson's statistic by degrees of freedom, or one."""
+        if not self.distribution.estimates_scale:
+            return 1.0
+        n, _, pearson = total.totals.tolist()
+        return float(pearson / (self.counts[1] * (n - len(total.score)) / n))
+
+    def iterate(self) -> FitProtocol[tuple[Floats, float, GEESums, bool]]:
+        """Take steps until coefficients and correlation change little."""
+        total = yield from self.evaluate(None, 0.0)
+        if total is None:
+            raise EstimationError("the sums at the start are not finite; measure the offset in other units")
+        check_rank(total.information, self.coordinates)
+        gamma, rho = np.zeros(len(total.score)), 0.0
+        step, turn = np.linalg.solve(total.information, total.score), 0.0
+        while True:
+            for halving in range(MOST_HALVINGS):
+                share = 0.5**halving
+                found = yield from self.evaluate(gamma + share * step, rho + share * turn)
+                if found is not None:
+                    break
+            else:
+                raise EstimationError(
+                    f"no step leads to defined sums ({len(self.trace)} evaluations): a mean leaves the "
+                    f"domain of family {self.distribution}, few rows have nearly all weight, or the working "
+                    "correlation leaves its range. Choose another link or cov_struct, or transform columns "
+                    "with long tails"
+                )
+            gamma, rho, total = gamma + share * step, rho + share * turn, found
+            step, turn = np.linalg.solve(total.information, total.score), self.correlation(total) - rho
+            size = float(np.sqrt(max(float(step @ total.score), 0.0)))
+            self.trace.append((size, float(np.abs(step).max()), rho))
+            sizes, moves, _ = zip(*self.trace, strict=True)
+            # A correlation that still changes moves coefficients as slowly.
+            if abs(turn) < self.tol and diverges(moves, sizes):
+                raise EstimationError(
+                    "coefficients grow without bound: columns separate the outcomes, as where a level has no "
+                    "events. Leave out the term, or merge its level with another"
+                )
+            # The correlation converges linearly: what is left is larger than its last change.
+            converged = size < self.tol and abs(turn) < self.tol / 10.0
+            if converged or len(self.trace) >= self.maxiter:
+                return gamma, rho, total, converged
+
+    def finish(self, gamma: Floats, rho: float, total: GEESums, power: float) -> FitProtocol[Floats]:
+        """Request the sum of outer products of the clusters' functions, (p, p)."""
+        more = {"inverse": np.linalg.inv(total.information), "power": np.array(power)}
+        replies = yield self.session.request_all("finish", self.point(gamma, rho) | more)
+        if int(add(replies, "inside")) < len(replies):
+            raise EstimationError(
+                "cov_type: a coefficient rests on one cluster, whose leverage is one: its residuals would be "
+                "divided by zero. Use cov_type='robust', or leave out the term"
+            )
+        return add(replies, "meat")
+
+    def local_fits(self) -> list[SiteFit]:
+        """Sites' own fits in the units of the data."""
+        out = []
+        columns = self.coordinates
+        for k, site in enumerate(self.session.sites):
+            beta = cov = own = None
+            problem = json.loads(self.alone[k].text)["problem"] if self.alone else NOT_REQUESTED
+            if not problem:
+                reply, p = self.alone[k].arrays, len(columns.shift)
+                varies = columns.varies(k)
+                precision = np.zeros((p, p))
+                inside = np.ix_(varies, varies)
+                precision[inside] = np.linalg.inv(reply["cov"][inside])
+                beta, cov = columns.local(k, reply["beta"], precision)
+                if np.isfinite(cov).all():
+                    information = np.asarray(np.linalg.inv(cov))
+                    df = float(reply["clusters"]) - p
+                    own = SiteWelchTerms(information @ beta, information, df)
+            out.append(SiteFit(site, int(columns.design.n[k]), beta, cov, problem, None, None, own))
+        return out

@@ -1,0 +1,417 @@
+"""Results of estimating equations: tests, criteria, marginal effects, and the comparison of sites."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from fedstat.errors import EstimationError, ModelError, NotAvailableError
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.inference.covariance import gvif
+from fedstat.inference.heterogeneity import Heterogeneity, MaskedSiteSums, heterogeneity
+from fedstat.inference.homogeneity_tests import welch_test
+from fedstat.inference.plots import link_words
+from fedstat.inference.summary import Note
+from fedstat.inference.tables import Sheet, number
+from fedstat.models.gee.protocol import GEEFit, GEEScoring
+from fedstat.models.gee.steps import FAMILY
+from fedstat.models.glm.fit import NOT_REQUESTED
+from fedstat.models.glm.notes import FEW_CLUSTERS, federation_lines, show_probability, site_sheet
+from fedstat.models.glm.post_fit import ScoreTest, marginal_effects, same_rows
+from fedstat.models.glm.separation import check_rank
+from fedstat.models.horizontal.model import HorizontalModel
+from fedstat.models.horizontal.prediction import GLMPrediction
+from fedstat.models.horizontal.results import MASKED, RowsBasis, RowsRecord, RowsResults, rows_estimate
+from fedstat.models.margins import MarginalEffects
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FORMAT = "fedstat gee results 1"
+NO_LIKELIHOOD = "estimating equations have no likelihood; qic() compares models"
+CORRECTED = {"bias_reduced": "bias-reduced (Mancl-DeRouen)", "kauermann_carroll": "Kauermann-Carroll"}
+DIFFER = 0.05
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class GEERecord(RowsRecord):
+    """What a file of results holds."""
+
+    fit: GEEFit
+    df: float | None
+
+
+class GEEResults(RowsResults, saved_as=FORMAT, record=GEERecord):
+    """Results of :meth:`fedstat.FederatedGEE.fit`, with statsmodels' names and meanings.
+
+    Attributes
+    ----------
+    family : statsmodels family
+    model : HorizontalModel
+        For results that were read from a file, the names of response and coefficients only.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> table = fs.datasets.make_hospitals().assign(ward=lambda t: t.index // 4)
+    >>> partition = fs.ClientPartition.from_frame(table, by="hospital")
+    >>> model = fs.FederatedGEE.from_formula("num ~ age + sex", partition, groups="ward")
+    >>> fit = model.fit()
+    >>> fit.clusters, fit.dep_params, fit.converged, fit.site_estimates.shape
+    (232, 0.0, True, (4, 3))
+    >>> fit.qic().round(1).tolist()
+    [922.8, 923.0]
+    >>> fit.trace.columns.tolist(), fit.vif().index.tolist(), fit.cov_naive.shape
+    (['step', 'move', 'dep_params'], ['age', 'sex'], (3, 3))
+    >>> fit.get_margeff().margeff.round(2).to_dict()
+    {'age': 0.03, 'sex': 0.67}
+    >>> bool(fit.plot_forest("age").has_data())
+    True
+    """
+
+    _record: GEERecord
+
+    @classmethod
+    def _of(cls, model: HorizontalModel, fit: GEEFit, student: bool, ledger: Ledger) -> Self:
+        """Make results of a fit."""
+        problem = "" if fit.converged else f"not converged after {len(fit.trace)} evaluations"
+        estimate = rows_estimate(
+            model,
+            fit.design,
+            params=fit.params,
+            cov=fit.cov,
+            converged=fit.converged,
+            convergence=problem or f"converged after {len(fit.trace)} evaluations",
+            cov_type=fit.cov_type,
+            scale=fit.scale,
+            llf=np.nan,
+            reasons={"llf": NO_LIKELIHOOD, "rsquared": "estimating equations have none"},
+        )
+        df = float(fit.clusters - len(fit.gamma)) if student else None
+        record = GEERecord(estimate=estimate, fit=fit, basis=RowsBasis.of(model), df=df)
+        return cls(record, ledger, model)
+
+    @property
+    def df_inference(self) -> float | None:
+        """Degrees of freedom of Student's t for tests and intervals; None if they are normal."""
+        return self._record.df
+
+    @property
+    def clusters(self) -> int:
+        """Number of clusters of all sites."""
+        return self._record.fit.clusters
+
+    @property
+    def dep_params(self) -> float:
+        """Working correlation: of two rows of a cluster, or with "ar1" of neighbors."""
+        return self._record.fit.rho
+
+    @property
+    def cov_naive(self) -> pd.DataFrame:
+        """Covariance that supposes the working correlation to be the true one, by name."""
+        names = list(self.estimate.names)
+        return pd.DataFrame(self._record.fit.naive, index=names, columns=names)
+
+    @property
+    def trace(self) -> pd.DataFrame:
+        """Step in standard errors, its largest change of a standardized coefficient, correlation."""
+        index = pd.RangeIndex(1, len(self._record.fit.trace) + 1, name="evaluation")
+        return pd.DataFrame(self._record.fit.trace, index, ["step", "move", "dep_params"])
+
+    def qic(self, scale: float | None = None) -> pd.Series:
+        """Quasi-likelihood criteria: QIC for working correlations, QICu for terms (Pan 2001, equation 5).
+
+        The quasi-likelihood is minus half the deviance over the scale, which is zero if all means are equal
+        to the responses; other programs differ from it by a constant of the data.
+
+        Parameters
+        ----------
+        scale : float, optional
+            The scale of the largest of the compared models; by default that of this fit.
+
+        Returns
+        -------
+        Series
+            ``QIC`` and ``QICu``.
+
+        References
+        ----------
+        Pan, "Akaike's information criterion in generalized estimating equations", Biometrics 57 (2001).
+        """
+        fit, phi = self._record.fit, self.scale if scale is None else scale
+        forward = np.linalg.inv(fit.coordinates.back)
+        omega = forward.T @ fit.total.omega @ forward / phi
+        penalties = {"QIC": float(np.trace(omega @ self._cov())), "QICu": float(len(fit.gamma))}
+        return pd.Series({name: self.deviance / phi + 2.0 * size for name, size in penalties.items()})
+
+    def score_test(self, terms: str) -> ScoreTest:
+        """Robust score test of terms that the fit does not have, as statsmodels' ``compare_score_test``.
+
+        Sites evaluate the larger model once, at this estimate and its working correlation.
+
+        Parameters
+        ----------
+        terms : str
+            The right side of a formula, such as ``"chol + C(slope)"``.
+
+        Returns
+        -------
+        ScoreTest
+            ``statistic``, ``pvalue``, ``df``.
+
+        Raises
+        ------
+        ModelError
+            The terms add no coefficient, or rows of the fit lack their columns.
+        NotAvailableError
+            The results were read from a file.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> table = fs.datasets.make_hospitals().assign(ward=lambda t: t.index // 4)
+        >>> partition = fs.ClientPartition.from_frame(table, by="hospital")
+        >>> model = fs.FederatedGEE.from_formula("num ~ age", partition, groups="ward")
+        >>> model.fit().score_test("sex").df
+        1
+        """
+        if self._model is None:
+            raise NotAvailableError(
+                "score_test: this result was read from a file and has no partition; fit the model again"
+            )
+        model = cast(Any, self._model)
+        larger = type(model).from_formula(
+            f"{model.formula.text} + {terms}", model.partition, **model._settings
+        )
+        same_rows(model, larger, terms)
+        fit = self._record.fit
+
+        def protocol(model: HorizontalModel) -> FitProtocol[ScoreTest]:
+            session = model._open_session(FAMILY, fit.masked)
+            return session.hide(self._score_protocol(GEEScoring(session, fit.request, fit.distribution)))
+
+        found: ScoreTest = larger._run_after_fit(f"score_test({terms!r})", protocol)
+        return found
+
+    def _score_protocol(self, scoring: GEEScoring) -> FitProtocol[ScoreTest]:
+        yield from scoring.open(local=False)
+        names, own = list(scoring.coordinates.design.names), set(self.estimate.names)
+        new = np.array([name not in own for name in names])
+        if not new.any() or not own <= set(names):
+            raise ModelError("score_test: the terms add no coefficient to the fit")
+        beta = self.params.reindex(names).fillna(0.0).to_numpy()
+        gamma = np.linalg.solve(scoring.coordinates.back, beta)
+        total = yield from scoring.evaluate(gamma, self.dep_params)
+        if total is None:
+            raise EstimationError("score_test: the sums of the larger model are not defined at this estimate")
+        check_rank(total.information, scoring.coordinates)
+        meat = yield from scoring.finish(gamma, self.dep_params, total, 0.0)
+        # In the units of the data, where the hypothesis is that new coefficients are zero.
+        forward = np.linalg.inv(scoring.coordinates.back)
+        A, M = (forward.T @ one @ forward for one in (total.information, meat))
+        score = (forward.T @ total.score)[new]
+        # The new functions less their regression on the old ones, which are zero at this estimate.
+        L = np.eye(len(names))[new]
+        L[:, ~new] = -np.linalg.solve(A[np.ix_(~new, ~new)], A[np.ix_(~new, new)]).T
+        statistic, df = float(score @ np.linalg.solve(L @ M @ L.T, score)), int(new.sum())
+        return ScoreTest(statistic, float(stats.chi2.sf(statistic, df)), df)
+
+    def get_margeff(
+        self,
+        at: Literal["overall", "mean", "zero"] = "overall",
+        method: Literal["dydx", "eyex", "dyex", "eydx"] = "dydx",
+        atexog: Mapping[int | str, float] | None = None,
+        dummy: bool = False,
+        count: bool = False,
+    ) -> MarginalEffects:
+        """Marginal effects on the mean; see :meth:`fedstat.results.GLMResults.get_margeff`.
+
+        Averages are over rows without weights, as in statsmodels.
+
+        Parameters
+        ----------
+        at, method, atexog, dummy, count
+            As there.
+
+        Returns
+        -------
+        MarginalEffects
+        """
+        return marginal_effects(cast(Any, self), at, method, atexog, dummy, count)
+
+    def get_prediction(self, frame: pd.DataFrame | None = None) -> GLMPrediction:
+        """Predict means with standard errors and intervals for rows that the caller holds.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> table = fs.datasets.make_hospitals().assign(ward=lambda t: t.index // 4)
+        >>> partition = fs.ClientPartition.from_frame(table, by="hospital")
+        >>> model = fs.FederatedGEE.from_formula("num ~ age", partition, groups="ward")
+        >>> model.fit().get_prediction(table.head(2)).summary_frame().columns.tolist()
+        ['mean', 'mean_se', 'mean_ci_lower', 'mean_ci_upper']
+        """
+        rows = self._predicted(frame)
+        errors = rows.standard_errors(self._cov())
+        return GLMPrediction(rows.linear, errors, self.family, self._test_distribution)
+
+    # -- sites -----------------------------------------------------------------------------------
+
+    @property
+    def site_estimates(self) -> pd.DataFrame:
+        """Every site's own fit, (sites, coefficients); NaN where a site does not determine one."""
+        rows = {
+            own.site: np.full(len(self.params), np.nan) if own.beta is None else own.beta
+            for own in self._record.fit.local
+        }
+        return pd.DataFrame.from_dict(rows, orient="index", columns=list(self.estimate.names))
+
+    @cached_property
+    def heterogeneity(self) -> Heterogeneity:
+        """Agreement of the sites' own fits: Cochran's Q, I2, random effects, a joint test.
+
+        Own fits have Mancl and DeRouen's covariance of their clusters.
+
+        Raises
+        ------
+        NotAvailableError
+            There are fewer than two own fits.
+        """
+        est, fit = self.estimate, self._record.fit
+        if sum(own.beta is not None for own in fit.local) < 2:
+            raise NotAvailableError("no heterogeneity: it compares own fits, and there are fewer than two")
+        p = len(est.names)
+        common = MaskedSiteSums(np.zeros(p), np.asarray(np.linalg.inv(self._cov())), np.zeros(2))
+        try:
+            found = heterogeneity(est.names, est.params, 1.0, fit.local, masked=common, terms=est.terms)
+        except EstimationError as error:
+            raise NotAvailableError(f"no heterogeneity: {error}") from error
+        return replace(found, joint=welch_test([own.own for own in fit.local if own.own is not None]))
+
+    def plot_forest(
+        self, coefficient: str, ax: Axes | None = None, *, exponentiate: bool = False, unit: float = 1.0
+    ) -> Axes:
+        """Draw a forest plot of a coefficient over the sites.
+
+        `exponentiate` draws exponentials, such as odds ratios, on a logarithmic scale; ``unit=10`` draws the
+        effect of ten units of the column.
+        """
+        effect, ratio, _ = link_words(self._link(), self.estimate.response)
+        named = ratio if exponentiate else effect
+        return self.heterogeneity.plot_forest(
+            coefficient, ax, exponentiate=exponentiate, effect=named, unit=unit
+        )
+
+    def vif(self) -> pd.DataFrame:
+        """Variance inflation factor of every term; generalized ones for terms with several columns."""
+        return gvif(self._record.fit.naive, self.estimate.names, self.estimate.terms)
+
+    @property
+    def _shown(self) -> bool:
+        """Whether own fits were requested."""
+        return any(own.problem != NOT_REQUESTED for own in self._record.fit.local)
+
+    # -- summary ---------------------------------------------------------------------------------
+
+    def _glance(self) -> dict[str, float]:
+        criteria = self.qic()
+        return super()._glance() | {
+            "clusters": self.clusters,
+            "dep_params": self.dep_params,
+            "dispersion": self.scale,
+            "QIC": float(criteria["QIC"]),
+            "QICu": float(criteria["QICu"]),
+        }
+
+    def _summary_left(self) -> list[tuple[str, str]]:
+        fit, est, criteria = self._record.fit, self.estimate, self.qic()
+        question, request = self.basis.agreement.question, fit.request
+        roles = [("Offset", ", ".join(question.offsets))] if question.offsets else []
+        roles += [
+            (label, question.weights[role])
+            for role, label in (("exposure", "Exposure"), ("var_weights", "Weights"))
+            if role in question.weights
+        ]
+        order = f" by {request.time}" if request.time else ""
+        return [
+            ("Dep. Variable", est.response),
+            ("Model", self.model_name),
+            ("Model Family", self.distribution.name),
+            ("Link Function", self.distribution.link),
+            ("Working Corr.", f"{request.structure}{order}"),
+            *([] if request.structure == "independence" else [("Correlation", number(fit.rho))]),
+            ("No. Observations", f"{est.nobs:,}"),
+            ("No. Clusters", f"{fit.clusters:,} ({request.groups})"),
+            ("Mean Size", number(est.nobs / fit.clusters, 3)),
+            *roles,
+            ("Scale", number(self.scale)),
+            ("QIC", number(float(criteria["QIC"]), 2)),
+            ("QICu", number(float(criteria["QICu"]), 2)),
+            ("Covariance Type", CORRECTED.get(est.cov_type, est.cov_type)),
+            ("Tests", "normal" if self.df_inference is None else f"t on {self.df_inference:,g} df"),
+            ("Converged", "yes" if est.converged else "NO"),
+        ]
+
+    def _summary_right(self) -> list[tuple[str, str]]:
+        return federation_lines(cast(Any, self))
+
+    def _site_sheet(self) -> Sheet:
+        return site_sheet(cast(Any, self))
+
+    def _summary_notes(self) -> Iterator[Note]:
+        yield from super()._summary_notes()
+        fit, K = self._record.fit, len(self._record.fit.local)
+        if fit.clusters < FEW_CLUSTERS and fit.cov_type == "robust":
+            yield Note(
+                "few_clusters",
+                f"There are {fit.clusters} clusters. With fewer than {FEW_CLUSTERS}, robust standard errors "
+                "are too small: use cov_type='bias_reduced'.",
+                "warning",
+            )
+        if fit.cov_type == "naive":
+            yield Note(
+                "naive", "Standard errors suppose that the working correlation is the true one.", "warning"
+            )
+        if dropped := self.basis.left_out:
+            yield Note(
+                "left_out",
+                f"Rows left out because they lack one of the model's columns: {dropped:,}. Estimating "
+                "equations suppose that this does not depend on earlier responses.",
+            )
+        if fit.request.structure == "ar1":
+            yield Note(
+                "spacing",
+                f"Successive rows by '{fit.request.time}' are taken as equally spaced, also across "
+                "missing ones.",
+            )
+        yield Note(
+            "marginal",
+            "Coefficients compare averages over persons, and not one person with another state of its own.",
+        )
+        if fit.masked:
+            text = MASKED.format(", except the own fits" if self._shown else "")
+            yield Note("masking", f"Sums over clusters were masked over {K} sites: {text}")
+        elif K > 1:
+            yield Note("masking", "Sums were not masked: the coordinator saw each site's part.")
+        yield from self._site_notes()
+
+    def _site_notes(self) -> Iterator[Note]:
+        try:
+            compared = self.heterogeneity
+        except NotAvailableError:
+            return
+        if compared.joint.df and compared.joint.pvalue < DIFFER:
+            yield Note(
+                "heterogeneity",
+                f"The sites differ: test of equal coefficients {compared.joint}, p "
+                f"{show_probability(compared.joint.pvalue)}. Each coefficient is an average over sites: "
+                ".heterogeneity.",
+                "warning",
+            )

@@ -1,0 +1,481 @@
+"""Steps of a site for estimating equations: sums over its clusters of rows, and the fit of its own rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
+
+from fedstat.errors import DesignError, MessageError
+from fedstat.federation.design.horizontal_steps import OPEN_ROWS, rows_of
+from fedstat.federation.disclosure.facts import (
+    ClusterCounts,
+    ClusterProducts,
+    OutcomeCounts,
+    OwnFit,
+    OwnFitProblem,
+    WorkingWeights,
+)
+from fedstat.federation.disclosure.family import step
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.message import ArrayDeclaration, aggregate, control
+from fedstat.kernels.clusters import STRUCTURES, adjusted_scores, cluster_sums, pair_sums
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.kernels.glm.sums import Rows, Sums, evaluate, linear_predictor, row_means, row_weights
+from fedstat.models.glm.post_fit_steps import own_inverse
+from fedstat.models.glm.steps import BETA, COLUMNS, SiteModel
+from fedstat.models.horizontal.rows import (
+    AT_THE_START,
+    INSIDE,
+    SCORES,
+    SUMS,
+    describe_sums,
+    require_response,
+    summed,
+)
+from fedstat.typing import Array, Bools, Floats, Ints
+
+FAMILY = "gee"
+USED = {"independence": np.zeros(3), "exchangeable": np.eye(3)[0], "ar1": 1.0 - np.eye(3)[0]}
+"""Sums of products within clusters that the estimator of a working correlation uses."""
+CORRECTIONS = (0.0, 0.5, 1.0)
+"""Powers of one less the leverage by which a cluster's residuals are divided."""
+OWN_ITERATIONS, OWN_TOLERANCE = 50, 1e-9
+CLUSTERS_PER_COLUMN = 5
+"""Fewest clusters for each coefficient of a site's own fit, whose covariance rests on clusters."""
+FEW, NO_FIT = "too few clusters", "no convergence"
+
+
+@dataclass(frozen=True, slots=True)
+class GEERequest:
+    """Family in JSON, columns of clusters and of the order within them, and the working correlation."""
+
+    distribution: str
+    groups: str
+    time: str
+    structure: str
+
+    def check(self) -> None:
+        """Refuse an unknown working correlation, and an order that it does not need."""
+        if self.structure not in STRUCTURES or bool(self.time) != (self.structure == "ar1"):
+            raise MessageError(
+                f"working correlation: expected one of {', '.join(STRUCTURES)}, the last with times"
+            )
+
+    @property
+    def kind(self) -> int:
+        """Position of the working correlation in the kernels."""
+        return STRUCTURES.index(self.structure)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScaledRows:
+    """Rows at coefficients: derivatives (p, n) and residuals (n,) over the root of the variance function."""
+
+    D: Floats
+    r: Floats
+
+
+@dataclass(slots=True, eq=False)
+class SiteClusters:
+    """One fit's rows, sorted by cluster and by time within it; `start` (G + 1,) are the first of each."""
+
+    MADE_AGAIN: ClassVar = ("held",)
+    """The part that is made from the rows again when a session is resumed."""
+
+    model: SiteModel
+    request: GEERequest
+    held: tuple[Rows, Ints] | None = None
+
+    def make_again(self) -> None:
+        """Sort the rows again when they are next needed."""
+        self.held = None
+
+    @property
+    def sorted(self) -> tuple[Rows, Ints]:
+        """Rows in the order of the clusters, and the first row of each cluster."""
+        if self.held is None:
+            self.held = self._sort()
+        return self.held
+
+    def _sort(self) -> tuple[Rows, Ints]:
+        names = [self.request.groups, *([self.request.time] if self.request.time else [])]
+        frame = pd.concat([rows.frame[names] for rows, _ in self.model.opened.chunks()])
+        codes = [pd.factorize(frame[name], sort=True)[0] for name in names]
+        order = np.lexsort(codes[::-1])
+        code = codes[0][order]
+        if len(codes) > 1 and ((np.diff(code) == 0) & (np.diff(codes[1][order]) == 0)).any():
+            raise DesignError(
+                f"site {self.model.opened.data.name!r}: some rows of one '{names[0]}' have the same "
+                f"'{names[1]}'. Give the rows of a cluster different times, or leave repeated rows out."
+            )
+        parts = list(self.model.chunks())
+        whole = [
+            None if getattr(parts[0], name) is None else np.concatenate([getattr(one, name) for one in parts])
+            for name in ("X", "y", "offset", "freq", "var", "trials")
+        ]
+        rows = Rows(*(None if one is None else np.ascontiguousarray(one[order]) for one in whole))  # type: ignore[arg-type]
+        return rows, np.concatenate([[0], np.flatnonzero(np.diff(code)) + 1, [len(code)]]).astype(np.int64)
+
+    @property
+    def weights(self) -> Floats:
+        """Weights of the sorted rows, (n,)."""
+        rows, _ = self.sorted
+        return np.ones(len(rows)) if rows.weight is None else rows.weight
+
+    def chunks(self) -> Iterator[Rows]:
+        """Sorted rows, in the form of the kernels."""
+        yield self.sorted[0]
+
+    def at(self, beta: Floats) -> ScaledRows | None:
+        """Return residuals at coefficients of the site's own columns; None outside the family's domain."""
+        rows, _ = self.sorted
+        with np.errstate(all="ignore"):
+            at = row_means(rows, self.model.distribution, linear_predictor(rows, beta))
+            root = np.sqrt(at.V)
+            D, r = np.ascontiguousarray(rows.X.T / (at.slope * root)), (rows.y - at.mu) / root
+        return ScaledRows(D, r) if at.inside.all() and np.isfinite(D).all() else None
+
+    def allows(self, rho: float) -> bool:
+        """Return whether the working correlation of every cluster is positive definite."""
+        most = int(np.diff(self.sorted[1]).max())
+        low = {"independence": -np.inf, "exchangeable": -1.0 / max(most - 1, 1), "ar1": -1.0}
+        return low[self.request.structure] < rho < 1.0
+
+    def sums(self, at: ScaledRows, rho: float, each: bool = False) -> tuple[Floats, Floats]:
+        """Return estimating functions of the clusters, and their information, see the kernel."""
+        return cluster_sums(at.D, at.r, self.weights, self.sorted[1], self.request.kind, rho, each)
+
+    def by_cluster(self, values: Floats) -> Floats:
+        """Sum values of sorted rows, (..., n), by cluster: (..., G)."""
+        return np.asarray(np.add.reduceat(values, self.sorted[1][:-1], axis=-1))
+
+    def facts(self) -> Iterator[ClusterCounts | ClusterProducts]:
+        """Declare how many clusters are behind what sums at several correlations have in common.
+
+        Sums at several exchangeable correlations separate the clusters by their number of rows, since R^-1
+        depends on it; for AR(1) they separate clusters of one row, of two, and of more. Each such class needs
+        enough clusters, and so does every product of columns in it.
+        """
+        rows, start = self.sorted
+        size = np.diff(start)
+        classes = {
+            "independence": np.ones_like(size),
+            "exchangeable": size,
+            "ar1": np.minimum(size, 3),
+        }[self.request.structure]
+        _, code, counts = np.unique(classes, return_inverse=True, return_counts=True)
+        groups, opened = self.request.groups, self.model.opened
+        kinds = {"with the same number of rows": counts.tolist()}
+        raw = opened.in_units(rows.X)
+        there = self.by_cluster((raw != 0.0).T.astype(float)) > 0.0
+        # Rows of a level may be many and belong to few persons.
+        for j, name in enumerate(opened.names, int(opened.question.intercept)):
+            if ((raw[:, j] == 0.0) | (raw[:, j] == 1.0)).all():
+                zeros = self.by_cluster(1.0 - raw[:, j]) > 0.0
+                kinds[f"on either side of design column '{name}'"] = [int(there[j].sum()), int(zeros.sum())]
+        yield ClusterCounts(groups, len(size), self.model.p, kinds)
+        for one in range(len(counts)):
+            inside = there[:, code == one].astype(float)
+            yield ClusterProducts((inside @ inside.T).astype(np.int64), (groups,), self.request.time)
+
+
+def clusters_of(state: State) -> SiteClusters:
+    """Return this fit's clusters; MessageError if the fit was not started here."""
+    rows_of(state)
+    return state.use(FAMILY, SiteClusters, "this fit was not started here; request 'start' first")
+
+
+CLUSTERS = (*OPEN_ROWS, ClusterCounts, ClusterProducts)
+BEHIND = (*SUMS, ClusterCounts, ClusterProducts)
+
+
+@step(
+    FAMILY,
+    releases={
+        "counts": summed(
+            "sums over clusters: ones, weights, pairs of rows, and weighted pairs", behind=CLUSTERS
+        )
+    },
+    request=GEERequest,
+    requests=control("family, columns of clusters and of their order, working correlation", common=True),
+)
+def start(data: SiteData, state: State, request: GEERequest) -> dict[str, Array]:
+    """Sort the rows into clusters, and count these: ``counts`` (4,)."""
+    opened = rows_of(state)
+    if not {request.groups, *([request.time] if request.time else [])} <= set(opened.question.labels):
+        raise MessageError(f"{data.name}: the model did not open the columns of clusters and times as labels")
+    model = SiteModel(
+        opened, DistributionSpec.from_json(request.distribution), state.entities, len(opened.shift)
+    )
+    clusters = SiteClusters(model, request)
+    rows, first = clusters.sorted
+    size = np.diff(first)
+    G, w = len(size), clusters.weights
+    state.report(*clusters.facts())
+    if model.distribution.least_squares:
+        # The same at all coefficients: a difference of two masked sums is a site's part.
+        state.report(model.column_sums)
+    require_response(data.name, rows, model.distribution, opened.question.response)
+    if model.distribution.name == "Binomial":
+        sides = [int((clusters.by_cluster((rows.y == value) * 1.0) > 0.0).sum()) for value in (0.0, 1.0)]
+        state.report(OutcomeCounts((sides[0], sides[1]), opened.question.response))
+    # Reweighting after dropout gives a person several weights, which only independence allows.
+    if request.kind and (np.abs(w - np.repeat(w[first[:-1]], size)) > 1e-9 * w.max()).any():
+        raise DesignError(
+            f"site {data.name!r}: weights differ between rows of one '{request.groups}'. Use weights that "
+            "are equal within clusters, or cov_struct='independence'."
+        )
+    state.keep(FAMILY, clusters, min(G, state.entities))
+    pairs = size * (size - 1.0) / 2.0
+    return {"counts": np.array([float(G), w.sum(), pairs.sum(), w[first[:-1]] @ pairs])}
+
+
+def sums_at(
+    state: State, clusters: SiteClusters, beta: Floats, instead: dict[str, Array] | None = None
+) -> Sums:
+    """Return the sums of independent rows at coefficients of the site's own columns; declare their weights.
+
+    `instead` is released if a few rows or a few clusters have nearly all weight; without it they are refused.
+    """
+    model = clusters.model
+    total = evaluate(clusters.chunks(), beta, model.distribution)
+    state.report(*model.answered_at(beta, total, instead))
+
+    def each() -> Floats:
+        rows, _ = clusters.sorted
+        return clusters.by_cluster(row_weights(rows, beta, model.distribution))
+
+    state.report(WorkingWeights(each, instead=instead))
+    return total
+
+
+@step(
+    FAMILY,
+    "start fit_alone sum_scores",
+    takes={
+        **COLUMNS,
+        "beta": aggregate(BETA, optional=True, common=True),
+        "rho": aggregate("working correlation", 0, common=True),
+    },
+    releases={
+        **SCORES,
+        "score": summed("estimating functions", behind=BEHIND),
+        "information": summed("their expected derivative", 2, behind=BEHIND),
+        "pairs": summed("products of residuals within clusters", behind=BEHIND),
+        "omega": summed("information of independent rows", 2),
+    },
+)
+def sum_scores(
+    data: SiteData, state: State, shift: Floats, scale: Floats, rho: Array, beta: Floats | None = None
+) -> dict[str, Array]:
+    """Sum estimating functions and information over the clusters at beta (p,) and a correlation.
+
+    `shift` and `scale` (p,) are those of the columns over all sites; without `beta` the sums are those of the
+    start of a GLM's iteration. It releases ``score`` (p,), ``information`` and ``omega`` (p, p), that of
+    independent rows; ``totals``: rows, deviance, Pearson's statistic; ``pairs`` (3,), see
+    :func:`fedstat.kernels.clusters.pair_sums`; ``inside`` and ``spread``, without which all else is zero.
+    """
+    clusters = clusters_of(state)
+    model, p = clusters.model, clusters.model.p
+    T = model.translation(data.name, beta, shift, scale)
+    nothing = {
+        "inside": np.array(True),
+        "spread": np.array(False),
+        "score": np.zeros(p),
+        "information": np.zeros((p, p)),
+        "omega": np.zeros((p, p)),
+        "totals": np.zeros(3),
+        "pairs": np.zeros(3),
+    }
+    if beta is None:
+        state.report(*AT_THE_START)
+        sums = evaluate(clusters.chunks(), None, model.distribution)
+        return nothing | describe_sums(sums, T)
+    own = T @ beta
+    independent = sums_at(state, clusters, own, nothing)
+    at = clusters.at(own)
+    if at is None or not clusters.allows(float(rho)):
+        return nothing | {"inside": np.array(False), "spread": np.array(True)}
+    score, information = clusters.sums(at, float(rho))
+    found = describe_sums(independent, T)
+    return found | {
+        "score": T.T @ score.sum(axis=0),
+        "information": T.T @ information[0] @ T,
+        "omega": found["information"],
+        # The others are not needed, and would be products of other pairs of rows.
+        "pairs": pair_sums(at.r, clusters.weights, clusters.sorted[1]) * USED[clusters.request.structure],
+    }
+
+
+@step(
+    FAMILY,
+    "sum_scores",
+    takes={
+        **COLUMNS,
+        "beta": aggregate(BETA, common=True),
+        "rho": aggregate("working correlation", 0, common=True),
+        "inverse": aggregate("inverse information of all sites' clusters", 2, common=True),
+        "power": control("power of one less a leverage", 0, common=True),
+    },
+    releases={
+        "inside": INSIDE,
+        "meat": summed("outer products of clusters' estimating functions", 2, behind=BEHIND),
+    },
+)
+def finish(
+    data: SiteData,
+    state: State,
+    shift: Floats,
+    scale: Floats,
+    beta: Floats,
+    rho: Array,
+    inverse: Floats,
+    power: Array,
+) -> dict[str, Array]:
+    """Sum outer products of the clusters' estimating functions; refused if few have nearly all weight.
+
+    `beta`, `rho`, `shift` and `scale` are as for ``sum_scores``, `inverse` (p, p) is the inverse information
+    of all sites at them, and `power` that of :func:`fedstat.kernels.clusters.adjusted_scores`. ``inside`` is
+    false, and the sum zero, if a cluster has leverage one.
+    """
+    clusters = clusters_of(state)
+    model, p, a = clusters.model, clusters.model.p, float(power)
+    if a not in CORRECTIONS:
+        raise MessageError(f"{data.name}: expected 'power' to be one of {CORRECTIONS}")
+    T = model.translation(data.name, beta, shift, scale)
+    own = T @ beta
+    sums_at(state, clusters, own)
+    at = clusters.at(own)
+    if at is None or not clusters.allows(float(rho)):
+        raise MessageError(f"{data.name}: the sums at this point are not defined; request 'sum_scores' first")
+    state.report(model.opened.products_with(at.r**2))
+    score, information = clusters.sums(at, float(rho), each=a > 0.0)
+    inside = True
+    if a:
+        translated = own_inverse(data.name, information.sum(axis=0), T, inverse)
+        back, score, inside = _corrected(state, score, information, translated, a)
+        T = back @ T
+    meat = T.T @ score.T @ score @ T
+    return {"inside": np.array(inside), "meat": meat if inside else np.zeros((p, p))}
+
+
+def _corrected(
+    state: State, score: Floats, information: Floats, inverse: Floats, power: float
+) -> tuple[Floats, Floats, bool]:
+    """Return corrected functions, the matrix that takes them back, and whether leverages are below one."""
+    # Half of the smallest number keeps a root of an inverse that is singular by rounding.
+    values, vectors = np.linalg.eigh(inverse)
+    root = vectors * np.sqrt(np.maximum(values, values[-1] * 1e-14))
+    corrected, leverages = adjusted_scores(score, information, root, power)
+    inside = bool(corrected.any() or not score.any())
+    factors = (1.0 - np.minimum(leverages, 1.0 - 1e-9)) ** (-2.0 * power)
+    # A coordinator could choose an inverse by which one cluster has nearly all weight.
+    state.report(WorkingWeights(lambda: factors[None, :]))
+    return np.linalg.inv(root), corrected, inside
+
+
+# ----------------------------------------------------------------------------------------------------
+# A site's own fit, for the comparison of sites.
+
+
+def _own(what: str, ndim: int = 1) -> ArrayDeclaration:
+    return aggregate(f"site's own fit: {what}", ndim, behind=(*CLUSTERS, OwnFit))
+
+
+@step(
+    FAMILY,
+    "start",
+    releases={
+        "beta": _own("coefficients"),
+        "cov": _own("bias-reduced covariance", 2),
+        "columns": _own("means and deviations of the columns", 2),
+        "clusters": _own("number of clusters", 0),
+    },
+    replies=control("what hindered the fit of the site's rows alone"),
+)
+def fit_alone(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Fit this site's clusters alone, and release that fit; the text has the ``problem`` that prevented it.
+
+    ``beta`` (p,) and ``cov`` (p, p), that of Mancl and DeRouen, are for the columns as the site standardized
+    them, with means and deviations ``columns`` (2, p); zeros for constant columns, and if there is no fit.
+    """
+    clusters = clusters_of(state)
+    model, G = clusters.model, len(clusters.sorted[1]) - 1
+    p, varies = model.p, model.opened.varies
+
+    def reply(problem: str, beta: Floats, cov: Floats) -> tuple[dict[str, Array], str]:
+        arrays = {"beta": beta, "cov": cov, "columns": model.opened.own, "clusters": np.array(float(G))}
+        return arrays, json.dumps({"problem": problem})
+
+    def instead(problem: str) -> tuple[dict[str, Array], str]:
+        arrays, text = reply(problem, np.zeros(p), np.zeros((p, p)))
+        return arrays | {"columns": np.zeros((2, p)), "clusters": np.array(0.0)}, text
+
+    state.report(OwnFit(p * (p + 3) // 2 + 2 * (p - 1) + 1, model.column_sums, instead))
+    found = _fit_own(clusters, varies) if CLUSTERS_PER_COLUMN * p <= G else FEW
+    if isinstance(found, str):
+        state.report(OwnFitProblem(found, model.model_key, instead))
+        return reply(found, np.zeros(p), np.zeros((p, p)))
+    beta, cov = np.zeros(p), np.zeros((p, p))
+    beta[varies], cov[np.ix_(varies, varies)] = found
+    return reply("", beta, cov)
+
+
+def _fit_own(clusters: SiteClusters, varies: Bools) -> tuple[Floats, Floats] | str:
+    """Solve the site's own estimating equations: coefficients and covariance, or the problem."""
+    model, (_, first) = clusters.model, clusters.sorted
+    inside, size = np.ix_(varies, varies), np.diff(first)
+    sums = evaluate(clusters.chunks(), None, model.distribution)
+    beta, rho, p = np.zeros(model.p), 0.0, int(varies.sum())
+    score, information = sums.score, sums.information
+    counts = np.array([0.0, clusters.weights.sum(), (size * (size - 1.0)).sum() / 2.0, 0.0])
+    counts[3] = clusters.weights[first[:-1]] @ (size * (size - 1.0)) / 2.0
+    for _ in range(OWN_ITERATIONS):
+        values = np.linalg.eigvalsh(information[inside])
+        if not values[0] > 1e-12 * values[-1]:
+            return NO_FIT
+        move = np.linalg.solve(information[inside], score[varies])
+        beta[varies] += move
+        at = clusters.at(beta)
+        if at is None or not clusters.allows(rho):
+            return NO_FIT
+        totals = np.array([float(len(at.r)), clusters.weights @ at.r**2])
+        pairs = pair_sums(at.r, clusters.weights, first)
+        rho, before = correlation(clusters.request.structure, pairs, counts, totals, p), rho
+        if not clusters.allows(rho):
+            return NO_FIT
+        each, information = clusters.sums(at, rho)
+        score, information = each.sum(axis=0), information[0]
+        if np.abs(move).max() < OWN_TOLERANCE and abs(rho - before) < OWN_TOLERANCE:
+            break
+    else:
+        return NO_FIT
+    functions, parts = clusters.sums(at, rho, each=True)
+    bread = np.linalg.inv(information[inside])
+    root = np.linalg.cholesky(bread)
+    corrected, _ = adjusted_scores(functions[:, varies], parts[:, varies][:, :, varies], root, 1.0)
+    if not corrected.any():
+        return FEW
+    half = bread @ np.linalg.inv(root).T @ corrected.T
+    return beta[varies], half @ half.T
+
+
+def correlation(structure: str, pairs: Floats, counts: Floats, totals: Floats, p: int) -> float:
+    """Return the moment estimator of the working correlation from sums over clusters, as in statsmodels.
+
+    `pairs` (3,) are those of :func:`fedstat.kernels.clusters.pair_sums`, `counts` (4,) of ``start``, and
+    `totals` the number of rows and Pearson's statistic (Liang and Zeger 1986, section 4).
+    """
+    n, pearson = totals
+    _, weight, number, weighted = counts
+    if structure == "independence" or number == 0.0:
+        return 0.0
+    if structure == "ar1":
+        return float(pairs[1] / pairs[2])
+    scale = pearson / (weight * (n - p) / n)
+    return float(pairs[0] / scale / (weighted * (number - p) / number))
