@@ -195,6 +195,23 @@ def draw_effect(
     return ax
 
 
+def draw_bands(
+    x: Floats, bands: Mapping[str, Floats], column: str, what: str, explanation: str, ax: Axes | None
+) -> Axes:
+    """Draw several curves along the values of a column (m,): of each estimate and limits, (3, m)."""
+    ax = axes_for(ax, 6.0, 4.0)
+    for k, (name, (estimate, low, high)) in enumerate(bands.items()):
+        color = COLORS[k % len(COLORS)]
+        ax.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0.0)
+        ax.plot(x, estimate, color=color, label=name)
+    label_x(ax, column)
+    few_ticks(ax)
+    label_y(ax, what)
+    legend_below(ax)
+    set_headline(ax, what[:1].upper() + what[1:], explanation)
+    return ax
+
+
 def plot_convergence(trace: pd.DataFrame, *, tolerance: float, ax: Axes | None = None) -> Axes:
     """Relative score over the iterations, with the kind of each move; the tolerance is drawn as a line.
 

@@ -396,7 +396,7 @@ def build_response(frame: pd.DataFrame, text: str, columns: Sequence[str], site:
     """Compute the left side of a formula, for instance ``"log(y)"``, ``"visits > 0"`` or ``"cbind(a, b)"``.
 
     Returns (n_rows,), or (n_rows, 2) for ``cbind``: successes, failures. A row is NaN if a column is
-    missing; a comparison or a logical column is 0 or 1.
+    missing; a comparison or a logical column is 0 or 1, and ``C(y, levels=[...])`` the place of the level.
 
     Raises a FormulaError for a text outside the formula language, or one that reads other columns than those
     given; a DesignError for a column that is absent or holds categories, infinite values, and negative
@@ -457,6 +457,8 @@ def _values(series: dict[str, pd.Series], expression: Expression, site: str) -> 
             # Before anything is turned into numbers: the column holds texts.
             equal = _equals(series[name], level, site, name)
             return equal if symbol == "==" else ~equal
+        case Category(column=name, levels=levels):
+            return _codes(series[name], levels, site)
     read = set(iter_columns(event))
     numbers = {name: _numbers(one, site, name, "a response") for name, one in series.items() if name in read}
     match tree:
@@ -466,6 +468,20 @@ def _values(series: dict[str, pd.Series], expression: Expression, site: str) -> 
             return _events(np.asarray(evaluate(event, numbers, {}, where), dtype=np.float64), where)
     values: Floats = np.asarray(evaluate(expression.tree, numbers, {}, where), dtype=np.float64)
     return values
+
+
+def _codes(series: pd.Series, levels: Sequence[object], site: str) -> Floats:
+    """Return the place of each value among levels, (n,); zeros where these are not known yet."""
+    if not levels:
+        return np.zeros(len(series))
+    index = pd.Index(list(levels), dtype=object)
+    code = index.get_indexer(pd.Index(series.to_numpy(dtype=object), dtype=object))
+    if (code < 0).any():
+        raise DesignError(
+            f"{at_column(site, str(series.name))} has rows with a category that is not among those of the "
+            "model. Correct these rows at their source, or declare the category"
+        )
+    return code.astype(np.float64)
 
 
 def _counts(trees: tuple[Tree, Tree], numbers: dict[str, Floats], where: str) -> Floats:
@@ -538,7 +554,10 @@ def _numbers(series: pd.Series, site: str, name: str, what: str) -> Floats:
     if pd.api.types.is_bool_dtype(series.dtype) or pd.api.types.infer_dtype(series) == "boolean":
         return np.asarray(series.to_numpy(dtype=object), dtype=np.float64)
     if column_kind(series, site, name) == "category":
-        remedy = f"For one level against the others write {name} == 'level' on the left side."
+        remedy = (
+            f"For one level against the others write {name} == 'level' on the left side. For all levels use "
+            "FederatedOrdinal or FederatedMultinomial."
+        )
         raise DesignError(
             f"{at_column(site, name)} holds categories, and {what} must be numbers or true/false. "
             + (remedy if what == "a response" else "Use a column of numbers.")

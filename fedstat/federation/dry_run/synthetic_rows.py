@@ -163,6 +163,8 @@ class SyntheticRows:
         m = min(n, max(MAX_SYNTHETIC_ROWS, SYNTHETIC_ROWS_PER_COLUMN * columns))
         X = rng.normal(size=(m, columns))
         y = draw_response(self.distribution, X @ draw_effects(columns), rng)
+        if question.has_categories:
+            y = np.arange(m) % float(len(question.categories))
         if question.intercept:
             X = np.column_stack([np.ones(m), X])
         frame = draw_group_codes(question, data.name, m, self.nested)

@@ -157,6 +157,10 @@ class HorizontalModel(Explainable):
     """Return whether a fit is repeated among the remaining sites if sites are lost."""
     _times: ClassVar[bool] = False
     """Whether the response is ``Surv(...)``, which other models do not take."""
+    _categories: ClassVar[bool] = False
+    """Whether the response is ``C(...)``, which other models do not take."""
+    _ordered: ClassVar[bool] = False
+    """Whether these categories need an order."""
 
     def __init__(
         self,
@@ -203,7 +207,8 @@ class HorizontalModel(Explainable):
             ``cr`` and ``cc`` (with knots and bounds), ``poly``, ``C(x, Sum)``, ``Helmert``, ``Diff`` or
             ``Poly``, ``I(x > 3)``, ``Q()`` and ``offset()``; on the left a comparison such as ``num > 0``, or
             ``cbind(successes, failures)``. For survival the left side is ``Surv(time, event)`` or
-            ``Surv(start, stop, event)``, and the right side may have ``strata(x)`` and ``cluster(id)``.
+            ``Surv(start, stop, event)``, and the right side may have ``strata(x)`` and ``cluster(id)``. For
+            categories it is their column, or ``C(y, levels=["low", "high"])``.
         partition : ClientPartition
             In the horizontal layout: ``ClientPartition.from_frame(table, by="hospital")``.
         family : statsmodels family, optional
@@ -326,6 +331,7 @@ class HorizontalModel(Explainable):
                 self._session,
                 site_column=self.partition.site_column,
                 min_count=self.partition.min_count,
+                ordered=self._ordered,
             )
         )
 
@@ -354,6 +360,11 @@ class HorizontalModel(Explainable):
             what = "Surv(...)" if formula.has_times else "strata(...)" if formula.strata else "cluster(...)"
             raise FormulaError(
                 f"formula: {what} is for FederatedCox and KaplanMeier; {type(self).__name__} has none"
+            )
+        if formula.has_categories and not self._categories:
+            raise FormulaError(
+                "formula: a response C(...) is for FederatedOrdinal and FederatedMultinomial; for one level "
+                f"against the others write {formula.response_columns[0]} == 'level'"
             )
 
     def _check_exposure(self) -> None:
