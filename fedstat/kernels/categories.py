@@ -255,7 +255,7 @@ def coefficient_map(categories: int, p: int, proportional: bool) -> Floats:
 def moved(M: Floats, T: Floats) -> Floats:
     """Matrix (q, q) of parameters if those of each predictor are multiplied by T (p, p)."""
     width = len(M) // len(T)
-    if M.shape[0] == M.shape[1]:
+    if np.array_equal(M, np.eye(len(M))):
         return np.kron(np.eye(width), T)
     return np.asarray(np.linalg.lstsq(M, np.kron(np.eye(width), T) @ M, rcond=None)[0])
 

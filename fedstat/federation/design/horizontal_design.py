@@ -149,7 +149,8 @@ def agree_coding(
     if question.has_categories:
         (name,) = question.response_columns
         kinds.pop(name)
-        categories = agreed_categories(columns, name, levels.pop(name), ordered=ordered)
+        listed = question.categories
+        categories = agreed_categories(columns, name, levels.pop(name), listed=listed, ordered=ordered)
         question = question.with_categories(categories)
     terms = question.read_terms()
     check_references(terms, levels, "")

@@ -140,13 +140,15 @@ class RowCounts:
                 "its values are larger than a number can be. Transform it, for instance by a logarithm."
             )
         # Whatever the distribution: sums over few events would reveal these entities.
-        outcomes = [self._outcomes.tolist()] if self._binary and question.response else []
-        if question.has_categories:
-            outcomes = [(self.n - rows, rows) for rows in self._cells[question.response_columns[0]].values()]
-        state.report(*(OutcomeCounts((rest, events), question.response) for rest, events in outcomes))
+        if self._binary and question.response and not question.has_categories:
+            without, events = self._outcomes.tolist()
+            state.report(OutcomeCounts((without, events), question.response))
         state.report(IndicatorCounts(self._ones[int(question.intercept) :], self.n, self.names))
         # Sums over a rare cell follow from those of all codings, and some have no column of zeros and ones.
         state.report(*(LevelRowCounts(term, list(cells.values())) for term, cells in self._cells.items()))
+        if question.has_categories:
+            (name,) = question.response_columns
+            state.report(*(OutcomeCounts((self.n - rows, rows), name) for rows in self._cells[name].values()))
         state.report(*(column.variation(what) for what, column in self._extremes.items()))
         if self._weighted:
             total, squares = self._weights.tolist()
@@ -410,7 +412,7 @@ class ColumnSurvey:
         """Add a chunk of complete rows."""
         found = {name: column_kind(frame[name], self.site, name) for name in (*columns, *self.categories)}
         self.kinds = {name: self.kinds.get(name, kind) for name, kind in found.items()}
-        for name in [*coded_columns(terms, self.kinds), *self.categories]:
+        for name in dict.fromkeys([*coded_columns(terms, self.kinds), *self.categories]):
             self._add_levels(frame[name], self.counts.setdefault(name, {}))
             order = _declared(frame[name], sorted_too=name not in self.categories)
             # Chunks that declare different orders declare none.

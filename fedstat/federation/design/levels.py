@@ -156,9 +156,19 @@ MOST_CATEGORIES = 30
 
 
 def agreed_categories(
-    sites: Mapping[str, SiteColumns], name: str, levels: tuple[LevelValue, ...], *, ordered: bool
+    sites: Mapping[str, SiteColumns],
+    name: str,
+    levels: tuple[LevelValue, ...],
+    *,
+    listed: Sequence[LevelValue],
+    ordered: bool,
 ) -> tuple[LevelValue, ...]:
-    """Check the categories of a response: few enough, and with an order where they need one."""
+    """Check the categories of a response: those listed, few enough, and in an order where they need one."""
+    if empty := [level for level in listed if level not in levels]:
+        raise DesignError(
+            f"no complete row of any site has {list_levels(empty)} of response {name!r}. Leave it out of the "
+            "levels."
+        )
     if len(levels) > MOST_CATEGORIES:
         raise DesignError(
             f"response {name!r} has {len(levels):,} categories, and a model can have {MOST_CATEGORIES}: it looks "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import numpy as np
 
@@ -21,20 +21,22 @@ from fedstat.kernels.categories import coefficient_map, moved
 from fedstat.models.categories.steps import LARGE_STEP, CategoryRequest, first_parameters
 from fedstat.models.horizontal.estimability import diverges, require_independent
 from fedstat.models.horizontal.session import RowsSession, add
-from fedstat.typing import Array, Bools, Floats, Matrix, Vector
+from fedstat.typing import Array, Bools, Floats
 
 NOT_REQUESTED = "not requested"
 MOST_HALVINGS = 20
+Parameters: TypeAlias = Annotated[Floats, "q"]
+Products: TypeAlias = Annotated[Floats, "q q"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SumsAt:
     """Sums over sites at parameters of standardized columns, and the sites' parts unless masked."""
 
-    score: Vector
-    information: Matrix
+    score: Parameters
+    information: Products
     loglik: float
-    by_site: Annotated[list[tuple[Vector, Matrix]], "K"] | None
+    by_site: Annotated[list[tuple[Parameters, Products]], "K"] | None
 
     @classmethod
     def of(cls, replies: Sequence[Reply], masked: bool) -> SumsAt | None:
@@ -61,14 +63,14 @@ class CategoryFit:
     `clusters` clusters.
     """
 
-    gamma: Vector
+    gamma: Parameters
     total: SumsAt
     design: RowsDesign
     request: CategoryRequest
     categories: Annotated[tuple[LevelValue, ...], "J"]
     counts: Annotated[Floats, "2 J"]
     null: float
-    meat: Matrix | None
+    meat: Products | None
     clusters: int | None
     apart: Annotated[Floats, "2"] | None
     trace: Annotated[Floats, "E 3"]

@@ -19,7 +19,7 @@ from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.heterogeneity import Heterogeneity, MaskedSiteSums, SiteFit, heterogeneity
 from fedstat.inference.likelihood import mcfadden
 from fedstat.inference.plots import draw_bands
-from fedstat.inference.summary import WIDTH, Note, Report, released_kinds
+from fedstat.inference.summary import WIDTH, Note, Report, coefficient_sheet, released_kinds
 from fedstat.inference.tables import Sheet, human_range, number
 from fedstat.kernels.categories import CategoryRows, moved, probabilities
 from fedstat.models.categories.evaluation import CategoryEvaluation, evaluate_categories
@@ -829,6 +829,11 @@ class OrdinalResults(CategoryResults, saved_as="fedstat ordinal results 1", reco
         beta, cov = np.zeros(len(fit.design.names)), np.zeros((len(fit.design.names),) * 2)
         beta[1:], cov[1:, 1:] = fit.params[width:], fit.cov[width:, width:]
         return beta, cov
+
+    def _coefficient_sheet(self, alpha: float) -> Sheet:
+        # Logarithms of differences of thresholds say little: a table of their own has the thresholds.
+        frame = self._coefficients(1.0 - alpha).iloc[: 1 - len(self.categories)]
+        return coefficient_sheet(frame, {}, True, alpha, "z")
 
     def _further_sheets(self, alpha: float) -> Iterator[Sheet]:
         rows = tuple(
