@@ -29,6 +29,10 @@ from fedstat.models.copula.audit import AuditResults as AuditResults
 from fedstat.models.copula.published import PublishedSynthesis as PublishedSynthesis
 from fedstat.models.copula.results import CopulaResults as CopulaResults
 from fedstat.models.copula_glm.results import PrivateGLMResults as PrivateGLMResults
+from fedstat.models.categories.evaluation import CategoryEvaluation as CategoryEvaluation
+from fedstat.models.categories.results import MultinomialResults as MultinomialResults
+from fedstat.models.categories.results import OrdinalResults as OrdinalResults
+from fedstat.models.categories.results import ProportionalOddsTest as ProportionalOddsTest
 from fedstat.models.cox.baseline import BaselineHazard as BaselineHazard
 from fedstat.models.cox.results import CoxResults as CoxResults
 from fedstat.models.cox.results import ProportionalHazardsTest as ProportionalHazardsTest

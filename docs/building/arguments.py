@@ -14,6 +14,7 @@ PAGE = Path(__file__).parents[1] / "arguments.md"
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "GLM": ("FederatedGLM", "GLORE", "FederatedOLS"),
     "Cox": ("FederatedCox",),
+    "Categories": ("FederatedOrdinal", "FederatedMultinomial"),
     "KaplanMeier": ("KaplanMeier",),
     "FedAvg": ("FedAvg", "FedAvgM", "QFedAvg", "FedProx"),
     "Boost": ("FedFunctionBoost",),
@@ -32,6 +33,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "formula": "Response and terms.",
         "partition": "The sites and their data.",
         "family": "Distribution and link of the response, as a family of statsmodels.",
+        "distr": "Distribution of the latent variable of ordered categories.",
+        "levels": "Categories of the response, in order.",
         "offset": "Column with a known part of the linear predictor.",
         "exposure": "Column whose logarithm is an offset.",
         "freq_weights": "Column with the number of rows or entities that a row represents.",

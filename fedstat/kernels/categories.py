@@ -1,14 +1,15 @@
 """Sums over rows for a response of categories: cumulative links, and the logit against a first category.
 
 A row has one linear predictor for every category but one, ``eta_j = x'b_j``: with a cumulative link
-``P(y <= j) = F(eta_j)`` (McCullagh 1980, equation 1.1), otherwise ``log P(y = j) / P(y = 0) = eta_j`` (McFadden
-1974). Derivatives of a row's log-likelihood are by its predictors; sums multiply them with its columns.
+``P(y <= j) = F(eta_j)`` (McCullagh 1980, equation 1.1), otherwise ``log P(y = j) / P(y = 0) = eta_j``
+(McFadden 1974). Derivatives of a row's log-likelihood are by its predictors; sums multiply them with its
+columns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import expit, logit, ndtr, ndtri
@@ -142,10 +143,8 @@ class CategoryRows:
 
     def part(self, rows: slice) -> CategoryRows:
         """Return some of the rows."""
-        more = {
-            name: None if (one := getattr(self, name)) is None else one[rows] for name in ("offset", "weight")
-        }
-        return replace(self, X=self.X[rows], y=self.y[rows], **more)
+        offset, weight = (None if one is None else one[rows] for one in (self.offset, self.weight))
+        return CategoryRows(self.X[rows], self.y[rows], self.link, offset, weight)
 
     def blocks(self) -> Iterator[CategoryRows]:
         """Yield the rows in blocks that stay in cache."""
@@ -196,7 +195,7 @@ class CategoryRows:
         return CategorySums(loglik, score, information, spread, (errors, float(mass.sum() - mass.max())))
 
     def residuals(self, B: Floats) -> Floats:
-        """Derivatives of the rows' log-likelihoods by their predictors, (m, J - 1)."""
+        """Return derivatives of the rows' log-likelihoods by their predictors, (m, J - 1)."""
         return self.weighted(log_terms(self.predictors(B), self.y, self.link)[1])
 
     def row_scores(self, B: Floats) -> Floats:
@@ -217,7 +216,7 @@ class CategoryRows:
         return first, second
 
     def probability_terms(self, B: Floats) -> tuple[Floats, Floats]:
-        """Derivatives of the rows' probabilities, (m, J, J - 1) and (m, J, J - 1, J - 1)."""
+        """Return derivatives of the rows' probabilities, (m, J, J - 1) and (m, J, J - 1, J - 1)."""
         eta = self.predictors(B)
         P = self.weighted(probabilities(eta, self.link))
         first, second = [], []
@@ -240,8 +239,9 @@ def _pairs(width: int, link: str) -> tuple[Ints, Ints]:
 def coefficient_map(categories: int, p: int, proportional: bool) -> Floats:
     """Matrix from parameters (q,) to coefficients of all predictors, ((J - 1) p, q).
 
-    The first column is the constant. With `proportional` the parameters are thresholds (J - 1,) and coefficients
-    (p - 1,), and ``eta_j = threshold_j - x'b``; otherwise each predictor has its own coefficients.
+    The first column is the constant. With `proportional` the parameters are thresholds (J - 1,) and
+    coefficients (p - 1,), and ``eta_j = threshold_j - x'b``; otherwise each predictor has its own
+    coefficients.
     """
     width = categories - 1
     if not proportional:
@@ -256,7 +256,7 @@ def moved(M: Floats, T: Floats) -> Floats:
     """Matrix (q, q) of parameters if those of each predictor are multiplied by T (p, p)."""
     width = len(M) // len(T)
     if np.array_equal(M, np.eye(len(M))):
-        return np.kron(np.eye(width), T)
+        return np.asarray(np.kron(np.eye(width), T))
     return np.asarray(np.linalg.lstsq(M, np.kron(np.eye(width), T) @ M, rcond=None)[0])
 
 

@@ -121,9 +121,9 @@ def agree_coding(
     """Agree on levels, without sums for transforms.
 
     The levels of `site_column` are the sites, in their order; every other level must have `min_count` rows in
-    total. The categories of a response must have an order if `ordered`: they are numbers, or all sites declare
-    the same one. Raises a DesignError for a column that holds numbers at one site and categories at another, for a
-    rare level, for a site without a complete row, and for a reference that is not a level.
+    total. The categories of a response must have an order if `ordered`: they are numbers, or all sites
+    declare the same one. Raises a DesignError for a column that holds numbers at one site and categories at
+    another, for a rare level, for a site without a complete row, and for a reference that is not a level.
     """
     request = rows_request(session)
     replies = yield [request(site, "survey_rows", question.to_json()) for site in sites]

@@ -48,11 +48,11 @@ MOST_NAMES = 10_000
 class RowsRequest:
     """The parts of every site's table that a model reads; plain values.
 
-    `response` is the left side, with times where it is ``Surv(...)``, categories where it is ``C(...)``, `offsets` are expressions inside
-    ``offset()``, each with the columns that it reads; `terms` are empty for an intercept alone. `weights`
-    are columns by role ("freq_weights", "var_weights", "exposure"), `labels` columns of groups: clusters,
-    strata. `curves` are integrated, so no long stretch of one may be unknown; a `curve_response` replaces
-    the response.
+    `response` is the left side, with times where it is ``Surv(...)``, categories where it is ``C(...)``,
+    `offsets` are expressions inside ``offset()``, each with the columns that it reads; `terms` are empty for
+    an intercept alone. `weights` are columns by role ("freq_weights", "var_weights", "exposure"), `labels`
+    columns of groups: clusters, strata. `curves` are integrated, so no long stretch of one may be unknown; a
+    `curve_response` replaces the response.
     """
 
     response: str

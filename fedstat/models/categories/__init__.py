@@ -1,4 +1,4 @@
-"""Regression of a response of categories over sites that hold different rows: ordered, and without an order."""
+"""Regression of ordered and unordered categories over sites that hold different rows."""
 
 from fedstat.models.categories import steps
 

@@ -49,7 +49,7 @@ class CategoryEvaluation(Report):
         Sum of the logarithms of the probabilities of the rows' categories, and weights, by site.
     sites : tuple of str
     least : int
-        Fewest rows of a cell of `counts` at a site.
+        Fewest rows of a bin at a site.
     own_rows : bool
         Whether the model was fitted to these rows.
 
@@ -107,10 +107,14 @@ class CategoryEvaluation(Report):
             for level, one in self.by_category.items()
         }
         total: Any = tuple(np.sum(part, axis=0) for part in zip(*sums.values(), strict=True))
-        return plot_calibration(sums, total, binary=True, groups=groups, ax=ax)  # type: ignore[arg-type]
+        # No intervals: the probabilities of one row are not independent.
+        words = ("probabilities", "all categories")
+        ax = plot_calibration(sums, total, binary=False, groups=groups, counted=words, ax=ax)
+        ax.set_ylabel("observed proportion")
+        return ax
 
     def tidy(self) -> pd.DataFrame:
-        """One row per category: ``category``, ``n``, ``observed``, ``expected``, ``auc`` with interval and bounds."""
+        """One row per category, with the columns of :meth:`Evaluation.to_frame`."""
         rows = {level: one.to_frame().loc[ALL] for level, one in self.by_category.items()}
         return pd.DataFrame.from_dict(rows, orient="index").rename_axis("category").reset_index()
 
@@ -151,14 +155,16 @@ class CategoryEvaluation(Report):
             yield Note("own_rows", OWN_ROWS, "warning")
         yield Note(
             "auc",
-            "AUC of a category against the rest, from counts in public bins of its probability; the AUC of all "
+            "AUC of a category against the rest, from counts in public bins of its probability; the AUC of "
+            "all "
             "is their mean, weighted by rows.",
         )
         if self.least > 1:
             yield Note(
                 "merged_cells",
-                f"A predicted category of fewer than {self.least} rows of a category at a site is counted with "
-                "a neighbor.",
+                f"Bins of fewer than {self.least} rows at a site, and predicted categories with few rows of "
+                "a "
+                "category (min_level_count), are counted with a neighbor.",
             )
 
     def __repr__(self) -> str:

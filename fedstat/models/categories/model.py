@@ -45,7 +45,8 @@ class CategoryPlan(DryRunPlan):
         if any(entry.step == "fit_alone" for entry in expected.dry_run.entries):
             yield (
                 "Coordinator",
-                "learns every site's own fit, with the means and deviations of its columns. local=False leaves "
+                "learns every site's own fit, with the means and deviations of its columns. local=False "
+                "leaves "
                 "this out, together with the comparison of the sites.",
             )
 
@@ -278,10 +279,10 @@ class CategoryModel(HorizontalModel):
 class FederatedOrdinal(CategoryModel):
     """Regression of ordered categories over sites that hold different rows, with a cumulative link.
 
-    ``P(y <= j) = F(threshold_j - x'b)``: with ``distr="logit"`` the proportional odds model (McCullagh 1980), and
-    exp(b) the ratio of the odds of a higher category. Score and information are sums over rows, so that the
-    estimate is that of the pooled table: statsmodels' ``OrderedModel``, R's ``ordinal::clm`` and ``MASS::polr``.
-    Make one with :meth:`from_formula`.
+    ``P(y <= j) = F(threshold_j - x'b)``: with ``distr="logit"`` the proportional odds model (McCullagh 1980),
+    and exp(b) the ratio of the odds of a higher category. Score and information are sums over rows, so that
+    the estimate is that of the pooled table: statsmodels' ``OrderedModel``, R's ``ordinal::clm`` and
+    ``MASS::polr``. Make one with :meth:`from_formula`.
 
     Parameters
     ----------
@@ -301,8 +302,8 @@ class FederatedOrdinal(CategoryModel):
     ----------
     McCullagh, "Regression models for ordinal data", Journal of the Royal Statistical Society B 42 (1980).
 
-    Peterson and Harrell, "Partial proportional odds models for ordinal response variables", Applied Statistics
-    39 (1990).
+    Peterson and Harrell, "Partial proportional odds models for ordinal response variables", Applied
+    Statistics 39 (1990).
 
     Examples
     --------
@@ -343,7 +344,8 @@ class FederatedOrdinal(CategoryModel):
         formula, partition, levels, offset, freq_weights, complete, labels, missing
             As in :meth:`CategoryModel.from_formula`.
         distr : {"logit", "probit", "cloglog"}
-            Distribution of the latent variable: proportional odds, a normal variable, or proportional hazards.
+            Distribution of the latent variable: proportional odds, a normal variable, or proportional
+            hazards.
 
         Raises
         ------
@@ -391,7 +393,8 @@ class FederatedMultinomial(CategoryModel):
 
     References
     ----------
-    McFadden, "Conditional logit analysis of qualitative choice behavior", in Frontiers in Econometrics (1974).
+    McFadden, "Conditional logit analysis of qualitative choice behavior", in Frontiers in Econometrics
+    (1974).
 
     Examples
     --------

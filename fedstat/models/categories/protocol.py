@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Annotated, TypeAlias
 
 import numpy as np
@@ -57,10 +58,10 @@ class CategoryFit:
     """Maximum of the likelihood; parameters and sums are for standardized columns.
 
     Parameters are thresholds and coefficients with a cumulative link, otherwise the coefficients of each
-    category but the first. `counts` (2, J) are weights and rows of the categories, `null` is the log-likelihood
-    without covariates; `trace` has log-likelihood, length of the step in standard errors, and its largest
-    change of a parameter, by evaluation. `meat` is the sum of outer products of the scores of rows, or of
-    `clusters` clusters.
+    category but the first. `counts` (2, J) are weights and rows of the categories, `null` is the
+    log-likelihood without covariates; `trace` has log-likelihood, length of the step in standard errors, and
+    its largest change of a parameter, by evaluation. `meat` is the sum of outer products of the scores of
+    rows, or of `clusters` clusters.
     """
 
     gamma: Parameters
@@ -138,7 +139,8 @@ class CategoryNewton:
         counts = add(replies[2 * K : 3 * K], "response")
         if empty := [str(level) for level, n in zip(categories, counts[0], strict=True) if n <= 0.0]:
             raise EstimationError(
-                f"no complete row of any site has the category {', '.join(map(repr, empty))} of the response. "
+                f"no complete row of any site has the category {', '.join(map(repr, empty))} of the "
+                "response. "
                 "Leave it out of the levels, or merge it with another"
             )
         M = coefficient_map(len(categories), len(design.names), self.request.proportional)
@@ -272,8 +274,7 @@ class Point:
 def parameter_names(categories: Sequence[str], columns: Sequence[str], proportional: bool) -> list[str]:
     """Thresholds such as ``low/mid`` and columns, or columns by category such as ``mid: age``."""
     if proportional:
-        pairs = zip(categories[:-1], categories[1:], strict=True)
-        return [*(f"{below}/{above}" for below, above in pairs), *columns[1:]]
+        return [*(f"{below}/{above}" for below, above in pairwise(categories)), *columns[1:]]
     return [f"{level}: {column}" for level in categories[1:] for column in columns]
 
 
@@ -312,7 +313,8 @@ def separated(step: Floats, point: Point) -> EstimationError:
     moving = np.abs(step) > 0.1 * np.abs(step).max()
     listed = ", ".join(repr(name) for name, moves in zip(point.names, moving, strict=True) if moves)
     return EstimationError(
-        f"the categories are separated: the estimates of {listed} would be infinite, as where all rows of a level "
+        f"the categories are separated: the estimates of {listed} would be infinite, as where all rows of a "
+        "level "
         "have one category, or a column divides the categories. Leave out the term, or merge categories or "
         "levels."
     )
@@ -321,7 +323,8 @@ def separated(step: Floats, point: Point) -> EstimationError:
 def no_step(evaluations: int) -> EstimationError:
     """Make the error for a likelihood that no allowed step increases."""
     return EstimationError(
-        f"no step increases the likelihood ({evaluations} evaluations) with weight on more than a few rows of "
+        f"no step increases the likelihood ({evaluations} evaluations) with weight on more than a few rows "
+        "of "
         "every site. Transform columns with long tails, or leave out columns that separate the categories"
     )
 

@@ -21,7 +21,7 @@ from fedstat.inference.likelihood import mcfadden
 from fedstat.inference.plots import draw_bands
 from fedstat.inference.summary import WIDTH, Note, Report, coefficient_sheet, released_kinds
 from fedstat.inference.tables import Sheet, human_range, number
-from fedstat.kernels.categories import CategoryRows, moved, probabilities
+from fedstat.kernels.categories import CategoryRows, probabilities
 from fedstat.models.categories.evaluation import CategoryEvaluation, evaluate_categories
 from fedstat.models.categories.protocol import (
     NOT_REQUESTED,
@@ -31,12 +31,11 @@ from fedstat.models.categories.protocol import (
     parameter_names,
     separate_scores,
     sum_effects,
-    to_units,
 )
 from fedstat.models.categories.steps import FAMILY
 from fedstat.models.checks import check_choice
 from fedstat.models.horizontal.model import HorizontalModel
-from fedstat.models.horizontal.prediction import code_frame, predict_rows
+from fedstat.models.horizontal.prediction import predict_rows
 from fedstat.models.horizontal.results import MASKED, DesignResults, RowsBasis, rows_estimate
 from fedstat.models.horizontal.session import RowsSession
 from fedstat.models.margins import MarginalEffects
@@ -316,8 +315,8 @@ class CategoryResults(DesignResults):
     ) -> MarginalEffects:
         """Marginal effects on the probability of each category, with errors by the delta method.
 
-        With ``at="overall"`` sites sum derivatives of the probabilities over their rows once, masked as in the
-        fit. Effects at the means of the columns need no message.
+        With ``at="overall"`` sites sum derivatives of the probabilities over their rows once, masked as in
+        the fit. Effects at the means of the columns need no message.
 
         Parameters
         ----------
@@ -403,7 +402,7 @@ class CategoryResults(DesignResults):
         """
         fit = self._record.fit
         terms = [fit.design.term_names[k] for k in _columns(fit)]
-        tested = [term for term in dict.fromkeys(fit.design.term_names[1:])]
+        tested = list(dict.fromkeys(fit.design.term_names[1:]))
         groups = [[k for k, term in enumerate(terms) if term == one] for one in tested]
         found = self._after_fit(
             "lr_test_terms()",
@@ -479,7 +478,7 @@ class CategoryResults(DesignResults):
     def _moved(
         self, at: Floats, score: Floats, information: Floats, back: Floats | None = None
     ) -> tuple[Floats, Floats]:
-        """Score and information for the parameters that are shown; `back` takes theirs to units of the data."""
+        """Score and information for the parameters that are shown; `back` takes theirs to data units."""
         J = shown(self._record.fit, at)[1]
         inverse = np.linalg.inv(J if back is None else J @ back)
         return inverse.T @ score, inverse.T @ information @ inverse
@@ -524,11 +523,6 @@ class CategoryResults(DesignResults):
         )
 
     # -- summary ---------------------------------------------------------------------------------
-
-    def _deviations(self) -> pd.Series:
-        fit = self._record.fit
-        spread = fit.design.spread[_columns(fit)][_order(fit)]
-        return pd.Series(spread, index=list(self.estimate.names))
 
     def _glance(self) -> dict[str, float]:
         return super()._glance() | {"pseudo_r_squared": self.pseudo_rsquared()}
@@ -615,14 +609,16 @@ class CategoryResults(DesignResults):
         if least < FEW_ROWS:
             yield Note(
                 "rare_category",
-                f"Category {self.categories[rarest]!r} has {least:.1f} rows for each coefficient. With fewer than "
+                f"Category {self.categories[rarest]!r} has {least:.1f} rows for each coefficient. With "
+                "fewer than "
                 f"{FEW_ROWS}, estimates are biased away from zero and intervals are unreliable.",
                 "warning",
             )
         if fit.clusters is not None and fit.clusters < FEW_CLUSTERS:
             yield Note(
                 "few_clusters",
-                f"There are {fit.clusters} clusters. With fewer than {FEW_CLUSTERS}, these standard errors are "
+                f"There are {fit.clusters} clusters. With fewer than {FEW_CLUSTERS}, these standard errors "
+                "are "
                 "usually too small.",
                 "warning",
             )
@@ -691,11 +687,9 @@ def _order(fit: CategoryFit) -> list[int]:
 
 def _columns(fit: CategoryFit) -> list[int]:
     """Column of the design of each parameter of the fit."""
-    return (
-        (np.abs(fit.map).reshape(-1, len(fit.design.names), len(fit.gamma)).sum(axis=0))
-        .argmax(axis=0)
-        .tolist()
-    )
+    size = np.abs(fit.map).reshape(-1, len(fit.design.names), len(fit.gamma)).sum(axis=0)
+    places: list[int] = size.argmax(axis=0).tolist()
+    return places
 
 
 def _p(p: float) -> str:
@@ -728,7 +722,7 @@ class OrdinalResults(CategoryResults, saved_as="fedstat ordinal results 1", reco
 
     @property
     def thresholds(self) -> pd.DataFrame:
-        """Thresholds between successive categories: ``estimate``, ``std_error``, ``conf_low``, ``conf_high``."""
+        """Thresholds between categories: ``estimate``, ``std_error``, ``conf_low``, ``conf_high``."""
         return self._thresholds(0.05)
 
     def _thresholds(self, alpha: float) -> pd.DataFrame:
@@ -835,6 +829,13 @@ class OrdinalResults(CategoryResults, saved_as="fedstat ordinal results 1", reco
         frame = self._coefficients(1.0 - alpha).iloc[: 1 - len(self.categories)]
         return coefficient_sheet(frame, {}, True, alpha, "z")
 
+    def _deviations(self) -> pd.Series:
+        design = self._record.fit.design
+        return pd.Series(design.spread[1:], index=list(design.names[1:]))
+
+    def _constants(self) -> tuple[str, ...]:
+        return self.estimate.names[1 - len(self.categories) :]
+
     def _further_sheets(self, alpha: float) -> Iterator[Sheet]:
         rows = tuple(
             (str(name), *map(number, values)) for name, *values in self._thresholds(alpha).itertuples()
@@ -848,8 +849,7 @@ class OrdinalResults(CategoryResults, saved_as="fedstat ordinal results 1", reco
     def _assumption(self) -> Note:
         return Note(
             "proportional",
-            "Coefficients are assumed to be the same at all thresholds; test_proportional_odds() tests it. Parameters "
-            "after the first threshold are logarithms of differences of thresholds.",
+            "Coefficients are assumed to be the same at all thresholds; test_proportional_odds() tests it.",
         )
 
 
@@ -880,9 +880,26 @@ class MultinomialResults(CategoryResults, saved_as="fedstat multinomial results 
         names, levels = list(self._record.fit.design.names), list(self.categories[1:])
         return pd.DataFrame(self.estimate.params.reshape(len(levels), -1).T, index=names, columns=levels)
 
+    def tidy(self, conf_level: float = 0.95, exponentiate: bool = False) -> pd.DataFrame:
+        """One row per category and column, named as ``category: column``; otherwise as for other models."""
+        frame = super().tidy(conf_level, exponentiate)
+        return frame.drop(columns="site").assign(term=list(self.estimate.names))
+
+    def _coefficients(self, conf_level: float) -> pd.DataFrame:
+        # Tables and plots have a heading for each category, as those of other models have for each site.
+        columns = list(self._record.fit.design.names)
+        levels = [str(level) for level in self.categories[1:] for _ in columns]
+        frame = super()._coefficients(conf_level)
+        return frame.assign(term=columns * (len(self.categories) - 1), site=levels)
+
+    def _deviations(self) -> pd.Series:
+        design = self._record.fit.design
+        return pd.Series(design.spread, index=list(design.names))
+
     def _effect_part(self) -> tuple[Floats, Floats]:
         raise NotAvailableError(
-            "effect: it differs by category; plot_probabilities() and get_margeff() show it for all categories"
+            "effect: it differs by category; plot_probabilities() and get_margeff() show it for all "
+            "categories"
         )
 
     def _effect_words(self) -> tuple[str, str, str]:
@@ -895,7 +912,8 @@ class MultinomialResults(CategoryResults, saved_as="fedstat multinomial results 
     def _assumption(self) -> Note:
         return Note(
             "reference",
-            f"Coefficients compare a category with {self.categories[0]!r}; the ratio of the probabilities of two "
+            f"Coefficients compare a category with {self.categories[0]!r}; the ratio of the probabilities "
+            "of two "
             "categories is assumed not to depend on the others.",
         )
 
@@ -936,10 +954,12 @@ class ProportionalOddsTest(Report):
             yield Note(
                 "not_proportional",
                 "Coefficients differ by threshold: a coefficient of the fit is an average over them. "
-                "FederatedMultinomial supposes no order, and a GLM of y > j has coefficients of each threshold.",
+                "FederatedMultinomial supposes no order, and a GLM of y > j has coefficients of each "
+                "threshold.",
                 "warning",
             )
 
     def __repr__(self) -> str:
         last = self._table.iloc[-1]
-        return f"<Proportional odds: {last['statistic']:.2f} on {last['df']} df, p {_p(last['p_value'])}; see .summary()>"
+        found = f"{last['statistic']:.2f} on {last['df']} df, p {_p(last['p_value'])}"
+        return f"<Proportional odds: {found}; see .summary()>"

@@ -348,8 +348,8 @@ def scores_at(
 def sum_scores(data: SiteData, state: State, shift: Floats, scale: Floats, beta: Floats) -> dict[str, Array]:
     """Sum score (q,), observed information (q, q) and log-likelihood over the rows at beta (q,).
 
-    Parameters are for columns standardized over all sites. ``spread`` is false, and all else zero, if few rows
-    have nearly all weight at these parameters, or a row's category has no probability.
+    Parameters are for columns standardized over all sites. ``spread`` is false, and all else zero, if few
+    rows have nearly all weight at these parameters, or a row's category has no probability.
     """
     site = categories_of(state)
     return scores_at(state, site, site.place(shift, scale, beta, site.request.proportional), True)
@@ -389,8 +389,9 @@ def finish(
 ) -> dict[str, Array]:
     """Sum what the summary needs at the estimate; refused if a few rows have nearly all weight.
 
-    On request it releases ``meat`` (q, q), outer products of the scores of rows, of clusters with their number
-    ``clusters``, or of the site; and ``apart`` (2,), the site's part of the score test of equal coefficients.
+    On request it releases ``meat`` (q, q), outer products of the scores of rows, of clusters with their
+    number ``clusters``, or of the site; and ``apart`` (2,), the site's part of the score test of equal
+    coefficients.
     """
     site = categories_of(state)
     check_lengths(data.name, meat=(meat, 3))
@@ -407,7 +408,7 @@ def finish(
         if meat[1]:
             names = list(site.request.clusters)
             frame = pd.concat([rows.frame[names] for rows, _ in site.opened.chunks()])
-            code = frame.groupby(names, sort=True).ngroup().to_numpy()
+            code = np.asarray(frame.groupby(names, sort=True).ngroup(), dtype=np.int64)
             arrays["clusters"] = np.array(float(code.max() + 1))
             state.report(ClusterProducts(_shared_columns(site.opened, code), site.request.clusters))
             scores = np.array([np.bincount(code, column) for column in scores.T]).T
@@ -444,8 +445,8 @@ def sum_effects(data: SiteData, state: State, shift: Floats, scale: Floats, beta
     B, _, _ = site.place(shift, scale, beta, site.request.proportional)
     state.report(*site.facts_at(B))
     T = translation(site.opened.shift, site.opened.scale, shift, scale)
-    parts = [rows.effects(B) for rows in site.chunks()]
-    return {"first": sum(one for one, _ in parts), "second": sum(two for _, two in parts) @ T}
+    first, second = zip(*(rows.effects(B) for rows in site.chunks()), strict=True)
+    return {"first": np.sum(first, axis=0), "second": np.sum(second, axis=0) @ T}
 
 
 @step(
@@ -470,8 +471,8 @@ def bin_counts(data: SiteData, state: State, request: CategoryRequest, beta: Flo
     """Compare the probabilities of each category with the rows, in public bins of the probability.
 
     `beta` (q,) is in the units of the data. Released are ``bins`` (J, 3, B), ``confusion`` (J, J), and the
-    log-likelihood with probabilities of 1e-15 or more. Bins of few rows, and predicted categories of few rows of
-    a category, are counted with a neighbor.
+    log-likelihood with probabilities of 1e-15 or more. Bins of few rows, and predicted categories of few rows
+    of a category, are counted with a neighbor.
     """
     site = opened_categories(data, state, request)
     zeros, ones = np.zeros_like(site.opened.shift), np.ones_like(site.opened.scale)

@@ -141,7 +141,7 @@ def test_multinomial_weights_and_offsets():
 @pytest.mark.parametrize("link", [*LINKS, BASELINE])
 def test_derivatives_are_those_of_the_log_likelihood(link):
     rng = np.random.default_rng(3)
-    eta = np.sort(rng.normal(size=(40, 3)), axis=1) + [-0.3, 0.0, 0.3]
+    eta = np.sort(rng.normal(size=(40, 3)), axis=1) + np.array([-0.3, 0.0, 0.3])
     y, h = rng.integers(0, 4, 40), 1e-5
     logp, g, H = log_terms(eta, y, link)
     assert_allclose(np.exp(logp), probabilities(eta, link)[np.arange(40), y], rtol=1e-12)
@@ -354,7 +354,12 @@ def test_levels_come_from_numbers_declarations_or_the_formula():
     frames = {site: part.drop(columns="school") for site, part in mixed.groupby("school")}
     frames["Aalen"] = frames["Aalen"].astype({"grade": int})
     partition = fs.ClientPartition.from_frames(frames, layout="horizontal")
-    assert fs.FederatedOrdinal.from_formula(FORMULA, partition).agreement.question.categories == (0, 10, 20, 30)
+    assert fs.FederatedOrdinal.from_formula(FORMULA, partition).agreement.question.categories == (
+        0,
+        10,
+        20,
+        30,
+    )
 
 
 @pytest.mark.parametrize(
@@ -391,7 +396,9 @@ def test_other_models_point_to_these():
 
 
 def test_an_empty_category_is_named():
-    with pytest.raises(DesignError, match="no complete row of any site has level 'superb' of response 'grade'"):
+    with pytest.raises(
+        DesignError, match="no complete row of any site has level 'superb' of response 'grade'"
+    ):
         model("Ordinal", levels=[*LEVELS, "superb"]).fit()
 
 
@@ -426,7 +433,7 @@ def test_a_request_out_of_turn_is_refused():
     site = model("Ordinal").partition.sites["Bern"]
     arrays = {"shift": np.zeros(5), "scale": np.ones(5), "beta": np.zeros(7)}
     for step in ("sum_scores", "sum_separate_scores", "sum_effects"):
-        with pytest.raises(MessageError, match="was not started here|no rows are open"):
+        with pytest.raises(MessageError, match=r"was not started here|no rows are open"):
             site.answer(pack_request(Request("Bern", "categories", step, arrays, "another session")))
 
 
@@ -479,9 +486,13 @@ def test_evaluation_counts_every_category(ordinal):
     assert abs(found.accuracy - (guess == CODES).mean()) < 0.01
     for j, level in enumerate(LEVELS):
         one = found.by_category[level]
-        events, others = P[CODES == j, j], P[CODES != j, j]
+        events, others = P[j == CODES, j], P[j != CODES, j]
         area = (events[:, None] > others).mean() + (events[:, None] == others).mean() / 2
-        assert one.discrimination["all sites"].at_least - 1e-9 <= area <= one.discrimination["all sites"].at_most + 1e-9
+        assert (
+            one.discrimination["all sites"].at_least - 1e-9
+            <= area
+            <= one.discrimination["all sites"].at_most + 1e-9
+        )
         assert_allclose(one.expected.sum(), P[:, j].sum(), rtol=1e-9)
     assert found.own_rows and "flatter" not in found.summary().as_text()
     assert len(ordinal.evaluation_ledger.releases()) > 0
