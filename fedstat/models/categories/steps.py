@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -124,6 +124,17 @@ class SiteCategories:
         for column in np.concatenate([rows.residuals(B) for rows in self.chunks()]).T:
             yield self.opened.products_with(column**2)
 
+    def products_by_category(self) -> Iterator[SummedProducts]:
+        """Facts on the products of columns over the rows of each category.
+
+        The observed information with a cumulative link depends on the category: several of these matrices at
+        different thresholds reveal the products of two columns over the rows of one category.
+        """
+        y = np.concatenate([rows.y for rows in self.chunks()])
+        for place, level in enumerate(self.opened.question.categories):
+            fact = self.opened.products_with((y == place).astype(np.float64))
+            yield replace(fact, names=[f"{name} (of {level})" for name in fact.names], rows=None)
+
     def map(self, proportional: bool) -> Floats:
         """Matrix from parameters to coefficients, see :func:`coefficient_map`."""
         return coefficient_map(self.categories, len(self.opened.scale), proportional)
@@ -219,6 +230,8 @@ REQUEST = control("link, and column of clusters", common=True)
 def start(data: SiteData, state: State, request: CategoryRequest) -> dict[str, Array]:
     """Count the categories: ``response`` (2, J), sums of weights, and rows."""
     site = opened_categories(data, state, request)
+    if request.proportional:
+        state.report(*site.products_by_category())
     response = np.zeros((2, site.categories))
     for rows in site.chunks():
         response += [np.bincount(rows.y, one, site.categories) for one in (rows.weight, None)]

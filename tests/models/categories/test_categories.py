@@ -554,3 +554,24 @@ def test_blocks_of_rows_are_parts_of_all_rows():
     whole, parts = data.sums(B), [data.part(slice(0, 300)).sums(B), data.part(slice(300, None)).sums(B)]
     assert_allclose(whole.score, sum(one.score for one in parts), rtol=1e-10)
     assert_allclose(whole.score.ravel(), data.row_scores(B).sum(axis=0), rtol=1e-10)
+
+
+def test_strict_sites_answer():
+    table, policy = MADE["grades"](2400), fs.Policy.strict()
+    for kind in ("Ordinal", "Multinomial"):
+        strict, loose = (model(kind, table=table, policy=one) for one in (policy, None))
+        fit, expected = strict.fit(), loose.fit()
+        assert_allclose(fit.params, expected.params, atol=1e-9)
+        assert_allclose(fit.get_margeff().margeff, expected.get_margeff().margeff, atol=1e-9)
+        assert fit.lr_test_terms().shape == (3, 3) and fit.evaluate().log_loss > 0.0
+        kinds = fit.ledger.to_frame()
+        assert kinds.loc[kinds["step"] == "sum_scores", "masked"].any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["Ordinal", "Multinomial"])
+def test_intervals_cover(kind):
+    found = runpy.run_path(str(Path(__file__).with_name("categories_coverage.py")))
+    hits, rejected = found["coverage"](kind, 4, 100, 300)
+    assert ((hits > 0.91) & (hits < 0.985)).all()
+    assert kind == "Multinomial" or 0.02 < rejected < 0.09
