@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not read INSTALLED;
     from fedstat.inference.pooling import combine as combine
     from fedstat.inference.pooling import pool as pool
     from fedstat.models.boost.model import FedFunctionBoost as FedFunctionBoost
+    from fedstat.models.categories.model import FederatedMultinomial as FederatedMultinomial
+    from fedstat.models.categories.model import FederatedOrdinal as FederatedOrdinal
     from fedstat.models.copula.audit import audit as audit
     from fedstat.models.copula.model import Bounds as Bounds
     from fedstat.models.copula.model import CopulaSynthesizer as CopulaSynthesizer

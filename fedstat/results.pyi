@@ -25,6 +25,10 @@ from fedstat.models.boost.report.refit import BoostPrediction as BoostPrediction
 from fedstat.models.boost.report.refit import SurfaceFit as SurfaceFit
 from fedstat.models.boost.results import BoostResults as BoostResults
 from fedstat.models.boost.results import LocalBoosts as LocalBoosts
+from fedstat.models.categories.evaluation import CategoryEvaluation as CategoryEvaluation
+from fedstat.models.categories.results import MultinomialResults as MultinomialResults
+from fedstat.models.categories.results import OrdinalResults as OrdinalResults
+from fedstat.models.categories.results import ProportionalOddsTest as ProportionalOddsTest
 from fedstat.models.copula.audit import AuditResults as AuditResults
 from fedstat.models.copula.published import PublishedSynthesis as PublishedSynthesis
 from fedstat.models.copula.results import CopulaResults as CopulaResults

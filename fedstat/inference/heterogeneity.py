@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 import pandas as pd
@@ -26,7 +26,7 @@ from fedstat.inference.plots import plot_forest
 from fedstat.inference.summary import Note, Report
 from fedstat.inference.tables import Sheet, number
 from fedstat.spline_names import short_names
-from fedstat.typing import Floats, Matrix, Vector
+from fedstat.typing import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -334,11 +334,11 @@ class SiteFit:
 
     site: str
     n: int
-    beta: Vector | None
-    cov: Matrix | None
+    beta: Annotated[Floats, "q"] | None
+    cov: Annotated[Floats, "q q"] | None
     problem: str
-    score: Vector | None
-    information: Matrix | None
+    score: Annotated[Floats, "q"] | None
+    information: Annotated[Floats, "q q"] | None
     own: SiteWelchTerms | None = None
 
 

@@ -195,6 +195,23 @@ def draw_effect(
     return ax
 
 
+def draw_bands(
+    x: Floats, bands: Mapping[str, Floats], column: str, what: str, explanation: str, ax: Axes | None
+) -> Axes:
+    """Draw several curves along the values of a column (m,): of each estimate and limits, (3, m)."""
+    ax = axes_for(ax, 6.0, 4.0)
+    for k, (name, (estimate, low, high)) in enumerate(bands.items()):
+        color = COLORS[k % len(COLORS)]
+        ax.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0.0)
+        ax.plot(x, estimate, color=color, label=name)
+    label_x(ax, column)
+    few_ticks(ax)
+    label_y(ax, what)
+    legend_below(ax)
+    set_headline(ax, what[:1].upper() + what[1:], explanation)
+    return ax
+
+
 def plot_convergence(trace: pd.DataFrame, *, tolerance: float, ax: Axes | None = None) -> Axes:
     """Relative score over the iterations, with the kind of each move; the tolerance is drawn as a line.
 
@@ -332,12 +349,19 @@ LEAST_ROWS = 50
 
 
 def plot_calibration(
-    curves: Mapping[str, Bins], total: Bins, *, binary: bool, groups: int = 10, ax: Axes | None = None
+    curves: Mapping[str, Bins],
+    total: Bins,
+    *,
+    binary: bool,
+    groups: int = 10,
+    counted: tuple[str, str] = ("rows", "all sites"),
+    ax: Axes | None = None,
 ) -> Axes:
     """Observed against predicted means: all sites as points, each site as a line; rows by prediction above.
 
     Binary responses have intervals of proportions (Wilson 1927, 95 %). Neighboring bins are joined to at
-    most `groups` of about equal size, of small sites to fewer.
+    most `groups` of about equal size, of small sites to fewer. `counted` names what is in a bin, and all
+    curves together.
     """
     ax = axes_for(ax, 5.0, 5.4)
     for k, (site, bins) in enumerate(curves.items()):
@@ -349,18 +373,18 @@ def plot_calibration(
             else ("one site" if k == 0 else None)
         )
         ax.plot(expected / n, observed / n, color=color, linewidth=1.2, alpha=0.8, label=label)
-    _draw_total(ax, join_bins(*total, groups), binary)
+    _draw_total(ax, join_bins(*total, groups), binary, counted[1])
     low, high = _limits(ax, total, binary)
     ax.plot([low, high], [low, high], color="0.6", linewidth=1.0, linestyle="--", zorder=0)
     ax.set(xlim=(low, high), ylim=(low, high), aspect="equal")
     ax.set(xlabel="mean prediction", ylabel="observed proportion" if binary else "observed mean")
-    _draw_histogram(ax, total, binary)
+    _draw_histogram(ax, total, binary, counted[0])
     legend_below(ax)
     set_headline(ax, "Calibration")
     return ax
 
 
-def _draw_histogram(ax: Axes, total: Bins, binary: bool) -> None:
+def _draw_histogram(ax: Axes, total: Bins, binary: bool, counted: str) -> None:
     """Draw rows by prediction in a strip above the axes; of a binary response with the events among them."""
     n, observed, expected = (values[total[0] > 0.0] for values in total)
     edges = np.linspace(*ax.get_xlim(), STRIP + 1)
@@ -371,7 +395,7 @@ def _draw_histogram(ax: Axes, total: Bins, binary: bool) -> None:
     strip.set(xlim=ax.get_xlim(), xticks=[], yticks=[])
     for side in ("top", "right", "left"):
         strip.spines[side].set_visible(False)
-    rows = f"{n.sum():,.0f} rows" + (f", {observed.sum():,.0f} events" if binary else "")
+    rows = f"{n.sum():,.0f} {counted}" + (f", {observed.sum():,.0f} events" if binary else "")
     color = COLORS[1] if binary else MUTED
     strip.set_title(rows, loc="right", fontsize=SMALL, color=color, pad=1.0)
 
@@ -409,13 +433,13 @@ def join_bins(n: Floats, observed: Floats, expected: Floats, groups: int) -> Bin
     return joined, y, mu
 
 
-def _draw_total(ax: Axes, bins: Bins, binary: bool) -> None:
+def _draw_total(ax: Axes, bins: Bins, binary: bool, label: str) -> None:
     n, observed, expected = bins
     x, y = expected / n, observed / n
     if binary:
         low, high = proportion_confint(observed, n, method="wilson")
         ax.vlines(x, low, high, color=INK, linewidth=1.2, zorder=3)
-    ax.scatter(x, y, s=26, color=INK, zorder=4, label="all sites")
+    ax.scatter(x, y, s=26, color=INK, zorder=4, label=label)
 
 
 def _limits(ax: Axes, total: Bins, binary: bool) -> tuple[float, float]:

@@ -19,6 +19,7 @@ INSTALLED: dict[str, tuple[str, ...]] = {
         "quantiles",
         "table_one",
     ),
+    "categories": ("FederatedMultinomial", "FederatedOrdinal"),
     "vfem": ("VFEMRegression", "VFEMGLM", "Iteration"),
     "vglm": ("VerticalGLM",),
     "laser": ("LASER",),

@@ -682,7 +682,7 @@ class CoefficientResults(Results[Any]):
         """
         frame = self._coefficients(conf_level)
         if not intercept:
-            frame = frame[frame["term"] != INTERCEPT]
+            frame = frame[~frame["term"].isin(self._constants())]
         if selected:
             frame = frame[frame["estimate"] != 0.0]
         title = "Coefficients"
@@ -711,6 +711,10 @@ class CoefficientResults(Results[Any]):
         )
 
     # -- hooks of a family -----------------------------------------------------------------------
+
+    def _constants(self) -> tuple[str, ...]:
+        """Name the coefficients that are constants of the model, and no effects."""
+        return (INTERCEPT,)
 
     def _link(self) -> DistributionSpec | None:
         """Distribution of the response, with the link that coefficients are on."""

@@ -105,6 +105,12 @@ def survival():
     return [fit, fit.test_proportional_hazards(), fit.baseline_hazard(12, until=48), *curves, table]
 
 
+def categories():
+    ordinal = fs.FederatedOrdinal.from_formula("num ~ age + sex", rows()).fit()
+    multinomial = fs.FederatedMultinomial.from_formula("C(cp) ~ age", rows()).fit()
+    return [ordinal, multinomial, ordinal.test_proportional_odds(), ordinal.evaluate()]
+
+
 def boosted():
     model = fs.FedFunctionBoost.from_formula("num ~ age + sex", rows())
     fit = model.fit(steps=20)
@@ -122,7 +128,18 @@ def over_columns():
     return [fs.VFEMRegression.from_formula("NPGR ~ ROA + CI", columns()).fit(), binary.fit(), imputations]
 
 
-MAKERS = (over_rows, survival, over_columns, vertical, boosted, networks, clusters, copulas, analyses)
+MAKERS = (
+    over_rows,
+    survival,
+    categories,
+    over_columns,
+    vertical,
+    boosted,
+    networks,
+    clusters,
+    copulas,
+    analyses,
+)
 
 
 @pytest.fixture(scope="module")

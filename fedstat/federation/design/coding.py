@@ -396,7 +396,7 @@ def build_response(frame: pd.DataFrame, text: str, columns: Sequence[str], site:
     """Compute the left side of a formula, for instance ``"log(y)"``, ``"visits > 0"`` or ``"cbind(a, b)"``.
 
     Returns (n_rows,), or (n_rows, 2) for ``cbind``: successes, failures. A row is NaN if a column is
-    missing; a comparison or a logical column is 0 or 1.
+    missing; a comparison or a logical column is 0 or 1, and ``C(y, levels=[...])`` the place of the level.
 
     Raises a FormulaError for a text outside the formula language, or one that reads other columns than those
     given; a DesignError for a column that is absent or holds categories, infinite values, and negative
@@ -458,13 +458,7 @@ def _values(series: dict[str, pd.Series], expression: Expression, site: str) -> 
             equal = _equals(series[name], level, site, name)
             return equal if symbol == "==" else ~equal
         case Category(column=name, levels=levels):
-            codes = pd.Index(levels, dtype=object).get_indexer(pd.Index(series[name], dtype=object))
-            if wrong := int((codes < 0).sum()):
-                raise DesignError(
-                    f"{where}: the event has no declared level in {wrong:,} of {len(codes):,} rows. Declare "
-                    "all levels, the censored one first, or set these values to missing."
-                )
-            return codes.astype(np.float64)
+            return _codes(series[name], levels, where)
     read = set(iter_columns(event))
     numbers = {name: _numbers(one, site, name, "a response") for name, one in series.items() if name in read}
     match tree:
@@ -474,6 +468,20 @@ def _values(series: dict[str, pd.Series], expression: Expression, site: str) -> 
             return _events(np.asarray(evaluate(event, numbers, {}, where), dtype=np.float64), where)
     values: Floats = np.asarray(evaluate(expression.tree, numbers, {}, where), dtype=np.float64)
     return values
+
+
+def _codes(series: pd.Series, levels: Sequence[object], where: str) -> Floats:
+    """Return the place of each value among levels, (n,); zeros where these are not known yet."""
+    if not levels:
+        return np.zeros(len(series))
+    index = pd.Index(list(levels), dtype=object)
+    codes = index.get_indexer(pd.Index(series.to_numpy(dtype=object), dtype=object))
+    if wrong := int((codes < 0).sum()):
+        raise DesignError(
+            f"{where}: {wrong:,} of {len(codes):,} rows have a category with no declared level in the model. "
+            "Declare all levels, of competing events the censored one first, or set these values to missing."
+        )
+    return codes.astype(np.float64)
 
 
 def _counts(trees: tuple[Tree, Tree], numbers: dict[str, Floats], where: str) -> Floats:
@@ -546,7 +554,10 @@ def _numbers(series: pd.Series, site: str, name: str, what: str) -> Floats:
     if pd.api.types.is_bool_dtype(series.dtype) or pd.api.types.infer_dtype(series) == "boolean":
         return np.asarray(series.to_numpy(dtype=object), dtype=np.float64)
     if column_kind(series, site, name) == "category":
-        remedy = f"For one level against the others write {name} == 'level' on the left side."
+        remedy = (
+            f"For one level against the others write {name} == 'level' on the left side. For all levels use "
+            "FederatedOrdinal or FederatedMultinomial."
+        )
         raise DesignError(
             f"{at_column(site, name)} holds categories, and {what} must be numbers or true/false. "
             + (remedy if what == "a response" else "Use a column of numbers.")

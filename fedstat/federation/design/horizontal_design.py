@@ -14,7 +14,13 @@ from fedstat.errors import DesignError, SpellingWarning, warn
 from fedstat.federation.design.checks import check_references
 from fedstat.federation.design.coding import BlockSpec, plain_state
 from fedstat.federation.design.horizontal_steps import INTERCEPT, NamedColumns, RowsCoding, varying
-from fedstat.federation.design.levels import SiteColumns, agree_kinds, agree_levels, spelling_doubts
+from fedstat.federation.design.levels import (
+    SiteColumns,
+    agree_kinds,
+    agree_levels,
+    agreed_categories,
+    spelling_doubts,
+)
 from fedstat.federation.design.site_rows import RowsRequest
 from fedstat.federation.design.transform_states import agree_states, assumed_states
 from fedstat.federation.design.vertical_design import FAMILY
@@ -84,12 +90,11 @@ def agree_rows(
     sites: Sequence[str],
     session: str,
     *,
-    site_column: str = "",
-    min_count: int = 5,
     masked: bool = False,
+    **settings: Any,
 ) -> FitProtocol[RowsAgreement]:
-    """Agree on levels, see :func:`agree_coding`, and on the state of transforms."""
-    found = yield from agree_coding(question, sites, session, site_column=site_column, min_count=min_count)
+    """Agree on levels, see :func:`agree_coding` and its `settings`, and on the state of transforms."""
+    found = yield from agree_coding(question, sites, session, **settings)
     # After kinds and levels, so that a problem with a column is reported before its rows are read again.
     return (yield from agree_transforms(found, session, masked=masked))
 
@@ -105,13 +110,20 @@ def agree_transforms(
 
 
 def agree_coding(
-    question: RowsRequest, sites: Sequence[str], session: str, *, site_column: str = "", min_count: int = 5
+    question: RowsRequest,
+    sites: Sequence[str],
+    session: str,
+    *,
+    site_column: str = "",
+    min_count: int = 5,
+    ordered: bool = False,
 ) -> FitProtocol[RowsAgreement]:
     """Agree on levels, without sums for transforms.
 
     The levels of `site_column` are the sites, in their order; every other level must have `min_count` rows in
-    total. Raises a DesignError for a column that holds numbers at one site and categories at another, for a
-    rare level, for a site without a complete row, and for a reference that is not a level.
+    total. The categories of a response must have an order if `ordered`: they are numbers, or all sites
+    declare the same one. Raises a DesignError for a column that holds numbers at one site and categories at
+    another, for a rare level, for a site without a complete row, and for a reference that is not a level.
     """
     request = rows_request(session)
     replies = yield [request(site, "survey_rows", question.to_json()) for site in sites]
@@ -134,6 +146,12 @@ def agree_coding(
     levels = agree_levels(columns, site_column=site_column, min_count=min_count)
     for doubt in spelling_doubts(columns, site_column):
         warn(doubt, SpellingWarning)
+    if question.has_categories:
+        (name,) = question.response_columns
+        kinds.pop(name)
+        listed = question.categories
+        categories = agreed_categories(columns, name, levels.pop(name), listed=listed, ordered=ordered)
+        question = question.with_categories(categories)
     terms = question.read_terms()
     check_references(terms, levels, "")
     spec = BlockSpec(

@@ -107,13 +107,17 @@ class RowCounts:
 
     def _add_response(self, rows: CompleteRows) -> None:
         y, few = rows.y, self.data.policy.min_level_count - 1
-        if y.ndim == 2:
+        categories = self.question.has_categories
+        if categories:
+            (name,) = self.question.response_columns
+            self._cells.setdefault(name, Counter()).update(y.astype(int).tolist())
+        elif y.ndim == 2:
             self._outcomes += (y[:, 1] > 0.0).sum(), (y[:, 0] > 0.0).sum()
         else:
             self._binary = self._binary and bool(((y == 0.0) | (y == 1.0)).all())
             self._outcomes += (y == 0.0).sum(), (y == 1.0).sum()
             self._events[-1][rows.complete] = y == 1.0
-        columns = {f"the response '{self.question.response}'": y} if y.ndim == 1 else {}
+        columns = {f"the response '{self.question.response}'": y} if y.ndim == 1 and not categories else {}
         if rows.offset is not None:
             columns["the offset"] = rows.offset
         for what, values in columns.items():
@@ -136,12 +140,15 @@ class RowCounts:
                 "its values are larger than a number can be. Transform it, for instance by a logarithm."
             )
         # Whatever the distribution: sums over few events would reveal these entities.
-        if self._binary and self.question.response:
+        if self._binary and question.response and not question.has_categories:
             without, events = self._outcomes.tolist()
             state.report(OutcomeCounts((without, events), question.response))
         state.report(IndicatorCounts(self._ones[int(question.intercept) :], self.n, self.names))
         # Sums over a rare cell follow from those of all codings, and some have no column of zeros and ones.
         state.report(*(LevelRowCounts(term, list(cells.values())) for term, cells in self._cells.items()))
+        if question.has_categories:
+            (name,) = question.response_columns
+            state.report(*(OutcomeCounts((self.n - rows, rows), name) for rows in self._cells[name].values()))
         state.report(*(column.variation(what) for what, column in self._extremes.items()))
         if self._weighted:
             total, squares = self._weights.tolist()
@@ -294,9 +301,12 @@ class OpenRows:
 
     def released_columns(self) -> Iterator[Floats]:
         """Return the same, with response, offset and weights."""
+        places = np.arange(len(self.question.categories))
 
         def more(rows: CompleteRows) -> list[Floats]:
             y = [rows.y] if self.question.response else []
+            if self.question.has_categories:  # sums over the rows of a category are those with its indicator
+                y = [(rows.y[:, None] == places).astype(np.float64)]
             return [*y, *([] if rows.offset is None else [rows.offset]), *rows.weights.values()]
 
         return self._in_one(more)
@@ -358,13 +368,15 @@ class OpenRows:
         response = [question.response] if question.response else []
         if question.response.startswith("cbind"):
             response *= 2
+        if question.has_categories:
+            response = [f"{question.response_columns[0]}[{level}]" for level in question.categories]
         offset = [OFFSET] if question.offsets or "exposure" in question.weights else []
         weights = [name for role, name in question.weights.items() if role != "exposure"]
         names, joined = self._columns()
         more = [*response, *offset, *weights]
         rows = np.flatnonzero(self.used)
         yield SummedProducts(self.released_columns, [*names, *more], rows, [*joined, *[False] * len(more)])
-        if weights or len(response) > 1:
+        if weights or question.response.startswith("cbind"):
             found = [rows.weight for rows, _ in self.chunks() if rows.weight is not None]
             yield self.products_with(np.concatenate(found))
 
@@ -385,7 +397,8 @@ class OpenRows:
 class ColumnSurvey:
     """Kinds of a site's columns, rows of every level of those to be coded, and declared orders; by chunks.
 
-    Of the columns in `listed` the formula, or the site's public description, says which levels they have.
+    Of the columns in `listed` the formula, or the site's public description, says which levels they have;
+    `categories` is the column of a response of categories.
     """
 
     site: str
@@ -393,14 +406,15 @@ class ColumnSurvey:
     counts: dict[str, dict[LevelValue, int]] = field(default_factory=dict)
     declared: dict[str, tuple[LevelValue, ...] | None] = field(default_factory=dict)
     listed: Mapping[str, tuple[LevelValue, ...]] = field(default_factory=dict)
+    categories: tuple[str, ...] = ()
 
     def add(self, frame: pd.DataFrame, columns: Sequence[str], terms: Sequence[Term]) -> None:
         """Add a chunk of complete rows."""
-        found = {name: column_kind(frame[name], self.site, name) for name in columns}
+        found = {name: column_kind(frame[name], self.site, name) for name in (*columns, *self.categories)}
         self.kinds = {name: self.kinds.get(name, kind) for name, kind in found.items()}
-        for name in coded_columns(terms, self.kinds):
+        for name in dict.fromkeys([*coded_columns(terms, self.kinds), *self.categories]):
             self._add_levels(frame[name], self.counts.setdefault(name, {}))
-            order = _declared(frame[name])
+            order = _declared(frame[name], sorted_too=name not in self.categories)
             # Chunks that declare different orders declare none.
             self.declared[name] = order if self.declared.get(name, order) == order else None
 
@@ -424,9 +438,14 @@ class ColumnSurvey:
         }
 
 
-def _declared(series: pd.Series) -> tuple[LevelValue, ...] | None:
-    """Order that a categorical column declares; None for others, which are sorted."""
+def _declared(series: pd.Series, *, sorted_too: bool) -> tuple[LevelValue, ...] | None:
+    """Order that a categorical column declares; None for others, which are sorted.
+
+    Without `sorted_too` a sorted list without an order declares none: pandas makes it from any text.
+    """
     if not isinstance(series.dtype, pd.CategoricalDtype):
+        return None
+    if not (sorted_too or series.cat.ordered) and series.cat.categories.is_monotonic_increasing:
         return None
     return find_levels(pd.Series(series.cat.categories).astype(series.dtype))
 
@@ -442,6 +461,8 @@ def survey_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Arra
     state.report(*question.requested())
     terms = question.read_terms()
     listed = declared_levels(terms, data.published)
+    if question.categories:
+        listed |= {question.response_columns[0]: question.categories}
     found, n, n_rows, used = keep_result(data.table, text, partial(_survey, data, question, terms))
     survey = replace(found, declared=dict(found.declared), listed=listed)
     state.rest_on(n)
@@ -462,7 +483,8 @@ def _survey(
     data: SiteData, question: RowsRequest, terms: Sequence[Term]
 ) -> tuple[ColumnSurvey, int, int, Bools]:
     """Survey the columns, count complete rows and rows with a weight, and mark the complete ones."""
-    survey, n, n_rows = ColumnSurvey(data.name), 0, data.table.n_rows
+    categories = question.response_columns if question.has_categories else ()
+    survey, n, n_rows = ColumnSurvey(data.name, categories=categories), 0, data.table.n_rows
     used = [np.zeros(0, dtype=bool)]
     for rows in find_complete_rows(data, question):
         n, n_rows = n + len(rows.frame), n_rows - rows.weightless
@@ -579,7 +601,8 @@ def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
     # Judged on standardized columns, where a direction that few rows have does not hide behind units.
     design = DesignDirections(lambda: (X for _, X in opened.chunks()), tally.n, (*head, *tally.names))
     state.report(design, *opened.products())
-    state.report(tally.rows_used, LevelsRequested(tally.used, spec.levels))
+    own = {question.response_columns[0]: question.categories} if question.has_categories else {}
+    state.report(tally.rows_used, LevelsRequested(tally.used, spec.levels | own))
     state.report(question.column_sums(tally.used))
     state.play(question.needed)
     state.keep("rows", opened, int(n[0]), columns=len(tally.names))

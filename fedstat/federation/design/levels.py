@@ -152,6 +152,41 @@ def agree_levels(
     return {name: tuple(sites) if name == site_column else _agree(name, sites, min_count) for name in names}
 
 
+MOST_CATEGORIES = 30
+
+
+def agreed_categories(
+    sites: Mapping[str, SiteColumns],
+    name: str,
+    levels: tuple[LevelValue, ...],
+    *,
+    listed: Sequence[LevelValue],
+    ordered: bool,
+) -> tuple[LevelValue, ...]:
+    """Check the categories of a response: those listed, few enough, and in an order where they need one."""
+    if empty := [level for level in listed if level not in levels]:
+        raise DesignError(
+            f"no complete row of any site has {list_levels(empty)} of response {name!r}. Leave it out of the "
+            "levels."
+        )
+    if len(levels) > MOST_CATEGORIES:
+        raise DesignError(
+            f"response {name!r} has {len(levels):,} categories, and a model can have {MOST_CATEGORIES}: it "
+            "looks "
+            "like a measurement. Use a model of numbers, or group it first."
+        )
+    declared = [columns.levels[name].declared for columns in sites.values()]
+    agreed = declared[0] is not None and all(order == declared[0] for order in declared)
+    if ordered and not agreed and any(isinstance(level, str) for level in levels):
+        raise DesignError(
+            f"response {name!r} holds text, whose order is not known: {list_levels(levels)}. Give the "
+            "levels from "
+            "the lowest to the highest, as in levels=['low', 'high'], or let all sites declare the same "
+            "order."
+        )
+    return levels
+
+
 def _agree(name: str, sites: Mapping[str, SiteColumns], min_count: int) -> tuple[LevelValue, ...]:
     reported = {site: columns.levels[name] for site, columns in sites.items()}
     counts: dict[LevelValue, int] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -20,13 +20,20 @@ from fedstat.federation.design.coding import (
     build_times,
     read_terms,
 )
-from fedstat.federation.design.formula.expression import parse_expression
+from fedstat.federation.design.formula.expression import name_expression, parse_expression
 from fedstat.federation.design.formula.facts import column_facts, offset_facts, response_facts, term_facts
-from fedstat.federation.design.formula.syntax_tree import Column, Survival, iter_transforms
+from fedstat.federation.design.formula.syntax_tree import Category, Column, Survival, iter_transforms
 from fedstat.federation.design.formula.terms import Term
 from fedstat.federation.disclosure.facts import ColumnSums, FactorsRequested
 from fedstat.federation.disclosure.state import SiteData
-from fedstat.federation.tables.columns import as_numbers, at_column, column_kind, missing_cells, pick_columns
+from fedstat.federation.tables.columns import (
+    LevelValue,
+    as_numbers,
+    at_column,
+    column_kind,
+    missing_cells,
+    pick_columns,
+)
 from fedstat.federation.tables.curves import LARGEST_GAP, curves_of
 from fedstat.federation.tables.table import in_memory, keep_result
 from fedstat.typing import Bools, Floats
@@ -41,11 +48,11 @@ MOST_NAMES = 10_000
 class RowsRequest:
     """The parts of every site's table that a model reads; plain values.
 
-    `response` is the left side, with times where it is ``Surv(...)``, `offsets` are expressions inside
-    ``offset()``, each with the columns that it reads; `terms` are empty for an intercept alone. `weights`
-    are columns by role ("freq_weights", "var_weights", "exposure"), `labels` columns of groups: clusters,
-    strata. `curves` are integrated, so no long stretch of one may be unknown; a `curve_response` replaces
-    the response.
+    `response` is the left side, with times where it is ``Surv(...)``, categories where it is ``C(...)``,
+    `offsets` are expressions inside ``offset()``, each with the columns that it reads; `terms` are empty for
+    an intercept alone. `weights` are columns by role ("freq_weights", "var_weights", "exposure"), `labels`
+    columns of groups: clusters, strata. `curves` are integrated, so no long stretch of one may be unknown; a
+    `curve_response` replaces the response.
     """
 
     response: str
@@ -70,6 +77,22 @@ class RowsRequest:
         """Times and event of the response, where it is ``Surv(...)``."""
         tree = parse_expression(self.response, response=True).tree if self.response else None
         return tree if isinstance(tree, Survival) else None
+
+    def has_categories(self) -> bool:
+        """Whether the response is ``C(...)``."""
+        return self.response.startswith("C(")
+
+    @property
+    def categories(self) -> tuple[LevelValue, ...]:
+        """Levels of a response ``C(y, levels=[...])``, in order; none where it lists none."""
+        tree = parse_expression(self.response, response=True).tree if self.has_categories else None
+        return tree.levels if isinstance(tree, Category) else ()
+
+    def with_categories(self, levels: Sequence[LevelValue]) -> RowsRequest:
+        """Return the same question with these levels of its response; none are to be agreed on."""
+        (name,) = self.response_columns
+        listed = f", levels={list(levels)!r}" if levels else ""
+        return replace(self, response=f"C({name_expression(name).text}{listed})")
 
     @property
     def needed(self) -> tuple[str, ...]:

@@ -166,6 +166,8 @@ class SyntheticRows:
         m -= m % 2 if self.pairs and m > 1 else 0
         X = rng.normal(size=(m, columns))
         y = draw_response(self.distribution, X @ draw_effects(columns), rng)
+        if question.has_categories:
+            y = (np.arange(m) % len(question.categories)).astype(np.float64)
         if question.intercept:
             X = np.column_stack([np.ones(m), X])
         frame = draw_group_codes(question, data.name, m, self.nested)

@@ -161,6 +161,10 @@ class HorizontalModel(Explainable):
     """Whether its event is a category of competing events."""
     _pairs: tuple[str, ...] = ()
     """Columns of groups of two rows or more, which a dry run draws as pairs."""
+    _categories: ClassVar[bool] = False
+    """Whether the response is ``C(...)``, which other models do not take."""
+    _ordered: ClassVar[bool] = False
+    """Whether these categories need an order."""
 
     def __init__(
         self,
@@ -208,7 +212,8 @@ class HorizontalModel(Explainable):
             ``cr`` and ``cc`` (with knots and bounds), ``poly``, ``C(x, Sum)``, ``Helmert``, ``Diff`` or
             ``Poly``, ``I(x > 3)``, ``Q()`` and ``offset()``; on the left a comparison such as ``num > 0``, or
             ``cbind(successes, failures)``. For survival the left side is ``Surv(time, event)`` or
-            ``Surv(start, stop, event)``, and the right side may have ``strata(x)`` and ``cluster(id)``.
+            ``Surv(start, stop, event)``, and the right side may have ``strata(x)`` and ``cluster(id)``. For
+            categories it is their column, or ``C(y, levels=["low", "high"])``.
         partition : ClientPartition
             In the horizontal layout: ``ClientPartition.from_frame(table, by="hospital")``.
         family : statsmodels family, optional
@@ -331,6 +336,7 @@ class HorizontalModel(Explainable):
                 self._session,
                 site_column=self.partition.site_column,
                 min_count=self.partition.min_count,
+                ordered=self._ordered,
             )
         )
 
@@ -362,6 +368,11 @@ class HorizontalModel(Explainable):
             raise FormulaError(
                 f"formula: {what} is for FederatedCox, KaplanMeier and CumulativeIncidence; "
                 f"{type(self).__name__} has none"
+            )
+        if formula.has_categories and not self._categories:
+            raise FormulaError(
+                "formula: a response C(...) is for FederatedOrdinal and FederatedMultinomial; for one level "
+                f"against the others write {formula.response_columns[0]} == 'level'"
             )
 
     def _check_causes(self) -> None:

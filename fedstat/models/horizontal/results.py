@@ -221,8 +221,9 @@ class DesignResults(CoefficientResults):
         3   70.0      4.22       0.29      2.39       7.43
         """
         found = effect_contrasts(self.basis.agreement, self._fit.design, column, values, reference, at or {})
-        estimate = found.X @ self.estimate.params
-        std_error = np.sqrt(np.maximum(((found.X @ self._cov()) * found.X).sum(axis=1), 0.0))
+        params, cov = self._effect_part()
+        estimate = found.X @ params
+        std_error = np.sqrt(np.maximum(((found.X @ cov) * found.X).sum(axis=1), 0.0))
         half = self._test_distribution.isf((1.0 - conf_level) / 2.0) * std_error
         turn = np.exp if exponentiate else np.asarray
         frame = pd.DataFrame(
@@ -236,6 +237,10 @@ class DesignResults(CoefficientResults):
         )
         frame.attrs["reference"] = found.reference
         return frame
+
+    def _effect_part(self) -> tuple[Floats, Floats]:
+        """Coefficients of the design's columns, (p,), and their covariance, (p, p)."""
+        return self.estimate.params, self._cov()
 
     def plot_effect(
         self,

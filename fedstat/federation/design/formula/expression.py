@@ -106,6 +106,8 @@ class SyntaxConverter:
                 return self._counts(node)
             case ast.Call(func=ast.Name(id="Surv")):
                 return self._survival(node)
+            case ast.Call(func=ast.Name(id="C")):
+                return self._categories(node)
             case ast.Call(func=ast.Name(id="I"), args=[inside], keywords=[]):
                 return self._inside(inside)
             case _:
@@ -205,6 +207,16 @@ class SyntaxConverter:
             "such as status == 2, or for competing events a category whose first level is censoring, such as "
             "C(cause, levels=['none', 'relapse', 'death'])",
         )
+
+    def _categories(self, node: ast.Call) -> Category:
+        if len(node.args) > 1:
+            raise refuse_formula(
+                "a coding of the response",
+                self.text,
+                "write C(y), or C(y, levels=['one', 'two', 'three']) with the levels in order, the reference "
+                "first",
+            )
+        return self._category(node)
 
     def _comparison(self, symbol: str, left: Tree, right: ast.expr) -> Relation:
         match left, right:
@@ -382,8 +394,8 @@ def parse_expression(text: str, *, response: bool = False) -> Expression:
     """Read a factor of the right side, such as ``log(x + 1)``, or the left side of a formula.
 
     A response may have arithmetic at the top, and one comparison, ``cbind(successes, failures)``
-    (`Counts`) or ``Surv(time, event)`` (`Survival`), and no categories, splines or polynomials. Anything else
-    is a FormulaError.
+    (`Counts`), ``Surv(time, event)`` (`Survival`) or ``C(y)`` (`Category`), and no splines or polynomials.
+    Anything else is a FormulaError.
     """
     if _BARE.fullmatch(text):
         return name_expression(text)

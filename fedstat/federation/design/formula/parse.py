@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from fedstat.errors import FormulaError
 from fedstat.federation.design.formula.expression import parse_expression, refuse_formula
 from fedstat.federation.design.formula.syntax_tree import (
+    Category,
     Counts,
     Expression,
     Survival,
@@ -71,6 +72,11 @@ class Formula:
         """Whether the left side is ``Surv(...)``."""
         return self.response.startswith("Surv(")
 
+    @property
+    def has_categories(self) -> bool:
+        """Whether the left side is ``C(...)``."""
+        return self.response.startswith("C(")
+
 
 def parse_formula(
     text: str, columns: Mapping[str, Sequence[str]], *, response: bool = True, extra: Sequence[str] = ()
@@ -102,6 +108,7 @@ def parse_pooled_formula(text: str, columns: Sequence[str], extra: Sequence[str]
     * ``cbind(events, n - events) ~ x``: successes and failures of binomial counts. statsmodels'
       ``successes + failures ~ x`` is arithmetic here, as in R.
     * ``Surv(time, event) ~ x + strata(a) + cluster(id)``: times with an event, for models of survival.
+    * ``C(y) ~ x`` and ``C(y, levels=['low', 'mid', 'high']) ~ x``: categories, for their models.
     * ``y ~ 1``: an intercept alone, with or without offsets. An empty right side, such as ``x - x`` or a
       ``.`` without columns, is refused.
 
@@ -191,8 +198,8 @@ def _assemble(
     text: str, response: Expression, right_side: RightSide, holdings: _Holdings, *, pooled: bool
 ) -> Formula:
     """Check who holds the response and the terms, and make the formula."""
-    if isinstance(response.tree, Counts | Survival) and not pooled:
-        what = "cbind(...)" if isinstance(response.tree, Counts) else "Surv(...)"
+    if isinstance(response.tree, Counts | Survival | Category) and not pooled:
+        what = response.text.partition("(")[0] + "(...)"
         raise refuse_formula(what, response.text, "the response of this model is one column")
     response_site = _response_site(response, holdings)
     _require_terms(right_side, pooled)

@@ -1,0 +1,230 @@
+"""Evaluation of predicted categories: one against the rest, from counts in public bins at the sites."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from fedstat.codec import to_json
+from fedstat.errors import ModelError
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.design.horizontal_design import RowsAgreement, SiteRowCounts, open_requests
+from fedstat.federation.dry_run.synthetic_rows import SyntheticRows
+from fedstat.federation.message import Request
+from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.tables.columns import LevelValue
+from fedstat.inference.evaluation import ALL, OWN_ROWS, Evaluation, bin_edges, probabilities
+from fedstat.inference.plots import plot_calibration
+from fedstat.inference.summary import WIDTH, Note, Report
+from fedstat.inference.tables import Sheet
+from fedstat.models.categories.protocol import CategoryFit
+from fedstat.models.categories.steps import FAMILY, LOGIT
+from fedstat.models.checks import check_layout
+from fedstat.models.run import PostFitAnalysis, run_analysis
+from fedstat.typing import Floats
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+WIDTHS = (WIDTH - 62, 9, 9, 11, 8, 9, 9, 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class CategoryEvaluation(Report):
+    """Discrimination, calibration and errors of predicted categories, over sites.
+
+    Attributes
+    ----------
+    by_category : dict of Evaluation
+        Each category against all others, with its own ``roc()``, ``calibration()`` and figures by site.
+    counts : ndarray, shape (K, J, J)
+        Rows by site, category and predicted category, the one with the largest probability.
+    logliks, n : ndarray, shape (K,)
+        Sum of the logarithms of the probabilities of the rows' categories, and weights, by site.
+    sites : tuple of str
+    least : int
+        Fewest rows of a bin at a site.
+    own_rows : bool
+        Whether the model was fitted to these rows.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> evaluation = fs.FederatedOrdinal.from_formula("num ~ age + sex", partition).fit().evaluate()
+    >>> round(evaluation.log_loss, 2), round(evaluation.accuracy, 2), round(evaluation.auc, 2)
+    (1.29, 0.49, 0.65)
+    >>> evaluation.confusion().shape, list(evaluation.by_category)
+    ((5, 5), [0, 1, 2, 3, 4])
+    """
+
+    by_category: dict[LevelValue, Evaluation]
+    counts: Floats
+    logliks: Floats
+    n: Floats
+    sites: tuple[str, ...]
+    least: int
+    own_rows: bool = False
+
+    @property
+    def log_loss(self) -> float:
+        """Mean of minus the logarithm of the probability of each row's category."""
+        return float(-self.logliks.sum() / self.n.sum())
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the rows whose category has the largest probability."""
+        return float(np.trace(self.counts.sum(axis=0)) / self.counts.sum())
+
+    @property
+    def auc(self) -> float:
+        """Mean of the areas of all categories against the rest, weighted by their rows."""
+        table = self.tidy()
+        known = table["auc"].notna()
+        return float(np.average(table["auc"][known], weights=table["observed"][known]))
+
+    def confusion(self) -> pd.DataFrame:
+        """Rows by category (index) and by predicted category (columns), over all sites."""
+        levels = list(self.by_category)
+        frame = pd.DataFrame(self.counts.sum(axis=0), index=pd.Index(levels, name="observed"), columns=levels)
+        return frame.rename_axis(columns="predicted")
+
+    def calibration(self) -> pd.DataFrame:
+        """Predicted and observed shares of each category by bin, over all sites: index (category, bin)."""
+        tables = {level: one.calibration().loc[ALL] for level, one in self.by_category.items()}
+        return pd.concat(tables, names=["category", "bin"])
+
+    def plot_calibration(self, ax: Axes | None = None, *, groups: int = 10) -> Axes:
+        """Plot observed against predicted shares: each category as a line, all together as points."""
+        sums = {
+            str(level): tuple(part.sum(axis=0) for part in (one.n, one.observed, one.expected))
+            for level, one in self.by_category.items()
+        }
+        total: Any = tuple(np.sum(part, axis=0) for part in zip(*sums.values(), strict=True))
+        # No intervals: the probabilities of one row are not independent.
+        words = ("probabilities", "all categories")
+        ax = plot_calibration(sums, total, binary=False, groups=groups, counted=words, ax=ax)
+        ax.set_ylabel("observed proportion")
+        return ax
+
+    def tidy(self) -> pd.DataFrame:
+        """One row per category, with the columns of :meth:`Evaluation.to_frame`."""
+        rows = {level: one.to_frame().loc[ALL] for level, one in self.by_category.items()}
+        return pd.DataFrame.from_dict(rows, orient="index").rename_axis("category").reset_index()
+
+    def _glance(self) -> dict[str, float]:
+        figures = {"log_loss": self.log_loss, "accuracy": self.accuracy, "auc": self.auc}
+        return {"nobs": float(self.n.sum()), "n_sites": len(self.sites), **figures}
+
+    def _sheets(self) -> Iterator[Sheet]:
+        figures = (("Log-loss", self.log_loss), ("Accuracy", self.accuracy), ("AUC", self.auc))
+        yield Sheet(
+            ("", "all sites"),
+            tuple((name, f"{value:.4f}") for name, value in figures),
+            "lr",
+            (WIDTH - 15, 14),
+            "Predicted categories and observations",
+        )
+        heads = ("category", "observed", "expected", "ratio", "AUC", "0.025", "0.975")
+        table = self.tidy()[["category", "observed", "expected", "ratio", "auc", "auc_low", "auc_high"]]
+        rows = tuple(
+            (str(level), f"{observed:,.0f}", f"{expected:,.1f}", *(f"{value:.3f}" for value in rest))
+            for level, observed, expected, *rest in table.itertuples(index=False)
+        )
+        yield Sheet(
+            heads, rows, "lrrrrrr", (WIDTH - 60, 10, 10, 9, 8, 8, 9), "Each category against the rest"
+        )
+        levels, counts = [str(level) for level in self.by_category], self.counts.sum(axis=0)
+        width = max(6, min(12, (WIDTH - 24) // len(levels) - 1))
+        cells = tuple(
+            (level, *(f"{value:,.0f}" for value in row)) for level, row in zip(levels, counts, strict=True)
+        )
+        widths = (WIDTH - len(levels) * (width + 1), *[width] * len(levels))
+        yield Sheet(
+            ("observed", *levels), cells, "l" + "r" * len(levels), widths, "Predicted category", wrap=True
+        )
+
+    def _summary_notes(self) -> Iterator[Note]:
+        if self.own_rows:
+            yield Note("own_rows", OWN_ROWS, "warning")
+        yield Note(
+            "auc",
+            "AUC of a category against the rest, from counts in public bins of its probability; the AUC of "
+            "all "
+            "is their mean, weighted by rows.",
+        )
+        if self.least > 1:
+            yield Note(
+                "merged_cells",
+                f"Bins of fewer than {self.least} rows at a site, and predicted categories with few rows of "
+                "a "
+                "category (min_level_count), are counted with a neighbor.",
+            )
+
+    def __repr__(self) -> str:
+        figures = f"log-loss {self.log_loss:.3f}, AUC {self.auc:.3f}"
+        return f"<Evaluation of categories: {len(self.sites)} sites, {figures}; see .summary()>"
+
+
+def evaluate_categories(
+    fit: CategoryFit, agreement: RowsAgreement, partition: ClientPartition, own_rows: bool
+) -> tuple[CategoryEvaluation, Ledger]:
+    """Evaluate a fit on a partition's rows."""
+    check_layout("evaluate()", partition, "horizontal")
+    question, ledger = agreement.question, Ledger()
+    agreed = replace(agreement, sites=tuple(SiteRowCounts(name, 0, 0) for name in partition.sites))
+    rows = tuple(SiteRowCounts(name, len(at), len(at)) for name, at in partition.rows.items())
+    analysis = PostFitAnalysis(
+        partition,
+        "evaluate()",
+        f"{question.response} ~ {' + '.join(question.terms) or 1}",
+        fit.request.link,
+        SyntheticRows(replace(agreement, sites=rows), LOGIT).sites,
+        dict.fromkeys(partition.sites, question.needed),
+    )
+    found = run_analysis(analysis, lambda: _evaluation(fit, agreed), ledger)
+    return replace(found, own_rows=own_rows), ledger
+
+
+def _evaluation(fit: CategoryFit, agreement: RowsAgreement) -> FitProtocol[CategoryEvaluation]:
+    session, names = secrets.token_hex(8), tuple(row.site for row in agreement.sites)
+    text = to_json(replace(fit.request, clusters=()))
+    requests = [Request(site, FAMILY, "bin_counts", {"beta": fit.params}, session, text) for site in names]
+    # Both in one round: a site answers in the order in which it is asked.
+    replies = yield [
+        one for pair in zip(open_requests(agreement, session), requests, strict=True) for one in pair
+    ]
+    arrays = [reply.arrays for reply in replies[1::2]]
+    bins = np.array([one["bins"] for one in arrays])
+    if bins.shape[1:3] != (len(fit.categories), 3):
+        raise ModelError("evaluate: the sites count other categories than those of the fit")
+    edges, least = (
+        np.concatenate([[-np.inf], bin_edges(LOGIT, 0.0, 1.0), [np.inf]]),
+        int(max(one["least"] for one in arrays)),
+    )
+    by_category = {
+        level: Evaluation(
+            edges=edges,
+            sites=names,
+            n=bins[:, j, 0],
+            observed=bins[:, j, 1],
+            expected=bins[:, j, 2],
+            least=least,
+            means=probabilities(edges, LOGIT),
+        )
+        for j, level in enumerate(fit.categories)
+    }
+    return CategoryEvaluation(
+        by_category=by_category,
+        counts=np.array([one["confusion"] for one in arrays]),
+        logliks=np.array([float(one["loglik"]) for one in arrays]),
+        n=bins[:, 0, 0].sum(axis=1),
+        sites=names,
+        least=least,
+    )

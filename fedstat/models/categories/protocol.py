@@ -1,0 +1,384 @@
+"""Newton's method for a likelihood of categories, from sums over sites."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Annotated, TypeAlias
+
+import numpy as np
+
+from fedstat.codec import to_json
+from fedstat.errors import EstimationError
+from fedstat.federation.design.horizontal_design import RowsDesign
+from fedstat.federation.design.horizontal_steps import standardization, translation
+from fedstat.federation.message import Reply
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.tables.columns import LevelValue
+from fedstat.inference.heterogeneity import MaskedSiteSums, SiteFit
+from fedstat.kernels.categories import coefficient_map, moved
+from fedstat.models.categories.steps import LARGE_STEP, CategoryRequest, first_parameters
+from fedstat.models.horizontal.estimability import diverges, require_independent
+from fedstat.models.horizontal.session import RowsSession, add
+from fedstat.typing import Array, Bools, Floats
+
+NOT_REQUESTED = "not requested"
+MOST_HALVINGS = 20
+Parameters: TypeAlias = Annotated[Floats, "q"]
+Products: TypeAlias = Annotated[Floats, "q q"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SumsAt:
+    """Sums over sites at parameters of standardized columns, and the sites' parts unless masked."""
+
+    score: Parameters
+    information: Products
+    loglik: float
+    by_site: Annotated[list[tuple[Parameters, Products]], "K"] | None
+
+    @classmethod
+    def of(cls, replies: Sequence[Reply], masked: bool) -> SumsAt | None:
+        """Add up replies; None if some site asks for other parameters."""
+        if int(add(replies, "spread")) < len(replies):
+            return None
+        parts = [(reply.arrays["score"], reply.arrays["information"]) for reply in replies]
+        return cls(
+            add(replies, "score"),
+            add(replies, "information"),
+            float(add(replies, "loglik")),
+            None if masked else parts,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CategoryFit:
+    """Maximum of the likelihood; parameters and sums are for standardized columns.
+
+    Parameters are thresholds and coefficients with a cumulative link, otherwise the coefficients of each
+    category but the first. `counts` (2, J) are weights and rows of the categories, `null` is the
+    log-likelihood without covariates; `trace` has log-likelihood, length of the step in standard errors, and
+    its largest change of a parameter, by evaluation. `meat` is the sum of outer products of the scores of
+    rows, or of `clusters` clusters.
+    """
+
+    gamma: Parameters
+    total: SumsAt
+    design: RowsDesign
+    request: CategoryRequest
+    categories: Annotated[tuple[LevelValue, ...], "J"]
+    counts: Annotated[Floats, "2 J"]
+    null: float
+    meat: Products | None
+    clusters: int | None
+    apart: Annotated[Floats, "2"] | None
+    trace: Annotated[Floats, "E 3"]
+    converged: bool
+    local: Annotated[tuple[SiteFit, ...], "K"]
+
+    @property
+    def masked(self) -> bool:
+        """Whether the coordinator saw only the sums over all sites."""
+        return self.total.by_site is None
+
+    @property
+    def map(self) -> Floats:
+        """Matrix from parameters to the coefficients of all predictors."""
+        return coefficient_map(len(self.categories), len(self.design.names), self.request.proportional)
+
+    @property
+    def back(self) -> Floats:
+        """Matrix from parameters of standardized columns to those in the units of the data."""
+        return moved(self.map, to_units(self.design))
+
+    @property
+    def params(self) -> Floats:
+        """Parameters in the units of the data."""
+        return np.asarray(self.back @ self.gamma)
+
+    @property
+    def naive(self) -> Floats:
+        """Inverse information in the units of the data."""
+        return np.asarray(self.back @ np.linalg.inv(self.total.information) @ self.back.T)
+
+    @property
+    def cov(self) -> Floats:
+        """Covariance in the units of the data: the inverse information, or the sandwich."""
+        if self.meat is None:
+            return self.naive
+        bread = self.back @ np.linalg.inv(self.total.information)
+        return np.asarray(bread @ self.meat @ bread.T)
+
+
+def to_units(design: RowsDesign) -> Floats:
+    """Matrix from coefficients (p,) of standardized columns to those in the units of the data."""
+    shift, scale = standardization(design.mean, design.spread, design.intercept)
+    return translation(np.zeros_like(shift), np.ones_like(scale), shift, scale)
+
+
+@dataclass(slots=True, eq=False)
+class CategoryNewton:
+    """Newton's method with halved steps, from the shares of the categories."""
+
+    session: RowsSession
+    request: CategoryRequest
+    maxiter: int = 50
+    tol: float = 1e-8
+    trace: list[tuple[float, float, float]] = field(default_factory=list)
+
+    def run(self, cov_type: str, local: bool) -> FitProtocol[CategoryFit]:
+        """Open the rows, maximize, and request what the summary needs."""
+        session, K = self.session, len(self.session.sites)
+        # 1. Open the rows and count the categories; sites fit their own rows.
+        requests = session.opening() + session.request_all("start", {}, to_json(self.request))
+        replies = yield requests + (session.request_all("fit_alone", {}) if local else [])
+        design, alone = session.opened(replies), replies[3 * K :]
+        categories = session.agreement.question.categories
+        counts = add(replies[2 * K : 3 * K], "response")
+        if empty := [str(level) for level, n in zip(categories, counts[0], strict=True) if n <= 0.0]:
+            raise EstimationError(
+                f"no complete row of any site has the category {', '.join(map(repr, empty))} of the "
+                "response. "
+                "Leave it out of the levels, or merge it with another"
+            )
+        M = coefficient_map(len(categories), len(design.names), self.request.proportional)
+        point = Point(design, M, [str(level) for level in categories])
+        gamma = first_parameters(counts[0], M, self.request.link)
+        # 2. Without covariates: known from the shares, unless rows have offsets.
+        constants = np.abs(M.reshape(-1, len(design.names), M.shape[1])[:, 1:]).sum(axis=(0, 1)) == 0.0
+        total = yield from self.evaluate(point, gamma)
+        if total is None:
+            raise no_step(len(self.trace))
+        require_independent(total.information, point.names)
+        if session.agreement.question.offsets:
+            gamma, total, _, _ = yield from self.ascend(point, gamma, total, constants)
+        null = total.loglik
+        # 3. Newton's steps, halved until the likelihood increases.
+        self.trace.clear()
+        gamma, total, step, converged = yield from self.ascend(point, gamma, total, np.ones_like(constants))
+        if converged and np.abs(step).max() > LARGE_STEP:
+            raise separated(step, point)
+        # 4. Products of scores, and the comparison of the sites.
+        meat = np.array([cov_type in ("HC0", "HC1"), cov_type == "cluster", cov_type == "sites"])
+        ended = yield session.request_all(
+            "finish", {**point.arrays(gamma), "meat": meat, "apart": np.array(session.masked)}
+        )
+        fit = CategoryFit(
+            gamma=gamma,
+            total=total,
+            design=design,
+            request=self.request,
+            categories=categories,
+            counts=counts,
+            null=null,
+            meat=None,
+            clusters=None,
+            apart=add(ended, "apart") if session.masked else None,
+            trace=np.array(self.trace),
+            converged=converged,
+            local=(),
+        )
+        return self.completed(fit, cov_type, ended, alone)
+
+    def completed(
+        self, fit: CategoryFit, cov_type: str, ended: Sequence[Reply], alone: Sequence[Reply]
+    ) -> CategoryFit:
+        """Add the covariance of scores, with its correction for few rows or clusters, and the own fits."""
+        local = tuple(self.local_fits(fit, alone))
+        if cov_type == "nonrobust":
+            return replace(fit, local=local)
+        n, q = float(fit.counts[0].sum()), len(fit.gamma)
+        clusters = {"cluster": 0, "sites": len(ended)}.get(cov_type)
+        if cov_type == "cluster":
+            clusters = round(float(add(ended, "clusters")))
+        if clusters is not None and clusters < 2:
+            raise EstimationError("cov_type: 'cluster' needs two clusters or more, and there is one")
+        factor = {"HC0": 1.0, "HC1": n / (n - q)}.get(cov_type, 0.0)
+        if clusters is not None:
+            factor = clusters / (clusters - 1.0) * (n - 1.0) / (n - q)
+        return replace(fit, meat=factor * add(ended, "meat"), clusters=clusters, local=local)
+
+    def evaluate(self, point: Point, gamma: Floats) -> FitProtocol[SumsAt | None]:
+        """Request the sums at parameters."""
+        replies = yield self.session.request_all("sum_scores", point.arrays(gamma))
+        return SumsAt.of(replies, self.session.masked)
+
+    def ascend(
+        self, point: Point, gamma: Floats, total: SumsAt, free: Bools
+    ) -> FitProtocol[tuple[Floats, SumsAt, Floats, bool]]:
+        """Take steps in the `free` parameters until they are small.
+
+        Returns parameters, sums, next step, and whether this is small.
+        """
+        while True:
+            step = np.zeros_like(gamma)
+            step[free] = newton_step(total.score[free], total.information[np.ix_(free, free)])
+            size = float(np.sqrt(max(float(step @ total.score), 0.0)))
+            self.trace.append((total.loglik, size, float(np.abs(step).max())))
+            _, lengths, moves = zip(*self.trace, strict=True)
+            if diverges(moves, lengths):
+                raise separated(step, point)
+            if size < self.tol or len(self.trace) >= self.maxiter:
+                return gamma, total, step, size < self.tol
+            for halving in range(MOST_HALVINGS):
+                trial = gamma + step * 0.5**halving
+                if self.request.proportional and (np.diff(trial[: point.width]) <= 0.0).any():
+                    continue  # thresholds ascend, or a category has no probability
+                new = yield from self.evaluate(point, trial)
+                if new is not None and new.loglik > total.loglik - 1e-9 * (abs(total.loglik) + 1e-3):
+                    break
+            else:
+                raise no_step(len(self.trace))
+            gamma, total = trial, new
+
+    def local_fits(self, fit: CategoryFit, alone: Sequence[Reply]) -> list[SiteFit]:
+        """Sites' own fits, and their parts of the sums, in the units of the data."""
+        out, inverse = [], np.linalg.inv(fit.back)
+        for k, site in enumerate(self.session.sites):
+            beta, cov, problem = own_fit(alone[k], fit) if alone else (None, None, NOT_REQUESTED)
+            score = information = None
+            if fit.total.by_site is not None:
+                score, information = fit.total.by_site[k]
+                score, information = inverse.T @ score, inverse.T @ information @ inverse
+            out.append(SiteFit(site, int(fit.design.n[k]), beta, cov, problem, score, information))
+        return out
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Point:
+    """What parameters are for: standardized columns, and the names of the parameters."""
+
+    design: RowsDesign
+    M: Floats
+    categories: Sequence[str]
+
+    @property
+    def width(self) -> int:
+        """Number of predictors."""
+        return len(self.categories) - 1
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the parameters."""
+        return parameter_names(self.categories, self.design.names, self.M.shape[1] < len(self.M))
+
+    def arrays(self, gamma: Floats) -> dict[str, Array]:
+        """Return the arrays that name parameters."""
+        design = self.design
+        shift, scale = standardization(design.mean, design.spread, design.intercept)
+        return {"shift": shift, "scale": scale, "beta": gamma}
+
+
+def parameter_names(categories: Sequence[str], columns: Sequence[str], proportional: bool) -> list[str]:
+    """Thresholds such as ``low/mid`` and columns, or columns by category such as ``mid: age``."""
+    if proportional:
+        return [*(f"{below}/{above}" for below, above in pairwise(categories)), *columns[1:]]
+    return [f"{level}: {column}" for level in categories[1:] for column in columns]
+
+
+def newton_step(score: Floats, information: Floats) -> Floats:
+    """Return Newton's step from a point."""
+    size = np.sqrt(np.maximum(np.diag(information), np.finfo(float).tiny))
+    scaled = information / np.outer(size, size)
+    return np.asarray(np.linalg.lstsq(scaled, score / size, rcond=1e-12)[0] / size)
+
+
+def own_fit(reply: Reply, fit: CategoryFit) -> tuple[Floats | None, Floats | None, str]:
+    """Return parameters and covariance of a site's own fit in the units of the data, or the problem."""
+    problem = str(json.loads(reply.text)["problem"])
+    if problem:
+        return None, None, problem
+    information, (mean, spread) = reply.arrays["information"], reply.arrays["columns"]
+    shift, scale = standardization(mean, spread, fit.design.intercept)
+    L = moved(fit.map, translation(np.zeros_like(shift), np.ones_like(scale), shift, scale))
+    known = np.diag(information) > 0.0
+    cov = np.zeros_like(information)
+    cov[np.ix_(known, known)] = np.linalg.inv(information[np.ix_(known, known)])
+    beta, cov = L @ reply.arrays["beta"], L @ cov @ L.T
+    # A constant column that is not zero is part of the constants of the predictors.
+    lost = (spread == 0.0) & (mean != 0.0)
+    lost[0] = False
+    hidden = ~known
+    if lost.any():
+        hidden = hidden | (np.abs(fit.map.reshape(-1, len(mean), len(known))[:, 0]).sum(axis=0) > 0.0)
+    beta[hidden] = np.nan
+    cov[hidden], cov[:, hidden] = np.nan, np.nan
+    return beta, cov, ""
+
+
+def separated(step: Floats, point: Point) -> EstimationError:
+    """Make the error for a likelihood that increases without end, with the parameters that still move."""
+    moving = np.abs(step) > 0.1 * np.abs(step).max()
+    listed = ", ".join(repr(name) for name, moves in zip(point.names, moving, strict=True) if moves)
+    return EstimationError(
+        f"the categories are separated: the estimates of {listed} would be infinite, as where all rows of a "
+        "level "
+        "have one category, or a column divides the categories. Leave out the term, or merge categories or "
+        "levels."
+    )
+
+
+def no_step(evaluations: int) -> EstimationError:
+    """Make the error for a likelihood that no allowed step increases."""
+    return EstimationError(
+        f"no step increases the likelihood ({evaluations} evaluations) with weight on more than a few rows "
+        "of "
+        "every site. Transform columns with long tails, or leave out columns that separate the categories"
+    )
+
+
+def masked_parts(fit: CategoryFit, score: Floats, information: Floats) -> MaskedSiteSums | None:
+    """Comparison of the sites if sums are masked, from score and information in the units of the data."""
+    return MaskedSiteSums(score, information, fit.apart) if fit.apart is not None and fit.masked else None
+
+
+def open_at(session: RowsSession, fit: CategoryFit) -> FitProtocol[Point]:
+    """Open the rows of a fit again, and evaluate its estimate."""
+    K = len(session.sites)
+    replies = yield session.opening() + session.request_all("start", {}, to_json(fit.request))
+    point = Point(session.opened(replies[: 2 * K]), fit.map, [str(level) for level in fit.categories])
+    yield session.request_all("sum_scores", point.arrays(at_point(point, fit)))
+    return point
+
+
+def at_point(point: Point, fit: CategoryFit) -> Floats:
+    """Parameters of a fit for the standardization of a point."""
+    return np.asarray(np.linalg.solve(moved(point.M, to_units(point.design)), fit.params))
+
+
+def separate_scores(session: RowsSession, fit: CategoryFit) -> FitProtocol[tuple[Floats, Floats]]:
+    """Request score and information of coefficients that differ by threshold, at the common ones."""
+    point = yield from open_at(session, fit)
+    beta = fit.map @ at_point(point, fit)
+    replies = yield session.request_all("sum_separate_scores", point.arrays(beta))
+    if int(add(replies, "spread")) < len(replies):
+        raise EstimationError("test_proportional_odds: a row's category has no probability at the estimate")
+    return add(replies, "score"), add(replies, "information")
+
+
+def sum_effects(session: RowsSession, fit: CategoryFit) -> FitProtocol[tuple[Floats, Floats]]:
+    """Request averages of first and second derivatives of the probabilities, in the units of the data."""
+    point = yield from open_at(session, fit)
+    replies = yield session.request_all("sum_effects", point.arrays(at_point(point, fit)))
+    n = float(fit.counts[0].sum())
+    return add(replies, "first") / n, add(replies, "second") @ np.linalg.inv(to_units(point.design)) / n
+
+
+def likelihoods_without(
+    newton: CategoryNewton, fit: CategoryFit, groups: Sequence[Sequence[int]]
+) -> FitProtocol[list[float]]:
+    """Maximize the likelihood without each group of parameters, from the estimate."""
+    point = yield from open_at(newton.session, fit)
+    found = []
+    for group in groups:
+        free = np.ones(len(fit.gamma), dtype=bool)
+        free[list(group)] = False
+        newton.trace.clear()
+        gamma = first_parameters(fit.counts[0], fit.map, fit.request.link)
+        total = yield from newton.evaluate(point, gamma)
+        assert total is not None
+        _, total, _, converged = yield from newton.ascend(point, gamma, total, free)
+        found.append(total.loglik if converged else float("nan"))
+    return found

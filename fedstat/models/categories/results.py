@@ -1,0 +1,965 @@
+"""Results of regressions of categories: parameters, probabilities, their effects, tests, and sites."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+from scipy.special import expit, logit
+
+from fedstat.errors import EstimationError, ModelError, NotAvailableError
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.inference.heterogeneity import Heterogeneity, MaskedSiteSums, SiteFit, heterogeneity
+from fedstat.inference.likelihood import mcfadden
+from fedstat.inference.plots import draw_bands
+from fedstat.inference.summary import WIDTH, Note, Report, coefficient_sheet, released_kinds
+from fedstat.inference.tables import Sheet, human_range, number
+from fedstat.kernels.categories import CategoryRows, probabilities
+from fedstat.models.categories.evaluation import CategoryEvaluation, evaluate_categories
+from fedstat.models.categories.protocol import (
+    NOT_REQUESTED,
+    CategoryFit,
+    CategoryNewton,
+    likelihoods_without,
+    parameter_names,
+    separate_scores,
+    sum_effects,
+)
+from fedstat.models.categories.steps import FAMILY
+from fedstat.models.checks import check_choice
+from fedstat.models.horizontal.model import HorizontalModel
+from fedstat.models.horizontal.prediction import predict_rows
+from fedstat.models.horizontal.results import MASKED, DesignResults, RowsBasis, rows_estimate
+from fedstat.models.horizontal.session import RowsSession
+from fedstat.models.margins import MarginalEffects
+from fedstat.models.results import EstimateRecord
+from fedstat.typing import Floats
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Found = TypeVar("Found")
+FEW_ROWS, FEW_CLUSTERS, DIFFER = 10, 30, 0.05
+"""Rows of the rarest category per coefficient of it; clusters; level of the note on sites."""
+SITE_WIDTHS = (24, 9, 12, 14, WIDTH - 24 - 9 - 12 - 14 - 8)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class CategoryRecord(EstimateRecord):
+    """What a file of results holds."""
+
+    fit: CategoryFit
+    basis: RowsBasis
+    groups: str | None = None
+
+
+class CategoryResults(DesignResults):
+    """Results of a regression of categories.
+
+    Attributes
+    ----------
+    model : HorizontalModel
+        For results that were read from a file, the names of response and coefficients only.
+    evaluation_ledger : Ledger or None
+        Releases of the latest evaluation.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> table = fs.datasets.make_hospitals()
+    >>> partition = fs.ClientPartition.from_frame(table, by="hospital")
+    >>> fit = fs.FederatedOrdinal.from_formula("num ~ age + sex", partition).fit()
+    >>> fit.categories, fit.iterations, fit.df_resid
+    ((0, 1, 2, 3, 4), 6, 914)
+    >>> fit.predict(table.head(2)).round(2).to_numpy().tolist()
+    [[0.19, 0.3, 0.21, 0.24, 0.06], [0.17, 0.29, 0.21, 0.27, 0.07]]
+    >>> fit.heterogeneity.joint.df, fit.site_estimates.shape
+    (15, (4, 6))
+    """
+
+    evaluation_ledger: Ledger | None = None
+    _record: CategoryRecord
+    _proportional: ClassVar[bool]
+
+    @classmethod
+    def _of(
+        cls, model: HorizontalModel, fit: CategoryFit, kind: str, groups: str | None, ledger: Ledger
+    ) -> Self:
+        """Make results of a fit."""
+        design, width = fit.design, len(fit.design.names) - 1
+        params, J = shown(fit, fit.params)
+        order = _order(fit)
+        names = parameter_names([str(level) for level in fit.categories], design.names, cls._proportional)
+        terms = [design.term_names[k] for k in _columns(fit)]
+        problem = "" if fit.converged else f"not converged after {len(fit.trace)} evaluations"
+        estimate = rows_estimate(
+            model,
+            replace(design, names=tuple(names[k] for k in order), term_names=tuple(terms[k] for k in order)),
+            params=params,
+            cov=J @ fit.cov @ J.T,
+            converged=fit.converged,
+            convergence=problem or f"converged after {len(fit.trace)} evaluations",
+            cov_type="cluster" if kind == "sites" else kind,
+            llf=fit.total.loglik,
+            n_parameters=len(order),
+            reasons={"rsquared": "categories have pseudo_rsquared() instead"},
+        )
+        df_model = float(width if cls._proportional else width * (len(fit.categories) - 1))
+        record = CategoryRecord(
+            estimate=replace(estimate, df_model=df_model), fit=fit, basis=RowsBasis.of(model), groups=groups
+        )
+        return cls(record, ledger, model)
+
+    @property
+    def categories(self) -> tuple[Any, ...]:
+        """Categories of the response, in order."""
+        return self._record.fit.categories
+
+    @property
+    def iterations(self) -> int:
+        """Steps of Newton's method, and the last evaluation."""
+        return len(self._record.fit.trace)
+
+    @property
+    def df_resid(self) -> float:
+        """Rows less the number of parameters."""
+        return self.nobs - len(self.estimate.names)
+
+    @property
+    def llnull(self) -> float:
+        """Log-likelihood without covariates, with the offset."""
+        return self._record.fit.null
+
+    def pseudo_rsquared(self) -> float:
+        """Pseudo R-squared of McFadden."""
+        return mcfadden(self.llf, self.llnull)
+
+    # -- probabilities ---------------------------------------------------------------------------
+
+    def predict(
+        self, frame: pd.DataFrame | None = None, which: Literal["prob", "linear", "category"] = "prob"
+    ) -> Any:
+        """Predict for rows that the caller holds.
+
+        Parameters
+        ----------
+        frame : DataFrame
+            With the columns of the model, and of its offset; rows that lack one give NaN.
+        which : {"prob", "linear", "category"}
+            Probabilities, (rows, categories); linear predictors, (rows, categories - 1); or the category with
+            the largest probability.
+
+        Returns
+        -------
+        DataFrame or Series
+
+        Raises
+        ------
+        DesignError
+            A column is absent, of another type, or holds a level that the fit did not know.
+        NotAvailableError
+            No frame is given: the rows of the fit stay at the sites.
+        """
+        check_choice("which", which, ("prob", "linear", "category"))
+        rows, seen = self._rows(frame)
+        assert frame is not None
+        levels, eta = list(self.categories), rows.predictors(self._predictor_coefficients())
+        found = eta if which == "linear" else probabilities(eta, rows.link)
+        names = levels[:-1] if which == "linear" and self._proportional else levels[-found.shape[1] :]
+        table = pd.DataFrame(np.nan, index=frame.index, columns=names)
+        table.loc[seen] = found
+        if which != "category":
+            return table
+        likeliest = pd.Series(None, index=frame.index, dtype=object)
+        likeliest[seen] = np.array(levels, dtype=object)[found.argmax(axis=1)]
+        return likeliest
+
+    def get_prediction(self, frame: pd.DataFrame | None = None, alpha: float = 0.05) -> pd.DataFrame:
+        """Predict probabilities with standard errors and intervals.
+
+        Standard errors are by the delta method, intervals those of the logit of each probability.
+
+        Parameters
+        ----------
+        frame : DataFrame
+            As in :meth:`predict`.
+        alpha : float
+            One minus the level of the intervals.
+
+        Returns
+        -------
+        DataFrame
+            Index (row, category); ``mean``, ``mean_se``, ``mean_ci_lower``, ``mean_ci_upper``.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> table = fs.datasets.make_hospitals()
+        >>> partition = fs.ClientPartition.from_frame(table, by="hospital")
+        >>> fit = fs.FederatedOrdinal.from_formula("num ~ age + sex", partition).fit()
+        >>> fit.get_prediction(table.head(1)).round(2).loc[0, "mean_ci_lower"].tolist()
+        [0.15, 0.27, 0.19, 0.21, 0.05]
+        """
+        rows, seen = self._rows(frame)
+        assert frame is not None
+        B, fit = self._predictor_coefficients(), self._record.fit
+        P = probabilities(rows.predictors(B), rows.link)
+        slopes = np.einsum("mca,mp->mcap", rows.probability_terms(B)[0], rows.X)
+        slopes = slopes.reshape(*P.shape, -1) @ fit.map
+        se = np.sqrt(np.maximum(np.einsum("mcq,qr,mcr->mc", slopes, fit.cov, slopes), 0.0))
+        with np.errstate(all="ignore"):
+            half = stats.norm.isf(alpha / 2.0) * se / (P * (1.0 - P))
+            ends = [expit(logit(P) + sign * half) for sign in (-1.0, 1.0)]
+        values = np.full((len(frame), P.shape[1], 4), np.nan)
+        values[seen] = np.stack([P, se, *ends], axis=2)
+        index = pd.MultiIndex.from_product([frame.index, self.categories], names=["row", "category"])
+        columns = ["mean", "mean_se", "mean_ci_lower", "mean_ci_upper"]
+        return pd.DataFrame(values.reshape(-1, 4), index=index, columns=columns)
+
+    def plot_probabilities(
+        self,
+        column: str,
+        values: Sequence[float] | Floats,
+        ax: Axes | None = None,
+        *,
+        at: Mapping[str, Any] | None = None,
+        conf_level: float = 0.95,
+    ) -> Axes:
+        """Draw the probability of each category along the values of a column, with pointwise intervals.
+
+        Parameters
+        ----------
+        column : str
+        values : sequence of float
+        ax : matplotlib Axes, optional
+        at : mapping
+            A value for every other column of the model.
+        conf_level : float
+
+        Returns
+        -------
+        matplotlib Axes
+
+        Raises
+        ------
+        ModelError
+            The model does not have the column, or `at` lacks another one.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> fit = fs.FederatedOrdinal.from_formula("num ~ age + sex", partition).fit()
+        >>> fit.plot_probabilities("age", range(35, 76), at={"sex": 1}).get_ylabel()
+        'probability of num'
+        """
+        question, fixed = self.basis.agreement.question, dict(at or {})
+        needed = dict.fromkeys((*question.columns, *question.offset_columns))
+        lacking = [name for name in needed if name not in (column, *fixed)]
+        if column not in needed or lacking:
+            what = (
+                f"at lacks a value of {', '.join(lacking)}" if column in needed else f"no column {column!r}"
+            )
+            raise ModelError(f"plot_probabilities: {what}; the model's columns are {', '.join(needed)}")
+        x = np.asarray(values, dtype=float)
+        frame = pd.DataFrame({name: [value] * len(x) for name, value in fixed.items()} | {column: x})
+        found = self.get_prediction(frame, 1.0 - conf_level).drop(columns="mean_se")
+        bands = {str(level): found.xs(level, level="category").to_numpy().T for level in self.categories}
+        held = "".join(f"{name} = {value}, " for name, value in fixed.items())
+        title = f"{held}with pointwise {100 * conf_level:g} % intervals"
+        return draw_bands(x, bands, column, f"probability of {question.response_columns[0]}", title, ax)
+
+    def _rows(self, frame: pd.DataFrame | None) -> tuple[CategoryRows, Any]:
+        """Code rows of the caller in the form of the kernels, without those that lack a column."""
+        if frame is None:
+            raise NotAvailableError(
+                "predict needs a frame of rows that you hold; those of the fit stay at the sites, where "
+                "evaluate() judges their predictions"
+            )
+        fit, agreement = self._record.fit, self.basis.agreement
+        found = predict_rows(agreement, fit.design, np.zeros(len(fit.design.names)), frame)
+        known = found.linear.notna().to_numpy()
+        X = found.X[known[found.complete]]
+        offset = found.linear.to_numpy()[known] if agreement.question.offsets else None
+        return CategoryRows(X, np.zeros(len(X), dtype=np.int64), fit.request.link, offset), known
+
+    def _predictor_coefficients(self) -> Floats:
+        fit = self._record.fit
+        return np.asarray((fit.map @ fit.params).reshape(len(fit.categories) - 1, -1))
+
+    # -- analyses over the rows --------------------------------------------------------------------
+
+    def _after_fit(self, call: str, run: Callable[[RowsSession, CategoryFit], FitProtocol[Found]]) -> Found:
+        """Run a protocol at the estimate."""
+        fit = self._record.fit
+        if self._model is None:
+            raise NotAvailableError(
+                f"{call}: this result was read from a file and has no partition; fit the model again"
+            )
+
+        def protocol(model: HorizontalModel) -> FitProtocol[Found]:
+            session = model._open_session(FAMILY, fit.masked)
+            return session.hide(run(session, fit))
+
+        return self._model._run_after_fit(call, protocol)
+
+    def get_margeff(
+        self, at: Literal["overall", "mean"] = "overall", method: Literal["dydx"] = "dydx"
+    ) -> MarginalEffects:
+        """Marginal effects on the probability of each category, with errors by the delta method.
+
+        With ``at="overall"`` sites sum derivatives of the probabilities over their rows once, masked as in
+        the fit. Effects at the means of the columns need no message.
+
+        Parameters
+        ----------
+        at : {"overall", "mean"}
+        method : {"dydx"}
+
+        Returns
+        -------
+        MarginalEffects
+            Named as ``category: column``; for each column they add up to zero.
+
+        Raises
+        ------
+        NotAvailableError
+            Averages for results that were read from a file; effects at the means with an offset.
+        PolicyError
+            A site refuses.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> fit = fs.FederatedMultinomial.from_formula("C(cp) ~ age + sex", partition).fit()
+        >>> fit.get_margeff().margeff.round(3).head(2).to_dict()
+        {'1: age': 0.001, '1: sex': 0.018}
+        """
+        check_choice("at", at, ("overall", "mean"))
+        check_choice("method", method, ("dydx",))
+        fit, B = self._record.fit, self._predictor_coefficients()
+        if at == "overall":
+            first, second = self._after_fit("get_margeff()", sum_effects)
+        elif self.basis.agreement.question.offsets or self.basis.agreement.question.weights:
+            raise NotAvailableError(
+                "get_margeff: at='mean' needs means that sites do not report; use at='overall'"
+            )
+        else:
+            row = CategoryRows(fit.design.mean[None, :], np.zeros(1, dtype=np.int64), fit.request.link)
+            first, second = row.effects(B)
+        p = len(fit.design.names)
+        effects = (first @ B)[:, 1:]
+        # d/dB_bq of sum_a D_ca B_ak is D_cb [k = q], and sum_a B_ak times the derivative of D_ca.
+        slopes = np.einsum("ak,cabq->ckbq", B, second)
+        for k in range(p):
+            slopes[:, k, :, k] += first
+        slopes = slopes[:, 1:].reshape(effects.size, -1) @ fit.map
+        return MarginalEffects(
+            [f"{level}: {name}" for level in self.categories for name in fit.design.names[1:]],
+            effects.ravel(),
+            slopes,
+            fit.cov,
+            test_distribution=stats.norm,
+            student=False,
+            options={"method": method, "at": at},
+            title=(self.model_name, self.estimate.response),
+            note=("Averages over all rows. " if at == "overall" else "At the mean of every column. ")
+            + "Errors by the delta method.",
+        )
+
+    def lr_test_terms(self) -> pd.DataFrame:
+        """Likelihood ratio test of every term, over all categories.
+
+        The sites evaluate sums for a fit without each term, masked as in the fit.
+
+        Returns
+        -------
+        DataFrame
+            Index term; ``statistic``, ``df``, ``p_value``.
+
+        Raises
+        ------
+        NotAvailableError
+            The results were read from a file.
+        PolicyError
+            A site refuses.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> fit = fs.FederatedMultinomial.from_formula("C(cp) ~ age + sex", partition).fit()
+        >>> fit.lr_test_terms().round(1)["statistic"].to_dict()
+        {'age': 15.0, 'sex': 26.2}
+        """
+        fit = self._record.fit
+        terms = [fit.design.term_names[k] for k in _columns(fit)]
+        tested = list(dict.fromkeys(fit.design.term_names[1:]))
+        groups = [[k for k, term in enumerate(terms) if term == one] for one in tested]
+        found = self._after_fit(
+            "lr_test_terms()",
+            lambda session, fit: likelihoods_without(CategoryNewton(session, fit.request), fit, groups),
+        )
+        frame = pd.DataFrame({"statistic": 2.0 * (self.llf - np.array(found)), "df": list(map(len, groups))})
+        frame["p_value"] = stats.chi2.sf(frame["statistic"], frame["df"])
+        return frame.set_axis(pd.Index(tested, name="term"))
+
+    def evaluate(self, partition: ClientPartition | None = None) -> CategoryEvaluation:
+        """Log-loss, confusion, discrimination and calibration of each category, from counts in public bins.
+
+        Parameters
+        ----------
+        partition : ClientPartition, optional
+            New rows; by default those of the fit, on which the figures flatter.
+
+        Returns
+        -------
+        CategoryEvaluation
+
+        Raises
+        ------
+        NotAvailableError
+            No partition is given, and the results were read from a file.
+        PolicyError
+            A site refuses.
+        """
+        own = self._model is not None and partition in (None, self._model.partition)
+        if partition is None:
+            if self._model is None:
+                raise NotAvailableError(
+                    "evaluate: this result was read from a file and has no partition; give one"
+                )
+            partition = self._model.partition
+        found, self.evaluation_ledger = evaluate_categories(
+            self._record.fit, self.basis.agreement, partition, own
+        )
+        return found
+
+    # -- sites -----------------------------------------------------------------------------------
+
+    @property
+    def site_estimates(self) -> pd.DataFrame:
+        """Every site's own fit, (sites, parameters); NaN where a site does not determine one."""
+        rows = {
+            one.site: np.full(len(self.params), np.nan) if one.beta is None else one.beta
+            for one in self._own()
+        }
+        return pd.DataFrame.from_dict(rows, orient="index", columns=list(self.estimate.names))
+
+    @cached_property
+    def heterogeneity(self) -> Heterogeneity:
+        """Agreement of the sites' parameters: Cochran's Q, I2, random effects, the fit without each site.
+
+        Raises
+        ------
+        NotAvailableError
+            There is one site.
+        """
+        fit, est = self._record.fit, self.estimate
+        if len(fit.local) == 1:
+            raise NotAvailableError("no heterogeneity: it compares sites, and this fit has one")
+        masked = None
+        if fit.masked and fit.apart is not None:
+            score, information = self._moved(fit.params, fit.total.score, fit.total.information, fit.back)
+            masked = MaskedSiteSums(score, information, fit.apart)
+        try:
+            return heterogeneity(est.names, est.params, 1.0, self._own(), masked=masked, terms=est.terms)
+        except EstimationError as error:
+            raise NotAvailableError(f"no heterogeneity: {error}") from error
+
+    def _moved(
+        self, at: Floats, score: Floats, information: Floats, back: Floats | None = None
+    ) -> tuple[Floats, Floats]:
+        """Score and information for the parameters that are shown; `back` takes theirs to data units."""
+        J = shown(self._record.fit, at)[1]
+        inverse = np.linalg.inv(J if back is None else J @ back)
+        return inverse.T @ score, inverse.T @ information @ inverse
+
+    def _own(self) -> list[SiteFit]:
+        """Sites' own fits, for the parameters that are shown."""
+        fit, found = self._record.fit, []
+        for one in fit.local:
+            beta, cov, score, information = one.beta, one.cov, one.score, one.information
+            if beta is not None and cov is not None:
+                hidden = np.isnan(beta)
+                values = np.where(hidden, fit.params, beta)
+                beta, J = shown(fit, values)
+                cov = J @ np.nan_to_num(cov) @ J.T
+                lost = np.abs(J) @ hidden > 0.0
+                beta[lost], cov[lost], cov[:, lost] = np.nan, np.nan, np.nan
+            if score is not None and information is not None:
+                score, information = self._moved(fit.params, score, information)
+            found.append(replace(one, beta=beta, cov=cov, score=score, information=information))
+        return found
+
+    def plot_forest(
+        self, coefficient: str, ax: Axes | None = None, *, exponentiate: bool = True, unit: float = 1.0
+    ) -> Axes:
+        """Draw a forest plot of a coefficient over the sites.
+
+        `exponentiate` draws odds ratios on a logarithmic scale; ``unit=10`` draws the effect of ten units of
+        the column.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> fit = fs.FederatedOrdinal.from_formula("num ~ age + sex", partition).fit()
+        >>> fit.plot_forest("age", unit=10).get_xlabel()
+        'odds ratio of a higher num per 10 units, with 95 % interval'
+        """
+        effect, ratio, _ = self._effect_words()
+        named = ratio if exponentiate else effect
+        return self.heterogeneity.plot_forest(
+            coefficient, ax, exponentiate=exponentiate, effect=named, unit=unit
+        )
+
+    # -- summary ---------------------------------------------------------------------------------
+
+    def _glance(self) -> dict[str, float]:
+        return super()._glance() | {"pseudo_r_squared": self.pseudo_rsquared()}
+
+    def _sheets(self, alpha: float = 0.05) -> Iterator[Sheet]:
+        head, coefficients, *rest = super()._sheets(alpha)
+        yield from (head, coefficients)
+        yield from self._further_sheets(alpha)
+        weights, rows = self._record.fit.counts
+        lines = tuple(
+            (str(level), f"{n:,.0f}", f"{100.0 * w / weights.sum():.1f} %")
+            for level, w, n in zip(self.categories, weights, rows, strict=True)
+        )
+        yield Sheet(("category", "rows", "share"), lines, "lrr", (WIDTH - 22, 10, 10))
+        yield from rest
+
+    def _further_sheets(self, alpha: float) -> Iterator[Sheet]:
+        """Yield tables after that of the coefficients."""
+        yield from ()
+
+    def _summary_left(self) -> list[tuple[str, str]]:
+        fit, est = self._record.fit, self.estimate
+        question = self.basis.agreement.question
+        lr = 2.0 * (self.llf - self.llnull)
+        clusters = f" ({self._record.groups}, {fit.clusters:,})" if fit.clusters is not None else ""
+        return [
+            ("Dep. Variable", est.response),
+            ("Model", self.model_name),
+            ("Link", self._link_words()),
+            ("No. Observations", f"{est.nobs:,}"),
+            *([("Freq. Weights", question.weights["freq_weights"])] if question.weights else []),
+            *([("Offset", ", ".join(question.offsets))] if question.offsets else []),
+            ("Df Model", f"{est.df_model:g}"),
+            ("Log-Likelihood", number(self.llf, 2)),
+            ("LL-Null", number(self.llnull, 2)),
+            ("LR Test", f"{lr:.2f} on {est.df_model:.0f} df, p {_p(float(stats.chi2.sf(lr, est.df_model)))}"),
+            ("Pseudo R-squ.", number(self.pseudo_rsquared())),
+            ("AIC", number(self.aic, 2)),
+            ("BIC", number(self.bic, 2)),
+            ("Covariance Type", self.cov_type + clusters),
+            ("Converged", "yes" if self.converged else "NO"),
+        ]
+
+    def _link_words(self) -> str:
+        raise NotImplementedError
+
+    def _summary_right(self) -> list[tuple[str, str]]:
+        fit, blocks = self._record.fit, self.estimate.blocks
+        own = sum(one.beta is not None for one in fit.local)
+        requested = any(one.problem != NOT_REQUESTED for one in fit.local)
+        lines = [
+            ("Sites", str(len(blocks))),
+            ("Rows by site", human_range(block.entities for block in blocks)),
+            ("Own fits", f"{own} of {len(blocks)} sites" if requested else "not requested (local=False)"),
+            ("Heterogeneity", self._joint()),
+        ]
+        if self._ledger is not None:
+            lines.append(("Sums", f"masked over {len(blocks)} sites" if fit.masked else "unmasked"))
+        return [*lines, *self._ledger_lines(), ("Privacy spent", self.estimate.privacy)]
+
+    def _joint(self) -> str:
+        try:
+            joint = self.heterogeneity.joint
+        except NotAvailableError:
+            return "not defined"
+        return f"{joint}, p {_p(joint.pvalue)}" if joint.df else "not defined"
+
+    def _site_sheet(self) -> Sheet:
+        kinds = None if self._ledger is None else self._ledger.kinds_by_site()
+        p, rows = len(self.estimate.names), []
+        known = self.site_estimates.notna().sum(axis=1).tolist()
+        for block, count in zip(self.estimate.blocks, known, strict=True):
+            own = "none" if not count else "yes" if count == p else f"{count} of {p}"
+            left = released_kinds(block.site, kinds)
+            rows.append((block.site, f"{block.entities:,}", f"{100 * block.missing:.2f} %", own, left))
+        headers = ("site", "rows", "left out", "own fit", "released")
+        return Sheet(headers, tuple(rows), "lrrrl", SITE_WIDTHS, gap=2, wrap=True)
+
+    def _summary_notes(self) -> Iterator[Note]:
+        yield from super()._summary_notes()
+        fit, K = self._record.fit, len(self._record.fit.local)
+        rarest = int(fit.counts[1].argmin())
+        least = fit.counts[1, rarest] / max(len(fit.design.names) - 1, 1)
+        if least < FEW_ROWS:
+            yield Note(
+                "rare_category",
+                f"Category {self.categories[rarest]!r} has {least:.1f} rows for each coefficient. With "
+                "fewer than "
+                f"{FEW_ROWS}, estimates are biased away from zero and intervals are unreliable.",
+                "warning",
+            )
+        if fit.clusters is not None and fit.clusters < FEW_CLUSTERS:
+            yield Note(
+                "few_clusters",
+                f"There are {fit.clusters} clusters. With fewer than {FEW_CLUSTERS}, these standard errors "
+                "are "
+                "usually too small.",
+                "warning",
+            )
+        if dropped := self.basis.left_out:
+            yield Note(
+                "left_out", f"Rows left out because they lack one of the model's columns: {dropped:,}."
+            )
+        yield self._assumption()
+        if fit.masked:
+            except_own = any(own.problem != NOT_REQUESTED for own in fit.local)
+            text = MASKED.format(", except the own fits" if except_own else "")
+            yield Note("masking", f"Sums over rows were masked over {K} sites: {text}")
+        elif K > 1:
+            yield Note("masking", "Sums were not masked: the coordinator saw each site's part.")
+        lacking: dict[str, list[str]] = {}
+        for own in fit.local:
+            if own.problem and own.problem != NOT_REQUESTED:
+                lacking.setdefault(own.problem, []).append(own.site)
+        if lacking:
+            listed = "; ".join(f"{', '.join(names)} ({problem})" for problem, names in lacking.items())
+            yield Note(
+                "own_fits", f"No fit of their own: {listed}. Their rows count in the estimate all the same."
+            )
+        if K == 1 or fit.clusters is not None:
+            return
+        try:
+            joint = self.heterogeneity.joint
+        except NotAvailableError as error:
+            yield Note("heterogeneity", f"The sites are not compared: {error}")
+            return
+        if joint.df and joint.pvalue < DIFFER:
+            yield Note(
+                "heterogeneity",
+                f"The sites differ: score test of equal parameters {joint}, p {_p(joint.pvalue)}. Each "
+                "coefficient is an average over sites: .heterogeneity.",
+                "warning",
+            )
+
+    def _assumption(self) -> Note:
+        raise NotImplementedError
+
+
+def shown(fit: CategoryFit, params: Floats) -> tuple[Floats, Floats]:
+    """Parameters (q,) as statsmodels has them, and their derivatives (q, q) by those of the fit.
+
+    With a cumulative link these are the coefficients, the first threshold, and the logarithms of the
+    differences between successive thresholds; otherwise they are those of the fit.
+    """
+    if not fit.request.proportional:
+        return params.copy(), np.eye(len(params))
+    width, q = len(fit.categories) - 1, len(params)
+    J = np.zeros((q, q))
+    J[range(q - width), range(width, q)] = 1.0
+    steps = np.diff(params[:width])
+    J[q - width, 0] = 1.0
+    for k, size in enumerate(steps, 1):
+        J[q - width + k, [k - 1, k]] = -1.0 / size, 1.0 / size
+    return np.concatenate([params[width:], params[:1], np.log(steps)]), J
+
+
+def _order(fit: CategoryFit) -> list[int]:
+    """Places of the parameters of a fit, as they are shown."""
+    q, width = len(fit.gamma), len(fit.categories) - 1
+    return [*range(width, q), *range(width)] if fit.request.proportional else [*range(q)]
+
+
+def _columns(fit: CategoryFit) -> list[int]:
+    """Column of the design of each parameter of the fit."""
+    size = np.abs(fit.map).reshape(-1, len(fit.design.names), len(fit.gamma)).sum(axis=0)
+    places: list[int] = size.argmax(axis=0).tolist()
+    return places
+
+
+def _p(p: float) -> str:
+    return "< 0.001" if p < 0.001 else f"= {p:.3f}"
+
+
+class OrdinalResults(CategoryResults, saved_as="fedstat ordinal results 1", record=CategoryRecord):
+    """Results of :meth:`fedstat.FederatedOrdinal.fit`.
+
+    `params` are those of statsmodels' OrderedModel: the coefficients, the first threshold, and the logarithms
+    of the differences between successive thresholds. :attr:`thresholds` are those of R's ``clm``.
+
+    Attributes
+    ----------
+    evaluation_ledger : Ledger or None
+        Releases of the latest evaluation.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> fit = fs.FederatedOrdinal.from_formula("num ~ age + sex", partition).fit()
+    >>> fit.odds_ratios().round(2).loc["sex"].tolist()
+    [4.36, 3.14, 6.05]
+    >>> fit.effect("age", [50, 60], reference=50)["estimate"].round(2).tolist()
+    [0.0, 0.5]
+    """
+
+    _proportional = True
+
+    @property
+    def thresholds(self) -> pd.DataFrame:
+        """Thresholds between categories: ``estimate``, ``std_error``, ``conf_low``, ``conf_high``."""
+        return self._thresholds(0.05)
+
+    def _thresholds(self, alpha: float) -> pd.DataFrame:
+        fit, width = self._record.fit, len(self.categories) - 1
+        estimate, se = fit.params[:width], np.sqrt(np.diag(fit.cov))[:width]
+        half = stats.norm.isf(alpha / 2.0) * se
+        index = list(self.estimate.names[-width:])
+        columns = {
+            "estimate": estimate,
+            "std_error": se,
+            "conf_low": estimate - half,
+            "conf_high": estimate + half,
+        }
+        return pd.DataFrame(columns, index=index)
+
+    def odds_ratios(self, alpha: float = 0.05) -> pd.DataFrame:
+        """Ratios of the odds of a higher category, with intervals of level ``1 - alpha``.
+
+        Returns
+        -------
+        DataFrame
+            ``odds_ratio``, ``conf_low``, ``conf_high``, by coefficient.
+
+        Raises
+        ------
+        NotAvailableError
+            The link is not the logit.
+        """
+        if self._record.fit.request.link != "logit":
+            raise NotAvailableError(
+                "odds_ratios: coefficients are logarithms of odds ratios with distr='logit' only"
+            )
+        limits, kept = self.conf_int(alpha), len(self.params) - len(self.categories) + 1
+        columns = {"odds_ratio": self.params, "conf_low": limits[0], "conf_high": limits[1]}
+        return pd.DataFrame({name: np.exp(column.iloc[:kept]) for name, column in columns.items()})
+
+    def test_proportional_odds(self) -> ProportionalOddsTest:
+        """Test whether coefficients are the same at all thresholds, by the score test.
+
+        The sites evaluate score and information of the model in which they differ once, at this estimate. It
+        is the score test of Peterson and Harrell (1990), with the observed information.
+
+        Returns
+        -------
+        ProportionalOddsTest
+
+        Raises
+        ------
+        NotAvailableError
+            The response has two categories, or the results were read from a file.
+        PolicyError
+            A site refuses.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> fit = fs.FederatedOrdinal.from_formula("num ~ age + sex", partition).fit()
+        >>> fit.test_proportional_odds().tidy().round(2)["df"].tolist()
+        [3, 3, 6]
+        """
+        fit = self._record.fit
+        width, p = len(fit.categories) - 1, len(fit.design.names)
+        if width < 2 or p < 2:
+            raise NotAvailableError(
+                "test_proportional_odds: it needs three categories and one column, or more"
+            )
+        U, V = self._after_fit("test_proportional_odds()", separate_scores)
+        terms, rows = list(fit.design.term_names), []
+        for term in [*dict.fromkeys(terms[1:]), "GLOBAL"]:
+            columns = [k for k in range(1, p) if term in (terms[k], "GLOBAL")]
+            own = np.zeros((width, p, width, p))
+            for j in range(1, width):
+                own[j, columns, j, columns] = 1.0
+            more = own.reshape(len(U), -1)
+            M = np.hstack([fit.map, more[:, np.abs(more).any(axis=0)]])
+            score, df = M.T @ U, M.shape[1] - fit.map.shape[1]
+            statistic = float(score @ np.linalg.solve(M.T @ V @ M, score))
+            rows.append((term, statistic, df, float(stats.chi2.sf(statistic, df))))
+        return ProportionalOddsTest(pd.DataFrame(rows, columns=["term", "statistic", "df", "p_value"]))
+
+    def _effect_words(self) -> tuple[str, str, str]:
+        response = self.basis.agreement.question.response_columns[0]
+        if self._record.fit.request.link != "logit":
+            return (
+                f"effect on the latent {response}",
+                f"exponential of the effect on {response}",
+                "Exponentials",
+            )
+        return (
+            f"effect on the log odds of a higher {response}",
+            f"odds ratio of a higher {response}",
+            "Odds ratios",
+        )
+
+    def _effect_part(self) -> tuple[Floats, Floats]:
+        fit, width = self._record.fit, len(self.categories) - 1
+        beta, cov = np.zeros(len(fit.design.names)), np.zeros((len(fit.design.names),) * 2)
+        beta[1:], cov[1:, 1:] = fit.params[width:], fit.cov[width:, width:]
+        return beta, cov
+
+    def _coefficient_sheet(self, alpha: float) -> Sheet:
+        # Logarithms of differences of thresholds say little: a table of their own has the thresholds.
+        frame = self._coefficients(1.0 - alpha).iloc[: 1 - len(self.categories)]
+        return coefficient_sheet(frame, {}, True, alpha, "z")
+
+    def _deviations(self) -> pd.Series:
+        design = self._record.fit.design
+        return pd.Series(design.spread[1:], index=list(design.names[1:]))
+
+    def _constants(self) -> tuple[str, ...]:
+        return self.estimate.names[1 - len(self.categories) :]
+
+    def _further_sheets(self, alpha: float) -> Iterator[Sheet]:
+        rows = tuple(
+            (str(name), *map(number, values)) for name, *values in self._thresholds(alpha).itertuples()
+        )
+        labels = ("threshold", "estimate", "std err", f"[{alpha / 2:.4g}", f"{1 - alpha / 2:.4g}]")
+        yield Sheet(labels, rows, "lrrrr", (WIDTH - 44, 10, 10, 10, 10))
+
+    def _link_words(self) -> str:
+        return f"cumulative {self._record.fit.request.link}"
+
+    def _assumption(self) -> Note:
+        return Note(
+            "proportional",
+            "Coefficients are assumed to be the same at all thresholds; test_proportional_odds() tests it.",
+        )
+
+
+class MultinomialResults(CategoryResults, saved_as="fedstat multinomial results 1", record=CategoryRecord):
+    """Results of :meth:`fedstat.FederatedMultinomial.fit`: a coefficient of each column for each category.
+
+    Attributes
+    ----------
+    evaluation_ledger : Ledger or None
+        Releases of the latest evaluation.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> fit = fs.FederatedMultinomial.from_formula("C(cp) ~ age + sex", partition).fit()
+    >>> fit.params_by_category.shape, fit.params.index[:2].tolist()
+    ((3, 3), ['2: Intercept', '2: age'])
+    >>> fit.wald_test_terms().table["df_constraint"].tolist()
+    [3, 3, 3]
+    """
+
+    _proportional = False
+
+    @property
+    def params_by_category(self) -> pd.DataFrame:
+        """Coefficients, (columns, categories but the first), as `params` of statsmodels' MNLogit."""
+        names, levels = list(self._record.fit.design.names), list(self.categories[1:])
+        return pd.DataFrame(self.estimate.params.reshape(len(levels), -1).T, index=names, columns=levels)
+
+    def tidy(self, conf_level: float = 0.95, exponentiate: bool = False) -> pd.DataFrame:
+        """One row per category and column, named as ``category: column``; otherwise as for other models."""
+        frame = super().tidy(conf_level, exponentiate)
+        return frame.drop(columns="site").assign(term=list(self.estimate.names))
+
+    def _coefficients(self, conf_level: float) -> pd.DataFrame:
+        # Tables and plots have a heading for each category, as those of other models have for each site.
+        columns = list(self._record.fit.design.names)
+        levels = [str(level) for level in self.categories[1:] for _ in columns]
+        frame = super()._coefficients(conf_level)
+        return frame.assign(term=columns * (len(self.categories) - 1), site=levels)
+
+    def _deviations(self) -> pd.Series:
+        design = self._record.fit.design
+        return pd.Series(design.spread, index=list(design.names))
+
+    def _effect_part(self) -> tuple[Floats, Floats]:
+        raise NotAvailableError(
+            "effect: it differs by category; plot_probabilities() and get_margeff() show it for all "
+            "categories"
+        )
+
+    def _effect_words(self) -> tuple[str, str, str]:
+        first = self.categories[0]
+        return f"effect on the log odds against {first}", f"odds ratio against {first}", "Odds ratios"
+
+    def _link_words(self) -> str:
+        return f"logit against {self.categories[0]}"
+
+    def _assumption(self) -> Note:
+        return Note(
+            "reference",
+            f"Coefficients compare a category with {self.categories[0]!r}; the ratio of the probabilities "
+            "of two "
+            "categories is assumed not to depend on the others.",
+        )
+
+
+class ProportionalOddsTest(Report):
+    """Score tests of coefficients that differ by threshold, one for each term and one for all.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> fit = fs.FederatedOrdinal.from_formula("num ~ age + sex", partition).fit()
+    >>> fit.test_proportional_odds().glance()["df"].tolist()
+    [6]
+    """
+
+    def __init__(self, table: pd.DataFrame) -> None:
+        self._table = table
+
+    def tidy(self) -> pd.DataFrame:
+        """One row per term, and one for all: ``term``, ``statistic``, ``df``, ``p_value``."""
+        return self._table.copy()
+
+    def _glance(self) -> Mapping[str, float]:
+        last = self._table.iloc[-1]
+        return {name: last[name] for name in ("statistic", "df", "p_value")}
+
+    def _sheets(self) -> tuple[Sheet, ...]:
+        rows = tuple(
+            (str(term), number(statistic), str(df), number(p, 3) if p >= 0.001 else "< 0.001")
+            for term, statistic, df, p in self._table.itertuples(index=False)
+        )
+        title = "Proportional odds: score test of coefficients that differ by threshold"
+        return (Sheet(("", "chi2", "df", "P>chi2"), rows, "lrrr", (WIDTH - 39, 12, 12, 12), title),)
+
+    def _summary_notes(self) -> Iterator[Note]:
+        if float(self._table["p_value"].iloc[-1]) < DIFFER:
+            yield Note(
+                "not_proportional",
+                "Coefficients differ by threshold: a coefficient of the fit is an average over them. "
+                "FederatedMultinomial supposes no order, and a GLM of y > j has coefficients of each "
+                "threshold.",
+                "warning",
+            )
+
+    def __repr__(self) -> str:
+        last = self._table.iloc[-1]
+        found = f"{last['statistic']:.2f} on {last['df']} df, p {_p(last['p_value'])}"
+        return f"<Proportional odds: {found}; see .summary()>"
