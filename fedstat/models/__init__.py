@@ -9,6 +9,7 @@ INSTALLED: dict[str, tuple[str, ...]] = {
     "boost": ("FedFunctionBoost", "PublicCurve"),
     "glm": ("FederatedGLM", "FederatedOLS", "GLORE"),
     "cox": ("FederatedCox",),
+    "mixed": ("FederatedMixed",),
     "descriptive": ("KaplanMeier", "corr", "crosstab", "histogram", "quantiles", "table_one"),
     "vfem": ("VFEMRegression", "VFEMGLM", "Iteration"),
     "vglm": ("VerticalGLM",),

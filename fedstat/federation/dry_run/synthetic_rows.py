@@ -97,6 +97,7 @@ MAX_SYNTHETIC_ROWS, SYNTHETIC_ROWS_PER_COLUMN = 400, 20
 
 SYNTHETIC_GROUPS = 2
 """Levels of a column of groups at a site; how many there are is not known in advance."""
+ROWS_OF_A_GROUP = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ class SyntheticRows:
     """The source of drawn rows: the agreed columns, and a response of a distribution.
 
     `nested` are columns of groups with one level at each site, such as the strata of its clusters;
-    `binary` are labels that are 0 or 1; `curves` have the points on which others are drawn.
+    `groups` have many groups of few rows; `binary` are labels that are 0 or 1; `curves` have the points on which others are drawn.
     """
 
     agreement: RowsAgreement
@@ -112,6 +113,7 @@ class SyntheticRows:
     nested: tuple[str, ...] = ()
     binary: tuple[str, ...] = ()
     curves: Mapping[str, CurveArray] = field(default_factory=dict)
+    groups: tuple[str, ...] = ()
 
     def sites(self, policies: Mapping[str, Policy]) -> dict[str, DrySite]:
         """Make sites that open drawn rows of the agreed columns where they are asked to open their own."""
@@ -165,7 +167,7 @@ class SyntheticRows:
         y = draw_response(self.distribution, X @ draw_effects(columns), rng)
         if question.intercept:
             X = np.column_stack([np.ones(m), X])
-        frame = draw_group_codes(question, data.name, m, self.nested)
+        frame = draw_group_codes(question, data.name, m, self.nested, self.groups)
         frame = frame.assign(**dict.fromkeys(self.binary, np.arange(m) % 2))
         for name in question.read_curves:
             response = name == question.curve_response and not self.distribution.least_squares
@@ -197,9 +199,12 @@ def synthetic_rows(question: RowsRequest, y: Floats, frame: pd.DataFrame) -> Com
     return CompleteRows(frame, np.ones(m, dtype=bool), counts, offset, weights, times=times)
 
 
-def draw_group_codes(question: RowsRequest, site: str, m: int, nested: tuple[str, ...]) -> pd.DataFrame:
-    """Make groups that no other site has; of those that are nested in the site there is one."""
+def draw_group_codes(
+    question: RowsRequest, site: str, m: int, nested: tuple[str, ...], groups: tuple[str, ...] = ()
+) -> pd.DataFrame:
+    """Make groups that no other site has: one that is nested in the site, many of `groups`, else two."""
     levels = {name: 1 if name in nested else SYNTHETIC_GROUPS for name in question.labels}
+    levels |= dict.fromkeys(groups, max(m // ROWS_OF_A_GROUP, 1))
     return pd.DataFrame({name: [f"{site} {i % k}" for i in range(m)] for name, k in levels.items()})
 
 

@@ -66,6 +66,11 @@ class RandomTerm:
         """The term as it is written."""
         return f"({' + '.join(['1' if self.intercept else '0', *self.terms])} | {self.group})"
 
+    @property
+    def scalar(self) -> bool:
+        """Whether there is one term, which is one effect unless it codes categories."""
+        return self.intercept + len(self.terms) == 1
+
 
 @dataclass(frozen=True, slots=True)
 class RightSide:
