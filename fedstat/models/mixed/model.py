@@ -22,10 +22,8 @@ from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.session import RULES_ON_ROWS
 from fedstat.models.mixed.protocol import MixedNewton
 from fedstat.models.mixed.results import MixedResults
-from fedstat.models.mixed.steps import FAMILY
+from fedstat.models.mixed.steps import FAMILY, KINDS, MOST_NODES
 from fedstat.models.run import Call, FitAttempt, run_fit
-
-MOST_NODES = 25
 
 
 class MixedPlan(DryRunPlan):
@@ -178,13 +176,18 @@ class FederatedMixed(HorizontalModel):
             raise ModelError("nagq: the likelihood of a linear mixed model needs no quadrature; leave it out")
         if not normal and reml:
             raise ModelError(f"reml: there is no restricted likelihood for {self.distribution}; leave it out")
-        if not normal and str(self.distribution) not in FAMILIES_WITH_EFFECTS:
+        if not normal and str(self.distribution) not in KINDS:
             raise ModelError(
-                f"family: a mixed model takes {', '.join(FAMILIES_WITH_EFFECTS)} and Gaussian(link=Identity), "
+                f"family: a mixed model takes {', '.join(KINDS)} and Gaussian(link=Identity), "
                 f"received {self.distribution}"
             )
         if not normal and "var_weights" in self.weights:
             raise ModelError("var_weights: only linear mixed models have them; use cbind(events, others)")
+        if not normal and len({term.group for term in self.formula.random}) > 1:
+            raise ModelError(
+                f"formula: random effects of several groups are for normal responses, and the family is "
+                f"{self.distribution}. Use a fixed effect for one of the groups, such as C(site)"
+            )
         self.reml = normal if reml is None else bool(reml)
         self.nagq = 1 if nagq is None else nagq
         check_integer("nagq", self.nagq, 1)
@@ -242,8 +245,8 @@ class FederatedMixed(HorizontalModel):
 
     def _estimate(self, attempt: FitAttempt, maxiter: int, tol: float, masked: object) -> MixedResults:
         session = self._open_session(FAMILY, check_masked(masked, len(self.sites), self._masks_wanted))
-        newton = MixedNewton(session, self.formula.random, self.distribution, maxiter, tol)
-        protocol = newton.normal(self.reml) if self.distribution.least_squares else newton.other(self.nagq)
+        newton = MixedNewton(session, self.formula.random, self.distribution, self.nagq, maxiter, tol)
+        protocol = newton.normal(self.reml) if self.distribution.least_squares else newton.other()
         fit = attempt.run(protocol, session.masked_sites)
         if not fit.converged:
             warn(f"{self.model_name} did not converge after {len(fit.trace)} steps", ConvergenceWarning)
@@ -255,4 +258,3 @@ class FederatedMixed(HorizontalModel):
         return SyntheticRows(self.agreement, self.distribution, nested, groups=tuple(groups)).sites(policies)
 
 
-FAMILIES_WITH_EFFECTS = ("Binomial(link=Logit)", "Poisson(link=Log)")

@@ -15,7 +15,8 @@ from fedstat.federation.design.horizontal_design import RowsDesign
 from fedstat.federation.design.horizontal_steps import INTERCEPT, standardization, translation
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.kernels.glm.distributions import DistributionSpec
-from fedstat.kernels.mixed_effects import jet_inverse, jet_length, jet_product, pair_index, product_rule
+from fedstat.kernels.mixed_effects import jet_inverse, jet_length, jet_product, product_rule
+from fedstat.models.horizontal.estimability import require_independent
 from fedstat.models.horizontal.session import RowsSession, add
 from fedstat.models.mixed.steps import MixedRequest, first_parameters, lower_pairs, unpack_covariances
 from fedstat.typing import Array, Floats, Ints, Matrix, Vector
@@ -23,6 +24,12 @@ from fedstat.typing import Array, Floats, Ints, Matrix, Vector
 SINGULAR = 1e-4
 """Smallest standard deviation of a direction of random effects, relative to the residual one, above zero."""
 MOST_HALVINGS = 30
+LIMITS = {"Binomial": (0.01, 0.99), "Poisson": (0.01, np.inf)}
+"""Means at which the iteration may start."""
+CONCENTRATED = (
+    "no step increases the likelihood with weight on more than a few rows of every site, as where columns "
+    "separate the outcomes. Leave out such columns, or merge rare levels"
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -187,11 +194,21 @@ class NormalSums:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class MarginalSums:
+    """-2 log L over all sites with its gradient, and its Hessian where it was requested."""
+
+    deviance: float
+    gradient: Vector
+    hessian: Matrix | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class MixedFit:
     """The maximum, in the units of the data, and the sums at it.
 
     `theta` are the entries of the factors, see :class:`Effects`; `covariance` the entries of the covariances of
-    the random effects in the units of the data. `hessian` is that of -2 log L in `theta` (normal) or in
+    the random effects in the units of the data. `null` are the sums without random effects, and `by_site` each
+    site's products, if sums are unmasked. `hessian` is that of -2 log L in `theta` (normal) or in
     coefficients and `theta` (others).
     """
 
@@ -203,6 +220,8 @@ class MixedFit:
     covariance: Vector
     hessian: Matrix
     sums: NormalSums | None
+    null: NormalSums
+    by_site: Annotated[Floats, "S p+1 p+1"] | None
     effects: Effects
     groups: Annotated[Floats, "R"]
     design: RowsDesign
@@ -229,6 +248,7 @@ class MixedNewton:
     session: RowsSession
     terms: tuple[RandomTerm, ...]
     distribution: DistributionSpec
+    nodes: int = 1
     maxiter: int = 100
     tol: float = 1e-7
     trace: list[tuple[float, float]] = field(default_factory=list)
@@ -240,7 +260,7 @@ class MixedNewton:
         self.effects = Effects.of(self.terms, self.design)
         self.shift, self.scale = standardization(self.design.mean, self.design.spread, self.design.intercept)
         request = MixedRequest(
-            self.distribution, tuple(term.group for term in self.terms), self.effects.columns
+            self.distribution, self.nodes, tuple(term.group for term in self.terms), self.effects.columns
         )
         arrays: dict[str, Array] = {"shift": self.shift, "scale": self.scale}
         replies = yield session.request_all("start", arrays, to_json(request))
@@ -273,7 +293,12 @@ class MixedNewton:
         back = np.eye(width)
         back[:-1, :-1] = np.linalg.inv(self.translation)
         back[0, -1] = self.center
-        return NormalSums(add(replies, "logdet") * jets, back.T @ products @ back, float(self.design.n.sum()), reml)
+        self.by_site = None
+        if not self.session.masked:
+            values = np.array([reply.arrays["products"][:width] for reply in replies])
+            self.by_site = back.T @ values @ back
+        n = float(self.design.n.sum())
+        return NormalSums(add(replies, "logdet") * jets, back.T @ products @ back, n, reml)
 
     @property
     def translation(self) -> Floats:
@@ -312,6 +337,8 @@ class MixedNewton:
         """Fit a linear mixed model."""
         yield from self.open()
         free = np.arange(self.effects.K)
+        null = yield from self.evaluate(np.zeros(self.effects.K), reml)
+        require_independent(null.products[0, :-1, :-1], self.design.names)
         theta, sums, hessian, converged = yield from self.maximize(self.effects.start(), reml, free)
         inverse, _, beta, squares = sums.parts()
         scale = float(squares.values[0, 0, 0]) / sums.df
@@ -324,11 +351,98 @@ class MixedNewton:
             covariance=scale * self.effects.covariance(theta),
             hessian=hessian,
             sums=sums,
+            null=null,
+            by_site=self.by_site,
             effects=self.effects,
             groups=self.groups,
             design=self.design,
             distribution=self.distribution,
-            nodes=0,
+            nodes=self.nodes,
+            trace=np.array(self.trace),
+            converged=converged,
+            masked=self.session.masked,
+        )
+
+
+    # -- other responses -------------------------------------------------------------------------
+
+    def score(self, at: Floats, curvature: bool) -> FitProtocol[MarginalSums | None]:
+        """Request -2 log L with its derivatives in standardized coefficients and factors; None if refused."""
+        p = len(self.design.names)
+        unit = np.ones(len(at))
+        pairs = zip(self.effects.length, self.effects.sizes, strict=True)
+        unit[p:] = [1.0 / s[a] for s, q in pairs for a, _ in lower_pairs(q)]
+        arrays: dict[str, Array] = {
+            "beta": at[:p],
+            "factor": (at * unit)[p:],
+            "curvature": np.array(curvature),
+        }
+        replies = yield self.session.request_all("sum_scores", arrays)
+        if int(add(replies, "spread")) < len(replies):
+            return None
+        hessian = 2.0 * np.outer(unit, unit) * add(replies, "information") if curvature else None
+        return MarginalSums(-2.0 * float(add(replies, "llf")), -2.0 * unit * add(replies, "score"), hessian)
+
+    def climb(self, at: Floats, free: Ints) -> FitProtocol[tuple[Floats, MarginalSums, Floats, bool]]:
+        """Minimize -2 log L; the Hessian is requested again where steps with the last one do not shrink fast."""
+        found = yield from self.score(at, True)
+        if found is None or found.hessian is None:
+            raise EstimationError(CONCENTRATED)
+        hessian, fresh, inside = found.hessian, True, np.ix_(free, free)
+        while True:
+            step = np.zeros_like(at)
+            longest = 1.0 + float(np.linalg.norm(at))
+            step[free], size = newton_step(found.gradient[free], hessian[inside], longest)
+            slow = bool(self.trace) and size > 0.1 * self.trace[-1][1]
+            if (slow or size < self.tol) and not fresh:
+                again = yield from self.score(at, True)
+                assert again is not None and again.hessian is not None
+                hessian, fresh = again.hessian, True
+                continue
+            self.trace.append((found.deviance, size))
+            if size < self.tol or len(self.trace) >= self.maxiter:
+                return at, found, hessian, size < self.tol
+            for halving in range(MOST_HALVINGS):
+                trial = at + step * 0.5**halving
+                tried = yield from self.score(trial, False)
+                if tried is not None and tried.deviance <= found.deviance + 1e-9 * (1.0 + found.deviance):
+                    break
+            else:
+                raise EstimationError(CONCENTRATED)
+            at, found, fresh = trial, tried, False
+
+    def other(self) -> FitProtocol[MixedFit]:
+        """Fit a generalized linear mixed model."""
+        yield from self.open()
+        p, K = len(self.design.names), self.effects.K
+        null = yield from self.evaluate(np.zeros(K), False)
+        require_independent(null.products[0, :-1, :-1], self.design.names)
+        start = np.concatenate([np.zeros(p), self.effects.start()])
+        if self.design.intercept:
+            link = self.distribution.make().link
+            low, high = LIMITS[self.distribution.name]
+            start[0] = float(link(min(max(self.mean, low), high)))
+        at, found, hessian, converged = yield from self.climb(start, np.arange(p + K))
+        theta = self.effects.pack(self.effects.factors(at[p:]))
+        flat = bool(self.effects.singular(theta)) or np.linalg.eigvalsh(hessian)[0] <= 0.0
+        cov = 2.0 * np.linalg.inv(hessian[:p, :p] if flat else hessian)[:p, :p]
+        back = self.translation
+        return MixedFit(
+            params=back @ at[:p],
+            cov=back @ cov @ back.T,
+            scale=1.0,
+            deviance=found.deviance,
+            theta=theta,
+            covariance=self.effects.covariance(theta),
+            hessian=hessian,
+            sums=None,
+            null=null,
+            by_site=None,
+            effects=self.effects,
+            groups=self.groups,
+            design=self.design,
+            distribution=self.distribution,
+            nodes=self.nodes,
             trace=np.array(self.trace),
             converged=converged,
             masked=self.session.masked,
@@ -352,7 +466,18 @@ def newton_step(gradient: Floats, hessian: Floats, longest: float) -> tuple[Floa
     return np.asarray(vectors @ step * min(1.0, longest / max(length, 1e-300))), size
 
 
-def second_derivative(jet: Floats, k: int, m: int, K: int) -> Floats:
-    """Return one second derivative of a jet."""
-    out: Floats = jet[pair_index(k, m, K)]
-    return out
+def without_effect(session: RowsSession, fit: MixedFit, term: int, effect: int) -> FitProtocol[float]:
+    """Return -2 log L, maximized without one random effect."""
+    newton = MixedNewton(session, fit.effects.terms, fit.distribution, fit.nodes)
+    yield from newton.open()
+    begin, places = first_parameters(fit.effects.sizes)[term], np.arange(fit.effects.K)
+    dropped = [begin + k for k, pair in enumerate(lower_pairs(fit.effects.sizes[term])) if effect in pair]
+    theta, free = fit.theta.copy(), np.setdiff1d(places, dropped)
+    theta[dropped] = 0.0
+    if fit.sums is not None:
+        _, sums, _, _ = yield from newton.maximize(theta, fit.reml, free)
+        return sums.deviance()[0]
+    start = np.concatenate([np.linalg.solve(newton.translation, fit.params), theta])
+    free = np.concatenate([np.arange(len(fit.params)), len(fit.params) + free])
+    _, found, _, _ = yield from newton.climb(start, free)
+    return found.deviance

@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 
+from scipy.special import gammaln
+
 from fedstat.errors import DesignError, MessageError
 from fedstat.federation.design.horizontal_steps import (
     INTERCEPT,
@@ -18,24 +20,38 @@ from fedstat.federation.design.horizontal_steps import (
     standardization,
     translation,
 )
-from fedstat.federation.disclosure.facts import FittedMeanSums, GroupCount
+from fedstat.federation.disclosure.facts import FittedMeanSums, GroupCount, WorkingWeights
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import aggregate, check_lengths, control
 from fedstat.federation.tables.table import LabeledTable
 from fedstat.kernels.glm.distributions import DistributionSpec
-from fedstat.kernels.mixed_effects import cluster_products, integrate, jet_length, pair_index
+from fedstat.kernels.mixed_effects import (
+    LOG,
+    LOGIT,
+    cluster_products,
+    integrate,
+    jet_length,
+    marginal_score,
+    pair_index,
+)
 from fedstat.models.horizontal.rows import glm_rows, require_response, summed
 from fedstat.typing import Array, Floats, Ints
 
 FAMILY = "mixed"
+KINDS = {"Binomial(link=Logit)": LOGIT, "Poisson(link=Log)": LOG}
+"""Distributions of responses that are not normal, by their number in the kernel."""
+MOST_NODES = 25
+DIFFERENCE = 1e-4
+"""Half the distance of the points between which the score is differenced."""
 
 
 @dataclass(frozen=True, slots=True)
 class MixedRequest:
-    """Family of the response, and random effects: for each term its group and the columns that vary."""
+    """Family of the response, nodes of quadrature, and random effects: for each term its group and the columns that vary."""
 
     distribution: DistributionSpec
+    nodes: int
     groups: tuple[str, ...]
     effects: tuple[tuple[str, ...], ...]
 
@@ -63,6 +79,30 @@ class Level:
     columns: Ints
     code: Ints
     groups: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupedRows:
+    """Rows in the order of their groups, of which each begins at one of `begin`; `constant` is that of log L."""
+
+    X: Floats
+    Z: Floats
+    y: Floats
+    w: Floats
+    offset: Floats
+    begin: Ints
+    constant: float
+
+    def score(
+        self, kind: int, beta: Floats, L: Floats, nodes: int, modes: Floats
+    ) -> tuple[float, Floats, Floats, Floats]:
+        """Return log-likelihood, its derivatives (p,) and (q, q), and the rows' means; modes change in place."""
+        x, weights = np.polynomial.hermite_e.hermegauss(nodes)
+        means = np.zeros(len(self.y))
+        eta = self.X @ beta + self.offset
+        rest = np.ascontiguousarray(L), self.begin, x, weights, modes, means
+        llf, *scores = marginal_score(kind, self.X, self.Z, self.y, self.w, eta, *rest)
+        return llf + self.constant, *scores, means
 
 
 @dataclass(slots=True, eq=False)
@@ -147,6 +187,29 @@ class MixedRows:
             return cluster_products(W, weight, inner.code, inner.groups), np.log(weight).sum()
 
         return self.keep(f"products {center!r}", compute)  # type: ignore[no-any-return]
+
+    def by_group(self) -> GroupedRows:
+        """Return rows, effects and constants of the likelihood in the order of the groups of the only level."""
+
+        def compute() -> GroupedRows:
+            X, y, w = self.rows
+            code = self.levels[0].code
+            order = np.argsort(code, kind="stable")
+            offsets = [rows.offset for rows, _ in self.opened.chunks() if rows.offset is not None]
+            offset = np.concatenate(offsets) if offsets else np.zeros(len(y))
+            by_term = sorted(self.levels, key=lambda level: level.term)
+            Z = np.ascontiguousarray(np.column_stack([self.effect_columns(level) for level in by_term])[order])
+            y = y + offset  # a known part of the linear predictor, and none of the response
+            counts = np.rint(w * y)
+            constant = -gammaln(counts + 1.0).sum()
+            if self.request.distribution.name == "Binomial":
+                constant += (gammaln(w + 1.0) - gammaln(w - counts + 1.0)).sum()
+            begin = np.append(0, np.cumsum(np.bincount(code)))
+            return GroupedRows(
+                np.ascontiguousarray(X[order]), Z, y[order], w[order], offset[order], begin, float(constant)
+            )
+
+        return self.keep("grouped", compute)  # type: ignore[no-any-return]
 
     def outer_codes(self) -> Iterator[tuple[Ints, int]]:
         """Yield by level the group of the next one in which each group lies; the last ones are all in one."""
@@ -251,6 +314,8 @@ def start(
     names = {*((INTERCEPT,) if opened.question.intercept else ()), *opened.names}
     if not (scale > 0.0).all() or not request.groups or len(request.groups) != len(request.effects):
         raise MessageError(f"{data.name}: 'scale' must be positive, and each term needs a group")
+    if not 1 <= request.nodes <= MOST_NODES or (request.nodes > 1 and sum(request.sizes) > 1):
+        raise MessageError(f"{data.name}: nodes: expected 1 to {MOST_NODES}, and 1 for several effects")
     known = set(request.groups) <= set(opened.question.labels)
     if not known or not all(effects and set(effects) <= names for effects in request.effects):
         raise MessageError(f"{data.name}: the model opened no such columns of groups or effects")
@@ -308,6 +373,116 @@ def sum_products(data: SiteData, state: State, covariance: Floats, center: Float
     T[-1, -1] = 1.0
     products = T.T @ products @ T
     return {"logdet": logdet, "products": products.reshape(-1, products.shape[2])}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupedMeans:
+    """Rows with their means, averaged over the random effects, at points."""
+
+    site: MixedRows
+    rows: slice
+
+    @property
+    def columns(self) -> Floats:
+        """Columns of the design, (m, p)."""
+        return self.site.by_group().X[self.rows]
+
+    def vectors(self, points: tuple[bytes, ...]) -> Floats:
+        """Means times weights at points, (m, k)."""
+        found = [self.site.keep(f"means {point.hex()}", lambda p=point: self._at(p)) for point in points]
+        return np.column_stack(found)[self.rows]
+
+    def _at(self, point: bytes) -> Floats:
+        return self.site.by_group().w * score_at(self.site, np.frombuffer(point))[3]
+
+    def times(self, points: tuple[bytes, ...], wide: Floats) -> Floats:
+        """Columns and vectors at points, times a matrix (p + k, q)."""
+        return np.asarray(np.column_stack([self.columns, self.vectors(points)]) @ wide)
+
+    def every(self, first: int, step: int) -> GroupedMeans:
+        """Return every n-th row, from the first on."""
+        return replace(self, rows=slice(first, None, step))
+
+
+def score_at(
+    site: MixedRows, point: Floats, modes: Floats | None = None
+) -> tuple[float, Floats, Floats, Floats]:
+    """Return log-likelihood, score (p,) and (K,), and means at own coefficients and packed factors."""
+    sizes, p = site.request.sizes, site.opened.scale.size
+    rows, q = site.by_group(), sum(sizes)
+    L, places, at = np.zeros((q, q)), [], 0
+    for size in sizes:
+        places += [(at + a, at + b) for a, b in lower_pairs(size)]
+        at += size
+    for value, place in zip(point[p:], places, strict=True):
+        L[place] = value
+    start = np.zeros((len(rows.begin) - 1, q)) if modes is None else modes
+    kind = KINDS[str(site.request.distribution)]
+    llf, score, by_factor, means = rows.score(kind, point[:p], L, site.request.nodes, start)
+    return llf, score, np.array([by_factor[place] for place in places]), means
+
+
+@step(
+    FAMILY,
+    "start sum_products sum_scores",
+    takes={
+        "beta": aggregate("coefficients of the standardized columns", common=True),
+        "factor": aggregate("factors of the covariances of the random effects", common=True),
+        "curvature": control("whether to sum second derivatives", 0),
+    },
+    releases={
+        "spread": control("whether more than a few rows weigh", 0, maskable=True),
+        "llf": summed("marginal log-likelihood", 0, behind=(*GROUP_SUMS, WorkingWeights)),
+        "score": summed("its derivatives", behind=(*GROUP_SUMS, WorkingWeights)),
+        "information": summed("its second derivatives", 2, behind=(*GROUP_SUMS, WorkingWeights)),
+    },
+)
+def sum_scores(
+    data: SiteData, state: State, beta: Floats, factor: Floats, curvature: Array
+) -> dict[str, Array]:
+    """Sum the marginal log-likelihood of responses that are not normal, with its derivatives.
+
+    ``score`` (p + K,) is in coefficients and factors; ``information`` (p + K, p + K) is the negative second
+    derivative, from central differences of the score, or zero without `curvature`.
+    """
+    site = mixed_rows(state)
+    p, K = len(site.to_own), first_parameters(site.request.sizes)[-1]
+    check_lengths(data.name, beta=(beta, p), factor=(factor, K))
+    if str(site.request.distribution) not in KINDS or len(set(site.request.groups)) > 1:
+        raise MessageError(f"{data.name}: no quadrature for this distribution, or for several groups")
+    to_own = np.eye(p + K)
+    to_own[:p, :p] = site.to_own
+    point = to_own @ np.concatenate([beta, factor])
+    rows = site.by_group()
+    modes = np.zeros((len(rows.begin) - 1, rows.Z.shape[1]))
+    llf, *scores, means = score_at(site, point, modes)
+    block, key = GroupedMeans(site, slice(None)), point.tobytes()
+    site.keep(f"means {key.hex()}", lambda: rows.w * means)
+
+    def each() -> Floats:
+        binomial = site.request.distribution.name == "Binomial"
+        return (rows.w * means * (1.0 - means if binomial else 1.0))[None]
+
+    nothing = {"spread": np.array(False), "llf": np.array(0.0)}
+    nothing |= {"score": np.zeros(p + K), "information": np.zeros((p + K, p + K))}
+    state.report(
+        WorkingWeights(each, instead=nothing),
+        FittedMeanSums(site.opened, site.n, key, lambda: iter([block]), groups=True),
+    )
+    information = np.zeros((p + K, p + K))
+    if curvature:
+        for j in range(p + K):
+            ends = [
+                np.concatenate(score_at(site, point + h * to_own[:, j], modes.copy())[1:3])
+                for h in (-DIFFERENCE, DIFFERENCE)
+            ]
+            information[j] = to_own.T @ (ends[0] - ends[1]) / (2.0 * DIFFERENCE)
+    return {
+        "spread": np.array(True),
+        "llf": np.array(llf),
+        "score": to_own.T @ np.concatenate(scores),
+        "information": (information + information.T) / 2.0,
+    }
 
 
 def unpack_covariances(packed: Floats, sizes: Sequence[int]) -> list[Floats]:
