@@ -114,6 +114,7 @@ class SyntheticRows:
     binary: tuple[str, ...] = ()
     curves: Mapping[str, CurveArray] = field(default_factory=dict)
     groups: tuple[str, ...] = ()
+    site_column: str = ""
 
     def sites(self, policies: Mapping[str, Policy]) -> dict[str, DrySite]:
         """Make sites that open drawn rows of the agreed columns where they are asked to open their own."""
@@ -122,7 +123,9 @@ class SyntheticRows:
             (FAMILY, SUM_STEP): replace(FAMILIES[FAMILY][SUM_STEP], run=self._sum),
         }
         return {
-            row.site: DrySite(row.site, policies[row.site], row.n_rows, instead)
+            row.site: DrySite(
+                row.site, policies[row.site], row.n_rows, instead, site_column=self.site_column
+            )
             for row in self.agreement.sites
         }
 
@@ -181,8 +184,9 @@ class SyntheticRows:
 def open_synthetic_rows(data: SiteData, agreement: RowsAgreement, rows: CompleteRows, X: Floats) -> OpenRows:
     """Open (m, q) drawn columns, standardized as a site standardizes its own."""
     question, held = agreement.question, (rows, np.ascontiguousarray(X))
-    terms = coded_names(agreement).term_names
-    out = OpenRows(data, question, agreement.spec, question.read_terms(), held=held, term_names=terms)
+    coded = coded_names(agreement)
+    out = OpenRows(data, question, agreement.spec, question.read_terms(), held=held)
+    out.names, out.term_names = coded.names, coded.term_names
     out.settle(X.mean(axis=0), X.std(axis=0))
     return out
 

@@ -253,8 +253,11 @@ class FederatedMixed(HorizontalModel):
         return MixedResults._of(self, fit, attempt.ledger)
 
     def _invent_sites(self, plan: DryRunPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
-        groups = {name for name in self.question.labels if name != self.partition.site_column}
-        nested = (self.partition.site_column,)
-        return SyntheticRows(self.agreement, self.distribution, nested, groups=tuple(groups)).sites(policies)
+        column = self.partition.site_column
+        groups = tuple(name for name in self.question.labels if name != column)
+        drawn = SyntheticRows(
+            self.agreement, self.distribution, (column,), groups=groups, site_column=column
+        )
+        return drawn.sites(policies)
 
 

@@ -77,7 +77,7 @@ class Effects:
     terms: tuple[RandomTerm, ...]
     columns: Annotated[tuple[tuple[str, ...], ...], "R"]
     sizes: Annotated[tuple[int, ...], "R"]
-    length: Annotated[tuple[Vector, ...], "R"]
+    length: Annotated[tuple[Floats, ...], "R"]
 
     @classmethod
     def of(cls, terms: Sequence[RandomTerm], design: RowsDesign) -> Effects:
@@ -158,8 +158,8 @@ class NormalSums:
     one, columns X in the units of the data, and the response.
     """
 
-    logdet: Vector
-    products: Annotated[Floats, "J p+1 p+1"]
+    logdet: Annotated[Floats, "J"]
+    products: Annotated[Floats, "J w w"]
     n: float
     reml: bool
 
@@ -216,12 +216,12 @@ class MixedFit:
     cov: Matrix
     scale: float
     deviance: float
-    theta: Vector
-    covariance: Vector
-    hessian: Matrix
+    theta: Annotated[Floats, "t"]
+    covariance: Annotated[Floats, "t"]
+    hessian: Annotated[Floats, "h h"]
     sums: NormalSums | None
     null: NormalSums
-    by_site: Annotated[Floats, "S p+1 p+1"] | None
+    by_site: Annotated[Floats, "K w w"] | None
     effects: Effects
     groups: Annotated[Floats, "R"]
     design: RowsDesign
