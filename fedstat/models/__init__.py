@@ -20,6 +20,7 @@ INSTALLED: dict[str, tuple[str, ...]] = {
         "table_one",
     ),
     "categories": ("FederatedMultinomial", "FederatedOrdinal"),
+    "mixed": ("FederatedMixed",),
     "vfem": ("VFEMRegression", "VFEMGLM", "Iteration"),
     "vglm": ("VerticalGLM",),
     "laser": ("LASER",),

@@ -254,6 +254,15 @@ class ClusterCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupCount:
+    """Number of groups of rows, of a column, whose sums are multiplied; `whole`: the column names the site."""
+
+    column: str
+    n: int
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
 class OutcomeCounts:
     """Rows without and with the event of a binary response."""
 
@@ -443,6 +452,9 @@ class FittedMeanSums:
         Returns the rows, part by part, the same ones each time.
     known : float, optional
         What no mean and no weight exceeds.
+    groups : bool
+        The rows are products of sums over groups, which many analyses single out. They may be released in
+        sums that are masked among the same sites each time.
     """
 
     rows: object
@@ -450,6 +462,7 @@ class FittedMeanSums:
     point: Any
     parts: Callable[[], Iterable[RowBlock]]
     known: float | None = None
+    groups: bool = False
 
     @property
     def largest(self) -> float:

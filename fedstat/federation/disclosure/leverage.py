@@ -21,6 +21,7 @@ import numpy as np
 from scipy.special import betainccinv
 
 from fedstat.errors import PolicyError
+from fedstat.federation.crypto.masks import hides
 from fedstat.federation.disclosure.facts import DesignDirections, FittedMeanSums, RowBlock, SummedColumns
 from fedstat.federation.disclosure.row_checks import (
     MIN_REMAINING_VARIATION,
@@ -342,6 +343,8 @@ def check_fitted_means(data: SiteData, state: State, fact: FittedMeanSums) -> No
     few = data.policy.min_level_count - 1
     if few < 1 or fact.n <= few or data.policy.max_share >= 1.0:
         return
+    if fact.groups and _masked_among_the_same(data, state.masked_among):
+        return
     kept: ReleasedMeans | None = state.look_at(RELEASED_MEANS) if RELEASED_MEANS in state else None
     if kept is None or kept.rows is not fact.rows:
         kept = ReleasedMeans.of(fact, few)
@@ -354,11 +357,41 @@ def check_fitted_means(data: SiteData, state: State, fact: FittedMeanSums) -> No
             data.name,
             "releases no sums at these coefficients: with those of earlier replies, they single out fewer "
             "than "
-            f"{few + 1} rows. In a fit, few rows then have a combination of levels, or tails are very "
-            "long: merge levels, leave a term out, or transform it; the owner can allow it with  "
-            "max_share = 1.0  in policy.toml",
+            f"{few + 1} {_singled_out(fact)}; the owner can allow it with  max_share = 1.0  in policy.toml",
         )
     state.keep(RELEASED_MEANS, now)
+
+
+MASKED_KEY = "sums over groups masked among "
+"""Prefix of the ledger entry for the sites among which a site has masked sums over groups."""
+
+
+def _singled_out(fact: FittedMeanSums) -> str:
+    if fact.groups:
+        return (
+            "groups. Groups of few sizes, or with few designs, have sums of their own: mask the sums among "
+            "at least three sites, and always the same ones, or leave out groups of rare sizes"
+        )
+    return (
+        "rows. In a fit, few rows then have a combination of levels, or tails are very long: merge levels, "
+        "leave a term out, or transform it"
+    )
+
+
+def _masked_among_the_same(data: SiteData, sites: tuple[str, ...]) -> bool:
+    """Return whether sums are masked among at least three sites, which have always been the same.
+
+    Between sums over different sites the parts of the others cancel.
+    """
+    if not hides(len(sites)):
+        return False
+    this = MASKED_KEY + ", ".join(sorted(sites))
+    earlier = {once for once in data.site_ledger.spent if once.startswith(MASKED_KEY)} - {this}
+    if earlier:
+        return False
+    if this not in data.site_ledger.spent:
+        data.site_ledger.spend(this)
+    return True
 
 
 def _isolates_few_rows(fact: FittedMeanSums, points: tuple[Any, ...], few: int) -> bool:

@@ -478,6 +478,26 @@ def check_cluster_counts(data: SiteData, state: State, fact: facts.ClusterCounts
             )
 
 
+def check_group_count(data: SiteData, state: State, fact: facts.GroupCount) -> None:
+    """Require enough groups behind sums of products of their sums; the site itself may be one.
+
+    Sums with one group for all rows follow from sums over these rows. Where the groups are persons, they are
+    the values of one person nevertheless, so only the column that names the site may have one group.
+
+    Raises
+    ------
+    PolicyError
+        As :func:`check_rows`.
+    """
+    if fact.n < data.min_count and not (fact.whole and fact.n == 1):
+        raise PolicyError.of_rule(
+            "minimum count",
+            data.name,
+            f"requires at least {data.min_count} groups of '{fact.column}'; it has fewer. Leave the site out, or "
+            "leave this random effect out",
+        )
+
+
 CLUSTERS_KEY = "scores by clusters of "
 """Prefix of the ledger entry for the clusters by which a site has summed scores."""
 ORDER_KEY = "products of neighbors within clusters of "

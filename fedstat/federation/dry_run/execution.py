@@ -59,9 +59,10 @@ class DrySite(Site):
         n_rows: int,
         instead: Mapping[tuple[str, str], Step] | None = None,
         entities: Ints | None = None,
+        site_column: str = "",
     ) -> None:
         table = FrameTable(pd.DataFrame(index=range(n_rows)), entities)
-        super().__init__(name, table, policy, COMMON_SEED)
+        super().__init__(name, table, policy, COMMON_SEED, site_column)
         self.owners = policy  # :attr:`policy` is the one in force at the moment
         self._instead = instead or {}
         self._reported_columns = False

@@ -97,6 +97,7 @@ MAX_SYNTHETIC_ROWS, SYNTHETIC_ROWS_PER_COLUMN = 400, 20
 
 SYNTHETIC_GROUPS = 2
 """Levels of a column of groups at a site; how many there are is not known in advance."""
+ROWS_OF_A_GROUP = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ class SyntheticRows:
 
     `nested` are columns of groups with one level at each site, such as the strata of its clusters;
     `binary` are labels that are 0 or 1; `curves` have the points on which others are drawn; `pairs` are
-    columns of groups of two rows.
+    columns of groups of two rows, `groups` columns of many groups of few rows.
     """
 
     agreement: RowsAgreement
@@ -114,6 +115,8 @@ class SyntheticRows:
     binary: tuple[str, ...] = ()
     curves: Mapping[str, CurveArray] = field(default_factory=dict)
     pairs: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    site_column: str = ""
 
     def sites(self, policies: Mapping[str, Policy]) -> dict[str, DrySite]:
         """Make sites that open drawn rows of the agreed columns where they are asked to open their own."""
@@ -122,7 +125,9 @@ class SyntheticRows:
             (FAMILY, SUM_STEP): replace(FAMILIES[FAMILY][SUM_STEP], run=self._sum),
         }
         return {
-            row.site: DrySite(row.site, policies[row.site], row.n_rows, instead)
+            row.site: DrySite(
+                row.site, policies[row.site], row.n_rows, instead, site_column=self.site_column
+            )
             for row in self.agreement.sites
         }
 
@@ -170,7 +175,7 @@ class SyntheticRows:
             y = (np.arange(m) % len(question.categories)).astype(np.float64)
         if question.intercept:
             X = np.column_stack([np.ones(m), X])
-        frame = draw_group_codes(question, data.name, m, self.nested)
+        frame = draw_group_codes(question, data.name, m, self.nested, self.groups)
         frame = frame.assign(**dict.fromkeys(self.binary, np.arange(m) % 2))
         frame = frame.assign(**dict.fromkeys(self.pairs, np.arange(m) // 2))
         for name in question.read_curves:
@@ -185,8 +190,9 @@ class SyntheticRows:
 def open_synthetic_rows(data: SiteData, agreement: RowsAgreement, rows: CompleteRows, X: Floats) -> OpenRows:
     """Open (m, q) drawn columns, standardized as a site standardizes its own."""
     question, held = agreement.question, (rows, np.ascontiguousarray(X))
-    terms = coded_names(agreement).term_names
-    out = OpenRows(data, question, agreement.spec, question.read_terms(), held=held, term_names=terms)
+    coded = coded_names(agreement)
+    out = OpenRows(data, question, agreement.spec, question.read_terms(), held=held)
+    out.names, out.term_names = coded.names, coded.term_names
     out.settle(X.mean(axis=0), X.std(axis=0))
     return out
 
@@ -203,9 +209,12 @@ def synthetic_rows(question: RowsRequest, y: Floats, frame: pd.DataFrame) -> Com
     return CompleteRows(frame, np.ones(m, dtype=bool), counts, offset, weights, times=times)
 
 
-def draw_group_codes(question: RowsRequest, site: str, m: int, nested: tuple[str, ...]) -> pd.DataFrame:
-    """Make groups that no other site has; of those that are nested in the site there is one."""
+def draw_group_codes(
+    question: RowsRequest, site: str, m: int, nested: tuple[str, ...], groups: tuple[str, ...] = ()
+) -> pd.DataFrame:
+    """Make groups that no other site has: one that is nested in the site, many of `groups`, else two."""
     levels = {name: 1 if name in nested else SYNTHETIC_GROUPS for name in question.labels}
+    levels |= dict.fromkeys(groups, max(m // ROWS_OF_A_GROUP, 1))
     return pd.DataFrame({name: [f"{site} {i % k}" for i in range(m)] for name, k in levels.items()})
 
 

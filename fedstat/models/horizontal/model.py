@@ -165,6 +165,8 @@ class HorizontalModel(Explainable):
     """Whether the response is ``C(...)``, which other models do not take."""
     _ordered: ClassVar[bool] = False
     """Whether these categories need an order."""
+    _random: ClassVar[bool] = False
+    """Whether the formula may have random effects, ``(1 | group)``."""
 
     def __init__(
         self,
@@ -213,7 +215,8 @@ class HorizontalModel(Explainable):
             ``Poly``, ``I(x > 3)``, ``Q()`` and ``offset()``; on the left a comparison such as ``num > 0``, or
             ``cbind(successes, failures)``. For survival the left side is ``Surv(time, event)`` or
             ``Surv(start, stop, event)``, and the right side may have ``strata(x)`` and ``cluster(id)``. For
-            categories it is their column, or ``C(y, levels=["low", "high"])``.
+            categories it is their column, or ``C(y, levels=["low", "high"])``. For mixed models the right side
+            has random effects, ``(1 + x | group)``.
         partition : ClientPartition
             In the horizontal layout: ``ClientPartition.from_frame(table, by="hospital")``.
         family : statsmodels family, optional
@@ -260,7 +263,8 @@ class HorizontalModel(Explainable):
         held = dict.fromkeys(name for names in partition.columns.values() for name in names)
         # Columns of some sites parse as well, so that the error can name the sites that lack them.
         partly = [name for name in held if name not in partition.pooled_columns]
-        parsed = parse_pooled_formula(formula, partition.pooled_columns, (partition.site_column, *partly))
+        extra = (partition.site_column, *partly)
+        parsed = parse_pooled_formula(formula, partition.pooled_columns, extra, random=cls._random)
         return cls(parsed, partition, **settings)
 
     def _settle(self, partition: ClientPartition, before: Ledger) -> None:

@@ -313,6 +313,49 @@ def test_forged_text_is_refused_where_it_is_computed(
     assert not canary.exists()
 
 
-def test_random_effects_are_referred_to_what_there_is():
-    with pytest.raises(FormulaError, match=r"no random effects. Write C\(site\).*heterogeneity"):
-        parse_pooled_formula("y ~ x + (1|site)", ["y", "x", "site"])
+@pytest.mark.parametrize("text", ["y ~ x + (1|site)", "y ~ x | site", "~ (1 | site)"])
+def test_random_effects_are_referred_to_the_model_that_has_them(text):
+    with pytest.raises(FormulaError, match=r"random effects are for FederatedMixed.*\(1 \| site\)"):
+        if text.startswith("~"):
+            parse_formula(text, {"": ["x", "site"]}, response=False)
+        else:
+            parse_pooled_formula(text, ["y", "x", "site"])
+
+
+def parse_random_of(right, *more):
+    columns = ["y", "time", "arm", "patient", "ward no", *more]
+    return parse_pooled_formula(f"y ~ {right}", columns, random=True).random
+
+
+@pytest.mark.parametrize(
+    ("right", "expected"),
+    [
+        ("time + (1 | patient)", ["(1 | patient)"]),
+        ("time + (time | patient) + (1|`ward no`)", ["(1 + time | patient)", "(1 | ward no)"]),
+        ("time + (0 + time | patient)", ["(0 + time | patient)"]),
+        ("time + (1 + time || patient)", ["(1 | patient)", "(0 + time | patient)"]),
+        ("(1 | patient)", ["(1 | patient)"]),
+        ("time * C(arm) + (C(arm):time - 1 | patient)", ["(0 + C(arm):time | patient)"]),
+    ],
+)
+def test_random_effects_are_terms_by_group(right, expected):
+    assert [term.text for term in parse_random_of(right)] == expected
+
+
+@pytest.mark.parametrize(
+    ("right", "match"),
+    [
+        ("time + (1 | a/b)", r"groups are one column. Write \(1 \| a\)"),
+        ("time:(1 | patient)", "at this place"),
+        ("time - (1 | patient)", "at this place"),
+        ("((1 | patient) + time)", "at this place"),
+        ("(0 | patient)", r"write \(1 \| group\)"),
+        ("(1 | patient | arm)", "more than one bar"),
+        ("(1 | nobody)", "no column 'nobody'"),
+        ("(1 | patient) + (time | patient)", "same random effect twice"),
+        ("time + (1 | patient", "close it"),
+    ],
+)
+def test_random_effects_that_cannot_be_read_are_refused(right, match):
+    with pytest.raises(FormulaError, match=match):
+        parse_random_of(right)

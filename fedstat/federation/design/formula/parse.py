@@ -18,6 +18,7 @@ from fedstat.federation.design.formula.syntax_tree import (
     is_written,
 )
 from fedstat.federation.design.formula.terms import (
+    RandomTerm,
     RightSide,
     Term,
     parse_terms,
@@ -53,7 +54,8 @@ class Formula:
     ``"cbind(events, n - events)"``; `response_site` the site that holds it, None where all hold the
     same columns; of a one-sided formula the response is empty. `sites` are the sites with terms, in
     partition order, always one where all hold the same columns. `offsets` is what stands inside each
-    ``offset(...)``; the offset is their sum. `strata` and `clusters` are columns of groups.
+    ``offset(...)``; the offset is their sum. `strata` and `clusters` are columns of groups, `random` effects
+    that vary between groups.
     """
 
     text: str
@@ -66,6 +68,7 @@ class Formula:
     offset_columns: tuple[str, ...] = ()
     strata: tuple[str, ...] = ()
     clusters: tuple[str, ...] = ()
+    random: tuple[RandomTerm, ...] = ()
 
     @property
     def has_times(self) -> bool:
@@ -97,7 +100,9 @@ def parse_formula(
     return _parse(text, _Holdings.of(columns), pooled=False, extra=extra)
 
 
-def parse_pooled_formula(text: str, columns: Sequence[str], extra: Sequence[str] = ()) -> Formula:
+def parse_pooled_formula(
+    text: str, columns: Sequence[str], extra: Sequence[str] = (), *, random: bool = False
+) -> Formula:
     """Read a formula for sites that all hold the same columns.
 
     Beyond `parse_formula`, as in R:
@@ -109,6 +114,7 @@ def parse_pooled_formula(text: str, columns: Sequence[str], extra: Sequence[str]
       ``successes + failures ~ x`` is arithmetic here, as in R.
     * ``Surv(time, event) ~ x + strata(a) + cluster(id)``: times with an event, for models of survival.
     * ``C(y) ~ x`` and ``C(y, levels=['low', 'mid', 'high']) ~ x``: categories, for their models.
+    * ``y ~ x + (1 + x | patient)``: effects that vary between groups, where `random`.
     * ``y ~ 1``: an intercept alone, with or without offsets. An empty right side, such as ``x - x`` or a
       ``.`` without columns, is refused.
 
@@ -117,7 +123,7 @@ def parse_pooled_formula(text: str, columns: Sequence[str], extra: Sequence[str]
     `response_site`.
     """
     own = [name for name in columns if name not in extra]
-    return _parse(text, _Holdings.of({"": [*own, *extra]}), pooled=True, extra=extra)
+    return _parse(text, _Holdings.of({"": [*own, *extra]}), pooled=True, extra=extra, random=random)
 
 
 def formula_of_terms(
@@ -186,12 +192,15 @@ class _Holdings:
         return f"Nothing similar among {'; '.join(counts)}."
 
 
-def _parse(text: str, holdings: _Holdings, *, pooled: bool, extra: Sequence[str] = ()) -> Formula:
+def _parse(
+    text: str, holdings: _Holdings, *, pooled: bool, extra: Sequence[str] = (), random: bool = False
+) -> Formula:
     left, right = split_sides(text)
     response = parse_expression(left, response=True)
     holdings.require(response.columns)
     dot = [name for name in holdings.owner if name not in response.columns and name not in extra]
-    return _assemble(text, response, parse_terms(right, dot, offsets=pooled), holdings, pooled=pooled)
+    right_side = parse_terms(right, dot, offsets=pooled, random=random)
+    return _assemble(text, response, right_side, holdings, pooled=pooled)
 
 
 def _assemble(
@@ -208,6 +217,7 @@ def _assemble(
     holdings.require(offset_columns)
     labels = right_side.labels
     holdings.require(name for names in labels.values() for name in names)
+    holdings.require(term.group for term in right_side.random)
     _require_other_columns(right_side, response)
     sites = tuple(_by_site(right_side.terms, holdings))
     return Formula(
@@ -221,6 +231,7 @@ def _assemble(
         offset_columns=offset_columns,
         strata=labels.get("strata", ()),
         clusters=labels.get("cluster", ()),
+        random=right_side.random,
     )
 
 

@@ -32,8 +32,8 @@ TermSet: TypeAlias = dict[frozenset[str], Term]
 
 _OPERATORS = "allowed between terms are + - : * ^ and parentheses"
 _RANDOM_EFFECTS = (
-    "formulas have no random effects. Write C(site) for an intercept of each site, C(site):x for a slope of "
-    "each site, or fit the common model and see result.heterogeneity.random_effects()"
+    "random effects are for FederatedMixed, in parentheses of their own, as in 'y ~ x + (1 + x | patient) + "
+    "(1 | site)'"
 )
 _TOKEN = re.compile(
     r"""\s*(?: (?P<quoted>`[^`]+`) | (?P<offset>offset\s*\()
@@ -41,12 +41,35 @@ _TOKEN = re.compile(
              | (?P<name>[^\W\d][\w.]*) | (?P<number>\d+(?![\w.])) | (?P<operator>\*\*|[-+:*^().]) )""",
     re.VERBOSE,
 )
+_QUOTED_OR_BAR = re.compile(r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|`[^`]*`|[()]|\|\|?")
 _QUOTED_OR_PARENTHESIS = re.compile(r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|`[^`]*`|[()]")
 
 
 class _Token(NamedTuple):
     kind: str
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RandomTerm:
+    """``(terms | group)``: effects that vary between groups of rows, around those of the fixed terms.
+
+    `terms` are formula texts, none for an intercept alone; `group` is a column.
+    """
+
+    group: str
+    intercept: bool
+    terms: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The term as it is written."""
+        return f"({' + '.join(['1' if self.intercept else '0', *self.terms])} | {self.group})"
+
+    @property
+    def scalar(self) -> bool:
+        """Whether there is one term, which is one effect unless it codes categories."""
+        return self.intercept + len(self.terms) == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +86,17 @@ class RightSide:
     offsets: tuple[Expression, ...]
     constant: bool
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    random: tuple[RandomTerm, ...] = ()
 
 
-def parse_terms(text: str, dot: Sequence[str] = (), *, offsets: bool = False) -> RightSide:
+def parse_terms(
+    text: str, dot: Sequence[str] = (), *, offsets: bool = False, random: bool = False
+) -> RightSide:
     """Read the right side of a formula, in which ``.`` means the columns `dot`.
 
     Raises a FormulaError for anything outside the language, for a formula that multiplies out to too many
-    terms, and for an offset, strata or clusters that are not allowed there, or an offset written twice.
+    terms, and for an offset, strata, clusters or random effects that are not allowed there, or an offset
+    written twice.
     """
     _require_length(text)
     tokens = _tokens(text)
@@ -77,6 +104,8 @@ def parse_terms(text: str, dot: Sequence[str] = (), *, offsets: bool = False) ->
         if token.kind in ("offset", "labels") and not offsets:
             what = "an offset" if token.kind == "offset" else token.text.partition("(")[0]
             raise refuse_formula(what, token.text, "this model has none")
+        if token.kind == "random" and not random:
+            raise refuse_formula("a random effect", token.text, _RANDOM_EFFECTS)
     return _TermsReader(text, tokens, dot).read()
 
 
@@ -155,11 +184,56 @@ def _tokens(text: str) -> list[_Token]:
             remedy = _RANDOM_EFFECTS if rest[0] == "|" else _OPERATORS
             raise refuse_formula(f"{rest[0]!r}", rest, remedy)
         kind, token, position = str(match.lastgroup), match[0].lstrip(), match.end()
+        if token == "(" and _has_bar(text[position : (end := _closing(text, position)) - 1]):
+            tokens.append(_Token("random", text[position - 1 : end]))
+            position = end
+            continue
         if kind in ("call", "offset", "labels"):
             end = _closing(text, position)
             token, position = token + text[position:end], end
         tokens.append(_Token(kind, token))
     return tokens
+
+
+def _has_bar(text: str) -> bool:
+    """Whether a bar is in a text, outside quotes and parentheses."""
+    return len(_split_bar(text)) > 1
+
+
+def _split_bar(text: str) -> list[str]:
+    """Split a text at bars outside quotes and parentheses; the bars are kept."""
+    depth, parts, start = 0, [], 0
+    for match in _QUOTED_OR_BAR.finditer(text):
+        depth += {"(": 1, ")": -1}.get(match[0], 0)
+        if match[0] in ("|", "||") and depth == 0:
+            parts += [text[start : match.start()], match[0]]
+            start = match.end()
+    return [*parts, text[start:]]
+
+
+def parse_random(text: str) -> list[RandomTerm]:
+    """Read ``(terms | group)``, or ``(terms || group)`` for independent effects: one term for each."""
+    parts = _split_bar(text[1:-1])
+    group = parts[-1].strip()
+    if group[:1] == "`" == group[-1:]:
+        group = group[1:-1]
+    elif re.fullmatch(r"[^\W\d][\w.]*", group) is None:
+        raise refuse_formula(
+            f"the group {group!r}",
+            text,
+            "groups are one column. Write (1 | a) + (1 | b) for a/b, with labels of b that differ between "
+            "groups of a",
+        )
+    if len(parts) != 3:
+        raise refuse_formula("more than one bar", text, _RANDOM_EFFECTS)
+    inside = parse_terms(parts[0])
+    terms = tuple(map(term_text, inside.terms))
+    if not terms and not inside.intercept:
+        raise refuse_formula("a term without effects", text, "write (1 | group) for an intercept")
+    if parts[1] == "|":
+        return [RandomTerm(group, inside.intercept, terms)]
+    first = [RandomTerm(group, True)] if inside.intercept else []
+    return [*first, *(RandomTerm(group, False, (term,)) for term in terms)]
 
 
 def _closing(text: str, start: int) -> int:
@@ -187,6 +261,7 @@ class _TermsReader:
     constant: bool = True
     offsets: list[Expression] = field(default_factory=list)
     labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    random: list[RandomTerm] = field(default_factory=list)
 
     def read(self) -> RightSide:
         terms = self._sum()
@@ -194,7 +269,8 @@ class _TermsReader:
             raise self._unexpected()
         # Stable: within a degree the order is that in which terms were written, as in R.
         ordered = tuple(sorted(terms.values(), key=len))
-        return RightSide(self.intercept, ordered, tuple(self.offsets), self.constant, self.labels)
+        offsets, random = tuple(self.offsets), tuple(self.random)
+        return RightSide(self.intercept, ordered, offsets, self.constant, self.labels, random)
 
     def _peek(self, *operators: str) -> bool:
         token = self._token()
@@ -219,6 +295,8 @@ class _TermsReader:
                 self._offset(plus)
             elif self._token().kind == "labels":
                 self._labels(plus)
+            elif self._token().kind == "random":
+                self._random(plus)
             elif plus:
                 terms = _union(terms, self._product())
             else:
@@ -265,6 +343,17 @@ class _TermsReader:
             raise self._misplaced(call)
         function, columns = parse_labels(call)
         self.labels[function] = tuple(dict.fromkeys((*self.labels.get(function, ()), *columns)))
+
+    def _random(self, plus: bool) -> None:
+        text = self._take().text
+        if not plus or not self._is_summand():
+            raise refuse_formula("a random effect at this place", text, _RANDOM_EFFECTS)
+        for term in parse_random(text):
+            effects = {term.intercept and "1", *term.terms} - {False}
+            for one in self.random:
+                if one.group == term.group and effects & {one.intercept and "1", *one.terms}:
+                    raise refuse_formula("the same random effect twice", text, "leave one of them out")
+            self.random.append(term)
 
     def _misplaced(self, call: str) -> FormulaError:
         function = call.partition("(")[0].strip()

@@ -1,0 +1,116 @@
+"""Degrees of freedom of tests of coefficients in linear mixed models, from sums at the estimate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedstat.models.mixed.protocol import Jet, MixedFit, NormalSums
+from fedstat.typing import Floats
+
+FLAT = 1e-6
+"""Curvature of the likelihood below which a direction of variances is left out, as in lmerTest."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CoefficientCovariance:
+    """Covariance of the coefficients, (p, p), and what its degrees of freedom follow from.
+
+    `slopes` (m, p, p) are its derivatives in the parameters of the variances, whose covariance is `W` (m, m).
+    """
+
+    cov: Floats
+    slopes: Floats
+    W: Floats
+
+    def df(self, contrast: Floats) -> float:
+        """Return the degrees of freedom of a contrast (p,), by the method of Satterthwaite."""
+        variance = float(contrast @ self.cov @ contrast)
+        slope = np.einsum("i,kij,j->k", contrast, self.slopes, contrast)
+        return 2.0 * variance**2 / max(float(slope @ self.W @ slope), 1e-300)
+
+
+def satterthwaite(fit: MixedFit, sums: NormalSums) -> CoefficientCovariance:
+    """Return the covariance with degrees of freedom by Satterthwaite's method.
+
+    The variances are those of the Hessian of the likelihood in factors and residual variance (Kuznetsova et
+    al. 2017, J. Stat. Softw. 82, section 2.4).
+    """
+    inverse, logdet, _, squares = sums.parts()
+    s, K = fit.scale, fit.effects.K
+    value, gradient, hessian = squares.scalar()
+    _, base, base_hessian = Jet(sums.logdet + sums.reml * logdet).scalar()
+    first, second = fit.effects.chain(fit.theta)
+    joint = np.zeros((K + 1, K + 1))
+    joint[:K, :K] = first.T @ (base_hessian + hessian / s) @ first
+    joint[:K, :K] += np.tensordot(base + gradient / s, second, 1)
+    joint[:K, K] = joint[K, :K] = -(gradient @ first) / s**2
+    joint[K, K] = -sums.df / s**2 + 2.0 * value / s**3
+    # In units of the residual variance, so that small curvatures can be recognized.
+    unit = np.append(np.ones(K), s)
+    values, vectors = np.linalg.eigh(joint * np.outer(unit, unit))
+    kept = values > FLAT
+    W = 2.0 * (vectors[:, kept] / values[kept]) @ vectors[:, kept].T * np.outer(unit, unit)
+    slopes = s * np.tensordot(first.T, inverse.values[1 : 1 + K], 1)
+    return CoefficientCovariance(fit.cov, np.concatenate([slopes, inverse.values[:1]]), W)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KenwardRoger:
+    """The adjusted covariance of the coefficients, and degrees of freedom of contrasts.
+
+    `P` (m, p, p) are derivatives of the information of the coefficients in the variances, whose covariance is
+    `W` (m, m).
+    """
+
+    cov: Floats
+    unadjusted: Floats
+    P: Floats
+    W: Floats
+
+    def df(self, contrast: Floats) -> float:
+        """Return the degrees of freedom of a contrast (p,): Kenward and Roger (1997), section 3, one row."""
+        v = self.unadjusted @ contrast
+        slope = np.einsum("i,kij,j->k", v, self.P, v) / float(contrast @ v)
+        A = float(slope @ self.W @ slope)
+        B = 3.5 * A
+        g = -1.0
+        c1, c2, c3 = np.array([g, 1.0 - g, 3.0 - g]) / (3.0 + 2.0 * (1.0 - g))
+        rho = ((1.0 - A) / (1.0 - c2 * B)) ** 2 * (1.0 + c1 * B) / (1.0 - c3 * B)
+        return 4.0 + 3.0 / (rho - 1.0)
+
+
+def kenward_roger(fit: MixedFit, sums: NormalSums) -> KenwardRoger:
+    """Return Kenward and Roger's covariance of the coefficients.
+
+    The variance of the rows is linear in the residual variance s and the covariances of the random effects.
+    So second derivatives of the information and of the log-determinant hold all matrices of the paper. Those
+    in s follow from the others: the information is homogeneous of degree -1.
+    """
+    p, K, s = len(fit.params), fit.effects.K, fit.scale
+    T = fit.effects.pack([L @ L.T for L in fit.effects.factors(fit.theta)])
+    gamma = np.append(s * T, s)
+    rows, columns = np.triu_indices(K)
+    information = sums.products[:, :p, :p]
+    first, second = np.zeros((K + 1, p, p)), np.zeros((K + 1, K + 1, p, p))
+    slope, curve = np.zeros(K + 1), np.zeros((K + 1, K + 1))
+    first[:K], slope[:K] = information[1 : 1 + K] / s**2, sums.logdet[1 : 1 + K] / s
+    for k, m, at in zip(rows, columns, range(1 + K, len(information)), strict=True):
+        second[k, m] = second[m, k] = information[at] / s**3
+        curve[k, m] = curve[m, k] = sums.logdet[at] / s**2
+    first[K] = (-information[0] / s - np.tensordot(gamma[:K], first[:K], 1)) / s
+    slope[K] = (sums.n - gamma[:K] @ slope[:K]) / s
+    for k in range(K + 1):
+        second[K, k] = second[k, K] = (-2.0 * first[k] - np.tensordot(gamma[:K], second[:K, k], 1)) / s
+        curve[K, k] = curve[k, K] = (-slope[k] - gamma[:K] @ curve[:K, k]) / s
+    cov, size = fit.cov, K + 1
+    expected, inner = np.zeros((size, size)), np.zeros((size, size, p, p))
+    for k in range(size):
+        for m in range(size):
+            product = first[k] @ cov @ first[m]
+            inner[k, m] = second[k, m] / 2.0 - product
+            expected[k, m] = -curve[k, m] - np.sum(cov * (second[k, m] - product))
+    W = 2.0 * np.linalg.inv(expected)
+    added = np.tensordot(W, inner, 2)
+    return KenwardRoger(cov + 2.0 * cov @ (added + added.T) / 2.0 @ cov, cov, first, W)

@@ -1,0 +1,263 @@
+"""The model: arguments of the analyst, and the fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+import statsmodels.genmod.families as sm_families
+
+from fedstat.docstrings import inherits_signature
+from fedstat.errors import ConvergenceWarning, FormulaError, ModelError, warn
+from fedstat.federation.design.formula.parse import Formula
+from fedstat.federation.design.vertical_design import MissingRule
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.dry_run.execution import DryRunRecord, DrySite
+from fedstat.federation.dry_run.expected_releases import ExpectedReleases, IterationLoop
+from fedstat.federation.dry_run.synthetic_rows import SyntheticRows
+from fedstat.federation.partition.partition import ClientPartition
+from fedstat.models.checks import check_integer, check_masked, check_positive, checks_arguments
+from fedstat.models.explain import DryRunPlan
+from fedstat.models.horizontal.model import HorizontalModel
+from fedstat.models.horizontal.session import RULES_ON_ROWS
+from fedstat.models.mixed.protocol import MixedNewton
+from fedstat.models.mixed.results import MixedResults
+from fedstat.models.mixed.steps import FAMILY, KINDS, MOST_NODES
+from fedstat.models.run import Call, FitAttempt, run_fit
+
+
+class MixedPlan(DryRunPlan):
+    """Facts about the fit of a mixed model before it is fitted."""
+
+    def loops(self, dry_run: DryRunRecord) -> Sequence[IterationLoop]:
+        """Name the evaluations of Newton's method."""
+        return [IterationLoop(("sum_products", "sum_scores"), int(self.given["maxiter"]))]
+
+    def notes(self, expected: ExpectedReleases) -> Iterator[str]:
+        """State what is unknown."""
+        yield RULES_ON_ROWS
+        yield "How many groups there are, and how they are nested, is known to the sites alone."
+
+
+class FederatedMixed(HorizontalModel):
+    """Mixed model over sites that hold different rows, with random effects of groups inside sites.
+
+    Groups are local: equal labels at two sites are two groups. So the likelihood is a product over sites. Each
+    site integrates its own random effects, and the estimate is that of the pooled table: lme4's ``lmer`` and
+    ``glmer``. Make one with :meth:`from_formula`.
+
+    Parameters
+    ----------
+    formula : Formula
+        A parsed formula with random effects.
+    partition : ClientPartition
+        In the horizontal layout.
+    reml : bool
+        Whether variances maximize the restricted likelihood; for normal responses.
+    nagq : int
+        Nodes of adaptive Gauss-Hermite quadrature, from 1 (Laplace's approximation) to 25; for other
+        responses.
+    **settings
+        Those of :meth:`from_formula`.
+
+    References
+    ----------
+    Bates, Maechler, Bolker and Walker, "Fitting linear mixed-effects models using lme4", Journal of
+    Statistical Software 67 (2015).
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_repeated(), by="hospital")
+    >>> model = fs.FederatedMixed.from_formula("score ~ month * arm + (1 + month | patient)", partition)
+    >>> model.fit().params.round(1).to_dict()
+    {}
+    """
+
+    model_name: ClassVar[str] = "Federated mixed model"
+    _goes_on = True
+    _random = True
+    _plan = MixedPlan
+
+    def __init__(
+        self,
+        formula: Formula,
+        partition: ClientPartition,
+        *,
+        reml: bool | None = None,
+        nagq: int | None = None,
+        family: Any = None,
+        offset: str | None = None,
+        var_weights: str | None = None,
+        labels: Sequence[str] = (),
+        complete: Sequence[str] = (),
+        missing: MissingRule = "drop",
+    ) -> None:
+        if not formula.random:
+            raise FormulaError(
+                "formula: a mixed model needs a random effect, as in 'y ~ x + (1 | patient)'; without one use "
+                "FederatedGLM or FederatedOLS"
+            )
+        written = {frozenset(term.split(":")) for one in formula.sites for term in one.terms}
+        for term in formula.random:
+            lacking = [text for text in term.terms if frozenset(text.split(":")) not in written]
+            lacking += ["1"] if term.intercept and not formula.intercept else []
+            if lacking:
+                raise FormulaError(
+                    f"formula: {term.text}: effects vary around that of a fixed term, and {lacking[0]!r} is "
+                    "none. Add it to the right side"
+                )
+        groups = tuple(dict.fromkeys(term.group for term in formula.random))
+        super().__init__(
+            formula,
+            partition,
+            family=family,
+            offset=offset,
+            var_weights=var_weights,
+            labels=(*groups, *labels),
+            complete=complete,
+            missing=missing,
+        )
+        self._check_likelihood(reml, nagq)
+
+    @classmethod
+    @checks_arguments
+    @inherits_signature(__init__)
+    def from_formula(cls, formula: str, partition: ClientPartition, **settings: Any) -> Self:
+        """Make a model from a formula.
+
+        Parameters
+        ----------
+        formula : str
+            As in :meth:`HorizontalModel.from_formula`, with random effects ``(terms | group)``: an intercept of
+            each group ``(1 | patient)``, with a slope ``(1 + month | patient)``, independent of it ``(1 + month ||
+            patient)``. The group is a column, or the column of the sites. Each effect varies around that of a
+            fixed term, which the formula must have. Groups of several terms are nested.
+        partition : ClientPartition
+            In the horizontal layout.
+        reml : bool, optional
+            Whether variances maximize the restricted likelihood, as they do by default for normal responses.
+        nagq : int, optional
+            Nodes of adaptive Gauss-Hermite quadrature for other responses: 1, the default, is Laplace's
+            approximation; 2 to 25 are for a single random intercept or slope.
+        family : statsmodels family, optional
+            Gaussian, Binomial or Poisson, with the canonical link.
+        offset : str, optional
+            A column.
+        var_weights : str, optional
+            A column, for normal responses: residual variances are the variance over the weight.
+        labels, complete : sequence of str, optional
+            Further columns that the rows must have.
+        missing : {"drop", "raise"}
+            Rows that lack a value which the model reads are left out and counted, or an error.
+
+        Raises
+        ------
+        FormulaError
+            The formula holds something that is not allowed, or has no random effect.
+        ModelError
+            There are no mixed models of this family, or not with so many nodes.
+        PolicyError
+            A site's owner does not allow it.
+
+        Examples
+        --------
+        >>> import fedstat as fs, statsmodels.api as sm
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> model = fs.FederatedMixed.from_formula("num ~ age + (1 | hospital)", partition)
+        >>> model.reml, model.formula.random[0].text
+        (True, '(1 | hospital)')
+        """
+        return super().from_formula(formula, partition, **settings)
+
+    def _check_likelihood(self, reml: bool | None, nagq: int | None) -> None:
+        normal = self.distribution.least_squares
+        if normal and nagq is not None:
+            raise ModelError("nagq: the likelihood of a linear mixed model needs no quadrature; leave it out")
+        if not normal and reml:
+            raise ModelError(f"reml: there is no restricted likelihood for {self.distribution}; leave it out")
+        if not normal and str(self.distribution) not in KINDS:
+            raise ModelError(
+                f"family: a mixed model takes {', '.join(KINDS)} and Gaussian(link=Identity), "
+                f"received {self.distribution}"
+            )
+        if not normal and "var_weights" in self.weights:
+            raise ModelError("var_weights: only linear mixed models have them; use cbind(events, others)")
+        if not normal and len({term.group for term in self.formula.random}) > 1:
+            raise ModelError(
+                f"formula: random effects of several groups are for normal responses, and the family is "
+                f"{self.distribution}. Use a fixed effect for one of the groups, such as C(site)"
+            )
+        self.reml = normal if reml is None else bool(reml)
+        self.nagq = 1 if nagq is None else nagq
+        check_integer("nagq", self.nagq, 1)
+        scalar = len(self.formula.random) == 1 and self.formula.random[0].scalar
+        if self.nagq > MOST_NODES or (self.nagq > 1 and not scalar):
+            raise ModelError(
+                f"nagq: expected 1 to {MOST_NODES} nodes, and more than 1 for a single random intercept or slope "
+                f"only, received {self.nagq}"
+            )
+
+    @checks_arguments
+    def fit(
+        self,
+        *,
+        maxiter: int = 100,
+        tol: float = 1e-7,
+        masked: bool | None = None,
+        progress: bool | None = None,
+    ) -> MixedResults:
+        """Maximize the marginal likelihood.
+
+        Parameters
+        ----------
+        maxiter : int
+            Most steps of Newton's method.
+        tol : float
+            Length of the last step, in standard errors.
+        masked : bool, optional
+            Whether pairwise masks hide each site's part of the sums; by default with at least three sites,
+            and with two where an owner requires it.
+        progress : bool, optional
+            Report the progress of the computation (:func:`fedstat.progress`).
+
+        Returns
+        -------
+        MixedResults
+
+        Raises
+        ------
+        EstimationError
+            There are as many groups as rows, fewer groups than effects, or columns are collinear.
+        DesignError
+            Groups of two terms cross at a site.
+        PolicyError
+            A site refuses, for instance because it has few groups.
+
+        Warns
+        -----
+        ConvergenceWarning
+            The iteration did not converge.
+        """
+        check_integer("maxiter", maxiter, 1)
+        check_positive("tol", tol)
+        return run_fit(self, Call.of(self.fit, locals()), FederatedMixed._estimate, maxiter, tol, masked)
+
+    def _estimate(self, attempt: FitAttempt, maxiter: int, tol: float, masked: object) -> MixedResults:
+        session = self._open_session(FAMILY, check_masked(masked, len(self.sites), self._masks_wanted))
+        newton = MixedNewton(session, self.formula.random, self.distribution, self.nagq, maxiter, tol)
+        protocol = newton.normal(self.reml) if self.distribution.least_squares else newton.other()
+        fit = attempt.run(protocol, session.masked_sites)
+        if not fit.converged:
+            warn(f"{self.model_name} did not converge after {len(fit.trace)} steps", ConvergenceWarning)
+        return MixedResults._of(self, fit, attempt.ledger)
+
+    def _invent_sites(self, plan: DryRunPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
+        column = self.partition.site_column
+        groups = tuple(name for name in self.question.labels if name != column)
+        drawn = SyntheticRows(
+            self.agreement, self.distribution, (column,), groups=groups, site_column=column
+        )
+        return drawn.sites(policies)
+
+

@@ -1,0 +1,483 @@
+"""Maximization of marginal likelihoods that are sums over sites."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import numpy as np
+
+from fedstat.codec import to_json
+from fedstat.errors import EstimationError
+from fedstat.federation.design.formula.terms import RandomTerm
+from fedstat.federation.design.horizontal_design import RowsDesign
+from fedstat.federation.design.horizontal_steps import INTERCEPT, standardization, translation
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.kernels.mixed_effects import jet_inverse, jet_length, jet_product, product_rule
+from fedstat.models.horizontal.estimability import require_independent
+from fedstat.models.horizontal.session import RowsSession, add
+from fedstat.models.mixed.steps import MixedRequest, first_parameters, lower_pairs, unpack_covariances
+from fedstat.typing import Array, Floats, Ints, Matrix, Vector
+
+SINGULAR = 1e-4
+"""Smallest standard deviation of a direction of random effects, relative to the residual one, above zero."""
+MOST_HALVINGS = 30
+LIMITS = {"Binomial": (0.01, 0.99), "Poisson": (0.01, np.inf)}
+"""Means at which the iteration may start."""
+CONCENTRATED = (
+    "no step increases the likelihood with weight on more than a few rows of every site, as where columns "
+    "separate the outcomes. Leave out such columns, or merge rare levels"
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Jet:
+    """A matrix with its derivatives in K parameters; see :mod:`fedstat.kernels.mixed_effects`."""
+
+    values: Floats
+
+    @property
+    def K(self) -> int:
+        """Number of parameters."""
+        return int((np.sqrt(8.0 * len(self.values) + 1.0) - 3.0) / 2.0 + 0.5)
+
+    def __matmul__(self, other: Jet) -> Jet:
+        every = frozenset(range(self.K))
+        out = np.zeros((len(self.values), self.values.shape[1], other.values.shape[2]))
+        left, right = np.ascontiguousarray(self.values), np.ascontiguousarray(other.values)
+        jet_product(left, right, product_rule(self.K, every, every), out)
+        return Jet(out)
+
+    def inverse(self) -> tuple[Jet, Floats]:
+        """Return the inverse, and the jet of the log-determinant."""
+        every = frozenset(range(self.K))
+        out, logdet = np.zeros_like(self.values), np.zeros(len(self.values))
+        jet_inverse(np.ascontiguousarray(self.values), product_rule(self.K, every, every), out, logdet)
+        return Jet(out), logdet
+
+    def scalar(self) -> tuple[float, Floats, Floats]:
+        """Return value, gradient (K,) and Hessian (K, K) of a jet of numbers."""
+        flat, K = self.values.reshape(-1), self.K
+        hessian = np.zeros((K, K))
+        rows, columns = np.triu_indices(K)
+        hessian[rows, columns] = hessian[columns, rows] = flat[1 + K :]
+        return float(flat[0]), flat[1 : 1 + K], hessian
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Effects:
+    """The random effects: their terms, design columns, and the units in which these are fitted.
+
+    Parameters are the entries of lower triangular factors L of the covariances ``T = L L'``, for columns of
+    unit length; they may be zero, where the logarithm of a Cholesky factor would be infinite.
+    """
+
+    terms: tuple[RandomTerm, ...]
+    columns: Annotated[tuple[tuple[str, ...], ...], "R"]
+    sizes: Annotated[tuple[int, ...], "R"]
+    length: Annotated[tuple[Floats, ...], "R"]
+
+    @classmethod
+    def of(cls, terms: Sequence[RandomTerm], design: RowsDesign) -> Effects:
+        """Find the columns of the terms in the design."""
+        columns, length = [], []
+        for term in terms:
+            texts = {INTERCEPT: term.intercept, **dict.fromkeys(term.terms, True)}
+            places = [j for j, text in enumerate(design.term_names) if texts.get(text)]
+            columns.append(tuple(design.names[j] for j in places))
+            length.append(np.sqrt(design.mean[places] ** 2 + design.spread[places] ** 2))
+        return cls(tuple(terms), tuple(columns), tuple(map(len, columns)), tuple(length))
+
+    @property
+    def K(self) -> int:
+        """Number of parameters."""
+        return first_parameters(self.sizes)[-1]
+
+    def start(self) -> Floats:
+        """Return parameters of independent effects with the residual variance."""
+        return np.array([float(a == b) for q in self.sizes for a, b in lower_pairs(q)])
+
+    def units(self) -> Floats:
+        """Return the products of lengths by which parameters of T, in units of the data, are multiplied."""
+        return np.array(
+            [s[a] * s[b] for s, q in zip(self.length, self.sizes, strict=True) for a, b in lower_pairs(q)]
+        )
+
+    def factors(self, theta: Floats) -> list[Floats]:
+        """Return the lower triangular factors, with nonnegative diagonals."""
+        out, begin = [], first_parameters(self.sizes)
+        for term, q in enumerate(self.sizes):
+            L = np.zeros((q, q))
+            for value, (a, b) in zip(theta[begin[term] : begin[term + 1]], lower_pairs(q), strict=True):
+                L[a, b] = value
+            out.append(L * np.where(np.diag(L) < 0.0, -1.0, 1.0))
+        return out
+
+    def pack(self, matrices: Sequence[Floats]) -> Floats:
+        """Return the lower triangles of matrices, one after the other."""
+        pairs = zip(matrices, self.sizes, strict=True)
+        return np.array([M[a, b] for M, q in pairs for a, b in lower_pairs(q)])
+
+    def covariance(self, theta: Floats) -> Floats:
+        """Return the entries of the covariances, in units of the data and of the residual variance."""
+        return self.pack([L @ L.T for L in self.factors(theta)]) / self.units()
+
+    def chain(self, theta: Floats) -> tuple[Floats, Floats]:
+        """Return derivatives of the scaled covariances in the parameters: (K, K), and second ones (K, K, K)."""
+        K, begin = self.K, first_parameters(self.sizes)
+        first, second = np.zeros((K, K)), np.zeros((K, K, K))
+        for term, (L, q) in enumerate(zip(self.factors(theta), self.sizes, strict=True)):
+            pairs = lower_pairs(q)
+            for k, (a, b) in enumerate(pairs, begin[term]):
+                E = np.zeros((q, q))
+                E[a, b] = 1.0
+                first[begin[term] : begin[term + 1], k] = _entries(E @ L.T + L @ E.T)
+                for m, (c, d) in enumerate(pairs, begin[term]):
+                    G = np.zeros((q, q))
+                    G[c, d] = 1.0
+                    second[begin[term] : begin[term + 1], k, m] = _entries(E @ G.T + G @ E.T)
+        return first, second
+
+    def singular(self, theta: Floats) -> list[int]:
+        """Return the terms whose covariance is singular."""
+        lowest = [np.linalg.svd(L, compute_uv=False)[-1] for L in self.factors(theta)]
+        return [term for term, least in enumerate(lowest) if least < SINGULAR]
+
+
+def _entries(M: Floats) -> Floats:
+    return np.array([M[a, b] for a, b in lower_pairs(len(M))])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NormalSums:
+    """Sums over sites at a covariance T of the random effects, with derivatives in its entries.
+
+    `logdet` (J,) is log det V, `products` (J, p + 1, p + 1) is (X, y)'V^-1 (X, y), for a residual variance of
+    one, columns X in the units of the data, and the response.
+    """
+
+    logdet: Annotated[Floats, "J"]
+    products: Annotated[Floats, "J w w"]
+    n: float
+    reml: bool
+
+    @property
+    def df(self) -> float:
+        """Rows, less coefficients for REML."""
+        return self.n - (self.products.shape[1] - 1.0) * self.reml
+
+    def parts(self) -> tuple[Jet, Floats, Jet, Jet]:
+        """Return (X'V^-1 X)^-1, log det X'V^-1 X, the coefficients, and the weighted residual squares."""
+        p = self.products.shape[1] - 1
+        inverse, logdet = Jet(self.products[:, :p, :p]).inverse()
+        right = Jet(self.products[:, :p, p:])
+        beta = inverse @ right
+        fitted = Jet(self.products[:, p:, :p]) @ beta
+        return inverse, logdet, beta, Jet(self.products[:, p:, p:] - fitted.values)
+
+    def deviance(self) -> tuple[float, Floats, Floats]:
+        """Return -2 log L, maximized over coefficients and residual variance, with derivatives in T.
+
+        Bates et al. (2015), J. Stat. Softw. 67, equations 34 and 41.
+        """
+        _, logdet, _, squares = self.parts()
+        value, gradient, hessian = squares.scalar()
+        base, base_gradient, base_hessian = Jet(self.logdet + self.reml * logdet).scalar()
+        slope = gradient / value
+        return (
+            base + self.df * (1.0 + np.log(2.0 * np.pi * value / self.df)),
+            base_gradient + self.df * slope,
+            base_hessian + self.df * (hessian / value - np.outer(slope, slope)),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MarginalSums:
+    """-2 log L over all sites with its gradient, and its Hessian where it was requested."""
+
+    deviance: float
+    gradient: Vector
+    hessian: Matrix | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MixedFit:
+    """The maximum, in the units of the data, and the sums at it.
+
+    `theta` are the entries of the factors, see :class:`Effects`; `covariance` the entries of the covariances of
+    the random effects in the units of the data. `null` are the sums without random effects, and `by_site` each
+    site's products, if sums are unmasked. `hessian` is that of -2 log L in `theta` (normal) or in
+    coefficients and `theta` (others).
+    """
+
+    params: Vector
+    cov: Matrix
+    scale: float
+    deviance: float
+    theta: Annotated[Floats, "t"]
+    covariance: Annotated[Floats, "t"]
+    hessian: Annotated[Floats, "h h"]
+    sums: NormalSums | None
+    null: NormalSums
+    by_site: Annotated[Floats, "K w w"] | None
+    effects: Effects
+    groups: Annotated[Floats, "R"]
+    design: RowsDesign
+    distribution: DistributionSpec
+    nodes: int
+    trace: Annotated[Floats, "E 2"]
+    converged: bool
+    masked: bool
+
+    @property
+    def reml(self) -> bool:
+        """Whether the likelihood is the restricted one."""
+        return self.sums is not None and self.sums.reml
+
+    def matrices(self) -> list[Floats]:
+        """Return the covariance matrices of the random effects of each term."""
+        return unpack_covariances(self.covariance, self.effects.sizes)
+
+
+@dataclass(eq=False)
+class MixedNewton:
+    """Newton's method, with halved steps and positive curvature, in the factors of the covariances."""
+
+    session: RowsSession
+    terms: tuple[RandomTerm, ...]
+    distribution: DistributionSpec
+    nodes: int = 1
+    maxiter: int = 100
+    tol: float = 1e-7
+    trace: list[tuple[float, float]] = field(default_factory=list)
+
+    def open(self) -> FitProtocol[None]:
+        """Open the rows, and group them."""
+        session = self.session
+        self.design = session.opened((yield session.opening()))
+        self.effects = Effects.of(self.terms, self.design)
+        self.shift, self.scale = standardization(self.design.mean, self.design.spread, self.design.intercept)
+        request = MixedRequest(
+            self.distribution, self.nodes, tuple(term.group for term in self.terms), self.effects.columns
+        )
+        arrays: dict[str, Array] = {"shift": self.shift, "scale": self.scale}
+        replies = yield session.request_all("start", arrays, to_json(request))
+        self.groups = add(replies, "groups")
+        weight, total = add(replies, "response").tolist()
+        self.center = total / weight if self.design.intercept else 0.0
+        self.mean = total / weight
+        for term, count, q in zip(self.terms, self.groups.tolist(), self.effects.sizes, strict=True):
+            if count <= q or count >= self.design.n.sum() and self.distribution.least_squares:
+                raise EstimationError(
+                    f"{term.text}: there are {count:g} groups in {self.design.n.sum():,} rows. Random effects "
+                    "need more groups than effects, and groups with several rows. Use fixed effects, or leave "
+                    "the term out"
+                )
+
+    # -- normal responses ------------------------------------------------------------------------
+
+    def evaluate(self, theta: Floats, reml: bool) -> FitProtocol[NormalSums]:
+        """Request the sums at parameters; derivatives are in the scaled covariances."""
+        arrays: dict[str, Array] = {
+            "covariance": self.effects.covariance(theta),
+            "center": np.array(self.center),
+        }
+        replies = yield self.session.request_all("sum_products", arrays)
+        width, K = len(self.design.names) + 1, self.effects.K
+        units = 1.0 / self.effects.units()
+        jets = np.concatenate([[1.0], units, [units[k] * units[m] for k in range(K) for m in range(k, K)]])
+        products = add(replies, "products").reshape(jet_length(K), width, width) * jets[:, None, None]
+        # Back to columns and response in the units of the data.
+        back = np.eye(width)
+        back[:-1, :-1] = np.linalg.inv(self.translation)
+        back[0, -1] = self.center
+        self.by_site = None
+        if not self.session.masked:
+            values = np.array([reply.arrays["products"][:width] for reply in replies])
+            self.by_site = back.T @ values @ back
+        n = float(self.design.n.sum())
+        return NormalSums(add(replies, "logdet") * jets, back.T @ products @ back, n, reml)
+
+    @property
+    def translation(self) -> Floats:
+        """Matrix from coefficients of standardized columns to those in the units of the data."""
+        return translation(np.zeros_like(self.shift), np.ones_like(self.scale), self.shift, self.scale)
+
+    def in_theta(self, theta: Floats, found: tuple[float, Floats, Floats]) -> tuple[float, Floats, Floats]:
+        """Take derivatives in the covariances to those in the parameters."""
+        value, gradient, hessian = found
+        first, second = self.effects.chain(theta)
+        return value, gradient @ first, first.T @ hessian @ first + np.tensordot(gradient, second, 1)
+
+    def maximize(
+        self, theta: Floats, reml: bool, free: Ints
+    ) -> FitProtocol[tuple[Floats, NormalSums, Floats, bool]]:
+        """Minimize -2 log L over the `free` parameters; return them, sums, Hessian, and whether it converged."""
+        sums = yield from self.evaluate(theta, reml)
+        value, gradient, hessian = self.in_theta(theta, sums.deviance())
+        while True:
+            step = np.zeros_like(theta)
+            step[free], size = newton_step(gradient[free], hessian[np.ix_(free, free)], 1.0 + float(np.linalg.norm(theta)))
+            self.trace.append((value, size))
+            if size < self.tol or len(self.trace) >= self.maxiter:
+                return theta, sums, hessian, size < self.tol
+            for halving in range(MOST_HALVINGS):
+                trial = self.effects.pack(self.effects.factors(theta + step * 0.5**halving))
+                tried = yield from self.evaluate(trial, reml)
+                found = self.in_theta(trial, tried.deviance())
+                if found[0] <= value + 1e-9 * (1.0 + abs(value)):
+                    break
+            else:
+                return theta, sums, hessian, size < 1e3 * self.tol
+            theta, sums, (value, gradient, hessian) = trial, tried, found
+
+    def normal(self, reml: bool) -> FitProtocol[MixedFit]:
+        """Fit a linear mixed model."""
+        yield from self.open()
+        free = np.arange(self.effects.K)
+        null = yield from self.evaluate(np.zeros(self.effects.K), reml)
+        require_independent(null.products[0, :-1, :-1], self.design.names)
+        theta, sums, hessian, converged = yield from self.maximize(self.effects.start(), reml, free)
+        inverse, _, beta, squares = sums.parts()
+        scale = float(squares.values[0, 0, 0]) / sums.df
+        return MixedFit(
+            params=beta.values[0, :, 0],
+            cov=scale * inverse.values[0],
+            scale=scale,
+            deviance=sums.deviance()[0],
+            theta=theta,
+            covariance=scale * self.effects.covariance(theta),
+            hessian=hessian,
+            sums=sums,
+            null=null,
+            by_site=self.by_site,
+            effects=self.effects,
+            groups=self.groups,
+            design=self.design,
+            distribution=self.distribution,
+            nodes=self.nodes,
+            trace=np.array(self.trace),
+            converged=converged,
+            masked=self.session.masked,
+        )
+
+
+    # -- other responses -------------------------------------------------------------------------
+
+    def score(self, at: Floats, curvature: bool) -> FitProtocol[MarginalSums | None]:
+        """Request -2 log L with its derivatives in standardized coefficients and factors; None if refused."""
+        p = len(self.design.names)
+        unit = np.ones(len(at))
+        pairs = zip(self.effects.length, self.effects.sizes, strict=True)
+        unit[p:] = [1.0 / s[a] for s, q in pairs for a, _ in lower_pairs(q)]
+        arrays: dict[str, Array] = {
+            "beta": at[:p],
+            "factor": (at * unit)[p:],
+            "curvature": np.array(curvature),
+        }
+        replies = yield self.session.request_all("sum_scores", arrays)
+        if int(add(replies, "spread")) < len(replies):
+            return None
+        hessian = 2.0 * np.outer(unit, unit) * add(replies, "information") if curvature else None
+        return MarginalSums(-2.0 * float(add(replies, "llf")), -2.0 * unit * add(replies, "score"), hessian)
+
+    def climb(self, at: Floats, free: Ints) -> FitProtocol[tuple[Floats, MarginalSums, Floats, bool]]:
+        """Minimize -2 log L; the Hessian is requested again where steps with the last one do not shrink fast."""
+        found = yield from self.score(at, True)
+        if found is None or found.hessian is None:
+            raise EstimationError(CONCENTRATED)
+        hessian, fresh, inside = found.hessian, True, np.ix_(free, free)
+        while True:
+            step = np.zeros_like(at)
+            longest = 1.0 + float(np.linalg.norm(at))
+            step[free], size = newton_step(found.gradient[free], hessian[inside], longest)
+            slow = bool(self.trace) and size > 0.1 * self.trace[-1][1]
+            if (slow or size < self.tol) and not fresh:
+                again = yield from self.score(at, True)
+                assert again is not None and again.hessian is not None
+                hessian, fresh = again.hessian, True
+                continue
+            self.trace.append((found.deviance, size))
+            if size < self.tol or len(self.trace) >= self.maxiter:
+                return at, found, hessian, size < self.tol
+            for halving in range(MOST_HALVINGS):
+                trial = at + step * 0.5**halving
+                tried = yield from self.score(trial, False)
+                if tried is not None and tried.deviance <= found.deviance + 1e-9 * (1.0 + found.deviance):
+                    break
+            else:
+                raise EstimationError(CONCENTRATED)
+            at, found, fresh = trial, tried, False
+
+    def other(self) -> FitProtocol[MixedFit]:
+        """Fit a generalized linear mixed model."""
+        yield from self.open()
+        p, K = len(self.design.names), self.effects.K
+        null = yield from self.evaluate(np.zeros(K), False)
+        require_independent(null.products[0, :-1, :-1], self.design.names)
+        start = np.concatenate([np.zeros(p), self.effects.start()])
+        if self.design.intercept:
+            link = self.distribution.make().link
+            low, high = LIMITS[self.distribution.name]
+            start[0] = float(link(min(max(self.mean, low), high)))
+        at, found, hessian, converged = yield from self.climb(start, np.arange(p + K))
+        theta = self.effects.pack(self.effects.factors(at[p:]))
+        flat = bool(self.effects.singular(theta)) or np.linalg.eigvalsh(hessian)[0] <= 0.0
+        cov = 2.0 * np.linalg.inv(hessian[:p, :p] if flat else hessian)[:p, :p]
+        back = self.translation
+        return MixedFit(
+            params=back @ at[:p],
+            cov=back @ cov @ back.T,
+            scale=1.0,
+            deviance=found.deviance,
+            theta=theta,
+            covariance=self.effects.covariance(theta),
+            hessian=hessian,
+            sums=None,
+            null=null,
+            by_site=None,
+            effects=self.effects,
+            groups=self.groups,
+            design=self.design,
+            distribution=self.distribution,
+            nodes=self.nodes,
+            trace=np.array(self.trace),
+            converged=converged,
+            masked=self.session.masked,
+        )
+
+
+def newton_step(gradient: Floats, hessian: Floats, longest: float) -> tuple[Floats, float]:
+    """Return a step downhill, at most so long, and its length in standard errors.
+
+    Negative curvature counts as positive, and flat directions as flat: at a variance of zero the gradient of
+    its square root is zero.
+    """
+    if not len(gradient):
+        return gradient, 0.0
+    values, vectors = np.linalg.eigh(hessian)
+    least = 1e-8 * max(float(np.abs(values).max()), 1e-8)
+    slope = vectors.T @ gradient
+    step = -slope / np.maximum(np.abs(values), least)
+    size = float(np.sqrt(abs(float(slope @ step))))
+    length = float(np.linalg.norm(step))
+    return np.asarray(vectors @ step * min(1.0, longest / max(length, 1e-300))), size
+
+
+def without_effect(session: RowsSession, fit: MixedFit, term: int, effect: int) -> FitProtocol[float]:
+    """Return -2 log L, maximized without one random effect."""
+    newton = MixedNewton(session, fit.effects.terms, fit.distribution, fit.nodes)
+    yield from newton.open()
+    begin, places = first_parameters(fit.effects.sizes)[term], np.arange(fit.effects.K)
+    dropped = [begin + k for k, pair in enumerate(lower_pairs(fit.effects.sizes[term])) if effect in pair]
+    theta, free = fit.theta.copy(), np.setdiff1d(places, dropped)
+    theta[dropped] = 0.0
+    if fit.sums is not None:
+        _, sums, _, _ = yield from newton.maximize(theta, fit.reml, free)
+        return sums.deviance()[0]
+    start = np.concatenate([np.linalg.solve(newton.translation, fit.params), theta])
+    free = np.concatenate([np.arange(len(fit.params)), len(fit.params) + free])
+    _, found, _, _ = yield from newton.climb(start, free)
+    return found.deviance

@@ -1,0 +1,649 @@
+"""Results of a mixed model: coefficients with degrees of freedom, variances, effects and predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from fedstat.errors import ModelError, NotAvailableError
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.design.coding import build_response
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.inference.likelihood import LRTest
+from fedstat.inference.summary import WIDTH, Note
+from fedstat.inference.tables import Sheet, number
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.kernels.mixed_effects import marginal_score
+from fedstat.models.checks import check_choice
+from fedstat.models.horizontal.model import HorizontalModel
+from fedstat.models.horizontal.prediction import code_frame, predict_rows
+from fedstat.models.horizontal.results import MASKED, DesignResults, RowsBasis, rows_estimate
+from fedstat.models.mixed.degrees import (
+    CoefficientCovariance,
+    KenwardRoger,
+    kenward_roger,
+    satterthwaite,
+)
+from fedstat.models.mixed.protocol import MixedFit, NormalSums, without_effect
+from fedstat.models.mixed.steps import FAMILY, KINDS
+from fedstat.models.results import CoefficientResults, EstimateRecord
+from fedstat.plotting import axes_for, label_x, set_headline
+from fedstat.typing import Floats
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FORMAT = "fedstat mixed results 1"
+RESIDUAL = "Residual"
+FEW_GROUPS = 5
+"""Groups below which a variance is hardly known (Gelman and Hill 2007, section 12.9)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class MixedRecord(EstimateRecord):
+    """What a file of results holds."""
+
+    fit: MixedFit
+    basis: RowsBasis
+
+
+class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
+    """Results of :meth:`fedstat.FederatedMixed.fit`.
+
+    Tests of coefficients of linear models are Student's t with degrees of freedom by Satterthwaite's method;
+    those of other models are normal.
+
+    Attributes
+    ----------
+    model : HorizontalModel
+        For results that were read from a file, the names of response and coefficients only.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_repeated(), by="hospital")
+    >>> fit = fs.FederatedMixed.from_formula("score ~ month + (1 + month | patient)", partition).fit()
+    >>> fit.converged, fit.iterations, fit.singular, fit.nobs, fit.use_t
+    (True, 5, (), 1891, True)
+    >>> fit.df.round().to_dict()
+    {}
+    """
+
+    _record: MixedRecord
+
+    @classmethod
+    def _of(cls, model: HorizontalModel, fit: MixedFit, ledger: Ledger) -> Self:
+        """Make results of a fit."""
+        problem = "" if fit.converged else f"not converged after {len(fit.trace)} steps"
+        estimate = rows_estimate(
+            model,
+            fit.design,
+            params=fit.params,
+            cov=fit.cov,
+            converged=fit.converged,
+            convergence=problem or f"converged after {len(fit.trace)} steps",
+            cov_type="model",
+            scale=fit.scale,
+            llf=-0.5 * fit.deviance,
+            n_parameters=len(fit.params) + fit.effects.K + int(fit.sums is not None),
+            reasons={"rsquared": "a mixed model has two: r_squared()"},
+        )
+        return cls(MixedRecord(estimate=estimate, fit=fit, basis=RowsBasis.of(model)), ledger, model)
+
+    def _link(self) -> DistributionSpec:
+        return self._record.fit.distribution
+
+    @property
+    def iterations(self) -> int:
+        """Steps of the iteration."""
+        return len(self._record.fit.trace)
+
+    @property
+    def reml(self) -> bool:
+        """Whether variances maximize the restricted likelihood, which :attr:`llf` then is."""
+        return self._record.fit.reml
+
+    @property
+    def singular(self) -> tuple[str, ...]:
+        """Random effects whose covariance is singular: a variance of zero, or a correlation of one."""
+        fit = self._record.fit
+        return tuple(fit.effects.terms[term].text for term in fit.effects.singular(fit.theta))
+
+    # -- coefficients ----------------------------------------------------------------------------
+
+    def _sums(self, what: str) -> NormalSums:
+        sums = self._record.fit.sums
+        if sums is None:
+            raise NotAvailableError(f"{what}: it is for linear mixed models; tests of this one are normal")
+        return sums
+
+    @cached_property
+    def _covariance(self) -> CoefficientCovariance:
+        return satterthwaite(self._record.fit, self._sums("df"))
+
+    @property
+    def df(self) -> pd.Series:
+        """Degrees of freedom of each coefficient, by Satterthwaite's method; infinite for normal tests."""
+        p = len(self.estimate.names)
+        if self._record.fit.sums is None:
+            return self._series(np.full(p, np.inf))
+        return self._series(np.array([self._covariance.df(row) for row in np.eye(p)]))
+
+    @property
+    def use_t(self) -> bool:
+        """Whether tests and intervals are of Student's t."""
+        return self._record.fit.sums is not None
+
+    @property
+    def _test_distribution(self) -> Any:
+        return stats.t(self.df.to_numpy()) if self.use_t else stats.norm
+
+    def coefficient_tests(
+        self, method: Literal["satterthwaite", "kenward-roger"] = "satterthwaite", *, alpha: float = 0.05
+    ) -> pd.DataFrame:
+        """Test each coefficient, with degrees of freedom by one of two methods.
+
+        Kenward and Roger's method also corrects the standard errors for the estimation of the variances. It is
+        the better one with few groups. No data leave a site.
+
+        Parameters
+        ----------
+        method : {"satterthwaite", "kenward-roger"}
+        alpha : float
+            One minus the level of the intervals.
+
+        Returns
+        -------
+        DataFrame
+            ``estimate``, ``std_error``, ``df``, ``statistic``, ``p_value``, ``conf_low``, ``conf_high``.
+
+        Raises
+        ------
+        NotAvailableError
+            The response is not normal; or Kenward and Roger's method for a fit with ``reml=False``.
+
+        References
+        ----------
+        Kenward and Roger, "Small sample inference for fixed effects from restricted maximum likelihood",
+        Biometrics 53 (1997).
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_repeated(), by="hospital")
+        >>> fit = fs.FederatedMixed.from_formula("score ~ arm + month + (1 | hospital)", partition).fit()
+        >>> fit.coefficient_tests("kenward-roger")["df"].round(1).tolist()
+        []
+        """
+        check_choice("method", method, ("satterthwaite", "kenward-roger"))
+        sums, found = self._sums("coefficient_tests"), self._covariance
+        chosen: CoefficientCovariance | KenwardRoger = found
+        if method == "kenward-roger":
+            if not sums.reml:
+                raise NotAvailableError("kenward-roger: it needs variances by REML; make the model with reml=True")
+            chosen = kenward_roger(self._record.fit, sums)
+        error = np.sqrt(np.diag(chosen.cov))
+        df = np.array([chosen.df(row) for row in np.eye(len(error))])
+        t, half = self.estimate.params / error, stats.t.isf(alpha / 2.0, df) * error
+        columns = {
+            "estimate": self.estimate.params,
+            "std_error": error,
+            "df": df,
+            "statistic": t,
+            "p_value": 2.0 * stats.t.sf(np.abs(t), df),
+            "conf_low": self.estimate.params - half,
+            "conf_high": self.estimate.params + half,
+        }
+        return pd.DataFrame(columns, index=list(self.estimate.names))
+
+    def compare_lr_test(self, restricted: CoefficientResults) -> LRTest:
+        """Likelihood ratio test against a fit with fewer coefficients and the same random effects.
+
+        Both are fitted with ``reml=False``: restricted likelihoods of different coefficients do not compare.
+
+        Raises
+        ------
+        ModelError
+            A fit is by REML, or the random effects differ; :meth:`test_variances` tests these.
+        """
+        if self.reml or (isinstance(restricted, MixedResults) and restricted.reml):
+            raise ModelError("compare_lr_test: restricted likelihoods do not compare; fit with reml=False")
+        if not isinstance(restricted, MixedResults) or self._terms() != restricted._terms():
+            raise ModelError("compare_lr_test: the random effects differ; test_variances() tests them")
+        return super().compare_lr_test(restricted)
+
+    def _terms(self) -> set[str]:
+        return {term.text for term in self._record.fit.effects.terms}
+
+    # -- variances -------------------------------------------------------------------------------
+
+    @property
+    def variances(self) -> pd.DataFrame:
+        """Variances of the random effects, and of the residuals in linear models.
+
+        Index ``group`` and ``effect``; columns ``variance``, ``std_dev``, and ``corr`` with each earlier effect
+        of the term.
+        """
+        fit, rows, index = self._record.fit, [], []
+        for term, names, T in zip(fit.effects.terms, fit.effects.columns, fit.matrices(), strict=True):
+            sd = np.sqrt(np.diag(T))
+            for a, name in enumerate(names):
+                with np.errstate(invalid="ignore", divide="ignore"):
+                    corr = T[a, :a] / (sd[a] * sd[:a])
+                index.append((term.group, name))
+                rows.append((T[a, a], sd[a], ", ".join(f"{value:.2f}" for value in corr)))
+        if fit.sums is not None:
+            index.append((RESIDUAL, ""))
+            rows.append((fit.scale, np.sqrt(fit.scale), ""))
+        names_of_rows = pd.MultiIndex.from_tuples(index, names=["group", "effect"])
+        return pd.DataFrame(rows, columns=["variance", "std_dev", "corr"], index=names_of_rows)
+
+    def covariance(self, group: str) -> pd.DataFrame:
+        """Covariance matrix of the random effects of a group, (q, q), by column; independent terms have zeros."""
+        fit = self._record.fit
+        found = [t for t, term in enumerate(fit.effects.terms) if term.group == group]
+        if not found:
+            raise ModelError(f"covariance: no random effect of {group!r}")
+        names = [name for t in found for name in fit.effects.columns[t]]
+        out, at = np.zeros((len(names), len(names))), 0
+        for t in found:
+            q = fit.effects.sizes[t]
+            out[at : at + q, at : at + q] = fit.matrices()[t]
+            at += q
+        return pd.DataFrame(out, index=names, columns=names)
+
+    def test_variances(self) -> pd.DataFrame:
+        """Test that each random effect has no variance, by likelihood ratio; the sites evaluate a few points.
+
+        A variance of zero is at the end of its range: without the effect, twice the difference of
+        log-likelihoods is a mixture, in equal parts, of chi-squared laws with q - 1 and q degrees of freedom,
+        for q effects of the term (Stram and Lee 1994, Biometrics 50). The test supposes that the other
+        variances are not zero.
+
+        Returns
+        -------
+        DataFrame
+            Index ``group`` and ``effect``; columns ``statistic``, ``df`` (the larger one), ``p_value``.
+
+        Raises
+        ------
+        NotAvailableError
+            The results were read from a file.
+        PolicyError
+            A site refuses.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_repeated(), by="hospital")
+        >>> fit = fs.FederatedMixed.from_formula("score ~ arm + month + (1 | hospital)", partition).fit()
+        >>> fit.test_variances().round(1)["statistic"].tolist()
+        []
+        """
+        if self._model is None:
+            raise NotAvailableError(
+                "test_variances: this result was read from a file and has no partition; fit the model again"
+            )
+        fit, rows, index = self._record.fit, [], []
+        for term, names in enumerate(fit.effects.columns):
+            for effect, name in enumerate(names):
+
+                def protocol(model: HorizontalModel, term: int = term, effect: int = effect) -> FitProtocol[float]:
+                    session = model._open_session(FAMILY, fit.masked)
+                    return session.hide(without_effect(session, fit, term, effect))
+
+                call = f"test_variances() without {name} by {fit.effects.terms[term].group}"
+                statistic = max(self._model._run_after_fit(call, protocol) - fit.deviance, 0.0)
+                q = len(names)
+                tails = stats.chi2.sf(statistic, q), stats.chi2.sf(statistic, q - 1) if q > 1 else statistic <= 0.0
+                index.append((fit.effects.terms[term].group, name))
+                rows.append((statistic, q, float(np.mean(tails))))
+        labels = pd.MultiIndex.from_tuples(index, names=["group", "effect"])
+        return pd.DataFrame(rows, columns=["statistic", "df", "p_value"], index=labels)
+
+    def _parts_of_variance(self) -> tuple[float, list[float], float]:
+        """Variance of the fixed part over rows, mean variances of the terms, and residual variance."""
+        fit, n = self._record.fit, float(self.nobs)
+        if self.basis.agreement.question.weights:
+            raise NotAvailableError("icc, r_squared: rows have different residual variances")
+        square = fit.null.products[0, :-1, :-1] / n
+        mean = fit.design.mean
+        fixed = float(fit.params @ (square - np.outer(mean, mean)) @ fit.params) * n / (n - 1.0)
+        terms = []
+        for names, T in zip(fit.effects.columns, fit.matrices(), strict=True):
+            places = [fit.design.names.index(name) for name in names]
+            terms.append(float(np.sum(T * square[np.ix_(places, places)])))
+        return fixed, terms, self._residual()
+
+    def _residual(self) -> float:
+        """Variance of the response on the scale of the link, given all effects (Nakagawa et al. 2017)."""
+        fit = self._record.fit
+        if fit.sums is not None:
+            return fit.scale
+        if fit.distribution.name == "Binomial":
+            return float(np.pi**2 / 3.0)
+        if not fit.design.intercept:
+            raise NotAvailableError("icc, r_squared: a Poisson model without intercept has no mean")
+        return float(np.log1p(self.nobs / fit.null.products[0, 0, -1]))
+
+    @property
+    def icc(self) -> pd.Series:
+        """Share of each group's variance in that of the response around its fixed part, by group.
+
+        With slopes it is the mean over rows (Johnson 2014). Binary responses are on the scale of the logit,
+        with residual variance pi^2 / 3; counts on that of the logarithm, with log(1 + 1 / mean).
+        """
+        _, terms, residual = self._parts_of_variance()
+        groups = [term.group for term in self._record.fit.effects.terms]
+        return pd.Series(terms, index=groups).groupby(level=0, sort=False).sum() / (sum(terms) + residual)
+
+    def r_squared(self) -> pd.Series:
+        """Return the shares of variance explained by the fixed part, and by this with the random effects.
+
+        Returns
+        -------
+        Series
+            ``marginal`` and ``conditional``.
+
+        References
+        ----------
+        Nakagawa, Johnson and Schielzeth, "The coefficient of determination R2 and intra-class correlation
+        coefficient from generalized linear mixed-effects models revisited and expanded", J. R. Soc. Interface
+        14 (2017).
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_repeated(), by="hospital")
+        >>> fit = fs.FederatedMixed.from_formula("score ~ month + (1 | patient)", partition).fit()
+        >>> fit.r_squared().round(2).to_dict(), fit.icc.round(2).to_dict()
+        ({}, {})
+        """
+        fixed, terms, residual = self._parts_of_variance()
+        total = fixed + sum(terms) + residual
+        return pd.Series({"marginal": fixed / total, "conditional": (fixed + sum(terms)) / total})
+
+    # -- effects of groups -----------------------------------------------------------------------
+
+    def site_effects(self) -> pd.DataFrame:
+        """Return the predicted random effects of the sites, if the coordinator saw each site's sums.
+
+        They are numbers of single sites: fit with ``masked=False``, where owners allow it, and a random effect
+        of the column that names the sites.
+
+        Returns
+        -------
+        DataFrame
+            ``site``, ``effect``, ``estimate`` and its conditional ``std_error``.
+
+        Raises
+        ------
+        NotAvailableError
+            Sums were masked, or the sites have no random effect, or the response is not normal.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_repeated(), by="hospital")
+        >>> model = fs.FederatedMixed.from_formula("score ~ month + (1 | hospital)", partition)
+        >>> model.fit(masked=False).site_effects().round(1).head(2)["estimate"].tolist()
+        []
+        """
+        self._sums("site_effects")
+        fit, column = self._record.fit, self.basis.site_column
+        terms = [t for t, term in enumerate(fit.effects.terms) if term.group == column]
+        if fit.by_site is None or not terms:
+            raise NotAvailableError(
+                "site_effects: they are numbers of single sites. Fit with masked=False, where owners allow it, "
+                f"and a random effect such as (1 | {column or 'site'})"
+            )
+        rows: list[tuple[str, str, float, float]] = []
+        for t in terms:
+            places = [fit.design.names.index(name) for name in fit.effects.columns[t]]
+            T = fit.matrices()[t] / fit.scale
+            for block, S in zip(self.estimate.blocks, fit.by_site, strict=True):
+                estimate = T @ (S[places, -1] - S[places, :-1] @ fit.params)
+                error = np.sqrt(np.maximum(np.diag(fit.scale * (T - T @ S[np.ix_(places, places)] @ T)), 0.0))
+                rows += zip([block.site] * len(places), fit.effects.columns[t], estimate, error, strict=True)
+        return pd.DataFrame(rows, columns=["site", "effect", "estimate", "std_error"])
+
+    def plot_site_effects(self, effect: str = "Intercept", ax: Axes | None = None) -> Axes:
+        """Draw the sites' predicted effects in their order, with 95 % intervals (a caterpillar plot)."""
+        frame = self.site_effects().query("effect == @effect").sort_values("estimate")
+        if frame.empty:
+            raise ModelError(f"plot_site_effects: the sites have no random effect {effect!r}")
+        ax = axes_for(ax, 6.4, 1.2 + 0.25 * len(frame))
+        half, at = stats.norm.isf(0.025) * frame["std_error"], np.arange(len(frame))
+        ax.errorbar(frame["estimate"], at, xerr=half, fmt="o", markersize=4, linewidth=1)
+        ax.axvline(0.0, color="0.6", linewidth=0.8)
+        ax.set_yticks(at, frame["site"])
+        label_x(ax, f"effect of the site on {effect}, with 95 % interval")
+        set_headline(ax, "Predicted effects of sites")
+        return ax
+
+    def group_effects(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """Predict the random effects of groups in rows that the caller holds, from their responses.
+
+        So every site can have the effects of its own patients from the published estimate. No data leave it.
+
+        Parameters
+        ----------
+        frame : DataFrame
+            Complete rows, with response and groups.
+
+        Returns
+        -------
+        DataFrame
+            ``group``, ``label``, ``effect``, ``estimate``.
+
+        Raises
+        ------
+        DesignError
+            A column is absent or of another type.
+        ModelError
+            A row lacks a value.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> table = fs.datasets.make_repeated()
+        >>> partition = fs.ClientPartition.from_frame(table, by="hospital")
+        >>> fit = fs.FederatedMixed.from_formula("score ~ month + (1 | patient)", partition).fit()
+        >>> fit.group_effects(table[table["hospital"] == "Bonn"]).shape[1]
+        4
+        """
+        fit, question = self._record.fit, self.basis.agreement.question
+        known = predict_rows(self.basis.agreement, fit.design, fit.params, frame).linear
+        names = [*question.response_columns, *(term.group for term in fit.effects.terms)]
+        if known.isna().any() or frame[names].isna().to_numpy().any():
+            raise ModelError("group_effects: expected rows without missing values")
+        y = build_response(frame, question.response, question.response_columns, "frame")
+        _, X = code_frame(self.basis.agreement, fit.design, frame)
+        Z, labels, L = [], [], []
+        for term, columns, T in zip(fit.effects.terms, fit.effects.columns, fit.matrices(), strict=True):
+            places = [fit.design.names.index(name) for name in columns]
+            code, found = pd.factorize(frame[term.group])
+            wide = np.zeros((len(X), len(found), len(columns)))
+            wide[np.arange(len(X)), code] = X[:, places]
+            Z.append(wide.reshape(len(X), -1))
+            values, vectors = np.linalg.eigh(T)
+            root = vectors * np.sqrt(np.maximum(values, 0.0) / fit.scale)
+            L.append(np.kron(np.eye(len(found)), root))
+            labels += [(term.group, label, name) for label in found for name in columns]
+        A = np.column_stack([part @ root for part, root in zip(Z, L, strict=True)])
+        eta = known.to_numpy()
+        if fit.sums is not None:
+            weights = [frame[name].to_numpy(float) for name in question.weights.values()]
+            W = A.T * (weights[0] if weights else 1.0)
+            u = np.linalg.solve(W @ A + np.eye(A.shape[1]), W @ (y - eta))
+        else:
+            trials = y.sum(axis=1) if y.ndim == 2 else np.ones(len(y))
+            share = y[:, 0] / trials if y.ndim == 2 else y
+            modes, begin = np.zeros((1, A.shape[1])), np.array([0, len(A)])
+            one = np.zeros(1), np.ones(1), modes, np.zeros(len(A))
+            kind, eye = KINDS[str(fit.distribution)], np.eye(A.shape[1])
+            marginal_score(kind, X, np.ascontiguousarray(A), share, trials, eta, eye, begin, *one)
+            u = modes[0]
+        at, estimates = 0, []
+        for root in L:
+            estimates.append(root @ u[at : at + len(root)])
+            at += len(root)
+        found_effects = pd.DataFrame(labels, columns=["group", "label", "effect"])
+        return found_effects.assign(estimate=np.concatenate(estimates))
+
+    # -- prediction ------------------------------------------------------------------------------
+
+    def predict(
+        self,
+        frame: pd.DataFrame | None = None,
+        which: Literal["mean", "linear"] = "mean",
+        *,
+        effects: pd.DataFrame | None = None,
+    ) -> pd.Series:
+        """Predict for rows that the caller holds.
+
+        Parameters
+        ----------
+        frame : DataFrame
+            With the columns of the model; rows that lack one give NaN.
+        which : {"mean", "linear"}
+            The mean of the response, or the linear predictor. Without `effects` the mean is that of a group
+            whose random effects are zero; averages over groups differ where the link is not the identity.
+        effects : DataFrame, optional
+            Predicted effects of groups, from :meth:`group_effects`, which are added; other groups have none.
+
+        Returns
+        -------
+        Series
+
+        Raises
+        ------
+        DesignError
+            A column is absent, of another type, or holds a level that the fit did not know.
+        NotAvailableError
+            No frame is given: the rows of the fit stay at the sites.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> table = fs.datasets.make_repeated()
+        >>> partition = fs.ClientPartition.from_frame(table, by="hospital")
+        >>> fit = fs.FederatedMixed.from_formula("score ~ month + (1 | patient)", partition).fit()
+        >>> own = table[table["hospital"] == "Bonn"]
+        >>> fit.predict(own, effects=fit.group_effects(own)).shape == fit.predict(own).shape
+        True
+        """
+        check_choice("which", which, ("mean", "linear"))
+        if frame is None:
+            raise NotAvailableError(
+                "predict needs a frame of rows that you hold; those of the fit stay at the sites"
+            )
+        fit = self._record.fit
+        found = predict_rows(self.basis.agreement, fit.design, fit.params, frame)
+        eta = found.linear.copy()
+        for term, columns in zip(fit.effects.terms, fit.effects.columns, strict=True) if effects is not None else ():
+            for name in columns:
+                place = fit.design.names.index(name)
+                own = effects.query("group == @term.group and effect == @name").set_index("label")["estimate"]
+                added = frame[term.group].map(own).fillna(0.0).to_numpy(float)[found.complete]
+                eta[found.complete] += added * found.X[:, place]
+        if which == "linear" or fit.sums is not None:
+            return eta
+        return pd.Series(fit.distribution.make().link.inverse(eta.to_numpy()), index=eta.index)
+
+    # -- summary ---------------------------------------------------------------------------------
+
+    def _glance(self) -> dict[str, float]:
+        return super()._glance() | {"deviance": self._record.fit.deviance}
+
+    def _sheets(self, alpha: float = 0.05) -> Iterator[Sheet]:
+        sheets = list(super()._sheets(alpha))
+        yield from sheets[:2]
+        yield self._variance_sheet()
+        yield from sheets[2:]
+
+    def _variance_sheet(self) -> Sheet:
+        fit, rows, last = self._record.fit, [], ""
+        counts = dict(zip((term.group for term in fit.effects.terms), fit.groups.tolist(), strict=True))
+        for (group, effect), (variance, sd, corr) in zip(
+            self.variances.index, self.variances.itertuples(index=False), strict=True
+        ):
+            heading = "" if group == last else f"{group} ({counts[group]:,.0f})" if group in counts else group
+            rows.append((heading, effect, number(variance), number(sd), corr))
+            last = group
+        labels = ("random effects (groups)", "effect", "variance", "std dev", "corr")
+        return Sheet(labels, tuple(rows), "llrrr", (26, WIDTH - 26 - 12 - 12 - 12 - 8, 12, 12, 12), gap=2)
+
+    def _summary_left(self) -> list[tuple[str, str]]:
+        fit, est = self._record.fit, self.estimate
+        method = "REML" if fit.reml else "maximum likelihood"
+        if fit.sums is None:
+            nodes = "Laplace approximation" if fit.nodes == 1 else f"{fit.nodes} nodes of quadrature"
+            method = f"maximum likelihood, {nodes}"
+        both = self._or_dash_of(lambda: " / ".join(f"{value:.3f}" for value in self.r_squared()))
+        return [
+            ("Dep. Variable", est.response),
+            ("Model", self.model_name),
+            ("Family", str(fit.distribution)),
+            ("Method", method),
+            ("No. Observations", f"{est.nobs:,}"),
+            *(("Groups", f"{t.group}: {n:,.0f}") for t, n in zip(fit.effects.terms, fit.groups, strict=True)),
+            ("ICC", self._or_dash_of(lambda: ", ".join(f"{g} {v:.3f}" for g, v in self.icc.items()))),
+            ("R2 (fixed / all)", both),
+            ("REML Log-Likelihood" if fit.reml else "Log-Likelihood", number(self.llf, 2)),
+            ("AIC", number(self.aic, 2)),
+            ("Tests", "t, Satterthwaite's df" if self.use_t else "normal"),
+            ("Converged", "yes" if est.converged else "NO"),
+        ]
+
+    def _or_dash_of(self, text: Callable[[], str]) -> str:
+        try:
+            return text()
+        except NotAvailableError:
+            return "-"
+
+    def _summary_right(self) -> list[tuple[str, str]]:
+        masked, K = self._record.fit.masked, len(self.estimate.blocks)
+        sums = [("Sums", f"masked over {K} sites" if masked else "unmasked")]
+        return [*super()._summary_right(), *(sums if self._ledger is not None else [])]
+
+    def _summary_notes(self) -> Iterator[Note]:
+        fit, K = self._record.fit, len(self.estimate.blocks)
+        if self.singular:
+            yield Note(
+                "singular",
+                f"Singular fit: {', '.join(self.singular)} has a variance of zero, or effects that determine "
+                "each other. Leave an effect out, or make effects independent with ||.",
+                "warning",
+            )
+        yield from super()._summary_notes()
+        few = [
+            f"{term.group} ({count:.0f})"
+            for term, count in zip(fit.effects.terms, fit.groups.tolist(), strict=True)
+            if count < FEW_GROUPS
+        ]
+        if few:
+            yield Note(
+                "few_groups",
+                f"There are few groups of {', '.join(few)}: their variance is hardly known. A fixed effect is "
+                "an alternative.",
+                "warning",
+            )
+        if fit.sums is None:
+            yield Note(
+                "conditional",
+                "Coefficients are for a given group. Effects averaged over groups are closer to zero.",
+            )
+        if dropped := self.basis.left_out:
+            yield Note("left_out", f"Rows left out because they lack one of the model's columns: {dropped:,}.")
+        yield Note("local_groups", "Groups are local: equal labels at two sites are two groups.")
+        if fit.masked:
+            yield Note("masking", f"Sums over groups were masked over {K} sites: {MASKED.format('')}")
+        elif K > 1:
+            yield Note("masking", "Sums were not masked: the coordinator saw each site's part.")

@@ -1,0 +1,496 @@
+"""Steps of a site for mixed models: it integrates its own random effects, and releases sums over groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+
+from scipy.special import gammaln
+
+from fedstat.errors import DesignError, MessageError
+from fedstat.federation.design.horizontal_steps import (
+    INTERCEPT,
+    OPEN_ROWS,
+    OpenRows,
+    rows_of,
+    standardization,
+    translation,
+)
+from fedstat.federation.disclosure.facts import FittedMeanSums, GroupCount, WorkingWeights
+from fedstat.federation.disclosure.family import step
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.message import aggregate, check_lengths, control
+from fedstat.federation.tables.table import LabeledTable
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.kernels.mixed_effects import (
+    LOG,
+    LOGIT,
+    cluster_products,
+    integrate,
+    jet_length,
+    marginal_score,
+    pair_index,
+)
+from fedstat.models.horizontal.rows import glm_rows, require_response, summed
+from fedstat.typing import Array, Floats, Ints
+
+FAMILY = "mixed"
+KINDS = {"Binomial(link=Logit)": LOGIT, "Poisson(link=Log)": LOG}
+"""Distributions of responses that are not normal, by their number in the kernel."""
+MOST_NODES = 25
+DIFFERENCE = 1e-4
+"""Half the distance of the points between which the score is differenced."""
+
+
+@dataclass(frozen=True, slots=True)
+class MixedRequest:
+    """Family of the response, nodes of quadrature, and random effects: for each term its group and the columns that vary."""
+
+    distribution: DistributionSpec
+    nodes: int
+    groups: tuple[str, ...]
+    effects: tuple[tuple[str, ...], ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of effects of each term."""
+        return tuple(map(len, self.effects))
+
+
+def lower_pairs(q: int) -> list[tuple[int, int]]:
+    """Return the entries of a lower triangle, (row, column), in the order of parameters."""
+    return [(a, b) for b in range(q) for a in range(b, q)]
+
+
+def first_parameters(sizes: Sequence[int]) -> list[int]:
+    """Return where the parameters of each term begin, and their number at the end."""
+    return [0, *np.cumsum([q * (q + 1) // 2 for q in sizes]).tolist()]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Level:
+    """One term: its columns of the design, and the group of each row, (n,)."""
+
+    term: int
+    columns: Ints
+    code: Ints
+    groups: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupedRows:
+    """Rows in the order of their groups, of which each begins at one of `begin`; `constant` is that of log L."""
+
+    X: Floats
+    Z: Floats
+    y: Floats
+    w: Floats
+    offset: Floats
+    begin: Ints
+    constant: float
+
+    def score(
+        self, kind: int, beta: Floats, L: Floats, nodes: int, modes: Floats
+    ) -> tuple[float, Floats, Floats, Floats]:
+        """Return log-likelihood, its derivatives (p,) and (q, q), and the rows' means; modes change in place."""
+        x, weights = np.polynomial.hermite_e.hermegauss(nodes)
+        means = np.zeros(len(self.y))
+        eta = self.X @ beta + self.offset
+        rest = np.ascontiguousarray(L), self.begin, x, weights, modes, means
+        llf, *scores = marginal_score(kind, self.X, self.Z, self.y, self.w, eta, *rest)
+        return llf + self.constant, *scores, means
+
+
+@dataclass(slots=True, eq=False)
+class MixedRows:
+    """The rows of one fit, and their groups from the innermost to the outermost."""
+
+    MADE_AGAIN: ClassVar = ("held",)
+    """The parts that are made from the rows again when a session is resumed."""
+
+    data: SiteData
+    opened: OpenRows
+    request: MixedRequest
+    n: int
+    to_own: Floats
+    held: dict[str, Any] | None = None
+
+    def make_again(self) -> None:
+        """Compute products again when they are next needed."""
+        self.held = None
+
+    def keep(self, name: str, compute: Any) -> Any:
+        """Return what was computed from the rows before, or compute it."""
+        if self.held is None:
+            self.held = {}
+        if name not in self.held:
+            self.held[name] = compute()
+        return self.held[name]
+
+    @property
+    def rows(self) -> tuple[Floats, Floats, Floats]:
+        """Design by the site's own standardization (n, p), response less offset (n,), and weights (n,)."""
+
+        def read() -> tuple[Floats, Floats, Floats]:
+            parts = [glm_rows(rows, X) for rows, X in self.opened.chunks()]
+            y = np.concatenate([part.y - (0.0 if part.offset is None else part.offset) for part in parts])
+            weight = np.concatenate(
+                [np.ones(len(part)) if part.weight is None else part.weight for part in parts]
+            )
+            return np.ascontiguousarray(np.concatenate([part.X for part in parts])), y, weight
+
+        return self.keep("rows", read)  # type: ignore[no-any-return]
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """Terms from the innermost groups to the outermost.
+
+        A DesignError names two terms whose groups cross.
+        """
+        return self.keep("levels", self._levels)  # type: ignore[no-any-return]
+
+    def _levels(self) -> tuple[Level, ...]:
+        names = [*((INTERCEPT,) if self.opened.question.intercept else ()), *self.opened.names]
+        frame = pd.concat([rows.frame[list(set(self.request.groups))] for rows, _ in self.opened.chunks()])
+        found = []
+        for term, (group, effects) in enumerate(zip(self.request.groups, self.request.effects, strict=True)):
+            code, labels = pd.factorize(frame[group])
+            columns = np.array([names.index(name) for name in effects], dtype=np.int64)
+            found.append(Level(term, columns, code.astype(np.int64), len(labels)))
+        found.sort(key=lambda level: -level.groups)
+        for inner, outer in zip(found, found[1:], strict=False):
+            if len(np.unique(np.column_stack([inner.code, outer.code]), axis=0)) > inner.groups:
+                one, other = (self.request.groups[level.term] for level in (inner, outer))
+                raise DesignError(
+                    f"site {self.data.name!r}: groups of {one!r} are in several groups of {other!r}. Random "
+                    "effects must be nested. If labels are used again in each group, make them unique; "
+                    "effects that cross are not supported: use a fixed effect for one of them"
+                )
+        return tuple(found)
+
+    def effect_columns(self, level: Level) -> Floats:
+        """Return the columns whose effects vary in a term, (n, q), in the units of the data."""
+        return self.opened.in_units(self.rows[0])[:, level.columns]
+
+    def products(self, center: float) -> tuple[Floats, Floats]:
+        """Sum products of effects, columns and response by innermost group, and the logarithms of weights."""
+
+        def compute() -> tuple[Floats, Floats]:
+            X, y, weight = self.rows
+            Z = [self.effect_columns(level) for level in self.levels]
+            W = np.ascontiguousarray(np.column_stack([*Z, X, y - center]))
+            inner = self.levels[0]
+            return cluster_products(W, weight, inner.code, inner.groups), np.log(weight).sum()
+
+        return self.keep(f"products {center!r}", compute)  # type: ignore[no-any-return]
+
+    def by_group(self) -> GroupedRows:
+        """Return rows, effects and constants of the likelihood in the order of the groups of the only level."""
+
+        def compute() -> GroupedRows:
+            X, y, w = self.rows
+            code = self.levels[0].code
+            order = np.argsort(code, kind="stable")
+            offsets = [rows.offset for rows, _ in self.opened.chunks() if rows.offset is not None]
+            offset = np.concatenate(offsets) if offsets else np.zeros(len(y))
+            by_term = sorted(self.levels, key=lambda level: level.term)
+            Z = np.ascontiguousarray(np.column_stack([self.effect_columns(level) for level in by_term])[order])
+            y = y + offset  # a known part of the linear predictor, and none of the response
+            counts = np.rint(w * y)
+            constant = -gammaln(counts + 1.0).sum()
+            if self.request.distribution.name == "Binomial":
+                constant += (gammaln(w + 1.0) - gammaln(w - counts + 1.0)).sum()
+            begin = np.append(0, np.cumsum(np.bincount(code)))
+            return GroupedRows(
+                np.ascontiguousarray(X[order]), Z, y[order], w[order], offset[order], begin, float(constant)
+            )
+
+        return self.keep("grouped", compute)  # type: ignore[no-any-return]
+
+    def outer_codes(self) -> Iterator[tuple[Ints, int]]:
+        """Yield by level the group of the next one in which each group lies; the last ones are all in one."""
+        for inner, outer in zip(self.levels, self.levels[1:], strict=False):
+            code = np.zeros(inner.groups, dtype=np.int64)
+            code[inner.code] = outer.code
+            yield code, outer.groups
+        yield np.zeros(self.levels[-1].groups, dtype=np.int64), 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupWeights:
+    """Weights of the groups' products in released sums, as one row for each product of two effects."""
+
+    site: MixedRows
+    rows: slice
+
+    @property
+    def columns(self) -> Floats:
+        """A constant, (m, 1)."""
+        n = sum(level.groups * len(level.columns) ** 2 for level in self.site.levels)
+        return np.ones((n, 1))[self.rows]
+
+    def vectors(self, points: tuple[bytes, ...]) -> Floats:
+        """Weights at covariances of the effects, (m, k)."""
+        return np.column_stack([self._at(point) for point in points])[self.rows]
+
+    def _at(self, point: bytes) -> Floats:
+        weights = marginal_products(self.site, np.frombuffer(point), 0.0)[2]
+        wide = max(P.shape[1] for P in weights)
+        padded = [np.pad(P, ((0, 0), (0, wide - P.shape[1]), (0, 0), (0, 0))) for P in weights]
+        return np.concatenate([P.transpose(0, 2, 3, 1).reshape(-1, wide) for P in padded])
+
+    def times(self, points: tuple[bytes, ...], wide: Floats) -> Floats:
+        """Columns and vectors at points, times a matrix (1 + k, q)."""
+        return np.asarray(np.column_stack([self.columns, self.vectors(points)]) @ wide)
+
+    def every(self, first: int, step: int) -> GroupWeights:
+        """Return every n-th row, from the first on."""
+        return replace(self, rows=slice(first, None, step))
+
+
+def marginal_products(
+    site: MixedRows, covariance: Floats, center: float
+) -> tuple[Floats, Floats, list[Floats]]:
+    """Integrate all random effects: log-determinant (J,), products (J, p + 1, p + 1), weights by level.
+
+    Jets are in the entries of the lower triangles of the covariances, relative to the residual variance, in
+    the order of the terms.
+    """
+    sizes = site.request.sizes
+    begin, K = first_parameters(sizes), first_parameters(sizes)[-1]
+    S, _ = site.products(center)
+    order: list[int] = []
+    logdet, weights = np.zeros(jet_length(K)), []
+    for level, (outer, groups) in zip(site.levels, site.outer_codes(), strict=True):
+        q, inner = len(level.columns), len(order)
+        pairs = lower_pairs(q)
+        T = np.zeros((jet_length(inner + len(pairs)), q, q))
+        own = range(begin[level.term], begin[level.term + 1])
+        for k, (a, b) in enumerate(pairs):
+            T[0, a, b] = T[0, b, a] = covariance[own[k]]
+            T[1 + inner + k, a, b] = T[1 + inner + k, b, a] = 1.0
+        S, added, P = integrate(S, T, inner, outer, groups)
+        order += own
+        np.add.at(logdet, _places(order, K), added)
+        weights.append(P)
+    products = np.zeros((jet_length(K), *S.shape[2:]))
+    products[_places(order, K)] = S[0]
+    return logdet, products, weights
+
+
+def _places(order: Sequence[int], K: int) -> list[int]:
+    """Return where the derivatives in some parameters are in the jet of all K."""
+    m = len(order)
+    pairs = [pair_index(order[k], order[j], K) for k in range(m) for j in range(k, m)]
+    return [0, *(1 + k for k in order), *pairs]
+
+
+SHIFT = aggregate("means of the columns over all sites", common=True)
+SCALE = aggregate("standard deviations of the columns over all sites", common=True)
+GROUPS = (*OPEN_ROWS, GroupCount)
+GROUP_SUMS = (*GROUPS, FittedMeanSums)
+
+
+@step(
+    FAMILY,
+    takes={"shift": SHIFT, "scale": SCALE},
+    releases={
+        "response": summed("sums of weights and of the weighted response", behind=GROUPS),
+        "groups": summed("number of groups of each term", behind=GROUPS),
+    },
+    request=MixedRequest,
+    requests=control("family, and the random effects", common=True),
+)
+def start(
+    data: SiteData, state: State, request: MixedRequest, shift: Floats, scale: Floats
+) -> dict[str, Array]:
+    """Group the rows, and sum the response: ``response`` (2,); count ``groups`` (terms,)."""
+    opened = rows_of(state)
+    check_lengths(data.name, shift=(shift, len(opened.shift)), scale=(scale, len(opened.shift)))
+    names = {*((INTERCEPT,) if opened.question.intercept else ()), *opened.names}
+    if not (scale > 0.0).all() or not request.groups or len(request.groups) != len(request.effects):
+        raise MessageError(f"{data.name}: 'scale' must be positive, and each term needs a group")
+    if not 1 <= request.nodes <= MOST_NODES or (request.nodes > 1 and sum(request.sizes) > 1):
+        raise MessageError(f"{data.name}: nodes: expected 1 to {MOST_NODES}, and 1 for several effects")
+    known = set(request.groups) <= set(opened.question.labels)
+    if not known or not all(effects and set(effects) <= names for effects in request.effects):
+        raise MessageError(f"{data.name}: the model opened no such columns of groups or effects")
+    to_own = translation(opened.shift, opened.scale, shift, scale)
+    site = MixedRows(data, opened, request, state.entities, to_own)
+    for rows, X in opened.chunks():
+        require_response(data.name, glm_rows(rows, X), request.distribution, opened.question.response)
+    label = data.table.name if isinstance(data.table, LabeledTable) else None
+    # Before anything about the nesting of few groups is known.
+    frame = pd.concat([rows.frame for rows, _ in opened.chunks()])
+    state.report(*(GroupCount(name, frame[name].nunique(), name == label) for name in request.groups))
+    counts = np.zeros(len(request.groups))
+    for level in site.levels:
+        counts[level.term] = level.groups
+    _, y, weight = site.rows
+    state.keep(FAMILY, site, state.entities)
+    return {"response": np.array([weight.sum(), weight @ y]), "groups": counts}
+
+
+def mixed_rows(state: State) -> MixedRows:
+    """Return this fit's rows; MessageError if the fit was not started here."""
+    return state.use(FAMILY, MixedRows, "this fit was not started here; request 'start' first")
+
+
+@step(
+    FAMILY,
+    "start sum_products",
+    takes={
+        "covariance": aggregate("covariances of the random effects, relative to the residual variance", common=True),
+        "center": control("what is subtracted from the response", 0),
+    },
+    releases={
+        "logdet": summed("log-determinant of the variance, with derivatives", behind=GROUP_SUMS),
+        "products": summed("products weighted by the inverse variance, with derivatives", 2, behind=GROUP_SUMS),
+    },
+)
+def sum_products(data: SiteData, state: State, covariance: Floats, center: Floats) -> dict[str, Array]:
+    """Sum what a normal likelihood needs at a covariance of the random effects.
+
+    With the variance V of the rows, relative to the residual variance, ``logdet`` (J,) has log det V, and
+    ``products`` (J (p + 1), p + 1) has (X, y)'V^-1 (X, y), each with its first and second derivatives.
+    """
+    site = mixed_rows(state)
+    sizes = site.request.sizes
+    check_lengths(data.name, covariance=(covariance, first_parameters(sizes)[-1]))
+    for matrix in unpack_covariances(covariance, sizes):
+        if np.linalg.eigvalsh(matrix)[0] < -1e-8 * max(np.trace(matrix), 1e-300):
+            raise MessageError(f"{data.name}: 'covariance' must be positive semidefinite")
+    block = GroupWeights(site, slice(None))
+    point = np.ascontiguousarray(covariance).tobytes()
+    state.report(FittedMeanSums(site.opened, len(block.columns), point, lambda: iter([block]), groups=True))
+    logdet, products, _ = marginal_products(site, covariance, float(center))
+    logdet[0] -= site.products(float(center))[1]
+    T = np.pad(site.to_own, ((0, 1), (0, 1)))
+    T[-1, -1] = 1.0
+    products = T.T @ products @ T
+    return {"logdet": logdet, "products": products.reshape(-1, products.shape[2])}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupedMeans:
+    """Rows with their means, averaged over the random effects, at points."""
+
+    site: MixedRows
+    rows: slice
+
+    @property
+    def columns(self) -> Floats:
+        """Columns of the design, (m, p)."""
+        return self.site.by_group().X[self.rows]
+
+    def vectors(self, points: tuple[bytes, ...]) -> Floats:
+        """Means times weights at points, (m, k)."""
+        found = [self.site.keep(f"means {point.hex()}", lambda p=point: self._at(p)) for point in points]
+        return np.column_stack(found)[self.rows]
+
+    def _at(self, point: bytes) -> Floats:
+        return self.site.by_group().w * score_at(self.site, np.frombuffer(point))[3]
+
+    def times(self, points: tuple[bytes, ...], wide: Floats) -> Floats:
+        """Columns and vectors at points, times a matrix (p + k, q)."""
+        return np.asarray(np.column_stack([self.columns, self.vectors(points)]) @ wide)
+
+    def every(self, first: int, step: int) -> GroupedMeans:
+        """Return every n-th row, from the first on."""
+        return replace(self, rows=slice(first, None, step))
+
+
+def score_at(
+    site: MixedRows, point: Floats, modes: Floats | None = None
+) -> tuple[float, Floats, Floats, Floats]:
+    """Return log-likelihood, score (p,) and (K,), and means at own coefficients and packed factors."""
+    sizes, p = site.request.sizes, site.opened.scale.size
+    rows, q = site.by_group(), sum(sizes)
+    L, places, at = np.zeros((q, q)), [], 0
+    for size in sizes:
+        places += [(at + a, at + b) for a, b in lower_pairs(size)]
+        at += size
+    for value, place in zip(point[p:], places, strict=True):
+        L[place] = value
+    start = np.zeros((len(rows.begin) - 1, q)) if modes is None else modes
+    kind = KINDS[str(site.request.distribution)]
+    llf, score, by_factor, means = rows.score(kind, point[:p], L, site.request.nodes, start)
+    return llf, score, np.array([by_factor[place] for place in places]), means
+
+
+@step(
+    FAMILY,
+    "start sum_products sum_scores",
+    takes={
+        "beta": aggregate("coefficients of the standardized columns", common=True),
+        "factor": aggregate("factors of the covariances of the random effects", common=True),
+        "curvature": control("whether to sum second derivatives", 0),
+    },
+    releases={
+        "spread": control("whether more than a few rows weigh", 0, maskable=True),
+        "llf": summed("marginal log-likelihood", 0, behind=(*GROUP_SUMS, WorkingWeights)),
+        "score": summed("its derivatives", behind=(*GROUP_SUMS, WorkingWeights)),
+        "information": summed("its second derivatives", 2, behind=(*GROUP_SUMS, WorkingWeights)),
+    },
+)
+def sum_scores(
+    data: SiteData, state: State, beta: Floats, factor: Floats, curvature: Array
+) -> dict[str, Array]:
+    """Sum the marginal log-likelihood of responses that are not normal, with its derivatives.
+
+    ``score`` (p + K,) is in coefficients and factors; ``information`` (p + K, p + K) is the negative second
+    derivative, from central differences of the score, or zero without `curvature`.
+    """
+    site = mixed_rows(state)
+    p, K = len(site.to_own), first_parameters(site.request.sizes)[-1]
+    check_lengths(data.name, beta=(beta, p), factor=(factor, K))
+    if str(site.request.distribution) not in KINDS or len(set(site.request.groups)) > 1:
+        raise MessageError(f"{data.name}: no quadrature for this distribution, or for several groups")
+    to_own = np.eye(p + K)
+    to_own[:p, :p] = site.to_own
+    point = to_own @ np.concatenate([beta, factor])
+    rows = site.by_group()
+    modes = np.zeros((len(rows.begin) - 1, rows.Z.shape[1]))
+    llf, *scores, means = score_at(site, point, modes)
+    block, key = GroupedMeans(site, slice(None)), point.tobytes()
+    site.keep(f"means {key.hex()}", lambda: rows.w * means)
+
+    def each() -> Floats:
+        binomial = site.request.distribution.name == "Binomial"
+        return (rows.w * means * (1.0 - means if binomial else 1.0))[None]
+
+    nothing = {"spread": np.array(False), "llf": np.array(0.0)}
+    nothing |= {"score": np.zeros(p + K), "information": np.zeros((p + K, p + K))}
+    state.report(
+        WorkingWeights(each, instead=nothing),
+        FittedMeanSums(site.opened, site.n, key, lambda: iter([block]), groups=True),
+    )
+    information = np.zeros((p + K, p + K))
+    if curvature:
+        for j in range(p + K):
+            ends = [
+                np.concatenate(score_at(site, point + h * to_own[:, j], modes.copy())[1:3])
+                for h in (-DIFFERENCE, DIFFERENCE)
+            ]
+            information[j] = to_own.T @ (ends[0] - ends[1]) / (2.0 * DIFFERENCE)
+    return {
+        "spread": np.array(True),
+        "llf": np.array(llf),
+        "score": to_own.T @ np.concatenate(scores),
+        "information": (information + information.T) / 2.0,
+    }
+
+
+def unpack_covariances(packed: Floats, sizes: Sequence[int]) -> list[Floats]:
+    """Return the symmetric matrices whose lower triangles are packed one after the other."""
+    out, begin = [], first_parameters(sizes)
+    for term, q in enumerate(sizes):
+        matrix = np.zeros((q, q))
+        for value, (a, b) in zip(packed[begin[term] : begin[term + 1]], lower_pairs(q), strict=True):
+            matrix[a, b] = matrix[b, a] = value
+        out.append(matrix)
+    return out
