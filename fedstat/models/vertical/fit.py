@@ -354,7 +354,12 @@ def fit_moments(
         lambda _, at: ascent_direction(at),
         partial(line_search, standard),
     )
-    return estimates_in_units(standard, ascent.ascend(start or standard.start(), tol, maxiter))
+    climbed = ascent.ascend(start or standard.start(), tol, maxiter)
+    log_s2 = climbed.point.log_s2
+    # At the border the score of log s2 vanishes with s2 itself, so the iteration would end there as at a maximum.
+    if np.exp(log_s2) < NEARLY_VANISHING and evaluate(standard, climbed.point).information[1, 1] < 1.0:
+        raise EstimationError(vanishing_variance_message(standard.moments))
+    return estimates_in_units(standard, climbed)
 
 
 def ascent_direction(at: LikelihoodDerivatives) -> tuple[str, Floats]:

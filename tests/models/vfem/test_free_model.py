@@ -363,6 +363,23 @@ def test_an_interval_contains_what_the_data_leave_open(apart, tmp_path):
     pd.testing.assert_frame_equal(fs.load(tmp_path / "open.fed").conf_int(), result.conf_int())
 
 
+@pytest.mark.parametrize("between", ["free", "independent"])
+def test_sites_without_common_entities_are_left_out_where_the_data_contradict_independence(between):
+    """Both coefficients of the pairs are 1.6, which needs more variance than the response has."""
+    rng = np.random.default_rng(0)
+    z, w = rng.multivariate_normal([0.0, 0.0], [[1.0, 0.6], [0.6, 1.0]], 600).T
+    at, x = np.arange(600), rng.normal(size=600)
+    frames = {
+        "A": pd.DataFrame({"id": at, "x": x, "y": x + z + w + rng.normal(size=600)}),
+        "B": pd.DataFrame({"id": at, "z": z})[:300],
+        "C": pd.DataFrame({"id": at, "w": w})[300:],
+    }
+    partition = fs.ClientPartition.from_frames(frames, on="id")
+    with pytest.raises(EstimationError, match="a variance goes to zero.*leave out columns or sites") as error:
+        fs.VFEMRegression.from_formula("y ~ .", partition, between=between).fit()
+    assert "between=" not in str(error.value)
+
+
 def limits_of(result, names):
     limits = result.conf_int().loc[names]
     return limits[0], limits[1]
@@ -457,8 +474,10 @@ def test_a_variance_that_vanishes_is_named():
     X = rng.normal(size=(200, 4))
     y = X @ [1.0, 1.0, -1.0, 1.0] + 0.3 * rng.normal(size=200)
     X[3:100, :2], X[100:, 2:] = np.nan, np.nan
-    with pytest.raises(EstimationError, match=r"a variance goes to zero.*between='independent'"):
+    with pytest.raises(EstimationError, match="a variance goes to zero.*leave out one of them"):
         fit_joint_normal(moments_of_arrays(X, y, [2, 2]), np.ones((4, 4), dtype=bool))
+    with pytest.raises(EstimationError, match="a variance goes to zero"):  # so that is no remedy
+        fit_moments(moments_of_arrays(X, y, [2, 2]))
 
 
 def test_a_column_without_which_there_is_no_maximum_has_no_row(result, monkeypatch):

@@ -462,10 +462,13 @@ def line_search_joint_normal(
         step /= 2.0
     if point.s2 < NEARLY_VANISHING:
         named = [pair for pair in sparse_pairs(moments) if pair.undetermined]
-        apart = f". {name_sparse(moments)} The data contradict this independence here" if named else ""
-        raise EstimationError(
-            f"{vanishing_variance_message(moments)}, or fit with between='independent'{apart}"
+        # Independent blocks make the same assumption about sites without shared entities, so they do not help.
+        remedy = (
+            f". {name_sparse(moments)} The data may contradict this independence; leave out one of them"
+            if named
+            else ", or fit with between='independent'"
         )
+        raise EstimationError(f"{vanishing_variance_message(moments)}{remedy}")
     raise EstimationError(not_determined(moments, point.Q))
 
 
