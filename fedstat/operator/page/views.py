@@ -28,6 +28,7 @@ from fedstat.operator.page.plan_summary import formula_in_words, summarize_plan
 from fedstat.operator.page.released_arrays import (
     EXPOSURE_HEAD,
     EXPOSURE_NOTES,
+    FAMILY_WORDS,
     HEAD,
     exposure_rows,
     families_of,
@@ -214,6 +215,13 @@ ASKED: Mapping[str, tuple[Verdict, str, str]] = {
     ),
 }
 """By the last word of the address: the decision, the button, and the meaning."""
+STATE_WORDS: Mapping[str, str] = {
+    "passed over": "Ignored, not signed by a coordinator",
+    "arrays released": "Tables and numbers released",
+    "waiting": "Requests without a reply",
+    "process": "Number of the process",
+    "fedstat": "Version of the service",
+}
 NEWEST, SHOWN = 5, 300
 """Number of sessions on the first page, and of characters of a plan in a list."""
 
@@ -232,9 +240,14 @@ def overview_page(view: OwnerView) -> PageData:
 
 
 def _state(view: OwnerView) -> PageData:
+    state = dict(view.state(view.folder))
+    families = dict.fromkeys(FAMILY_WORDS.get(one, one) for one in state.pop("families", "").split(", "))
     rows = [
-        (name.capitalize(), str(value)) for name, value in view.state(view.folder).items() if name != "site"
+        (STATE_WORDS.get(name, name.capitalize()), str(value))
+        for name, value in state.items()
+        if name != "site"
     ]
+    rows += [("Analyses that it knows", ", ".join(filter(None, families)))]
     return {
         "fingerprint": view.fingerprint,
         "coordinator": view.description.coordinator,
