@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from importlib.metadata import version
@@ -107,13 +108,16 @@ def _session_row(chain: SessionChain) -> tuple[str | PageLink, ...]:
         PageLink(f"ledger/{chain.ordinal}", _began(chain)[11:19]),
         chain.subject.person or chain.subject.study or "not stated",
         chain.subject.formula or ", ".join(families_of(chain)) or "signed statements",
-        "; ".join(
-            f"{'masked sums' if kind.endswith(', masked') else RELEASED_AS.get(kind, kind)} ({n:,})"
-            for kind, n in released_kind_counts(chain).items()
-        )
-        or "nothing",
+        _kinds_in_words(chain) or "nothing",
         f"{len(refusals_of(chain)):,}",
     )
+
+
+def _kinds_in_words(chain: SessionChain) -> str:
+    found: Counter[str] = Counter()
+    for kind, n in released_kind_counts(chain).items():
+        found["parts of sums over sites" if kind.endswith(", masked") else RELEASED_AS.get(kind, kind)] += n
+    return "; ".join(f"{kind} ({n:,})" for kind, n in found.items())
 
 
 def session_page(view: OwnerView, ordinal: int) -> PageData:
