@@ -14,7 +14,7 @@ from fedstat.errors import EngineError, NotAvailableError, PolicyError, SessionE
 from fedstat.federation.audit.event_log import COORDINATOR
 from fedstat.federation.audit.ledger import CoordinatorLog, Ledger
 from fedstat.federation.design.formula.parse import Formula
-from fedstat.federation.disclosure.approval import PlannedStep
+from fedstat.federation.disclosure.approval import AnalysisPlan, PlannedStep
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.request_checks import PER_ENTITY
 from fedstat.federation.disclosure.threat_statements import threats_beyond_one_fit
@@ -243,8 +243,16 @@ def propose(model: Explainable, sites: Sequence[str], arguments: Mapping[str, An
 
     A ConsentError where not all have consented.
     """
-    if model._plan is None:
-        return
+    if model._plan is not None:
+        plans = plans_of(model, sites, arguments, method)
+        model.engine.run(propose_plans(plans, model._session), model._new_ledger())
+
+
+def plans_of(
+    model: Explainable, sites: Sequence[str], arguments: Mapping[str, Any], method: str = "fit"
+) -> dict[str, AnalysisPlan]:
+    """Plan a fit, or another method, for the owners of these sites."""
+    assert model._plan is not None
     plan = model._plan(model, settled(getattr(model, method), arguments))
     dry_run = rehearse(model, plan, arguments, method)
     expected = ExpectedReleases(dry_run, plan.loops(dry_run))
@@ -253,11 +261,10 @@ def propose(model: Explainable, sites: Sequence[str], arguments: Mapping[str, An
         call_of(model, arguments, method), model._description, model._distribution_text, learned
     )
     maker = PlanBuilder(expected, words, plan.guessed)
-    plans = {
+    return {
         site: maker.plan(site, model._columns_read(site), tuple(model._reported_afterwards(site)))
         for site in sites
     }
-    model.engine.run(propose_plans(plans, model._session), model._new_ledger())
 
 
 def rehearse(

@@ -452,6 +452,19 @@ FEDERATION = (
         federation_commands.show_federation_status,
         (JSON,),
     ),
+    Command(
+        "page",
+        "Show sites, waiting approvals and analyses in a browser on this machine, until Ctrl-C.",
+        service.serve_federation_page,
+        (
+            make_argument(
+                "--port", type=parse_port, default=0, help="port on 127.0.0.1 (default: any free port)"
+            ),
+            make_argument(
+                "--open", dest="in_browser", action="store_true", help="open the page in a browser"
+            ),
+        ),
+    ),
     *SERVER,
 )
 

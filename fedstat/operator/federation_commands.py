@@ -16,7 +16,7 @@ from fedstat.federation.audit.event_log import COORDINATOR
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.disclosure.site import load_families
 from fedstat.federation.files import write_atomic
-from fedstat.federation.message import Request
+from fedstat.federation.message import NO_PURPOSE, Purpose, Request
 from fedstat.federation.partition.connect import (
     align_connected_sites,
     alignment_problems,
@@ -31,7 +31,7 @@ from fedstat.federation.partition.federation_file import (
     open_transport,
     read_federation,
 )
-from fedstat.federation.protocols.engine import FitProtocol, LocalEngine
+from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.key_agreement import FAMILY, KeysAnnounced, KeysRequest
 from fedstat.federation.protocols.linkage import PersistentAlignment, load_alignment
 from fedstat.federation.protocols.schema import TableSchema, request_schemas, version_remarks
@@ -82,7 +82,7 @@ from fedstat.operator.terminal import format_columns, print_problems, shell_path
 # A test of the agreement on keys, which finds the sites that have not pinned each other.
 
 
-def pair_problems(transport: Transport, sites: Sequence[str]) -> Iterator[str]:
+def pair_problems(transport: Transport, sites: Sequence[str], purpose: Purpose = NO_PURPOSE) -> Iterator[str]:
     """Yield one line for each site that cannot agree on keys with the others, with the names of these.
 
     Each site receives alone the request that starts every masked sum: a fit would end at the first refusal.
@@ -91,7 +91,7 @@ def pair_problems(transport: Transport, sites: Sequence[str]) -> Iterator[str]:
     if len(sites) < 2:
         return
     session = secrets.token_hex(8)
-    engines = {site: RemoteEngine({site: RemoteSite(site, transport)}) for site in sites}
+    engines = {site: RemoteEngine({site: RemoteSite(site, transport)}, purpose=purpose) for site in sites}
 
     def request(site: str, questions: dict[str, str]) -> list[str] | FedstatError:
         requests = [Request(site, FAMILY, step, {}, session, text) for step, text in questions.items()]
@@ -180,6 +180,32 @@ def show_federation_status(folder: Path, as_json: bool = False) -> int:
     print(format_columns(rows, head=True, right=(1, 2)) + "\n")
     print(f"  To test whether they answer:    fedstat federation test {shell_path(folder)}")
     return print_problems(found.problems)
+
+
+def federation_status(folder: Path) -> FederationStatus:
+    """Return the status of a federation, without a request to a site."""
+    return _standing(read_federation(folder))
+
+
+def test_sites(folder: Path, timeout: float = 20.0) -> tuple[dict[str, TableSchema], list[str]]:
+    """Request the schema of every site, all at the same time; return the problems of the others."""
+    load_families()
+    federation = read_federation(folder)
+    transport = open_transport(federation, timeout)
+
+    def request(site: str) -> TableSchema | FedstatError:
+        engine = RemoteEngine({site: RemoteSite(site, transport)}, purpose=federation.stated_purpose())
+        try:
+            return engine.run(request_schemas((site,), secrets.token_hex(8)), Ledger())[site]
+        except FedstatError as error:
+            return error
+
+    with ThreadPoolExecutor(max_workers=max(len(federation.sites), 1)) as pool:
+        found = dict(zip(federation.sites, pool.map(request, federation.sites), strict=True))
+    if isinstance(transport, ClosableTransport):
+        transport.close()
+    schemas = {site: one for site, one in found.items() if isinstance(one, TableSchema)}
+    return schemas, [str(one) for one in found.values() if isinstance(one, FedstatError)]
 
 
 def _server_report(count: int | None) -> str:
@@ -350,8 +376,9 @@ def test_federation(folder: Path, timeout: float) -> int:
     coordinator_identity(federation.folder)
     transport = open_transport(federation, timeout)
     print(underlined(f"Federation {federation.name}"))
-    schemas, problems = _request_all(transport, federation.sites)
-    problems += pair_problems(transport, tuple(schemas))
+    purpose = federation.stated_purpose()
+    schemas, problems = _request_all(transport, federation.sites, purpose)
+    problems += pair_problems(transport, tuple(schemas), purpose)
     problems += rosters.revoked_problems(federation)
     if isinstance(transport, ClosableTransport):
         transport.close()
@@ -370,7 +397,9 @@ def test_federation(folder: Path, timeout: float) -> int:
     return print_problems(problems)
 
 
-def _request_all(transport: Transport, sites: Iterable[str]) -> tuple[dict[str, TableSchema], list[str]]:
+def _request_all(
+    transport: Transport, sites: Iterable[str], purpose: Purpose
+) -> tuple[dict[str, TableSchema], list[str]]:
     """Print which sites answer and how fast; return their schemas, and the problems of the others."""
     rows, problems, schemas = (
         [("site", "answers", "seconds", "rows", "columns", "fedstat", "families")],
@@ -380,7 +409,7 @@ def _request_all(transport: Transport, sites: Iterable[str]) -> tuple[dict[str, 
     for site in sites:
         began = time.monotonic()
         # one by one: a common round would end with the first site that does not answer
-        engine = LocalEngine({site: RemoteSite(site, transport)})
+        engine = RemoteEngine({site: RemoteSite(site, transport)}, purpose=purpose)
         try:
             schema = engine.run(request_schemas((site,), secrets.token_hex(8)), Ledger())[site]
         except FedstatError as error:
@@ -411,7 +440,8 @@ def align_sites(folder: Path, timeout: float | None) -> int:
         )
     earlier = load_alignment(federation.folder)
     transport = open_transport(federation, timeout)
-    engine = RemoteEngine({site: RemoteSite(site, transport) for site in federation.sites})
+    remote = {site: RemoteSite(site, transport) for site in federation.sites}
+    engine = RemoteEngine(remote, purpose=federation.stated_purpose())
     began = time.monotonic()
     try:
         alignment = align_connected_sites(engine, tuple(federation.sites), federation.folder)

@@ -36,9 +36,10 @@ from fedstat.federation.transport.site_folder import (
     read_site_policy,
     table_folders,
 )
-from fedstat.operator import flare_commands
+from fedstat.operator import federation_commands, flare_commands
 from fedstat.operator.disclosure_commands import plan_folder
 from fedstat.operator.flare_process import LOG, is_running
+from fedstat.operator.page.federation_view import FederationView
 from fedstat.operator.page.owner_view import OwnerView
 from fedstat.operator.page.server import serve_page
 from fedstat.operator.site_commands import check_tables, examine_site
@@ -377,6 +378,12 @@ def show_site_status(folder: Path, as_json: bool = False) -> int:
 def serve_owner_page(folder: Path, port: int, in_browser: bool) -> int:
     """Serve the owner's page on this machine until SIGTERM or Ctrl-C."""
     return serve_page(owner_view(folder), port, in_browser)
+
+
+def serve_federation_page(folder: Path, port: int, in_browser: bool) -> int:
+    """Serve the coordinator's page on this machine until SIGTERM or Ctrl-C."""
+    view = FederationView(folder, federation_commands.federation_status, federation_commands.test_sites)
+    return serve_page(view, port, in_browser)
 
 
 def owner_view(folder: Path) -> OwnerView:

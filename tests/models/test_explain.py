@@ -7,6 +7,8 @@ announces nothing else, except rounds whose number depends on the data. All site
 steps that families declare.
 """
 
+import re
+from collections import Counter
 from contextlib import contextmanager
 
 import numpy as np
@@ -17,7 +19,9 @@ import statsmodels.genmod.families as families
 import fedstat as fs
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.disclosure import checks
+from fedstat.federation.disclosure.plan_text import plain_lines
 from fedstat.federation.disclosure.protocol_order import check_order
+from fedstat.models.explain import plans_of
 
 KEY = ["sender", "receiver", "step", "array", "kind", "what", "masked", "entities", "shape"]
 SOMETIMES = {"shorten"}
@@ -280,6 +284,40 @@ def ordered():
         yield
 
 
+NUMBER = re.compile(r"at most ([0-9,]+) (?:total|number|sum)")
+
+
+def claimed(line):
+    """Most numbers that a plain line announces."""
+    if "not known in advance" in line:
+        return np.inf
+    return sum(int(found.replace(",", "")) for found in NUMBER.findall(line))
+
+
+def check_plain_lines(model, plans, entries):
+    """The three lines that an owner reads are true of what the fit has released."""
+    for site, plan in plans.items():
+        own, together, rows = plain_lines(plan)
+        real, times = Counter(), Counter()
+        most = {step.step: step.most for step in plan.steps}
+        for e in entries:
+            times[e.step, e.array] += e.sender == site
+            # A site refuses a step that it was asked more often than planned.
+            if e.sender == site and e.array != "text" and times[e.step, e.array] <= most.get(e.step, np.inf):
+                real[e.kind, e.masked] += int(np.prod(e.shape))
+        alone = sum(real[kind, False] for kind in ("aggregate", "noisy aggregate", "sketch"))
+        hidden = sum(n for (kind, masked), n in real.items() if masked and kind != "per entity")
+        single = sum(n for (kind, _), n in real.items() if kind in ("per entity", "raw columns"))
+        assert not ("no total" in own and alone) and claimed(own) >= alone
+        assert claimed(together) >= hidden + real["masked share", False]
+        if hidden:
+            assert f"sum over {len(model.partition.sites)} sites" in together or plan.among == 2
+        # Numbers that go to a coordinator at the same site are in the plan, and not in the ledger of the fit.
+        assert rows.startswith("Attention") if single else "No row" in rows or site == model.coordinator
+        assert not single or claimed(rows) >= single
+        assert ("It is revealed" in rows) >= any(kind == "presence" for kind, _ in real)
+
+
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.filterwarnings("ignore::fedstat.errors.FedstatWarning")
 def test_what_a_fit_releases_was_reported(name):
@@ -287,8 +325,11 @@ def test_what_a_fit_releases_was_reported(name):
     model = make()
     explanation = model.explain(**arguments)
     table = explanation.tidy()
+    plans = plans_of(model, list(model.partition.sites), arguments)
     with ordered():
-        released, rounds = passed(model, model.fit(**arguments))
+        result = model.fit(**arguments)
+    released, rounds = passed(model, result)
+    check_plain_lines(model, plans, result.ledger.entries[len(model._agreement.entries) :])
     reported, real = keyed(table), keyed(released[~released["step"].isin(SOMETIMES)])
     assert set(reported) == set(real)
     open_ended = set(table.loc[table["messages_low"] < table["messages_high"], "step"])

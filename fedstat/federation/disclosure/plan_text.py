@@ -49,10 +49,11 @@ def _own(arrays: Sequence[PlannedArray], least: int) -> str:
             parts.append(f"{_amount(found, 'total')}{noise} (sums, means, counts){behind}")
         texts = [array.what for _, array in found if array.array == "text"]
         parts += [f"a text ({'; '.join(dict.fromkeys(texts))})"] if texts else []
-    if not own:
-        parts.append("no total")
     if others:
-        parts.append("short technical answers (names, numbers of records, yes or no)")
+        only = "" if own else "no total, only "
+        parts.append(f"{only}short technical answers (names, numbers of records, yes or no)")
+    elif not own:
+        parts.append("no total")
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
 

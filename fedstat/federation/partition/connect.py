@@ -32,6 +32,7 @@ from fedstat.federation.tables.checks import raise_problems, shared_column_probl
 from fedstat.federation.tables.curve_columns import curve_problems
 from fedstat.federation.tables.keys import Alignment
 from fedstat.federation.tables.table import Table
+from fedstat.federation.transport.analysis_notes import NoteKeeper
 from fedstat.federation.transport.journal import Journal, LedgerCheckpoints
 from fedstat.federation.transport.remote import RemoteEngine, RemoteSite, Transport
 
@@ -178,7 +179,8 @@ def connect(
         transport = open_transport(federation, sites=tuple(fingerprints))
     remote = {name: RemoteSite(name, transport) for name in fingerprints}
     heads = LedgerCheckpoints(federation.folder, fingerprints)
-    engine = RemoteEngine(remote, None if journal is None else Journal(Path(journal)), heads, purpose)
+    notes = NoteKeeper(federation.folder, purpose)
+    engine = RemoteEngine(remote, None if journal is None else Journal(Path(journal)), heads, purpose, notes)
     # Heads last: the set of known heads changes, and a journal identifies the other requests by position.
     request = side_by_side(
         request_schemas(tuple(fingerprints), secrets.token_hex(8)),

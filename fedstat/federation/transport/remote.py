@@ -52,6 +52,7 @@ from fedstat.federation.message import (
 )
 from fedstat.federation.protocols.engine import Fit, FitProtocol, RoundEngine, enter
 from fedstat.federation.protocols.receipts import RECALL
+from fedstat.federation.transport.analysis_notes import NoteKeeper
 from fedstat.federation.transport.journal import Journal, LedgerCheckpoints
 from fedstat.federation.transport.mailbox import NUMBER_LENGTH
 from fedstat.federation.transport.session_store import SessionFolder
@@ -192,12 +193,14 @@ class RemoteEngine(RoundEngine):
         journal: Journal | None = None,
         heads: LedgerCheckpoints | None = None,
         purpose: Purpose = NO_PURPOSE,
+        notes: NoteKeeper | None = None,
     ) -> None:
         self._sites = dict(sites)
         self.installed: Mapping[str, InstalledVersion] = {}
         self._journal = journal
         self._heads = heads
         self.purpose = purpose
+        self._notes = notes
         self._number = 0
         self._turns: Counter[tuple[str, str]] = Counter()
         self._open: set[tuple[str, str]] = set()
@@ -206,12 +209,18 @@ class RemoteEngine(RoundEngine):
 
     def run(self, protocol: FitProtocol[Fit], ledger: Ledger) -> Fit:
         """Run a protocol; see :meth:`RoundEngine.run`."""
+        if self._notes is not None:
+            self._notes.begin()
         try:
             fit = super().run(protocol, ledger)
-        except ConsentError:
-            if self._journal is not None:
+        except FedstatError as error:
+            if isinstance(error, ConsentError) and self._journal is not None:
                 self._journal.lose_run()
+            if self._notes is not None:
+                self._notes.end(error)
             raise
+        if self._notes is not None:
+            self._notes.end()
         if self._heads is not None and ledger.receipt is not None:
             self._heads.take(ledger.receipt)
         return fit

@@ -11,7 +11,7 @@ from math import prod
 
 from fedstat.federation.audit.event_log import SiteEntry, SiteLedger, Subject
 from fedstat.federation.disclosure.site import FAMILIES, RECEIPT_FAMILY, load_families
-from fedstat.operator.page.plan_summary import formula_in_words
+from fedstat.operator.page.plan_summary import formula_in_words, plain_time
 from fedstat.operator.page.rendering import render
 
 # ----------------------------------------------------------------------------------------------------
@@ -30,6 +30,16 @@ RELEASED_AS: Mapping[str, str] = {
     "raw columns": "values of single records",
 }
 """Kinds of values in words."""
+
+
+COUNTED_AS: Mapping[str, str] = {
+    RELEASED_AS["aggregate"]: "of this site alone",
+    RELEASED_AS["noisy aggregate"]: "of this site alone, with random noise",
+    RELEASED_AS["masked share"]: "as shares of products with other sites",
+    RELEASED_AS["sketch"]: "as random combinations of records",
+    RELEASED_AS["per entity"]: "of single records",
+    RELEASED_AS["raw columns"]: "that are values of single records",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,12 +170,14 @@ def group_analyses(lines: Sequence[AuditLine]) -> list[dict[str, object]]:
     found: dict[tuple[str, ...], list[AuditLine]] = {}
     for line in lines:
         key = (line.table, line.session, line.person, line.study, line.purpose, line.formula, line.columns)
-        found.setdefault((*key, line.allowed_by), []).append(line)
+        found.setdefault(key, []).append(line)
     return [_analysis(same) for same in found.values()]
 
 
 def _analysis(lines: Sequence[AuditLine]) -> dict[str, object]:
-    one = lines[0]
+    one, last = lines[0], max(line.last for line in lines)
+    # Names and counts are released before there can be a plan.
+    allowed = next((line.allowed_by for line in lines if line.allowed_by != "the policy"), "the policy")
     return {
         "first": one.first,
         "title": formula_in_words(one.formula) if one.formula else "Agreement on columns and keys",
@@ -173,8 +185,9 @@ def _analysis(lines: Sequence[AuditLine]) -> dict[str, object]:
             ("Requested by", one.person or "not stated"),
             ("Study", one.study or "not stated"),
             ("Purpose", one.purpose or "not stated"),
-            ("Time", one.first if one.first == one.last else f"{one.first} to {one.last}"),
-            ("Allowed by", one.allowed_by + (f"; role {one.role}" if one.role else "")),
+            ("Released", _amounts(lines)),
+            ("Time", plain_time(one.first) + ("" if one.first == last else f" to {plain_time(last)}")),
+            ("Allowed by", allowed + (f"; role {one.role}" if one.role else "")),
             ("Formula", one.formula or "none"),
             ("Columns", one.columns or "none"),
             ("Coordinator", one.coordinator or "in the same process"),
@@ -184,6 +197,19 @@ def _analysis(lines: Sequence[AuditLine]) -> dict[str, object]:
             for line in lines
         ],
     }
+
+
+def _amounts(lines: Sequence[AuditLine]) -> str:
+    """Count the released numbers by how they were released, without technical answers and names."""
+    found: dict[str, int] = {}
+    for line in lines:
+        as_sum = line.released_as.startswith("only as a sum")
+        if line.numbers and (as_sum or line.released_as in COUNTED_AS):
+            kind = line.released_as if as_sum else COUNTED_AS[line.released_as]
+            found[kind] = found.get(kind, 0) + line.numbers
+    return (
+        "; ".join(f"{n:,} numbers {kind}" for kind, n in found.items()) or "no numbers computed from records"
+    )
 
 
 def audit_page(site: str, wanted: AuditFilter, lines: Sequence[AuditLine]) -> str:

@@ -49,6 +49,11 @@ class OwnerView:
         return read_description(self.folder)
 
     @property
+    def name(self) -> str:
+        """Name of the site."""
+        return self.description.name
+
+    @property
     def policy(self) -> Policy:
         """The policy, as the file is now."""
         return read_site_policy(self.folder)

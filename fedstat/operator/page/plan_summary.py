@@ -68,9 +68,13 @@ def _term(text: str) -> str:
 
 
 def _factor(text: str) -> str:
+    if (power := re.fullmatch(r"(\w+) ?\*\* ?2", text)) is not None:
+        return f"{power[1]} squared"
     found = CALL.fullmatch(text)
     if found is None or found[1] not in FUNCTION_WORDS or not found[2]:
         return text
+    if found[1] == "I":
+        return _factor(found[2])
     return FUNCTION_WORDS[found[1]].format(_split(found[2], ",")[0])
 
 
@@ -120,8 +124,13 @@ def _date(digest: str, site_ledger: SiteLedger) -> str:
     found = site_ledger.proposals.get(digest)
     if found is None:
         return "not known"
-    signed = f", signed by the coordinator at {found.written}" if found.written else ""
-    return f"received on {utc_text(found.proposed)}{signed}"
+    signed = f", signed by the coordinator at {plain_time(found.written)}" if found.written else ""
+    return f"received {plain_time(utc_text(found.proposed))}{signed}"
+
+
+def plain_time(text: str) -> str:
+    """Write a time in UTC to the minute, without the letters of ISO 8601."""
+    return f"{text[:16].replace('T', ' ')} UTC"
 
 
 def _earlier(digest: str, plan: AnalysisPlan, site_ledger: SiteLedger, plans: PlanFolder) -> Iterator[str]:
@@ -129,7 +138,7 @@ def _earlier(digest: str, plan: AnalysisPlan, site_ledger: SiteLedger, plans: Pl
     own = site_ledger.decisions.get(digest)
     if own is not None:
         used = ", and was used for one run" if own.name in site_ledger.spent else ""
-        yield f"this same plan was {own.verdict} by {own.who} on {utc_text(own.when)}{used}"
+        yield f"this same plan was {own.verdict} by {own.who} on {plain_time(utc_text(own.when))}{used}"
     found = sorted(_of_study(digest, plan, site_ledger, plans), key=lambda one: -one[0].when)
     for verdict in ("approved", "denied"):
         same = [(decision, other) for decision, other in found if decision.verdict == verdict]
@@ -138,7 +147,7 @@ def _earlier(digest: str, plan: AnalysisPlan, site_ledger: SiteLedger, plans: Pl
             yield (
                 f"{len(same)} other {'analysis' if len(same) == 1 else 'analyses'} of this study {verdict}, "
                 "the "
-                f"last on {utc_text(last.when)} ({other.formula})"
+                f"last on {plain_time(utc_text(last.when))} ({other.formula})"
             )
     if own is None and not found:
         yield "nothing in this study"

@@ -72,4 +72,6 @@ def environment() -> Environment:
 
 def render(template: str, **data: Any) -> str:
     """Render a template with data."""
-    return environment().get_template(template).render(pages=PAGES, version=version("fedstat"), **data)
+    return (
+        environment().get_template(template).render({"pages": PAGES, "version": version("fedstat"), **data})
+    )

@@ -35,8 +35,9 @@ from fedstat.federation.audit.checkpoints import utc_text
 from fedstat.federation.crypto.keys import encode_parts
 from fedstat.federation.files import write_atomic
 from fedstat.operator.page import views
+from fedstat.operator.page.federation_view import FederationView, federation_page
 from fedstat.operator.page.owner_view import OwnerView
-from fedstat.operator.page.rendering import environment, render
+from fedstat.operator.page.rendering import PAGES, environment, render
 
 LOOPBACK = "127.0.0.1"
 COOKIE, ENTRY, OPENING = "fedstat", "/enter", "page.html"
@@ -54,9 +55,11 @@ HEADERS: dict[str, str] = {
     "X-Frame-Options": "DENY",
 }
 CLOSED = (
-    "This page is for the owner of the site. Open the address that 'fedstat site page' printed. The address "
+    "This page is for the person who started it. Open the address that the command 'page' printed. The "
+    "address "
     "works once, in one browser. For a new one, start the command again."
 )
+PageView: TypeAlias = OwnerView | FederationView
 View: TypeAlias = Callable[..., views.PageData]
 ROUTES: tuple[tuple[str, str, str, View, str], ...] = (
     ("", "", "Overview", views.overview_page, "overview.html"),
@@ -79,6 +82,10 @@ ROUTES: tuple[tuple[str, str, str, View, str], ...] = (
     ("check", "check", "Check", views.check_page, "check.html"),
 )
 """Addresses below the root, each with its menu entry, title, data and template."""
+FEDERATION_ROUTES: tuple[tuple[str, str, str, View, str], ...] = (
+    ("", "", "Sites and analyses", federation_page, "federation.html"),
+)
+"""The page of a coordinator, which only shows and decides nothing."""
 DECISION = re.compile(f"plans/({DIGEST})/({'|'.join(views.ASKED)})")
 
 
@@ -89,8 +96,11 @@ class PageServer(ThreadingHTTPServer):
     # on other systems than POSIX, two processes could bind the same port
     allow_reuse_address = os.name == "posix"
 
-    def __init__(self, view: OwnerView, port: int = 0) -> None:
+    def __init__(self, view: PageView, port: int = 0) -> None:
         self.view = view
+        self.is_owners = isinstance(view, OwnerView)
+        self.routes = ROUTES if self.is_owners else FEDERATION_ROUTES
+        self.pages = PAGES if self.is_owners else (("", "Overview"),)
         self.cookie = secrets.token_hex(32)
         self.root = f"/{secrets.token_hex(16)}/"
         self._token: str | None = secrets.token_hex(32)
@@ -178,15 +188,15 @@ class PageHandler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(length))
         if not (self._addressed() and self._known(self.path) and self._from_here()):
             return self._refuse()
-        request = DECISION.fullmatch(self.path.removeprefix(self.server.root))
-        if request is None:
+        view, request = self.server.view, DECISION.fullmatch(self.path.removeprefix(self.server.root))
+        if request is None or not isinstance(view, OwnerView):
             return self._report(404, "There is no such page.")
         digest, word = request.groups()
         given = parse_qs(body.decode("latin-1")).get("token", [""])
         if len(given) != 1 or not _same(given[0], self.server.form_token(digest, word)):
             return self._refuse()
         try:
-            self.server.view.decide(digest, views.ASKED[word][0])
+            view.decide(digest, views.ASKED[word][0])
         except (FedstatError, OSError) as error:
             code = 404 if isinstance(error, PartitionError) else 409
             problem = {"problem": str(error)}
@@ -232,7 +242,7 @@ class PageHandler(BaseHTTPRequestHandler):
             self._reply(200, content, Content_Type="text/css; charset=utf-8")
             return
         server = self.server
-        if (request := DECISION.fullmatch(path)) is not None:
+        if (request := DECISION.fullmatch(path)) is not None and server.is_owners:
             digest, word = request.groups()
             token = server.form_token(digest, word)
             title = f"{views.ASKED[word][1]}?"
@@ -243,7 +253,7 @@ class PageHandler(BaseHTTPRequestHandler):
                 "decision.html",
                 lambda: views.decision_page(server.view, digest, word, token),
             )
-        for pattern, here, title, view, template in ROUTES:
+        for pattern, here, title, view, template in server.routes:
             if (found := re.fullmatch(pattern, path, re.ASCII)) is not None:
                 given = {
                     name: int(text) if name == "ordinal" else text for name, text in found.groupdict().items()
@@ -261,10 +271,11 @@ class PageHandler(BaseHTTPRequestHandler):
             code = 404 if isinstance(error, PartitionError) else 500
             template, data = "frame.html", {"problem": str(error)}
         try:
-            name = self.server.view.description.name
+            name = self.server.view.name
         except FedstatError:
             name = self.server.view.folder.name
-        page = render(template, name=name, root=self.server.root, here=here, title=title, **data)
+        given = {"name": name, "root": self.server.root, "pages": self.server.pages}
+        page = render(template, here=here, title=title, **given, **data)
         self._reply(code, _encoded(page))
 
     def _refuse(self) -> None:
@@ -294,11 +305,11 @@ class PageHandler(BaseHTTPRequestHandler):
         print(f"{utc_text(time.time_ns())} {format % given}", file=sys.stderr, flush=True)
 
 
-def serve_page(view: OwnerView, port: int, in_browser: bool) -> int:
-    """Serve the page of a site until SIGTERM or Ctrl-C; SecurityError if others may read its folder."""
+def serve_page(view: PageView, port: int, in_browser: bool) -> int:
+    """Serve the page of a folder until SIGTERM or Ctrl-C; SecurityError if others may read the folder."""
     view.check_modes()
     environment()  # raises if jinja2 is missing
-    name, opening = view.description.name, view.folder / OPENING
+    name, opening = view.name, view.folder / OPENING
     with PageServer(view, port) as server:
         for number in (signal.SIGTERM, signal.SIGINT):
             # from a thread: it waits until the server in this one has ended

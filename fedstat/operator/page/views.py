@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from importlib.metadata import version
@@ -28,6 +29,7 @@ from fedstat.operator.page.plan_summary import formula_in_words, summarize_plan
 from fedstat.operator.page.released_arrays import (
     EXPOSURE_HEAD,
     EXPOSURE_NOTES,
+    FAMILY_WORDS,
     HEAD,
     exposure_rows,
     families_of,
@@ -106,13 +108,16 @@ def _session_row(chain: SessionChain) -> tuple[str | PageLink, ...]:
         PageLink(f"ledger/{chain.ordinal}", _began(chain)[11:19]),
         chain.subject.person or chain.subject.study or "not stated",
         chain.subject.formula or ", ".join(families_of(chain)) or "signed statements",
-        "; ".join(
-            f"{'masked sums' if kind.endswith(', masked') else RELEASED_AS.get(kind, kind)} ({n:,})"
-            for kind, n in released_kind_counts(chain).items()
-        )
-        or "nothing",
+        _kinds_in_words(chain) or "nothing",
         f"{len(refusals_of(chain)):,}",
     )
+
+
+def _kinds_in_words(chain: SessionChain) -> str:
+    found: Counter[str] = Counter()
+    for kind, n in released_kind_counts(chain).items():
+        found["parts of sums over sites" if kind.endswith(", masked") else RELEASED_AS.get(kind, kind)] += n
+    return "; ".join(f"{kind} ({n:,})" for kind, n in found.items())
 
 
 def session_page(view: OwnerView, ordinal: int) -> PageData:
@@ -214,6 +219,13 @@ ASKED: Mapping[str, tuple[Verdict, str, str]] = {
     ),
 }
 """By the last word of the address: the decision, the button, and the meaning."""
+STATE_WORDS: Mapping[str, str] = {
+    "passed over": "Ignored, not signed by a coordinator",
+    "arrays released": "Tables and numbers released",
+    "waiting": "Requests without a reply",
+    "process": "Number of the process",
+    "fedstat": "Version of the service",
+}
 NEWEST, SHOWN = 5, 300
 """Number of sessions on the first page, and of characters of a plan in a list."""
 
@@ -232,9 +244,14 @@ def overview_page(view: OwnerView) -> PageData:
 
 
 def _state(view: OwnerView) -> PageData:
+    state = dict(view.state(view.folder))
+    families = dict.fromkeys(FAMILY_WORDS.get(one, one) for one in state.pop("families", "").split(", "))
     rows = [
-        (name.capitalize(), str(value)) for name, value in view.state(view.folder).items() if name != "site"
+        (STATE_WORDS.get(name, name.capitalize()), str(value))
+        for name, value in state.items()
+        if name != "site"
     ]
+    rows += [("Analyses that it knows", ", ".join(filter(None, families)))]
     return {
         "fingerprint": view.fingerprint,
         "coordinator": view.description.coordinator,

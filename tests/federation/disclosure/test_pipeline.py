@@ -153,7 +153,7 @@ def test_a_rule_is_its_record_its_check_and_its_test(monkeypatch):
     assert (threat.party, threat.line, threat.learns) == (ANALYST, "max_arrays = 3", "More arrays at a time.")
     page = policy_page(type("View", (), {"policy": loose}))
     assert page["looser"].value == ["max_arrays = 3"]
-    assert ("max_arrays", "3", "2", "looser") in page["rules"].value
+    assert ("Most arrays that leave in one reply.", "3", "2", "yes", "max_arrays") in page["rules"].value
 
 
 def test_a_field_without_a_record_cannot_be_used():

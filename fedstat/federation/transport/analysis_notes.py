@@ -1,0 +1,76 @@
+"""Notes of a coordinator on its connections: who analyzes, whether it runs, and what waits for approval."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedstat.codec import from_json, to_json
+from fedstat.errors import ConsentError, FedstatError
+from fedstat.federation.audit.checkpoints import utc_text
+from fedstat.federation.message import Purpose
+
+NOTES, MOST_NOTES = "analyses", 200
+"""Folder of the notes, and how many are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnalysisNote:
+    """One connection of an analyst: its process, the time of the last change, and its state.
+
+    `waits_for` has the text of the sites whose owners have not approved a plan, or is empty.
+    """
+
+    process: int
+    changed: str
+    person: str
+    study: str
+    purpose: str
+    state: str
+    waits_for: str = ""
+
+    def state_of(self, is_alive: bool) -> str:
+        """Return the state in words; a process that ended runs nothing."""
+        return self.state if is_alive or self.state != "running" else "ended without a message"
+
+
+class NoteKeeper:
+    """Writes the note of one connection; a note that cannot be written does not stop an analysis."""
+
+    def __init__(self, folder: Path, purpose: Purpose) -> None:
+        self._path = folder / NOTES / f"{time.time_ns():020d}-{secrets.token_hex(4)}.json"
+        stated = purpose.person, purpose.study, purpose.purpose
+        self._note = AnalysisNote(os.getpid(), "", *stated, "connected")
+
+    def begin(self) -> None:
+        """Note that requests are sent."""
+        self._write(replace(self._note, state="running"))
+
+    def end(self, error: FedstatError | None = None) -> None:
+        """Note that a run ended, and for what it waits."""
+        if isinstance(error, ConsentError) and error.rule == "approval":
+            self._write(replace(self._note, state="waits for approval", waits_for=str(error)))
+        else:
+            state = "done" if error is None else f"ended with {type(error).__name__}"
+            self._write(replace(self._note, state=state))
+
+    def _write(self, note: AnalysisNote) -> None:
+        with suppress(OSError):
+            folder = self._path.parent
+            folder.mkdir(mode=0o700, exist_ok=True)
+            for old in sorted(folder.glob("*.json"))[:-MOST_NOTES]:
+                old.unlink(missing_ok=True)
+            self._path.write_text(to_json(replace(note, changed=utc_text(time.time_ns()))))
+
+
+def read_notes(folder: Path) -> list[AnalysisNote]:
+    """Return the notes of a federation, the latest first; files that are not notes are skipped."""
+    found = []
+    for path in sorted((folder / NOTES).glob("*.json"), reverse=True):
+        with suppress(FedstatError, OSError, UnicodeDecodeError):
+            found.append(from_json(AnalysisNote, path.read_text(), f"'{path}'"))
+    return found
