@@ -16,7 +16,7 @@ from fedstat.federation.message import Reply
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.tables.columns import LevelValue
 from fedstat.inference.heterogeneity import MaskedSiteSums, SiteFit
-from fedstat.models.cox.common import POINTS, POINTS_WITHOUT_START, CommonFit, CommonNewton, agree_strata
+from fedstat.models.cox.common_baseline import POINTS, POINTS_WITHOUT_START, CommonFit, CommonNewton, agree_strata
 from fedstat.models.cox.steps import LARGE_STEP, TRANSFORMS, CoxRequest
 from fedstat.models.horizontal.estimability import diverges, require_independent
 from fedstat.models.horizontal.session import RowsSession, add
