@@ -43,7 +43,8 @@ def censoring_survival(events: Floats, censored: Floats, beyond: float) -> Float
 def survival_at_ends(events: Floats, censored: Floats, beyond: float) -> Floats:
     """Return Kaplan and Meier's survival after each interval, (J,), from counts by interval (J,)."""
     at_risk = (events + censored)[::-1].cumsum()[::-1] + beyond
-    return np.cumprod(1.0 - np.divide(events, at_risk, out=np.zeros_like(at_risk), where=at_risk > 0.0))
+    share = np.divide(events, at_risk, out=np.zeros_like(at_risk), where=at_risk > 0.0)
+    return np.asarray(np.cumprod(1.0 - share), dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,15 +120,15 @@ class SurvivalEvaluation(Report):
     >>> evaluation = fit.evaluate(times=[12, 24, 36])
     >>> evaluation.tidy()[["time", "auc", "brier", "null_brier"]].round(2)
        time   auc  brier  null_brier
-    0  12.0  0.70   0.15        0.16
-    1  24.0  0.72   0.20        0.23
-    2  36.0  0.75   0.21        0.25
+    0  12.0  0.71   0.14        0.16
+    1  24.0  0.71   0.20        0.24
+    2  36.0  0.71   0.22        0.25
     >>> round(evaluation.integrated_brier, 2), evaluation.auc.shape, evaluation.brier.shape
     (0.19, (3,), (3,))
     >>> evaluation.calibration(24, groups=4)[["predicted", "observed"]].round(1).values.tolist()
-    [[0.2, 0.2], [0.3, 0.3], [0.4, 0.4], [0.6, 0.6]]
+    [[0.2, 0.2], [0.3, 0.3], [0.4, 0.4], [0.7, 0.7]]
     >>> evaluation.null_brier.round(2).tolist(), evaluation.plot_auc().get_xlabel()
-    ([0.16, 0.23, 0.25], 'time')
+    ([0.16, 0.24, 0.25], 'time')
     >>> evaluation.plot_calibration(24).get_xlabel()
     'predicted probability of an event by 24'
     """

@@ -95,7 +95,8 @@ def survival():
     fit = fs.FederatedCox.from_formula("Surv(months, died) ~ age + C(arm)", partition).fit()
     curves = fs.KaplanMeier.from_formula("Surv(months, died) ~ arm", partition).fit(grid=1, until=60)
     table = fs.table_one(partition, "age + C(stage)", by="arm")
-    return [fit, fit.test_proportional_hazards(), fit.baseline_hazard(12, until=48), curves, table]
+    baseline, evaluation = fit.baseline_hazard(12, until=48), fit.evaluate(times=[12, 24])
+    return [fit, fit.test_proportional_hazards(), baseline, evaluation, curves, table]
 
 
 def boosted():

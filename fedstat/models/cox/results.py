@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
@@ -33,7 +34,7 @@ from fedstat.models.cox.protocol import (
     common_time_scores,
     time_scores,
 )
-from fedstat.models.cox.steps import FAMILY
+from fedstat.models.cox.steps import FAMILY, NO_EVENTS
 from fedstat.models.horizontal.blocks import grid_points
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.prediction import PredictedRows, code_frame, predict_rows
@@ -492,7 +493,7 @@ class CoxResults(DesignResults, saved_as=FORMAT, record=CoxRecord):
         >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
         >>> fit = fs.FederatedCox.from_formula("Surv(months, died) ~ age", partition).fit()
         >>> fit.evaluate(times=[12, 24]).auc.round(2).tolist()
-        [0.64, 0.63]
+        [0.61, 0.65]
         """
         points, fit = grid_points(times, None), self._record.fit
         if fit.request.strata or self.basis.agreement.question.response.count(",") > 1:
@@ -711,9 +712,10 @@ class CoxResults(DesignResults, saved_as=FORMAT, record=CoxRecord):
                 lacking.setdefault(own.problem, []).append(own.site)
         if lacking:
             listed = "; ".join(f"{', '.join(names)} ({problem})" for problem, names in lacking.items())
-            yield Note(
-                "own_fits", f"No fit of their own: {listed}. Their rows count in the estimate all the same."
-            )
+            except_empty = NO_EVENTS in lacking and fit.common is None
+            rest = ", except those of a site without events." if except_empty else "."
+            text = f"No fit of their own: {listed}. Their rows count in the estimate all the same{rest}"
+            yield Note("own_fits", text)
         if K == 1 or fit.clusters is not None:
             return
         try:
@@ -748,6 +750,11 @@ def _common_notes(common: CommonFit) -> Iterator[Note]:
             "ties='breslow', fewer columns, or baseline='site' need fewer rows.",
             "warning" if J < FEW_INTERVALS else "info",
         )
+    by_stratum = common.at.events[0].reshape(-1, J).sum(axis=1)
+    combinations = product(*common.request.stratum_levels)
+    empty = [":".join(map(str, one)) for one, d in zip(combinations, by_stratum, strict=True) if d == 0.0]
+    if empty:
+        yield Note("strata_without_events", f"Strata without events do not count: {', '.join(empty)}.")
     yield Note(
         "common_baseline",
         "All sites are assumed to have the same baseline hazard. Times count as the end of their interval.",
