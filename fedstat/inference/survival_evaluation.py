@@ -146,9 +146,9 @@ class SurvivalEvaluation(Report):
         cases, controls = self.sums.cases, self.sums.controls
         below = np.cumsum(controls, axis=1) - controls / 2.0
         pairs = cases.sum(axis=1) * controls.sum(axis=1)
-        return np.divide(
-            (cases * below).sum(axis=1), pairs, out=np.full(len(pairs), np.nan), where=pairs > 0.0
-        )
+        missing = np.full(len(pairs), np.nan)
+        found = np.divide((cases * below).sum(axis=1), pairs, out=missing, where=pairs > 0.0)
+        return np.asarray(found)
 
     @property
     def brier(self) -> Floats:

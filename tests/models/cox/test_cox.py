@@ -72,6 +72,19 @@ def test_proportional_hazards_as_cox_zph(case, transform, expected):
     assert_allclose(found.tidy()["statistic"], R["zph"][expected], rtol=1e-7)
 
 
+def test_estimates_are_those_of_lifelines():
+    lifelines = pytest.importorskip("lifelines")
+    table = PATIENTS.assign(surgery=(PATIENTS["arm"] == "surgery").astype(float))
+    kept = table[["quarters", "died", "age", "surgery", "hospital"]]
+    theirs = lifelines.CoxPHFitter().fit(
+        kept, "quarters", "died", strata=["hospital"], fit_options={"precision": 1e-10}
+    )
+    ours = fs.FederatedCox.from_formula("Surv(quarters, died) ~ age + surgery", rows(table)).fit()
+    assert_allclose(ours.params, theirs.params_, rtol=1e-6)
+    assert_allclose(ours.bse, theirs.standard_errors_, rtol=1e-6)
+    assert_allclose(ours.llf, theirs.log_likelihood_, rtol=1e-9)
+
+
 def test_one_site_is_many_strata():
     split = fitted("plain")
     one = rows(PATIENTS.assign(hospital="all", ward=PATIENTS["hospital"]))
