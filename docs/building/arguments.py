@@ -84,6 +84,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "iteration": 'Options of `exchange="iterative"`, with its own `masked`, `tol` and `learning_rate`.',
         "cov_type": "Kind of standard errors.",
         "cov_kwds": "Columns of clusters and strata for `cov_type`.",
+        "baseline": "Whether sites have baseline hazards of their own, or one.",
         "grid": "Width of intervals of time, or their ends.",
         "until": "Last time of a grid of equal widths.",
         "ties": "Treatment of events at the same time.",
@@ -163,6 +164,7 @@ REASONS: Mapping[str, Mapping[str, str]] = {
         "time": "Boosting: a curve needs a basis. GEE: an order is needed by AR(1) alone.",
     },
     "fit": {
+        "grid": "Survival curves need one; a Cox regression only with a common baseline.",
         "method": "The variants are those of each model; the synthesizer has one only for simulations.",
         "exchange": (
             "VFEM needs sums by missing pattern, VerticalGLM products of all columns. Both are exchanged "

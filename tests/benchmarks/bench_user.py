@@ -40,12 +40,13 @@ THREADS = dict.fromkeys(
 )
 NEEDS = {
     "import_lifelines": "lifelines",
+    "lifelines_cox": "lifelines",
     "glum": "glum",
     "stepmix": "stepmix",
     "sklearn_lasso": "sklearn",
 }
 """Libraries of peers that the package's own tests do not need."""
-IN_R = {"glmnet": "glmnet", "coxph": "survival", "survfit": "survival"}
+IN_R = {"glmnet": "glmnet", "coxph": "survival", "coxph_common": "survival", "survfit": "survival"}
 """Peers that are functions of R, and their libraries."""
 COLUMNS = ("row", "who", "cpu", "wall", "peak", "bytes", "date")
 
@@ -119,7 +120,20 @@ ROWS = {
         (70_000, 55, "binomial"),
         goal="4 s, 300 MB sent",
     ),
-    "cox": Row("FederatedCox, 100,000 x 20, four sites", "cox", ("coxph",), "times_of_sites", (100_000, 20)),
+    "cox": Row(
+        "FederatedCox, 100,000 x 20, four sites",
+        "cox",
+        ("coxph", "lifelines_cox"),
+        "times_of_sites",
+        (100_000, 20),
+    ),
+    "cox_common": Row(
+        "FederatedCox with a common baseline, 100,000 x 20, 40 intervals",
+        "cox_common",
+        ("coxph_common",),
+        "times_of_sites",
+        (100_000, 20),
+    ),
     "curves": Row(
         "KaplanMeier, a million rows, 80 intervals",
         "kaplan_meier",

@@ -228,6 +228,23 @@ def cox(folder, n, columns):
     return run
 
 
+def cox_common(folder, n, columns):
+    """The same with one baseline hazard, on 40 intervals."""
+    import pandas as pd
+
+    import fedstat as fs
+
+    frame = pd.read_csv(folder / "times.csv", dtype={"site": str})
+    formula = "Surv(time, event) ~ " + " + ".join(f"x{j}" for j in range(int(columns)))
+
+    def run(rows=frame):
+        model = fs.FederatedCox.from_formula(formula, fs.ClientPartition.from_frame(rows, by="site"))
+        model.fit(baseline="common", grid=0.1, until=4).summary()
+
+    run(frame.head(4_000))
+    return run
+
+
 def kaplan_meier(folder, n, columns):
     import pandas as pd
 
@@ -442,6 +459,23 @@ def coxph(folder, n, columns):
     return survival_peer(folder, f"coxph(Surv(time, event) ~ {slopes(columns)} + strata(site), d)")
 
 
+def lifelines_cox(folder, n, columns):
+    """The same rows by lifelines, with errors and without a summary."""
+    import pandas as pd
+    from lifelines import CoxPHFitter
+
+    frame = pd.read_csv(folder / "times.csv", dtype={"site": str})
+    columns = [f"x{j}" for j in range(int(columns))]
+    kept = frame[["time", "event", "site", *columns]]
+    return lambda: CoxPHFitter().fit(kept, "time", "event", strata=["site"]) and None
+
+
+def coxph_common(folder, n, columns):
+    """R's coxph of times that are rounded up to 40 intervals."""
+    rounded = "d$time <- pmin(ceiling(d$time * 10) / 10, 4); d$event <- d$event * (d$time <= 4)"
+    return survival_peer(folder, f"coxph(Surv(time, event) ~ {slopes(columns)}, d)", rounded)
+
+
 def survfit(folder, n, columns):
     """R's survfit of the same rows, without the reading of data."""
     return survival_peer(folder, "summary(survfit(Surv(time, event) ~ arm, d), times = seq(0.05, 4, 0.05))")
@@ -451,8 +485,9 @@ def slopes(columns):
     return " + ".join(f"x{j}" for j in range(int(columns)))
 
 
-def survival_peer(folder, call):
-    code = f"library(survival); d <- read.csv({str(folder / 'times.csv')!r}); t <- system.time({call}); "
+def survival_peer(folder, call, before=""):
+    code = f"library(survival); d <- read.csv({str(folder / 'times.csv')!r}); {before}\n"
+    code += f"t <- system.time({call}); "
     code += "cat(t[['user.self']] + t[['sys.self']], t[['elapsed']])"
 
     def run():

@@ -101,8 +101,8 @@ def survival():
         "Surv(months, C(died, levels=[0, 1])) ~ arm", partition
     ).fit(grid=1, until=60)
     table = fs.table_one(partition, "age + C(stage)", by="arm")
-    curves = [curves, competing]
-    return [fit, fit.test_proportional_hazards(), fit.baseline_hazard(12, until=48), *curves, table]
+    baseline, evaluation = fit.baseline_hazard(12, until=48), fit.evaluate(times=[12, 24])
+    return [fit, fit.test_proportional_hazards(), baseline, evaluation, curves, competing, table]
 
 
 def categories():

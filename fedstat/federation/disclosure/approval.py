@@ -35,8 +35,8 @@ from fedstat.typing import Array
 
 DESIGN_FAMILY = "design"
 """Family whose texts are the formula, and are therefore bound word for word."""
-CHANGING_FIELDS = frozenset({"number", "slots", "kept", "posteriors", "past"})
-"""Fields of a text that differ between rounds: the number of a product, the mixtures, digests."""
+CHANGING_FIELDS = frozenset({"number", "slots", "kept", "posteriors", "past", "stratum_levels"})
+"""Fields of a text that a plan does not know: the number of a product, the mixtures, digests, levels."""
 TARGETS_FIELD = "targets"
 """Field of a text of a design that names transforms, with their present state."""
 REQUEST_FIELD, CODING_FIELD, STATE_FIELD = "question", "spec", "state"

@@ -73,6 +73,27 @@ class BaselineHazard(Report):
         d = X[:, None, :] * self.hazard[:, None] - self._centers
         return np.asarray(np.sqrt(self._variance + np.einsum("mjp,pq,mjq->mj", d, self._cov, d)))
 
+    def hazard_at(self, times: Floats) -> Floats:
+        """Return the cumulative hazard at times (m,), that of the last interval that ends up to each.
+
+        Raises
+        ------
+        ModelError
+            A time is after the last interval.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
+        >>> fit = fs.FederatedCox.from_formula("Surv(months, died) ~ center(age)", partition).fit()
+        >>> fit.baseline_hazard(12, until=48).hazard_at([12, 30]).round(2).tolist()
+        [0.21, 0.48]
+        """
+        points = np.asarray(times, dtype=np.float64)
+        if points.max() > self.times[-1]:
+            raise ModelError(f"times: the baseline hazard ends at {self.times[-1]:g}; choose earlier times")
+        return np.append(0.0, self.hazard)[np.searchsorted(self.times, points, side="right")]
+
     def tidy(self) -> pd.DataFrame:
         """One row per interval: ``time``, cumulative ``hazard``, ``std_error``."""
         error = self._errors(np.zeros((1, len(self._params))))[0]

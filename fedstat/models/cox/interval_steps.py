@@ -62,7 +62,7 @@ MOST_POINTS = 20
 class IntervalRequest:
     """Levels of the columns of strata, and numbers of coefficient vectors: for S0, and of these for S1."""
 
-    levels: tuple[tuple[LevelValue, ...], ...] = ()
+    stratum_levels: tuple[tuple[LevelValue, ...], ...] = ()
     points: int = 4
     full: int = 2
 
@@ -124,7 +124,7 @@ class SiteIntervals:
         stop, enter, event = stop[kept], enter[kept], event[kept]
         # With Efron's ties events are summed apart from the others that leave; Breslow's needs their number.
         left = stratum * 2 + (0 if breslow else event.astype(np.int64))
-        S = max(int(np.prod([len(levels) for levels in self.request.levels])), 1)
+        S = max(int(np.prod([len(levels) for levels in self.request.stratum_levels])), 1)
         return IntervalRows(
             table=RiskTable.of(enter, stop + 1.0, event, table.weight[kept], stratum, (S, J)),
             X=np.ascontiguousarray(X[kept]),
@@ -141,10 +141,12 @@ class SiteIntervals:
         if not names:
             return code
         frame = pd.concat([rows.frame[list(names)] for rows, _ in self.risks.opened.chunks()])
-        for name, levels in zip(names, self.request.levels, strict=True):
+        for name, levels in zip(names, self.request.stratum_levels, strict=True):
             own = pd.Index(list(levels), dtype=object).get_indexer(
                 pd.Index(frame[name].to_numpy(dtype=object))
             )
+            if not len(self.risks.opened.used):
+                own = np.arange(len(own)) % len(levels)  # in a dry run, whose groups are drawn
             if (own < 0).any():
                 raise MessageError(f"{self.risks.data.name}: column {name!r} has levels that were not agreed")
             code = code * len(levels) + own
@@ -259,7 +261,7 @@ def _sorted(
     check_lengths(data.name, scale=(scale, p), shift=(shift, p))
     if not (scale > 0.0).all() or not len(edges) or edges[0] <= 0.0 or (np.diff(edges) <= 0.0).any():
         raise MessageError(f"{data.name}: 'scale' must be positive, and 'edges' must ascend from above zero")
-    if len(request.levels) != len(risks.request.strata):
+    if len(request.stratum_levels) != len(risks.request.strata):
         raise MessageError(f"{data.name}: expected the levels of {len(risks.request.strata)} columns")
     policy = data.policy
     equations = entities_per_equation(policy) * request.equations(p)

@@ -24,7 +24,7 @@ from fedstat.federation.dry_run.synthetic_rows import draw_group_codes
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.tables.columns import ColumnKind
 from fedstat.models.checks import check_choice, check_integer, check_masked, check_positive, checks_arguments
-from fedstat.models.cox.common import POINTS
+from fedstat.models.cox.common_baseline import POINTS
 from fedstat.models.cox.protocol import CoxFit, CoxNewton
 from fedstat.models.cox.results import CoxResults
 from fedstat.models.cox.steps import FAMILY, CoxRequest

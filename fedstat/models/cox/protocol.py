@@ -16,7 +16,13 @@ from fedstat.federation.message import Reply
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.tables.columns import LevelValue
 from fedstat.inference.heterogeneity import MaskedSiteSums, SiteFit
-from fedstat.models.cox.common import POINTS, POINTS_WITHOUT_START, CommonFit, CommonNewton, agree_strata
+from fedstat.models.cox.common_baseline import (
+    POINTS,
+    POINTS_WITHOUT_START,
+    CommonFit,
+    CommonNewton,
+    agree_strata,
+)
 from fedstat.models.cox.steps import LARGE_STEP, TRANSFORMS, CoxRequest
 from fedstat.models.horizontal.estimability import diverges, require_independent
 from fedstat.models.horizontal.session import RowsSession, add
@@ -352,7 +358,7 @@ def common_time_scores(
     common = fit.common
     assert common is not None
     yield session.opening() + session.request_all("start", {}, to_json(fit.request))
-    edges, levels = common.edges, common.request.levels
+    edges, levels = common.edges, common.request.stratum_levels
     newton = CommonNewton(session, fit.request, edges, levels, fit.scale, fit.design.mean)
     yield from newton.start(common.request)
     yield from newton.sum_at(common.at.gamma, common.at.events, True)

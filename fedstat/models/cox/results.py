@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
@@ -13,15 +14,18 @@ from scipy import stats
 
 from fedstat.errors import EstimationError, ModelError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.covariance import gvif
 from fedstat.inference.estimate import Estimate
 from fedstat.inference.heterogeneity import Heterogeneity, heterogeneity
 from fedstat.inference.summary import WIDTH, CoefficientBlock, Note, Report, released_kinds
+from fedstat.inference.survival_evaluation import SurvivalEvaluation
 from fedstat.inference.tables import Sheet, human_range, number
 from fedstat.models.checks import check_choice
 from fedstat.models.cox.baseline import BaselineHazard
-from fedstat.models.cox.common import CommonFit
+from fedstat.models.cox.common_baseline import CommonFit
+from fedstat.models.cox.evaluation import evaluate_survival
 from fedstat.models.cox.protocol import (
     NOT_REQUESTED,
     CoxFit,
@@ -30,7 +34,7 @@ from fedstat.models.cox.protocol import (
     common_time_scores,
     time_scores,
 )
-from fedstat.models.cox.steps import FAMILY
+from fedstat.models.cox.steps import FAMILY, NO_EVENTS
 from fedstat.models.horizontal.blocks import grid_points
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.prediction import PredictedRows, code_frame, predict_rows
@@ -68,6 +72,8 @@ class CoxResults(DesignResults, saved_as=FORMAT, record=CoxRecord):
     ----------
     model : HorizontalModel
         For results that were read from a file, the names of response and coefficients only.
+    evaluation_ledger : Ledger or None
+        Releases of the latest evaluation.
 
     Examples
     --------
@@ -89,6 +95,7 @@ class CoxResults(DesignResults, saved_as=FORMAT, record=CoxRecord):
     [1.05, 1.04, 1.06]
     """
 
+    evaluation_ledger: Ledger | None = None
     _record: CoxRecord
 
     @classmethod
@@ -439,6 +446,77 @@ class CoxResults(DesignResults, saved_as=FORMAT, record=CoxRecord):
         known = self.estimate.params, self._cov(), self.basis.agreement, fit.design
         return BaselineHazard(edges, *found, *known, common=fit.common is not None)
 
+    def evaluate(
+        self,
+        partition: ClientPartition | None = None,
+        *,
+        times: Sequence[float] | Floats,
+        baseline: BaselineHazard | None = None,
+    ) -> SurvivalEvaluation:
+        """Evaluate predicted survival at given times: AUC, Brier score and calibration.
+
+        Sites count events and censored rows on 200 intervals up to the last time, for weights of the inverse
+        probability of not being censored, and then rows and weights by bins of the linear predictor, whose
+        edges depend on no row. Times are averaged over few successive rows of a site with the event, and
+        without it, as for survival curves.
+
+        Parameters
+        ----------
+        partition : ClientPartition, optional
+            New rows; by default those of the fit, on which the figures are too good.
+        times : sequence of float
+            Ascending. Between two of them, every site needs no rows or enough rows with the event and
+            without.
+        baseline : BaselineHazard, optional
+            For the predictions, with the times among its own; by default :meth:`baseline_hazard` at the
+            times, which requests it where every site has its own.
+
+        Returns
+        -------
+        SurvivalEvaluation
+            ``auc``, ``brier``, ``integrated_brier``, ``calibration(time)``, ``plot_auc()``,
+            ``plot_calibration(time)``.
+
+        Raises
+        ------
+        ModelError
+            The times do not ascend, or the baseline does not have one of them.
+        NotAvailableError
+            The model has strata or rows that enter late, or nobody is followed for longer than the times; or
+            the results were read from a file, and there is no partition, or no baseline.
+        PolicyError
+            A site refuses.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
+        >>> fit = fs.FederatedCox.from_formula("Surv(months, died) ~ age", partition).fit()
+        >>> fit.evaluate(times=[12, 24]).auc.round(2).tolist()
+        [0.61, 0.65]
+        """
+        points, fit = grid_points(times, None), self._record.fit
+        if fit.request.strata or self.basis.agreement.question.response.count(",") > 1:
+            raise NotAvailableError("evaluate: it takes models without strata and without late entry")
+        if partition is None:
+            if self._model is None:
+                raise NotAvailableError(
+                    "evaluate: this result was read from a file and has no partition; give one"
+                )
+            partition = self._model.partition
+        if baseline is None:
+            baseline = self.baseline_hazard() if fit.common is not None else self.baseline_hazard(points)
+        found, self.evaluation_ledger = evaluate_survival(
+            self.basis.agreement,
+            fit.design,
+            self.estimate.params,
+            baseline.hazard_at(points),
+            points,
+            partition,
+        )
+        own = self._model is not None and partition is self._model.partition
+        return replace(found, own_rows=own)
+
     # -- sites -----------------------------------------------------------------------------------
 
     @property
@@ -634,9 +712,10 @@ class CoxResults(DesignResults, saved_as=FORMAT, record=CoxRecord):
                 lacking.setdefault(own.problem, []).append(own.site)
         if lacking:
             listed = "; ".join(f"{', '.join(names)} ({problem})" for problem, names in lacking.items())
-            yield Note(
-                "own_fits", f"No fit of their own: {listed}. Their rows count in the estimate all the same."
-            )
+            except_empty = NO_EVENTS in lacking and fit.common is None
+            rest = ", except those of a site without events." if except_empty else "."
+            text = f"No fit of their own: {listed}. Their rows count in the estimate all the same{rest}"
+            yield Note("own_fits", text)
         if K == 1 or fit.clusters is not None:
             return
         try:
@@ -671,6 +750,11 @@ def _common_notes(common: CommonFit) -> Iterator[Note]:
             "ties='breslow', fewer columns, or baseline='site' need fewer rows.",
             "warning" if J < FEW_INTERVALS else "info",
         )
+    by_stratum = common.at.events[0].reshape(-1, J).sum(axis=1)
+    combinations = product(*common.request.stratum_levels)
+    empty = [":".join(map(str, one)) for one, d in zip(combinations, by_stratum, strict=True) if d == 0.0]
+    if empty:
+        yield Note("strata_without_events", f"Strata without events do not count: {', '.join(empty)}.")
     yield Note(
         "common_baseline",
         "All sites are assumed to have the same baseline hazard. Times count as the end of their interval.",

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import MessageError
+from fedstat.errors import DesignError, MessageError
 from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows, rows_of
 from fedstat.federation.disclosure.facts import (
     ClusterProducts,
@@ -205,6 +205,11 @@ def start(data: SiteData, state: State, request: CoxRequest) -> dict[str, Array]
     counts = np.bincount(risks.codes(request.strata)) if request.strata else np.array([risks.n])
     state.report(LevelRowCounts(", ".join(request.strata) or "rows", counts.tolist()))
     table, _, _ = risks.rows
+    if len(table.stop) and (table.stop == table.stop[0]).all() and table.event.any():
+        raise DesignError(
+            f"site {data.name!r}: all rows have the same time in {question.response!r}, so that events "
+            "have no order. Check the column, or leave the site out"
+        )
     state.keep(FAMILY, risks, state.entities)
     events = table.weight[table.event].sum()
     return {"response": np.array([table.weight.sum(), events, float(table.event.sum())])}

@@ -11,7 +11,14 @@ from numpy.testing import assert_allclose
 
 import fedstat as fs
 from fedstat.codec import to_json
-from fedstat.errors import ConvergenceWarning, EstimationError, MessageError, ModelError, PolicyError
+from fedstat.errors import (
+    ConsentError,
+    ConvergenceWarning,
+    EstimationError,
+    MessageError,
+    ModelError,
+    PolicyError,
+)
 from fedstat.federation.message import Request, pack_request
 from fedstat.models.cox.interval_steps import IntervalRequest
 
@@ -144,6 +151,33 @@ def test_comparison_of_sites_is_that_of_own_baselines():
     assert "Within sites" in common.summary().as_text()
 
 
+def test_owners_approve_a_common_baseline():
+    owner = fs.Policy(approval="owner")
+    model = model_of("Surv(months, died) ~ age + strata(ward)", policy=owner)
+
+    def approved(call):
+        with pytest.raises(ConsentError, match="pending"):
+            call()
+        for site in model.partition.sites.values():
+            for digest in list(site.pending):
+                site.approve(digest)
+        return call()
+
+    fit = approved(lambda: model.fit(baseline="common", grid=6, until=48, ties="breslow", cov_type="robust"))
+    assert fit.converged
+    assert len(approved(fit.test_proportional_hazards).tidy()) == 2
+    model = model_of("Surv(months, died) ~ age", policy=owner)
+    fit = approved(lambda: model.fit(baseline="common", grid=6, until=48, ties="breslow"))
+    assert approved(lambda: fit.evaluate(times=[12, 24])).auc.shape == (2,)
+
+
+def test_fits_are_compared_pooled_and_drawn():
+    fits = {"own": model_of("Surv(months, died) ~ age").fit(), "one": fitted("late", policy=None, grid=12)}
+    assert "one" in str(fs.compare(fits))
+    assert len(fs.pool([fitted("robust"), fitted("cluster")]).params) == 2
+    assert "hazard ratio" in fitted("plain").plot_forest("age").get_xlabel()
+
+
 def test_arguments_without_a_meaning():
     model = model_of("Surv(months, died) ~ age")
     with pytest.raises(ModelError, match="needs the intervals of time"):
@@ -155,6 +189,21 @@ def test_arguments_without_a_meaning():
     late = model_of("Surv(months, died) ~ age", PATIENTS.assign(months=PATIENTS["months"] + 100.0))
     with pytest.raises(EstimationError, match="no events up to the end of the grid, 48"):
         late.fit(baseline="common", grid=6, until=48)
+
+
+def test_strata_without_events_and_monotone_likelihood():
+    never = PATIENTS.assign(died=np.where(PATIENTS["ward"] == "east", 0, PATIENTS["died"]))
+    fit = fitted("strata", never)
+    rest = fitted("robust", never[never["ward"] == "west"], cov_type="nonrobust")
+    assert_allclose(fit.params, rest.params, rtol=1e-8)
+    assert "Strata without events do not count: east" in fit.summary().as_text()
+    place = np.arange(len(PATIENTS)) % 2 == 0
+    safe = PATIENTS.assign(safe=((PATIENTS["died"] == 0) & place).astype(float))
+    with pytest.raises(EstimationError, match=r"monotone likelihood: .*'safe'"):
+        model_of("Surv(months, died) ~ age + safe", safe).fit(baseline="common", grid=6, until=48)
+    none = PATIENTS.assign(died=0)
+    with pytest.raises(EstimationError, match="no events at any site"):
+        model_of("Surv(months, died) ~ age", none).fit(baseline="common", grid=6, until=48)
 
 
 def test_a_fit_that_is_cut_off_says_so(monkeypatch):

@@ -43,6 +43,17 @@ def test_cox_regression_is_that_of_one_process_to_the_bit(both):
     assert fs.verify_receipt(theirs.receipt(), both[0].fingerprints).ok
 
 
+def test_a_common_baseline_and_scores_are_those_of_one_process_to_the_bit(both):
+    models = [fs.FederatedCox.from_formula("Surv(months, died) ~ age + strata(arm)", one) for one in both]
+    given = {"baseline": "common", "grid": 6, "until": 48, "ties": "breslow", "cov_type": "robust"}
+    theirs, ours = (model.fit(**given) for model in models)
+    np.testing.assert_array_equal(theirs.params, ours.params)
+    np.testing.assert_array_equal(theirs.cov_params(), ours.cov_params())
+    models = [fs.FederatedCox.from_formula("Surv(months, died) ~ age", one) for one in both]
+    scores = [model.fit(local=False).evaluate(times=[12, 24, 36]).tidy() for model in models]
+    pd.testing.assert_frame_equal(*scores, check_exact=True)
+
+
 def test_curves_and_tables_are_those_of_one_process(both):
     curves = [fs.KaplanMeier.from_formula("Surv(months, died) ~ arm", one).fit(3, until=60) for one in both]
     pd.testing.assert_frame_equal(*(fit.tidy() for fit in curves), check_exact=True)
