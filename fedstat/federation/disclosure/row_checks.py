@@ -328,9 +328,9 @@ def check_counted_product(data: SiteData, state: State, fact: facts.CountedProdu
         As :func:`check_rows`.
     """
     least = data.policy.min_level_count
-    if data.policy.products == "any" or least < 2:
+    if least < 2:
         return
-    if fact.least is None or fact.least < least:
+    if data.policy.products != "any" and (fact.least is None or fact.least < least):
         raise DescriptionError.of_rule(
             "rows behind a product",
             data.name,
