@@ -339,7 +339,8 @@ def check_counted_product(data: SiteData, state: State, fact: facts.CountedProdu
             f"{least}. Use a family that counts them; the owner can allow it with  "
             'products = "any"  in policy.toml',
         )
-    if fact.names:
+    # A count that was made counts, also where the owner does not require it: tables always make it.
+    if fact.names and fact.least is not None:
         names = ", ".join(map(repr, fact.names[:MAX_SHOWN])) + ", ..." * (len(fact.names) > MAX_SHOWN)
         raise PolicyError.of_rule(
             "rows behind a product",

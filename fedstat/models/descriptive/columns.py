@@ -114,7 +114,7 @@ def stage_column(data: SiteData, state: State, request: ColumnRequest, keep: Boo
 )
 def sum_columns(data: SiteData, state: State, request: ColumnRequest) -> dict[str, Array]:
     """Sum a column of the site, or two and their ``products`` (p, q); moments as :func:`stage_column`."""
-    every = ~np.isnan(block_of(state).X).any(axis=1)
+    every = np.asarray(np.isfinite(block_of(state).X).all(axis=1), dtype=bool)
     (a, first), *rest = stage_terms(data, state, every, request.squares)
     if not rest:
         return {"first": first}
@@ -236,7 +236,7 @@ def pair_table(
         none = np.zeros(0)
         moments = reply.arrays["first"], reply.arrays.get("second", none)
         return PairTable(int(block.complete.sum()), moments, reply.arrays.get("products", none))
-    both = np.intersect1d(*(block.rows for block in design.blocks))
+    both = np.intersect1d(design.blocks[0].rows, design.blocks[1].rows)
     replies = yield [
         session.request(block.site, "stage_column", text, keep=np.isin(block.rows, both))
         for block in design.blocks
