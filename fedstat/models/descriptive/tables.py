@@ -20,6 +20,7 @@ from fedstat.federation.dry_run.execution import DrySite
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.models.checks import check_integer, check_layout, check_masked
 from fedstat.models.descriptive.columns import ColumnPair, PairTable
+from fedstat.models.descriptive.frames import TableFrame, table_frame
 from fedstat.models.descriptive.protocol import (
     DIVISIONS,
     ENDS,
@@ -119,9 +120,7 @@ def _written(name: str) -> str:
     return name if name.isidentifier() else f"`{name}`"
 
 
-def crosstab(
-    partition: ClientPartition, row: str, column: str, *, masked: bool | None = None
-) -> pd.DataFrame:
+def crosstab(partition: ClientPartition, row: str, column: str, *, masked: bool | None = None) -> TableFrame:
     """Count the rows by two categories.
 
     No cell has few rows at a site: such a cell is hidden (missing), and with it another one of the same row,
@@ -138,9 +137,9 @@ def crosstab(
 
     Returns
     -------
-    DataFrame
-        Levels of `row` by levels of `column`; ``attrs["ledger"]`` has the ledger, ``attrs["missing"]`` the
-        number of rows that lack a value.
+    TableFrame
+        A DataFrame that ``plot()`` draws: levels of `row` by levels of `column`. ``attrs["ledger"]`` has the
+        ledger, ``attrs["missing"]`` the number of rows that lack a value.
 
     Raises
     ------
@@ -165,8 +164,7 @@ def crosstab(
         rows = tuple(name for (name,) in model.group_names)
     frame = pd.DataFrame(counts, index=pd.Index(rows, name=row), columns=pd.Index(levels, name=column))
     frame = frame.astype("Int64" if frame.isna().to_numpy().any() else np.int64)
-    frame.attrs |= {"ledger": ledger, "missing": missing}
-    return frame
+    return table_frame(frame, "counts", ledger=ledger, missing=missing)
 
 
 def _pair(
@@ -206,7 +204,7 @@ def histogram(
     by: str | None = None,
     bounds: Bounds | None = None,
     masked: bool | None = None,
-) -> pd.DataFrame:
+) -> TableFrame:
     """Count a number on public intervals, by group.
 
     So that no count is about few rows, each site first averages the numbers of every few successive rows of a
@@ -229,7 +227,7 @@ def histogram(
 
     Returns
     -------
-    DataFrame
+    TableFrame
         Counts, indexed by intervals (low, high], which begin and end with open ones where rows are outside of
         the range; one column for each group. ``attrs["ledger"]`` has the ledger.
 
@@ -263,9 +261,7 @@ def histogram(
     frame = pd.DataFrame(counts, index=index, columns=pd.Index(names, name=by))
     inside = np.ones(len(frame), dtype=bool)
     inside[[0, -1]] = frame.iloc[[0, -1]].to_numpy().any(axis=1)
-    frame = frame[inside]
-    frame.attrs |= {"ledger": ledger, "missing": model.missing}
-    return frame
+    return table_frame(frame[inside], "histogram", ledger=ledger, missing=model.missing)
 
 
 def quantiles(
@@ -276,7 +272,7 @@ def quantiles(
     by: str | None = None,
     bounds: Bounds | None = None,
     masked: bool | None = None,
-) -> pd.DataFrame:
+) -> TableFrame:
     """Return quantiles of a number, by group, from counts on intervals of a public range.
 
     The range has 32 intervals. Those in which the quantiles are get divided into 32 parts, and are counted
@@ -300,7 +296,7 @@ def quantiles(
 
     Returns
     -------
-    DataFrame
+    TableFrame
         One row for each group, one column for each share; NaN for a quantile outside of the range.
         ``attrs["ledger"]`` has the ledger, ``attrs["error"]`` half the width of an interval.
 
@@ -327,12 +323,8 @@ def quantiles(
     found = quantiles_of(table, shares)
     names = [name for (name,) in model.group_names] if by is not None else ["all rows"]
     frame = pd.DataFrame(found, index=pd.Index(names, name=by), columns=pd.Index(shares, name=column))
-    frame.attrs |= {
-        "ledger": ledger,
-        "missing": model.missing,
-        "error": float(edges[1] - edges[0]) / DIVISIONS / 2.0,
-    }
-    return frame
+    error = float(edges[1] - edges[0]) / DIVISIONS / 2.0
+    return table_frame(frame, "quantiles", ledger=ledger, missing=model.missing, error=error)
 
 
 def quantiles_of(table: NumberTable, shares: Floats) -> Floats:
@@ -367,7 +359,7 @@ class CorrelationModel(HorizontalModel):
         """Leave missing values to the result, which counts them."""
 
 
-def corr(partition: ClientPartition, formula: str, *, masked: bool | None = None) -> pd.DataFrame:
+def corr(partition: ClientPartition, formula: str, *, masked: bool | None = None) -> TableFrame:
     """Return Pearson's correlations of numbers over the complete rows of all sites.
 
     In the vertical layout, each pair is correlated over the entities that have both, by secure products.
@@ -383,7 +375,7 @@ def corr(partition: ClientPartition, formula: str, *, masked: bool | None = None
 
     Returns
     -------
-    DataFrame
+    TableFrame
         Correlations; ``attrs["ledger"]`` has the ledger, ``attrs["nobs"]`` the complete rows and
         ``attrs["missing"]`` the others. In the vertical layout ``attrs["ledgers"]`` has the ledgers of the
         pairs, and ``attrs["nobs"]`` the entities of each.
@@ -413,11 +405,11 @@ def corr(partition: ClientPartition, formula: str, *, masked: bool | None = None
     labels = list(design.names[int(design.intercept) :])
     frame = pd.DataFrame(found, index=labels, columns=labels)
     n = sum(row.n for row in model.agreement.sites)
-    frame.attrs |= {"ledger": ledger, "nobs": n, "missing": partition.n_entities - n}
-    return frame
+    missing = partition.n_entities - n
+    return table_frame(frame, "correlations", ledger=ledger, nobs=n, missing=missing)
 
 
-def _corr_of_columns(partition: ClientPartition, right: str, masked: object) -> pd.DataFrame:
+def _corr_of_columns(partition: ClientPartition, right: str, masked: object) -> TableFrame:
     """Correlate numbers of sites that hold different columns, each pair over the entities that have both."""
     parsed = parse_formula(f"~ {right}", partition.columns, response=False)
     terms = [term for site in parsed.sites for term in site.terms]
@@ -432,8 +424,8 @@ def _corr_of_columns(partition: ClientPartition, right: str, masked: object) -> 
         n[i, j] = n[j, i] = pair.n
         ledgers.append(ledger)
     frame = pd.DataFrame(found, index=terms, columns=terms)
-    frame.attrs |= {"ledgers": ledgers, "nobs": pd.DataFrame(n, index=terms, columns=terms).to_dict()}
-    return frame
+    counts = pd.DataFrame(n, index=terms, columns=terms).to_dict()
+    return table_frame(frame, "correlations", ledgers=ledgers, nobs=counts)
 
 
 def table_one(
