@@ -441,7 +441,7 @@ def agree_design(
         )
         requests.append(design_request(terms.site, "open_block", session, request, use=shared[terms.site]))
     replies = yield requests
-    blocks = tuple(_released(reply, rows[reply.site], entities) for reply in replies)
+    blocks = tuple(released_block(reply, rows[reply.site], entities) for reply in replies)
     detail = None
     if reply_of_response.text:
         where = f"{active}: description of its response"
@@ -460,7 +460,8 @@ def _shared(rows: Ints, entities: Ints, active: str, site: str) -> Bools:
     return use
 
 
-def _released(reply: Reply, rows: Ints, entities: Ints) -> BlockDesign:
+def released_block(reply: Reply, rows: Ints, entities: Ints) -> BlockDesign:
+    """Read a site's description of its columns; `rows` and `entities` are those of :func:`agree_design`."""
     where = f"{reply.site}: description of its columns"
     reported = from_json(BlockWithPatterns, reply.text, where, defaults=True)
     # `seen` is by rows of the site's own table; the fit counts entities with a response, ascending.

@@ -328,9 +328,9 @@ def check_counted_product(data: SiteData, state: State, fact: facts.CountedProdu
         As :func:`check_rows`.
     """
     least = data.policy.min_level_count
-    if data.policy.products == "any" or least < 2:
+    if least < 2:
         return
-    if fact.least is None or fact.least < least:
+    if data.policy.products != "any" and (fact.least is None or fact.least < least):
         raise DescriptionError.of_rule(
             "rows behind a product",
             data.name,
@@ -339,7 +339,8 @@ def check_counted_product(data: SiteData, state: State, fact: facts.CountedProdu
             f"{least}. Use a family that counts them; the owner can allow it with  "
             'products = "any"  in policy.toml',
         )
-    if fact.names:
+    # A count that was made counts, also where the owner does not require it: tables always make it.
+    if fact.names and fact.least is not None:
         names = ", ".join(map(repr, fact.names[:MAX_SHOWN])) + ", ..." * (len(fact.names) > MAX_SHOWN)
         raise PolicyError.of_rule(
             "rows behind a product",

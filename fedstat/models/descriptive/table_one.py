@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
+from fedstat.errors import ModelError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.inference.summary import WIDTH, Note, Report
 from fedstat.inference.tables import Sheet
+from fedstat.models.descriptive.frames import draw_differences, draw_shares
 from fedstat.typing import Floats
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 SUPPRESSED = "hidden"
 
@@ -162,6 +168,41 @@ class TableOne(Report):
     def to_latex(self) -> str:
         """Return the table for LaTeX (needs the booktabs package)."""
         return str(self.to_frame().to_latex())
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw the largest standardized difference of each variable between groups, or shares of levels.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, optional
+
+        Returns
+        -------
+        matplotlib Axes
+
+        Raises
+        ------
+        ModelError
+            A table without groups has no category.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
+        >>> fs.table_one(partition, "age + C(stage)", by="arm").plot().get_xlabel()
+        'largest standardized difference between two groups'
+        """
+        if self.by is not None:
+            return draw_differences({one.name: one.difference() for one in self.variables}, self.by, ax)
+        shares = {
+            f"{one.name}: {level}": 100.0 * float(count) / float(one.rows.sum())
+            for one in self.variables
+            if one.counts is not None
+            for level, count in zip(one.levels, one.counts.sum(axis=0), strict=True)
+        }
+        if not shares:
+            raise ModelError("plot: the table has neither groups nor categories; draw a histogram instead")
+        return draw_shares(shares, ax)
 
     def tidy(self) -> pd.DataFrame:
         """Return the figures as numbers: one row for each variable, level and group."""

@@ -1,9 +1,9 @@
-"""Tables over sites with different rows: the functions that users call."""
+"""Tables over sites: the functions that users call."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import product
+from itertools import combinations, product
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,7 +11,7 @@ import pandas as pd
 
 from fedstat.errors import DesignError, FormulaError, ModelError
 from fedstat.federation.audit.ledger import Ledger
-from fedstat.federation.design.formula.parse import Formula, SiteTerms, parse_pooled_formula
+from fedstat.federation.design.formula.parse import Formula, SiteTerms, parse_formula, parse_pooled_formula
 from fedstat.federation.design.formula.syntax_tree import Category, Column
 from fedstat.federation.design.formula.terms import parse_term
 from fedstat.federation.design.horizontal_design import RowsDesign
@@ -19,6 +19,8 @@ from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.dry_run.execution import DrySite
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.models.checks import check_integer, check_layout, check_masked
+from fedstat.models.descriptive.columns import ColumnPair, PairTable
+from fedstat.models.descriptive.frames import TableFrame, table_frame
 from fedstat.models.descriptive.protocol import (
     DIVISIONS,
     ENDS,
@@ -118,18 +120,16 @@ def _written(name: str) -> str:
     return name if name.isidentifier() else f"`{name}`"
 
 
-def crosstab(
-    partition: ClientPartition, row: str, column: str, *, masked: bool | None = None
-) -> pd.DataFrame:
+def crosstab(partition: ClientPartition, row: str, column: str, *, masked: bool | None = None) -> TableFrame:
     """Count the rows by two categories.
 
     No cell has few rows at a site: such a cell is hidden (missing), and with it another one of the same row,
-    since it would follow by subtraction.
+    since it would follow by subtraction. In the vertical layout, two sites count the entities that both have
+    by a secure product, and refuse a table with a cell of few entities.
 
     Parameters
     ----------
     partition : ClientPartition
-        In the horizontal layout.
     row, column : str
         Columns of categories; numbers count as categories.
     masked : bool, optional
@@ -137,9 +137,9 @@ def crosstab(
 
     Returns
     -------
-    DataFrame
-        Levels of `row` by levels of `column`; ``attrs["ledger"]`` has the ledger, ``attrs["missing"]`` the
-        number of rows that lack a value.
+    TableFrame
+        A DataFrame that ``plot()`` draws: levels of `row` by levels of `column`. ``attrs["ledger"]`` has the
+        ledger, ``attrs["missing"]`` the number of rows that lack a value.
 
     Raises
     ------
@@ -153,14 +153,29 @@ def crosstab(
     >>> fs.crosstab(partition, "arm", "stage").loc["surgery"].to_dict()
     {'I': 141, 'II': 133, 'III': 94}
     """
-    model = TableModel(partition, (row,), category=column)
-    table, ledger = model.fit(masked=masked)
-    levels = list(model.agreement.spec.levels[column])
-    index = pd.Index([name for (name,) in model.group_names], name=row)
-    frame = pd.DataFrame(table.counts, index=index, columns=pd.Index(levels, name=column))
+    if partition.layout == "vertical":
+        pair, levels_of, ledger = _pair(partition, [f"C({_written(name)})" for name in (row, column)], masked)
+        counts, (rows, levels) = np.rint(pair.products), (levels_of[row], levels_of[column])
+        missing = partition.n_entities - pair.n
+    else:
+        model = TableModel(partition, (row,), category=column)
+        table, ledger = model.fit(masked=masked)
+        counts, levels, missing = table.counts, model.agreement.spec.levels[column], model.missing
+        rows = tuple(name for (name,) in model.group_names)
+    frame = pd.DataFrame(counts, index=pd.Index(rows, name=row), columns=pd.Index(levels, name=column))
     frame = frame.astype("Int64" if frame.isna().to_numpy().any() else np.int64)
-    frame.attrs |= {"ledger": ledger, "missing": model.missing}
-    return frame
+    return table_frame(frame, "counts", ledger=ledger, missing=missing)
+
+
+def _pair(
+    partition: ClientPartition, terms: Sequence[str], masked: object, squares: bool = False
+) -> tuple[PairTable, Mapping[str, Sequence[Any]], Ledger]:
+    """Sum two columns of sites that hold different columns, or one; also return levels and ledger."""
+    if masked is not None:
+        raise ModelError("masked: sites that hold different columns have no sums to mask; leave it out")
+    model = ColumnPair(partition, terms)
+    table, ledger = model.fit(squares=squares)
+    return table, model.levels, ledger
 
 
 def _range_of(partition: ClientPartition, column: str, bounds: Bounds | None) -> tuple[float, float]:
@@ -189,7 +204,7 @@ def histogram(
     by: str | None = None,
     bounds: Bounds | None = None,
     masked: bool | None = None,
-) -> pd.DataFrame:
+) -> TableFrame:
     """Count a number on public intervals, by group.
 
     So that no count is about few rows, each site first averages the numbers of every few successive rows of a
@@ -212,7 +227,7 @@ def histogram(
 
     Returns
     -------
-    DataFrame
+    TableFrame
         Counts, indexed by intervals (low, high], which begin and end with open ones where rows are outside of
         the range; one column for each group. ``attrs["ledger"]`` has the ledger.
 
@@ -246,9 +261,7 @@ def histogram(
     frame = pd.DataFrame(counts, index=index, columns=pd.Index(names, name=by))
     inside = np.ones(len(frame), dtype=bool)
     inside[[0, -1]] = frame.iloc[[0, -1]].to_numpy().any(axis=1)
-    frame = frame[inside]
-    frame.attrs |= {"ledger": ledger, "missing": model.missing}
-    return frame
+    return table_frame(frame[inside], "histogram", ledger=ledger, missing=model.missing)
 
 
 def quantiles(
@@ -259,7 +272,7 @@ def quantiles(
     by: str | None = None,
     bounds: Bounds | None = None,
     masked: bool | None = None,
-) -> pd.DataFrame:
+) -> TableFrame:
     """Return quantiles of a number, by group, from counts on intervals of a public range.
 
     The range has 32 intervals. Those in which the quantiles are get divided into 32 parts, and are counted
@@ -283,7 +296,7 @@ def quantiles(
 
     Returns
     -------
-    DataFrame
+    TableFrame
         One row for each group, one column for each share; NaN for a quantile outside of the range.
         ``attrs["ledger"]`` has the ledger, ``attrs["error"]`` half the width of an interval.
 
@@ -310,12 +323,8 @@ def quantiles(
     found = quantiles_of(table, shares)
     names = [name for (name,) in model.group_names] if by is not None else ["all rows"]
     frame = pd.DataFrame(found, index=pd.Index(names, name=by), columns=pd.Index(shares, name=column))
-    frame.attrs |= {
-        "ledger": ledger,
-        "missing": model.missing,
-        "error": float(edges[1] - edges[0]) / DIVISIONS / 2.0,
-    }
-    return frame
+    error = float(edges[1] - edges[0]) / DIVISIONS / 2.0
+    return table_frame(frame, "quantiles", ledger=ledger, missing=model.missing, error=error)
 
 
 def quantiles_of(table: NumberTable, shares: Floats) -> Floats:
@@ -350,23 +359,26 @@ class CorrelationModel(HorizontalModel):
         """Leave missing values to the result, which counts them."""
 
 
-def corr(partition: ClientPartition, formula: str, *, masked: bool | None = None) -> pd.DataFrame:
+def corr(partition: ClientPartition, formula: str, *, masked: bool | None = None) -> TableFrame:
     """Return Pearson's correlations of numbers over the complete rows of all sites.
+
+    In the vertical layout, each pair is correlated over the entities that have both, by secure products.
 
     Parameters
     ----------
     partition : ClientPartition
-        In the horizontal layout.
     formula : str
-        The columns, as in ``"age + log(income) + bmi"``; levels of categories are columns of zeros and ones.
+        The columns, as in ``"age + log(income) + bmi"``; in the horizontal layout, levels of categories are
+        columns of zeros and ones.
     masked : bool, optional
         Whether pairwise masks hide each site's part of the sums; by default with at least three sites.
 
     Returns
     -------
-    DataFrame
+    TableFrame
         Correlations; ``attrs["ledger"]`` has the ledger, ``attrs["nobs"]`` the complete rows and
-        ``attrs["missing"]`` the others.
+        ``attrs["missing"]`` the others. In the vertical layout ``attrs["ledgers"]`` has the ledgers of the
+        pairs, and ``attrs["nobs"]`` the entities of each.
 
     Raises
     ------
@@ -382,8 +394,9 @@ def corr(partition: ClientPartition, formula: str, *, masked: bool | None = None
     >>> fs.corr(partition, "age + trestbps + thalach").round(2).loc["age"].tolist()
     [1.0, 0.02, -0.14]
     """
-    check_layout("corr", partition, "horizontal")
     right = formula.strip().removeprefix("~")
+    if partition.layout == "vertical":
+        return _corr_of_columns(partition, right, masked)
     names = [*partition.pooled_columns, ROWS]
     parsed = parse_pooled_formula(f"`{ROWS}` ~ {right}", names, (ROWS, partition.site_column))
     text = f"~ {right.strip()}"
@@ -392,8 +405,27 @@ def corr(partition: ClientPartition, formula: str, *, masked: bool | None = None
     labels = list(design.names[int(design.intercept) :])
     frame = pd.DataFrame(found, index=labels, columns=labels)
     n = sum(row.n for row in model.agreement.sites)
-    frame.attrs |= {"ledger": ledger, "nobs": n, "missing": partition.n_entities - n}
-    return frame
+    missing = partition.n_entities - n
+    return table_frame(frame, "correlations", ledger=ledger, nobs=n, missing=missing)
+
+
+def _corr_of_columns(partition: ClientPartition, right: str, masked: object) -> TableFrame:
+    """Correlate numbers of sites that hold different columns, each pair over the entities that have both."""
+    parsed = parse_formula(f"~ {right}", partition.columns, response=False)
+    terms = [term for site in parsed.sites for term in site.terms]
+    found, n, ledgers = np.eye(len(terms)), np.full((len(terms),) * 2, np.nan), []
+    for i, j in combinations(range(len(terms)), 2):
+        pair, levels, ledger = _pair(partition, (terms[i], terms[j]), masked)
+        if pair.products.shape != (1, 1) or levels:
+            raise FormulaError(
+                f"formula: {terms[i]!r} and {terms[j]!r} must be numbers where sites hold different columns"
+            )
+        found[i, j] = found[j, i] = np.clip(pair.products[0, 0] / pair.n, -1.0, 1.0)
+        n[i, j] = n[j, i] = pair.n
+        ledgers.append(ledger)
+    frame = pd.DataFrame(found, index=terms, columns=terms)
+    counts = pd.DataFrame(n, index=terms, columns=terms).to_dict()
+    return table_frame(frame, "correlations", ledgers=ledgers, nobs=counts)
 
 
 def table_one(
@@ -409,18 +441,20 @@ def table_one(
 ) -> TableOne:
     """Describe the rows of all sites, by group: the first table of a study.
 
-    A site that has no value of a column is left out of its figures; its rows count as missing.
+    A site that has no value of a column is left out of its figures; its rows count as missing. In the
+    vertical layout, a column is described over the entities that have it and the group. Where the group is at
+    another site, counts and sums come from a secure product; both sites refuse cells of few entities.
 
     Parameters
     ----------
     partition : ClientPartition
-        In the horizontal layout.
     formula : str
         The columns, as in ``"age + bmi + C(stage)"``; ``C()`` and columns of texts are categories.
     by : str, optional
         Column of the groups.
     nonnormal : sequence of str
-        Numbers that are described by median and quartiles instead of mean and standard deviation.
+        Numbers that are described by median and quartiles instead of mean and standard deviation; in the
+        horizontal layout.
     bounds : mapping of str to (float, float), optional
         Public ranges of these, where the sites publish none.
     smd : bool
@@ -459,11 +493,19 @@ def table_one(
     >>> table.to_frame().loc[("age", "mean (sd)"), "drugs"]
     '61.6 (9.0)'
     """
-    check_layout("table_one", partition, "horizontal")
     groups = () if by is None else (by,)
     variables = _variables(partition, formula, by)
     if wrong := [name for name in nonnormal if variables.get(name, True)]:
         raise ModelError(f"nonnormal: expected numbers of the table, received {', '.join(map(repr, wrong))}")
+    if partition.layout == "vertical":
+        if len(nonnormal):
+            raise ModelError(
+                "nonnormal: quartiles need all rows of a column by group, which sites that hold different "
+                "columns do not exchange; leave it out"
+            )
+        described = [_variable_of_columns(partition, *one, by, masked) for one in variables.items()]
+        columns, labels_of, every = zip(*described, strict=True)
+        return TableOne(columns, by, labels_of[0], partition.n_entities, smd, pvalues, list(every))
     ranges = {name: _range_of(partition, name, bounds) for name in nonnormal}
     found, ledgers = [], []
     for name, category in variables.items():
@@ -489,6 +531,30 @@ def table_one(
         ledgers.append(ledger)
     labels = tuple(str(name) for (name,) in model.group_names) if by is not None else ()
     return TableOne(tuple(found), by, labels, partition.n_entities, smd, pvalues, ledgers)
+
+
+def _variable_of_columns(
+    partition: ClientPartition, name: str, category: bool, by: str | None, masked: object
+) -> tuple[TableVariable, tuple[str, ...], Ledger]:
+    """Describe a column of one site by groups that another site may hold; also return groups and ledger."""
+    term = f"C({_written(name)})" if category else _written(name)
+    terms = (term,) if by is None else (term, f"C({_written(by)})")
+    table, levels, ledger = _pair(partition, terms, masked, squares=True)
+    labels = () if by is None else tuple(map(str, levels[by]))
+    first, second = table.moments
+    rows = np.rint(second) if by is not None else np.array([float(table.n)])
+    missing = partition.n_entities - table.n
+    if name in levels:
+        counts = np.rint(table.products.T if by is not None else first[None])
+        own = tuple(map(str, levels[name]))
+        return TableVariable(name, missing, rows, levels=own, counts=counts), labels, ledger
+    mean, sd = first
+    # Sums of the standardized number and of its square, by group.
+    total, squares = table.products if by is not None else (np.zeros(1), rows)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        center, spread = total / rows, (squares - total**2 / rows) / (rows - 1.0)
+    figures = (mean + sd * center, sd**2 * np.where(rows > 1.0, spread, np.nan))
+    return TableVariable(name, missing, rows, *figures), labels, ledger
 
 
 def _described(
@@ -519,10 +585,13 @@ def _overall(table: NumberTable) -> Floats:
 def _variables(partition: ClientPartition, formula: str, by: str | None) -> dict[str, bool]:
     """Return the columns of a table, and whether each is written as a category."""
     right = formula.strip().removeprefix("~")
-    names = [name for name in partition.pooled_columns if name != by]
-    parsed = parse_pooled_formula(f"`{ROWS}` ~ {right}", [*names, ROWS], (ROWS, *([by] if by else [])))
     out: dict[str, bool] = {}
-    for text in parsed.sites[0].terms:
+    if partition.layout == "vertical":
+        parsed = parse_formula(f"~ {right}", partition.columns, response=False)
+    else:
+        names = [name for name in partition.pooled_columns if name != by]
+        parsed = parse_pooled_formula(f"`{ROWS}` ~ {right}", [*names, ROWS], (ROWS, *([by] if by else [])))
+    for text in (term for site in parsed.sites for term in site.terms):
         match [factor.tree for factor in parse_term(text)]:
             case [Column(name=name)]:
                 out[name] = False

@@ -368,6 +368,8 @@ def test_rows_with_all_weight_but_a_thousandth_are_counted(values, n):
         (None, (), {}, "request"),
         (3, ("b",), {}, "rows"),
         (None, ("b",), {"products": "any"}, ""),
+        (2, (), {"products": "any"}, ""),
+        (2, ("b",), {"products": "any"}, "rows"),
         (None, ("b",), {"min_level_count": 1}, ""),
         (1, (), {"min_level_count": 2}, "request"),
         (2, ("b",), {"min_level_count": 2}, "rows"),

@@ -1,5 +1,7 @@
 """Tables over sites are pandas' tables of the pooled rows, without counts of few rows."""
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -271,3 +273,92 @@ def test_a_dry_run_lists_what_leaves():
         key = ["sender", "step", "array", "kind", "masked"]
         own = released[~released["step"].isin(["introduce", "announce", "finish", "survey_rows"])]
         assert set(own[key].apply(tuple, axis=1)) <= set(expected.tidy()[key].apply(tuple, axis=1))
+
+
+TABLES = {
+    "counts": lambda: fs.crosstab(partition(), "arm", "stage"),
+    "quantiles": lambda: fs.quantiles(partition(), "age", [0.05, 0.25, 0.5, 0.75], by="arm", bounds=BOUNDS),
+    "histogram": lambda: fs.histogram(partition(), "age", by="arm", bounds=BOUNDS),
+    "correlations": lambda: fs.corr(partition(), "age + months"),
+}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_tables_are_drawn_and_written(kind):
+    pytest.importorskip("matplotlib").use("Agg")
+    table = TABLES[kind]()
+    ax = table.plot()
+    assert ax.has_data() and ax.get_title(loc="left")
+    plain = table.to_frame()
+    assert type(plain) is pd.DataFrame and type(table.head(1)) is pd.DataFrame
+    assert "tabular" in table.to_latex() and "<table" in table._repr_html_()
+    heights = {
+        "counts": lambda: (
+            sorted(patch.get_height() for patch in ax.patches) == sorted(table.to_numpy().ravel())
+        ),
+        "quantiles": lambda: [patch.get_x() for patch in ax.patches] == table[0.25].tolist(),
+        "histogram": lambda: len(ax.patches) == 4,
+        "correlations": lambda: f"{table.loc['age', 'months']:.2f}" in [text.get_text() for text in ax.texts],
+    }
+    assert heights[kind]()
+
+
+def test_what_cannot_be_drawn_says_so():
+    pytest.importorskip("matplotlib").use("Agg")
+    with pytest.raises(ModelError, match="needs the quartiles"):
+        fs.quantiles(partition(), "age", [0.5], bounds=BOUNDS).plot()
+    with pytest.raises(ModelError, match="draw a histogram instead"):
+        fs.table_one(partition(), "age").plot()
+    hidden = fs.crosstab(partition(hidden_table()), "arm", "stage").plot()
+    assert [text.get_text() for text in hidden.texts] == ["hidden", "hidden"]
+    differences = fs.table_one(partition(), "age + C(stage)", by="arm")
+    drawn = [patch.get_width() for patch in differences.plot().patches]
+    assert_allclose(drawn, [one.difference() for one in differences.variables])
+    shares = [patch.get_width() for patch in fs.table_one(partition(), "stage").plot().patches]
+    assert_allclose(sum(shares), 100.0)
+
+
+def test_table_one_is_that_of_tableone_cell_by_cell():
+    """The same figures as the package tableone prints of the pooled rows; quartiles within the error."""
+    tableone = pytest.importorskip("tableone")
+    theirs = tableone.TableOne(
+        TABLE,
+        columns=["age", "weight", "months", "stage", "died"],
+        categorical=["stage", "died"],
+        continuous=["age", "weight", "months"],
+        nonnormal=["months"],
+        groupby="arm",
+        pval=True,
+        smd=True,
+        decimals={"age": 1, "weight": 1, "months": 2, "stage": 1, "died": 1},
+    ).tableone
+    theirs.columns = theirs.columns.get_level_values(-1)
+    ours = fs.table_one(
+        partition(policy=EXACT),
+        "age + weight + months + C(stage) + C(died)",
+        by="arm",
+        nonnormal=["months"],
+        bounds=BOUNDS,
+        smd=True,
+        pvalues=True,
+    )
+    frame, cells = ours.to_frame(), 0
+    groups = {"all": "Overall", "drugs": "drugs", "surgery": "surgery"}
+    for one in ours.variables:
+        for (name, level), row in frame.loc[[one.name]].iterrows():
+            what = {"mean (sd)": ", mean (SD)", "median [Q1, Q3]": ", median [Q1,Q3]"}.get(level, ", n (%)")
+            their = theirs.loc[(f"{name}{what}", level if one.levels else "")]
+            for column, theirs_column in groups.items():
+                if level == "median [Q1, Q3]":
+                    numbers = [float(text) for text in re.findall(r"[\d.]+", row[column])]
+                    expected = [float(text) for text in re.findall(r"[\d.]+", their[theirs_column])]
+                    assert_allclose(numbers, expected, atol=64.0 / 2048 + 0.05)
+                else:
+                    assert row[column] == their[theirs_column]
+                cells += 1
+        first = theirs.loc[[index for index in theirs.index if index[0].startswith(f"{one.name},")]].iloc[0]
+        assert frame.loc[one.name].iloc[0]["missing"] == str(first["Missing"])
+        if one.counts is not None:
+            assert_allclose(one.p_value(), float(first["P-Value"].lstrip("<")), atol=6e-4)
+            assert_allclose(one.difference(), float(first["SMD (drugs,surgery)"].lstrip("<-")), atol=6e-4)
+    assert cells == 24
