@@ -35,7 +35,6 @@ class GEESums:
 
     score: Vector
     information: Matrix
-    omega: Matrix
     totals: Annotated[Floats, "3"]
     pairs: Annotated[Floats, "3"]
 
@@ -44,7 +43,7 @@ class GEESums:
         """Add up replies; None if some site gives no sums."""
         if few_weigh(replies) or int(add(replies, "inside")) < len(replies):
             return None
-        return cls(*(add(replies, name) for name in ("score", "information", "omega", "totals", "pairs")))
+        return cls(*(add(replies, name) for name in ("score", "information", "totals", "pairs")))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +51,8 @@ class GEEFit:
     """Solution of the estimating equations, for columns standardized over all sites.
 
     `total` are the sums at `gamma` (p,) and the working correlation `rho`; `counts` (4,) those of the step
-    ``start``; `meat` (p, p) the sum of outer products of clusters' functions, corrected as `cov_type` says.
+    ``start``; `meat` (p, p) the sum of outer products of clusters' functions, corrected as `cov_type` says,
+    and `omega` (p, p) the information of independent rows.
     `trace` has the length of the step in standard errors, its largest change of a coefficient, and the
     correlation, by evaluation. `local` are the sites' own fits in the units of the data.
     """
@@ -61,6 +61,7 @@ class GEEFit:
     rho: float
     total: GEESums
     meat: Matrix
+    omega: Matrix
     coordinates: Coordinates
     counts: Annotated[Floats, "4"]
     scale: float
@@ -142,12 +143,13 @@ class GEEScoring:
         """Open the rows, iterate, and request the products of the clusters' functions."""
         yield from self.open(local)
         gamma, rho, total, converged = yield from self.iterate()
-        meat = yield from self.finish(gamma, rho, total, POWERS[cov_type])
+        meat, omega = yield from self.finish(gamma, rho, total, POWERS[cov_type])
         return GEEFit(
             gamma=gamma,
             rho=rho,
             total=total,
             meat=meat,
+            omega=omega,
             coordinates=self.coordinates,
             counts=self.counts,
             scale=self.dispersion(total) if scale is None else scale,
@@ -219,8 +221,10 @@ class GEEScoring:
             if converged or len(self.trace) >= self.maxiter:
                 return gamma, rho, total, converged
 
-    def finish(self, gamma: Floats, rho: float, total: GEESums, power: float) -> FitProtocol[Floats]:
-        """Request the sum of outer products of the clusters' functions, (p, p)."""
+    def finish(
+        self, gamma: Floats, rho: float, total: GEESums, power: float
+    ) -> FitProtocol[tuple[Floats, Floats]]:
+        """Request the outer products of the clusters' functions, and the information of independent rows."""
         more = {"inverse": np.linalg.inv(total.information), "power": np.array(power)}
         replies = yield self.session.request_all("finish", self.point(gamma, rho) | more)
         if int(add(replies, "inside")) < len(replies):
@@ -228,7 +232,7 @@ class GEEScoring:
                 "cov_type: a coefficient rests on one cluster, whose leverage is one: its residuals would be "
                 "divided by zero. Use cov_type='robust', or leave out the term"
             )
-        return add(replies, "meat")
+        return add(replies, "meat"), add(replies, "omega")
 
     def local_fits(self) -> list[SiteFit]:
         """Sites' own fits in the units of the data."""

@@ -147,7 +147,7 @@ class GEEResults(RowsResults, saved_as=FORMAT, record=GEERecord):
         """
         fit, phi = self._record.fit, self.scale if scale is None else scale
         forward = np.linalg.inv(fit.coordinates.back)
-        omega = forward.T @ fit.total.omega @ forward / phi
+        omega = forward.T @ fit.omega @ forward / phi
         penalties = {"QIC": float(np.trace(omega @ self._cov())), "QICu": float(len(fit.gamma))}
         return pd.Series({name: self.deviance / phi + 2.0 * size for name, size in penalties.items()})
 
@@ -212,7 +212,7 @@ class GEEResults(RowsResults, saved_as=FORMAT, record=GEERecord):
         if total is None:
             raise EstimationError("score_test: the sums of the larger model are not defined at this estimate")
         check_rank(total.information, scoring.coordinates)
-        meat = yield from scoring.finish(gamma, self.dep_params, total, 0.0)
+        meat, _ = yield from scoring.finish(gamma, self.dep_params, total, 0.0)
         # In the units of the data, where the hypothesis is that new coefficients are zero.
         forward = np.linalg.inv(scoring.coordinates.back)
         A, M = (forward.T @ one @ forward for one in (total.information, meat))

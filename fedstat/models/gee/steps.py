@@ -267,7 +267,6 @@ def sums_at(
         "score": summed("estimating functions", behind=BEHIND),
         "information": summed("their expected derivative", 2, behind=BEHIND),
         "pairs": summed("products of residuals within clusters", behind=BEHIND),
-        "omega": summed("information of independent rows", 2),
     },
 )
 def sum_scores(
@@ -276,9 +275,9 @@ def sum_scores(
     """Sum estimating functions and information over the clusters at beta (p,) and a correlation.
 
     `shift` and `scale` (p,) are those of the columns over all sites; without `beta` the sums are those of the
-    start of a GLM's iteration. It releases ``score`` (p,), ``information`` and ``omega`` (p, p), that of
-    independent rows; ``totals``: rows, deviance, Pearson's statistic; ``pairs`` (3,), see
-    :func:`fedstat.kernels.clusters.pair_sums`; ``inside`` and ``spread``, without which all else is zero.
+    start of a GLM's iteration. It releases ``score`` (p,) and ``information`` (p, p); ``totals``: rows,
+    deviance, Pearson's statistic; ``pairs`` (3,), see :func:`fedstat.kernels.clusters.pair_sums`; ``inside``
+    and ``spread``, without which all else is zero.
     """
     clusters = clusters_of(state)
     model, p = clusters.model, clusters.model.p
@@ -288,7 +287,6 @@ def sum_scores(
         "spread": np.array(False),
         "score": np.zeros(p),
         "information": np.zeros((p, p)),
-        "omega": np.zeros((p, p)),
         "totals": np.zeros(3),
         "pairs": np.zeros(3),
     }
@@ -306,7 +304,6 @@ def sum_scores(
     return found | {
         "score": T.T @ score.sum(axis=0),
         "information": T.T @ information[0] @ T,
-        "omega": found["information"],
         # The others are not needed, and would be products of other pairs of rows.
         "pairs": pair_sums(at.r, clusters.weights, clusters.sorted[1]) * USED[clusters.request.structure],
     }
@@ -325,6 +322,7 @@ def sum_scores(
     releases={
         "inside": INSIDE,
         "meat": summed("outer products of clusters' estimating functions", 2, behind=BEHIND),
+        "omega": summed("information of independent rows", 2),
     },
 )
 def finish(
@@ -340,8 +338,9 @@ def finish(
     """Sum outer products of the clusters' estimating functions; refused if few have nearly all weight.
 
     `beta`, `rho`, `shift` and `scale` are as for ``sum_scores``, `inverse` (p, p) is the inverse information
-    of all sites at them, and `power` that of :func:`fedstat.kernels.clusters.adjusted_scores`. ``inside`` is
-    false, and the sum zero, if a cluster has leverage one.
+    of all sites at them, and `power` that of :func:`fedstat.kernels.clusters.adjusted_scores`. It releases
+    ``meat`` (p, p); ``omega`` (p, p), the information of independent rows; and ``inside``, which is false,
+    and ``meat`` zero, if a cluster has leverage one.
     """
     clusters = clusters_of(state)
     model, p, a = clusters.model, clusters.model.p, float(power)
@@ -349,7 +348,7 @@ def finish(
         raise MessageError(f"{data.name}: expected 'power' to be one of {CORRECTIONS}")
     T = model.translation(data.name, beta, shift, scale)
     own = T @ beta
-    sums_at(state, clusters, own)
+    independent = T.T @ sums_at(state, clusters, own).information @ T
     at = clusters.at(own)
     if at is None or not clusters.allows(float(rho)):
         raise MessageError(f"{data.name}: the sums at this point are not defined; request 'sum_scores' first")
@@ -360,8 +359,8 @@ def finish(
         translated = own_inverse(data.name, information.sum(axis=0), T, inverse)
         back, score, inside = _corrected(state, score, information, translated, a)
         T = back @ T
-    meat = T.T @ score.T @ score @ T
-    return {"inside": np.array(inside), "meat": meat if inside else np.zeros((p, p))}
+    meat = T.T @ score.T @ score @ T if inside else np.zeros((p, p))
+    return {"inside": np.array(inside), "meat": meat, "omega": independent}
 
 
 def _corrected(

@@ -40,7 +40,6 @@ from fedstat.models.vglm.path_setup import (
     score_path,
 )
 from fedstat.models.vglm.proximal_newton import LossOracle
-from fedstat.typing import Ints
 
 FitRun: TypeAlias = Callable[[FitProtocol[Any]], Any]
 FEWEST_GRAMS = 3
@@ -117,31 +116,33 @@ def fit_other(plan: FitPlan, run: FitRun) -> SelectionOutcome:
     choice, passing = plan.choice, plan.passing
     layout, other = halve_entities(plan.layout, plan.random) if choice.split else (plan.layout, None)
     apart = None if other is None else _oracle(plan, other)
-    folds = None if choice.parts == 1 else _deal(plan, run(plan.assign_folds(layout, choice.parts)))
-    further = FitExtras(folds, choice.inference == "debiased", apart)
-    oracle = _oracle(plan, layout, further)
-
     # Until folds choose, use the criterion for prediction.
     criterion: Criterion = "aic" if choice.select == "cv" or choice.select == "1se" else choice.select
     select = Chooser(layout.n, plan.distribution.name, criterion)
 
-    if passing.exchange == "admm":
-        protocol = admm_path(oracle, plan.distribution, plan.setup, select, passing.tol, passing.maxiter)
-    else:
+    def protocol() -> FitProtocol[Any]:
+        folds = None if choice.parts == 1 else (yield from _deal(plan, layout))
+        further = FitExtras(folds, choice.inference == "debiased", apart)
+        oracle, setup = _oracle(plan, layout, further), plan.setup
+        if passing.exchange == "admm":
+            return (
+                yield from admm_path(oracle, plan.distribution, setup, select, passing.tol, passing.maxiter)
+            )
         exact = passing.path == "exact"
-        protocol = fit_path(oracle, plan.distribution, plan.setup, select, exact=exact, further=further)
-    fitted, units, first = run(protocol)
+        return (yield from fit_path(oracle, plan.distribution, setup, select, exact=exact, further=further))
+
+    fitted, units, first = run(protocol())
     scale = None if fitted.refit is None else fitted.refit.scale
     null = log_likelihood(plan.distribution.name, first, layout.n, units.constant, scale)
     criteria: PathCriteria = score_path(fitted.path, layout.n, plan.distribution.name)
     if fitted.cv is not None:
         criteria = replace(criteria, cv=fitted.cv[0], cv_se=fitted.cv[1])
-    parts = 1 if further.folds is None else further.folds.parts
-    return SelectionOutcome(plan, fitted, criteria, null, units, parts, n=layout.n)
+    return SelectionOutcome(plan, fitted, criteria, null, units, choice.parts, n=layout.n)
 
 
-def _deal(plan: FitPlan, code: Ints) -> Folds:
+def _deal(plan: FitPlan, layout: Layout) -> FitProtocol[Folds]:
     choice = plan.choice
+    code = yield from plan.assign_folds(layout, choice.parts)
     one_se = choice.select == "1se"
     return Folds(code, choice.parts, choice.cross_validates, choice.draws, plan.random, one_se)
 
