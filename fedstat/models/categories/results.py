@@ -680,7 +680,7 @@ def shown(fit: CategoryFit, params: Floats) -> tuple[Floats, Floats]:
 
 
 def _order(fit: CategoryFit) -> list[int]:
-    """Places of the parameters of a fit, as they are shown."""
+    """Places of the shown parameters among those of the fit."""
     q, width = len(fit.gamma), len(fit.categories) - 1
     return [*range(width, q), *range(width)] if fit.request.proportional else [*range(q)]
 
