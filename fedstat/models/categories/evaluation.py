@@ -62,6 +62,8 @@ class CategoryEvaluation(Report):
     (1.23, 0.48, 0.67)
     >>> evaluation.confusion().shape, list(evaluation.by_category)
     ((5, 5), [0, 1, 2, 3, 4])
+    >>> evaluation.calibration().index.names, bool(evaluation.plot_calibration().has_data())
+    (FrozenList(['category', 'bin']), True)
     """
 
     by_category: dict[LevelValue, Evaluation]

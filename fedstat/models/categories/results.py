@@ -82,6 +82,8 @@ class CategoryResults(DesignResults):
     [[0.81, 0.13, 0.03, 0.02, 0.01], [0.82, 0.12, 0.03, 0.02, 0.01]]
     >>> fit.heterogeneity.joint.df, fit.site_estimates.shape
     (16, (4, 6))
+    >>> fit.llnull < fit.llf, round(fit.pseudo_rsquared(), 2), list(fit.evaluate().by_category)
+    (True, 0.07, [0, 1, 2, 3, 4])
     """
 
     evaluation_ledger: Ledger | None = None
@@ -714,6 +716,8 @@ class OrdinalResults(CategoryResults, saved_as="fedstat ordinal results 1", reco
     >>> fit = fs.FederatedOrdinal.from_formula("num ~ age + sex", partition).fit()
     >>> fit.odds_ratios().round(2).loc["sex"].tolist()
     [4.5, 3.14, 6.44]
+    >>> fit.thresholds.columns.tolist()
+    ['estimate', 'std_error', 'conf_low', 'conf_high']
     >>> fit.effect("age", [50, 60], reference=50)["estimate"].round(2).tolist()
     [0.0, 0.63]
     """
