@@ -18,7 +18,7 @@ from fedstat.typing import Floats, Ints
 
 BASELINE = "baseline"
 FAR = 1e3
-"""Predictor that stands for infinity: every distribution function is 0 or 1 there."""
+"""Predictor in place of infinity: every distribution function is 0 or 1 there."""
 BLOCK = 8192
 
 

@@ -134,6 +134,20 @@ ROWS = {
         "times_of_sites",
         (100_000, 20),
     ),
+    "ordinal": Row(
+        "FederatedOrdinal, 100,000 x 10, four grades, four sites",
+        "ordinal",
+        ("ordered_model",),
+        "grades_of_sites",
+        (100_000, 10),
+    ),
+    "multinomial": Row(
+        "FederatedMultinomial, 100,000 x 10, four categories, four sites",
+        "multinomial",
+        ("mnlogit",),
+        "grades_of_sites",
+        (100_000, 10),
+    ),
     "curves": Row(
         "KaplanMeier, a million rows, 80 intervals",
         "kaplan_meier",

@@ -57,6 +57,20 @@ def times_of_sites(folder, n, columns):
     frame.to_csv(folder / "times.csv", index=False)
 
 
+def grades_of_sites(folder, n, columns):
+    """Four grades by a logistic latent variable, at four sites."""
+    import numpy as np
+    import pandas as pd
+
+    rng = np.random.default_rng(0)
+    n, columns = int(n), int(columns)
+    X = rng.normal(size=(n, columns))
+    latent = X @ rng.normal(0.0, 0.3, columns) + rng.logistic(size=n)
+    frame = pd.DataFrame(X, columns=[f"x{j}" for j in range(columns)])
+    frame["y"], frame["site"] = np.digitize(latent, [-1.0, 0.5, 2.0]), rng.integers(0, 4, n).astype(str)
+    frame.to_parquet(folder / "grades.parquet")
+
+
 def stream(folder, n, columns):
     """Rows of one site, drawn in parts, because the whole table needs not fit into memory."""
     import pyarrow as pa
@@ -240,6 +254,28 @@ def cox_common(folder, n, columns):
     def run(rows=frame):
         model = fs.FederatedCox.from_formula(formula, fs.ClientPartition.from_frame(rows, by="site"))
         model.fit(baseline="common", grid=0.1, until=4).summary()
+
+    run(frame.head(4_000))
+    return run
+
+
+def ordinal(folder, n, columns):
+    return categories(folder, "FederatedOrdinal", columns)
+
+
+def multinomial(folder, n, columns):
+    return categories(folder, "FederatedMultinomial", columns)
+
+
+def categories(folder, family, columns):
+    import pandas as pd
+
+    import fedstat as fs
+
+    frame, formula = pd.read_parquet(folder / "grades.parquet"), f"y ~ {slopes(columns)}"
+
+    def run(rows=frame):
+        return complete(fs.ClientPartition.from_frame(rows, by="site"), getattr(fs, family), formula)
 
     run(frame.head(4_000))
     return run
@@ -452,6 +488,27 @@ def glmnet(folder, n, columns, family):
         return {"cpu": cpu, "wall": wall}
 
     return run
+
+
+def ordered_model(folder, n, columns):
+    """statsmodels' OrderedModel of the same rows, by BFGS, which is its faster method."""
+    import pandas as pd
+    from statsmodels.miscmodels.ordinal_model import OrderedModel
+
+    frame = pd.read_parquet(folder / "grades.parquet")
+    y = frame["y"].astype(pd.CategoricalDtype(ordered=True))
+    X = frame[[f"x{j}" for j in range(int(columns))]]
+    return lambda: str(OrderedModel(y, X, distr="logit").fit(method="bfgs", disp=0).summary()) and None
+
+
+def mnlogit(folder, n, columns):
+    """statsmodels' MNLogit of the same rows, by Newton's method."""
+    import pandas as pd
+    import statsmodels.api as sm
+
+    frame = pd.read_parquet(folder / "grades.parquet")
+    X = sm.add_constant(frame[[f"x{j}" for j in range(int(columns))]])
+    return lambda: str(sm.MNLogit(frame["y"], X).fit(disp=0).summary()) and None
 
 
 def coxph(folder, n, columns):

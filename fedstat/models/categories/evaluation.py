@@ -59,9 +59,11 @@ class CategoryEvaluation(Report):
     >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
     >>> evaluation = fs.FederatedOrdinal.from_formula("num ~ age + sex", partition).fit().evaluate()
     >>> round(evaluation.log_loss, 2), round(evaluation.accuracy, 2), round(evaluation.auc, 2)
-    (1.29, 0.49, 0.65)
+    (1.23, 0.48, 0.67)
     >>> evaluation.confusion().shape, list(evaluation.by_category)
     ((5, 5), [0, 1, 2, 3, 4])
+    >>> evaluation.calibration().index.names, bool(evaluation.plot_calibration().has_data())
+    (FrozenList(['category', 'bin']), True)
     """
 
     by_category: dict[LevelValue, Evaluation]

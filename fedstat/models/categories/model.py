@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
+
+import statsmodels.genmod.families as sm_families
 
 from fedstat.docstrings import inherits_params, inherits_signature
 from fedstat.errors import ConvergenceWarning, FormulaError, ModelError, warn
@@ -25,6 +27,12 @@ from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.session import RULES_ON_ROWS
 from fedstat.models.run import Call, FitAttempt, run_fit
 
+FAMILIES: Mapping[str, Callable[[], Any]] = {
+    BASELINE: sm_families.Binomial,
+    "logit": sm_families.Binomial,
+    "probit": lambda: sm_families.Binomial(link=sm_families.links.Probit()),
+    "cloglog": lambda: sm_families.Binomial(link=sm_families.links.CLogLog()),
+}
 COV_TYPES = ("nonrobust", "robust", "HC0", "HC1", "cluster")
 
 
@@ -68,6 +76,11 @@ class CategoryModel(HorizontalModel):
         Categories of the response, in order.
     **settings
         Those of :meth:`from_formula`.
+
+    Attributes
+    ----------
+    link : str
+        "baseline", or the cumulative link.
     """
 
     link: str = BASELINE
@@ -85,15 +98,13 @@ class CategoryModel(HorizontalModel):
         levels: Sequence[LevelValue] | None = None,
         **settings: Any,
     ) -> None:
-        given = [role for role in ("family", "exposure", "var_weights") if settings.get(role) is not None]
-        if given:
-            raise ModelError(f"{given[0]}: a model of categories has none; it takes offset and freq_weights")
         if not formula.intercept:
             raise FormulaError(
                 "formula: the constants of the categories are always part of this model; leave 0 or - 1 out"
             )
         self._levels = levels
-        super().__init__(formula, partition, **settings)
+        # For owners who are asked, and in the dry run: the link by its name.
+        super().__init__(formula, partition, family=FAMILIES[self.link](), **settings)
 
     @classmethod
     @checks_arguments
@@ -298,6 +309,11 @@ class FederatedOrdinal(CategoryModel):
     **settings
         Those of :meth:`from_formula`.
 
+    Attributes
+    ----------
+    link : str
+        The `distr`.
+
     References
     ----------
     McCullagh, "Regression models for ordinal data", Journal of the Royal Statistical Society B 42 (1980).
@@ -311,7 +327,7 @@ class FederatedOrdinal(CategoryModel):
     >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
     >>> fit = fs.FederatedOrdinal.from_formula("num ~ age + sex", partition).fit()
     >>> fit.params.round(2).head(2).to_dict(), fit.thresholds["estimate"].round(2).to_dict()
-    ({'age': 0.05, 'sex': 1.47}, {'0/1': 4.0, '1/2': 5.41, '2/3': 6.3, '3/4': 8.0})
+    ({'age': 0.06, 'sex': 1.5}, {'0/1': 4.43, '1/2': 5.74, '2/3': 6.64, '3/4': 8.2})
     """
 
     model_name: ClassVar[str] = "Federated ordinal model"
@@ -391,6 +407,11 @@ class FederatedMultinomial(CategoryModel):
     **settings
         Those of :meth:`from_formula`.
 
+    Attributes
+    ----------
+    link : str
+        "baseline": a logit against the first category.
+
     References
     ----------
     McFadden, "Conditional logit analysis of qualitative choice behavior", in Frontiers in Econometrics
@@ -402,7 +423,7 @@ class FederatedMultinomial(CategoryModel):
     >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
     >>> fit = fs.FederatedMultinomial.from_formula("C(cp) ~ age + sex", partition).fit()
     >>> fit.params_by_category.loc["age"].round(2).to_dict()
-    {2: -0.04, 3: -0.02, 4: 0.01}
+    {2: -0.06, 3: -0.02, 4: -0.0}
     """
 
     model_name: ClassVar[str] = "Federated multinomial model"
