@@ -35,7 +35,7 @@ from fedstat.kernels.mixed_effects import (
     marginal_score,
     pair_index,
 )
-from fedstat.models.horizontal.rows import glm_rows, require_response, summed
+from fedstat.models.horizontal.rows import NO_MEANS, glm_rows, require_response, summed
 from fedstat.typing import Array, Floats, Ints
 
 FAMILY = "mixed"
@@ -465,7 +465,9 @@ def sum_scores(
 
     nothing = {"spread": np.array(False), "llf": np.array(0.0)}
     nothing |= {"score": np.zeros(p + K), "information": np.zeros((p + K, p + K))}
+    # If weights allow another release only, no means were used.
     state.report(
+        NO_MEANS,
         WorkingWeights(each, instead=nothing),
         FittedMeanSums(site.opened, site.n, key, lambda: iter([block]), groups=True),
     )
