@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not read INSTALLED;
     from fedstat.models.copula.model import rehearse as rehearse
     from fedstat.models.copula_glm.model import PrivateCopulaGLM as PrivateCopulaGLM
     from fedstat.models.cox.model import FederatedCox as FederatedCox
+    from fedstat.models.mixed.model import FederatedMixed as FederatedMixed
     from fedstat.models.descriptive.model import KaplanMeier as KaplanMeier
     from fedstat.models.descriptive.tables import corr as corr
     from fedstat.models.descriptive.tables import crosstab as crosstab

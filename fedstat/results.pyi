@@ -31,6 +31,7 @@ from fedstat.models.copula.results import CopulaResults as CopulaResults
 from fedstat.models.copula_glm.results import PrivateGLMResults as PrivateGLMResults
 from fedstat.models.cox.baseline import BaselineHazard as BaselineHazard
 from fedstat.models.cox.results import CoxResults as CoxResults
+from fedstat.models.mixed.results import MixedResults as MixedResults
 from fedstat.models.cox.results import ProportionalHazardsTest as ProportionalHazardsTest
 from fedstat.models.descriptive.results import KaplanMeierResults as KaplanMeierResults
 from fedstat.models.descriptive.table_one import TableOne as TableOne

@@ -14,6 +14,7 @@ PAGE = Path(__file__).parents[1] / "arguments.md"
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "GLM": ("FederatedGLM", "GLORE", "FederatedOLS"),
     "Cox": ("FederatedCox",),
+    "Mixed": ("FederatedMixed",),
     "KaplanMeier": ("KaplanMeier",),
     "FedAvg": ("FedAvg", "FedAvgM", "QFedAvg", "FedProx"),
     "Boost": ("FedFunctionBoost",),
@@ -37,6 +38,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "freq_weights": "Column with the number of rows or entities that a row represents.",
         "var_weights": "Column by which the variance of the response is divided.",
         "labels": "Columns of clusters, strata or persons.",
+        "reml": "Whether variances maximize the restricted likelihood.",
+        "nagq": "Nodes of quadrature over a random effect.",
         "check_knots": "Sum products for twice as many knots, and test by them whether knots are too few.",
         "complete": "Columns that rows must have, although they are not in the model.",
         "missing": "What happens to rows or entities that lack values.",

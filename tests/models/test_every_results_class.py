@@ -98,6 +98,11 @@ def survival():
     return [fit, fit.test_proportional_hazards(), fit.baseline_hazard(12, until=48), curves, table]
 
 
+def mixed():
+    partition = fs.ClientPartition.from_frame(fs.datasets.make_repeated(4), by="hospital")
+    return [fs.FederatedMixed.from_formula("score ~ month + (1 + month | patient)", partition).fit()]
+
+
 def boosted():
     model = fs.FedFunctionBoost.from_formula("num ~ age + sex", rows())
     fit = model.fit(steps=20)

@@ -144,6 +144,19 @@ def test_a_variance_of_zero_is_reported_at_the_top():
     assert_allclose(fit.test_variances()["p_value"], [1.0], atol=0.51)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_step_over_a_variance_of_zero_does_not_go_on_forever(seed):
+    """From a ratio of one, the longest step ends at minus one, which is the same variance."""
+    rng = np.random.default_rng(seed)
+    table = pd.DataFrame({"x": rng.normal(size=720), "g": np.arange(720) // 3})
+    table = table.assign(y=0.5 * table["x"] + rng.normal(size=720), site=np.where(table["g"] < 100, "A", "B"))
+    fit = model_of("y ~ x + (1 | g)", table).fit()
+    assert fit.converged and fit.iterations < 12
+    pooled = smf.mixedlm("y ~ x", table, groups="g").fit()
+    assert fit.llf >= pooled.llf - 1e-7
+    assert fit.variances["variance"].iloc[0] < 0.2
+
+
 def test_variances_are_tested_by_likelihood_ratio():
     model = model_of("score ~ month + (1 + month | person)", PERSONS, "hospital", reml=False)
     fit, without = model.fit(), model_of("score ~ month + (1 | person)", PERSONS, "hospital", reml=False).fit()
