@@ -55,6 +55,7 @@ from fedstat.models.m2sem.bootstrap import ClusterNumberTest as ClusterNumberTes
 from fedstat.models.m2sem.results import M2SEMResults as M2SEMResults
 from fedstat.models.m2sem.search import ClusterSearch as ClusterSearch
 from fedstat.models.margins import MarginalEffects as MarginalEffects
+from fedstat.models.mixed.results import MixedResults as MixedResults
 from fedstat.models.results import CoefficientResults as CoefficientResults
 from fedstat.models.results import Results as Results
 from fedstat.models.threats import ThreatTable as ThreatTable

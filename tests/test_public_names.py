@@ -60,6 +60,7 @@ DATASETS = [
     "make_clusters",
     "make_hospitals",
     "make_logistic_sites",
+    "make_repeated",
     "make_selection",
     "make_sme",
     "make_sme_risk",

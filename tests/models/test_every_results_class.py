@@ -111,6 +111,11 @@ def categories():
     return [ordinal, multinomial, ordinal.test_proportional_odds(), ordinal.evaluate()]
 
 
+def mixed():
+    partition = fs.ClientPartition.from_frame(fs.datasets.make_repeated(4), by="hospital")
+    return [fs.FederatedMixed.from_formula("score ~ month + (1 + month | patient)", partition).fit()]
+
+
 def boosted():
     model = fs.FedFunctionBoost.from_formula("num ~ age + sex", rows())
     fit = model.fit(steps=20)

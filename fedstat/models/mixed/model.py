@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
-import statsmodels.genmod.families as sm_families
-
 from fedstat.docstrings import inherits_signature
 from fedstat.errors import ConvergenceWarning, FormulaError, ModelError, warn
 from fedstat.federation.design.formula.parse import Formula

@@ -23,7 +23,7 @@ from fedstat.typing import Array, Floats, Ints, Matrix, Vector
 
 SINGULAR = 1e-4
 """Smallest standard deviation of a direction of random effects, relative to the residual one, above zero."""
-MOST_HALVINGS = 30
+MOST_HALVINGS, SADDLE = 30, 0.1
 LIMITS = {"Binomial": (0.01, 0.99), "Poisson": (0.01, np.inf)}
 """Means at which the iteration may start."""
 CONCENTRATED = (
@@ -269,7 +269,7 @@ class MixedNewton:
         self.center = total / weight if self.design.intercept else 0.0
         self.mean = total / weight
         for term, count, q in zip(self.terms, self.groups.tolist(), self.effects.sizes, strict=True):
-            if count <= q or count >= self.design.n.sum() and self.distribution.least_squares:
+            if count <= q or (count >= self.design.n.sum() and self.distribution.least_squares):
                 raise EstimationError(
                     f"{term.text}: there are {count:g} groups in {self.design.n.sum():,} rows. Random effects "
                     "need more groups than effects, and groups with several rows. Use fixed effects, or leave "
@@ -319,7 +319,7 @@ class MixedNewton:
         value, gradient, hessian = self.in_theta(theta, sums.deviance())
         while True:
             step = np.zeros_like(theta)
-            step[free], size = newton_step(gradient[free], hessian[np.ix_(free, free)], 1.0 + float(np.linalg.norm(theta)))
+            step[free], size = newton_step(gradient[free], hessian[np.ix_(free, free)], 0.75 * (1.0 + float(np.linalg.norm(theta))))
             self.trace.append((value, size))
             if size < self.tol or len(self.trace) >= self.maxiter:
                 return theta, sums, hessian, size < self.tol
@@ -327,7 +327,7 @@ class MixedNewton:
                 trial = self.effects.pack(self.effects.factors(theta + step * 0.5**halving))
                 tried = yield from self.evaluate(trial, reml)
                 found = self.in_theta(trial, tried.deviance())
-                if found[0] <= value + 1e-9 * (1.0 + abs(value)):
+                if descends(found[0], value, float(gradient @ step) * 0.5**halving):
                     break
             else:
                 return theta, sums, hessian, size < 1e3 * self.tol
@@ -391,7 +391,7 @@ class MixedNewton:
         hessian, fresh, inside = found.hessian, True, np.ix_(free, free)
         while True:
             step = np.zeros_like(at)
-            longest = 1.0 + float(np.linalg.norm(at))
+            longest = 0.75 * (1.0 + float(np.linalg.norm(at)))
             step[free], size = newton_step(found.gradient[free], hessian[inside], longest)
             slow = bool(self.trace) and size > 0.1 * self.trace[-1][1]
             if (slow or size < self.tol) and not fresh:
@@ -405,7 +405,8 @@ class MixedNewton:
             for halving in range(MOST_HALVINGS):
                 trial = at + step * 0.5**halving
                 tried = yield from self.score(trial, False)
-                if tried is not None and tried.deviance <= found.deviance + 1e-9 * (1.0 + found.deviance):
+                gain = float(found.gradient @ step) * 0.5**halving
+                if tried is not None and descends(tried.deviance, found.deviance, gain):
                     break
             else:
                 raise EstimationError(CONCENTRATED)
@@ -449,11 +450,19 @@ class MixedNewton:
         )
 
 
+def descends(new: float, old: float, slope: float) -> bool:
+    """Return whether a step gains a part of what its slope promises (Armijo), up to rounding.
+
+    Without that, a step over a variance of zero may end at the same variance.
+    """
+    return new <= old + 1e-4 * slope + 1e-11 * (1.0 + abs(old))
+
+
 def newton_step(gradient: Floats, hessian: Floats, longest: float) -> tuple[Floats, float]:
     """Return a step downhill, at most so long, and its length in standard errors.
 
-    Negative curvature counts as positive, and flat directions as flat: at a variance of zero the gradient of
-    its square root is zero.
+    Negative curvature counts as positive. At a variance of zero the slope in its square root is zero; where
+    the curvature is negative there, it is a saddle, which the step leaves.
     """
     if not len(gradient):
         return gradient, 0.0
@@ -461,7 +470,10 @@ def newton_step(gradient: Floats, hessian: Floats, longest: float) -> tuple[Floa
     least = 1e-8 * max(float(np.abs(values).max()), 1e-8)
     slope = vectors.T @ gradient
     step = -slope / np.maximum(np.abs(values), least)
-    size = float(np.sqrt(abs(float(slope @ step))))
+    saddle = (values < -least) & (np.abs(step) < SADDLE)
+    step[saddle] = SADDLE
+    size = float(np.sqrt(np.abs(values * step) @ np.abs(step))) if saddle.any() else 0.0
+    size = max(size, float(np.sqrt(abs(float(slope @ step)))))
     length = float(np.linalg.norm(step))
     return np.asarray(vectors @ step * min(1.0, longest / max(length, 1e-300))), size
 

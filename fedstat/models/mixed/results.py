@@ -34,7 +34,6 @@ from fedstat.models.mixed.protocol import MixedFit, NormalSums, without_effect
 from fedstat.models.mixed.steps import FAMILY, KINDS
 from fedstat.models.results import CoefficientResults, EstimateRecord
 from fedstat.plotting import axes_for, label_x, set_headline
-from fedstat.typing import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

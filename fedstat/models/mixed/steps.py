@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
-
 from scipy.special import gammaln
 
 from fedstat.errors import DesignError, MessageError
@@ -17,7 +16,6 @@ from fedstat.federation.design.horizontal_steps import (
     OPEN_ROWS,
     OpenRows,
     rows_of,
-    standardization,
     translation,
 )
 from fedstat.federation.disclosure.facts import FittedMeanSums, GroupCount, WorkingWeights
@@ -35,7 +33,7 @@ from fedstat.kernels.mixed_effects import (
     marginal_score,
     pair_index,
 )
-from fedstat.models.horizontal.rows import glm_rows, require_response, summed
+from fedstat.models.horizontal.rows import NO_MEANS, glm_rows, require_response, summed
 from fedstat.typing import Array, Floats, Ints
 
 FAMILY = "mixed"
@@ -465,7 +463,9 @@ def sum_scores(
 
     nothing = {"spread": np.array(False), "llf": np.array(0.0)}
     nothing |= {"score": np.zeros(p + K), "information": np.zeros((p + K, p + K))}
+    # If weights allow another release only, no means were used.
     state.report(
+        NO_MEANS,
         WorkingWeights(each, instead=nothing),
         FittedMeanSums(site.opened, site.n, key, lambda: iter([block]), groups=True),
     )

@@ -1,0 +1,170 @@
+"""Attacks on mixed models: covariances and coefficients chosen to single out one patient, sites that change.
+
+Products weighted by the inverse variance are sums over groups, whose weights depend on the size and the design of
+the group. Sums at several covariances can be combined such that one group alone has weight.
+"""
+
+import numpy as np
+import pandas as pd
+import pytest
+import statsmodels.api as sm
+
+import fedstat as fs
+from fedstat.errors import FedstatError, MessageError, PolicyError
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.models.mixed.protocol import MixedNewton
+
+CAREFUL = fs.Policy(max_share=0.2, min_level_count=5)
+"""The rule on sums that single out few rows is on; sums need no masks."""
+pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.FedstatWarning")
+
+
+def visits(sites=3, patients=30, target=7):
+    """Patients with 2 to 4 visits, as many of each; at the first site one patient has `target` visits."""
+    rng = np.random.default_rng(8)
+    rows = []
+    for k in range(sites):
+        for patient in range(patients):
+            n = target if (k, patient) == (0, 3) else 2 + patient % 3
+            level = rng.normal()
+            rows += [(f"S{k}", patient, rng.normal(), 10.0 + level + rng.normal()) for _ in range(n)]
+    return pd.DataFrame(rows, columns=["site", "patient", "x", "y"])
+
+
+def model_of(table, policy=CAREFUL, formula="y ~ x + (1 | patient)", **settings):
+    partition = fs.ClientPartition.from_frame(table, by="site", policy=policy)
+    return fs.FederatedMixed.from_formula(formula, partition, **settings)
+
+
+def ask(model, covariances, masked=False, name="products"):
+    """Request sums at chosen covariances; return replies by covariance."""
+    session = model._open_session("mixed", masked)
+    newton = MixedNewton(session, model.formula.random, model.distribution)
+
+    def protocol():
+        yield from newton.open()
+        out = []
+        for T in covariances:
+            arrays = {"covariance": np.atleast_1d(T).astype(float), "center": np.array(0.0)}
+            out.append((yield session.request_all("sum_products", arrays)))
+        return [[reply.arrays[name] for reply in replies] for replies in out]
+
+    return model.engine.run(session.hide(protocol()), Ledger())
+
+
+def mean_of_the_patient(found, covariances, sizes, target):
+    """Solve for the products of sums of intercept and response over the group of one size."""
+    values = np.array([replies[0][:3] for replies in found])  # intercept, x, response, at the first site
+    weights = np.array([[1.0, *(-t / (1.0 + n * t) for n in sizes)] for t in covariances])
+    solved = np.linalg.lstsq(weights, values.reshape(len(values), -1), rcond=None)[0].reshape(-1, 3, 3)
+    sums = solved[1 + sizes.index(target)]
+    return sums[0, 2] / sums[0, 0]
+
+
+def test_the_only_patient_with_seven_visits():
+    """Without the rule the coordinator computes the mean of one patient; with it the site refuses."""
+    table, covariances, sizes = visits(), [0.0, 0.05, 0.2, 0.5, 1.0, 3.0, 20.0], [2, 3, 4, 7]
+    own = table.query("site == 'S0' and patient == 3")["y"].mean()
+    allowed = ask(model_of(table, fs.Policy()), covariances)
+    assert mean_of_the_patient(allowed, covariances, sizes, 7) == pytest.approx(own, abs=1e-3)
+    with pytest.raises(PolicyError, match="fewer than 5 groups. Groups of few sizes"):
+        ask(model_of(table), covariances)
+    with pytest.raises(PolicyError, match="fewer than 5 groups"):
+        model_of(table).fit(masked=False)
+
+
+def test_groups_of_common_sizes_may_be_summed_unmasked():
+    assert model_of(visits(target=4)).fit(masked=False).converged
+
+
+@pytest.mark.parametrize(("alike", "refused"), [(4, True), (5, False)])
+def test_the_number_of_groups_of_a_size_is_the_minimum(alike, refused):
+    table = visits(target=4)
+    more = table.query("site == 'S0'").groupby("patient").filter(lambda group: len(group) == 4)
+    longer = more["patient"].unique()[:alike]
+    added = table[(table["site"] == "S0") & table["patient"].isin(longer)].groupby("patient").head(1)
+    table = pd.concat([table, added.assign(y=added["y"] + 0.3, x=added["x"] * -0.7)], ignore_index=True)
+    if refused:
+        with pytest.raises(PolicyError, match="fewer than 5 groups"):
+            model_of(table).fit(masked=False)
+    else:
+        assert model_of(table).fit(masked=False).converged
+
+
+def test_masks_hide_the_patient_among_the_same_sites_only():
+    """The difference of two masked sums is the part of the site that left."""
+    table = visits(sites=4)
+    partition = fs.ClientPartition.from_frame(table, by="site", policy=CAREFUL)
+    formula = "y ~ x + (1 | patient)"
+    assert fs.FederatedMixed.from_formula(formula, partition).fit(masked=True).converged
+    assert fs.FederatedMixed.from_formula(formula, partition).fit(masked=True).converged
+    fewer = partition._among(["S0", "S1", "S2"])
+    with pytest.raises(PolicyError, match="always the same ones"):
+        fs.FederatedMixed.from_formula(formula, fewer).fit(masked=True)
+
+
+def test_two_sites_hide_nothing_from_each_other():
+    with pytest.raises(PolicyError, match="fewer than 5 groups"):
+        model_of(visits(sites=2)).fit(masked=True)
+
+
+@pytest.mark.parametrize(("target", "rule"), [(7, "at least 5 groups of 'patient'"), (4, "minimum count")])
+def test_a_site_with_one_patient(target, rule):
+    table = visits(target=target)
+    table = table[(table["site"] != "S0") | (table["patient"] == 3)]
+    with pytest.raises(PolicyError, match=f"S0.*{rule}"):
+        model_of(table, fs.Policy()).fit()
+
+
+def test_a_site_may_be_one_group_if_the_column_names_it():
+    table = visits()
+    assert model_of(table, formula="y ~ x + (1 | patient) + (1 | site)").fit(masked=True).converged
+    with pytest.raises(PolicyError, match="at least 5 groups of 'ward'"):
+        model_of(table.assign(ward="one"), formula="y ~ x + (1 | patient) + (1 | ward)").fit(masked=True)
+
+
+@pytest.mark.parametrize("t", [-1.0 / 7.0 + 1e-6, -0.3])
+def test_a_negative_variance_would_magnify_groups_of_one_size(t):
+    with pytest.raises(MessageError, match="positive semidefinite"):
+        ask(model_of(visits(), fs.Policy()), [t])
+
+
+def test_coefficients_that_give_weight_to_few_rows():
+    """With a large coefficient only the rows near the cut have weight; the site says so, and releases nothing."""
+    rng = np.random.default_rng(2)
+    table = visits(target=4).assign(z=lambda d: (rng.random(len(d)) < 0.5).astype(int))
+    model = model_of(table, formula="z ~ x + (1 | patient)", family=sm.families.Binomial())
+    session = model._open_session("mixed", False)
+    newton = MixedNewton(session, model.formula.random, model.distribution)
+    arrays = {"beta": np.array([0.0, 3000.0]), "factor": np.array([0.0]), "curvature": np.array(True)}
+
+    def protocol():
+        yield from newton.open()
+        return (yield session.request_all("sum_scores", arrays))
+
+    try:
+        replies = model.engine.run(protocol(), Ledger())
+    except FedstatError as error:
+        assert isinstance(error, PolicyError)
+    else:
+        for reply in replies:
+            assert not reply.arrays["spread"] and not reply.arrays["score"].any()
+
+
+def test_more_points_than_a_fit_needs_single_out_rows_of_a_small_site():
+    """Each point adds vectors of means; with as many as rows they single out rows, and the site refuses."""
+    rng = np.random.default_rng(4)
+    table = visits(patients=8, target=4)
+    table["z"] = (rng.random(len(table)) < 0.5).astype(int)
+    model = model_of(table, formula="z ~ x + (1 | patient)", family=sm.families.Binomial())
+    session = model._open_session("mixed", False)
+    newton = MixedNewton(session, model.formula.random, model.distribution)
+
+    def protocol():
+        yield from newton.open()
+        for _ in range(40):
+            arrays = {"beta": rng.normal(size=2), "factor": rng.random(1), "curvature": np.array(False)}
+            yield session.request_all("sum_scores", arrays)
+
+    with pytest.raises(PolicyError, match="largest share"):
+        model.engine.run(protocol(), Ledger())

@@ -1,0 +1,278 @@
+"""Mixed models over sites are those of the pooled table: lme4, lmerTest, pbkrtest and statsmodels as oracles."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import statsmodels.api as sm
+import statsmodels.formula.api as smf
+from numpy.testing import assert_allclose
+
+import fedstat as fs
+from fedstat.errors import (
+    ConvergenceWarning,
+    DesignError,
+    EstimationError,
+    FormulaError,
+    ModelError,
+    NotAvailableError,
+    PolicyError,
+)
+
+FOLDER = Path(__file__).parents[2] / "reference" / "mixed"
+R = json.loads((FOLDER / "mixed.json").read_text())
+SLEEP, HERDS, PASTES = (pd.read_csv(FOLDER / f"{name}.csv") for name in ("sleepstudy", "cbpp", "pastes"))
+HERDS["period"] = HERDS["period"].astype(str)
+TRIAL = fs.datasets.make_repeated()
+VISITS = fs.datasets.make_repeated(patients=8)
+pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
+SMALL = fs.Policy(min_count=2, min_events=0)
+
+LINEAR = {
+    "slopes": ("Reaction ~ Days + (1 + Days | Subject)", SLEEP),
+    "unbalanced": ("Reaction ~ Days + (1 + Days | Subject)", SLEEP.iloc[25:]),
+    "intercepts": ("Reaction ~ Days + (1 | Subject)", SLEEP),
+    "independent": ("Reaction ~ Days + (1 + Days || Subject)", SLEEP),
+    "weighted": ("Reaction ~ Days + (1 | Subject)", SLEEP),
+    "nested": ("strength ~ x + (1 | cask) + (1 | batch)", PASTES),
+    "sites": ("strength ~ x + (1 | cask) + (1 | plant)", PASTES),
+}
+
+
+def model_of(formula, table, by="site", policy=SMALL, **settings):
+    partition = fs.ClientPartition.from_frame(table, by=by, policy=policy)
+    return fs.FederatedMixed.from_formula(formula, partition, **settings)
+
+
+def linear_model(case, reml, **settings):
+    formula, table = LINEAR[case]
+    weights = {"var_weights": "weight"} if case == "weighted" else {}
+    by = "plant" if "plant" in table else "site"
+    return model_of(formula, table, by, reml=reml, **weights, **settings)
+
+
+@pytest.mark.parametrize("reml", [True, False])
+@pytest.mark.parametrize("case", LINEAR)
+def test_linear_mixed_models_are_those_of_lme4(case, reml):
+    """lme4 minimizes without derivatives: its variances have about six digits, ours more."""
+    expected = R["reml" if reml else "ml"][case]
+    fit = linear_model(case, reml).fit()
+    assert fit.converged and not fit.singular and fit.reml == reml
+    assert_allclose(fit.llf, expected["llf"], rtol=1e-9)
+    assert_allclose(fit.aic, expected["aic"], rtol=1e-9)
+    assert_allclose(fit.params, expected["coef"], rtol=1e-6)
+    assert_allclose(fit.bse, expected["se"], rtol=2e-6)
+    found = [T[a, b] for T in fit._record.fit.matrices() for b in range(len(T)) for a in range(b, len(T))]
+    assert_allclose([*found, fit.scale], expected["variances"], rtol=5e-5)
+    assert_allclose(fit.df, expected["df"], rtol=2e-4)
+    if reml and case != "weighted":  # pbkrtest takes all weights for one
+        tests = fit.coefficient_tests("kenward-roger")
+        assert_allclose(tests["df"], expected["kr_df"], rtol=1e-5)
+        assert_allclose(tests["std_error"], expected["kr_se"], rtol=1e-5)
+    rows = LINEAR[case][1]
+    predicted = fit.predict(rows, effects=fit.group_effects(rows))
+    assert_allclose(predicted.iloc[:5], expected["conditional"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("nodes", [1, 9, 25])
+@pytest.mark.parametrize("family", ["binomial", "poisson"])
+def test_generalized_linear_mixed_models_are_those_of_lme4(family, nodes):
+    expected = R[family][f"n{nodes}"]
+    if family == "binomial":
+        formula, distribution = "cbind(incidence, healthy) ~ period + (1 | herd)", sm.families.Binomial()
+    else:
+        formula = "incidence ~ period + offset(log(size)) + (1 | herd)"
+        distribution = sm.families.Poisson()
+    fit = model_of(formula, HERDS, family=distribution, nagq=nodes).fit()
+    assert fit.converged
+    assert_allclose(fit.params, expected["coef"], rtol=1e-5)
+    assert_allclose(fit.bse, expected["se"], rtol=1e-4)
+    assert_allclose(fit.variances["std_dev"], [expected["theta"]], rtol=1e-5)
+    if nodes == 1:  # with more, lme4 leaves out constants
+        assert_allclose(fit.llf, expected["llf"], rtol=1e-8)
+        predicted = fit.predict(HERDS, effects=fit.group_effects(HERDS)).iloc[:5]
+        assert_allclose(predicted, expected["conditional"], rtol=1e-4)
+
+
+def test_binary_rows_give_the_estimate_of_their_counts():
+    rows = HERDS.loc[HERDS.index.repeat(HERDS["size"])]
+    ill = rows.groupby(level=0).cumcount() < rows["incidence"]
+    table = rows.assign(ill=ill.astype(int)).reset_index(drop=True)
+    fit = model_of("ill ~ period + (1 | herd)", table, family=sm.families.Binomial(), nagq=9).fit()
+    assert_allclose(fit.params, R["binary"]["coef"], rtol=1e-5)
+    assert_allclose(fit.params, R["binomial"]["n9"]["coef"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_one_site_equals_many(masked):
+    formula = "score ~ month * arm + (1 + month | person) + (1 | hospital)"
+    table = VISITS.assign(person=VISITS["hospital"] + VISITS["patient"].astype(str))
+    many = model_of(formula, table, "hospital").fit(masked=masked)
+    one = model_of(formula, table.assign(site="all"), "site").fit()
+    assert_allclose(many.params, one.params, rtol=1e-7)
+    assert_allclose(many.cov_params(), one.cov_params(), rtol=1e-6)
+    assert_allclose(many.variances["variance"], one.variances["variance"], rtol=1e-6)
+    assert_allclose([many.llf, *many.df], [one.llf, *one.df], rtol=1e-6)
+
+
+def test_the_estimate_is_that_of_statsmodels():
+    fit = model_of("score ~ month + (1 + month | person)", PERSONS, "hospital", reml=False).fit()
+    pooled = smf.mixedlm("score ~ month", PERSONS, groups="person", re_formula="~month").fit(reml=False)
+    assert_allclose(fit.params, pooled.fe_params, rtol=1e-4)
+    assert fit.llf >= pooled.llf - 1e-6
+    assert_allclose(fit.llf, pooled.llf, rtol=1e-7)
+
+
+PERSONS = VISITS.assign(person=VISITS["hospital"] + VISITS["patient"].astype(str))
+
+
+def test_a_variance_of_zero_is_reported_at_the_top():
+    rng = np.random.default_rng(3)
+    table = pd.DataFrame({"x": rng.normal(size=240), "g": np.arange(240) // 4, "site": np.arange(240) // 80})
+    within = rng.normal(size=(60, 4))
+    table["y"] = table["x"] + (within - within.mean(axis=1, keepdims=True)).ravel()
+    table["site"] = "S" + table["site"].astype(str)
+    fit = model_of("y ~ x + (1 | g)", table).fit()
+    assert fit.converged and fit.singular == ("(1 | g)",)
+    assert fit.variances.loc[("g", "Intercept"), "variance"] < 1e-10
+    pooled = sm.OLS(table["y"], sm.add_constant(table["x"])).fit()
+    assert_allclose(fit.params, pooled.params, rtol=1e-8)
+    assert_allclose(fit.scale, pooled.scale, rtol=1e-8)
+    assert "Singular fit" in str(fit.summary())
+    assert_allclose(fit.test_variances()["p_value"], [1.0], atol=0.51)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_step_over_a_variance_of_zero_does_not_go_on_forever(seed):
+    """From a ratio of one, the longest step ends at minus one, which is the same variance."""
+    rng = np.random.default_rng(seed)
+    table = pd.DataFrame({"x": rng.normal(size=720), "g": np.arange(720) // 3})
+    table = table.assign(y=0.5 * table["x"] + rng.normal(size=720), site=np.where(table["g"] < 100, "A", "B"))
+    fit = model_of("y ~ x + (1 | g)", table).fit()
+    assert fit.converged and fit.iterations < 12
+    pooled = smf.mixedlm("y ~ x", table, groups="g").fit()
+    assert fit.llf >= pooled.llf - 1e-7
+    assert fit.variances["variance"].iloc[0] < 0.2
+
+
+def test_variances_are_tested_by_likelihood_ratio():
+    model = model_of("score ~ month + (1 + month | person)", PERSONS, "hospital", reml=False)
+    fit, without = model.fit(), model_of("score ~ month + (1 | person)", PERSONS, "hospital", reml=False).fit()
+    tests = fit.test_variances()
+    assert_allclose(tests.loc[("person", "month"), "statistic"], 2.0 * (fit.llf - without.llf), rtol=1e-5)
+    ols = smf.ols("score ~ month", PERSONS).fit()
+    alone = without.test_variances()
+    assert_allclose(alone["statistic"], [2.0 * (without.llf - ols.llf)], rtol=1e-7)
+    with pytest.raises(ModelError, match="random effects differ"):
+        fit.compare_lr_test(without)
+    smaller = model_of("score ~ 1 + (1 | person)", PERSONS, "hospital", reml=False).fit()
+    statistic, p, df = without.compare_lr_test(smaller)
+    assert df == 1 and p < 1e-6 and statistic == pytest.approx(2.0 * (without.llf - smaller.llf))
+    reml = model_of("score ~ month + (1 | person)", PERSONS, "hospital").fit()
+    with pytest.raises(ModelError, match="reml=False"):
+        reml.compare_lr_test(smaller)
+
+
+def test_shares_of_variance_are_those_of_the_variances():
+    fit = model_of("score ~ month + (1 | person)", PERSONS, "hospital").fit()
+    between, within = fit.variances["variance"]
+    assert_allclose(fit.icc["person"], between / (between + within))
+    fixed = np.var(fit.predict(PERSONS), ddof=1)
+    total = fixed + between + within
+    assert_allclose(fit.r_squared(), [fixed / total, (fixed + between) / total], rtol=1e-8)
+
+
+def test_effects_of_sites_need_unmasked_sums():
+    model = model_of("score ~ month + (1 | person) + (1 | hospital)", PERSONS, "hospital")
+    found = model.fit(masked=False)
+    effects = found.site_effects()
+    own = found.group_effects(PERSONS).query("group == 'hospital'").set_index("label")["estimate"]
+    assert_allclose(effects.set_index("site")["estimate"], own[effects["site"]], rtol=1e-6, atol=1e-6)
+    assert (effects["std_error"] > 0.0).all()
+    assert len(found.plot_site_effects().get_yticks()) == 16
+    with pytest.raises(NotAvailableError, match="masked=False"):
+        model.fit().site_effects()
+
+
+def test_results_are_saved_and_read(tmp_path):
+    fit = model_of("score ~ month + (1 + month | patient)", VISITS, "hospital").fit()
+    fit.save(tmp_path / "fit.fed")
+    again = fs.load(tmp_path / "fit.fed")
+    pd.testing.assert_frame_equal(again.variances, fit.variances)
+    assert_allclose(again.df, fit.df, rtol=0)
+    assert_allclose(again.conf_int(), fit.conf_int(), rtol=0)
+    with pytest.raises(NotAvailableError, match="read from a file"):
+        again.test_variances()
+
+
+def test_what_leaves_a_site_is_what_explain_lists():
+    for family in (None, sm.families.Binomial()):
+        response = "score" if family is None else "relapse"
+        model = model_of(f"{response} ~ month + (1 | patient)", TRIAL, "hospital", family=family)
+        expected = model.explain()
+        assert expected.passes
+        fit = model.fit()
+        key = ["sender", "step", "array", "kind", "masked"]
+        released = fit.ledger.releases()
+        own = released[released["step"].isin(["start", "sum_products", "sum_scores"])]
+        assert set(own[key].apply(tuple, axis=1)) <= set(expected.tidy()[key].apply(tuple, axis=1))
+        assert set(own.loc[own["sender"] != "coordinator", "kind"]) <= {"aggregate", "control"}
+
+
+@pytest.mark.parametrize(
+    ("formula", "settings", "error", "match"),
+    [
+        ("score ~ month", {}, FormulaError, "needs a random effect"),
+        ("score ~ arm + (1 + month | patient)", {}, FormulaError, "'month' is none"),
+        ("score ~ 0 + month + (1 | patient)", {}, FormulaError, "'1' is none"),
+        ("score ~ month + (1 | patient)", {"nagq": 9}, ModelError, "no quadrature"),
+        ("relapse ~ month + (1 | patient)", {"family": sm.families.Binomial(), "nagq": 26}, ModelError, "25"),
+        ("relapse ~ month + (1 | patient)", {"family": sm.families.Binomial(), "nagq": 0}, ModelError, "nagq"),
+        (
+            "relapse ~ month + (1 + month | patient)",
+            {"family": sm.families.Binomial(), "nagq": 2},
+            ModelError,
+            "single random intercept",
+        ),
+        (
+            "relapse ~ month + (1 | patient) + (1 | hospital)",
+            {"family": sm.families.Binomial()},
+            ModelError,
+            "several groups",
+        ),
+        ("score ~ month + (1 | patient)", {"family": sm.families.Gamma()}, ModelError, "a mixed model takes"),
+        ("relapse ~ month + (1 | patient)", {"family": sm.families.Poisson(), "reml": True}, ModelError, "reml"),
+    ],
+)
+def test_models_that_do_not_exist_are_refused(formula, settings, error, match):
+    with pytest.raises(error, match=match):
+        model_of(formula, VISITS, "hospital", **settings)
+
+
+def test_crossed_and_useless_groups_are_refused():
+    table = VISITS.assign(doctor=np.arange(len(VISITS)) % 7, row=np.arange(len(VISITS)))
+    with pytest.raises(DesignError, match=r"groups of 'patient' are in several groups of 'doctor'"):
+        model_of("score ~ month + (1 | patient) + (1 | doctor)", table, "hospital").fit()
+    with pytest.raises(EstimationError, match="groups with several rows"):
+        model_of("score ~ month + (1 | row)", table, "hospital").fit()
+    with pytest.raises(EstimationError, match="collinear"):
+        model_of("score ~ month + twice + (1 | patient)", table.assign(twice=2 * table["month"]), "hospital").fit()
+
+
+@pytest.mark.parametrize(("patients", "refused"), [(4, True), (5, False)])
+def test_a_site_needs_enough_groups(patients, refused):
+    policy = fs.Policy(min_count=5)
+    few = VISITS[(VISITS["hospital"] != "Bonn") | (VISITS["patient"] <= patients)]
+    model = model_of("score ~ month + (1 | patient)", few, "hospital", policy)
+    if refused:
+        with pytest.raises(PolicyError, match="Bonn.*at least 5 groups of 'patient'"):
+            model.fit()
+    else:
+        assert model.fit().converged
+
+
+def test_a_fit_that_is_cut_off_says_so():
+    with pytest.warns(ConvergenceWarning, match="after 2 steps"):
+        assert not model_of("score ~ month + (1 | patient)", VISITS, "hospital").fit(maxiter=2).converged
