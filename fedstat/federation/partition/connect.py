@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedstat.errors import NotAvailableError, PartitionError, VersionWarning, warn
+from fedstat.errors import DataWarning, NotAvailableError, PartitionError, VersionWarning, warn
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.disclosure.site import load_families
 from fedstat.federation.partition.describe import Layout
@@ -26,7 +26,7 @@ from fedstat.federation.partition.row_tables import RowRanges, common_columns
 from fedstat.federation.protocols.engine import Engine, side_by_side
 from fedstat.federation.protocols.linkage import PersistentAlignment, align_persistently, load_alignment
 from fedstat.federation.protocols.receipts import request_ledger_heads
-from fedstat.federation.protocols.schema import TableSchema, request_schemas, version_remarks
+from fedstat.federation.protocols.schema import TableSchema, change_remarks, request_schemas, version_remarks
 from fedstat.federation.tables.checks import raise_problems, shared_column_problems
 from fedstat.federation.tables.curve_columns import curve_problems
 from fedstat.federation.tables.keys import Alignment
@@ -186,6 +186,8 @@ def connect(
     engine.installed = {name: schema.release for name, schema in schemas.items()}
     for remark in version_remarks(schemas):
         warn(remark, VersionWarning)
+    for remark in change_remarks(schemas):
+        warn(remark, DataWarning)
     tables = {name: ConnectedTable(name, schema) for name, schema in schemas.items()}
     sites = {name: ConnectedSite(name, key, schemas[name]) for name, key in fingerprints.items()}
     options = PartitionOptions("condition", federation.min_count)

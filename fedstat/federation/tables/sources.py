@@ -293,7 +293,9 @@ def open_source(source: Source, folder: Path | None = None) -> Table:
     key = [name for name in source.key if name not in entities]
     table = SOURCE_KINDS[source.kind].open(source, key, folder)
     if isinstance(table, FrameTable) and source.curves:
-        return FrameTable(with_curves(source.site, table.frame, source.curves))
+        curves = FrameTable(with_curves(source.site, table.frame, source.curves))
+        curves.keys = table.keys
+        return curves
     return (
         CurveTable(source.site, table, source.curves)
         if isinstance(table, STREAMED) and source.curves
@@ -345,7 +347,9 @@ def _open_in_memory(source: Source, leave_out: Sequence[str], folder: Path | Non
                 frame[name] = dates
     check.raise_problems(check.unfit_key_problems(source.site, frame, source.key) if source.key else ())
     _check_schema(source, lambda name: _kind_in_memory(frame[name]))
-    return FrameTable(frame.drop(columns=list(leave_out)))
+    table = FrameTable(frame.drop(columns=list(leave_out)))
+    table.keys = frame[list(source.key)] if source.key else None
+    return table
 
 
 def _open_parquet(source: Source, leave_out: Sequence[str], folder: Path | None) -> ParquetTable:
