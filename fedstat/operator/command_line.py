@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -454,7 +455,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = vars(parser().parse_args(arguments))
     run: Callable[..., int] = given.pop("run")
     try:
-        return run(**given)
+        code = run(**given)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # the reader, such as head, has seen enough; Python would flush again at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (FedstatError, OSError, ImportError) as error:
         print(f"fedstat: {error}", file=sys.stderr)
         return 1

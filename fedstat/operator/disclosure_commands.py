@@ -27,6 +27,7 @@ from fedstat.federation.tables.published import (
     description_problems,
     propose,
     read_published,
+    withheld_columns,
     write_published,
 )
 from fedstat.federation.transport.site_folder import (
@@ -69,9 +70,13 @@ def describe_columns(folder: Path) -> int:
         print("\n".join(f"  - {problem}" for problem in problems) or f"  The data agree with '{path}'.")
         return 1 if problems else 0
     least = read_site_policy(folder).min_level_count
-    published = propose(table, least)
+    withheld = withheld_columns(table)
+    published = {name: one for name, one in propose(table, least).items() if name not in withheld}
     write_atomic(path, write_published(published).encode())
     show_columns(published, table.columns)
+    for name, why in withheld.items():
+        print(textwrap.fill(f"{name}: {why}.", WIDTH, initial_indent="  ", subsequent_indent="      "))
+    print("" if not withheld else "\n", end="")
     print(f"  This proposal was made from the data and written to '{path}'. Read it before others do.")
     print("  Ranges are rounded outwards to two digits. Replace them with generally known bounds if you can.")
     print(f"  Levels with fewer than {least} records are left out. Merge them, or add them.")
@@ -157,7 +162,12 @@ def show_exposure(folder: Path) -> int:
 
 def approve_plan(folder: Path, digest: str) -> int:
     """Approve one run of a plan."""
-    plan = plan_folder(folder).decide(load_identity(folder), digest, "approved")
+    plans = plan_folder(folder)
+    complete = plans.find(digest).digest
+    earlier = read_ledger(folder, plans.site, plans.keys).decisions.get(complete)
+    if earlier is not None and earlier.verdict == "denied":
+        print(f"This plan was denied before: {earlier}\n")
+    plan = plans.decide(load_identity(folder), digest, "approved")
     print(f"{plan.site} will answer one run of plan {plan.digest}, and nothing else:")
     print(f"{plan.call}, of {plan.formula}. The analyst can now run the same analysis again.")
     return 0

@@ -259,7 +259,7 @@ class ReleaseHistory:
         return found
 
     def _with_persons(self, released: ReleasedGroups, by_key: bool) -> ReleasedGroups:
-        """Number the persons of all rows by their keys, if some have several versions."""
+        """Add the person of every row, by its key, if some have several versions."""
         if self.marks is None or not len(self.gone) or not by_key:
             return replace(released, persons=None)
         keys = _key_marks(np.concatenate([self.marks, self.gone]))

@@ -262,10 +262,11 @@ class Site:
         """Deny a plan, as the owner."""
         self.approvals.decide(digest, "denied", who)
 
-    def remember(self, remembered: ReleaseHistory) -> None:
+    def remember(self, remembered: ReleaseHistory, store: bool = True) -> None:
         """Compare new releases with those of an earlier process as well."""
         self._data = replace(self._data, memory=remembered)
-        self._keep_history()
+        if store:
+            self._keep_history()
 
     def change_rules(self, policy: Policy, published: Published) -> tuple[str, ...]:
         """Apply the owner's changes; return the rules that are stricter now, which end the open sessions.
@@ -275,7 +276,7 @@ class Site:
         """
         stricter = stricter_rules(self.policy, policy)
         held = {name: one for name, one in self.published.items() if name not in self._label}
-        if any(published.get(name) != one for name, one in held.items()):
+        if not all(name in published and published[name].includes(one) for name, one in held.items()):
             stricter = (*stricter, "columns")
         self._noise.policy = policy
         self._data = replace(self._data, policy=policy, published={**published, **self._label})

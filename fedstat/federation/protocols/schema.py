@@ -205,10 +205,10 @@ def _other_version(site: str, release: InstalledVersion) -> str:
 
 def change_remarks(schemas: Mapping[str, TableSchema]) -> Iterator[str]:
     """One line per site whose records have changed since its earlier releases."""
-    for site, schema in schemas.items():
-        if schema.changed:
+    for site, found in schemas.items():
+        if found.changed:
             yield (
-                f"{site}: its records have changed since {schema.changed}. Results differ from those of "
+                f"{site}: its records have changed since {found.changed}. Results differ from those of "
                 "earlier analyses, and the site refuses sums that would reveal the change of few records"
             )
 

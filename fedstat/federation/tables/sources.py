@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from datetime import date
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
@@ -191,10 +192,17 @@ class DeclaredColumn:
     unit : str
         Such as ``"mg/l"``; compared with the ``unit`` in the metadata of a Parquet column, if it has one.
         Text files and databases have no unit.
+    since : str
+        Public origin of dates in a text file, such as ``"2020-01-01"``: the column holds the days since then.
+    codes : mapping of str to str
+        Names of the values of a text file as it has them, such as ``{"1" = "male", "2" = "female"}``. Other
+        values stay as they are.
     """
 
     type: str
     unit: str = ""
+    since: str = ""
+    codes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,9 +355,21 @@ def _open_in_memory(source: Source, leave_out: Sequence[str], folder: Path | Non
                 frame[name] = dates
     check.raise_problems(check.unfit_key_problems(source.site, frame, source.key) if source.key else ())
     _check_schema(source, lambda name: _kind_in_memory(frame[name]))
+    for name, column in source.schema.items():
+        if column.since:
+            frame[name] = (frame[name] - pd.Timestamp(column.since)) / pd.Timedelta(days=1)
+        if column.codes:
+            frame[name] = _named_codes(frame[name], column.codes)
     table = FrameTable(frame.drop(columns=list(leave_out)))
     table.keys = frame[list(source.key)] if source.key else None
     return table
+
+
+def _named_codes(column: pd.Series[Any], codes: Mapping[str, str]) -> pd.Series[Any]:
+    """Replace codes by their names; a number is compared by its shortest written form."""
+    written = column.map(lambda value: f"{value:g}" if isinstance(value, float) else str(value))
+    named = written.map(codes)
+    return named.where(named.notna(), written).where(column.notna(), None)
 
 
 def _open_parquet(source: Source, leave_out: Sequence[str], folder: Path | None) -> ParquetTable:
@@ -432,6 +452,22 @@ def _description_problems(source: Source) -> Iterator[str]:
                 f"{source.site}, column {name!r}: its declared type is unknown; expected one of "
                 f"{', '.join(map(repr, TYPES))}."
             )
+        if (column.since or column.codes) and source.kind != "csv":
+            yield (
+                f"{source.site}, column {name!r}: since and codes are for text files. Convert the column in "
+                "the query, or in the file."
+            )
+        if column.since and not (column.type == "dates" and _is_date(column.since)):
+            yield (
+                f'{source.site}, column {name!r}: since needs type = "dates" and a date such as "2020-01-01".'
+            )
+
+
+def _is_date(text: str) -> bool:
+    try:
+        return bool(date.fromisoformat(text))
+    except ValueError:
+        return False
 
 
 def _query_problems(where: str, source: Source) -> Iterator[str]:

@@ -471,7 +471,7 @@ def reload_records(folder: Path, site: Site) -> str:
 
 
 def _counted(changes: tuple[int, int, int]) -> str:
-    """Say how many records were corrected, added and removed; empty if there are none, or they are unknown."""
+    """Say how many records were corrected, added and removed; empty if none is known."""
     words = [f"{n:,} {what}" for n, what in zip(changes, ("corrected", "added", "removed"), strict=True) if n]
     return f" ({', '.join(words)})" if words else ""
 
@@ -503,8 +503,8 @@ def mode_problems(folder: str | Path) -> Iterator[str]:
         )
 
 
-def open_site(folder: str | Path) -> Site:
-    """Open the site of a folder with its existing ledger.
+def open_site(folder: str | Path, trial: bool = False) -> Site:
+    """Open the site of a folder with its existing ledger; a `trial` changes no file.
 
     PartitionError if its description, data or policy cannot be used. SecurityError if others may read or
     write its folder, if the ledger is incomplete, or if its stored replies used another number of rows.
@@ -533,7 +533,8 @@ def open_site(folder: str | Path) -> Site:
         plans=PlanFolder(description.name, Path(folder), identity.public),
     )
     site.site_ledger.as_of = read_at(table)
-    site.approvals.take_up()
+    if not trial:
+        site.approvals.take_up()
     # rows behind earlier replies: their difference to a new reply could disclose single entities
-    site.remember(restore_row_groups(site.site_ledger, table, identity))
+    site.remember(restore_row_groups(site.site_ledger, table, identity), store=not trial)
     return site
