@@ -16,6 +16,7 @@ from fedstat.federation.transport.flare.provision import FLARE
 from fedstat.operator import (
     cards,
     deployment,
+    dictionaries,
     disclosure_commands,
     federation_commands,
     flare_commands,
@@ -221,6 +222,20 @@ SITE = (
         disclosure_commands.describe_columns,
     ),
     Command(
+        "dictionary",
+        "Show the data dictionary of the study. With --accept, the site reads and describes its data by it.",
+        dictionaries.accept_dictionary,
+        (
+            make_argument(
+                "dictionary",
+                type=Path,
+                nargs="?",
+                help="dictionary.json (default: the one in the exchange folder)",
+            ),
+            make_argument("--accept", action="store_true", help="use the dictionary at this site"),
+        ),
+    ),
+    Command(
         "answer-again",
         "Reset the count of refusals that depended on the data, so that the site answers again.",
         disclosure_commands.reset_refusals,
@@ -365,6 +380,12 @@ FEDERATION = (
         "roster",
         "Sign the list of all sites (the roster), which each site accepts with 'fedstat site accept'.",
         rosters.make_roster,
+    ),
+    Command(
+        "dictionary",
+        "Sign the data dictionary of the study (dictionary.toml), which each site accepts with 'fedstat site "
+        "dictionary'.",
+        dictionaries.sign_dictionary,
     ),
     Command(
         "accept",

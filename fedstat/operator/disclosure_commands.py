@@ -22,6 +22,7 @@ from fedstat.federation.disclosure.privacy_budget import read_budget_spent
 from fedstat.federation.disclosure.rules import PARTIES
 from fedstat.federation.disclosure.threat_statements import threats_under
 from fedstat.federation.files import write_atomic
+from fedstat.federation.tables.dictionary import DataDictionary, read_accepted
 from fedstat.federation.tables.published import (
     Published,
     description_problems,
@@ -30,6 +31,7 @@ from fedstat.federation.tables.published import (
     withheld_columns,
     write_published,
 )
+from fedstat.federation.tables.table import Table
 from fedstat.federation.transport.site_folder import (
     COLUMNS,
     POLICY,
@@ -50,7 +52,7 @@ from fedstat.operator.page.released_arrays import (
     refusals_of,
     released_rows,
 )
-from fedstat.operator.terminal import format_columns, shell_path, underlined
+from fedstat.operator.terminal import format_columns, print_problems, shell_path, underlined
 
 # ----------------------------------------------------------------------------------------------------
 # Commands for the owner of a site: describe columns, reset refusals, and decide on plans.
@@ -70,6 +72,9 @@ def describe_columns(folder: Path) -> int:
         print("\n".join(f"  - {problem}" for problem in problems) or f"  The data agree with '{path}'.")
         return 1 if problems else 0
     least = read_site_policy(folder).min_level_count
+    dictionary = read_accepted(folder, description.coordinator)
+    if dictionary is not None:
+        return _describe_from(folder, description.name, table, dictionary)
     withheld = withheld_columns(table)
     published = {name: one for name, one in propose(table, least).items() if name not in withheld}
     write_atomic(path, write_published(published).encode())
@@ -82,6 +87,20 @@ def describe_columns(folder: Path) -> int:
     print(f"  Levels with fewer than {least} records are left out. Merge them, or add them.")
     print(f"\n  Next    fedstat site check {shell_path(folder)}")
     return 0
+
+
+def _describe_from(folder: Path, site: str, table: Table, dictionary: DataDictionary) -> int:
+    """Propose the description that the dictionary of the study gives, and compare the data with it."""
+    path, published = folder / COLUMNS, dictionary.propose(table.columns)
+    write_atomic(path, write_published(published).encode())
+    show_columns(published, table.columns)
+    print(f"  This is data dictionary {dictionary.number} of {dictionary.study}, written to '{path}'.")
+    absent = [name for name in dictionary.columns if name not in table.columns]
+    problems = [f"{site}: column '{name}' of the dictionary is not in the table" for name in absent]
+    problems += description_problems(site, published, table)
+    print_problems(problems)
+    print(f"\n  Next    fedstat site check {shell_path(folder)}")
+    return 1 if problems else 0
 
 
 def show_columns(published: Published, held: tuple[str, ...]) -> None:

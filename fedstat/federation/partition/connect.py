@@ -18,6 +18,7 @@ from fedstat.federation.partition.federation_file import (
     APART,
     FEDERATION_FILENAME,
     FederationDescription,
+    coordinator_identity,
     open_transport,
     read_federation,
 )
@@ -29,6 +30,7 @@ from fedstat.federation.protocols.receipts import request_ledger_heads
 from fedstat.federation.protocols.schema import TableSchema, change_remarks, request_schemas, version_remarks
 from fedstat.federation.tables.checks import raise_problems, shared_column_problems
 from fedstat.federation.tables.curve_columns import curve_problems
+from fedstat.federation.tables.dictionary import read_accepted
 from fedstat.federation.tables.keys import Alignment
 from fedstat.federation.tables.table import Table
 from fedstat.federation.transport.journal import Journal, LedgerCheckpoints
@@ -186,7 +188,7 @@ def connect(
     engine.installed = {name: schema.release for name, schema in schemas.items()}
     for remark in version_remarks(schemas):
         warn(remark, VersionWarning)
-    for remark in change_remarks(schemas):
+    for remark in (*change_remarks(schemas), *_dictionary_remarks(federation, schemas)):
         warn(remark, DataWarning)
     tables = {name: ConnectedTable(name, schema) for name, schema in schemas.items()}
     sites = {name: ConnectedSite(name, key, schemas[name]) for name, key in fingerprints.items()}
@@ -202,6 +204,17 @@ def connect(
     return PartitionParts(
         "vertical", key, alignment, options, sites, engine=engine, aligned_as=aligned_as, coordinator=at
     )
+
+
+def _dictionary_remarks(
+    federation: FederationDescription, schemas: Mapping[str, TableSchema]
+) -> Iterator[str]:
+    """Yield in what descriptions of the sites differ from the dictionary of the study, if there is one."""
+    key = coordinator_identity(federation.folder).public.fingerprint
+    dictionary = read_accepted(federation.folder, key)
+    if dictionary is not None and federation.layout == "horizontal":
+        for site, schema in schemas.items():
+            yield from dictionary.departures(site, schema.published)
 
 
 def _stack_connected(

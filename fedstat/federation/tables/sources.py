@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import date
 from pathlib import Path
 from types import MappingProxyType
@@ -235,6 +235,8 @@ class Source:
         How a missing cell of a text file is written.
     curves : mapping of str to Curve or LongCurve
         Columns that hold curves, or for a text file long tables of them, by their paths.
+    dictionary : mapping of str to DeclaredColumn
+        How the dictionary of the study reads columns of a text file, unless `schema` declares them.
 
     Raises
     ------
@@ -254,6 +256,7 @@ class Source:
     memory: int = MEGABYTES
     timeout: int = SECONDS
     curves: Mapping[str, Curve | LongCurve] = field(default_factory=dict)
+    dictionary: Mapping[str, DeclaredColumn] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check.raise_problems(_description_problems(self))
@@ -266,7 +269,7 @@ class Source:
         ``schema`` is a type, or a mapping with ``type`` and ``unit``. PartitionError as :class:`Source`, or
         where an entry is unknown or of another type.
         """
-        known = [part.name for part in fields(cls) if part.name != "site"]
+        known = [part.name for part in fields(cls) if part.name not in ("site", "dictionary")]
         # only names are shown: the value of an unknown entry may be a misplaced connection string
         if unknown := sorted(map(repr, description.keys() - set(known))):
             raise PartitionError(
@@ -343,19 +346,21 @@ def _private_text(source: Source) -> str:
 
 def _open_in_memory(source: Source, leave_out: Sequence[str], folder: Path | None) -> FrameTable:
     # declared text keeps its leading zeros; all else is read as what it looks like, and then checked
-    dtype = {name: "str" for name, column in source.schema.items() if column.type == "text"}
+    declared = {**source.dictionary, **source.schema}
+    dtype = {name: "str" for name, column in declared.items() if column.type == "text"}
     frame = read_table(source.site, source.path, source.na_values, dtype)
     check.raise_problems(check.name_problems(source.site, frame.columns))
     _check_present(source, frame.columns)
-    for name, column in source.schema.items():
+    declared = {name: column for name, column in declared.items() if name in frame.columns}
+    for name, column in declared.items():
         if column.type == "dates" and kind(frame[name]) == "text":
             dates = pd.to_datetime(frame[name], format="ISO8601", errors="coerce")
             # all or none: a text that is no date is then found to be text, and refused
             if dates.notna().sum() == frame[name].notna().sum():
                 frame[name] = dates
     check.raise_problems(check.unfit_key_problems(source.site, frame, source.key) if source.key else ())
-    _check_schema(source, lambda name: _kind_in_memory(frame[name]))
-    for name, column in source.schema.items():
+    _check_schema(replace(source, schema=declared), lambda name: _kind_in_memory(frame[name]))
+    for name, column in declared.items():
         if column.since:
             frame[name] = (frame[name] - pd.Timestamp(column.since)) / pd.Timedelta(days=1)
         if column.codes:

@@ -44,6 +44,7 @@ from fedstat.federation.tables.aligned_table import (
     recognize_rows,
     row_keys,
 )
+from fedstat.federation.tables.dictionary import DICTIONARY, read_accepted
 from fedstat.federation.tables.published import Published, description_problems, read_published
 from fedstat.federation.tables.sources import Source, open_source, read_source
 from fedstat.federation.tables.table import FrameTable, Table, read_at
@@ -194,6 +195,7 @@ def _whoever() -> str:
 #
 #     site.toml       name, where the data are, fingerprints of the coordinator and of the other sites
 #     policy.toml     what may be released (fedstat.Policy)
+#     dictionary.json the accepted data dictionary; see :mod:`fedstat.federation.tables.dictionary`
 #     columns.toml    public facts about the columns; see :mod:`fedstat.federation.tables.published`
 #     in_force.json   rules in force; see :mod:`fedstat.federation.transport.live_config`
 #     reload          time of the owner's last request to read the rows again
@@ -217,6 +219,7 @@ PRIVATE = (
     SECRET_FILENAME,
     ANSWERED_FILENAME,
     ALIGNMENT,
+    DICTIONARY,
 )
 """Files that only the owner may read or write (mode 0600)."""
 SEED_DIGITS, LEAST_DIGITS = 32, 8
@@ -436,6 +439,9 @@ def refusal_log(folder: str | Path) -> Callable[[str], None]:
 def open_records(folder: str | Path, description: SiteDescription) -> Table:
     """Open the rows of a site without their key; in the vertical layout in the order of its alignment."""
     source, folder, now = description.source, Path(folder), utc_text(time.time_ns())
+    dictionary = read_accepted(folder, description.coordinator)
+    if dictionary is not None and source.kind == "csv":
+        source = replace(source, dictionary=dictionary.declared)
     table = _open_table(source, folder, bool(description.site_column))
     if isinstance(table, FrameTable):
         table.as_of = now
