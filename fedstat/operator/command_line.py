@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from fedstat.federation.transport.flare.provision import FLARE
 from fedstat.operator import (
     cards,
     deployment,
+    dictionaries,
     disclosure_commands,
     federation_commands,
     flare_commands,
@@ -220,6 +222,20 @@ SITE = (
         disclosure_commands.describe_columns,
     ),
     Command(
+        "dictionary",
+        "Show the data dictionary of the study. With --accept, the site reads and describes its data by it.",
+        dictionaries.accept_dictionary,
+        (
+            make_argument(
+                "dictionary",
+                type=Path,
+                nargs="?",
+                help="dictionary.json (default: the one in the exchange folder)",
+            ),
+            make_argument("--accept", action="store_true", help="use the dictionary at this site"),
+        ),
+    ),
+    Command(
         "answer-again",
         "Reset the count of refusals that depended on the data, so that the site answers again.",
         disclosure_commands.reset_refusals,
@@ -403,6 +419,12 @@ FEDERATION = (
         rosters.make_roster,
     ),
     Command(
+        "dictionary",
+        "Sign the data dictionary of the study (dictionary.toml), which each site accepts with 'fedstat site "
+        "dictionary'.",
+        dictionaries.sign_dictionary,
+    ),
+    Command(
         "accept",
         "Record that a site has accepted the roster, if there is no exchange folder.",
         rosters.take_acceptance,
@@ -504,7 +526,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = vars(parser().parse_args(arguments))
     run: Callable[..., int] = given.pop("run")
     try:
-        return run(**given)
+        code = run(**given)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # the reader, such as head, has seen enough; Python would flush again at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (FedstatError, OSError, ImportError) as error:
         print(f"fedstat: {error}", file=sys.stderr)
         return 1

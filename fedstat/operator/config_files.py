@@ -143,7 +143,14 @@ path = {path}
 # Types of the columns ("numbers", "whole numbers", "text", "true/false" or "dates"), and their units.
 # [data.schema]
 # age = {{ type = "numbers", unit = "years" }}
-# sex = "text"
+# sex = {{ type = "whole numbers", codes = {{ 1 = "male", 2 = "female" }} }}    # names of the values
+# admitted = {{ type = "dates", since = "2020-01-01" }}    # becomes the days since a public date
+
+# Curves: columns hr_0, hr_1, ... hold the points of one curve per record, called hr in formulas.
+# [data.curves.hr]
+# columns = "hr_*"
+# domain = [0, 23]        # first and last point, the same at all sites
+# unit = "hours"
 
 # Fingerprints of the sites that share masks with this one, and its own.
 [pinned]

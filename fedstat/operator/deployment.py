@@ -201,7 +201,14 @@ def _listed(words: Sequence[str]) -> str:
 
 def site_unit(folder: Path) -> int:
     """Print the systemd unit of a site."""
-    print(site_service(folder).unit(), end="")
+    service = site_service(folder)
+    print(service.unit(), end="")
+    if folder.stat().st_uid == 0:
+        print(
+            f"the folder '{folder}' belongs to root, and the service would run as root (User=root). Give the "
+            "folder to an account of its own first: chown -R ACCOUNT FOLDER",
+            file=sys.stderr,
+        )
     return 0
 
 

@@ -24,13 +24,16 @@ from fedstat.federation.disclosure.privacy_budget import read_budget_spent
 from fedstat.federation.disclosure.rules import PARTIES
 from fedstat.federation.disclosure.threat_statements import threats_under
 from fedstat.federation.files import write_atomic
+from fedstat.federation.tables.dictionary import DataDictionary, read_accepted
 from fedstat.federation.tables.published import (
     Published,
     description_problems,
     propose,
     read_published,
+    withheld_columns,
     write_published,
 )
+from fedstat.federation.tables.table import Table
 from fedstat.federation.transport.site_folder import (
     COLUMNS,
     POLICY,
@@ -54,7 +57,7 @@ from fedstat.operator.page.released_arrays import (
     refusals_of,
     released_rows,
 )
-from fedstat.operator.terminal import format_columns, shell_path, underlined
+from fedstat.operator.terminal import format_columns, print_problems, shell_path, underlined
 
 # ----------------------------------------------------------------------------------------------------
 # Commands for the owner of a site: describe columns, reset refusals, and decide on plans.
@@ -74,14 +77,35 @@ def describe_columns(folder: Path) -> int:
         print("\n".join(f"  - {problem}" for problem in problems) or f"  The data agree with '{path}'.")
         return 1 if problems else 0
     least = read_site_policy(folder).min_level_count
-    published = propose(table, least)
+    dictionary = read_accepted(folder, description.coordinator)
+    if dictionary is not None:
+        return _describe_from(folder, description.name, table, dictionary)
+    withheld = withheld_columns(table)
+    published = {name: one for name, one in propose(table, least).items() if name not in withheld}
     write_atomic(path, write_published(published).encode())
     show_columns(published, table.columns)
+    for name, why in withheld.items():
+        print(textwrap.fill(f"{name}: {why}.", WIDTH, initial_indent="  ", subsequent_indent="      "))
+    print("" if not withheld else "\n", end="")
     print(f"  This proposal was made from the data and written to '{path}'. Read it before others do.")
     print("  Ranges are rounded outwards to two digits. Replace them with generally known bounds if you can.")
     print(f"  Levels with fewer than {least} records are left out. Merge them, or add them.")
     print(f"\n  Next    fedstat site check {shell_path(folder)}")
     return 0
+
+
+def _describe_from(folder: Path, site: str, table: Table, dictionary: DataDictionary) -> int:
+    """Propose the description that the dictionary of the study gives, and compare the data with it."""
+    path, published = folder / COLUMNS, dictionary.propose(table.columns)
+    write_atomic(path, write_published(published).encode())
+    show_columns(published, table.columns)
+    print(f"  This is data dictionary {dictionary.number} of {dictionary.study}, written to '{path}'.")
+    absent = [name for name in dictionary.columns if name not in table.columns]
+    problems = [f"{site}: column '{name}' of the dictionary is not in the table" for name in absent]
+    problems += description_problems(site, published, table)
+    print_problems(problems)
+    print(f"\n  Next    fedstat site check {shell_path(folder)}")
+    return 1 if problems else 0
 
 
 def show_columns(published: Published, held: tuple[str, ...]) -> None:
@@ -169,7 +193,12 @@ def show_exposure(folder: Path) -> int:
 
 def approve_plan(folder: Path, digest: str) -> int:
     """Approve one run of a plan."""
-    plan = plan_folder(folder).decide(load_identity(folder), digest, "approved")
+    plans = plan_folder(folder)
+    complete = plans.find(digest).digest
+    earlier = read_ledger(folder, plans.site, plans.keys).decisions.get(complete)
+    if earlier is not None and earlier.verdict == "denied":
+        print(f"This plan was denied before: {earlier}\n")
+    plan = plans.decide(load_identity(folder), digest, "approved")
     print(f"{plan.site} will answer one run of plan {plan.digest}, and nothing else:")
     print(f"{plan.call}, of {plan.formula}. The analyst can now run the same analysis again.")
     return 0

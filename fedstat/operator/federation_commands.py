@@ -44,7 +44,7 @@ from fedstat.federation.transport.flare.provision import (
     check_flare_name,
     days_left,
 )
-from fedstat.federation.transport.mailbox import SiteMailbox, is_bucket
+from fedstat.federation.transport.mailbox import SiteMailbox, is_bucket, last_alive
 from fedstat.federation.transport.remote import ClosableTransport, RemoteEngine, RemoteSite, Transport
 from fedstat.federation.transport.site_folder import IDENTITY
 from fedstat.operator import flare_commands, rosters
@@ -138,12 +138,18 @@ class SiteReport:
     """The status of a site, as the coordinator knows it.
 
     Whether it is connected (NVIDIA FLARE), the number of waiting requests (folder), and the roster that it
-    accepted last; null where this is not known.
+    accepted last; `seen` is the number of seconds since the service was seen in the exchange folder. Null
+    where this is not known.
     """
 
     connected: bool | None
     waiting: int | None
     roster: int | None
+    seen: float | None = None
+
+
+PATIENCE = 120.0
+"""Seconds after which a service that was not seen in the exchange folder is reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +234,9 @@ def _standing(federation: FederationDescription) -> FederationStatus:
             connected=(reported is not None and name in reported.connected) if by_flare else None,
             waiting=_waiting(federation, name) if federation.transport == FOLDER_TRANSPORT else None,
             roster=numbers.get(name),
+            seen=last_alive(Path(federation.exchange), name)
+            if federation.transport == FOLDER_TRANSPORT
+            else None,
         )
         for name in federation.sites
     }
@@ -255,6 +264,12 @@ def _problems(
     if federation.transport == FOLDER_TRANSPORT:
         for name in (name for name, one in sites.items() if one.waiting is None):
             yield f"{name} has no folder in '{federation.exchange}': the site has not been started"
+        for name, one in sites.items():
+            if one.seen is not None and one.seen > PATIENCE:
+                yield (
+                    f"{name} was seen {one.seen:,.0f} s ago: its service is not running, or a request "
+                    "takes long. Ask its owner for  fedstat site status"
+                )
     if federation.transport != FLARE:
         return
     renew = f"make them with    fedstat federation provision {folder}"

@@ -222,7 +222,7 @@ def _changes(description: SiteDescription, reported: Roster) -> list[tuple[str, 
     ]
     rows += [(site, "removed", description.pinned[site]) for site in _leaving(description, reported)]
     as_before = len(parties) - sum(row[1] != "removed" for row in rows)
-    return [*rows, (f"{as_before} others" if rows else "all", "as before", "")] if as_before else rows
+    return [*rows, (f"{as_before} known keys" if rows else "all", "as before", "")] if as_before else rows
 
 
 def _enter(folder: Path, description: SiteDescription, reported: Roster, known: dict[str, str]) -> None:

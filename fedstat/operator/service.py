@@ -26,7 +26,7 @@ from fedstat.federation.files import write_atomic
 from fedstat.federation.transport.bucket import BucketInbox, open_bucket
 from fedstat.federation.transport.flare.provision import FLARE, KIT, days_left
 from fedstat.federation.transport.live_config import ClosedError, full_disk
-from fedstat.federation.transport.mailbox import Backoff, Inbox, SiteMailbox, is_bucket
+from fedstat.federation.transport.mailbox import Backoff, Inbox, SiteMailbox, is_bucket, show_alive
 from fedstat.federation.transport.signed import SignedSite
 from fedstat.federation.transport.site_folder import (
     DESCRIPTION,
@@ -92,7 +92,7 @@ def log_to(path: Path | None, megabytes: float, count: int) -> Callable[[str], N
 def health_problem(standing: SiteStatus, folder: Path, age: float | None, patience: float) -> str:
     """Return why a site cannot answer, or an empty text; its service was seen `age` seconds ago."""
     if not standing.is_served:
-        return f"is not running ({standing.state})"
+        return f"is not running ({standing.state}{': ' if standing.problem else ''}{standing.problem})"
     if age is None or age > patience:
         seen = "never seen" if age is None else f"seen {age:.0f} s ago"
         return f"the service hangs: it was {seen}, and one request may take {patience:g} s"
@@ -110,7 +110,7 @@ def health_problem(standing: SiteStatus, folder: Path, age: float | None, patien
         return "there is no connection to the server"
     if standing.certificate_days is not None and standing.certificate_days < 0:
         return "the certificate has expired"
-    return standing.problem
+    return standing.problem or (standing.reload_problem and f"answers, but {standing.reload_problem}")
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -261,6 +261,8 @@ class Service:
         if time.monotonic() - self._beaten > BEAT:
             self._beaten = time.monotonic()
             write_heartbeat(self.folder)
+            if self.site.description.exchange_folder:
+                show_alive(Path(self.site.description.exchange_folder), self.site.site.name)
         if time.monotonic() - self._measured > EVERY:
             self._measured = time.monotonic()
             self.metrics(show_site_json(self.folder, self.site.site.site_ledger), self.busy)
@@ -338,7 +340,7 @@ def serve_site_folder(
         take(f"{utc_now()} {line}")
 
     services = [
-        Service(place, SignedSite(place, report=report), once, report, partial(measure, table=name))
+        Service(place, _start(place, description.name, report), once, report, partial(measure, table=name))
         for name, place in folders.items()
     ]
     places = "', '".join(dict.fromkeys(one for s in services for one in s.site.description.exchanges))
@@ -356,6 +358,16 @@ def serve_site_folder(
     said = f"{utc_now()} {description.name} {ORDERLY}; its ledger continues at the next start"
     print(said, flush=True) if log is None else take(said)
     return 0
+
+
+def _start(folder: Path, name: str, report: Callable[[str], None]) -> SignedSite:
+    """Open a site; if it cannot be opened, the status says why."""
+    try:
+        return SignedSite(folder, report=report)
+    except (FedstatError, OSError, ImportError) as error:
+        if not ledger_is_held(folder):  # else the status is that of the process that serves it
+            write_status(folder, "failed", name, utc_now(), {"problem": str(error)})
+        raise
 
 
 def _measure_flare(folder: Path, measure: Callable[[SiteStatus, float | None], None]) -> None:

@@ -44,6 +44,7 @@ from fedstat.federation.transport.site_folder import (
     load_identity,
     mode_problems,
     open_records,
+    open_site,
     read_description,
     read_site_columns,
     read_site_policy,
@@ -291,7 +292,21 @@ def _examine(folder: Path) -> list[str]:
         problems += _exchange_problems(exchange)
     if not description.exchanges:
         problems += flare_site_problems(folder)
+    if not ledger_is_held(folder):
+        problems += _start_problems(folder, problems)
     return problems
+
+
+def _start_problems(folder: Path, found: Sequence[str]) -> Iterator[str]:
+    """Yield why the service would not start, as it does when it starts, if this is not among the problems."""
+    try:
+        site = open_site(folder, trial=True)
+    except (FedstatError, OSError, ImportError) as error:
+        if str(error) not in found:
+            yield str(error)
+        return
+    if site.site_ledger.store is not None:
+        site.site_ledger.store.close()
 
 
 def _description_problems(folder: Path, name: str, policy: Policy, table: Table | None) -> Iterator[str]:

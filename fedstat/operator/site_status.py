@@ -62,7 +62,8 @@ class SiteStatus:
     `transport` is "folder", "bucket" or "flare". `state` is "running", "stopped", "failed", "killed" or
     "never started". `ledger_is_held` is true if a process holds the lock of the site. `heartbeat` is the time
     at which the service was seen last. `version` is that of the service, and `installed` that of the command.
-    `problem` is the reason for which a running service answers no requests, or empty. Times are in UTC.
+    `problem` is the reason for which a running service answers no requests, or for which the last start
+    failed, or empty; `reload_problem` is why the last reload failed. Times are in UTC.
     """
 
     form: int
@@ -90,6 +91,7 @@ class SiteStatus:
     plans_waiting: int | None
     certificate_days: int | None
     budget: BudgetStatus | None
+    reload_problem: str = ""
 
 
 def write_heartbeat(home: Path) -> None:
@@ -138,7 +140,8 @@ def read_site_status(
         connected=None if connected is None else served and connected == "yes",
         version=words.get("fedstat"),
         installed=VERSION,
-        problem="" if held is None else held.problem,
+        problem=str(words.get("problem", "")) if held is None else held.problem,
+        reload_problem="" if held is None else held.reload_problem,
         records_as_of=(held.as_of or None) if held is not None else None,
         site_ledger=problem or "complete",
         **(dict.fromkeys(LEDGER_COUNTS) if site_ledger is None else count_ledger(site_ledger)),

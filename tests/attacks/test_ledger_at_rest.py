@@ -305,6 +305,7 @@ def grown(more, positive=True):
     return pd.concat([records(0), new if positive else -new])
 
 
+@pytest.mark.filterwarnings("ignore:.*records have changed since:fedstat.errors.DataWarning")
 def test_a_table_that_has_grown_keeps_its_memory(doors):
     """Sums over 60 and over 61 records differ by one; over 72, by twelve. So it is after a restart."""
     for more, refused in ((1, True), (12, False), (13, True), (12, False)):

@@ -40,14 +40,15 @@ def _statement(form: str, content: Any) -> bytes:
     return encode_parts(form, json.dumps(content, sort_keys=True, ensure_ascii=False))
 
 
-def _sign(identity: Identity, form: str, record: Any) -> str:
+def sign_record(identity: Identity, form: str, record: Any) -> str:
+    """Return the text of a record with the signature of an identity."""
     content = to_plain(record)
     signature = identity.signing.sign(_statement(form, content)).hex()
     return json.dumps(to_plain(SignedText(form, content, identity.public, signature)), indent=1) + "\n"
 
 
-def _open(text: str | bytes, form: str, where: str) -> tuple[Any, PublicIdentity]:
-    """Content of a signed record, and who signed it, which says nothing of who that is."""
+def open_record(text: str | bytes, form: str, where: str) -> tuple[Any, PublicIdentity]:
+    """Return the content of a signed record, and the keys that signed it, whose owner is not checked here."""
     try:
         found = from_json(SignedText, text, where, SecurityError)
         signature = bytes.fromhex(found.signature)
@@ -106,12 +107,12 @@ class Roster:
 
     def sign(self, identity: Identity) -> str:
         """Text of its file, signed by the coordinator."""
-        return _sign(identity, ROSTER, self)
+        return sign_record(identity, ROSTER, self)
 
     @classmethod
     def read(cls, text: str | bytes, where: str) -> Roster:
         """Read what :meth:`sign` wrote; SecurityError where the coordinator that it names did not sign it."""
-        content, keys = _open(text, ROSTER, where)
+        content, keys = open_record(text, ROSTER, where)
         roster = from_plain(cls, content, where, SecurityError)
         if normalize_fingerprint(roster.coordinator) != keys.digest.hex():
             raise SecurityError(f"{where}: not signed by the coordinator that it names")
@@ -129,12 +130,12 @@ class Acceptance:
 
     def sign(self, identity: Identity) -> str:
         """Text of its file, signed by the site."""
-        return _sign(identity, ACCEPTANCE, self)
+        return sign_record(identity, ACCEPTANCE, self)
 
     @classmethod
     def read(cls, text: str | bytes, where: str, sites: Mapping[str, str], roster: Roster) -> Acceptance:
         """Read what :meth:`sign` wrote; SecurityError where it is of no site, or of another roster."""
-        content, keys = _open(text, ACCEPTANCE, where)
+        content, keys = open_record(text, ACCEPTANCE, where)
         found = from_plain(cls, content, where, SecurityError)
         if normalize_fingerprint(sites.get(found.site, "")) != keys.digest.hex():
             raise SecurityError(f"{where}: not signed by a site of this federation under its name")

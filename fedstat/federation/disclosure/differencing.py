@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -16,7 +17,7 @@ from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.release_history import ReleasedGroups
 from fedstat.federation.disclosure.request_checks import check_mask
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.typing import Bools, Floats, Ints
+from fedstat.typing import Floats, Ints
 
 SAME_ROWS_REMEDY = (
     "Fit both models on the same rows: name the columns of one model in complete=[...] of the other"
@@ -61,26 +62,20 @@ def check_level_difference(data: SiteData, state: State, fact: facts.LevelsReque
     released = data.memory.released
     if data.policy.remember != "all" or released is None:
         return
-    n_gone = len(released.cells) - len(fact.used)
     for name, values in fact.levels.items():
-        once = f"levels of {name} "
-        before = {text for text in data.site_ledger.spent if text.startswith(once)}
-        if once + _row_digest(fact.used) in before:
-            continue
-        if before and n_gone:
-            raise PolicyError.of_rule(
-                "differencing",
-                data.name,
-                f"refuses levels of column '{name}': they were released when the table had rows that are "
-                "gone, "
-                "and the levels of these rows are no longer known",
-            )
+        # digests, because the list of levels may differ from one request to the next, and rows may go
+        digests = np.array([0, *(_level_digest(value, data.mark_key) for value in values)], dtype=np.uint32)
         index = pd.Index(list(values), dtype=object)
         chunks = (chunk[name].to_numpy(dtype=object) for chunk in data.table.chunks([name]))
         code = np.concatenate([index.get_indexer(pd.Index(part, dtype=object)) for part in chunks])
+        new = np.zeros((len(released.cells), 1), dtype=np.uint32)
+        new[: len(code), 0] = np.where(fact.used[: len(code)], digests[code + 1], 0)
+        earlier = released.levels.get(name, new[:, :0])
+        if (earlier == new).all(axis=0).any():
+            continue
         after = released
-        for rows in (fact.used, *_rows_with_levels(released, once, before)):
-            after = after.with_groups(np.where(rows[: len(code)], code, -1))
+        for column in (*earlier.T, *new.T):
+            after = after.with_groups(np.unique(np.append(column, 0), return_inverse=True)[1][:-1] - 1)
         if after.fewest_isolated(min(data.policy.min_level_count, data.min_count)):
             raise PolicyError.of_rule(
                 "differencing",
@@ -89,18 +84,14 @@ def check_level_difference(data: SiteData, state: State, fact: facts.LevelsReque
                 f"column '{name}' from those of earlier releases: the difference would disclose these rows. "
                 f"{SAME_ROWS_REMEDY}",
             )
-        data.site_ledger.spend(once + _row_digest(fact.used))
+        levels = {**released.levels, name: np.hstack([earlier, new])}
+        data.memory.released = released = replace(released, levels=levels)
 
 
-def _rows_with_levels(released: ReleasedGroups, once: str, before: set[str]) -> list[Bools]:
-    """Return the rows over which levels were released, with all combinations of them that are possible."""
-    groups = list(released.groups) if before else []
-    reported = [rows for rows in groups if once + _row_digest(rows) in before]
-    return reported if len(reported) == len(before) else groups
-
-
-def _row_digest(rows: Bools) -> str:
-    return hashlib.sha256(np.packbits(rows).tobytes()).hexdigest()
+def _level_digest(level: object, secret: bytes) -> int:
+    """Digest a level to 32 bits above zero, so that the history keeps levels of rows that are gone."""
+    digest = hashlib.blake2b(str(level).encode(), digest_size=4, key=secret).digest()
+    return int.from_bytes(digest, "big") or 1
 
 
 def check_row_groups(data: SiteData, state: State, fact: facts.RowGroups) -> None:
@@ -222,7 +213,7 @@ def check_weighted_estimates(data: SiteData, state: State, fact: facts.WeightedE
     new = new[:, [not (known == one[:, None]).all(axis=0).any() for one in new.T]]
     if not new.shape[1]:
         return
-    few = data.policy.min_count - 1
+    few = (data.policy.min_count - 1) * released.most_versions
     if few >= 1 and isolates_rows(np.hstack([known, new]), few, data.policy.max_share < 1.0):
         raise PolicyError.of_rule(
             "differencing",

@@ -207,6 +207,8 @@ def check_products(data: SiteData, state: State, fact: SummedProducts) -> None:
     if leverage.max(initial=0.0) >= 0.99 / few:
         near = columns[leverage >= ISOLATION_TOLERANCE / few].astype(np.float64)
         direction = find_isolating_direction(near, np.eye(columns.shape[1]), few, ISOLATION_TOLERANCE)
+    if direction is None and released.persons is not None:
+        direction = isolated_versions(columns.astype(np.float64), released.persons, few)
     if direction is None:
         memory.released = replace(released, columns=columns)
         return
@@ -219,6 +221,28 @@ def check_products(data: SiteData, state: State, fact: SummedProducts) -> None:
         f"{', '.join(map(repr, involved))}. Use the columns of an earlier fit, merge levels, or leave a term "
         "out",
     )
+
+
+def isolated_versions(U: Floats, persons: Ints, few: int) -> Floats | None:
+    """Return a combination of orthonormal columns (n, q) that belongs to few persons, some with two versions.
+
+    The difference of sums before and after a correction belongs to both versions of a record, and reveals
+    what changed. One of the persons has a share of at least 1 / few of the combination. Its rows are tried,
+    with those of the persons that share most with them.
+    """
+    own = np.einsum("ij,ij->i", U, U)
+    high = np.bincount(persons, own) >= (1.0 - ISOLATION_TOLERANCE) / few
+    for person in np.flatnonzero(high).tolist():
+        rows = np.flatnonzero(persons == person)
+        shared = np.abs(U[rows] @ U.T).max(axis=0)
+        closest = persons[np.argsort(-(own / 2.0 + shared))[: 4 * few * len(rows)]].tolist()
+        chosen = [person, *(other for other in dict.fromkeys(closest) if other != person)][:few]
+        V = U[np.isin(persons, chosen)]
+        _, s, directions = np.linalg.svd(V, full_matrices=False)
+        if s[0] ** 2 >= 1.0 - ISOLATION_TOLERANCE:
+            direction: Floats = directions[0]
+            return direction
+    return None
 
 
 def _with_indicators(X: Floats) -> Floats:

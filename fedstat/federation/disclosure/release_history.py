@@ -5,24 +5,39 @@ other combinations, of sums are combinations of these rows. A combination that i
 `min_count` entries is a sum over fewer rows than the owner allows. A comparison of pairs is not enough: four
 sums, no two of which differ by few rows, can have an alternating sum that is one row.
 
+A record that was corrected is in the history twice, as it was and as it is: sums before and after differ by
+both. They are versions of one person, and count as one.
+
 Rows that are in the same groups are one *cell*. So the size of the history grows with the number of different
 divisions and not with the number of releases: 10,000 unions of 60 patterns are 60 cells and 60 groups.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy.linalg import qr
 
-from fedstat.federation.tables.aligned_table import MARK_BYTES, order_of, places_of, row_fingerprints
-from fedstat.federation.tables.table import Table
+from fedstat.federation.tables.aligned_table import (
+    KEY_MARK,
+    MARK_BYTES,
+    MarkForm,
+    order_of,
+    places_of,
+    recognize_rows,
+    row_fingerprints,
+)
+from fedstat.federation.tables.sql_table import utc_timestamp
+from fedstat.federation.tables.table import Table, read_at
 from fedstat.typing import Array, Bools, Floats, Ints
 
 ZERO_TOLERANCE = 1e-7
 """Relative size below which a combination counts as zero. Larger is safer: nearly zero is nearly revealed."""
+ROUNDING = 1e-6
+"""Persons by which sums of shares may be off."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,12 +55,18 @@ class ReleasedGroups:
     columns : (n_rows, k) array of float32
         Orthonormal basis of all columns of which sums were released; see
         :mod:`fedstat.federation.disclosure.products`.
+    levels : mapping of str to (n_rows, s) array of uint32
+        Digests of the levels of a column by which sums were released, 0 for rows that were in none of them.
+    persons : (n_rows,) array of int, optional
+        Person of every row, if some have several versions.
     """
 
     cells: Ints
     basis: Bools
     weights: Floats
     columns: Array
+    levels: Mapping[str, Array] = field(default_factory=dict)
+    persons: Ints | None = None
 
     @classmethod
     def none(cls, n_rows: int) -> ReleasedGroups:
@@ -58,9 +79,19 @@ class ReleasedGroups:
         )
 
     @property
-    def sizes(self) -> Ints:
-        """Number of rows of every cell: (c,)."""
-        return np.bincount(self.cells, minlength=self.basis.shape[1])
+    def sizes(self) -> Array:
+        """Number of persons of every cell, (c,): each released version of a record counts for its share."""
+        shares = None
+        if self.persons is not None:
+            released = self.basis.any(axis=0)[self.cells]
+            versions = np.bincount(self.persons, released)
+            shares = 1.0 / np.maximum(versions, 1.0)[self.persons]
+        return np.bincount(self.cells, shares, minlength=self.basis.shape[1])
+
+    @property
+    def most_versions(self) -> int:
+        """Largest number of versions of one record."""
+        return 1 if self.persons is None else int(np.bincount(self.persons).max(initial=1))
 
     def with_groups(self, code: Ints) -> ReleasedGroups:
         """Return the history after further sums by group; (n_rows,), -1 for rows in no group."""
@@ -92,14 +123,18 @@ class ReleasedGroups:
         new = np.zeros((len(self.basis), 1), dtype=np.bool_)
         here = np.where(places >= 0, self.cells[places], self.basis.shape[1])
         basis = np.concatenate([self.basis, new], axis=1) if (places < 0).any() else self.basis
-        weights, columns = (
-            np.concatenate([np.where((places >= 0)[:, None], held[places], held.dtype.type(0)), held[gone]])
-            for held in (self.weights, self.columns)
+        there = (places >= 0)[:, None]
+        weights, columns, *coded = (
+            np.concatenate([np.where(there, held[places], held.dtype.type(0)), held[gone]])
+            if len(held)
+            else np.zeros((len(places), held.shape[1]), dtype=held.dtype)
+            for held in (self.weights, self.columns, *self.levels.values())
         )
-        return ReleasedGroups(np.concatenate([here, self.cells[gone]]), basis, weights, columns), gone
+        levels = dict(zip(self.levels, coded, strict=True))
+        return ReleasedGroups(np.concatenate([here, self.cells[gone]]), basis, weights, columns, levels), gone
 
     def fewest_isolated(self, min_count: int) -> int:
-        """Return the number of rows that a combination of the sums isolates, if below `min_count`; else 0.
+        """Return the number of persons that a combination of the sums isolates, if below `min_count`; else 0.
 
         Combinations that vanish on all cells of `min_count` rows or more are a space N. If it has a basis of
         vectors with disjoint supports, every combination's support is a union of these, and the smallest one
@@ -107,7 +142,7 @@ class ReleasedGroups:
         hard: few real divisions need it, and refusing them is safe.
         """
         sizes = self.sizes
-        small = sizes < min_count
+        small = sizes < min_count - ROUNDING
         if not small.any() or not len(self.basis):
             return 0
         groups = self.basis.astype(np.float64)
@@ -119,8 +154,8 @@ class ReleasedGroups:
         if (reduced.sum(axis=0) > 1).any():
             return 1
         rows = reduced @ sizes[small]
-        fewest = int(rows.min(initial=min_count))
-        return fewest if fewest < min_count else 0
+        fewest = float(rows.min(initial=min_count))
+        return int(np.ceil(fewest - ROUNDING)) if fewest < min_count - ROUNDING else 0
 
     @property
     def groups(self) -> Bools:
@@ -138,6 +173,10 @@ class ReleasedGroups:
         for name, held in (("weights", self.weights), ("columns", self.columns)):
             if held.size:
                 reported[name] = held
+        if self.levels:
+            names = [name for name, held in self.levels.items() for _ in range(held.shape[1])]
+            reported["levels"] = np.hstack([*self.levels.values()])
+            reported["level names"] = np.frombuffer(json.dumps(names).encode(), dtype=np.uint8)
         return reported
 
     @classmethod
@@ -156,7 +195,13 @@ class ReleasedGroups:
         for held in (weights, columns):
             if held.ndim != 2 or len(held) != len(cells) or not np.isfinite(held).all():
                 raise ValueError("the release history is not complete")
-        return cls(cells, basis, weights, columns)
+        codes = np.asarray(arrays.get("levels", np.zeros((len(cells), 0))), dtype=np.uint32)
+        names = json.loads(arrays["level names"].tobytes()) if "level names" in arrays else []
+        if codes.shape != (len(cells), len(names)):
+            raise ValueError("the release history is not complete")
+        owner = np.array(names)
+        levels = {name: codes[:, owner == name] for name in dict.fromkeys(names)}
+        return cls(cells, basis, weights, columns, levels)
 
 
 @dataclass(slots=True)
@@ -164,13 +209,19 @@ class ReleaseHistory:
     """The release history of a site: the groups of rows behind all releases; None before the first.
 
     `marks` (n_rows, 16) are digests of the table's rows, in an `order` of them, once they are needed; `gone`
-    (k, 16) those of rows that it had earlier.
+    (k, 16) those of rows that it had earlier. `changed` is the time since which the table has other records
+    than those of earlier releases, empty if it has the same; `changes` counts the records that were
+    corrected, added and removed at the last reading. `is_new` means that the stored history is an earlier
+    one.
     """
 
     released: ReleasedGroups | None = None
     gone: Array = field(default_factory=lambda: np.empty((0, MARK_BYTES), dtype=np.uint8))
     marks: Array | None = None
     order: str = ""
+    changed: str = ""
+    changes: tuple[int, int, int] = (0, 0, 0)
+    is_new: bool = False
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array], table: Table, secret: bytes) -> ReleaseHistory:
@@ -183,9 +234,36 @@ class ReleaseHistory:
             return cls(released, order=order_of(table))
         if known.shape != (len(released.cells), MARK_BYTES):
             raise ValueError("the release history is not complete")
+        present, form = MarkForm.of(table), MarkForm.of(table)
+        if "form" in arrays:
+            form = MarkForm.from_array(arrays["form"])
         marks = row_fingerprints(table, secret)
-        released, gone = released.carried(places_of(known, marks))
-        return cls(released, known[gone], marks, order_of(table))
+        same = form == present
+        places = places_of(known, marks) if same else recognize_rows(known, form, table, secret)
+        released, gone = released.carried(places)
+        # the rows that were there at the last reading come first
+        lately = gone[gone < int(arrays.get("held", np.array(len(known))))]
+        found = cls(released, known[gone], marks, order_of(table))
+        found.changed = arrays["changed"].tobytes().decode() if "changed" in arrays else ""
+        if len(lately) or (places < 0).any():
+            found.changed = read_at(table) or utc_timestamp()
+            n_new, both = int((places < 0).sum()), np.zeros(0)
+            if form.by_key:
+                both = np.isin(_key_marks(known[lately]), _key_marks(marks[places < 0]))
+            corrected = int(both.sum())
+            found.changes = corrected, n_new - corrected, len(lately) - corrected
+        found.released = found._with_persons(released, present.by_key)
+        # Stored at once: the next comparison is then with these records, in the form of their marks. Without
+        # a key, added records that were not released yet may go again.
+        found.is_new = present.by_key and (not same or found.changes != (0, 0, 0))
+        return found
+
+    def _with_persons(self, released: ReleasedGroups, by_key: bool) -> ReleasedGroups:
+        """Add the person of every row, by its key, if some have several versions."""
+        if self.marks is None or not len(self.gone) or not by_key:
+            return replace(released, persons=None)
+        keys = _key_marks(np.concatenate([self.marks, self.gone]))
+        return replace(released, persons=np.unique(keys, return_inverse=True)[1])
 
     def to_arrays(self, table: Table, secret: bytes) -> dict[str, Array]:
         """Return the arrays by name, for a file."""
@@ -193,7 +271,12 @@ class ReleaseHistory:
             return {}
         if self.marks is None:
             self.marks = row_fingerprints(table, secret)
-        return self.released.to_arrays() | {"marks": np.concatenate([self.marks, self.gone])}
+        return self.released.to_arrays() | {
+            "marks": np.concatenate([self.marks, self.gone]),
+            "held": np.array(len(self.marks)),
+            "form": MarkForm.of(table).to_array(),
+            "changed": np.frombuffer(self.changed.encode(), dtype=np.uint8),
+        }
 
     def follow(self, table: Table, secret: bytes) -> None:
         """Reorder the history as the rows of the table are now."""
@@ -202,9 +285,15 @@ class ReleaseHistory:
         marks = row_fingerprints(table, secret)
         if self.released is not None and self.marks is not None:
             known = np.concatenate([self.marks, self.gone])
-            self.released, gone = self.released.carried(places_of(known, marks))
-            self.gone = known[gone]
+            released, gone = self.released.carried(places_of(known, marks))
+            self.marks, self.gone = marks, known[gone]
+            self.released = self._with_persons(released, MarkForm.of(table).by_key)
         self.marks, self.order = marks, order_of(table)
+
+
+def _key_marks(marks: Array) -> Array:
+    """Return the part of marks that depends on the key: (n, 16) bytes -> (n,)."""
+    return np.ascontiguousarray(marks[:, :KEY_MARK]).view(np.uint64).ravel()
 
 
 def independent_groups(basis: Bools, more: Bools) -> Bools:

@@ -459,7 +459,8 @@ def _check_equidistant(column: PublishedColumn, options: Mapping[str, Any]) -> s
     if column.range is None:
         return "its description lists no range for splines"
     if options.get("ends") != column.range:
-        return "lower_bound and upper_bound must be those of the published range"
+        low, high = column.range
+        return f"its ends must be those of the published range: lower_bound={low!r}, upper_bound={high!r}"
     return "" if options.get("knots", MAX_KNOTS) <= MAX_KNOTS else f"splines have at most {MAX_KNOTS} knots"
 
 

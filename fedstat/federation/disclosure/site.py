@@ -269,9 +269,11 @@ class Site:
         """Deny a plan, as the owner."""
         self.approvals.decide(digest, "denied", who)
 
-    def remember(self, remembered: ReleaseHistory) -> None:
+    def remember(self, remembered: ReleaseHistory, store: bool = True) -> None:
         """Compare new releases with those of an earlier process as well."""
         self._data = replace(self._data, memory=remembered)
+        if store:
+            self._keep_history()
 
     def change_rules(self, policy: Policy, published: Published) -> tuple[str, ...]:
         """Apply the owner's changes; return the rules that are stricter now, which end the open sessions.
@@ -281,7 +283,7 @@ class Site:
         """
         stricter = stricter_rules(self.policy, policy)
         held = {name: one for name, one in self.published.items() if name not in self._label}
-        if any(published.get(name) != one for name, one in held.items()):
+        if not all(name in published and published[name].includes(one) for name, one in held.items()):
             stricter = (*stricter, "columns")
         self._noise.policy = policy
         self._data = replace(self._data, policy=policy, published={**published, **self._label})
@@ -292,8 +294,18 @@ class Site:
     def change_records(self, table: Table, fits: HistoryCheck) -> None:
         """Continue with data that were read again and have changed; see :meth:`SiteData.with_records`."""
         self._data = self._data.with_records(table, fits)
+        self._keep_history()
         self._noise.take(self._data.table)
         self._end_sessions("records")
+
+    def _keep_history(self) -> None:
+        """Store a release history that was compared with other records than those of its file."""
+        data = self._data
+        if data.memory.is_new and self.site_ledger.store is not None:
+            self.site_ledger.keep_answered(
+                data.memory.to_arrays(data.table, data.mark_key), data.table.n_rows
+            )
+            data.memory.is_new = False
 
     def _end_sessions(self, why: str) -> None:
         self._put_out |= dict.fromkeys(self.states, SESSION_END_REASONS[why])

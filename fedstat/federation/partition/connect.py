@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedstat.errors import NotAvailableError, PartitionError, VersionWarning, warn
+from fedstat.errors import DataWarning, NotAvailableError, PartitionError, VersionWarning, warn
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.disclosure.site import load_families
 from fedstat.federation.message import NO_PURPOSE, Purpose
@@ -19,6 +19,7 @@ from fedstat.federation.partition.federation_file import (
     APART,
     FEDERATION_FILENAME,
     FederationDescription,
+    coordinator_identity,
     open_transport,
     read_federation,
 )
@@ -27,9 +28,10 @@ from fedstat.federation.partition.row_tables import RowRanges, common_columns
 from fedstat.federation.protocols.engine import Engine, side_by_side
 from fedstat.federation.protocols.linkage import PersistentAlignment, align_persistently, load_alignment
 from fedstat.federation.protocols.receipts import request_ledger_heads
-from fedstat.federation.protocols.schema import TableSchema, request_schemas, version_remarks
+from fedstat.federation.protocols.schema import TableSchema, change_remarks, request_schemas, version_remarks
 from fedstat.federation.tables.checks import raise_problems, shared_column_problems
 from fedstat.federation.tables.curve_columns import curve_problems
+from fedstat.federation.tables.dictionary import read_accepted
 from fedstat.federation.tables.keys import Alignment
 from fedstat.federation.tables.table import Table
 from fedstat.federation.transport.analysis_notes import NoteKeeper
@@ -191,6 +193,8 @@ def connect(
     engine.installed = {name: schema.release for name, schema in schemas.items()}
     for remark in version_remarks(schemas):
         warn(remark, VersionWarning)
+    for remark in (*change_remarks(schemas), *_dictionary_remarks(federation, schemas)):
+        warn(remark, DataWarning)
     tables = {name: ConnectedTable(name, schema) for name, schema in schemas.items()}
     sites = {name: ConnectedSite(name, key, schemas[name]) for name, key in fingerprints.items()}
     options = PartitionOptions("condition", federation.min_count)
@@ -205,6 +209,17 @@ def connect(
     return PartitionParts(
         "vertical", key, alignment, options, sites, engine=engine, aligned_as=aligned_as, coordinator=at
     )
+
+
+def _dictionary_remarks(
+    federation: FederationDescription, schemas: Mapping[str, TableSchema]
+) -> Iterator[str]:
+    """Yield in what descriptions of the sites differ from the dictionary of the study, if there is one."""
+    key = coordinator_identity(federation.folder).public.fingerprint
+    dictionary = read_accepted(federation.folder, key)
+    if dictionary is not None and federation.layout == "horizontal":
+        for site, schema in schemas.items():
+            yield from dictionary.departures(site, schema.published)
 
 
 def _stack_connected(

@@ -10,6 +10,7 @@ from typing import Annotated
 from fedstat import codec
 from fedstat.errors import MessageError, PartitionError, PolicyError
 from fedstat.federation.audit.budget_charges import BudgetSpent
+from fedstat.federation.audit.receipt import UTC_PATTERN
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.privacy_budget import read_budget_spent
@@ -50,7 +51,7 @@ class TableSchema:
     can be explained before any request. `link` exists in the vertical layout only. `published` is the owner's
     description of the columns, by which requests are checked; `privacy` is the state of the privacy budget,
     None without one. `curves` have the points of columns that hold curves; `release` is the installed
-    version.
+    version. `changed` is the time since which the records differ from those of earlier releases, or empty.
     """
 
     columns: Mapping[str, str | None]
@@ -62,6 +63,7 @@ class TableSchema:
     privacy: BudgetSpent | None = None
     curves: Mapping[str, CurveShape] = field(default_factory=dict)
     release: InstalledVersion = field(default_factory=InstalledVersion)
+    changed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ class TableSchemaText:
     curves: Mapping[str, CurveShape]
     privacy: BudgetSpent | None
     release: InstalledVersion
+    changed: str
 
 
 def table_schema(site: str, table: Table, policy: Policy) -> TableSchema:
@@ -132,6 +135,7 @@ def describe_table(data: SiteData, state: State, text: str) -> tuple[dict[str, A
         privacy=read_budget_spent(data.policy, data.site_ledger),
         curves=found.curves,
         release=own_version(),
+        changed=data.memory.changed,
     )
     return {}, codec.to_json(reported)
 
@@ -157,6 +161,8 @@ def _read(site: str, text: str) -> TableSchema:
     try:
         reported = codec.from_json(TableSchemaText, text, where)
         policy = Policy.from_text(f"{site}: its policy", reported.policy)
+        if reported.changed and not UTC_PATTERN.fullmatch(reported.changed):
+            raise MessageError(f"{where}: expected a time in UTC")
     except (PartitionError, MessageError) as error:
         if release.version == VERSION:
             raise MessageError(f"{where} is malformed") from error
@@ -171,6 +177,7 @@ def _read(site: str, text: str) -> TableSchema:
         reported.privacy,
         reported.curves,
         reported.release,
+        reported.changed,
     )
 
 
@@ -194,6 +201,16 @@ def _other_version(site: str, release: InstalledVersion) -> str:
         f"{MESSAGES}): they do not understand each other. Install the same version at both, and start the "
         "site's service again"
     )
+
+
+def change_remarks(schemas: Mapping[str, TableSchema]) -> Iterator[str]:
+    """One line per site whose records have changed since its earlier releases."""
+    for site, found in schemas.items():
+        if found.changed:
+            yield (
+                f"{site}: its records have changed since {found.changed}. Results differ from those of "
+                "earlier analyses, and the site refuses sums that would reveal the change of few records"
+            )
 
 
 def version_remarks(schemas: Mapping[str, TableSchema]) -> Iterator[str]:

@@ -7,18 +7,22 @@ import io
 import re
 import secrets
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from fedstat.codec import from_json, to_json
 from fedstat.errors import EngineError, MessageError, PartitionError
 from fedstat.federation.files import read_arrays, read_private, write_atomic
 from fedstat.federation.tables.checks import non_key_columns
+from fedstat.federation.tables.curve_columns import CurveTable
 from fedstat.federation.tables.curves import is_curve
 from fedstat.federation.tables.keys import KeyTable, align_block, as_tokens, seen_rows
-from fedstat.federation.tables.table import FrameTable, LabeledTable, Table
+from fedstat.federation.tables.sql_table import SqlTable, hash_keys
+from fedstat.federation.tables.table import FrameTable, LabeledTable, ParquetTable, Table
 from fedstat.typing import Array, Bools, Ints
 
 # ----------------------------------------------------------------------------------------------------
@@ -164,22 +168,110 @@ def new_session(alignment: str) -> str:
 #
 # A mark is a keyed digest of a complete record, and begins with a digest of its key if records have one. A
 # corrected record has another mark. It counts as one removed and one new record, since sums before and after
-# the correction differ by it. If no record has its earlier mark under the same keys, the table has a new
-# column, and records are recognized by keys alone. Without a key, two equal records are distinguished by
-# their order, which affects no sum.
+# the correction differ by it. Marks are compared over the columns that the table had earlier (their form), so
+# that a new column changes no record. If no record has its earlier mark under the same keys, a column has
+# changed in all records, and they are recognized by keys alone. Without a key, two equal records are
+# distinguished by their order, which affects no sum.
 
 MARK_BYTES, KEY_MARK = 16, 8
 
 
-def row_fingerprints(table: Table, secret: bytes) -> Array:
-    """Mark every row: (n_rows, 16) bytes."""
+@dataclass(frozen=True, slots=True)
+class MarkForm:
+    """What marks were computed from: the columns of the table, and whether records had a key."""
+
+    columns: tuple[str, ...]
+    by_key: bool
+
+    @classmethod
+    def of(cls, table: Table) -> MarkForm:
+        """Return the form of the marks of a table."""
+        table = _unlabeled(table)
+        return cls(tuple(table.columns), row_keys(table) is not None)
+
+    def to_array(self) -> Array:
+        """Return the form as bytes, for a file."""
+        return np.frombuffer(to_json(self).encode(), dtype=np.uint8)
+
+    @classmethod
+    def from_array(cls, content: Array) -> MarkForm:
+        """Restore the result of :meth:`to_array`; ValueError if it is not a form."""
+        try:
+            return from_json(cls, content.tobytes(), "the form of the marks", PartitionError)
+        except PartitionError as error:
+            raise ValueError("the release history is not complete") from error
+
+    def lacking(self, table: Table) -> list[str]:
+        """Return the columns that a table no longer has; those of its key count as there."""
+        held = {*_unlabeled(table).columns, *_key_columns(table)}
+        return [name for name in self.columns if name not in held]
+
+
+def row_fingerprints(table: Table, secret: bytes, form: MarkForm | None = None) -> Array:
+    """Mark every row: (n_rows, 16) bytes; in another form to compare them with marks of that form."""
     # The labels of a table are not part of its records.
-    table = table.table if isinstance(table, LabeledTable) else table
-    if not isinstance(table, AlignedTable):
-        return _digests(_contents(table), secret)
+    table = _unlabeled(table)
+    form = MarkForm.of(table) if form is None else form
+    keys = row_keys(table) if form.by_key else None
+    rows = _rows(_with_key_columns(table, form.columns), form.columns)
+    if keys is None:
+        return _digests(_numbered(rows), secret)
     # without the count of its like, which would move where another record changes
-    keys, held = (_digests(one, secret) for one in (table.entities, _rows(table)))
+    keys, held = (_digests(one, secret) for one in (keys, rows))
     return np.hstack([keys[:, :KEY_MARK], held[:, KEY_MARK:]])
+
+
+def recognize_rows(known: Array, form: MarkForm, table: Table, secret: bytes) -> Ints:
+    """Find the rows of a table among earlier marks (m, 16) of a form: (n_rows,), -1 for new ones.
+
+    ValueError if the table has no key but the marks have, or if a column of unkeyed records is gone.
+    """
+    lacking = form.lacking(table)
+    if (form.by_key and row_keys(table) is None) or (lacking and not form.by_key):
+        raise ValueError("records cannot be compared with those of earlier releases")
+    if not lacking:
+        return places_of(known, row_fingerprints(table, secret, form))
+    marks = row_fingerprints(table, secret)
+    return _positions(known[:, :KEY_MARK], marks[:, :KEY_MARK])
+
+
+def row_keys(table: Table) -> Array | None:
+    """Return digests of the keys of the rows, (n_rows,) or (n_rows, w); None if records have no key."""
+    table = _unlabeled(table)
+    if isinstance(table, AlignedTable):
+        return table.entities
+    if isinstance(table, SqlTable):
+        return table.key_hashes
+    names = _key_columns(table)
+    if not names:
+        return None
+    chunks = _with_key_columns(table, names).chunks(names)
+    return np.concatenate([np.zeros(0, dtype=np.uint64), *map(hash_keys, chunks)])
+
+
+def _unlabeled(table: Table) -> Table:
+    return table.table if isinstance(table, LabeledTable) else table
+
+
+def _key_columns(table: Table) -> list[str]:
+    """Return the columns of the key that are not columns for models."""
+    table = _unlabeled(table)
+    table = table.table if isinstance(table, CurveTable) else table
+    if isinstance(table, FrameTable):
+        return [] if table.keys is None else list(table.keys.columns)
+    return list(table.left_out) if isinstance(table, ParquetTable) else []
+
+
+def _with_key_columns(table: Table, names: Sequence[str]) -> Table:
+    """Return a table that also has the columns of its key, if they are among these names."""
+    if all(name in table.columns for name in names):
+        return table
+    inner = table.table if isinstance(table, CurveTable) else table
+    if isinstance(inner, ParquetTable):
+        return ParquetTable(inner.path, inner.rows_per_chunk)
+    if isinstance(inner, FrameTable) and inner.keys is not None:
+        return FrameTable(pd.concat([inner.frame, inner.keys.reset_index(drop=True)], axis=1))
+    return table
 
 
 def _digests(rows: Array, secret: bytes) -> Array:
@@ -195,7 +287,7 @@ def _digests(rows: Array, secret: bytes) -> Array:
 
 def content_fingerprint(table: Table, secret: bytes) -> bytes:
     """Keyed digest of all that a table holds, whatever the order of its rows."""
-    table = table.table if isinstance(table, LabeledTable) else table
+    table = _unlabeled(table)
     rows = _rows(table)
     whose = table.entities if isinstance(table, AlignedTable) else np.empty((table.n_rows, 0), dtype=np.uint8)
     reported = np.hstack([whose, rows.astype("<u8").reshape(-1, 1).view(np.uint8)])
@@ -207,11 +299,12 @@ def content_fingerprint(table: Table, secret: bytes) -> bytes:
 
 def order_fingerprint(table: Table) -> bytes:
     """Digest of all that a table holds in the order of its rows, to compare it with what it was."""
-    table = table.table if isinstance(table, LabeledTable) else table
+    table = _unlabeled(table)
     digest = hashlib.blake2b(repr((table.columns, table.n_rows, order_of(table))).encode())
     for chunk in table.chunks(table.columns) if table.columns else ():
         digest.update(_hashed(chunk).tobytes())
-    digest.update(table.entities.tobytes() if isinstance(table, AlignedTable) else b"")
+    keys = row_keys(table)
+    digest.update(b"" if keys is None else keys.tobytes())
     return digest.digest()
 
 
@@ -235,16 +328,16 @@ def order_of(table: Table) -> str:
     return table.alignment if isinstance(table, AlignedTable) else ""
 
 
-def _contents(table: Table) -> Array:
-    """Hash what each row holds, and count which of its like it is: (n_rows, 2)."""
-    rows = _rows(table)
+def _numbered(rows: Array) -> Array:
+    """Count which of its like each hashed row is: (n_rows,) -> (n_rows, 2)."""
     which = pd.Series(rows).groupby(rows).cumcount().to_numpy(dtype=np.uint64)
     return np.column_stack([rows, which])
 
 
-def _rows(table: Table) -> Array:
-    """Hash what each row holds: (n_rows,)."""
-    parts = [_hashed(chunk) for chunk in table.chunks(table.columns)] if table.columns else []
+def _rows(table: Table, columns: Sequence[str] | None = None) -> Array:
+    """Hash what each row holds, in these columns or all: (n_rows,)."""
+    columns = table.columns if columns is None else columns
+    parts = [_hashed(chunk) for chunk in table.chunks(columns)] if columns else []
     return np.concatenate(parts) if parts else np.zeros(table.n_rows, dtype=np.uint64)
 
 

@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -43,6 +44,7 @@ MOST_LEVELS = 50
 """Number of distinct values up to which an integer column is proposed with levels as well."""
 TINY = 1e-290
 """Below which a bound is not rounded to digits."""
+DAY = re.compile(r"\d{4}-\d\d-\d\d")
 DIGITS = 2
 """Significant digits of a proposed bound, rounded outwards, so that it is no row's value."""
 HEAD = """\
@@ -92,6 +94,19 @@ class PublishedColumn:
             raise PartitionError("a published curve, and nothing else, has domain = [first, last]")
         if self.kind == "curve" and (self.range or self.levels or self.knots):
             raise PartitionError("a published curve has a domain and a unit, and no more")
+
+    def includes(self, other: PublishedColumn) -> bool:
+        """Return whether this description allows all that another one allows: a wider range, more levels."""
+        if (self.range is None) != (other.range is None):
+            return False
+        a, b = self.range or (0.0, 0.0), other.range or (0.0, 0.0)
+        wider = a[0] <= b[0] and b[1] <= a[1]
+        more = set(other.levels) <= set(self.levels) and set(other.knots) <= set(self.knots)
+        return (
+            wider
+            and more
+            and replace(self, range=b, levels=(), knots=()) == replace(other, range=b, levels=(), knots=())
+        )
 
 
 Published: TypeAlias = Mapping[str, PublishedColumn]
@@ -154,6 +169,9 @@ class _ColumnSummary:
     levels: Counter[LevelValue] | None = None
     domain: tuple[float, float] | None = None
     unit: str = ""
+    rows: int = 0
+    distinct: bool = True
+    dates: bool = True
 
     def add(self, series: pd.Series[Any], name: str) -> None:
         if is_curve(series):
@@ -163,7 +181,12 @@ class _ColumnSummary:
         present = series.dropna()
         if present.empty:
             return
+        self.rows, self.dates = self.rows + len(present), self.dates and is_dates(present)
+        if pd.api.types.is_datetime64_any_dtype(present):
+            return
         self.kind = column_kind(present, "", name)
+        whole = self.kind == "number" and bool((present.to_numpy(dtype=np.float64) % 1 == 0).all())
+        self.distinct = self.distinct and whole and present.is_unique
         if self.kind == "number":
             numbers = present.to_numpy(dtype=np.float64)
             self.low = min(self.low, float(numbers.min()))
@@ -173,6 +196,19 @@ class _ColumnSummary:
         counts = present.value_counts()
         few = self.kind == "category" or len(self.levels) + len(counts) <= 2 * MOST_LEVELS
         self.levels.update({level: int(counts[level]) for level in find_levels(present)} if few else {})
+
+    @property
+    def withheld(self) -> str:
+        """Why a column is not proposed; empty if there is no reason."""
+        if self.dates and self.rows:
+            return (
+                "dates; to use them as days, declare them under [data.schema] in site.toml, for example  "
+                '{ type = "dates", since = "2020-01-01" }'
+            )
+        many = self.kind == "category" and self.levels is not None and len(self.levels) > MOST_LEVELS
+        if many or (self.kind == "number" and self.distinct and self.rows > MOST_LEVELS):
+            return "looks like an identifier: nearly every record has a value of its own"
+        return ""
 
     def propose(self, min_level_count: int) -> PublishedColumn | None:
         if self.kind is None or self.levels is None:
@@ -205,10 +241,22 @@ def _rounded(value: float, rounding: Any) -> float:
     return 0.0 if further * value < 0.0 else further
 
 
-def scan_table(table: Table) -> dict[str, _ColumnSummary]:
-    """Read the rows of a table once, at its site."""
-    seen = {name: _ColumnSummary() for name in table.columns}
-    for chunk in table.chunks(table.columns):
+def is_dates(present: pd.Series[Any]) -> bool:
+    """Return whether a column without missing values holds dates, as such or as text (ISO 8601)."""
+    if pd.api.types.is_datetime64_any_dtype(present):
+        return True
+    if pd.api.types.is_numeric_dtype(present) or isinstance(present.dtype, pd.CategoricalDtype):
+        return False
+    if not all(isinstance(value, str) and DAY.match(value) for value in present.iloc[:20]):
+        return False
+    return bool(pd.to_datetime(present, format="ISO8601", errors="coerce").notna().all())
+
+
+def scan_table(table: Table, names: Sequence[str] | None = None) -> dict[str, _ColumnSummary]:
+    """Read the rows of a table once, at its site, in these columns or all."""
+    names = table.columns if names is None else names
+    seen = {name: _ColumnSummary() for name in names}
+    for chunk in table.chunks(names) if names else ():
         for name, one in seen.items():
             one.add(chunk[name], name)
     return seen
@@ -223,6 +271,11 @@ def propose(table: Table, min_level_count: int) -> dict[str, PublishedColumn]:
     return {name: column for name, column in found.items() if column is not None}
 
 
+def withheld_columns(table: Table) -> dict[str, str]:
+    """Return why columns should not be published: they hold dates, or look like identifiers."""
+    return {name: one.withheld for name, one in scan_table(table).items() if one.withheld}
+
+
 def description_problems(site: str, published: Published, table: Table) -> Iterator[str]:
     """Return the departures of a table from its description; only for the owner.
 
@@ -231,9 +284,15 @@ def description_problems(site: str, published: Published, table: Table) -> Itera
     absent = [name for name in published if name not in table.columns]
     for name in absent:
         yield f"{site}: column '{name}' is published, and not in the table. Take it out of the description"
-    for name, seen in scan_table(table).items():
-        column = published.get(name)
-        if column is None or seen.kind is None or seen.levels is None:
+    for name, seen in scan_table(table, [name for name in table.columns if name in published]).items():
+        column = published[name]
+        if seen.dates and seen.kind is None and seen.levels is None and seen.rows:
+            yield (
+                f"{site}: column '{name}' is published as a {column.kind} and holds dates. Declare under "
+                f'[data.schema] in site.toml  {name} = {{ type = "dates", since = "2020-01-01" }}, or take '
+                "it out of the description"
+            )
+        if seen.kind is None or seen.levels is None:
             continue
         if seen.kind != column.kind:
             yield f"{site}: column '{name}' is published as a {column.kind} and holds a {seen.kind}"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from datetime import date
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
@@ -191,10 +192,17 @@ class DeclaredColumn:
     unit : str
         Such as ``"mg/l"``; compared with the ``unit`` in the metadata of a Parquet column, if it has one.
         Text files and databases have no unit.
+    since : str
+        Public origin of dates in a text file, such as ``"2020-01-01"``: the column holds the days since then.
+    codes : mapping of str to str
+        Names of the values of a text file as it has them, such as ``{"1" = "male", "2" = "female"}``. Other
+        values stay as they are.
     """
 
     type: str
     unit: str = ""
+    since: str = ""
+    codes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +235,8 @@ class Source:
         How a missing cell of a text file is written.
     curves : mapping of str to Curve or LongCurve
         Columns that hold curves, or for a text file long tables of them, by their paths.
+    dictionary : mapping of str to DeclaredColumn
+        How the dictionary of the study reads columns of a text file, unless `schema` declares them.
 
     Raises
     ------
@@ -246,6 +256,7 @@ class Source:
     memory: int = MEGABYTES
     timeout: int = SECONDS
     curves: Mapping[str, Curve | LongCurve] = field(default_factory=dict)
+    dictionary: Mapping[str, DeclaredColumn] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check.raise_problems(_description_problems(self))
@@ -258,7 +269,7 @@ class Source:
         ``schema`` is a type, or a mapping with ``type`` and ``unit``. PartitionError as :class:`Source`, or
         where an entry is unknown or of another type.
         """
-        known = [part.name for part in fields(cls) if part.name != "site"]
+        known = [part.name for part in fields(cls) if part.name not in ("site", "dictionary")]
         # only names are shown: the value of an unknown entry may be a misplaced connection string
         if unknown := sorted(map(repr, description.keys() - set(known))):
             raise PartitionError(
@@ -293,7 +304,9 @@ def open_source(source: Source, folder: Path | None = None) -> Table:
     key = [name for name in source.key if name not in entities]
     table = SOURCE_KINDS[source.kind].open(source, key, folder)
     if isinstance(table, FrameTable) and source.curves:
-        return FrameTable(with_curves(source.site, table.frame, source.curves))
+        curves = FrameTable(with_curves(source.site, table.frame, source.curves))
+        curves.keys = table.keys
+        return curves
     return (
         CurveTable(source.site, table, source.curves)
         if isinstance(table, STREAMED) and source.curves
@@ -333,19 +346,35 @@ def _private_text(source: Source) -> str:
 
 def _open_in_memory(source: Source, leave_out: Sequence[str], folder: Path | None) -> FrameTable:
     # declared text keeps its leading zeros; all else is read as what it looks like, and then checked
-    dtype = {name: "str" for name, column in source.schema.items() if column.type == "text"}
+    declared = {**source.dictionary, **source.schema}
+    dtype = {name: "str" for name, column in declared.items() if column.type == "text"}
     frame = read_table(source.site, source.path, source.na_values, dtype)
     check.raise_problems(check.name_problems(source.site, frame.columns))
     _check_present(source, frame.columns)
-    for name, column in source.schema.items():
+    declared = {name: column for name, column in declared.items() if name in frame.columns}
+    for name, column in declared.items():
         if column.type == "dates" and kind(frame[name]) == "text":
             dates = pd.to_datetime(frame[name], format="ISO8601", errors="coerce")
             # all or none: a text that is no date is then found to be text, and refused
             if dates.notna().sum() == frame[name].notna().sum():
                 frame[name] = dates
     check.raise_problems(check.unfit_key_problems(source.site, frame, source.key) if source.key else ())
-    _check_schema(source, lambda name: _kind_in_memory(frame[name]))
-    return FrameTable(frame.drop(columns=list(leave_out)))
+    _check_schema(replace(source, schema=declared), lambda name: _kind_in_memory(frame[name]))
+    for name, column in declared.items():
+        if column.since:
+            frame[name] = (frame[name] - pd.Timestamp(column.since)) / pd.Timedelta(days=1)
+        if column.codes:
+            frame[name] = _named_codes(frame[name], column.codes)
+    table = FrameTable(frame.drop(columns=list(leave_out)))
+    table.keys = frame[list(source.key)] if source.key else None
+    return table
+
+
+def _named_codes(column: pd.Series[Any], codes: Mapping[str, str]) -> pd.Series[Any]:
+    """Replace codes by their names; a number is compared by its shortest written form."""
+    written = column.map(lambda value: f"{value:g}" if isinstance(value, float) else str(value))
+    named = written.map(codes)
+    return named.where(named.notna(), written).where(column.notna(), None)
 
 
 def _open_parquet(source: Source, leave_out: Sequence[str], folder: Path | None) -> ParquetTable:
@@ -428,6 +457,22 @@ def _description_problems(source: Source) -> Iterator[str]:
                 f"{source.site}, column {name!r}: its declared type is unknown; expected one of "
                 f"{', '.join(map(repr, TYPES))}."
             )
+        if (column.since or column.codes) and source.kind != "csv":
+            yield (
+                f"{source.site}, column {name!r}: since and codes are for text files. Convert the column in "
+                "the query, or in the file."
+            )
+        if column.since and not (column.type == "dates" and _is_date(column.since)):
+            yield (
+                f'{source.site}, column {name!r}: since needs type = "dates" and a date such as "2020-01-01".'
+            )
+
+
+def _is_date(text: str) -> bool:
+    try:
+        return bool(date.fromisoformat(text))
+    except ValueError:
+        return False
 
 
 def _query_problems(where: str, source: Source) -> Iterator[str]:

@@ -22,6 +22,7 @@ from fedstat.errors import EngineError, SecurityError
 from fedstat.federation.tables.checks import name_problems, raise_problems
 from fedstat.federation.tables.database import NO_SQL, Database, DatabaseSession, single_query
 from fedstat.federation.tables.table import ROWS_PER_CHUNK, check_columns, frame_of, rows_only
+from fedstat.typing import Array
 
 # ----------------------------------------------------------------------------------------------------
 # Rows of a query that are read once, as Arrow: in memory while they are few, else in a file of the site's.
@@ -187,7 +188,8 @@ class SqlTable:
     """The rows of a query, read once when the table is opened, in the order of their key, and kept.
 
     All rows come from one state of the database, that of `as_of`. Every pass over the table sees this state,
-    even if the database changes. `kinds` are the kinds of all columns, also of unused ones, None without a
+    even if the database changes. `key_hashes` (n_rows,) recognize a
+    row at the next reading. `kinds` are the kinds of all columns, also of unused ones, None without a
     value. A column has one type in every chunk; all chunks but the last have `rows_per_chunk` rows. At most
     `memory` megabytes of rows are in memory; see :mod:`fedstat.federation.tables.sql_table` for the others.
     """
@@ -209,6 +211,7 @@ class SqlTable:
         self._quoted_key = ", ".join(map(database.reader.quoted, key))
         self._from = f"FROM (\n{single_query(database, query)}\n) records"
         self._kept = KeptRows(site, memory, folder)
+        self.key_hashes = np.zeros(0, dtype=np.uint64)
         self._missing: set[str] = set()
         self._aware: set[str] = set()
         self.kinds: dict[str, str | None] = {}
@@ -240,12 +243,15 @@ class SqlTable:
         raise_problems(name_problems(self.site, names))
         self.kinds.update(dict.fromkeys(names))
         raise_problems(self._key_problems())
+        hashes = []
         for rows in session.batches(f"SELECT * {self._from} ORDER BY {self._quoted_key}"):
             if isinstance(rows, Sequence):
                 pieces = dict(zip(names, map(self._piece, names, zip(*rows, strict=True)), strict=True))
             else:
                 pieces = dict(zip(names, map(self._arrow_piece, names, rows.columns), strict=True))
             self._kept.add({name: pieces[name] for name in names if name not in leave_out}, len(rows))
+            hashes.append(hash_keys(pd.DataFrame({name: pieces[name].to_pandas() for name in self._key})))
+        self.key_hashes = np.concatenate(hashes) if hashes else self.key_hashes
 
     def _piece(self, name: str, values: tuple[Any, ...]) -> Any:
         """Arrow array of some values of a column; what its kind is, is known when all were read."""
@@ -312,6 +318,11 @@ class SqlTable:
                 f"(key {', '.join(map(repr, self._key))}). Keep one row per entity, or add the column that "
                 "distinguishes them."
             )
+
+
+def hash_keys(keys: pd.DataFrame) -> Array:
+    """Hash the key of each row, (n,), from its written form: a column may be read as numbers or as text."""
+    return pd.util.hash_pandas_object(keys.astype("string"), index=False).to_numpy(dtype=np.uint64)
 
 
 def utc_timestamp() -> str:

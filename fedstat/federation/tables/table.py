@@ -54,10 +54,12 @@ class FrameTable:
     """A table in memory, its own single chunk; `frame` (n_rows, p) is not copied, and under a RangeIndex.
 
     `entities` identifies the entity of each row, (n_rows,) or (n_rows, w), equally at all sites; by default
-    by the position of the row. `as_of` is the time at which the rows were read, empty if unknown.
+    by the position of the row. `as_of` is the time at which the rows were read, empty if unknown. `keys`
+    (n_rows, k) has the columns of a key, which no model sees, if the source names one.
     """
 
     as_of = ""
+    keys: pd.DataFrame | None = None
 
     def __init__(self, frame: pd.DataFrame, entities: Array | None = None) -> None:
         # rows are meant by position: with an index of the caller's own pandas would align by label
@@ -122,6 +124,7 @@ class ParquetTable:
         # an entry for a RangeIndex is a dict and has no column in the file
         stored = (self.schema.pandas_metadata or {}).get("index_columns", [])
         self.index_columns = tuple(name for name in stored if isinstance(name, str))
+        self.left_out = tuple(leave_out)
         masked = {*self.index_columns, *leave_out}
         self.columns = tuple(name for name in self.schema.names if name not in masked)
 

@@ -121,7 +121,8 @@ class ActiveRules:
     """Rules that a service follows: digests of their files, the time of reading, and what is wrong.
 
     The site's rows were read at the time `as_of`, which is empty if every reply reads them. `reloaded`
-    describes the outcome of the owner's last request to read them again.
+    describes the outcome of the owner's last request to read them again, and `reload_problem` is why it
+    failed.
     """
 
     digests: Mapping[str, str]
@@ -129,6 +130,7 @@ class ActiveRules:
     problem: str = ""
     as_of: str = ""
     reloaded: str = ""
+    reload_problem: str = ""
 
     @classmethod
     def load(cls, folder: Path) -> ActiveRules | None:
@@ -159,6 +161,7 @@ class LiveConfig:
     _failed: tuple[object, ...] = ()
     _wish: str = ""
     _reloaded: str = ""
+    _reload_problem: str = ""
 
     def __post_init__(self) -> None:
         # digests before content: a change between the two is noticed at the first request
@@ -261,9 +264,10 @@ class LiveConfig:
             return
         self._wish = wish
         try:
-            self._reloaded = reload_records(self.folder, self.site)
+            self._reloaded, self._reload_problem = reload_records(self.folder, self.site), ""
         except (FedstatError, OSError, ImportError) as error:
             self._reloaded = f"could not read its rows again and keeps the current ones: {error}"
+            self._reload_problem = self._reloaded
         self.report(self._reloaded)
         self._write()
 
@@ -273,6 +277,7 @@ class LiveConfig:
             self.problem[:LONGEST_PROBLEM],
             self.site.site_ledger.as_of,
             self._reloaded[:LONGEST_PROBLEM],
+            self._reload_problem[:LONGEST_PROBLEM],
         )
         held = ActiveRules(rules, utc_text(time.time_ns()), *reported_of)
         path, content = self.folder / IN_FORCE, to_json(held).encode().ljust(ROOM)

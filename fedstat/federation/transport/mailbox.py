@@ -7,6 +7,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Literal, Protocol
@@ -274,6 +275,25 @@ class AnsweringSite(Protocol):
     def note(self, question: bytes | IO[bytes], where: str, number: str, why: str) -> bytes | None:
         """Sign a note on a request; None if its key is not the reason for the missing reply."""
         ...
+
+
+ALIVE = "alive"
+
+
+def show_alive(exchange: Path, site: str) -> None:
+    """Show in the exchange folder that the service of a site runs, by the time of a file without content."""
+    path = exchange / site / ALIVE
+    with suppress(OSError):
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644))
+        os.utime(path, follow_symlinks=False)
+
+
+def last_alive(exchange: Path, site: str) -> float | None:
+    """Return the seconds since a service was seen in the exchange folder; None if it never was."""
+    try:
+        return max(0.0, time.time() - (exchange / site / ALIVE).lstat().st_mtime)
+    except OSError:
+        return None
 
 
 @dataclass(slots=True)

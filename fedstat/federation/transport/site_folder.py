@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import numpy as np
 import pandas as pd
 
 from fedstat.codec import from_json, from_plain, to_json
@@ -39,10 +40,12 @@ from fedstat.federation.files import is_open_to_others, read_private, write_atom
 from fedstat.federation.tables.aligned_table import (
     ALIGNMENT,
     AlignedTable,
+    MarkForm,
     order_fingerprint,
-    places_of,
-    row_fingerprints,
+    recognize_rows,
+    row_keys,
 )
+from fedstat.federation.tables.dictionary import DICTIONARY, read_accepted
 from fedstat.federation.tables.published import Published, description_problems, read_published
 from fedstat.federation.tables.sources import Source, open_source, read_source
 from fedstat.federation.tables.table import FrameTable, Table, read_at
@@ -196,6 +199,7 @@ def _whoever() -> str:
 #
 #     site.toml       name, where the data are, fingerprints of the coordinator and of the other sites
 #     policy.toml     what may be released (fedstat.Policy)
+#     dictionary.json the accepted data dictionary; see :mod:`fedstat.federation.tables.dictionary`
 #     columns.toml    public facts about the columns; see :mod:`fedstat.federation.tables.published`
 #     in_force.json   rules in force; see :mod:`fedstat.federation.transport.live_config`
 #     reload          time of the owner's last request to read the rows again
@@ -219,6 +223,7 @@ PRIVATE = (
     SECRET_FILENAME,
     ANSWERED_FILENAME,
     ALIGNMENT,
+    DICTIONARY,
 )
 """Files that only the owner may read or write (mode 0600)."""
 SEED_DIGITS, LEAST_DIGITS = 32, 8
@@ -422,21 +427,37 @@ def read_site_columns(folder: str | Path, site: str, table: Table) -> Published:
 def comparison_problem(table: Table, identity: Identity, kept: Mapping[str, Array], then: int) -> str:
     """Return why earlier replies cannot be compared with new ones; empty if they can.
 
-    Rows with a key may come and go. Rows without a key are recognized by all their values: a missing one may
-    have been changed, and none is recognized in a table with another column.
+    Rows with a key may come, go and change. Rows without a key are recognized by all their values: a missing
+    one may have been changed.
     """
     if "marks" not in kept:
         return row_count_problem(then, table.n_rows)
+    form = MarkForm.from_array(kept["form"]) if "form" in kept else MarkForm.of(table)
     if isinstance(table, AlignedTable):
         return ""
-    here = places_of(kept["marks"], row_fingerprints(table, identity.secret("row marks")))
+    if form.by_key and row_keys(table) is None:
+        return 'the key of the records is no longer named. Name it under [data] in site.toml: key = "COLUMN"'
+    if lacking := form.lacking(table):
+        return (
+            f"the records behind earlier replies had the column {', '.join(map(repr, lacking))}, which is "
+            "gone. Keep it in the source; it need not be published"
+        )
+    here = recognize_rows(kept["marks"], form, table, identity.secret("row marks"))
     lost = len(kept["marks"]) - int((here >= 0).sum())
+    if form.by_key:
+        if not lost or (here >= 0).any():
+            return ""
+        return (
+            f"there are {table.n_rows:,} rows, and none has the key of a row behind earlier replies. Write "
+            "keys as before; if these are other records, declare the loss of the release history"
+        )
     if not lost:
         return ""
     return (
         f"there are {table.n_rows:,} rows; earlier replies used {then:,}. Gone or changed since then: "
         f"{lost:,}. Without a key they cannot be recognized, and the difference of two replies could "
-        "disclose a few rows"
+        "disclose a few rows. Restore the records, name the column that identifies them under [data] in "
+        'site.toml, key = "COLUMN", and start the site with them once. From then on, records may change'
     )
 
 
@@ -468,6 +489,9 @@ def refusal_log(folder: str | Path) -> Callable[[str], None]:
 def open_records(folder: str | Path, description: SiteDescription) -> Table:
     """Open the rows of a site without their key; in the vertical layout in the order of its alignment."""
     source, folder, now = description.source, Path(folder), utc_text(time.time_ns())
+    dictionary = read_accepted(folder, description.coordinator)
+    if dictionary is not None and source.kind == "csv":
+        source = replace(source, dictionary=dictionary.declared)
     table = _open_table(source, folder, bool(description.site_column))
     if isinstance(table, FrameTable):
         table.as_of = now
@@ -496,8 +520,30 @@ def reload_records(folder: Path, site: Site) -> str:
     if not same:
         site.change_records(table, partial(comparison_problem, table, site.trust.identity))
     site.site_ledger.as_of = read_at(table)
-    ends = "they are the same as before" if same else "they have changed, and open sessions have ended"
-    return f"read its rows again, {table.n_rows:,} rows: {ends}"
+    ends = "they are the same as before"
+    if not same:
+        ends = f"they have changed{_counted(site.data.memory.changes)}, and open sessions have ended"
+    return f"read its rows again, {table.n_rows:,} rows: {ends}{_waits(site)}"
+
+
+def _counted(changes: tuple[int, int, int]) -> str:
+    """Say how many records were corrected, added and removed; empty if none is known."""
+    words = [f"{n:,} {what}" for n, what in zip(changes, ("corrected", "added", "removed"), strict=True) if n]
+    return f" ({', '.join(words)})" if words else ""
+
+
+def _waits(site: Site) -> str:
+    """Say that sums over all records would single out the few that have changed; empty if they would not."""
+    released, policy = site.data.memory.released, site.policy
+    if released is None or policy.remember == "nothing":
+        return ""
+    everyone = released.with_groups(np.zeros(site.data.table.n_rows, dtype=np.int64))
+    if not everyone.fewest_isolated(policy.min_count):
+        return ""
+    return (
+        f". Few records differ from those of earlier releases: the site refuses sums over all records until "
+        f"at least {policy.min_count} have changed, because a difference of sums would reveal the changes"
+    )
 
 
 def mode_problems(folder: str | Path) -> Iterator[str]:
@@ -521,8 +567,12 @@ def _notify(folder: Path, report: Callable[[str], None], plan: AnalysisPlan) -> 
         report(f"the owner was not notified of plan {plan.digest:.12}: {error}")
 
 
-def open_site(folder: str | Path, report: Callable[[str], None] = lambda _: None) -> Site:
+def open_site(
+    folder: str | Path, report: Callable[[str], None] = lambda _: None, trial: bool = False
+) -> Site:
     """Open the site of a folder with its existing ledger; `report` receives lines for its log.
+
+    A `trial` changes no file.
 
     PartitionError if its description, data or policy cannot be used. SecurityError if others may read or
     write its folder, if the ledger is incomplete, or if its stored replies used another number of rows.
@@ -552,7 +602,8 @@ def open_site(folder: str | Path, report: Callable[[str], None] = lambda _: None
     )
     apply_trust(site, description)
     site.site_ledger.as_of = read_at(table)
-    site.approvals.take_up()
+    if not trial:
+        site.approvals.take_up()
     # rows behind earlier replies: their difference to a new reply could disclose single entities
-    site.remember(restore_row_groups(site.site_ledger, table, identity))
+    site.remember(restore_row_groups(site.site_ledger, table, identity), store=not trial)
     return site

@@ -1044,15 +1044,17 @@ def test_a_consent_to_an_alignment_serves_once():
     assert rule_against(site_of(), fact) == ""
 
 
-@pytest.mark.parametrize(("gone", "rule"), [(0, ""), (10, "differencing")])
-def test_levels_are_not_summed_again_over_other_rows_once_records_are_gone(gone, rule):
+@pytest.mark.parametrize(
+    ("gone", "less", "rule"), [(0, 12, ""), (10, 12, ""), (3, 4, ""), (2, 4, "differencing")]
+)
+def test_levels_of_rows_that_are_gone_are_remembered(gone, less, rule):
     site = site_of(tables(), remember="all")
     before = facts.LevelsRequested(~rows(0), {"g": ["a", "b"]})
     assert rule_against(site, facts.RowsUsed(~rows(0)), before) == ""
     if gone:
         site.change_records(FrameTable(tables().iloc[:-gone]), lambda *_: "")
     size = N_ROWS - gone
-    fewer = ~rows(12)[:size]
+    fewer = ~rows(less)[:size]
     found = rule_against(
         site, facts.RowsUsed(fewer), facts.LevelsRequested(fewer, {"g": ["a", "b"]}), session="t"
     )

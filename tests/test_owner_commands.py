@@ -1,0 +1,179 @@
+"""What the commands of an owner and of a coordinator say about a site that cannot be used as it is."""
+
+import json
+import os
+import subprocess
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+from operating import command, make_federation, printed, run, served_sites, until_true
+
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.site import Site
+from fedstat.federation.tables.published import PublishedColumn
+from fedstat.federation.transport.site_folder import open_site
+from fedstat.operator.command_line import main
+
+N = 120
+
+
+def patients(seed=0):
+    """Identifiers, dates as text, a rare level, codes and booleans, as a hospital exports them."""
+    rng = np.random.default_rng(seed)
+    ward = np.where(np.arange(N) < 2, "isolation", rng.choice(["medical", "surgical"], size=N))
+    return pd.DataFrame(
+        {
+            "patient_id": np.arange(N) + 1000,
+            "admitted": pd.Timestamp("2021-03-01") + pd.to_timedelta(rng.integers(0, 700, N), "D"),
+            "age": rng.integers(20, 90, N),
+            "sex": rng.integers(1, 3, N),
+            "ward": ward,
+            "smoker": rng.random(N) < 0.3,
+            "y": rng.integers(0, 2, N),
+        }
+    )
+
+
+@pytest.fixture
+def home(tmp_path, capsys):
+    make_federation(
+        tmp_path, {name: patients(seed) for seed, name in enumerate("ABC")}, policy=Policy.strict()
+    )
+    capsys.readouterr()
+    return tmp_path
+
+
+def declare(folder, schema):
+    toml = folder / "site.toml"
+    toml.write_text(toml.read_text().replace("# [data.schema]", "[data.schema]\n" + schema, 1))
+
+
+def test_dates_and_identifiers_block_nothing_and_are_not_published(home, capsys):
+    text = printed(capsys, "site", "describe", home / "A")
+    assert "patient_id: looks like an identifier" in text
+    assert "admitted: dates; to use them as days" in text and '{ type = "dates", since' in text.replace(
+        "\n      ", " "
+    )
+    columns = (home / "A" / "columns.toml").read_text()
+    assert "admitted" not in columns and "patient_id" not in columns and '["age"]' in columns
+    # the rare level: published, as its owner decides
+    (home / "A" / "columns.toml").write_text(columns.replace('"medical"', '"isolation", "medical"'))
+    assert "No problems found" in printed(capsys, "site", "check", home / "A")
+    with served_sites(home, "A"):
+        assert "can answer" in printed(capsys, "site", "health", home / "A")
+
+
+def test_declared_dates_become_days_and_codes_get_names(home, capsys):
+    declare(
+        home / "A",
+        'admitted = { type = "dates", since = "2020-01-01" }\n'
+        'sex = { type = "whole numbers", codes = { 1 = "male", 2 = "female" } }\n',
+    )
+    printed(capsys, "site", "describe", home / "A")
+    columns = home / "A" / "columns.toml"
+    columns.write_text(columns.read_text().replace('"medical"', '"isolation", "medical"'))
+    site = open_site(home / "A")
+    table = site.data.table.table.frame
+    site.site_ledger.store.close()
+    raw = pd.read_csv(home / "A.csv")
+    days = (pd.to_datetime(raw["admitted"]) - pd.Timestamp("2020-01-01")).dt.days
+    np.testing.assert_array_equal(table["admitted"], days)
+    assert (table["sex"] == raw["sex"].map({1: "male", 2: "female"})).all()
+    assert site.published["sex"].levels == ("female", "male")
+    assert site.published["admitted"].kind == "number" and site.published["admitted"].range[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("entry", "text"),
+    [
+        ('admitted = { type = "dates", since = "1.1.2020" }', "since needs type"),
+        ('age = { type = "numbers", since = "2020-01-01" }', "since needs type"),
+        ('admitted = "dates"', ""),
+    ],
+)
+def test_a_declaration_that_cannot_be_used_says_why(home, capsys, entry, text):
+    declare(home / "A", entry + "\n")
+    out = printed(capsys, "site", "describe", home / "A", code=1 if text else 0)
+    assert text in out
+
+
+def test_check_reports_what_prevents_the_start(home, capsys):
+    printed(capsys, "site", "describe", home / "A")
+    columns = home / "A" / "columns.toml"
+    columns.write_text(columns.read_text().replace('"medical"', '"isolation", "medical"'))
+    assert printed(capsys, "site", "check", home / "A").endswith(f"fedstat site serve {home / 'A'}\n")
+    site = open_site(home / "A")
+    site.data.memory.follow(site.data.table, site.data.mark_key)
+    from fedstat.federation.disclosure.release_history import ReleasedGroups
+
+    site.data.memory.released = ReleasedGroups.none(N).with_groups(np.zeros(N, dtype=int))
+    site.site_ledger.keep_answered(site.data.memory.to_arrays(site.data.table, site.data.mark_key), N)
+    site.site_ledger.store.close()
+    frame = pd.read_csv(home / "A.csv")
+    frame.loc[3, "age"] += 1
+    frame.to_csv(home / "A.csv", index=False)
+    text = printed(capsys, "site", "check", home / "A", code=1)
+    assert "Gone or changed since then: 1." in text
+    refused = run("site", "serve", home / "A", "--once")
+    assert refused.returncode == 1 and "Gone or changed since then: 1." in refused.stderr
+    # the status says why
+    status = printed(capsys, "site", "status", home / "A", code=1)
+    assert "failed" in status and "Gone or changed since then: 1." in status
+    found = json.loads(printed(capsys, "site", "status", home / "A", "--json", code=1))
+    assert found["state"] == "failed" and "Gone or changed" in found["problem"]
+    assert "Gone or changed" in printed(capsys, "site", "health", home / "A", code=1)
+
+
+def test_a_refused_reload_is_reported_until_one_succeeds(home, capsys):
+    with served_sites(home, "A"):
+        good = (home / "A.csv").read_bytes()
+        (home / "A.csv").unlink()
+        main(["site", "reload", str(home / "A")])
+        until_true(lambda: main(["site", "health", str(home / "A")]))
+        assert "answers, but could not read its rows again" in printed(
+            capsys, "site", "health", home / "A", code=1
+        )
+        found = json.loads(printed(capsys, "site", "status", home / "A", "--json"))
+        assert "could not read its rows again" in found["reload_problem"] and found["problem"] == ""
+        (home / "A.csv").write_bytes(good)
+        main(["site", "reload", str(home / "A")])
+        until_true(lambda: not main(["site", "health", str(home / "A")]))
+
+
+def test_the_coordinator_sees_that_a_site_is_dead(home, capsys):
+    with served_sites(home, "ABC") as running:
+        until_true(lambda: all((home / "study" / "exchange" / name / "alive").exists() for name in "ABC"))
+        printed(capsys, "federation", "status", home / "study")
+        running["B"].kill()
+        running["B"].wait()
+        before = time.time() - 121
+        os.utime(home / "study" / "exchange" / "B" / "alive", (before, before))
+        text = printed(capsys, "federation", "status", home / "study", code=1)
+        assert "B was seen 12" in text and "its service is not running" in text
+
+
+def test_a_reader_that_stops_early_is_no_error(home):
+    piped = subprocess.run(
+        f"{' '.join(command('site', 'describe', home / 'A'))} | head -1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert piped.stderr == "" and "Published description" in piped.stdout
+
+
+def test_a_wider_range_is_not_stricter():
+    table = pd.DataFrame({"x": np.arange(20.0)})
+    published = {"x": PublishedColumn("number", (0.0, 30.0))}
+    site = Site("A", table, published=published)
+    assert site.change_rules(site.policy, {"x": PublishedColumn("number", (0.0, 40.0))}) == ()
+    assert site.change_rules(site.policy, {"x": PublishedColumn("number", (0.0, 35.0))}) == ("columns",)
+    assert site.change_rules(site.policy, {}) == ("columns",)
+
+
+def test_a_unit_of_root_is_pointed_out(home, capsys):
+    if os.geteuid() == 0:
+        assert "the service would run as root" in printed(capsys, "site", "unit", home / "A")
