@@ -78,6 +78,7 @@ class RowsRequest:
         tree = parse_expression(self.response, response=True).tree if self.response else None
         return tree if isinstance(tree, Survival) else None
 
+    @property
     def has_categories(self) -> bool:
         """Whether the response is ``C(...)``."""
         return self.response.startswith("C(")

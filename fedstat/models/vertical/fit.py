@@ -356,7 +356,7 @@ def fit_moments(
     )
     climbed = ascent.ascend(start or standard.start(), tol, maxiter)
     log_s2 = climbed.point.log_s2
-    # At the border the score of log s2 vanishes with s2 itself, so the iteration would end there as at a maximum.
+    # At the border the score of log s2 vanishes with s2, and the iteration ends there as at a maximum.
     if np.exp(log_s2) < NEARLY_VANISHING and evaluate(standard, climbed.point).information[1, 1] < 1.0:
         raise EstimationError(vanishing_variance_message(standard.moments))
     return estimates_in_units(standard, climbed)

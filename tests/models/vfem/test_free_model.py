@@ -375,7 +375,9 @@ def test_sites_without_common_entities_are_left_out_where_the_data_contradict_in
         "C": pd.DataFrame({"id": at, "w": w})[300:],
     }
     partition = fs.ClientPartition.from_frames(frames, on="id")
-    with pytest.raises(EstimationError, match="a variance goes to zero.*leave out columns or sites") as error:
+    with pytest.raises(
+        EstimationError, match=r"a variance goes to zero.*leave out columns or sites"
+    ) as error:
         fs.VFEMRegression.from_formula("y ~ .", partition, between=between).fit()
     assert "between=" not in str(error.value)
 
@@ -474,7 +476,7 @@ def test_a_variance_that_vanishes_is_named():
     X = rng.normal(size=(200, 4))
     y = X @ [1.0, 1.0, -1.0, 1.0] + 0.3 * rng.normal(size=200)
     X[3:100, :2], X[100:, 2:] = np.nan, np.nan
-    with pytest.raises(EstimationError, match="a variance goes to zero.*leave out one of them"):
+    with pytest.raises(EstimationError, match=r"a variance goes to zero.*leave out one of them"):
         fit_joint_normal(moments_of_arrays(X, y, [2, 2]), np.ones((4, 4), dtype=bool))
     with pytest.raises(EstimationError, match="a variance goes to zero"):  # so that is no remedy
         fit_moments(moments_of_arrays(X, y, [2, 2]))

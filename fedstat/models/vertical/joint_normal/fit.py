@@ -462,7 +462,7 @@ def line_search_joint_normal(
         step /= 2.0
     if point.s2 < NEARLY_VANISHING:
         named = [pair for pair in sparse_pairs(moments) if pair.undetermined]
-        # Independent blocks make the same assumption about sites without shared entities, so they do not help.
+        # Independent blocks assume the same of sites without shared entities, so they are no remedy.
         remedy = (
             f". {name_sparse(moments)} The data may contradict this independence; leave out one of them"
             if named
