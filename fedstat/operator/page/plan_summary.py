@@ -37,7 +37,7 @@ CALL = re.compile(r"(\w+)\((.*)\)")
 
 
 def formula_in_words(formula: str) -> str:
-    """Describe what a formula relates; a part without a known form is quoted as it is.
+    """Describe what a formula relates; a part without a known form is quoted.
 
     Examples
     --------
