@@ -64,7 +64,7 @@ def append_table(path: Path, table: str, name: str, entries: Mapping[str, str]) 
 def drop_table(path: Path, table: str, name: str) -> None:
     """Remove ``[table.name]``."""
     document, _ = _parse(path)
-    del document[table][name]  # type: ignore[union-attr]
+    del document[table][name]
     _write(path, document)
 
 

@@ -104,7 +104,7 @@ class RequestContext:
         return self.data.policy
 
     def describe(self) -> None:
-        """Note in the ledger what the session is about, as far as it is known."""
+        """Note in the ledger what the session is about so far."""
         state, purpose, earlier = self.state, self.request.purpose, self.chain.subject
         requested = {name for fact in state.requested for one in fact.factors for name in one.columns}
         columns = tuple(sorted(state.in_play | requested))

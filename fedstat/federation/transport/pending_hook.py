@@ -43,7 +43,7 @@ def notify_owner(folder: Path, command: str, report: Callable[[str], None], plan
 def _run(folder: Path, words: list[str], report: Callable[[str], None], plan: AnalysisPlan) -> None:
     held = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
     fields = ("person", "study", "purpose", "call", "formula")
-    told = {"site": plan.site, "plan": plan.digest} | {name: getattr(plan, name) for name in fields}
+    message = {"site": plan.site, "plan": plan.digest} | {name: getattr(plan, name) for name in fields}
     try:
         with subprocess.Popen(
             words,
@@ -55,7 +55,7 @@ def _run(folder: Path, words: list[str], report: Callable[[str], None], plan: An
             start_new_session=True,
         ) as process:
             try:
-                process.communicate((json.dumps(told) + "\n").encode(), TIMEOUT)
+                process.communicate((json.dumps(message) + "\n").encode(), TIMEOUT)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
         problem = f"exit code {process.returncode}" if process.returncode else ""

@@ -37,7 +37,7 @@ CALL = re.compile(r"(\w+)\((.*)\)")
 
 
 def formula_in_words(formula: str) -> str:
-    """Describe what a formula relates; a part without a known form is quoted as it is.
+    """Describe what a formula relates; a part without a known form is quoted.
 
     Examples
     --------
@@ -114,7 +114,7 @@ def summarize_plan(
         ("Date", _date(digest, site_ledger)),
         ("Question", formula_in_words(plan.formula)),
         ("Columns", ", ".join(plan.columns) or "none"),
-        ("Decided before", "; ".join(_earlier(digest, plan, site_ledger, plans))),
+        ("Earlier decisions", "; ".join(_earlier(digest, plan, site_ledger, plans))),
     )
     printable = tuple((name, _printable(text)) for name, text in facts)
     return PlanSummary(digest, plain_lines(plan, policy.min_count), printable, tuple(describe_plan(plan)))

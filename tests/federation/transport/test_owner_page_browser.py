@@ -64,7 +64,7 @@ def test_an_owner_approves_by_clicks(tmp_path):
             browser.open(f"http://{server.host}{server.root}plans")
         assert heard and not any(server.cookie in said for said in heard)
         browser.click(f"a[href$='{wanted}']")
-        browser.wait_for("sums of the score")
+        browser.wait_for("Technical details of the plan")
         browser.click("a.approve")
         browser.wait_for("cannot be undone")
         assert wanted in browser.text

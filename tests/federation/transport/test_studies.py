@@ -312,9 +312,9 @@ def test_a_study_is_added_once_and_revoked(site, capsys):
 
 HOOK = """\
 import json, os, sys
-told = json.loads(sys.stdin.read())
-with open("told.jsonl", "a") as file:
-    print(json.dumps({**told, "arguments": sys.argv[1:], "environment": sorted(os.environ)}), file=file)
+notified = json.loads(sys.stdin.read())
+with open("notified.jsonl", "a") as file:
+    print(json.dumps({**notified, "arguments": sys.argv[1:], "environment": sorted(os.environ)}), file=file)
 """
 EVIL = "$(touch run) `touch run`; touch run | \"'&"
 
@@ -334,7 +334,7 @@ def test_a_command_runs_once_for_each_new_plan_and_nothing_of_a_plan_is_run(tmp_
     for name, line in lines.items():
         path = tmp_path / name / "site.toml"
         path.write_text(path.read_text().replace('on_pending = ""', f'on_pending = "{line}"'))
-    log = tmp_path / "East" / "told.jsonl"
+    log = tmp_path / "East" / "notified.jsonl"
     with served_sites(tmp_path, NAMES):
         propose(tmp_path, person=EVIL, purpose=EVIL)
         until_true(log.exists)
@@ -344,10 +344,12 @@ def test_a_command_runs_once_for_each_new_plan_and_nothing_of_a_plan_is_run(tmp_
         for name in ("North", "West"):  # a failure does not stop the site
             file = tmp_path / name / "log.txt"
             until_true(lambda file=file: file.read_text().count("on_pending failed") == 2)
-    told = [json.loads(line) for line in log.read_text().splitlines()]
-    assert told[0]["person"] == told[0]["purpose"] == EVIL and told[1]["person"] == PERSON
-    assert all(one["arguments"] == ["fixed"] and "WARD_DATABASE" not in one["environment"] for one in told)
-    assert {one["study"] for one in told} == {"study"} and told[0]["formula"] == "sick ~ age"
+    notified = [json.loads(line) for line in log.read_text().splitlines()]
+    assert notified[0]["person"] == notified[0]["purpose"] == EVIL and notified[1]["person"] == PERSON
+    assert all(
+        one["arguments"] == ["fixed"] and "WARD_DATABASE" not in one["environment"] for one in notified
+    )
+    assert {one["study"] for one in notified} == {"study"} and notified[0]["formula"] == "sick ~ age"
     assert not list(tmp_path.rglob("run"))
 
 
