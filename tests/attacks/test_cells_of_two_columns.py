@@ -41,7 +41,7 @@ def partition(policy, few=None):
 def test_a_cell_of_few_entities_between_sites(policy, few, refused):
     split = partition(policy, few)
     if refused:
-        with pytest.raises(PolicyError, match="rows behind a product|depends on rows"):
+        with pytest.raises(PolicyError, match=r"rows behind a product|depends on rows"):
             fs.crosstab(split, "a", "b")
     else:
         assert fs.crosstab(split, "a", "b").loc["yes", "yes"] == few

@@ -180,7 +180,7 @@ class KaplanMeier(CurveModel):
 class CumulativeIncidence(CurveModel):
     """Shares of rows with each of several competing events, over sites that hold different rows.
 
-    The event is a category with declared levels, of which the first is censoring. Counts, averages over
+    The event is a category with declared levels; the first level is censoring. Counts, averages over
     successive rows and late entry are those of :class:`KaplanMeier`. Make one with :meth:`from_formula`; the
     right side has columns of groups, or 1.
 

@@ -190,11 +190,7 @@ class CurveResults(Results[CurveRecord]):
         yield from super()._summary_notes()
         record = self._record
         if record.blocks > 1:
-            exact = (
-                "; the test by site uses the times as they are"
-                if isinstance(self, KaplanMeierResults)
-                else ""
-            )
+            exact = "; the test by site uses exact times" if isinstance(self, KaplanMeierResults) else ""
             yield Note(
                 "averaged_times",
                 f"So that no count is about few rows, each site averaged the times of every {record.blocks} "

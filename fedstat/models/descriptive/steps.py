@@ -272,7 +272,8 @@ def sum_log_rank(data: SiteData, state: State) -> dict[str, Array]:
         return {"observed": zeros, "expected": zeros, "covariance": np.zeros((G, G))}
     ends = np.searchsorted(times, opened.number, side="right")
     leaving = np.bincount(opened.group * (J + 1) + ends, minlength=G * (J + 1)).reshape(G, J + 1)
-    starts = np.searchsorted(times, opened.start, side="right")
+    late = opened.start.any()
+    starts = np.searchsorted(times, opened.start, side="right") if late else np.zeros_like(ends)
     entering = np.bincount(opened.group * (J + 1) + starts, minlength=G * (J + 1)).reshape(G, J + 1)
     at_risk = (entering - leaving).cumsum(axis=1)[:, :-1]
     died = opened.group[event] * J + ends[event] - 1

@@ -54,12 +54,18 @@ def block_means(code: Ints, values: Floats, size: int) -> Floats:
         return values
     whole = bool((values == np.rint(values)).all())
     order = np.lexsort((values, code))
-    sorted_code, out = code[order], np.empty(len(values))
+    x, sorted_code = values[order], code[order]
     starts = np.flatnonzero(np.append(True, np.diff(sorted_code) != 0))
-    for low, high in zip(starts, np.append(starts[1:], len(values)), strict=True):
-        blocks = max((high - low) // size, 1)
-        for rows in np.array_split(order[low:high], blocks):
-            first, last = values[rows[0]], values[rows[-1]]
-            mean = first if first == last else values[rows].mean()
-            out[rows] = np.rint(mean) if whole else mean
+    sizes = np.diff(np.append(starts, len(x)))
+    blocks = np.maximum(sizes // size, 1)
+    # The first blocks of a code have one row more than the others.
+    least, longer = np.divmod(sizes, blocks)
+    place = np.arange(blocks.sum()) - np.repeat(blocks.cumsum() - blocks, blocks)
+    begin = np.repeat(starts, blocks) + place * np.repeat(least, blocks)
+    begin += np.minimum(place, np.repeat(longer, blocks))
+    lengths = np.diff(np.append(begin, len(x)))
+    first, last = x[begin], x[begin + lengths - 1]
+    means = np.where(first == last, first, np.add.reduceat(x, begin) / lengths)
+    out = np.empty(len(x))
+    out[order] = np.repeat(np.rint(means) if whole else means, lengths)
     return out

@@ -57,5 +57,8 @@ def test_a_common_baseline_and_scores_are_those_of_one_process_to_the_bit(both):
 def test_curves_and_tables_are_those_of_one_process(both):
     curves = [fs.KaplanMeier.from_formula("Surv(months, died) ~ arm", one).fit(3, until=60) for one in both]
     pd.testing.assert_frame_equal(*(fit.tidy() for fit in curves), check_exact=True)
+    formula = "Surv(months / 2, months, C(died, levels=[0, 1])) ~ arm"
+    competing = [fs.CumulativeIncidence.from_formula(formula, one).fit(3, until=60) for one in both]
+    pd.testing.assert_frame_equal(*(fit.tidy() for fit in competing), check_exact=True)
     tables = [fs.table_one(one, "age + C(stage)", by="arm") for one in both]
     pd.testing.assert_frame_equal(*(table.tidy() for table in tables), check_exact=True)

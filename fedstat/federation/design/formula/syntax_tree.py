@@ -201,7 +201,7 @@ class Survival:
     """``Surv(time, event)``, or ``Surv(start, stop, event)``, as in R; left sides only.
 
     `times` are one or two, `event` is 0 or 1, true or false, or a comparison with a level. Competing events
-    are a category with declared levels, of which the first is censoring.
+    are a category with declared levels; the first level is censoring.
     """
 
     times: tuple[Tree, ...]
