@@ -120,6 +120,13 @@ ROWS = {
         goal="4 s, 300 MB sent",
     ),
     "cox": Row("FederatedCox, 100,000 x 20, four sites", "cox", ("coxph",), "times_of_sites", (100_000, 20)),
+    "gee": Row(
+        "FederatedGEE, binomial, exchangeable, 20,000 people x 5 visits, five sites",
+        "gee",
+        ("statsmodels_gee",),
+        "visits_of_sites",
+        (20_000,),
+    ),
     "curves": Row(
         "KaplanMeier, a million rows, 80 intervals",
         "kaplan_meier",
