@@ -148,6 +148,13 @@ ROWS = {
         "grades_of_sites",
         (100_000, 10),
     ),
+    "gee": Row(
+        "FederatedGEE, binomial, exchangeable, 20,000 people x 5 visits, five sites",
+        "gee",
+        ("statsmodels_gee",),
+        "visits_of_sites",
+        (20_000,),
+    ),
     "curves": Row(
         "KaplanMeier, a million rows, 80 intervals",
         "kaplan_meier",

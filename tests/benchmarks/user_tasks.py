@@ -71,6 +71,25 @@ def grades_of_sites(folder, n, columns):
     frame.to_parquet(folder / "grades.parquet")
 
 
+def visits_of_sites(folder, people):
+    """Five binary responses of each person, at five sites."""
+    import numpy as np
+    import pandas as pd
+
+    rng = np.random.default_rng(0)
+    people = int(people)
+    person = np.repeat(np.arange(people), 5)
+    frame = pd.DataFrame(
+        {"person": person, "visit": np.tile(np.arange(5.0), people), "arm": person % 2 * 1.0}
+    )
+    frame["x"], frame["z"] = rng.normal(size=len(person)), rng.normal(size=people)[person]
+    eta = 0.3 * frame["x"] + 0.2 * frame["arm"] - 0.1 * frame["visit"] + 0.2 * frame["z"]
+    latent = eta + rng.normal(size=people)[person]
+    frame["y"] = (rng.random(len(person)) < 1.0 / (1.0 + np.exp(-latent))) * 1
+    frame["site"] = (person % 5).astype(str)
+    frame.to_parquet(folder / "visits.parquet", index=False)
+
+
 def stream(folder, n, columns):
     """Rows of one site, drawn in parts, because the whole table needs not fit into memory."""
     import pyarrow as pa
@@ -239,6 +258,41 @@ def cox(folder, n, columns):
         return complete(fs.ClientPartition.from_frame(rows, by="site"), fs.FederatedCox, formula)
 
     run(frame.head(4_000))
+    return run
+
+
+VISITS = "y ~ x + z + arm + visit"
+
+
+def gee(folder, people):
+    import pandas as pd
+    import statsmodels.api as sm
+
+    import fedstat as fs
+
+    frame = pd.read_parquet(folder / "visits.parquet")
+    settings = {"groups": "person", "family": sm.families.Binomial(), "cov_struct": "exchangeable"}
+
+    def run(rows=frame):
+        partition = fs.ClientPartition.from_frame(rows, by="site")
+        return complete(partition, fs.FederatedGEE, VISITS, settings)
+
+    run(frame.head(4_000))
+    return run
+
+
+def statsmodels_gee(folder, people):
+    import pandas as pd
+    import statsmodels.api as sm
+    import statsmodels.formula.api as smf
+    from statsmodels.genmod.cov_struct import Exchangeable
+
+    frame = pd.read_parquet(folder / "visits.parquet")
+
+    def run():
+        model = smf.gee(VISITS, "person", frame, family=sm.families.Binomial(), cov_struct=Exchangeable())
+        str(model.fit(ctol=1e-8).summary())
+
     return run
 
 

@@ -95,6 +95,7 @@ class ColumnSource(MomentSource, VerticalModel):
     def checked(self, options: BoostOptions) -> tuple[int, float]:
         """Check the options, and the number of entities by fold."""
         checked = super().checked(options)
+        self._groups(options)
         check_integer("folds", self._n_folds(options), 2 if options.select == "cv" else 1)
         self._check_size(self._n_folds(options))
         return checked
@@ -115,8 +116,7 @@ class ColumnSource(MomentSource, VerticalModel):
     def boosted(self, attempt: FitAttempt, options: BoostOptions) -> BoostResults:
         """Exchange the sums by fold, once, and compute the path."""
         steps, learning_rate = self.checked(options)
-        n_folds, column = self._n_folds(options), split_folds(options.folds, FOLDS)[1]
-        groups = GroupFolds.of(column, self.partition, self._session, options.seed)
+        n_folds, groups = self._n_folds(options), self._groups(options)
         if groups is None:
             folds = np.arange(self.layout.n) % n_folds
             code = np.random.default_rng(options.seed).permutation(folds).astype(np.int64)
@@ -137,6 +137,10 @@ class ColumnSource(MomentSource, VerticalModel):
             tuple(exchange_notes(self.layout, found.dealers, int(np.bincount(code).min()))),
         )
         return BoostResults._of(self, basis, boosting, steps, options.select, ledger=attempt.ledger)
+
+    def _groups(self, options: BoostOptions) -> GroupFolds | None:
+        column = split_folds(options.folds, FOLDS)[1]
+        return GroupFolds.of(column, self.partition, self._session, options.seed)
 
     @staticmethod
     def _n_folds(options: BoostOptions) -> Any:

@@ -270,8 +270,8 @@ def test_settings_of_rows_apart_are_refused_by_name():
     for name, value in {"masked": True, "every": 3, "aggregation": "lsa", "offset": np.zeros(12)}.items():
         with pytest.raises(ModelError, match=f"{name}: where sites hold different columns the arguments are"):
             model.fit(**{name: value})
-    with pytest.raises(ModelError, match="folds are of entities; expected a number, received 'age'"):
-        model.fit(folds="age")
+    with pytest.raises(ModelError, match="folds: expected a number or a column of a site, received 'site'"):
+        model.fit(folds="site")
     with pytest.raises(ModelError, match="select: expected one of 'cv', 'aicc', None"):
         model.fit(select="aic")
 
