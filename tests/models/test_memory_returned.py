@@ -1,7 +1,10 @@
 """No rows stay in memory after a partition, its model and its result are deleted."""
 
 import gc
+import os
+import tracemalloc
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -16,9 +19,9 @@ def vertical():
     return partition, fs.VFEMRegression.from_formula(f"{data.response} ~ .", partition)
 
 
-def horizontal():
-    rows = pd.DataFrame(np.random.default_rng(1).normal(size=(2000, 4)), columns=list("yabc"))
-    partition = fs.ClientPartition.from_frame(rows.assign(site=["A", "B"] * 1000), by="site")
+def horizontal(n=2000):
+    rows = pd.DataFrame(np.random.default_rng(1).normal(size=(n, 4)), columns=list("yabc"))
+    partition = fs.ClientPartition.from_frame(rows.assign(site=["A", "B"] * (n // 2)), by="site")
     return partition, fs.FederatedOLS.from_formula("y ~ a + b + c", partition)
 
 
@@ -41,3 +44,33 @@ def test_sites_and_tables_are_freed_with_the_partition(make, no_collector):
     assert all(one() is not None for one in held)
     del partition, model, result
     assert not any(one() is not None for one in held)
+
+
+@pytest.mark.filterwarnings("ignore::fedstat.errors.FedstatWarning")
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not list the pages in use")
+def test_ten_fits_keep_less_than_one_table():
+    """Memory that Python has allocated, and resident memory of the process, after the first fits."""
+    n, table = 100_000, 3.2e6
+
+    def fit():
+        partition, model = horizontal(n)
+        str(model.fit().summary())
+        del partition, model
+        gc.collect()
+
+    def resident():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    fit()
+    tracemalloc.start()
+    try:
+        fit()
+        allocated, before = tracemalloc.get_traced_memory()[0], resident()
+        for _ in range(10):
+            fit()
+        allocated, kept = tracemalloc.get_traced_memory()[0] - allocated, resident() - before
+    finally:
+        tracemalloc.stop()
+    assert allocated < 0.5 * table
+    # The allocator returns pages late: ten kept tables would be far more.
+    assert kept < 5.0 * table

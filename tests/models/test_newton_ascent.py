@@ -4,8 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+import pytest
+import statsmodels.api as sm
 
 import fedstat as fs
+from fedstat.errors import EstimationError
 from fedstat.models.vertical.newton import NewtonAscent, step_by
 
 INFORMATION = np.diag([1e4, 1.0, 3e-4])
@@ -62,3 +65,33 @@ def test_ratios_that_nearly_repeat_each_other_are_fitted():
     result = fs.VFEMRegression.from_formula("y ~ .", partition).fit(cov_type="none")
     assert result.converged
     assert len(result.trace) < 60
+
+
+@pytest.mark.parametrize(("family", "pooled"), [("GLORE", sm.families.Binomial()), ("FederatedOLS", None)])
+def test_columns_of_condition_1e10_have_the_pooled_estimates(family, pooled):
+    rows = nearly_equal_columns()
+    partition = fs.ClientPartition.from_frame(rows, by="site")
+    y = "event" if pooled else "y"
+    found = getattr(fs, family).from_formula(f"{y} ~ x + z + w", partition).fit()
+    peer = sm.GLM(rows[y], sm.add_constant(rows[["x", "z", "w"]]), family=pooled).fit(tol=1e-13)
+    assert found.converged
+    assert (np.abs(found.params.to_numpy() - peer.params.to_numpy()) < 1e-7 * peer.bse.to_numpy()).all()
+
+
+def test_columns_of_condition_1e10_at_two_sites_are_refused_by_name():
+    """The joint model needs their covariance, which is singular to the precision of sums between sites."""
+    rows = nearly_equal_columns().assign(id=range(2000))
+    frames = {"A": rows[["id", "y", "x"]], "B": rows[["id", "z"]], "C": rows[["id", "w"]][:1500]}
+    model = fs.VFEMRegression.from_formula("y ~ .", fs.ClientPartition.from_frames(frames, on="id"))
+    with pytest.raises(EstimationError, match=r"'x' \(A\) and 'z' \(B\) are collinear"):
+        model.fit()
+
+
+def nearly_equal_columns():
+    """Rows of two sites in which z differs from x by a hundred thousandth: correlations of condition 1e10."""
+    rng = np.random.default_rng(0)
+    x, w, noise = rng.normal(size=(3, 2000))
+    rows = pd.DataFrame({"x": x, "z": x + 2e-5 * rng.normal(size=2000), "w": w})
+    assert np.linalg.cond(rows.corr()) > 9e9
+    event = (x + w + rng.logistic(size=2000) > 0).astype(float)
+    return rows.assign(y=x + w + noise, event=event, site=["A", "B"] * 1000)

@@ -7,11 +7,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from threadpoolctl import ThreadpoolController
 
 import fedstat as fs
+from fedstat.errors import EstimationError
 from fedstat.federation.protocols.engine import LocalEngine
 from fedstat.models import run
-from fedstat.models.run import Call
+from fedstat.models.run import Call, run_fit
 
 MODELS = Path(run.__file__).parent
 CLASSES = [one for name in fs.__all__ if inspect.isclass(one := getattr(fs, name)) and hasattr(one, "fit")]
@@ -105,3 +107,22 @@ def test_attempts_at_one_model_do_not_enter_each_others_ledger():
     model = fs.GLORE.from_formula("y ~ x", partition())
     first, second = model.fit().ledger, model.fit().ledger
     assert len(first.entries) == len(second.entries) > len(model._agreement.entries)
+
+
+def test_linear_algebra_has_one_thread_during_a_fit_and_its_own_number_after():
+    """Two threads make fits slower: see tests/benchmarks/results/user_profiles.md."""
+    libraries = ThreadpoolController().select(user_api="blas")
+    seen = []
+
+    def estimate(model, attempt):
+        seen.extend(library["num_threads"] for library in libraries.info())
+        raise EstimationError("no fit is needed")
+
+    partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    model = fs.GLORE.from_formula("num > 0 ~ age", partition)
+    with libraries.limit(limits=2):
+        before = [library["num_threads"] for library in libraries.info()]
+        with pytest.raises(EstimationError):
+            run_fit(model, Call("fit", {}), estimate)
+        assert [library["num_threads"] for library in libraries.info()] == before
+    assert seen and set(seen) == {1} and 2 in before
