@@ -93,6 +93,8 @@ class CoxResults(DesignResults, saved_as=FORMAT, record=CoxRecord):
     ([0.06, 0.14, 0.86], [1, 2])
     >>> fit.hazard_ratios().round(2).loc["age"].tolist()
     [1.05, 1.04, 1.06]
+    >>> fit.grid is None  # every site has a baseline hazard of its own
+    True
     """
 
     evaluation_ledger: Ledger | None = None
