@@ -104,7 +104,7 @@ def test_a_rare_level_in_an_interval_is_merged_or_refused():
 
 
 def test_sums_by_interval_leave_half_of_a_column_undetermined():
-    """Whoever knows all else solves for the values of x in one interval: with two rows for each equation."""
+    """An attacker who knows all else has one equation for every two values of x in an interval."""
     fit = model_of().fit(**GRID)
     points = [fit.params.to_numpy() * factor for factor in (0.9, 0.99, 0.999, 1.0)]
     part = TABLE[(TABLE["site"] == "A") & (TABLE["months"] <= fit.grid[0])]
@@ -141,6 +141,6 @@ def test_hazards_of_one_interval_single_out_no_few_rows():
         arrays = {"beta": beta, "at_risk": hazard, "tied": np.zeros(J), "g": np.ones(J)}
         found.append(send(model, "sum_products", arrays)["products"])
     own = TABLE[TABLE["site"] == "A"]
-    # The difference is a sum over the rows that leave in an interval, of which there are enough.
+    # The difference is a sum over the rows that leave in an interval, and these are enough.
     assert ((own["months"] > fit.grid[-3]) & (own["months"] <= fit.grid[-2])).sum() >= 12
     assert found[1][0, 0] > found[0][0, 0]

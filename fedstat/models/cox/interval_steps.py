@@ -339,7 +339,7 @@ def _vectors(intervals: SiteIntervals) -> Callable[[tuple[bytes, ...]], Floats]:
         beta, *hazards = map(np.frombuffer, point)
         if not hazards:
             return intervals.at(beta)[:, None]
-        return intervals.expected_at(beta, _hazards(*hazards), *_nothing(intervals)).expected()[:, None]
+        return intervals.expected_at(beta, _hazards(*hazards), *_empty_sums(intervals)).expected()[:, None]
 
     return vector
 
@@ -350,7 +350,7 @@ def _hazards(at_risk: Floats, tied: Floats) -> Floats:
     return sums
 
 
-def _nothing(intervals: SiteIntervals) -> tuple[Floats, Floats]:
+def _empty_sums(intervals: SiteIntervals) -> tuple[Floats, Floats]:
     empty = np.zeros((len(intervals.rows.table.times), intervals.rows.X.shape[1]))
     return empty, empty
 
@@ -422,7 +422,7 @@ def sum_products(
     _describe(state, intervals, hashlib.sha256(beta.tobytes()).hexdigest()[:16])
     point = (beta.tobytes(), (g * at_risk).tobytes(), (g * tied).tobytes())
     state.report(*_facts_at(intervals, _vectors(intervals), point))
-    now = intervals.expected_at(beta, _hazards(at_risk, tied), *_nothing(intervals))
+    now = intervals.expected_at(beta, _hazards(at_risk, tied), *_empty_sums(intervals))
     return {"score": now.score(g), "products": now.products(g)}
 
 

@@ -93,6 +93,8 @@ class CoxResults(DesignResults, saved_as=FORMAT, record=CoxRecord):
     ([0.06, 0.14, 0.86], [1, 2])
     >>> fit.hazard_ratios().round(2).loc["age"].tolist()
     [1.05, 1.04, 1.06]
+    >>> fit.grid is None  # every site has a baseline hazard of its own
+    True
     """
 
     evaluation_ledger: Ledger | None = None
@@ -443,8 +445,9 @@ class CoxResults(DesignResults, saved_as=FORMAT, record=CoxRecord):
 
     def _baseline(self, edges: Floats, found: tuple[Floats, Floats, Floats]) -> BaselineHazard:
         fit = self._record.fit
-        known = self.estimate.params, self._cov(), self.basis.agreement, fit.design
-        return BaselineHazard(edges, *found, *known, common=fit.common is not None)
+        params, cov, agreement = self.estimate.params, self._cov(), self.basis.agreement
+        common = fit.common is not None
+        return BaselineHazard(edges, *found, params, cov, agreement, fit.design, common=common)
 
     def evaluate(
         self,
@@ -482,7 +485,7 @@ class CoxResults(DesignResults, saved_as=FORMAT, record=CoxRecord):
         ModelError
             The times do not ascend, or the baseline does not have one of them.
         NotAvailableError
-            The model has strata or rows that enter late, or nobody is followed for longer than the times; or
+            The model has strata or rows that enter late, or no row is followed for longer than the times; or
             the results were read from a file, and there is no partition, or no baseline.
         PolicyError
             A site refuses.

@@ -3,7 +3,8 @@
 ODAC (Duan et al., "Learning from local to global: An efficient distributed algorithm for modeling
 time-to-event data", JAMIA 27, 2020, equation 4): a site adds to its own log-likelihood the expansion of that
 of all rows to second order about the mean of the sites' own estimates, weighted by their information. It
-supposes a common baseline. ODACH (Luo et al., JAMIA 29, 2022) does the same with the likelihood stratified by site.
+supposes a common baseline. ODACH (Luo et al., JAMIA 29, 2022) does the same with the likelihood stratified by
+site.
 """
 
 import sys
