@@ -23,7 +23,7 @@ FRAME = pd.DataFrame(
 
 def table_of(frame):
     table = FrameTable(frame.drop(columns="id"))
-    table.keys = frame[["id"]]
+    table.key_columns = frame[["id"]]
     return table
 
 

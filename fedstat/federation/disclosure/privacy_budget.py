@@ -198,8 +198,8 @@ class NoiseMechanism:
             *rule,
             f"has rho {float(stands.left):.3g} left of {float(Fraction(stands.total)):.3g} (epsilon "
             f"{budget.epsilon:g} at delta {budget.delta:g}), and this reply costs {float(cost):.3g}. Reduce "
-            "the "
-            "request, or repeat an earlier one (repeats are free); the owner can allow it "
+            "the request. Repeats of what this site released alone are free, but products that sites compute "
+            "together are charged in every analysis. The owner can allow it "
             f"with  epsilon = {round_up(needed):g}  in section [privacy] of policy.toml",
         )
 

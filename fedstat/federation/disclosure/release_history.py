@@ -83,7 +83,8 @@ class ReleasedGroups:
         """Number of persons of every cell, (c,): each released version of a record counts for its share."""
         shares = None
         if self.persons is not None:
-            released = self.basis.any(axis=0)[self.cells]
+            used: Bools = np.asarray(self.basis.any(axis=0))
+            released = used[self.cells]
             versions = np.bincount(self.persons, released)
             shares = 1.0 / np.maximum(versions, 1.0)[self.persons]
         return np.bincount(self.cells, shares, minlength=self.basis.shape[1])
@@ -247,7 +248,7 @@ class ReleaseHistory:
         found.changed = arrays["changed"].tobytes().decode() if "changed" in arrays else ""
         if len(lately) or (places < 0).any():
             found.changed = read_at(table) or utc_timestamp()
-            n_new, both = int((places < 0).sum()), np.zeros(0)
+            n_new, both = int((places < 0).sum()), np.zeros(0, dtype=np.bool_)
             if form.by_key:
                 both = np.isin(_key_marks(known[lately]), _key_marks(marks[places < 0]))
             corrected = int(both.sum())

@@ -258,7 +258,7 @@ def _key_columns(table: Table) -> list[str]:
     table = _unlabeled(table)
     table = table.table if isinstance(table, CurveTable) else table
     if isinstance(table, FrameTable):
-        return [] if table.keys is None else list(table.keys.columns)
+        return [] if table.key_columns is None else list(table.key_columns.columns)
     return list(table.left_out) if isinstance(table, ParquetTable) else []
 
 
@@ -269,8 +269,8 @@ def _with_key_columns(table: Table, names: Sequence[str]) -> Table:
     inner = table.table if isinstance(table, CurveTable) else table
     if isinstance(inner, ParquetTable):
         return ParquetTable(inner.path, inner.rows_per_chunk)
-    if isinstance(inner, FrameTable) and inner.keys is not None:
-        return FrameTable(pd.concat([inner.frame, inner.keys.reset_index(drop=True)], axis=1))
+    if isinstance(inner, FrameTable) and inner.key_columns is not None:
+        return FrameTable(pd.concat([inner.frame, inner.key_columns.reset_index(drop=True)], axis=1))
     return table
 
 

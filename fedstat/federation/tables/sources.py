@@ -305,7 +305,7 @@ def open_source(source: Source, folder: Path | None = None) -> Table:
     table = SOURCE_KINDS[source.kind].open(source, key, folder)
     if isinstance(table, FrameTable) and source.curves:
         curves = FrameTable(with_curves(source.site, table.frame, source.curves))
-        curves.keys = table.keys
+        curves.key_columns = table.key_columns
         return curves
     return (
         CurveTable(source.site, table, source.curves)
@@ -366,7 +366,7 @@ def _open_in_memory(source: Source, leave_out: Sequence[str], folder: Path | Non
         if column.codes:
             frame[name] = _named_codes(frame[name], column.codes)
     table = FrameTable(frame.drop(columns=list(leave_out)))
-    table.keys = frame[list(source.key)] if source.key else None
+    table.key_columns = frame[list(source.key)] if source.key else None
     return table
 
 

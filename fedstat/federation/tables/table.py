@@ -54,12 +54,12 @@ class FrameTable:
     """A table in memory, its own single chunk; `frame` (n_rows, p) is not copied, and under a RangeIndex.
 
     `entities` identifies the entity of each row, (n_rows,) or (n_rows, w), equally at all sites; by default
-    by the position of the row. `as_of` is the time at which the rows were read, empty if unknown. `keys`
-    (n_rows, k) has the columns of a key, which no model sees, if the source names one.
+    by the position of the row. `as_of` is the time at which the rows were read, empty if unknown.
+    `key_columns` (n_rows, k) has the columns of a key, which no model sees, if the source names one.
     """
 
     as_of = ""
-    keys: pd.DataFrame | None = None
+    key_columns: pd.DataFrame | None = None
 
     def __init__(self, frame: pd.DataFrame, entities: Array | None = None) -> None:
         # rows are meant by position: with an index of the caller's own pandas would align by label

@@ -18,7 +18,7 @@ KEYS = (
     "form site transport state is_served process since heartbeat connected version installed problem "
     "records_as_of site_ledger sessions requests refused arrays_released entries last_request "
     "passed_over waiting "
-    "plans_waiting certificate_days budget"
+    "plans_waiting certificate_days budget reload_problem"
 )
 
 
@@ -191,7 +191,7 @@ def test_a_status_file_that_is_none_is_no_status(home, capsys):
 def test_how_a_federation_stands_is_reported_to_programs(home, capsys):
     words = ("federation", "status", home / "study")
     found = json.loads(reported(capsys, *words, "--json", code=1))
-    assert found["sites"]["A"] == {"connected": None, "waiting": None, "roster": None}
+    assert found["sites"]["A"] == {"connected": None, "waiting": None, "roster": None, "seen": None}
     assert "has not been started" in found["problems"][0] and found["server"] is None
     for name in "AB":
         assert main(["site", "serve", str(home / name), "--once"]) == 0

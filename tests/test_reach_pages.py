@@ -1,0 +1,147 @@
+"""Pages on reach, executed: the dictionary of sites.md as typed, OMOP tables, and R."""
+
+import os
+import re
+import shlex
+import shutil
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from operating import make_federation, printed
+from test_owner_commands import patients
+from test_rules_in_force import Doors
+
+import fedstat as fs
+from fedstat.federation.disclosure.policy import Policy
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def block(page, language, word):
+    found = re.findall(rf"^```{language}\n(.*?)^```", (DOCS / page).read_text(encoding="utf-8"), re.S | re.M)
+    (text,) = [one for one in found if word in one]
+    return text
+
+
+def close(doors):
+    for site in doors.sites.values():
+        site.site.site_ledger.store.close()
+
+
+def test_the_dictionary_is_typed_as_the_page_has_it(tmp_path, monkeypatch, capsys):
+    """A file with identifiers, dates, a rare level and booleans, by three owners without a wrong turn."""
+    monkeypatch.chdir(tmp_path)
+    frames = {name: patients(seed) for seed, name in enumerate(("North", "South", "East"))}
+    make_federation(tmp_path, frames, policy=Policy.strict())
+    for name in frames:
+        toml = tmp_path / name / "site.toml"
+        toml.write_text(toml.read_text().replace('# key = "patient_id"', 'key = "patient_id"', 1))
+    (tmp_path / "study" / "dictionary.toml").write_text(block("sites.md", "toml", "codes"))
+    for line in block("sites.md", "sh", "federation dictionary").splitlines():
+        program, *words = shlex.split(line, comments=True)
+        assert program == "fedstat"
+        for name in frames if "north" in words else ("North",):
+            text = printed(capsys, *[name if word == "north" else word for word in words])
+    assert "No problems found" in text
+    # the page has no outcome: any published column is one
+    doors = None
+    try:
+        study = Doors.__new__(Doors)
+        study.home, study.log = tmp_path, []
+        doors = study
+        from fedstat.federation.transport.signed import SignedSite
+        from fedstat.federation.transport.site_folder import load_identity
+
+        study.sites = {name: SignedSite(tmp_path / name, name, study.log.append) for name in frames}
+        study.coordinator = load_identity(tmp_path / "study")
+        result = fs.FederatedOLS.from_formula("age ~ C(sex) + admitted", study.connect()).fit(masked=True)
+        assert result.nobs == sum(map(len, frames.values()))
+    finally:
+        close(doors)
+
+
+def test_the_query_of_omop_tables(tmp_path, monkeypatch, capsys):
+    rng, frames = np.random.default_rng(3), {}
+    toml = block("omop.md", "toml", "person_id")
+    for name in "ABC":
+        n = 150
+        person = pd.DataFrame(
+            {
+                "person_id": np.arange(n),
+                "year_of_birth": rng.integers(1930, 2000, n),
+                "gender_concept_id": rng.choice([8507, 8532], n),
+            }
+        )
+        condition = pd.DataFrame(
+            {"person_id": rng.choice(n, 60, replace=False), "condition_concept_id": 201826}
+        )
+        measurement = pd.DataFrame(
+            {
+                "person_id": rng.integers(0, n, 5 * n),
+                "measurement_concept_id": rng.choice([3004249, 3012888], 5 * n),
+                "value_as_number": rng.normal(130, 15, 5 * n).round(1),
+            }
+        )
+        path = tmp_path / f"{name}.db"
+        with sqlite3.connect(path) as connection:
+            for table, held in (
+                ("person", person),
+                ("condition_occurrence", condition),
+                ("measurement", measurement),
+            ):
+                held.to_sql(table, connection, index=False)
+        means = (
+            measurement[measurement["measurement_concept_id"] == 3004249]
+            .groupby("person_id")["value_as_number"]
+            .mean()
+        )
+        frames[name] = pd.DataFrame(
+            {
+                "age": 2020 - person["year_of_birth"],
+                "sex": person["gender_concept_id"].map({8507: "male", 8532: "female"}),
+                "diabetes": person["person_id"].isin(condition["person_id"]).astype(int),
+                "systolic": person["person_id"].map(means),
+            }
+        )
+    make_federation(tmp_path, frames, policy=Policy.strict())
+    for name in "ABC":
+        path = tmp_path / name / "site.toml"
+        before, rest = path.read_text().split("[data]\n")
+        rest = rest[rest.index("# Types of the columns") :]
+        path.write_text(before + toml.replace("OMOP_DATABASE", f"OMOP_{name}") + rest)
+        monkeypatch.setenv(f"OMOP_{name}", f"sqlite:///{tmp_path / name}.db")
+        printed(capsys, "site", "describe", tmp_path / name)
+    doors, formula = Doors(tmp_path), "diabetes ~ age + C(sex) + systolic"
+    try:
+        with pytest.warns(match="left out"):
+            served = fs.GLORE.from_formula(formula, doors.connect()).fit(masked=True)
+        with pytest.warns(match="left out"):
+            pooled = fs.GLORE.from_formula(
+                formula, fs.ClientPartition.from_frames(frames, layout="horizontal")
+            ).fit()
+        np.testing.assert_allclose(served.params, pooled.params, rtol=1e-8)
+    finally:
+        close(doors)
+
+
+def has_reticulate():
+    test = 'quit(status = !requireNamespace("reticulate", quietly = TRUE))'
+    return shutil.which("Rscript") and not subprocess.run(["Rscript", "-e", test], check=False).returncode
+
+
+@pytest.mark.skipif(not has_reticulate(), reason="needs R with reticulate")
+def test_the_page_on_r(tmp_path):
+    path = tmp_path / "page.R"
+    path.write_text(block("from-r.md", "r", "reticulate"))
+    environment = os.environ | {"FEDSTAT_PYTHON": sys.executable, "RETICULATE_PYTHON": sys.executable}
+    found = subprocess.run(["Rscript", path], capture_output=True, text=True, env=environment, check=False)
+    assert found.returncode == 0, found.stderr
+    hospitals = fs.datasets.make_hospitals()
+    partition = fs.ClientPartition.from_frame(hospitals, by="hospital")
+    fit = fs.GLORE.from_formula("num > 0 ~ age + C(sex)", partition).fit(masked=True)
+    assert f"{fit.params['age']:.4f}" in found.stdout
