@@ -29,7 +29,6 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not read INSTALLED;
     from fedstat.models.copula.model import rehearse as rehearse
     from fedstat.models.copula_glm.model import PrivateCopulaGLM as PrivateCopulaGLM
     from fedstat.models.cox.model import FederatedCox as FederatedCox
-    from fedstat.models.mixed.model import FederatedMixed as FederatedMixed
     from fedstat.models.descriptive.model import KaplanMeier as KaplanMeier
     from fedstat.models.descriptive.tables import corr as corr
     from fedstat.models.descriptive.tables import crosstab as crosstab
@@ -46,6 +45,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not read INSTALLED;
     from fedstat.models.impute.model import impute as impute
     from fedstat.models.laser.model import LASER as LASER
     from fedstat.models.m2sem.model import M2SEM as M2SEM
+    from fedstat.models.mixed.model import FederatedMixed as FederatedMixed
     from fedstat.models.saved import load as load
     from fedstat.models.threats import threats as threats
     from fedstat.models.vfem.iteration.state import Iteration as Iteration

@@ -31,7 +31,6 @@ from fedstat.models.copula.results import CopulaResults as CopulaResults
 from fedstat.models.copula_glm.results import PrivateGLMResults as PrivateGLMResults
 from fedstat.models.cox.baseline import BaselineHazard as BaselineHazard
 from fedstat.models.cox.results import CoxResults as CoxResults
-from fedstat.models.mixed.results import MixedResults as MixedResults
 from fedstat.models.cox.results import ProportionalHazardsTest as ProportionalHazardsTest
 from fedstat.models.descriptive.results import KaplanMeierResults as KaplanMeierResults
 from fedstat.models.descriptive.table_one import TableOne as TableOne
@@ -49,6 +48,7 @@ from fedstat.models.m2sem.bootstrap import ClusterNumberTest as ClusterNumberTes
 from fedstat.models.m2sem.results import M2SEMResults as M2SEMResults
 from fedstat.models.m2sem.search import ClusterSearch as ClusterSearch
 from fedstat.models.margins import MarginalEffects as MarginalEffects
+from fedstat.models.mixed.results import MixedResults as MixedResults
 from fedstat.models.results import CoefficientResults as CoefficientResults
 from fedstat.models.results import Results as Results
 from fedstat.models.threats import ThreatTable as ThreatTable

@@ -105,7 +105,8 @@ class SyntheticRows:
     """The source of drawn rows: the agreed columns, and a response of a distribution.
 
     `nested` are columns of groups with one level at each site, such as the strata of its clusters;
-    `groups` have many groups of few rows; `binary` are labels that are 0 or 1; `curves` have the points on which others are drawn.
+    `groups` have many groups of few rows; `binary` are labels that are 0 or 1;
+    `curves` have the points on which others are drawn.
     """
 
     agreement: RowsAgreement
@@ -123,9 +124,7 @@ class SyntheticRows:
             (FAMILY, SUM_STEP): replace(FAMILIES[FAMILY][SUM_STEP], run=self._sum),
         }
         return {
-            row.site: DrySite(
-                row.site, policies[row.site], row.n_rows, instead, site_column=self.site_column
-            )
+            row.site: DrySite(row.site, policies[row.site], row.n_rows, instead, site_column=self.site_column)
             for row in self.agreement.sites
         }
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
-import statsmodels.genmod.families as sm_families
-
 from fedstat.docstrings import inherits_signature
 from fedstat.errors import ConvergenceWarning, FormulaError, ModelError, warn
 from fedstat.federation.design.formula.parse import Formula
@@ -42,8 +40,8 @@ class MixedPlan(DryRunPlan):
 class FederatedMixed(HorizontalModel):
     """Mixed model over sites that hold different rows, with random effects of groups inside sites.
 
-    Groups are local: equal labels at two sites are two groups. So the likelihood is a product over sites. Each
-    site integrates its own random effects, and the estimate is that of the pooled table: lme4's ``lmer`` and
+    Groups are local: equal labels at two sites are two groups. So the likelihood is a product over sites.
+    Each site integrates its own random effects, and the estimate is that of the pooled table: lme4's ``lmer`` and
     ``glmer``. Make one with :meth:`from_formula`.
 
     Parameters
@@ -95,8 +93,8 @@ class FederatedMixed(HorizontalModel):
     ) -> None:
         if not formula.random:
             raise FormulaError(
-                "formula: a mixed model needs a random effect, as in 'y ~ x + (1 | patient)'; without one use "
-                "FederatedGLM or FederatedOLS"
+                "formula: a mixed model needs a random effect, as in 'y ~ x + (1 | patient)'; without one "
+                "use FederatedGLM or FederatedOLS"
             )
         written = {frozenset(term.split(":")) for one in formula.sites for term in one.terms}
         for term in formula.random:
@@ -129,9 +127,9 @@ class FederatedMixed(HorizontalModel):
         Parameters
         ----------
         formula : str
-            As in :meth:`HorizontalModel.from_formula`, with random effects ``(terms | group)``: an intercept of
-            each group ``(1 | patient)``, with a slope ``(1 + month | patient)``, independent of it ``(1 + month ||
-            patient)``. The group is a column, or the column of the sites. Each effect varies around that of a
+            As in :meth:`HorizontalModel.from_formula`, with random effects ``(terms | group)``: an intercept
+            of each group ``(1 | patient)``, with a slope ``(1 + month | patient)``, independent of it
+            ``(1 + month || patient)``. The group is a column, or the column of the sites. Each effect varies around that of a
             fixed term, which the formula must have. Groups of several terms are nested.
         partition : ClientPartition
             In the horizontal layout.
@@ -194,8 +192,8 @@ class FederatedMixed(HorizontalModel):
         scalar = len(self.formula.random) == 1 and self.formula.random[0].scalar
         if self.nagq > MOST_NODES or (self.nagq > 1 and not scalar):
             raise ModelError(
-                f"nagq: expected 1 to {MOST_NODES} nodes, and more than 1 for a single random intercept or slope "
-                f"only, received {self.nagq}"
+                f"nagq: expected 1 to {MOST_NODES} nodes, and more than 1 for a single random intercept or "
+                f"slope only, received {self.nagq}"
             )
 
     @checks_arguments
@@ -255,9 +253,5 @@ class FederatedMixed(HorizontalModel):
     def _invent_sites(self, plan: DryRunPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
         column = self.partition.site_column
         groups = tuple(name for name in self.question.labels if name != column)
-        drawn = SyntheticRows(
-            self.agreement, self.distribution, (column,), groups=groups, site_column=column
-        )
+        drawn = SyntheticRows(self.agreement, self.distribution, (column,), groups=groups, site_column=column)
         return drawn.sites(policies)
-
-

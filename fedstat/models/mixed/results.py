@@ -34,7 +34,6 @@ from fedstat.models.mixed.protocol import MixedFit, NormalSums, without_effect
 from fedstat.models.mixed.steps import FAMILY, KINDS
 from fedstat.models.results import CoefficientResults, EstimateRecord
 from fedstat.plotting import axes_for, label_x, set_headline
-from fedstat.typing import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -149,8 +148,8 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
     ) -> pd.DataFrame:
         """Test each coefficient, with degrees of freedom by one of two methods.
 
-        Kenward and Roger's method also corrects the standard errors for the estimation of the variances. It is
-        the better one with few groups. No data leave a site.
+        Kenward and Roger's method also corrects the standard errors for the estimation of the variances. It
+        is the better one with few groups. No data leave a site.
 
         Parameters
         ----------
@@ -186,7 +185,9 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
         chosen: CoefficientCovariance | KenwardRoger = found
         if method == "kenward-roger":
             if not sums.reml:
-                raise NotAvailableError("kenward-roger: it needs variances by REML; make the model with reml=True")
+                raise NotAvailableError(
+                    "kenward-roger: it needs variances by REML; make the model with reml=True"
+                )
             chosen = kenward_roger(self._record.fit, sums)
         error = np.sqrt(np.diag(chosen.cov))
         df = np.array([chosen.df(row) for row in np.eye(len(error))])
@@ -227,8 +228,8 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
     def variances(self) -> pd.DataFrame:
         """Variances of the random effects, and of the residuals in linear models.
 
-        Index ``group`` and ``effect``; columns ``variance``, ``std_dev``, and ``corr`` with each earlier effect
-        of the term.
+        Index ``group`` and ``effect``; columns ``variance``, ``std_dev``, and ``corr`` with each earlier
+        effect of the term.
         """
         fit, rows, index = self._record.fit, [], []
         for term, names, T in zip(fit.effects.terms, fit.effects.columns, fit.matrices(), strict=True):
@@ -245,7 +246,7 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
         return pd.DataFrame(rows, columns=["variance", "std_dev", "corr"], index=names_of_rows)
 
     def covariance(self, group: str) -> pd.DataFrame:
-        """Covariance matrix of the random effects of a group, (q, q), by column; independent terms have zeros."""
+        """Covariance matrix of the random effects of a group, (q, q); independent terms have zeros."""
         fit = self._record.fit
         found = [t for t, term in enumerate(fit.effects.terms) if term.group == group]
         if not found:
@@ -294,14 +295,19 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
         for term, names in enumerate(fit.effects.columns):
             for effect, name in enumerate(names):
 
-                def protocol(model: HorizontalModel, term: int = term, effect: int = effect) -> FitProtocol[float]:
+                def protocol(
+                    model: HorizontalModel, term: int = term, effect: int = effect
+                ) -> FitProtocol[float]:
                     session = model._open_session(FAMILY, fit.masked)
                     return session.hide(without_effect(session, fit, term, effect))
 
                 call = f"test_variances() without {name} by {fit.effects.terms[term].group}"
                 statistic = max(self._model._run_after_fit(call, protocol) - fit.deviance, 0.0)
                 q = len(names)
-                tails = stats.chi2.sf(statistic, q), stats.chi2.sf(statistic, q - 1) if q > 1 else statistic <= 0.0
+                tails = (
+                    stats.chi2.sf(statistic, q),
+                    stats.chi2.sf(statistic, q - 1) if q > 1 else statistic <= 0.0,
+                )
                 index.append((fit.effects.terms[term].group, name))
                 rows.append((statistic, q, float(np.mean(tails))))
         labels = pd.MultiIndex.from_tuples(index, names=["group", "effect"])
@@ -374,8 +380,8 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
     def site_effects(self) -> pd.DataFrame:
         """Return the predicted random effects of the sites, if the coordinator saw each site's sums.
 
-        They are numbers of single sites: fit with ``masked=False``, where owners allow it, and a random effect
-        of the column that names the sites.
+        They are numbers of single sites: fit with ``masked=False``, where owners allow it, and a random
+        effect of the column that names the sites.
 
         Returns
         -------
@@ -400,8 +406,8 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
         terms = [t for t, term in enumerate(fit.effects.terms) if term.group == column]
         if fit.by_site is None or not terms:
             raise NotAvailableError(
-                "site_effects: they are numbers of single sites. Fit with masked=False, where owners allow it, "
-                f"and a random effect such as (1 | {column or 'site'})"
+                "site_effects: they are numbers of single sites. Fit with masked=False, where owners allow "
+                f"it, and a random effect such as (1 | {column or 'site'})"
             )
         rows: list[tuple[str, str, float, float]] = []
         for t in terms:
@@ -547,7 +553,9 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
         fit = self._record.fit
         found = predict_rows(self.basis.agreement, fit.design, fit.params, frame)
         eta = found.linear.copy()
-        for term, columns in zip(fit.effects.terms, fit.effects.columns, strict=True) if effects is not None else ():
+        for term, columns in (
+            zip(fit.effects.terms, fit.effects.columns, strict=True) if effects is not None else ()
+        ):
             for name in columns:
                 place = fit.design.names.index(name)
                 own = effects.query("group == @term.group and effect == @name").set_index("label")["estimate"]
@@ -631,8 +639,8 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
         if few:
             yield Note(
                 "few_groups",
-                f"There are few groups of {', '.join(few)}: their variance is hardly known. A fixed effect is "
-                "an alternative.",
+                f"There are few groups of {', '.join(few)}: their variance is hardly known. A fixed effect "
+                "is an alternative.",
                 "warning",
             )
         if fit.sums is None:
@@ -641,7 +649,9 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
                 "Coefficients are for a given group. Effects averaged over groups are closer to zero.",
             )
         if dropped := self.basis.left_out:
-            yield Note("left_out", f"Rows left out because they lack one of the model's columns: {dropped:,}.")
+            yield Note(
+                "left_out", f"Rows left out because they lack one of the model's columns: {dropped:,}."
+            )
         yield Note("local_groups", "Groups are local: equal labels at two sites are two groups.")
         if fit.masked:
             yield Note("masking", f"Sums over groups were masked over {K} sites: {MASKED.format('')}")
