@@ -255,8 +255,8 @@ def marginal_score(
     """Return the marginal log-likelihood without constants, and its derivatives in coefficients and factor.
 
     Adaptive Gauss-Hermite quadrature with several nodes for a single effect, otherwise Laplace's
-    approximation (Pinheiro and Chao 2006, JCGS 15). The derivatives are those of the approximation: mode and curvature move
-    with the parameters.
+    approximation (Pinheiro and Chao 2006, JCGS 15). The derivatives are those of the approximation: mode and
+    curvature move with the parameters.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
-"""Attacks on mixed models: covariances and coefficients chosen to single out one patient, sites that change.
+"""Attacks on mixed models: points chosen to single out one patient, and sites that change.
 
-Products weighted by the inverse variance are sums over groups, whose weights depend on the size and the design
-of the group. Sums at several covariances can be combined such that one group alone has weight.
+Products weighted by the inverse variance are sums over groups, whose weights depend on the size and the
+design of the group. Sums at several covariances can be combined such that one group alone has weight.
 """
 
 import numpy as np

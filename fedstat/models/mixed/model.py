@@ -41,8 +41,8 @@ class FederatedMixed(HorizontalModel):
     """Mixed model over sites that hold different rows, with random effects of groups inside sites.
 
     Groups are local: equal labels at two sites are two groups. So the likelihood is a product over sites.
-    Each site integrates its own random effects, and the estimate is that of the pooled table: lme4's ``lmer`` and
-    ``glmer``. Make one with :meth:`from_formula`.
+    Each site integrates its own random effects, and the estimate is that of the pooled table: lme4's
+    ``lmer`` and ``glmer``. Make one with :meth:`from_formula`.
 
     Parameters
     ----------
@@ -129,8 +129,9 @@ class FederatedMixed(HorizontalModel):
         formula : str
             As in :meth:`HorizontalModel.from_formula`, with random effects ``(terms | group)``: an intercept
             of each group ``(1 | patient)``, with a slope ``(1 + month | patient)``, independent of it
-            ``(1 + month || patient)``. The group is a column, or the column of the sites. Each effect varies around that of a
-            fixed term, which the formula must have. Groups of several terms are nested.
+            ``(1 + month || patient)``. The group is a column, or the column of the sites. Each effect
+            varies around that of a fixed term, which the formula must have. Groups of several terms are
+            nested.
         partition : ClientPartition
             In the horizontal layout.
         reml : bool, optional

@@ -272,8 +272,8 @@ class MixedNewton:
             if count <= q or (count >= self.design.n.sum() and self.distribution.least_squares):
                 raise EstimationError(
                     f"{term.text}: there are {count:g} groups in {self.design.n.sum():,} rows. Random "
-                    "effects need more groups than effects, and groups with several rows. Use fixed effects, or "
-                    "leave the term out"
+                    "effects need more groups than effects, and groups with several rows. Use fixed "
+                    "effects, or leave the term out"
                 )
 
     # -- normal responses ------------------------------------------------------------------------
