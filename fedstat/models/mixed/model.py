@@ -67,9 +67,10 @@ class FederatedMixed(HorizontalModel):
     --------
     >>> import fedstat as fs
     >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_repeated(), by="hospital")
-    >>> model = fs.FederatedMixed.from_formula("score ~ month * arm + (1 + month | patient)", partition)
+    >>> formula = "score ~ month * arm + (1 + month | patient) + (1 | hospital)"
+    >>> model = fs.FederatedMixed.from_formula(formula, partition)
     >>> model.fit().params.round(1).to_dict()
-    {}
+    {'Intercept': 40.0, 'month': 0.5, 'arm[T.treated]': 1.1, 'month:arm[T.treated]': 0.6}
     """
 
     model_name: ClassVar[str] = "Federated mixed model"
