@@ -43,7 +43,7 @@ def make_repeated(
     >>> import fedstat as fs
     >>> visits = fs.datasets.make_repeated()
     >>> len(visits), visits["hospital"].nunique(), visits.groupby(["hospital", "patient"]).ngroups
-    (0, 16, 400)
+    (1791, 16, 400)
     """
     rng = np.random.default_rng(seed)
     numbered = [f"Hospital {k + 1:02d}" for k in range(n_sites)]

@@ -133,7 +133,9 @@ def integrate(S: Floats, T: Floats, inner: int, outer: Ints, groups: int) -> tup
     K = int((np.sqrt(8.0 * len(T) + 1.0) - 3.0) / 2.0 + 0.5)
     before, own = frozenset(range(inner)), frozenset(range(inner, K))
     both = before | own
-    wide = np.array([0, *range(1, 1 + inner), *(pair_index(k, m, K) for k in range(inner) for m in range(k, inner))])
+    wide = np.array(
+        [0, *range(1, 1 + inner), *(pair_index(k, m, K) for k in range(inner) for m in range(k, inner))]
+    )
 
     def rule(left: Collection[int], right: Collection[int]) -> Ints:
         return product_rule(K, frozenset(left), frozenset(right))
@@ -188,7 +190,7 @@ MOST_STEPS, SMALL_STEP = 100, 1e-11
 
 @njit(cache=True, nogil=True, inline="always")
 def _row(kind: int, y: float, eta: float) -> tuple[float, float, float, float]:
-    """Log-density without constants, mean, and its first and second derivative in eta, of a canonical link."""
+    """Log-density without constants, mean, and two derivatives of it in eta, of a canonical link."""
     if kind == LOG:
         mu = np.exp(min(eta, 500.0))
         return y * eta - mu, mu, mu, mu
@@ -252,9 +254,9 @@ def marginal_score(
 ) -> tuple[float, Floats, Floats]:
     """Return the marginal log-likelihood without constants, and its derivatives in coefficients and factor.
 
-    Adaptive Gauss-Hermite quadrature with several nodes for a single effect, otherwise Laplace's approximation
-    (Pinheiro and Chao 2006, JCGS 15). The derivatives are those of the approximation: mode and curvature move
-    with the parameters.
+    Adaptive Gauss-Hermite quadrature with several nodes for a single effect, otherwise Laplace's
+    approximation (Pinheiro and Chao 2006, JCGS 15). The derivatives are those of the approximation: mode and
+    curvature move with the parameters.
 
     Parameters
     ----------
@@ -281,7 +283,7 @@ def marginal_score(
     score : (p,) array
     score_factor : (q, q) array
     """
-    (n, p), q, C = X.shape, Z.shape[1], len(begin) - 1
+    p, q, C = X.shape[1], Z.shape[1], len(begin) - 1
     llf, score, score_factor = 0.0, np.zeros(p), np.zeros((q, q))
     A = Z @ L
     H = np.zeros((q, q))
@@ -315,8 +317,8 @@ def marginal_score(
             at = u[0] + spread * nodes[k]
             logs[k] = np.log(weights[k]) + 0.5 * nodes[k] ** 2 - 0.5 * at**2
             for i in range(m):
-                l, mu[k, i], _, _ = _row(kind, yc[i], ec[i] + a[i, 0] * at)
-                logs[k] += wc[i] * l
+                log, mu[k, i], _, _ = _row(kind, yc[i], ec[i] + a[i, 0] * at)
+                logs[k] += wc[i] * log
         top = logs.max()
         share = np.exp(logs - top)
         total = share.sum()

@@ -1,7 +1,7 @@
-"""Attacks on mixed models: covariances and coefficients chosen to single out one patient, sites that change.
+"""Attacks on mixed models: points chosen to single out one patient, and sites that change.
 
-Products weighted by the inverse variance are sums over groups, whose weights depend on the size and the design of
-the group. Sums at several covariances can be combined such that one group alone has weight.
+Products weighted by the inverse variance are sums over groups, whose weights depend on the size and the
+design of the group. Sums at several covariances can be combined such that one group alone has weight.
 """
 
 import numpy as np
@@ -67,7 +67,7 @@ def test_the_only_patient_with_seven_visits():
     own = table.query("site == 'S0' and patient == 3")["y"].mean()
     allowed = ask(model_of(table, fs.Policy()), covariances)
     assert mean_of_the_patient(allowed, covariances, sizes, 7) == pytest.approx(own, abs=1e-3)
-    with pytest.raises(PolicyError, match="fewer than 5 groups. Groups of few sizes"):
+    with pytest.raises(PolicyError, match=r"fewer than 5 groups\. Groups of few sizes"):
         ask(model_of(table), covariances)
     with pytest.raises(PolicyError, match="fewer than 5 groups"):
         model_of(table).fit(masked=False)
@@ -130,7 +130,7 @@ def test_a_negative_variance_would_magnify_groups_of_one_size(t):
 
 
 def test_coefficients_that_give_weight_to_few_rows():
-    """With a large coefficient only the rows near the cut have weight; the site says so, and releases nothing."""
+    """With a large coefficient only the rows near the cut have weight; the site releases nothing."""
     rng = np.random.default_rng(2)
     table = visits(target=4).assign(z=lambda d: (rng.random(len(d)) < 0.5).astype(int))
     model = model_of(table, formula="z ~ x + (1 | patient)", family=sm.families.Binomial())

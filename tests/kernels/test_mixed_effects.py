@@ -27,7 +27,7 @@ Y = RNG.normal(size=N)
 
 
 def nested(tau):
-    """Integrate slopes of clusters (3 parameters) and intercepts of their groups (1); log-determinant, products."""
+    """Integrate slopes of clusters (3 parameters) and intercepts of their groups (1)."""
     T = np.zeros((jet_length(3), 2, 2))
     T[0] = [[tau[0], tau[1]], [tau[1], tau[2]]]
     for k, (a, b) in enumerate([(0, 0), (1, 0), (1, 1)]):
@@ -60,11 +60,15 @@ def test_nested_integrals_and_their_derivatives_are_those_of_dense_matrices():
     h = 1e-4
     step = np.eye(4) * h
     for k in range(4):
-        assert_allclose(found[1 + k], (dense(tau + step[k]) - dense(tau - step[k])) / (2 * h), rtol=2e-6, atol=1e-6)
+        assert_allclose(
+            found[1 + k], (dense(tau + step[k]) - dense(tau - step[k])) / (2 * h), rtol=2e-6, atol=1e-6
+        )
         for m in range(k, 4):
             there = [nested(tau + sign * step[m]) for sign in (1.0, -1.0)]
             slopes = [np.append(d[1 + k], p[1 + k].ravel()) for d, p in there]
-            assert_allclose(found[pair_index(k, m, 4)], (slopes[0] - slopes[1]) / (2 * h), rtol=2e-6, atol=1e-6)
+            assert_allclose(
+                found[pair_index(k, m, 4)], (slopes[0] - slopes[1]) / (2 * h), rtol=2e-6, atol=1e-6
+            )
 
 
 def test_a_covariance_of_zero_leaves_the_products_as_they_are():

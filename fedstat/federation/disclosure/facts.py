@@ -255,7 +255,7 @@ class ClusterCounts:
 
 @dataclass(frozen=True, slots=True)
 class GroupCount:
-    """Number of groups of rows, of a column, whose sums are multiplied; `whole`: the column names the site."""
+    """Number of groups of rows whose sums are multiplied; `whole`: their column names the site."""
 
     column: str
     n: int

@@ -494,8 +494,8 @@ def check_group_count(data: SiteData, state: State, fact: facts.GroupCount) -> N
         raise PolicyError.of_rule(
             "minimum count",
             data.name,
-            f"requires at least {data.min_count} groups of '{fact.column}'; it has fewer. Leave the site out, or "
-            "leave this random effect out",
+            f"requires at least {data.min_count} groups of '{fact.column}'; it has fewer. Leave the site "
+            "out, or leave this random effect out",
         )
 
 

@@ -125,9 +125,7 @@ class SyntheticRows:
             (FAMILY, SUM_STEP): replace(FAMILIES[FAMILY][SUM_STEP], run=self._sum),
         }
         return {
-            row.site: DrySite(
-                row.site, policies[row.site], row.n_rows, instead, site_column=self.site_column
-            )
+            row.site: DrySite(row.site, policies[row.site], row.n_rows, instead, site_column=self.site_column)
             for row in self.agreement.sites
         }
 

@@ -40,9 +40,9 @@ class MixedPlan(DryRunPlan):
 class FederatedMixed(HorizontalModel):
     """Mixed model over sites that hold different rows, with random effects of groups inside sites.
 
-    Groups are local: equal labels at two sites are two groups. So the likelihood is a product over sites. Each
-    site integrates its own random effects, and the estimate is that of the pooled table: lme4's ``lmer`` and
-    ``glmer``. Make one with :meth:`from_formula`.
+    Groups are local: equal labels at two sites are two groups. So the likelihood is a product over sites.
+    Each site integrates its own random effects, and the estimate is that of the pooled table: lme4's
+    ``lmer`` and ``glmer``. Make one with :meth:`from_formula`.
 
     Parameters
     ----------
@@ -67,9 +67,10 @@ class FederatedMixed(HorizontalModel):
     --------
     >>> import fedstat as fs
     >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_repeated(), by="hospital")
-    >>> model = fs.FederatedMixed.from_formula("score ~ month * arm + (1 + month | patient)", partition)
+    >>> formula = "score ~ month * arm + (1 + month | patient) + (1 | hospital)"
+    >>> model = fs.FederatedMixed.from_formula(formula, partition)
     >>> model.fit().params.round(1).to_dict()
-    {}
+    {'Intercept': 40.0, 'month': 0.5, 'arm[T.treated]': 1.1, 'month:arm[T.treated]': 0.6}
     """
 
     model_name: ClassVar[str] = "Federated mixed model"
@@ -93,8 +94,8 @@ class FederatedMixed(HorizontalModel):
     ) -> None:
         if not formula.random:
             raise FormulaError(
-                "formula: a mixed model needs a random effect, as in 'y ~ x + (1 | patient)'; without one use "
-                "FederatedGLM or FederatedOLS"
+                "formula: a mixed model needs a random effect, as in 'y ~ x + (1 | patient)'; without one "
+                "use FederatedGLM or FederatedOLS"
             )
         written = {frozenset(term.split(":")) for one in formula.sites for term in one.terms}
         for term in formula.random:
@@ -127,10 +128,11 @@ class FederatedMixed(HorizontalModel):
         Parameters
         ----------
         formula : str
-            As in :meth:`HorizontalModel.from_formula`, with random effects ``(terms | group)``: an intercept of
-            each group ``(1 | patient)``, with a slope ``(1 + month | patient)``, independent of it ``(1 + month ||
-            patient)``. The group is a column, or the column of the sites. Each effect varies around that of a
-            fixed term, which the formula must have. Groups of several terms are nested.
+            As in :meth:`HorizontalModel.from_formula`, with random effects ``(terms | group)``: an intercept
+            of each group ``(1 | patient)``, with a slope ``(1 + month | patient)``, independent of it
+            ``(1 + month || patient)``. The group is a column, or the column of the sites. Each effect
+            varies around that of a fixed term, which the formula must have. Groups of several terms are
+            nested.
         partition : ClientPartition
             In the horizontal layout.
         reml : bool, optional
@@ -192,8 +194,8 @@ class FederatedMixed(HorizontalModel):
         scalar = len(self.formula.random) == 1 and self.formula.random[0].scalar
         if self.nagq > MOST_NODES or (self.nagq > 1 and not scalar):
             raise ModelError(
-                f"nagq: expected 1 to {MOST_NODES} nodes, and more than 1 for a single random intercept or slope "
-                f"only, received {self.nagq}"
+                f"nagq: expected 1 to {MOST_NODES} nodes, and more than 1 for a single random intercept or "
+                f"slope only, received {self.nagq}"
             )
 
     @checks_arguments
@@ -253,9 +255,5 @@ class FederatedMixed(HorizontalModel):
     def _invent_sites(self, plan: DryRunPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
         column = self.partition.site_column
         groups = tuple(name for name in self.question.labels if name != column)
-        drawn = SyntheticRows(
-            self.agreement, self.distribution, (column,), groups=groups, site_column=column
-        )
+        drawn = SyntheticRows(self.agreement, self.distribution, (column,), groups=groups, site_column=column)
         return drawn.sites(policies)
-
-

@@ -39,7 +39,7 @@ class Jet:
     values: Floats
 
     @property
-    def K(self) -> int:
+    def K(self) -> int:  # noqa: N802
         """Number of parameters."""
         return int((np.sqrt(8.0 * len(self.values) + 1.0) - 3.0) / 2.0 + 0.5)
 
@@ -91,7 +91,7 @@ class Effects:
         return cls(tuple(terms), tuple(columns), tuple(map(len, columns)), tuple(length))
 
     @property
-    def K(self) -> int:
+    def K(self) -> int:  # noqa: N802
         """Number of parameters."""
         return first_parameters(self.sizes)[-1]
 
@@ -125,7 +125,7 @@ class Effects:
         return self.pack([L @ L.T for L in self.factors(theta)]) / self.units()
 
     def chain(self, theta: Floats) -> tuple[Floats, Floats]:
-        """Return derivatives of the scaled covariances in the parameters: (K, K), and second ones (K, K, K)."""
+        """Return derivatives of the scaled covariances in the parameters: (K, K) and (K, K, K)."""
         K, begin = self.K, first_parameters(self.sizes)
         first, second = np.zeros((K, K)), np.zeros((K, K, K))
         for term, (L, q) in enumerate(zip(self.factors(theta), self.sizes, strict=True)):
@@ -206,8 +206,8 @@ class MarginalSums:
 class MixedFit:
     """The maximum, in the units of the data, and the sums at it.
 
-    `theta` are the entries of the factors, see :class:`Effects`; `covariance` the entries of the covariances of
-    the random effects in the units of the data. `null` are the sums without random effects, and `by_site` each
+    `theta` are the entries of the factors, see :class:`Effects`; `covariance` the entries of the covariances
+    of the random effects in the units of the data. `null` are sums without random effects, `by_site` each
     site's products, if sums are unmasked. `hessian` is that of -2 log L in `theta` (normal) or in
     coefficients and `theta` (others).
     """
@@ -271,9 +271,9 @@ class MixedNewton:
         for term, count, q in zip(self.terms, self.groups.tolist(), self.effects.sizes, strict=True):
             if count <= q or (count >= self.design.n.sum() and self.distribution.least_squares):
                 raise EstimationError(
-                    f"{term.text}: there are {count:g} groups in {self.design.n.sum():,} rows. Random effects "
-                    "need more groups than effects, and groups with several rows. Use fixed effects, or leave "
-                    "the term out"
+                    f"{term.text}: there are {count:g} groups in {self.design.n.sum():,} rows. Random "
+                    "effects need more groups than effects, and groups with several rows. Use fixed "
+                    "effects, or leave the term out"
                 )
 
     # -- normal responses ------------------------------------------------------------------------
@@ -314,12 +314,14 @@ class MixedNewton:
     def maximize(
         self, theta: Floats, reml: bool, free: Ints
     ) -> FitProtocol[tuple[Floats, NormalSums, Floats, bool]]:
-        """Minimize -2 log L over the `free` parameters; return them, sums, Hessian, and whether it converged."""
+        """Minimize -2 log L over the `free` parameters; return these, sums, Hessian, and convergence."""
         sums = yield from self.evaluate(theta, reml)
         value, gradient, hessian = self.in_theta(theta, sums.deviance())
         while True:
             step = np.zeros_like(theta)
-            step[free], size = newton_step(gradient[free], hessian[np.ix_(free, free)], 0.75 * (1.0 + float(np.linalg.norm(theta))))
+            step[free], size = newton_step(
+                gradient[free], hessian[np.ix_(free, free)], 0.75 * (1.0 + float(np.linalg.norm(theta)))
+            )
             self.trace.append((value, size))
             if size < self.tol or len(self.trace) >= self.maxiter:
                 return theta, sums, hessian, size < self.tol
@@ -363,7 +365,6 @@ class MixedNewton:
             masked=self.session.masked,
         )
 
-
     # -- other responses -------------------------------------------------------------------------
 
     def score(self, at: Floats, curvature: bool) -> FitProtocol[MarginalSums | None]:
@@ -384,7 +385,7 @@ class MixedNewton:
         return MarginalSums(-2.0 * float(add(replies, "llf")), -2.0 * unit * add(replies, "score"), hessian)
 
     def climb(self, at: Floats, free: Ints) -> FitProtocol[tuple[Floats, MarginalSums, Floats, bool]]:
-        """Minimize -2 log L; the Hessian is requested again where steps with the last one do not shrink fast."""
+        """Minimize -2 log L; the Hessian is renewed where steps with the last one do not shrink fast."""
         found = yield from self.score(at, True)
         if found is None or found.hessian is None:
             raise EstimationError(CONCENTRATED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -46,7 +47,7 @@ DIFFERENCE = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class MixedRequest:
-    """Family of the response, nodes of quadrature, and random effects: for each term its group and the columns that vary."""
+    """Family, nodes of quadrature, and random effects: for each term its group and columns."""
 
     distribution: DistributionSpec
     nodes: int
@@ -81,7 +82,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupedRows:
-    """Rows in the order of their groups, of which each begins at one of `begin`; `constant` is that of log L."""
+    """Rows in the order of their groups, which start at `begin`; `constant` is that of log L."""
 
     X: Floats
     Z: Floats
@@ -94,7 +95,7 @@ class GroupedRows:
     def score(
         self, kind: int, beta: Floats, L: Floats, nodes: int, modes: Floats
     ) -> tuple[float, Floats, Floats, Floats]:
-        """Return log-likelihood, its derivatives (p,) and (q, q), and the rows' means; modes change in place."""
+        """Return log-likelihood, its derivatives (p,) and (q, q), and means; modes change in place."""
         x, weights = np.polynomial.hermite_e.hermegauss(nodes)
         means = np.zeros(len(self.y))
         eta = self.X @ beta + self.offset
@@ -160,7 +161,7 @@ class MixedRows:
             columns = np.array([names.index(name) for name in effects], dtype=np.int64)
             found.append(Level(term, columns, code.astype(np.int64), len(labels)))
         found.sort(key=lambda level: -level.groups)
-        for inner, outer in zip(found, found[1:], strict=False):
+        for inner, outer in pairwise(found):
             if len(np.unique(np.column_stack([inner.code, outer.code]), axis=0)) > inner.groups:
                 one, other = (self.request.groups[level.term] for level in (inner, outer))
                 raise DesignError(
@@ -187,7 +188,7 @@ class MixedRows:
         return self.keep(f"products {center!r}", compute)  # type: ignore[no-any-return]
 
     def by_group(self) -> GroupedRows:
-        """Return rows, effects and constants of the likelihood in the order of the groups of the only level."""
+        """Return rows, effects and constants of the likelihood in the order of the groups."""
 
         def compute() -> GroupedRows:
             X, y, w = self.rows
@@ -196,7 +197,9 @@ class MixedRows:
             offsets = [rows.offset for rows, _ in self.opened.chunks() if rows.offset is not None]
             offset = np.concatenate(offsets) if offsets else np.zeros(len(y))
             by_term = sorted(self.levels, key=lambda level: level.term)
-            Z = np.ascontiguousarray(np.column_stack([self.effect_columns(level) for level in by_term])[order])
+            Z = np.ascontiguousarray(
+                np.column_stack([self.effect_columns(level) for level in by_term])[order]
+            )
             y = y + offset  # a known part of the linear predictor, and none of the response
             counts = np.rint(w * y)
             constant = -gammaln(counts + 1.0).sum()
@@ -342,12 +345,16 @@ def mixed_rows(state: State) -> MixedRows:
     FAMILY,
     "start sum_products",
     takes={
-        "covariance": aggregate("covariances of the random effects, relative to the residual variance", common=True),
+        "covariance": aggregate(
+            "covariances of the random effects, relative to the residual variance", common=True
+        ),
         "center": control("what is subtracted from the response", 0),
     },
     releases={
         "logdet": summed("log-determinant of the variance, with derivatives", behind=GROUP_SUMS),
-        "products": summed("products weighted by the inverse variance, with derivatives", 2, behind=GROUP_SUMS),
+        "products": summed(
+            "products weighted by the inverse variance, with derivatives", 2, behind=GROUP_SUMS
+        ),
     },
 )
 def sum_products(data: SiteData, state: State, covariance: Floats, center: Floats) -> dict[str, Array]:

@@ -44,7 +44,7 @@ def coverage(sites, repeats, seed=0):
 
 
 def size(sites, repeats, seed=0):
-    """Share of tests of no variance between sites, and between patients, with p below 0.05 where it is zero."""
+    """Share of p-values below 0.05 of variances that are zero: between sites, between patients."""
     rng, rejected = np.random.default_rng([seed, sites, 1]), np.zeros(2)
     for _ in range(repeats):
         table = draw(rng, sites, between=0.0)
@@ -57,7 +57,7 @@ def size(sites, repeats, seed=0):
 def main(repeats=500):
     """Print the tables of the vignette."""
     warnings.simplefilter("ignore")
-    print("| sites | program: normal, Satterthwaite, Kenward-Roger | x: the same | size: sites | size: patients |")
+    print("| sites | program: z, Satterthwaite, Kenward-Roger | x: the same | size: sites | size: patients |")
     print("|---|---|---|---|---|")
     for sites in (5, 10, 30):
         hits, rejected = coverage(sites, repeats), size(sites, repeats)

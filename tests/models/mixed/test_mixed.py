@@ -1,4 +1,4 @@
-"""Mixed models over sites are those of the pooled table: lme4, lmerTest, pbkrtest and statsmodels as oracles."""
+"""Mixed models over sites are those of the pooled table: lme4, lmerTest, pbkrtest and statsmodels."""
 
 import json
 from pathlib import Path
@@ -159,7 +159,10 @@ def test_a_step_over_a_variance_of_zero_does_not_go_on_forever(seed):
 
 def test_variances_are_tested_by_likelihood_ratio():
     model = model_of("score ~ month + (1 + month | person)", PERSONS, "hospital", reml=False)
-    fit, without = model.fit(), model_of("score ~ month + (1 | person)", PERSONS, "hospital", reml=False).fit()
+    fit, without = (
+        model.fit(),
+        model_of("score ~ month + (1 | person)", PERSONS, "hospital", reml=False).fit(),
+    )
     tests = fit.test_variances()
     assert_allclose(tests.loc[("person", "month"), "statistic"], 2.0 * (fit.llf - without.llf), rtol=1e-5)
     ols = smf.ols("score ~ month", PERSONS).fit()
@@ -229,7 +232,12 @@ def test_what_leaves_a_site_is_what_explain_lists():
         ("score ~ 0 + month + (1 | patient)", {}, FormulaError, "'1' is none"),
         ("score ~ month + (1 | patient)", {"nagq": 9}, ModelError, "no quadrature"),
         ("relapse ~ month + (1 | patient)", {"family": sm.families.Binomial(), "nagq": 26}, ModelError, "25"),
-        ("relapse ~ month + (1 | patient)", {"family": sm.families.Binomial(), "nagq": 0}, ModelError, "nagq"),
+        (
+            "relapse ~ month + (1 | patient)",
+            {"family": sm.families.Binomial(), "nagq": 0},
+            ModelError,
+            "nagq",
+        ),
         (
             "relapse ~ month + (1 + month | patient)",
             {"family": sm.families.Binomial(), "nagq": 2},
@@ -243,7 +251,12 @@ def test_what_leaves_a_site_is_what_explain_lists():
             "several groups",
         ),
         ("score ~ month + (1 | patient)", {"family": sm.families.Gamma()}, ModelError, "a mixed model takes"),
-        ("relapse ~ month + (1 | patient)", {"family": sm.families.Poisson(), "reml": True}, ModelError, "reml"),
+        (
+            "relapse ~ month + (1 | patient)",
+            {"family": sm.families.Poisson(), "reml": True},
+            ModelError,
+            "reml",
+        ),
     ],
 )
 def test_models_that_do_not_exist_are_refused(formula, settings, error, match):
@@ -258,7 +271,9 @@ def test_crossed_and_useless_groups_are_refused():
     with pytest.raises(EstimationError, match="groups with several rows"):
         model_of("score ~ month + (1 | row)", table, "hospital").fit()
     with pytest.raises(EstimationError, match="collinear"):
-        model_of("score ~ month + twice + (1 | patient)", table.assign(twice=2 * table["month"]), "hospital").fit()
+        model_of(
+            "score ~ month + twice + (1 | patient)", table.assign(twice=2 * table["month"]), "hospital"
+        ).fit()
 
 
 @pytest.mark.parametrize(("patients", "refused"), [(4, True), (5, False)])
@@ -267,7 +282,7 @@ def test_a_site_needs_enough_groups(patients, refused):
     few = VISITS[(VISITS["hospital"] != "Bonn") | (VISITS["patient"] <= patients)]
     model = model_of("score ~ month + (1 | patient)", few, "hospital", policy)
     if refused:
-        with pytest.raises(PolicyError, match="Bonn.*at least 5 groups of 'patient'"):
+        with pytest.raises(PolicyError, match=r"Bonn.*at least 5 groups of 'patient'"):
             model.fit()
     else:
         assert model.fit().converged
