@@ -221,7 +221,8 @@ def _mode(
             if found >= value - 1e-12 * (1.0 + abs(value)):
                 break
             move *= 0.5
-        u[:], value = trial, found
+        u[:] = trial
+        value = float(found)
         score = -u.copy()
         H[:] = np.eye(q)
         for i in range(m):
@@ -231,7 +232,7 @@ def _mode(
                     H[a, b] += w[i] * rows[i, 2] * A[i, a] * A[i, b]
         if step and np.abs(move).max() < SMALL_STEP * (1.0 + np.abs(u).max()):
             break
-        move = np.linalg.solve(H, score)
+        move[:] = np.linalg.solve(H, score)
         if np.abs(move).max() < 1e-14:
             break
     return value

@@ -137,6 +137,7 @@ MAKERS = (
     over_rows,
     survival,
     categories,
+    mixed,
     over_columns,
     vertical,
     boosted,

@@ -215,8 +215,8 @@ class HorizontalModel(Explainable):
             ``Poly``, ``I(x > 3)``, ``Q()`` and ``offset()``; on the left a comparison such as ``num > 0``, or
             ``cbind(successes, failures)``. For survival the left side is ``Surv(time, event)`` or
             ``Surv(start, stop, event)``, and the right side may have ``strata(x)`` and ``cluster(id)``. For
-            categories it is their column, or ``C(y, levels=["low", "high"])``. For mixed models the right side
-            has random effects, ``(1 + x | group)``.
+            categories it is their column, or ``C(y, levels=["low", "high"])``. For mixed models the right
+            side has random effects, ``(1 + x | group)``.
         partition : ClientPartition
             In the horizontal layout: ``ClientPartition.from_frame(table, by="hospital")``.
         family : statsmodels family, optional

@@ -78,7 +78,7 @@ class KenwardRoger:
         g = -1.0
         c1, c2, c3 = np.array([g, 1.0 - g, 3.0 - g]) / (3.0 + 2.0 * (1.0 - g))
         rho = ((1.0 - A) / (1.0 - c2 * B)) ** 2 * (1.0 + c1 * B) / (1.0 - c3 * B)
-        return 4.0 + 3.0 / (rho - 1.0)
+        return float(4.0 + 3.0 / (rho - 1.0))
 
 
 def kenward_roger(fit: MixedFit, sums: NormalSums) -> KenwardRoger:
@@ -101,16 +101,16 @@ def kenward_roger(fit: MixedFit, sums: NormalSums) -> KenwardRoger:
         curve[k, m] = curve[m, k] = sums.logdet[at] / s**2
     first[K] = (-information[0] / s - np.tensordot(gamma[:K], first[:K], 1)) / s
     slope[K] = (sums.n - gamma[:K] @ slope[:K]) / s
-    for k in range(K + 1):
-        second[K, k] = second[k, K] = (-2.0 * first[k] - np.tensordot(gamma[:K], second[:K, k], 1)) / s
-        curve[K, k] = curve[k, K] = (-slope[k] - gamma[:K] @ curve[:K, k]) / s
+    for j in range(K + 1):
+        second[K, j] = second[j, K] = (-2.0 * first[j] - np.tensordot(gamma[:K], second[:K, j], 1)) / s
+        curve[K, j] = curve[j, K] = (-slope[j] - gamma[:K] @ curve[:K, j]) / s
     cov, size = fit.cov, K + 1
     expected, inner = np.zeros((size, size)), np.zeros((size, size, p, p))
-    for k in range(size):
-        for m in range(size):
-            product = first[k] @ cov @ first[m]
-            inner[k, m] = second[k, m] / 2.0 - product
-            expected[k, m] = -curve[k, m] - np.sum(cov * (second[k, m] - product))
-    W = 2.0 * np.linalg.inv(expected)
+    for a in range(size):
+        for b in range(size):
+            product = first[a] @ cov @ first[b]
+            inner[a, b] = second[a, b] / 2.0 - product
+            expected[a, b] = -curve[a, b] - np.sum(cov * (second[a, b] - product))
+    W = np.asarray(2.0 * np.linalg.inv(expected), dtype=np.float64)
     added = np.tensordot(W, inner, 2)
     return KenwardRoger(cov + 2.0 * cov @ (added + added.T) / 2.0 @ cov, cov, first, W)

@@ -166,7 +166,7 @@ class NormalSums:
     @property
     def df(self) -> float:
         """Rows, less coefficients for REML."""
-        return self.n - (self.products.shape[1] - 1.0) * self.reml
+        return float(self.n - (self.products.shape[1] - 1.0) * self.reml)
 
     def parts(self) -> tuple[Jet, Floats, Jet, Jet]:
         """Return (X'V^-1 X)^-1, log det X'V^-1 X, the coefficients, and the weighted residual squares."""

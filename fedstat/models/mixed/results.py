@@ -577,14 +577,14 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
         fit = self._record.fit
         found = predict_rows(self.basis.agreement, fit.design, fit.params, frame)
         eta = found.linear.copy()
-        for term, columns in (
-            zip(fit.effects.terms, fit.effects.columns, strict=True) if effects is not None else ()
-        ):
-            for name in columns:
-                place = fit.design.names.index(name)
-                own = effects.query("group == @term.group and effect == @name").set_index("label")["estimate"]
-                added = frame[term.group].map(own).fillna(0.0).to_numpy(float)[found.complete]
-                eta[found.complete] += added * found.X[:, place]
+        pairs = zip(fit.effects.terms, fit.effects.columns, strict=True)
+        for term, name in ((term, name) for term, columns in pairs for name in columns):
+            if effects is None:
+                continue
+            place = fit.design.names.index(name)
+            own = effects.query("group == @term.group and effect == @name").set_index("label")["estimate"]
+            added = frame[term.group].map(own).fillna(0.0).to_numpy(float)[found.complete]
+            eta[found.complete] += added * found.X[:, place]
         if which == "linear" or fit.sums is not None:
             return eta
         return pd.Series(fit.distribution.make().link.inverse(eta.to_numpy()), index=eta.index)

@@ -100,8 +100,8 @@ class GroupedRows:
         means = np.zeros(len(self.y))
         eta = self.X @ beta + self.offset
         rest = np.ascontiguousarray(L), self.begin, x, weights, modes, means
-        llf, *scores = marginal_score(kind, self.X, self.Z, self.y, self.w, eta, *rest)
-        return llf + self.constant, *scores, means
+        llf, by_beta, by_factor = marginal_score(kind, self.X, self.Z, self.y, self.w, eta, *rest)
+        return llf + self.constant, by_beta, by_factor, means
 
 
 @dataclass(slots=True, eq=False)

@@ -110,9 +110,9 @@ def audit_lines(
             if entry.left and entry.family != RECEIPT_FAMILY and wanted.admits(entry, subject):
                 key = (subject, entry.family, entry.step, entry.array, entry.kind, entry.masked, entry.among)
                 found.setdefault(key, []).append(entry)
-        for (subject, *_), entries in found.items():
-            assert isinstance(subject, Subject)
-            yield _line(site_ledger, table, chain.session, subject, entries)
+        for (subject_, *_), entries in found.items():
+            assert isinstance(subject_, Subject)
+            yield _line(site_ledger, table, chain.session, subject_, entries)
 
 
 def _line(

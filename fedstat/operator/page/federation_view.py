@@ -58,7 +58,7 @@ class FederationView:
         """Return one row for each site: whether it answered, its version, rows, roster and open requests."""
         found = self.standing(self.folder)
         schemas = self._tested[0] if self._tested else {}
-        rows = []
+        rows: list[tuple[str, ...]] = []
         for name, one in found.sites.items():
             schema = schemas.get(name)
             state = "yes" if schema else "NO" if self._tested or self._test_problem else "being tested"

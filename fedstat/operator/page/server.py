@@ -98,9 +98,9 @@ class PageServer(ThreadingHTTPServer):
 
     def __init__(self, view: PageView, port: int = 0) -> None:
         self.view = view
-        self.is_owners = isinstance(view, OwnerView)
-        self.routes = ROUTES if self.is_owners else FEDERATION_ROUTES
-        self.pages = PAGES if self.is_owners else (("", "Overview"),)
+        is_owners = isinstance(view, OwnerView)
+        self.routes = ROUTES if is_owners else FEDERATION_ROUTES
+        self.pages = PAGES if is_owners else (("", "Overview"),)
         self.cookie = secrets.token_hex(32)
         self.root = f"/{secrets.token_hex(16)}/"
         self._token: str | None = secrets.token_hex(32)
@@ -242,7 +242,8 @@ class PageHandler(BaseHTTPRequestHandler):
             self._reply(200, content, Content_Type="text/css; charset=utf-8")
             return
         server = self.server
-        if (request := DECISION.fullmatch(path)) is not None and server.is_owners:
+        owner = server.view
+        if (request := DECISION.fullmatch(path)) is not None and isinstance(owner, OwnerView):
             digest, word = request.groups()
             token = server.form_token(digest, word)
             title = f"{views.ASKED[word][1]}?"
@@ -251,7 +252,7 @@ class PageHandler(BaseHTTPRequestHandler):
                 "plans",
                 title,
                 "decision.html",
-                lambda: views.decision_page(server.view, digest, word, token),
+                lambda: views.decision_page(owner, digest, word, token),
             )
         for pattern, here, title, view, template in server.routes:
             if (found := re.fullmatch(pattern, path, re.ASCII)) is not None:
