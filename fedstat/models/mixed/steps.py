@@ -71,7 +71,7 @@ def first_parameters(sizes: Sequence[int]) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Level:
+class GroupLevel:
     """One term: its columns of the design, and the group of each row, (n,)."""
 
     term: int
@@ -145,21 +145,21 @@ class MixedRows:
         return self.keep("rows", read)  # type: ignore[no-any-return]
 
     @property
-    def levels(self) -> tuple[Level, ...]:
+    def levels(self) -> tuple[GroupLevel, ...]:
         """Terms from the innermost groups to the outermost.
 
         A DesignError names two terms whose groups cross.
         """
         return self.keep("levels", self._levels)  # type: ignore[no-any-return]
 
-    def _levels(self) -> tuple[Level, ...]:
+    def _levels(self) -> tuple[GroupLevel, ...]:
         names = [*((INTERCEPT,) if self.opened.question.intercept else ()), *self.opened.names]
         frame = pd.concat([rows.frame[list(set(self.request.groups))] for rows, _ in self.opened.chunks()])
         found = []
         for term, (group, effects) in enumerate(zip(self.request.groups, self.request.effects, strict=True)):
             code, labels = pd.factorize(frame[group])
             columns = np.array([names.index(name) for name in effects], dtype=np.int64)
-            found.append(Level(term, columns, code.astype(np.int64), len(labels)))
+            found.append(GroupLevel(term, columns, code.astype(np.int64), len(labels)))
         found.sort(key=lambda level: -level.groups)
         for inner, outer in pairwise(found):
             if len(np.unique(np.column_stack([inner.code, outer.code]), axis=0)) > inner.groups:
@@ -171,7 +171,7 @@ class MixedRows:
                 )
         return tuple(found)
 
-    def effect_columns(self, level: Level) -> Floats:
+    def effect_columns(self, level: GroupLevel) -> Floats:
         """Return the columns whose effects vary in a term, (n, q), in the units of the data."""
         return self.opened.in_units(self.rows[0])[:, level.columns]
 
