@@ -46,7 +46,14 @@ NEEDS = {
     "sklearn_lasso": "sklearn",
 }
 """Libraries of peers that the package's own tests do not need."""
-IN_R = {"glmnet": "glmnet", "coxph": "survival", "coxph_common": "survival", "survfit": "survival"}
+IN_R = {
+    "glmnet": "glmnet",
+    "coxph": "survival",
+    "coxph_common": "survival",
+    "survfit": "survival",
+    "lmer": "lme4",
+    "glmer": "lme4",
+}
 """Peers that are functions of R, and their libraries."""
 COLUMNS = ("row", "who", "cpu", "wall", "peak", "bytes", "date")
 
@@ -154,6 +161,22 @@ ROWS = {
         ("statsmodels_gee",),
         "visits_of_sites",
         (20_000,),
+    ),
+    "mixed": Row(
+        "FederatedMixed, linear, 30 sites x 2,000 patients x 5 visits",
+        "mixed_linear",
+        ("lmer",),
+        "visits_of_patients",
+        (30, 2_000),
+        goal="5 s",
+    ),
+    "mixed_logistic": Row(
+        "FederatedMixed, logistic, 9 nodes, 30 sites x 2,000 patients x 5 visits",
+        "mixed_logistic",
+        ("glmer",),
+        "visits_of_patients",
+        (30, 2_000),
+        goal="30 s",
     ),
     "curves": Row(
         "KaplanMeier, a million rows, 80 intervals",

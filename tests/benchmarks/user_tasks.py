@@ -90,6 +90,23 @@ def visits_of_sites(folder, people):
     frame.to_parquet(folder / "visits.parquet", index=False)
 
 
+def visits_of_patients(folder, sites, patients):
+    """A number and a binary response at five visits of each patient; patients are within sites."""
+    import numpy as np
+    import pandas as pd
+
+    rng = np.random.default_rng(0)
+    people = int(sites) * int(patients)
+    patient = np.repeat(np.arange(people), 5)
+    frame = pd.DataFrame({"patient": patient, "t": np.tile(np.arange(5.0), people), "arm": patient % 2 * 1.0})
+    frame["x"], frame["site"] = rng.normal(size=len(patient)), (patient // int(patients)).astype(str)
+    eta = 0.2 * frame["t"] + 0.3 * frame["x"] + 0.2 * frame["arm"] + rng.normal(size=people)[patient]
+    of_site = 0.3 * rng.normal(size=int(sites))[patient // int(patients)]
+    frame["y"] = 1.0 + eta + of_site + rng.normal(size=len(patient))
+    frame["b"] = (rng.random(len(patient)) < 1.0 / (1.0 + np.exp(0.5 - eta))) * 1
+    frame.to_csv(folder / "patients.csv", index=False)
+
+
 def stream(folder, n, columns):
     """Rows of one site, drawn in parts, because the whole table needs not fit into memory."""
     import pyarrow as pa
@@ -258,6 +275,31 @@ def cox(folder, n, columns):
         return complete(fs.ClientPartition.from_frame(rows, by="site"), fs.FederatedCox, formula)
 
     run(frame.head(4_000))
+    return run
+
+
+def mixed_linear(folder, sites, patients):
+    return mixed(folder, "y ~ t + x + arm + (1 | patient) + (1 | site)")
+
+
+def mixed_logistic(folder, sites, patients):
+    import statsmodels.api as sm
+
+    return mixed(folder, "b ~ t + x + arm + (1 | patient)", family=sm.families.Binomial(), nagq=9)
+
+
+def mixed(folder, formula, **settings):
+    import pandas as pd
+
+    import fedstat as fs
+
+    frame = pd.read_csv(folder / "patients.csv", dtype={"site": str})
+
+    def run(rows=frame):
+        partition = fs.ClientPartition.from_frame(rows, by="site")
+        str(fs.FederatedMixed.from_formula(formula, partition, **settings).fit().summary())
+
+    run(frame[frame["patient"] % 20 == 0])
     return run
 
 
@@ -596,8 +638,24 @@ def slopes(columns):
     return " + ".join(f"x{j}" for j in range(int(columns)))
 
 
+def lmer(folder, sites, patients):
+    """R's lmer of the same rows, without the reading of data."""
+    call = "lme4::lmer(y ~ t + x + arm + (1 | patient) + (1 | site), d)"
+    return r_peer(folder / "patients.csv", "lme4", call)
+
+
+def glmer(folder, sites, patients):
+    """R's glmer of the same rows with 9 nodes."""
+    call = "lme4::glmer(b ~ t + x + arm + (1 | patient), d, family = binomial, nAGQ = 9)"
+    return r_peer(folder / "patients.csv", "lme4", call)
+
+
 def survival_peer(folder, call, before=""):
-    code = f"library(survival); d <- read.csv({str(folder / 'times.csv')!r}); {before}\n"
+    return r_peer(folder / "times.csv", "survival", call, before)
+
+
+def r_peer(file, library, call, before=""):
+    code = f"library({library}); d <- read.csv({str(file)!r}); {before}\n"
     code += f"t <- system.time({call}); "
     code += "cat(t[['user.self']] + t[['sys.self']], t[['elapsed']])"
 
