@@ -57,18 +57,22 @@ class Comparison(SheetSummary):
 
     def __init__(self, coefficients: pd.DataFrame, bottom: pd.DataFrame, notes: tuple[str, ...]) -> None:
         self.coefficients, self.bottom = coefficients, bottom
-        tables = [part.reset_index() for part in (coefficients.apply(_align_stars), bottom)]
-        heads = [str(heading) for heading in tables[0].columns]
+        # A heading may be that of an index, such as "site": columns are taken by position.
+        heads = [*coefficients.index.names, *map(str, coefficients.columns)]
+        tables = [
+            part.reset_index(allow_duplicates=True).set_axis(range(len(heads)), axis=1)
+            for part in (coefficients.apply(_align_stars), bottom)
+        ]
         if coefficients.empty:
             # Fits that have only figures give one sheet, and no site next to a name.
-            heads, body = ["", *heads[2:]], tables[1].drop(columns="site")
+            heads, body = ["", *heads[2:]], tables[1].drop(columns=0)
             widths = tuple(
                 min(max(map(len, [*body[c], h])), WIDEST) for c, h in zip(body, heads, strict=True)
             )
             super().__init__([_sheet(body, heads, widths, 1)], notes)
             return
         # Coefficients and figures are two sheets of one width, so that their columns are aligned.
-        longest = [max(map(len, [*tables[0][head], *tables[1][head], head])) for head in heads]
+        longest = [max(map(len, [*tables[0][i], *tables[1][i], head])) for i, head in enumerate(heads)]
         widths = tuple(min(length, WIDEST) for length in longest)
         headers = (heads, [""] * len(heads))
         super().__init__([_sheet(*one, widths) for one in zip(tables, headers, strict=True)], notes)
@@ -143,7 +147,7 @@ def compare(
     index = _row_order(list(columns.values()))
     names = index.get_level_values("name")
     table = pd.DataFrame(
-        {h: [cell.get(name, "") for name in names] for h, cell in cells.items()}, index=index
+        {str(h): [cell.get(name, "") for name in names] for h, cell in cells.items()}, index=index
     )
     bottom_index = pd.MultiIndex.from_product([[""], BOTTOM], names=index.names)
     bottom = pd.DataFrame({str(h): column.bottom for h, column in columns.items()}, index=bottom_index)

@@ -61,6 +61,17 @@ def test_columns_and_their_figures_stand_in_the_order_given(result, bare, refere
         assert table.to_frame().loc[("", "Log-Likelihood")].nunique() == 1
 
 
+@pytest.mark.parametrize("heading", ["site", "name", 1])
+def test_a_heading_may_be_the_name_of_an_index(result, bare, heading):
+    table, plain = compare({heading: result, "other": bare}), compare({"VFEM": result, "other": bare})
+    frame = table.to_frame()
+    assert frame.columns.tolist() == [str(heading), "other"] and frame.index.names == ["site", "name"]
+    assert (frame.to_numpy() == plain.to_frame().to_numpy()).all()
+    heads = next(line for line in str(table).splitlines() if "other" in line).split()
+    assert heads == ["site", "name", str(heading), "other"]
+    assert all(str(heading) in text for text in (table.as_html(), table.as_latex(), table.as_csv()))
+
+
 def test_auc_is_a_row_where_a_fit_has_one(make):
     plain, evaluated, none, refusing = (make() for _ in range(4))
     evaluated.auc, none.auc = 0.91234567, None

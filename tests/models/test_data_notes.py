@@ -117,7 +117,7 @@ def test_a_small_difference_of_sites_is_called_small():
             break
     excess = 1.0 - joint.df_denom / (joint.df_denom - 2.0) / joint.statistic
     assert joint.excess == pytest.approx(excess) and excess < 0.4
-    assert f"{100 * excess:.0f} % of what it finds between them is more than chance" in text
+    assert f"{100 * excess:.0f} % of the variation between sites exceeds sampling error (I2)" in text
     assert "No single coefficient is shown to differ" in text and "describe no site" not in text
 
 

@@ -262,7 +262,9 @@ def _sites_note(result: GLMStatements) -> str:
     if joint.pvalue < DIFFER:
         kind = "test of equal coefficients (own dispersions)" if joint.own_dispersions else SCORE_TEST
         verdict = f"The sites differ: {kind} {joint}, p {show_probability(joint.pvalue)}; "
-        verdict += f"{100.0 * joint.excess:.0f} % of what it finds between them is more than chance.{large}"
+        verdict += (
+            f"{100.0 * joint.excess:.0f} % of the variation between sites exceeds sampling error (I2).{large}"
+        )
         if compared.one_dispersion:
             verdict += " It also sees residual variances that differ."
     elif flagged:

@@ -16,6 +16,7 @@ from fedstat.inference.homogeneity_tests import SiteWelchTerms
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.glm.fit import NOT_REQUESTED, Coordinates, GLMFit, NewtonEvaluation, PooledSums, few_weigh
 from fedstat.models.glm.separation import Separation, check_rank
+from fedstat.models.glm.steps import LARGEST
 from fedstat.models.horizontal.estimability import PATIENCE, diverges
 from fedstat.models.horizontal.session import RowsSession, add
 from fedstat.typing import Array, Floats
@@ -125,16 +126,21 @@ class Newton:
     def _start_null(self, response: Floats) -> None:
         question = self.session.agreement.question
         self.offsets = bool(question.offsets) or "exposure" in question.weights
-        weight, weighted, exposed = response
+        weight, weighted, exposed = response[:3]
         most = weight if self.distribution.name == "Binomial" else 0.0
         if self.distribution.name != "Gaussian" and weighted in (0.0, most):
             raise EstimationError(
                 f"the response '{self._response}' is the same in all rows of all sites; there is nothing "
                 "to fit"
             )
-        exposure = exposed if self.distribution.link == "Log" else weight
+        middle = response[3] / weight if len(response) > 3 else 0.0
+        link = self.distribution.make().link
         # Without an offset this is the intercept of the null model; with one Newton steps start from it.
-        self.null = float(self.distribution.make().link(weighted / exposure))
+        if self.distribution.link == "Log" and abs(middle) < LARGEST / 2.0:
+            self.null = float(link(weighted / exposed))
+        else:
+            # Exponentials of large offsets overflow, and saturate other links.
+            self.null = float(link(weighted / weight)) - middle
 
     @property
     def _response(self) -> str:

@@ -57,8 +57,8 @@ from fedstat.typing import Array, Bools, Floats, Ints
 # sites.
 
 FAMILY = "glm"
-LARGEST = 300.0
-"""Offset above which its exponential is truncated; it serves as a first guess only."""
+LARGEST = 80.0
+"""Size at which offsets are truncated before their exponentials are summed; the sum is a first guess only."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,20 +154,28 @@ def _own(what: str, ndim: int = 1, *, optional: bool = False) -> ArrayDeclaratio
 def start(data: SiteData, state: State, distribution: DistributionSpec) -> dict[str, Array]:
     """Check the response, and sum it.
 
-    It releases ``response``: sum of the weights, of the weighted response, and the weighted sum of the
-    exponentials of the offset.
+    It releases ``response``: sum of the weights, of the weighted response, and what the intercept of the null
+    model needs from the offset: with a log link the weighted sum of its exponentials, limited to those of
+    `LARGEST`; and with an offset its weighted sum.
     """
     opened = rows_of(state)
     model = SiteModel(opened, distribution, state.entities, len(opened.shift))
     if distribution.least_squares:
         # The same at all coefficients: a difference of two masked sums is a site's part.
         state.report(model.column_sums)
-    sums = np.zeros(3)
+    exponentials = distribution.link == "Log"
+    sums = np.zeros(4)
     for rows in model.chunks():
         require_response(data.name, rows, model.distribution, opened.question.response)
         weight = np.ones(len(rows.y)) if rows.weight is None else rows.weight
         sums[:2] += weight.sum(), weight @ rows.y
-        sums[2] += weight.sum() if rows.offset is None else weight @ np.exp(np.minimum(rows.offset, LARGEST))
+        if rows.offset is None:
+            sums = sums[:3]
+            sums[2] += weight.sum()
+            continue
+        limited = np.clip(rows.offset, -LARGEST, LARGEST)
+        sums[2] += weight @ np.exp(limited) if exponentials else weight.sum()
+        sums[3] += weight @ rows.offset
     state.keep("glm", model, state.entities)
     if "glm point" in state:  # left from another fit
         state.forget("glm point")
