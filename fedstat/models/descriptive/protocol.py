@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedstat.codec import to_json
-from fedstat.errors import EstimationError
-from fedstat.federation.design.horizontal_design import RowsDesign
+from fedstat.errors import DesignError, EstimationError
+from fedstat.federation.design.horizontal_design import RowsDesign, open_requests
 from fedstat.federation.design.horizontal_steps import standardization
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.survival_curves import LogRankSums, SurvivalCounts
@@ -181,3 +181,52 @@ def correlation(session: RowsSession) -> FitProtocol[tuple[RowsDesign, Floats]]:
     products = np.asarray(add(replies, "products"))[first:, first:]
     size = np.sqrt(np.diag(products))
     return design, np.clip(products / np.outer(size, size), -1.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankCorrelations:
+    """Correlations of mid-ranks of intervals (p, p), and bounds on their differences from those of ranks."""
+
+    correlations: Floats
+    error: Floats
+
+
+def rank_correlation(
+    session: RowsSession, names: Sequence[str], edges: Floats
+) -> FitProtocol[RankCorrelations]:
+    """Count every column on its intervals, with ends `edges` (p, J), and correlate their mid-ranks."""
+    opening = open_requests(session.agreement, session.session)
+    replies = yield opening + session.request_all("count_columns", {"edges": edges})
+    counts = np.rint(add(replies[len(opening) :], "counts"))
+    n = counts[0].sum()
+    # Mid-ranks less their mean, and the sums of their squares.
+    ranks = counts.cumsum(axis=1) - (counts + n) / 2.0
+    squares = (counts * ranks**2).sum(axis=1)
+    for name, one in zip(names, squares, strict=True):
+        if not one > 0.0:
+            raise DesignError(
+                f"column {name!r}: all rows are in one interval, so their ranks are equal; give a narrower "
+                "range in bounds, or leave the column out"
+            )
+    ranks = ranks / np.sqrt(squares / n)[:, None]
+    replies = yield session.request_all("sum_ranks", {"edges": edges, "ranks": ranks})
+    products = np.asarray(add(replies, "products"))
+    size = np.sqrt(np.diag(products))
+    found = np.clip(products / np.outer(size, size), -1.0, 1.0)
+    return RankCorrelations(found, rank_error(found, counts, squares))
+
+
+def rank_error(correlations: Floats, counts: Floats, squares: Floats) -> Floats:
+    """Return a bound (p, p) on errors of correlations of mid-ranks, from counts (p, J) and squares (p,).
+
+    The mid-rank of an interval is the mean of the ranks in it: the mid-ranks are a projection of the ranks.
+    The angle between the two has at least the cosine that follows if no two numbers in an interval are equal.
+    Angles between vectors obey the triangle inequality.
+    """
+    within = (counts * (counts**2 - 1.0)).sum(axis=1) / 12.0
+    moved = np.arctan(np.sqrt(within / squares))
+    angle = np.arccos(correlations)
+    ends = (np.clip(angle + sign * np.add.outer(moved, moved), 0.0, np.pi) for sign in (-1.0, 1.0))
+    error: Floats = np.max([np.abs(np.cos(end) - correlations) for end in ends], axis=0)
+    np.fill_diagonal(error, 0.0)
+    return error

@@ -20,7 +20,13 @@ import pandas as pd
 from fedstat.errors import DesignError, MessageError
 from fedstat.federation.design.coding import BlockSpec
 from fedstat.federation.design.formula.syntax_tree import iter_columns
-from fedstat.federation.design.horizontal_steps import OPEN_ROWS, rows_of, translation, unknown_levels
+from fedstat.federation.design.horizontal_steps import (
+    OPEN_ROWS,
+    OpenRows,
+    rows_of,
+    translation,
+    unknown_levels,
+)
 from fedstat.federation.design.site_rows import CompleteRows, RowsRequest, find_complete_rows
 from fedstat.federation.disclosure.facts import (
     ColumnSums,
@@ -33,6 +39,7 @@ from fedstat.federation.disclosure.facts import (
     RowGroups,
     RowsUsed,
     SummedColumns,
+    SummedProducts,
 )
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
@@ -132,9 +139,7 @@ class OpenCells:
         survival = RowsRequest.from_json(self.request.question).survival
         if survival is not None:
             columns = tuple(dict.fromkeys(iter_columns(survival.times[0 if start else -1])))
-        count = count_blocks(code, self.data.policy.min_level_count)
-        division = hashlib.sha256(code.tobytes()).hexdigest()[:16]
-        names = [f"block {division} {place}" for place in range(count)]
+        names = block_names(code, self.data.policy.min_level_count)
         used = np.zeros(self.data.table.n_rows, dtype=bool)
         used[self.rows] = True
         return ColumnSums([], used, blocks=dict.fromkeys(columns, names))
@@ -143,6 +148,12 @@ class OpenCells:
         """Return the cell of each row: group, interval up to each edge and beyond, event."""
         interval = np.searchsorted(edges, self.averaged)
         return np.asarray((self.group * (len(edges) + 1) + interval) * self.outcomes + self.event)
+
+
+def block_names(code: Ints, size: int) -> list[str]:
+    """Name the blocks of :func:`block_means` of rows with these codes (n,)."""
+    division = hashlib.sha256(code.tobytes()).hexdigest()[:16]
+    return [f"block {division} {place}" for place in range(count_blocks(code, size))]
 
 
 def group_codes(frame: pd.DataFrame, spec: BlockSpec, groups: tuple[str, ...]) -> Ints:
@@ -372,3 +383,87 @@ def sum_products(data: SiteData, state: State, shift: Floats, scale: Floats) -> 
     for _, X in opened.chunks():
         total += X.T @ X
     return {"products": to_own.T @ total @ to_own}
+
+
+# ----------------------------------------------------------------------------------------------------
+# Ranks: counts of every column on public intervals, and products of the mid-ranks of the intervals.
+
+EDGES = aggregate("ends of the intervals of each column", 2, common=True)
+
+
+def row_intervals(opened: OpenRows, edges: Floats) -> Ints:
+    """Return the interval of each row in each column, (n, p): up to each of `edges` (p, J), or beyond.
+
+    As for histograms, every few successive numbers are averaged first. A column is not changed if each value
+    has enough rows: the averages of an indicator would differ from it in few rows.
+    """
+    data, names, size = opened.data, opened.names, opened.data.policy.min_level_count
+    check_lengths(data.name, edges=(edges, len(names)))
+    if (np.diff(edges, axis=1) <= 0.0).any() or edges.size > MOST_CELLS:
+        raise MessageError(f"{data.name}: array 'edges' must ascend, and give at most {MOST_CELLS:,} cells")
+    if not set(names) <= set(opened.question.columns) - set(opened.spec.levels):
+        raise MessageError(f"{data.name}: ranks are of columns of numbers")
+    n = int(opened.used.sum())
+    out = np.zeros((n, len(names)), dtype=np.int64)
+    for j, name in enumerate(names):
+        # As the table has them: a number must not cross the end of an interval by rounding.
+        parts = [as_numbers(rows.frame[name], data.name, name) for rows, _ in opened.chunks()]
+        values = np.concatenate(parts)
+        if np.unique(values, return_counts=True)[1].min(initial=size) < size:
+            values = block_means(np.zeros(n, dtype=np.int64), values, size)
+        out[:, j] = np.searchsorted(edges[j], values)
+    return out
+
+
+def interval_counts(places: Ints, edges: Floats) -> Ints:
+    """Count the rows by column and interval, (p, J + 1)."""
+    return np.array([np.bincount(column, minlength=edges.shape[1] + 1) for column in places.T])
+
+
+def ranked_sums(opened: OpenRows, ranks: str = "") -> ColumnSums:
+    """Return the fact on the means of blocks of each column, and on `ranks` of its intervals."""
+    code = np.zeros(int(opened.used.sum()), dtype=np.int64)
+    names = block_names(code, opened.data.policy.min_level_count) + ([ranks] if ranks else [])
+    return ColumnSums([], opened.used, blocks=dict.fromkeys(opened.names, names))
+
+
+@step(
+    FAMILY,
+    takes={"edges": EDGES},
+    releases={"counts": summed("rows by column and interval", 2, behind=(*OPEN_ROWS, LevelRowCounts))},
+)
+def count_columns(data: SiteData, state: State, edges: Floats) -> dict[str, Array]:
+    """Count the rows of every column on its intervals: ``counts`` (p, J + 1)."""
+    opened = rows_of(state)
+    counts = interval_counts(row_intervals(opened, edges), edges)
+    state.report(LevelRowCounts("cells of the table", counts.ravel().tolist()), ranked_sums(opened))
+    return {"counts": counts.astype(np.float64)}
+
+
+@step(
+    FAMILY,
+    "count_columns",
+    takes={
+        "edges": EDGES,
+        "ranks": aggregate("mid-rank of each interval, standardized over all sites", 2, common=True),
+    },
+    releases={"products": summed("products of the coded ranks", 2, behind=(*OPEN_ROWS, LevelRowCounts))},
+)
+def sum_ranks(data: SiteData, state: State, edges: Floats, ranks: Floats) -> dict[str, Array]:
+    """Sum products of the ranks (p, J + 1) of the rows' intervals: ``products`` (p, p).
+
+    The coded columns are released columns: no product of two, and no combination with earlier ones, may be
+    about few rows.
+    """
+    opened = rows_of(state)
+    places = row_intervals(opened, edges)
+    if ranks.shape != (len(edges), edges.shape[1] + 1) or (np.diff(ranks, axis=1) < 0.0).any():
+        raise MessageError(f"{data.name}: array 'ranks' must have a rank for each interval, and ascend")
+    R = np.column_stack([row[place] for row, place in zip(ranks, places.T, strict=True)])
+    digest = hashlib.sha256(edges.tobytes() + ranks.tobytes()).hexdigest()[:16]
+    names = [f"rank of {name}" for name in opened.names]
+    cells = interval_counts(places, edges)
+    state.report(LevelRowCounts("cells of the table", cells.ravel().tolist()))
+    state.report(SummedProducts(lambda: [R], names, np.flatnonzero(opened.used)))
+    state.report(ranked_sums(opened, f"ranks {digest}"))
+    return {"products": R.T @ R}

@@ -9,11 +9,13 @@ import numpy as np
 
 from fedstat.codec import from_json
 from fedstat.federation.design.horizontal_design import RowsAgreement
+from fedstat.federation.design.horizontal_steps import OPEN_ROWS
+from fedstat.federation.disclosure.facts import LevelRowCounts
 from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.dry_run.execution import DrySite
 from fedstat.models.descriptive.steps import CELLS, FAMILY, CellsRequest, OpenCells
-from fedstat.typing import Array
+from fedstat.typing import Array, Floats
 
 
 def with_synthetic_cells(
@@ -41,4 +43,27 @@ def with_synthetic_cells(
     entry = replace(FAMILIES[FAMILY]["open_cells"], run=open_cells)
     for site in sites.values():
         site._instead = {**site._instead, (FAMILY, "open_cells"): entry}
+    return sites
+
+
+def with_synthetic_ranks(sites: Mapping[str, DrySite]) -> Mapping[str, DrySite]:
+    """Let sites count rows that are spread evenly over intervals, with uncorrelated ranks."""
+
+    def report(data: SiteData, state: State) -> None:
+        state.rest_on(data.table.n_rows)
+        state.reported.update((*OPEN_ROWS, LevelRowCounts))
+
+    def count_columns(data: SiteData, state: State, edges: Floats) -> dict[str, Array]:
+        report(data, state)
+        shape = len(edges), edges.shape[1] + 1
+        return {"counts": np.full(shape, float(data.table.n_rows))}
+
+    def sum_ranks(data: SiteData, state: State, edges: Floats, ranks: Floats) -> dict[str, Array]:
+        report(data, state)
+        return {"products": np.eye(len(edges)) * data.table.n_rows}
+
+    for site in sites.values():
+        for run in (count_columns, sum_ranks):
+            entry = replace(FAMILIES[FAMILY][run.__name__], run=run)
+            site._instead = {**site._instead, (FAMILY, run.__name__): entry}
     return sites

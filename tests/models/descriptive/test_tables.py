@@ -11,7 +11,7 @@ from scipy import stats
 import fedstat as fs
 from fedstat.errors import DesignError, FormulaError, ModelError, PolicyError
 from fedstat.federation.design.formula.parse import Formula, SiteTerms
-from fedstat.models.descriptive.protocol import cells_shown
+from fedstat.models.descriptive.protocol import cells_shown, rank_error
 from fedstat.models.descriptive.table_one import kruskal_wallis
 from fedstat.models.descriptive.tables import CorrelationModel, TableModel
 
@@ -150,12 +150,80 @@ def test_correlations_are_those_of_pandas():
         fs.corr(partition(lone, "strict"), "a + b")
 
 
+def rounded():
+    """Whole numbers, each of which has an interval of its own in (0, 120], with many ties."""
+    return TABLE.assign(age=TABLE["age"].round(), months=TABLE["months"].round())
+
+
+@pytest.mark.parametrize("sites", [1, 3, 40])
+def test_rank_correlations_are_those_of_scipy_where_each_value_has_an_interval(sites):
+    table = rounded().sample(frac=1.0, random_state=sites).reset_index(drop=True)
+    table["hospital"] = [f"site {k % sites}" for k in range(len(table))]
+    columns, ranges = ["age", "months", "died"], {"age": (0, 120), "months": (0, 120), "died": (0, 120)}
+    found = fs.corr(
+        partition(table, EXACT), "age + months + died", method="spearman", bins=120, bounds=ranges
+    )
+    assert_allclose(found, stats.spearmanr(table[columns]).statistic, rtol=0.0, atol=1e-9)
+    assert found.columns.tolist() == columns and found.attrs["nobs"] == len(table)
+    turned = fs.corr(
+        partition(table.iloc[::-1], EXACT), "died + age + months", method="spearman", bins=120, bounds=ranges
+    )
+    assert_allclose(turned.loc[columns, columns], found, rtol=0.0, atol=1e-9)
+
+
+@pytest.mark.parametrize("bins", [2, 10, 100])
+def test_rank_correlations_are_within_the_stated_error(bins):
+    columns, numbers = ["age", "weight", "months"], TABLE.dropna(subset=["weight"])
+    expected = numbers[columns].corr(method="spearman")
+    given = {"method": "spearman", "bins": bins, "bounds": BOUNDS}
+    found = fs.corr(partition(policy=EXACT), "age + weight + months", **given)
+    error = pd.DataFrame(found.attrs["error"])
+    assert ((found - expected).abs() <= error + 1e-12).to_numpy().all()
+    assert (found.attrs["nobs"], found.attrs["missing"]) == (740, 60)
+    # Averages over blocks of three rows at four sites move few rows of 740.
+    averaged = fs.corr(partition(), "age + weight + months", **given)
+    assert_allclose(averaged, found, rtol=0.0, atol=0.01 if bins > 2 else 0.02)
+    if bins == 100:
+        assert error.to_numpy().max() < 0.08
+        strict = fs.corr(partition(policy="strict"), "age + months + died", **{**given, "bounds": RANGES})
+        assert_allclose(
+            strict.loc["age", "died"], TABLE["age"].corr(TABLE["died"], method="spearman"), atol=0.01
+        )
+        released = found.attrs["ledger"].releases()
+        own = released[released["step"].isin(["count_columns", "sum_ranks"])]
+        own = own[own["sender"] != "coordinator"]
+        assert own["masked"].all() and "sum_columns" not in set(released["step"])
+
+
+RANGES = {**BOUNDS, "died": (0.0, 1.0)}
+
+
+def test_the_stated_error_is_attained():
+    """With the opposite order in every interval, the ranks are as far from each other as they can be."""
+    counts = np.full((2, 5), 8.0)
+    ranks = (np.arange(5) - 2.0) * 8.0
+    squares = np.full(2, 8.0 * (ranks**2).sum())
+    x = np.arange(40)
+    y = x.reshape(5, 8)[:, ::-1].ravel()
+    error = rank_error(np.ones((2, 2)), counts, squares)
+    assert_allclose(error[0, 1], 1.0 - stats.spearmanr(x, y).statistic, rtol=1e-9)
+    assert error[0, 0] == 0.0 and rank_error(np.ones((2, 2)), np.ones((2, 5)), squares).max() == 0.0
+
+
 def test_a_dry_run_of_correlations():
     formula = Formula(
         "~ age + months", "", None, (), True, (SiteTerms("", ("age", "months"), ("age", "months")),)
     )
     expected = CorrelationModel(formula, partition()).explain()
     assert expected.passes and "sum_products" in expected.tidy()["step"].tolist()
+    edges = np.array([np.linspace(0.0, 120.0, 9)] * 2)
+    expected = CorrelationModel(formula, partition()).explain(edges=edges)
+    ledger = fs.corr(partition(), "age + months", method="spearman", bins=8, bounds=RANGES).attrs["ledger"]
+    released = ledger.releases()
+    key = ["sender", "step", "array", "kind", "masked"]
+    own = released[released["step"].isin(["open_rows", "count_columns", "sum_ranks"])]
+    assert expected.passes
+    assert set(own[key].apply(tuple, axis=1)) <= set(expected.tidy()[key].apply(tuple, axis=1))
 
 
 def numbers_of(table):
@@ -228,6 +296,10 @@ def test_hidden_counts_are_announced():
     assert found.diagnostics().loc[0, "kind"] == "hidden"
 
 
+def ranked(formula, **given):
+    return fs.corr(partition(), formula, **{"method": "spearman", "bounds": BOUNDS, **given})
+
+
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
@@ -245,6 +317,16 @@ def test_hidden_counts_are_announced():
         (lambda: fs.histogram(partition(), "age", bins=[3, 2]), ModelError, "ascend"),
         (lambda: fs.histogram(partition(), "age", bins=0, bounds=BOUNDS), ModelError, "bins"),
         (lambda: fs.crosstab(partition(), "arm", "nothing"), ModelError, "no column 'nothing'"),
+        (lambda: fs.corr(partition(), "age", method="kendall"), ModelError, "'pearson', 'spearman'"),
+        (lambda: ranked("age + log(months)"), FormulaError, r"log\(months\).*do not change ranks"),
+        (lambda: ranked("age + stage"), FormulaError, "'stage' is a category"),
+        (lambda: ranked("age + months", bounds=None), ModelError, "public range"),
+        (lambda: ranked("age + months", bins=1), ModelError, "bins"),
+        (
+            lambda: ranked("age + months", bounds={**BOUNDS, "age": (0, 9)}),
+            DesignError,
+            "'age'.*one interval",
+        ),
     ],
 )
 def test_calls_without_a_meaning(call, error, text):

@@ -136,6 +136,7 @@ def test_results_do_not_depend_on_the_order_of_sites():
         (lambda: fs.table_one(partition(), "age", nonnormal=["age"]), ModelError, "quartiles need all rows"),
         (lambda: fs.crosstab(partition(), "sex", "arm", masked=True), ModelError, "no sums to mask"),
         (lambda: fs.corr(partition(), "age + sex"), FormulaError, "must be numbers"),
+        (lambda: fs.corr(partition(), "age + bmi", method="spearman"), ModelError, "only 'pearson'"),
         (lambda: fs.crosstab(partition(), "sex", "nothing"), FormulaError, "nothing"),
         (lambda: fs.quantiles(partition(), "age", bounds={"age": (0, 120)}), ModelError, "horizontal"),
         (
