@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -211,7 +212,8 @@ def read_long(where: str, name: str, curve: LongCurve, frame: pd.DataFrame) -> C
 def _frame(where: str, table: Any) -> pd.DataFrame:
     if isinstance(table, str | Path):
         path = Path(table)
-        readers: dict[str, Any] = {".csv": pd.read_csv, ".parquet": pd.read_parquet}
+        read_csv = partial(pd.read_csv, float_precision="round_trip")
+        readers: dict[str, Any] = {".csv": read_csv, ".parquet": pd.read_parquet}
         if path.suffix not in readers or not path.is_file():
             raise PartitionError(f"{where}: expected its long table in a file .csv or .parquet, found none")
         return pd.DataFrame(readers[path.suffix](path))

@@ -109,8 +109,10 @@ def _text_reader(separator: str) -> TableReader:
 
     def read(file: Path, na_values: Sequence[str], dtype: Any) -> pd.DataFrame:
         # pandas' own list of missing cells also holds "None" and "null", which are levels in many surveys
-        missing: dict[str, Any] = {"na_values": list(na_values), "keep_default_na": False}
-        frame: pd.DataFrame = pd.read_csv(file, sep=separator, dtype=dtype, low_memory=False, **missing)
+        settings: dict[str, Any] = {"na_values": list(na_values), "keep_default_na": False}
+        # a number that was written in full is read to the last bit, as from other sources
+        settings |= {"float_precision": "round_trip", "low_memory": False}
+        frame: pd.DataFrame = pd.read_csv(file, sep=separator, dtype=dtype, **settings)
         return frame
 
     return read

@@ -1,5 +1,5 @@
-"""Counts, tables and survival curves of sites that hold different rows."""
+"""Counts, tables and survival curves of sites, and tables of sites that hold different columns."""
 
-from fedstat.models.descriptive import steps
+from fedstat.models.descriptive import columns, steps
 
-__all__ = ["steps"]
+__all__ = ["columns", "steps"]

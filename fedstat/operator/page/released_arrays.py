@@ -65,6 +65,7 @@ FAMILY_WORDS: Mapping[str, str] = {
     "boost": "boosting of curves",
     "boost_private": "boosting with a privacy budget",
     "boost_vertical": "boosting of curves",
+    "column tables": "tables over columns of several sites",
     "copula": "synthetic data",
     "copula_glm": "regression with a privacy budget",
     "cox": "survival regression",
