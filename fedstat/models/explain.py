@@ -260,7 +260,7 @@ def plans_of(
     words = AnalysisDescription(
         call_of(model, arguments, method), model._description, model._distribution_text, learned
     )
-    maker = PlanBuilder(expected, words, plan.guessed)
+    maker = PlanBuilder(expected, words, plan.guessed, model.partition.layout == "horizontal")
     return {
         site: maker.plan(site, model._columns_read(site), tuple(model._reported_afterwards(site)))
         for site in sites

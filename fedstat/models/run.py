@@ -235,7 +235,7 @@ class PostFitAnalysis:
             expected = ExpectedReleases(dry_run.dry_run(), self.loops)
         learned = tuple(f"{who}: {sentence}" for who, sentence in learned_in(expected))
         words = AnalysisDescription(self.call, self.formula, self.distribution, learned)
-        maker = PlanBuilder(expected, words, self.guessed)
+        maker = PlanBuilder(expected, words, self.guessed, self.partition.layout == "horizontal")
         request = {one.site for one in expected.dry_run.requested}
         return {site: maker.plan(site, self.columns.get(site, ())) for site in owners if site in request}
 

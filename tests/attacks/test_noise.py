@@ -59,7 +59,7 @@ def average(site, times=400):
     for i in range(times):
         spelled = f"{rho.numerator * (i % 7 + 1)}/{rho.denominator * (i % 7 + 1)}"
         edges = EDGES if i % 2 else [-1, -0.0, 1]
-        found.append(counts(site, spelled, edges, session=f"s{i % 20}", client=f"coordinator {i % 3}"))
+        found.append(counts(site, spelled, edges, session=f"s{i % 20}", client=f"coordinator {i % 20 % 3}"))
     return np.mean(found, axis=0)
 
 

@@ -39,7 +39,7 @@ NO_FEW_ROWS = {
 Weights are positive, predictions are probabilities, and a set needs entities for its weights.
 """
 
-BY_PATTERN = {("begin", "members")}
+BY_PATTERN = {("begin", "members"), ("draw_folds", "use"), ("column", "keep")}
 """Arrays that select sites by pattern, and no entities."""
 
 RNG = np.random.default_rng(4)

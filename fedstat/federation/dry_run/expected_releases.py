@@ -211,17 +211,22 @@ def plan_text_release(family: str, step: str) -> PlannedStep:
 
 @dataclass(frozen=True, slots=True)
 class PlanBuilder:
-    """Makes the plan of every site from one dry run; `guessed` are steps of unknown size."""
+    """Makes the plan of every site from one dry run; `guessed` are steps of unknown size.
+
+    Where sites hold different columns, sums over the sites of a missing-data pattern may be over two only.
+    """
 
     expected: ExpectedReleases
     words: AnalysisDescription
     guessed: frozenset[str]
+    by_rows: bool
 
     def plan(self, site: str, columns: Sequence[str], afterwards: Sequence[PlannedStep] = ()) -> AnalysisPlan:
         """Plan for one site with its columns; also steps that may be requested afterwards."""
         rounds = sum(self._with_room(kinds, max(counts)) for kinds, counts in self.expected.rounds())
         steps = (*self._steps(site), *afterwards)
-        return self.words.plan(site, columns, steps, rounds, self.expected.dry_run.n_masked)
+        n_masked = self.expected.dry_run.n_masked
+        return self.words.plan(site, columns, steps, rounds, n_masked if self.by_rows else min(n_masked, 2))
 
     def _steps(self, site: str) -> Iterator[PlannedStep]:
         request: dict[tuple[str, str], list[DryRunRequest]] = {}

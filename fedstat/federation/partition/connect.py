@@ -37,6 +37,7 @@ from fedstat.federation.tables.table import Table
 from fedstat.federation.transport.analysis_notes import NoteKeeper
 from fedstat.federation.transport.journal import Journal, LedgerCheckpoints
 from fedstat.federation.transport.remote import RemoteEngine, RemoteSite, Transport
+from fedstat.federation.transport.site_folder import IDENTITY
 
 # ----------------------------------------------------------------------------------------------------
 # Connecting to sites that hold different columns: the alignment that they and the coordinator keep.
@@ -215,6 +216,8 @@ def _dictionary_remarks(
     federation: FederationDescription, schemas: Mapping[str, TableSchema]
 ) -> Iterator[str]:
     """Yield in what descriptions of the sites differ from the dictionary of the study, if there is one."""
+    if not (federation.folder / IDENTITY).exists():  # a caller's own transport needs no keys
+        return
     key = coordinator_identity(federation.folder).public.fingerprint
     dictionary = read_accepted(federation.folder, key)
     if dictionary is not None and federation.layout == "horizontal":

@@ -33,8 +33,8 @@ class IntervalSums:
     """
 
     gamma: Vector
-    risk: Annotated[Floats, "T q"]
-    tied: Annotated[Floats, "T q"]
+    risk: Annotated[Floats, "T k"]
+    tied: Annotated[Floats, "T k"]
     events: Annotated[Floats, "2 T"]
     ties: str
 

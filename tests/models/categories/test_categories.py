@@ -365,7 +365,7 @@ def test_levels_come_from_numbers_declarations_or_the_formula():
 @pytest.mark.parametrize(
     ("error", "match", "formula", "settings"),
     [
-        (DesignError, "is not among those of the model", FORMULA, {"levels": LEVELS[:3]}),
+        (DesignError, "a category with no declared level", FORMULA, {"levels": LEVELS[:3]}),
         (FormulaError, "are always part of this model", "grade ~ 0 + hours", {}),
         (FormulaError, "needs a column of categories", "log(hours) ~ tutor", {"levels": None}),
         (FormulaError, "a coding of the response", "C(grade, Sum) ~ hours", {"levels": None}),
