@@ -58,7 +58,7 @@ class Comparison(SheetSummary):
     def __init__(self, coefficients: pd.DataFrame, bottom: pd.DataFrame, notes: tuple[str, ...]) -> None:
         self.coefficients, self.bottom = coefficients, bottom
         # A heading may be that of an index, such as "site": columns are taken by position.
-        heads = [*coefficients.index.names, *map(str, coefficients.columns)]
+        heads = [*map(str, coefficients.index.names), *map(str, coefficients.columns)]
         tables = [
             part.reset_index(allow_duplicates=True).set_axis(range(len(heads)), axis=1)
             for part in (coefficients.apply(_align_stars), bottom)
