@@ -39,7 +39,7 @@ NO_FEW_ROWS = {
 Weights are positive, predictions are probabilities, and a set needs entities for its weights.
 """
 
-BY_PATTERN = {("begin", "members"), ("draw_folds", "use"), ("column", "keep")}
+BY_PATTERN = {("begin", "members"), ("draw_folds", "use")}
 """Arrays that select sites by pattern, and no entities."""
 
 RNG = np.random.default_rng(4)
@@ -161,6 +161,7 @@ FITS = {
     "networks, not kept": lambda: networks(keep=False, validation=0.0),
     "clusters": lambda: clusters(starts="all"),
     "clusters masked": lambda: clusters(starts="sum", masked=True),
+    "correlations": lambda: fs.corr(partition(), "a1 + b1 + c1"),
     "vglm": lambda: vglm(lam=0.05),
     "vglm em": lambda: vglm(complete=False, missing="em", lam=0.05),
     "vglm binomial": lambda: vglm("z", lam=0.05),
