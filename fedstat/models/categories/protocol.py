@@ -17,6 +17,7 @@ from fedstat.federation.design.horizontal_steps import standardization, translat
 from fedstat.federation.message import Reply
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.tables.columns import LevelValue
+from fedstat.inference.convergence import ConvergenceTest
 from fedstat.inference.heterogeneity import MaskedSiteSums, SiteFit
 from fedstat.kernels.categories import coefficient_map, moved
 from fedstat.models.categories.steps import LARGE_STEP, CategoryRequest, first_parameters
@@ -208,10 +209,11 @@ class CategoryNewton:
     def ascend(
         self, point: Point, gamma: Floats, total: SumsAt, free: Bools
     ) -> FitProtocol[tuple[Floats, SumsAt, Floats, bool]]:
-        """Take steps in the `free` parameters until they are small.
+        """Take steps in the `free` parameters to the maximum.
 
-        Returns parameters, sums, next step, and whether this is small.
+        Returns parameters, sums, next step, and whether the maximum was reached.
         """
+        test = ConvergenceTest(int(point.design.n.sum()), self.tol)
         while True:
             step = np.zeros_like(gamma)
             step[free] = newton_step(total.score[free], total.information[np.ix_(free, free)])
@@ -220,8 +222,9 @@ class CategoryNewton:
             _, lengths, moves = zip(*self.trace, strict=True)
             if diverges(moves, lengths):
                 raise separated(step, point)
-            if size < self.tol or len(self.trace) >= self.maxiter:
-                return gamma, total, step, size < self.tol
+            converged = test.reached(total.loglik, size)
+            if converged or len(self.trace) >= self.maxiter:
+                return gamma, total, step, converged
             for halving in range(MOST_HALVINGS):
                 trial = gamma + step * 0.5**halving
                 if self.request.proportional and (np.diff(trial[: point.width]) <= 0.0).any():

@@ -15,6 +15,7 @@ from fedstat.federation.design.horizontal_design import RowsDesign
 from fedstat.federation.message import Reply
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.tables.columns import LevelValue
+from fedstat.inference.convergence import ConvergenceTest
 from fedstat.inference.heterogeneity import MaskedSiteSums, SiteFit
 from fedstat.models.cox.common_baseline import (
     POINTS,
@@ -174,7 +175,7 @@ class CoxNewton:
             points = POINTS_WITHOUT_START
         null, at_zero = total.loglik, total
         # 3. Newton's steps, halved until the likelihood increases.
-        gamma, total, step, converged = yield from self.ascend(scale, gamma, total, names)
+        gamma, total, step, converged = yield from self.ascend(design, gamma, total)
         if converged and np.abs(step).max() > LARGE_STEP:
             raise monotone(step, names)
         # 4. Concordance, residual products, and the comparison of the sites.
@@ -226,21 +227,23 @@ class CoxNewton:
         return CoxSums.of(replies, self.session.masked)
 
     def ascend(
-        self, scale: Floats, gamma: Floats, total: CoxSums, names: Sequence[str]
+        self, design: RowsDesign, gamma: Floats, total: CoxSums
     ) -> FitProtocol[tuple[Floats, CoxSums, Floats, bool]]:
-        """Take steps until they are small; return point, sums, next step, and whether this is small."""
+        """Take steps to the maximum; return point, sums, next step, and whether the maximum was reached."""
+        test = ConvergenceTest(int(design.n.sum()), self.tol)
         while True:
             step = newton_step(total)
             size = float(np.sqrt(max(float(step @ total.score), 0.0)))
             self.trace.append((total.loglik, size, float(np.abs(step).max())))
             _, lengths, moves = zip(*self.trace, strict=True)
             if diverges(moves, lengths):
-                raise monotone(step, names)
-            if size < self.tol or len(self.trace) >= self.maxiter:
-                return gamma, total, step, size < self.tol
+                raise monotone(step, design.names)
+            converged = test.reached(total.loglik, size)
+            if converged or len(self.trace) >= self.maxiter:
+                return gamma, total, step, converged
             for halving in range(MOST_HALVINGS):
                 trial = gamma + step * 0.5**halving
-                new = yield from self.evaluate(scale, trial)
+                new = yield from self.evaluate(design.spread, trial)
                 if new is not None and new.loglik > total.loglik - 1e-9 * (abs(total.loglik) + 1e-3):
                     break
             else:
