@@ -219,7 +219,7 @@ class GEEScoring:
                     "events. Leave out the term, or merge its level with another"
                 )
             # The correlation converges linearly: what is left is larger than its last change.
-            # Estimating equations have no likelihood, and their correlation changes the step after a small one.
+            # There is no likelihood, and the correlation changes the step after a small one.
             converged = test.reached(0.0, size, at_rest=False) and abs(turn) < self.tol / 10.0
             if converged or len(self.trace) >= self.maxiter:
                 return gamma, rho, total, converged
