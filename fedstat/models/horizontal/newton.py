@@ -12,6 +12,7 @@ import numpy as np
 from fedstat.errors import EstimationError
 from fedstat.federation.message import Reply
 from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.inference.convergence import ConvergenceTest
 from fedstat.inference.heterogeneity import NOT_REQUESTED, MaskedSiteSums, SiteFit
 from fedstat.models.horizontal.estimability import diverges
 from fedstat.models.horizontal.session import RowsSession, add
@@ -78,18 +79,19 @@ class LikelihoodNewton:
         gamma: Floats,
         total: LikelihoodSums,
         *,
+        n: float,
         at_infinity: Callable[[Floats], EstimationError],
         stuck: str,
         allowed: Callable[[Floats], bool] = lambda trial: True,
         free: Bools | slice = slice(None),
     ) -> FitProtocol[tuple[Floats, LikelihoodSums, Floats, bool]]:
-        """Take steps in the `free` parameters until they are small.
+        """Take steps in the `free` parameters to the maximum of the log-likelihood of `n` rows.
 
         `point` names the arrays of parameters; `at_infinity` makes the error where steps in parameters do not
         shrink, and `stuck` is the text where none increases the likelihood. Returns parameters, sums, next
-        step, and whether this is small.
+        step, and whether the maximum was reached.
         """
-        places = np.arange(len(gamma))[free]
+        places, test = np.arange(len(gamma))[free], ConvergenceTest(n, self.tol)
         while True:
             step = np.zeros_like(gamma)
             step[places] = newton_step(total.score[places], total.information[np.ix_(places, places)])
@@ -98,8 +100,9 @@ class LikelihoodNewton:
             _, lengths, moves = zip(*self.trace, strict=True)
             if diverges(moves, lengths):
                 raise at_infinity(step)
-            if size < self.tol or len(self.trace) >= self.maxiter:
-                return gamma, total, step, size < self.tol
+            converged = test.reached(total.loglik, size)
+            if converged or len(self.trace) >= self.maxiter:
+                return gamma, total, step, converged
             for halving in range(MOST_HALVINGS):
                 trial = gamma + step * 0.5**halving
                 if not allowed(trial):

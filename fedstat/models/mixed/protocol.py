@@ -14,6 +14,7 @@ from fedstat.federation.design.formula.terms import RandomTerm
 from fedstat.federation.design.horizontal_design import RowsDesign
 from fedstat.federation.design.horizontal_steps import INTERCEPT, standardization, translation
 from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.inference.convergence import ConvergenceTest, rounding_error
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.mixed_effects import jet_inverse, jet_length, jet_product, product_rule
 from fedstat.models.horizontal.estimability import require_independent
@@ -317,14 +318,16 @@ class MixedNewton:
         """Minimize -2 log L over the `free` parameters; return these, sums, Hessian, and convergence."""
         sums = yield from self.evaluate(theta, reml)
         value, gradient, hessian = self.in_theta(theta, sums.deviance())
+        test = ConvergenceTest(float(self.design.n.sum()), self.tol)
         while True:
             step = np.zeros_like(theta)
             step[free], size = newton_step(
                 gradient[free], hessian[np.ix_(free, free)], 0.75 * (1.0 + float(np.linalg.norm(theta)))
             )
             self.trace.append((value, size))
-            if size < self.tol or len(self.trace) >= self.maxiter:
-                return theta, sums, hessian, size < self.tol
+            converged = test.reached(-value / 2.0, size)
+            if converged or len(self.trace) >= self.maxiter:
+                return theta, sums, hessian, converged
             for halving in range(MOST_HALVINGS):
                 trial = self.effects.pack(self.effects.factors(theta + step * 0.5**halving))
                 tried = yield from self.evaluate(trial, reml)
@@ -332,7 +335,7 @@ class MixedNewton:
                 if descends(found[0], value, float(gradient @ step) * 0.5**halving):
                     break
             else:
-                return theta, sums, hessian, size < 1e3 * self.tol
+                return theta, sums, hessian, size**2 <= rounding_error(value, test.n)
             theta, sums, (value, gradient, hessian) = trial, tried, found
 
     def normal(self, reml: bool) -> FitProtocol[MixedFit]:
@@ -390,19 +393,21 @@ class MixedNewton:
         if found is None or found.hessian is None:
             raise EstimationError(CONCENTRATED)
         hessian, fresh, inside = found.hessian, True, np.ix_(free, free)
+        test = ConvergenceTest(float(self.design.n.sum()), self.tol)
         while True:
             step = np.zeros_like(at)
             longest = 0.75 * (1.0 + float(np.linalg.norm(at)))
             step[free], size = newton_step(found.gradient[free], hessian[inside], longest)
             slow = bool(self.trace) and size > 0.1 * self.trace[-1][1]
-            if (slow or size < self.tol) and not fresh:
+            if (slow or size <= self.tol) and not fresh:
                 again = yield from self.score(at, True)
                 assert again is not None and again.hessian is not None
                 hessian, fresh = again.hessian, True
                 continue
             self.trace.append((found.deviance, size))
-            if size < self.tol or len(self.trace) >= self.maxiter:
-                return at, found, hessian, size < self.tol
+            converged = test.reached(-found.deviance / 2.0, size, at_rest=fresh)
+            if converged or len(self.trace) >= self.maxiter:
+                return at, found, hessian, converged
             for halving in range(MOST_HALVINGS):
                 trial = at + step * 0.5**halving
                 tried = yield from self.score(trial, False)
