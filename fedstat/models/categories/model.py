@@ -212,7 +212,9 @@ class CategoryModel(HorizontalModel):
         ModelError
             An argument is invalid here.
         PolicyError
-            A site refuses.
+            A site refuses. With ordered categories and counted products, such as under ``Policy.strict()``,
+            two levels need enough rows together within each category: merge levels or categories, drop a
+            term, or use :class:`FederatedMultinomial`, whose sums do not separate the categories.
 
         Warns
         -----
