@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,6 +46,8 @@ class CategoryEvaluation(Report):
         Each category against all others, with its own ``roc()``, ``calibration()`` and figures by site.
     counts : ndarray, shape (K, J, J)
         Rows by site, category and predicted category, the one with the largest probability.
+    pairs : ndarray, shape (K, J, J, B)
+        Rows by site, category whose probability is binned, category of the row, and bin.
     logliks, n : ndarray, shape (K,)
         Sum of the logarithms of the probabilities of the rows' categories, and weights, by site.
     sites : tuple of str
@@ -60,6 +63,8 @@ class CategoryEvaluation(Report):
     >>> evaluation = fs.FederatedOrdinal.from_formula("num ~ age + sex", partition).fit().evaluate()
     >>> round(evaluation.log_loss, 2), round(evaluation.accuracy, 2), round(evaluation.auc, 2)
     (1.23, 0.48, 0.67)
+    >>> round(evaluation.hand_till, 2), evaluation.hand_till_bounds[1] < 0.75
+    (0.62, True)
     >>> evaluation.confusion().shape, list(evaluation.by_category)
     ((5, 5), [0, 1, 2, 3, 4])
     >>> evaluation.calibration().index.names, bool(evaluation.plot_calibration().has_data())
@@ -68,6 +73,7 @@ class CategoryEvaluation(Report):
 
     by_category: dict[LevelValue, Evaluation]
     counts: Floats
+    pairs: Floats
     logliks: Floats
     n: Floats
     sites: tuple[str, ...]
@@ -90,6 +96,39 @@ class CategoryEvaluation(Report):
         table = self.tidy()
         known = table["auc"].notna()
         return float(np.average(table["auc"][known], weights=table["observed"][known]))
+
+    @property
+    def hand_till(self) -> float:
+        """Mean over pairs of categories of the area between them, each pair counted equally.
+
+        The area of categories j and k is the mean of that of the probability of j and that of k, among the
+        rows of both (Hand and Till, "A simple generalisation of the area under the ROC curve for multiple
+        class classification problems", Machine Learning 45, 2001, equation 7). Rows in one bin count as ties.
+        """
+        return self._pair_areas()[0]
+
+    @property
+    def hand_till_bounds(self) -> tuple[float, float]:
+        """Smallest and largest :attr:`hand_till` of these rows that the bins allow."""
+        _, low, high = self._pair_areas()
+        return low, high
+
+    def _pair_areas(self) -> tuple[float, float, float]:
+        found, one = [], next(iter(self.by_category.values()))
+        given: dict[str, Any] = {
+            "edges": one.edges,
+            "sites": one.sites,
+            "means": one.means,
+            "least": one.least,
+        }
+        for j, k in permutations(range(len(self.by_category)), 2):
+            events, others = self.pairs[:, j, j], self.pairs[:, j, k]
+            if events.any() and others.any():
+                pair = Evaluation(n=events + others, observed=events, expected=events, **given)
+                area = pair.discrimination[ALL]
+                found.append((area.auc, area.at_least, area.at_most))
+        auc, low, high = np.mean(found, axis=0).tolist()
+        return auc, low, high
 
     def confusion(self) -> pd.DataFrame:
         """Rows by category (index) and by predicted category (columns), over all sites."""
@@ -122,10 +161,12 @@ class CategoryEvaluation(Report):
 
     def _glance(self) -> dict[str, float]:
         figures = {"log_loss": self.log_loss, "accuracy": self.accuracy, "auc": self.auc}
+        figures["hand_till"] = self.hand_till
         return {"nobs": float(self.n.sum()), "n_sites": len(self.sites), **figures}
 
     def _sheets(self) -> Iterator[Sheet]:
-        figures = (("Log-loss", self.log_loss), ("Accuracy", self.accuracy), ("AUC", self.auc))
+        pairs = ("AUC of pairs (Hand and Till)", self.hand_till)
+        figures = (("Log-loss", self.log_loss), ("Accuracy", self.accuracy), ("AUC", self.auc), pairs)
         yield Sheet(
             ("", "all sites"),
             tuple((name, f"{value:.4f}") for name, value in figures),
@@ -158,15 +199,19 @@ class CategoryEvaluation(Report):
         yield Note(
             "auc",
             "AUC of a category against the rest, from counts in public bins of its probability; the AUC of "
-            "all "
-            "is their mean, weighted by rows.",
+            "all is their mean, weighted by rows.",
+        )
+        low, high = self.hand_till_bounds
+        yield Note(
+            "hand_till",
+            "AUC of pairs: the mean over all pairs of categories, among their rows. From the bins, that of "
+            f"these rows is between {low:.3f} and {high:.3f}.",
         )
         if self.least > 1:
             yield Note(
                 "merged_cells",
                 f"Bins of fewer than {self.least} rows at a site, and predicted categories with few rows of "
-                "a "
-                "category (min_level_count), are counted with a neighbor.",
+                "a category (min_level_count), are counted with a neighbor.",
             )
 
     def __repr__(self) -> str:
@@ -203,8 +248,8 @@ def _evaluation(fit: CategoryFit, agreement: RowsAgreement) -> FitProtocol[Categ
         one for pair in zip(open_requests(agreement, session), requests, strict=True) for one in pair
     ]
     arrays = [reply.arrays for reply in replies[1::2]]
-    bins = np.array([one["bins"] for one in arrays])
-    if bins.shape[1:3] != (len(fit.categories), 3):
+    bins, J = np.array([one["bins"] for one in arrays]), len(fit.categories)
+    if bins.shape[1:3] != (J, J + 1):
         raise ModelError("evaluate: the sites count other categories than those of the fit")
     edges, least = (
         np.concatenate([[-np.inf], bin_edges(LOGIT, 0.0, 1.0), [np.inf]]),
@@ -214,9 +259,9 @@ def _evaluation(fit: CategoryFit, agreement: RowsAgreement) -> FitProtocol[Categ
         level: Evaluation(
             edges=edges,
             sites=names,
-            n=bins[:, j, 0],
-            observed=bins[:, j, 1],
-            expected=bins[:, j, 2],
+            n=bins[:, j, :J].sum(axis=1),
+            observed=bins[:, j, j],
+            expected=bins[:, j, J],
             least=least,
             means=probabilities(edges, LOGIT),
         )
@@ -226,7 +271,8 @@ def _evaluation(fit: CategoryFit, agreement: RowsAgreement) -> FitProtocol[Categ
         by_category=by_category,
         counts=np.array([one["confusion"] for one in arrays]),
         logliks=np.array([float(one["loglik"]) for one in arrays]),
-        n=bins[:, 0, 0].sum(axis=1),
+        pairs=bins[:, :, :J],
+        n=bins[:, 0, :J].sum(axis=(1, 2)),
         sites=names,
         least=least,
     )

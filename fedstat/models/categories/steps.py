@@ -450,7 +450,7 @@ def sum_effects(data: SiteData, state: State, shift: Floats, scale: Floats, beta
     takes={"beta": aggregate("parameters in the units of the data")},
     releases={
         "bins": aggregate(
-            "rows, events and predicted events by bin of each probability",
+            "rows by category, and predicted rows, by bin of each probability",
             3,
             behind=(*OPEN_ROWS, ModelEvaluation),
         ),
@@ -466,9 +466,10 @@ def sum_effects(data: SiteData, state: State, shift: Floats, scale: Floats, beta
 def bin_counts(data: SiteData, state: State, request: CategoryRequest, beta: Floats) -> dict[str, Array]:
     """Compare the probabilities of each category with the rows, in public bins of the probability.
 
-    `beta` (q,) is in the units of the data. Released are ``bins`` (J, 3, B), ``confusion`` (J, J), and the
-    log-likelihood with probabilities of 1e-15 or more. Bins of few rows, and predicted categories of few rows
-    of a category, are counted with a neighbor.
+    `beta` (q,) is in the units of the data. Released are ``bins`` (J, J + 1, B): rows of each category and the
+    sum of the probability, by its bin; ``confusion`` (J, J); and the log-likelihood with probabilities of
+    1e-15 or more. Bins of few rows, and predicted categories of few rows of a category, are counted with a
+    neighbor.
     """
     site = opened_categories(data, state, request)
     zeros, ones = np.zeros_like(site.opened.shift), np.ones_like(site.opened.scale)
@@ -477,7 +478,7 @@ def bin_counts(data: SiteData, state: State, request: CategoryRequest, beta: Flo
     P, y = np.concatenate([P for P, _ in parts]), np.concatenate([rows.y for _, rows in parts])
     weight = np.concatenate([rows.weighted(np.ones(len(rows.y))) for _, rows in parts])
     J, edges = site.categories, bin_edges(LOGIT, 0.0, 1.0)
-    bins = np.zeros((J, 3, len(edges) + 1))
+    bins = np.zeros((J, J + 1, len(edges) + 1))
     with np.errstate(divide="ignore"):
         place = np.searchsorted(edges, np.log(P) - np.log1p(-P))
     for j in range(J):
@@ -485,7 +486,7 @@ def bin_counts(data: SiteData, state: State, request: CategoryRequest, beta: Flo
         cell = merge_small_bins(np.bincount(place[:, j], minlength=bins.shape[2]), data.min_count)[
             place[:, j]
         ]
-        by_row = (weight, weight * (y == j), weight * P[:, j])
+        by_row = [*(weight * (y == k) for k in range(J)), weight * P[:, j]]
         bins[j] = [np.bincount(cell, values, bins.shape[2]) for values in by_row]
     confusion, guess = np.zeros((J, J)), P.argmax(axis=1)
     for j in range(J):

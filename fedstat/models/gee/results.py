@@ -333,7 +333,8 @@ class GEEResults(SiteFitsResults, RowsResults, saved_as=FORMAT, record=GEERecord
             )
         yield Note(
             "marginal",
-            "Coefficients compare averages over persons, and not one person with another state of its own.",
+            f"Coefficients compare averages over all clusters of '{fit.request.groups}'. They are not "
+            "effects within one cluster.",
         )
         yield from self._masking_note()
         yield from self._own_fits_note()

@@ -10,6 +10,7 @@ import pytest
 import statsmodels.api as sm
 from numpy.testing import assert_allclose
 from scipy import optimize
+from sklearn.metrics import roc_auc_score
 from statsmodels.miscmodels.ordinal_model import OrderedModel
 
 import fedstat as fs
@@ -495,6 +496,10 @@ def test_evaluation_counts_every_category(ordinal):
             <= one.discrimination["all sites"].at_most + 1e-9
         )
         assert_allclose(one.expected.sum(), P[:, j].sum(), rtol=1e-9)
+    low, high = found.hand_till_bounds
+    pairs = roc_auc_score(CODES, P, multi_class="ovo")
+    assert low - 1e-9 <= pairs <= high + 1e-9 and abs(found.hand_till - pairs) < 0.005
+    assert found.glance()["hand_till"].item() == found.hand_till
     assert found.own_rows and "flatter" not in found.summary().as_text()
     assert len(ordinal.evaluation_ledger.releases()) > 0
 
