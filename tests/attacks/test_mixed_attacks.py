@@ -108,7 +108,7 @@ def test_two_sites_hide_nothing_from_each_other():
         model_of(visits(sites=2)).fit(masked=True)
 
 
-@pytest.mark.parametrize(("target", "rule"), [(7, "at least 5 groups of 'patient'"), (4, "minimum count")])
+@pytest.mark.parametrize(("target", "rule"), [(7, "at least 5 clusters by 'patient'"), (4, "minimum count")])
 def test_a_site_with_one_patient(target, rule):
     table = visits(target=target)
     table = table[(table["site"] != "S0") | (table["patient"] == 3)]
@@ -119,7 +119,7 @@ def test_a_site_with_one_patient(target, rule):
 def test_a_site_may_be_one_group_if_the_column_names_it():
     table = visits()
     assert model_of(table, formula="y ~ x + (1 | patient) + (1 | site)").fit(masked=True).converged
-    with pytest.raises(PolicyError, match="at least 5 groups of 'ward'"):
+    with pytest.raises(PolicyError, match="at least 5 clusters by 'ward'"):
         model_of(table.assign(ward="one"), formula="y ~ x + (1 | patient) + (1 | ward)").fit(masked=True)
 
 

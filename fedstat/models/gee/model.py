@@ -110,7 +110,7 @@ class FederatedGEE(HorizontalModel):
         if formula.response.startswith("cbind"):
             raise ModelError("formula: FederatedGEE needs one row for each outcome, not counts by cbind(...)")
         self.groups, self.cov_struct, self.time = groups, cov_struct, time
-        self._pairs = (groups,)
+        self._groups = (groups,)
         labels = [groups, *([time] if time is not None else []), *settings.pop("labels", ())]
         super().__init__(formula, partition, labels=labels, var_weights=weights, **settings)
 

@@ -15,11 +15,11 @@ from fedstat.federation.design.horizontal_design import RowsDesign
 from fedstat.federation.message import Reply
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.convergence import ConvergenceTest
-from fedstat.inference.heterogeneity import SiteFit
+from fedstat.inference.heterogeneity import NOT_REQUESTED, SiteFit
 from fedstat.inference.homogeneity_tests import SiteWelchTerms
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.gee.steps import GEERequest, correlation
-from fedstat.models.glm.fit import NOT_REQUESTED, Coordinates, few_weigh
+from fedstat.models.glm.fit import Coordinates, few_weigh
 from fedstat.models.glm.separation import check_rank
 from fedstat.models.horizontal.estimability import diverges
 from fedstat.models.horizontal.session import RowsSession, add

@@ -12,10 +12,10 @@ from fedstat.errors import EstimationError
 from fedstat.federation.message import Reply, Request
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.convergence import ConvergenceTest
-from fedstat.inference.heterogeneity import SiteFit
+from fedstat.inference.heterogeneity import NOT_REQUESTED, SiteFit
 from fedstat.inference.homogeneity_tests import SiteWelchTerms
 from fedstat.kernels.glm.distributions import DistributionSpec
-from fedstat.models.glm.fit import NOT_REQUESTED, Coordinates, GLMFit, NewtonEvaluation, PooledSums, few_weigh
+from fedstat.models.glm.fit import Coordinates, GLMFit, NewtonEvaluation, PooledSums, few_weigh
 from fedstat.models.glm.separation import Separation, check_rank
 from fedstat.models.glm.steps import LARGEST
 from fedstat.models.horizontal.estimability import PATIENCE, diverges

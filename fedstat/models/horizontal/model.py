@@ -159,8 +159,8 @@ class HorizontalModel(Explainable):
     """Whether the response is ``Surv(...)``, which other models do not take."""
     _causes: ClassVar[bool] = False
     """Whether its event is a category of competing events."""
-    _pairs: tuple[str, ...] = ()
-    """Columns of groups of two rows or more, which a dry run draws as pairs."""
+    _groups: tuple[str, ...] = ()
+    """Columns of groups of two rows or more."""
     _categories: ClassVar[bool] = False
     """Whether the response is ``C(...)``, which other models do not take."""
     _ordered: ClassVar[bool] = False
@@ -320,7 +320,7 @@ class HorizontalModel(Explainable):
         def requester(model: Self) -> FitProtocol[Fit]:
             return model._after_transforms(protocol(model), ledger)
 
-        invent = SyntheticRows(self.agreement, self.distribution, pairs=self._pairs).sites
+        invent = self._synthetic_rows().sites
         words = (call, self.formula.text, str(self.distribution))
         columns = dict.fromkeys(self.sites, self.question.needed)
         analysis = PostFitAnalysis(self.partition, *words, invent, columns)
@@ -357,9 +357,13 @@ class HorizontalModel(Explainable):
         return self.question.needed
 
     def _invent_sites(self, plan: DryRunPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
-        return SyntheticRows(
-            self.agreement, self.distribution, plan.nested, plan.binary, pairs=self._pairs
-        ).sites(policies)
+        return self._synthetic_rows(nested=plan.nested, binary=plan.binary).sites(policies)
+
+    def _synthetic_rows(self, nested: tuple[str, ...] = (), **more: Any) -> SyntheticRows:
+        column = self.partition.site_column
+        groups = tuple(name for name in self._groups if name != column)
+        given = {"nested": (*nested, column), "groups": groups, "site_column": column}
+        return SyntheticRows(self.agreement, self.distribution, **given, **more)
 
     def _check_times(self, formula: Formula) -> None:
         if self._times and not formula.has_times:

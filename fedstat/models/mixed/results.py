@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
@@ -14,7 +14,6 @@ from scipy import stats
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.coding import build_response
-from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.likelihood import LRTest
 from fedstat.inference.summary import WIDTH, Note
 from fedstat.inference.tables import Sheet, number
@@ -23,7 +22,7 @@ from fedstat.kernels.mixed_effects import marginal_score
 from fedstat.models.checks import check_choice
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.prediction import code_frame, predict_rows
-from fedstat.models.horizontal.results import MASKED, DesignResults, RowsBasis, rows_estimate
+from fedstat.models.horizontal.results import DesignResults, RowsBasis, rows_estimate
 from fedstat.models.mixed.degrees import (
     CoefficientCovariance,
     KenwardRoger,
@@ -80,6 +79,7 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
     """
 
     _record: MixedRecord
+    _summed = "groups"
 
     @classmethod
     def _of(cls, model: HorizontalModel, fit: MixedFit, ledger: Ledger) -> Self:
@@ -302,22 +302,12 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
         >>> fit.test_variances().columns.tolist()
         ['statistic', 'df', 'p_value']
         """
-        if self._model is None:
-            raise NotAvailableError(
-                "test_variances: this result was read from a file and has no partition; fit the model again"
-            )
         fit, rows, index = self._record.fit, [], []
         for term, names in enumerate(fit.effects.columns):
             for effect, name in enumerate(names):
-
-                def protocol(
-                    model: HorizontalModel, term: int = term, effect: int = effect
-                ) -> FitProtocol[float]:
-                    session = model._open_session(FAMILY, fit.masked)
-                    return session.hide(without_effect(session, fit, term, effect))
-
+                run = partial(without_effect, fit=fit, term=term, effect=effect)
                 call = f"test_variances() without {name} by {fit.effects.terms[term].group}"
-                statistic = max(self._model._run_after_fit(call, protocol) - fit.deviance, 0.0)
+                statistic = max(self._after_fit(call, FAMILY, run) - fit.deviance, 0.0)
                 q = len(names)
                 tails = (
                     stats.chi2.sf(statistic, q),
@@ -570,12 +560,9 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
         True
         """
         check_choice("which", which, ("mean", "linear"))
-        if frame is None:
-            raise NotAvailableError(
-                "predict needs a frame of rows that you hold; those of the fit stay at the sites"
-            )
         fit = self._record.fit
-        found = predict_rows(self.basis.agreement, fit.design, fit.params, frame)
+        found = self._predicted(frame)
+        assert frame is not None
         eta = found.linear.copy()
         pairs = zip(fit.effects.terms, fit.effects.columns, strict=True)
         for term, name in ((term, name) for term, columns in pairs for name in columns):
@@ -641,12 +628,10 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
             return "-"
 
     def _summary_right(self) -> list[tuple[str, str]]:
-        masked, K = self._record.fit.masked, len(self.estimate.blocks)
-        sums = [("Sums", f"masked over {K} sites" if masked else "unmasked")]
-        return [*super()._summary_right(), *(sums if self._ledger is not None else [])]
+        return [*super()._summary_right(), *self._sums_line()]
 
     def _summary_notes(self) -> Iterator[Note]:
-        fit, K = self._record.fit, len(self.estimate.blocks)
+        fit = self._record.fit
         if self.singular:
             yield Note(
                 "singular",
@@ -672,12 +657,6 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
                 "conditional",
                 "Coefficients are for a given group. Effects averaged over groups are closer to zero.",
             )
-        if dropped := self.basis.left_out:
-            yield Note(
-                "left_out", f"Rows left out because they lack one of the model's columns: {dropped:,}."
-            )
+        yield from self._left_out_note()
         yield Note("local_groups", "Groups are local: equal labels at two sites are two groups.")
-        if fit.masked:
-            yield Note("masking", f"Sums over groups were masked over {K} sites: {MASKED.format('')}")
-        elif K > 1:
-            yield Note("masking", "Sums were not masked: the coordinator saw each site's part.")
+        yield from self._masking_note()

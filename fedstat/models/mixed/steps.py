@@ -19,7 +19,7 @@ from fedstat.federation.design.horizontal_steps import (
     rows_of,
     translation,
 )
-from fedstat.federation.disclosure.facts import FittedMeanSums, GroupCount, WorkingWeights
+from fedstat.federation.disclosure.facts import ClusterCounts, FittedMeanSums, WorkingWeights
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import aggregate, check_lengths, control
@@ -292,7 +292,7 @@ def _places(order: Sequence[int], K: int) -> list[int]:
 
 SHIFT = aggregate("means of the columns over all sites", common=True)
 SCALE = aggregate("standard deviations of the columns over all sites", common=True)
-GROUPS = (*OPEN_ROWS, GroupCount)
+GROUPS = (*OPEN_ROWS, ClusterCounts)
 GROUP_SUMS = (*GROUPS, FittedMeanSums)
 
 
@@ -327,7 +327,9 @@ def start(
     label = data.table.name if isinstance(data.table, LabeledTable) else None
     # Before anything about the nesting of few groups is known.
     frame = pd.concat([rows.frame for rows, _ in opened.chunks()])
-    state.report(*(GroupCount(name, frame[name].nunique(), name == label) for name in request.groups))
+    for name in request.groups:
+        count, remedy = frame[name].nunique(), "leave this random effect out"
+        state.report(ClusterCounts(name, count, whole=name == label, remedy=remedy))
     counts = np.zeros(len(request.groups))
     for level in site.levels:
         counts[level.term] = level.groups

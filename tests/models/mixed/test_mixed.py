@@ -282,7 +282,7 @@ def test_a_site_needs_enough_groups(patients, refused):
     few = VISITS[(VISITS["hospital"] != "Bonn") | (VISITS["patient"] <= patients)]
     model = model_of("score ~ month + (1 | patient)", few, "hospital", policy)
     if refused:
-        with pytest.raises(PolicyError, match=r"Bonn.*at least 5 groups of 'patient'"):
+        with pytest.raises(PolicyError, match=r"Bonn.*at least 5 clusters by 'patient'"):
             model.fit()
     else:
         assert model.fit().converged
