@@ -35,6 +35,7 @@ from fedstat.models.horizontal.session import RULES_ON_ROWS
 from fedstat.models.run import Call, FitAttempt, run_fit
 from fedstat.typing import Array, Floats
 
+
 class CoxPlan(DryRunPlan):
     """Facts about a Cox regression before it is fitted."""
 
@@ -82,9 +83,9 @@ class CoxPlan(DryRunPlan):
         yield RULES_ON_ROWS
         if self.given["grid"] is not None:
             yield (
-                "The numbers of events, and of rows in a stratum, are not known in advance. The dry run assumes "
-                "that half of the rows have the event and that strata are equal. Sites with fewer rows in an "
-                "interval merge it with the next, and refuse if the last one has too few as well."
+                "The numbers of events, and of rows in a stratum, are not known in advance. The dry run "
+                "assumes that half of the rows have the event and that strata are equal. Intervals with too "
+                "few rows are merged; a site refuses if the last one has too few as well."
             )
 
 

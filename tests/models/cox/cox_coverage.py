@@ -1,4 +1,4 @@
-"""Coverage of intervals of Cox regressions: ``python tests/models/cox/cox_coverage.py [REPEATS [BASELINE]]``."""
+"""Coverage of intervals of Cox regressions: ``python tests/models/cox/cox_coverage.py [N [BASELINE]]``."""
 
 import sys
 import warnings
@@ -14,7 +14,7 @@ TRUE = {"x": 0.5, "z": -0.3}
 
 
 def draw(rng, sites, rows, censored, spread=0.4):
-    """Weibull times in months; log hazards of sites differ by `spread`; about a share `censored` is censored."""
+    """Weibull times in months; log hazards of sites differ by `spread`; a share `censored` is censored."""
     site = np.repeat(np.arange(sites), rows)
     n = len(site)
     x, z = rng.normal(size=n), rng.integers(0, 2, n) * 1.0
