@@ -20,7 +20,7 @@ from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.dry_run.execution import DryRunRecord, DrySite
 from fedstat.federation.dry_run.expected_releases import ExpectedReleases, IterationLoop
-from fedstat.federation.dry_run.synthetic_rows import draw_group_codes
+from fedstat.federation.dry_run.synthetic_rows import SYNTHETIC_TIMES, draw_group_codes
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.tables.columns import ColumnKind
 from fedstat.models.checks import check_choice, check_integer, check_masked, check_positive, checks_arguments
@@ -34,9 +34,6 @@ from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.session import RULES_ON_ROWS
 from fedstat.models.run import Call, FitAttempt, run_fit
 from fedstat.typing import Array, Floats
-
-SYNTHETIC_TIMES = 400.0
-"""Last time of synthetic rows."""
 
 
 class CoxPlan(DryRunPlan):
@@ -84,6 +81,12 @@ class CoxPlan(DryRunPlan):
     def notes(self, expected: ExpectedReleases) -> Iterator[str]:
         """State what is unknown."""
         yield RULES_ON_ROWS
+        if self.given["grid"] is not None:
+            yield (
+                "The numbers of events, and of rows in a stratum, are not known in advance. The dry run "
+                "assumes that half of the rows have the event and that strata are equal. Intervals with too "
+                "few rows are merged; a site refuses if the last one has too few as well."
+            )
 
 
 class FederatedCox(HorizontalModel):
@@ -248,9 +251,9 @@ class FederatedCox(HorizontalModel):
         sites = super()._invent_sites(plan, policies)
 
         def survey(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-            # The levels of strata with a common baseline, which the fit agrees on.
+            # The levels of strata with a common baseline: the fit agrees on them, so all sites have the same.
             question, n = RowsRequest.from_json(text), data.table.n_rows
-            frame = draw_group_codes(replace(question, labels=question.columns), data.name, n, ())
+            frame = draw_group_codes(replace(question, labels=question.columns), "stratum", n, ())
             levels = {
                 name: LevelCounts(None, *zip(*frame[name].value_counts().items(), strict=True))
                 for name in question.columns

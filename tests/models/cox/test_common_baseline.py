@@ -137,10 +137,25 @@ def test_strict_policy_and_explain():
     )
 
 
-@pytest.mark.xfail(strict=True, reason="intervals of the drawn rows are too small for two strata a site")
-def test_explain_agrees_on_strata():
-    model = model_of("Surv(months, died) ~ age + strata(ward)", policy=None)
-    assert model.explain(baseline="common", grid=6, until=48).passes
+@pytest.mark.parametrize("ties", ["efron", "breslow"])
+@pytest.mark.parametrize("least", [5, 100])
+def test_explain_agrees_on_strata(ties, least):
+    table = pd.concat([PATIENTS] * (1 if least == 5 else 16), ignore_index=True)
+    model = model_of("Surv(months, died) ~ age + strata(ward)", table, fs.Policy(min_count=least))
+    arguments = {"baseline": "common", "grid": 6, "until": 48, "ties": ties}
+    found = model.explain(**arguments)
+    assert found.passes
+    assert "half of the rows have the event" in " ".join(str(found).split())
+    fit = model.fit(**arguments)
+    shapes = found.tidy().query("step == 'start_intervals' and array == 'events'")["shape"]
+    released = fit.ledger.releases().query("step == 'start_intervals' and array == 'events'")["shape"]
+    # Two strata at all sites, as in the table, and the intervals that the drawn rows leave.
+    assert {shape[1] % 2 for shape in [*shapes, *released]} == {0}
+    few = model_of("Surv(months, died) ~ age + strata(ward)", policy=fs.Policy(min_count=130))
+    found = few.explain(**arguments)
+    assert not found.passes
+    with pytest.raises(PolicyError, match="minimum count"):
+        few.fit(**arguments)
 
 
 def test_comparison_of_sites_is_that_of_own_baselines():
