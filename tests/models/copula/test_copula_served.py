@@ -124,7 +124,7 @@ def test_the_same_release_to_the_bit_as_in_one_process(tmp_path, monkeypatch):
 
 
 def test_a_site_that_is_killed_in_the_middle_has_charged_its_margins_once(tmp_path):
-    """Margins are repeated with the same noise; unfinished products are charged again, finished ones are not."""
+    """Margins are repeated with the same noise. Products are charged again only if they were not finished."""
     _, _, study = make_home(tmp_path, 7.1)
     path = study / "federation.toml"
     with serving_sites(tmp_path, {"A": serve_and_die}) as running:
