@@ -332,6 +332,14 @@ def check_factors(data: SiteData, state: State, fact: facts.FactorsRequested) ->
             f"computes published columns only, and column '{absent[0]}' is not published. Ask the owner to "
             "publish it in columns.toml, or leave it out",
         )
+    for factor in fact.factors:
+        if lacking := _lacking_description(data, factor):
+            raise DescriptionError.of_rule(
+                "simple formulas",
+                data.name,
+                f"does not compute '{factor.text}': column '{factor.columns[0]}' is published without "
+                f"{lacking}. Ask the owner to publish its {lacking} in columns.toml, or leave it out",
+            )
     found = ((factor.text, _factor_problem(data, factor)) for factor in fact.factors)
     of_products = ((text, _product_problem(data, factors)) for text, factors in fact.products.items())
     for text, problem in chain(found, of_products):
@@ -365,6 +373,16 @@ def check_evaluation(data: SiteData, state: State, fact: facts.ModelEvaluation) 
             'cuts of two evaluations. The owner can allow more with  evaluation = "any"  in policy.toml',
         )
     data.site_ledger.spend(this)
+
+
+def _lacking_description(data: SiteData, factor: facts.FormulaFactor) -> str:
+    """Return what an allowed function of a column requires, but its description does not list."""
+    if factor.written or not factor.functions:
+        return ""
+    function, column = factor.functions[-1].removeprefix("np."), data.published[factor.columns[0]]
+    if column.kind != "number" and function != "C":
+        return ""
+    return " and ".join(part for part in DESCRIBED.get(function, ()) if not getattr(column, part))
 
 
 def _factor_problem(data: SiteData, factor: facts.FormulaFactor) -> str:
@@ -477,3 +495,15 @@ FUNCTION_CHECKS: Mapping[str, Callable[[PublishedColumn, Mapping[str, Any]], str
     "bbs": _check_equidistant,
 }
 """What a function of a column requires of the column's description; other functions are refused."""
+
+DESCRIBED: Mapping[str, tuple[str, ...]] = {
+    "C": ("levels",),
+    "log": ("range",),
+    "sqrt": ("range",),
+    "exp": ("range",),
+    "bs": ("range", "knots"),
+    "cr": ("range", "knots"),
+    "cc": ("range", "knots"),
+    "bbs": ("range",),
+}
+"""Parts of a column's description that a function requires, since its values depend on them."""
