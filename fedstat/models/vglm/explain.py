@@ -24,7 +24,7 @@ LASSOS = ("admm_set", "admm_certify", "respond_openly")
 LONGER = 6
 """Planned Newton steps of each fit of a path, and factor between all of them and those of the dry run."""
 STARTS = 4
-"""Fits before and after a path: of the intercept, of unpenalized columns, without a penalty, and the refit."""
+"""Fits before and after a path: the intercept, unpenalized columns, all without a penalty, the refit."""
 
 FEW = 20
 """Number of entities per column below which a likelihood is far from a quadratic function."""
@@ -69,7 +69,7 @@ class VGLMPlan(DryRunPlan):
         ]
 
     def _solutions(self) -> int:
-        """Return the most penalized fits, each from a point near its solution: of lambdas, or of proposals."""
+        """Return the most fits of a path, each from a point near its solution: at lambdas, or proposals."""
         lambdas = read_lambdas(self.given["lam"], self.given["lambdas"])
         L = int(self.given["n_lambdas"]) if lambdas is None else len(lambdas)
         return STARTS + (L if self.given["path"] == "exact" else min(L, MOST_EXPANSIONS))

@@ -74,11 +74,13 @@ def test_a_description_that_lacks_something_is_to_be_completed(strict):
     del known[first]
     path.write_text(write_published(known | {second: replace(known[second], range=None, knots=())}))
     remedies = {
-        f"y ~ {first}": f"column '{first}' is not published. Ask the owner to publish it in columns.toml",
+        f"y ~ {first}": f"column '{first}' is not published. Ask the owner to publish it in columns.toml, as "
+        f"section [\"{first}\"] ('fedstat site describe FOLDER' proposes one)",
         f"y ~ log({first} + 3)": f"column '{first}' is not published. Ask the owner to publish it",
         f"y ~ {first}:{third}": f"column '{first}' is not published. Ask the owner to publish it",
         f"{first} ~ {third}": f"column '{first}' is not published. Ask the owner to publish it",
-        f"y ~ exp({second})": f"column '{second}' is published without range. Ask the owner to publish",
+        f"y ~ exp({second})": f"column '{second}' is published without range. Ask the owner to publish its range "
+        f'in columns.toml, by  range = [low, high]  in section ["{second}"]',
     }
     for formula, remedy in remedies.items():
         with pytest.raises(DescriptionError, match=f"{site}: .*{re.escape(remedy)}") as caught:
