@@ -79,8 +79,8 @@ def test_a_description_that_lacks_something_is_to_be_completed(strict):
         f"y ~ log({first} + 3)": f"column '{first}' is not published. Ask the owner to publish it",
         f"y ~ {first}:{third}": f"column '{first}' is not published. Ask the owner to publish it",
         f"{first} ~ {third}": f"column '{first}' is not published. Ask the owner to publish it",
-        f"y ~ exp({second})": f"column '{second}' is published without range. Ask the owner to publish its range "
-        f'in columns.toml, by  range = [low, high]  in section ["{second}"]',
+        f"y ~ exp({second})": f"column '{second}' is published without range. Ask the owner to publish its "
+        f'range in columns.toml, by  range = [low, high]  in section ["{second}"]',
     }
     for formula, remedy in remedies.items():
         with pytest.raises(DescriptionError, match=f"{site}: .*{re.escape(remedy)}") as caught:
