@@ -94,7 +94,8 @@ class FederatedCox(HorizontalModel):
     on times that are rounded up to a grid. The sites release sums by interval of the grid for it. So that
     none is about few rows, an interval needs, at every site and for rows with and without the event, two rows
     for each of 4 + 2 p equations about a column, with p columns; intervals with fewer are merged first.
-    With ``ties="breslow"`` the rows with and without the event count together.
+    With ``ties="breslow"`` the rows with and without the event count together. This keeps more intervals, but
+    Breslow's treatment of ties is biased towards zero where many events share an interval.
 
     Parameters
     ----------

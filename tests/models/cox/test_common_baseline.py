@@ -17,6 +17,7 @@ from fedstat.errors import (
     EstimationError,
     MessageError,
     ModelError,
+    NotAvailableError,
     PolicyError,
 )
 from fedstat.federation.message import Request, pack_request
@@ -164,7 +165,15 @@ def test_comparison_of_sites_is_that_of_own_baselines():
     assert_allclose(common.heterogeneity.joint.statistic, site.heterogeneity.joint.statistic, rtol=1e-9)
     assert_allclose(common.site_estimates, site.site_estimates, rtol=1e-12)
     assert common.concordance == site.concordance
-    assert "Within sites" in common.summary().as_text()
+    assert "Concordance by Site" in common.summary().as_text()
+
+
+def test_a_column_that_is_constant_at_every_site_is_estimated_and_not_compared():
+    for masked in (True, False):
+        fit = fitted("site", masked=masked)
+        assert "The sites are not compared" in " ".join(fit.summary().as_text().split())
+        with pytest.raises(NotAvailableError, match="no heterogeneity"):
+            _ = fit.heterogeneity
 
 
 def test_owners_approve_a_common_baseline():
