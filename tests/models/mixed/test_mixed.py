@@ -257,12 +257,17 @@ def test_an_interval_may_begin_at_zero():
 @pytest.mark.parametrize("effects", ["1", "1 + month"])
 def test_marginal_effects_are_averages_over_rows_and_random_effects(effects):
     """By simulation of the random effects, and by numerical derivatives in all parameters."""
-    table = fs.datasets.make_repeated(4, 60, seed=5)
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"month": rng.normal(1.0, 1.0, 600), "patient": np.arange(600) // 10})
+    eta = np.repeat(rng.normal(size=(60, 2)), 10, axis=0)
+    probability = 1.0 / (1.0 + np.exp(-eta[:, 0] - (0.5 + eta[:, 1]) * table["month"]))
+    table = table.assign(relapse=(rng.random(600) < probability).astype(int), site=table["patient"] % 3)
+    table["site"] = "S" + table["site"].astype(str)
     formula = f"relapse ~ month + ({effects} | patient)"
-    fit = model_of(formula, table, "hospital", family=sm.families.Binomial()).fit()
+    fit = model_of(formula, table, family=sm.families.Binomial()).fit()
     record, X = fit._record.fit, np.column_stack([np.ones(len(table)), table["month"]])
     Z = X[:, : 1 + ("month" in effects)]
-    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(90)
 
     def effect(parameters):
         beta, theta = parameters[:2], parameters[2:]
@@ -274,12 +279,12 @@ def test_marginal_effects_are_averages_over_rows_and_random_effects(effects):
     at = np.append(record.params, record.theta)
     slope = optimize.approx_fprime(at, effect, 1e-6)
     found = fit.get_margeff()
-    assert_allclose(found.margeff, [effect(at)], rtol=1e-6)
+    assert_allclose(found.margeff, [effect(at)], rtol=1e-5)
     assert_allclose(found.margeff_se, [np.sqrt(slope @ record.joint @ slope)], rtol=1e-4)
     X, Z = X.mean(axis=0, keepdims=True), Z.mean(axis=0, keepdims=True)
     found = fit.get_margeff(at="mean")
     slope = optimize.approx_fprime(at, effect, 1e-6)
-    assert_allclose(found.margeff, [effect(at)], rtol=1e-6)
+    assert_allclose(found.margeff, [effect(at)], rtol=1e-5)
     assert_allclose(found.margeff_se, [np.sqrt(slope @ record.joint @ slope)], rtol=1e-4)
 
 
