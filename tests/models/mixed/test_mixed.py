@@ -13,6 +13,7 @@ from scipy import optimize, stats
 
 import fedstat as fs
 from fedstat.errors import (
+    ConsentError,
     ConvergenceWarning,
     DesignError,
     EstimationError,
@@ -388,3 +389,46 @@ def test_a_site_needs_enough_groups(patients, refused):
 def test_a_fit_that_is_cut_off_says_so():
     with pytest.warns(ConvergenceWarning, match="after 2 steps"):
         assert not model_of("score ~ month + (1 | patient)", VISITS, "hospital").fit(maxiter=2).converged
+
+
+def test_strict_sites_answer():
+    table = fs.datasets.make_repeated(4, 40, dropout=0.0, seed=1)
+    policy = fs.Policy.strict(approval="auto", formulas="any")
+    formula = "score ~ month + (1 | patient) + (1 | hospital)"
+    fit = model_of(formula, table, "hospital", policy).fit()
+    open_fit = model_of(formula, table, "hospital").fit()
+    assert_allclose(fit.params, open_fit.params, rtol=1e-10)
+    assert len(fit.conf_int_variances()) == 3
+    relapses = model_of(
+        "relapse ~ month + (1 | patient)", table, "hospital", policy, family=sm.families.Binomial()
+    )
+    assert len(relapses.fit().get_margeff().margeff) == 1
+
+
+def test_owners_approve_the_fit_and_what_follows():
+    model = model_of(
+        "score ~ month + (1 | person) + (1 | hospital)", PERSONS, "hospital", fs.Policy(approval="owner")
+    )
+
+    def approved(call):
+        with pytest.raises(ConsentError, match="pending"):
+            call()
+        for site in model.partition.sites.values():
+            for digest in list(site.pending):
+                site.approve(digest)
+        return call()
+
+    fit = approved(model.fit)
+    assert len(approved(fit.test_variances)) == 2
+
+
+def test_fits_are_compared_and_pooled():
+    small, large = (
+        model_of(f"score ~ {terms} + (1 | person)", PERSONS, "hospital", reml=False).fit()
+        for terms in ("month", "month + arm")
+    )
+    table = fs.compare({"small": small, "large": large})
+    assert "arm[T.treated]" in str(table)
+    pooled = fs.pool([large, large])
+    assert_allclose(pooled.params, large.params)
+    assert_allclose(pooled.bse, large.bse)
