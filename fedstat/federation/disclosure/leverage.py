@@ -346,9 +346,7 @@ def check_fitted_means(data: SiteData, state: State, fact: FittedMeanSums) -> No
     if few < 1 or fact.n <= few or (lenient and not fact.kind):
         return
     masked_among = state.masked_among
-    if fact.groups and (
-        hides(len(masked_among)) if lenient else _masked_among_the_same(data, masked_among)
-    ):
+    if fact.groups and (hides(len(masked_among)) if lenient else _masked_among_the_same(data, masked_among)):
         return
     key = f"{RELEASED_MEANS} {fact.kind}".strip()
     kept: ReleasedMeans | None = state.look_at(key) if key in state else None

@@ -2,8 +2,8 @@
 
 Distributed PQL (Luo et al. 2022, JAMIA 29) gives the estimate of PQL on the pooled table, which R's
 ``MASS::glmmPQL`` computes. Its paper shows this equality and an application, and no simulation of bias. So
-the design here is another one: small groups, where the bias is known (Breslow and Lin 1995, Biometrika 82), and
-groups of the size of hospitals, where it vanishes.
+the design here is another one: small groups, where the bias is known (Breslow and Lin 1995, Biometrika 82),
+and groups of the size of hospitals, where it vanishes.
 """
 
 import sys
