@@ -115,6 +115,25 @@ def test_two_sites_hide_nothing_from_each_other(policy, least):
         model_of(visits(sites=2), policy).fit(masked=True)
 
 
+def test_effects_of_a_site_at_many_points_single_out_no_patient():
+    """Each point gives one more sum of residuals, weighted by the sizes of the groups, and unmasked."""
+    model = model_of(visits(sites=4), fs.Policy(), "y ~ x + (1 | patient) + (1 | site)")
+    session = model._open_session("mixed", True)
+    newton = MixedNewton(session, model.formula.random, model.distribution)
+    received = []
+
+    def protocol():
+        yield from newton.open()
+        for t in np.linspace(0.1, 2.0, 8):
+            arrays = {"beta": np.zeros(2), "factor": np.array([t, 1.0]), "center": np.array(0.0)}
+            received.append((yield session.request_all("predict_site", arrays)))
+
+    with pytest.raises(PolicyError, match="fewer than 3 groups"):
+        model.engine.run(session.hide(protocol()), Ledger())
+    # Sizes 2, 3, 4 and 7: a sum over all groups and three weighted ones would leave those of one size.
+    assert len(received) < 3
+
+
 @pytest.mark.parametrize(("target", "rule"), [(7, "at least 5 clusters by 'patient'"), (4, "minimum count")])
 def test_a_site_with_one_patient(target, rule):
     table = visits(target=target)

@@ -594,7 +594,8 @@ def _common_notes(common: CommonFit) -> Iterator[Note]:
             "merged_intervals",
             f"The sites merged {requested} intervals to {J}, so that none has few rows; their ends are "
             f"{human_list(common.edges)}. With few intervals hazard ratios are biased towards one, "
-            "most of all with ties='breslow'. Use fewer columns, or baseline='site', which needs no intervals.",
+            "most of all with ties='breslow'. Use fewer columns, or baseline='site', which needs no "
+            "intervals.",
             "warning" if J < FEW_INTERVALS else "info",
         )
     by_stratum = common.at.events[0].reshape(-1, J).sum(axis=1)

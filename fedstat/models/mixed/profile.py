@@ -62,6 +62,15 @@ class Profiles:
         begin = first_parameters(sizes)[term] + (len(self.fit.params) if self.fit.sums is None else 0)
         return list(enumerate(lower_pairs(sizes[term]), begin))
 
+    def at_length(self, x: Floats, places: Sequence[int], length: float) -> Floats:
+        """Return x with the length of some parameters changed; without a direction, the last one has it."""
+        x, row = x.copy(), x[places]
+        size = float(np.linalg.norm(row))
+        x[places] = row * (length / size) if size > 1e-8 * length else length * np.eye(len(row))[-1]
+        if self.fit.sums is not None:  # derivatives are those of factors with nonnegative diagonals
+            x[:-1] = self.fit.effects.pack(self.fit.effects.factors(x[:-1]))
+        return x
+
     def evaluate(self, x: Floats) -> FitProtocol[Derivatives | None]:
         """Request -2 log L at x, with gradient and Hessian; None if a site refuses the point."""
         fit = self.fit
@@ -105,7 +114,7 @@ class Profiles:
 
         Newton's method on a sphere: steps are tangential, and the curvature is less by the outward slope.
         """
-        x = at_length(x, places, length)
+        x = self.at_length(x, places, length)
         found = yield from self.evaluate(x)
         if found is None:
             raise EstimationError("no likelihood at a standard deviation of the profile; see the site's log")
@@ -125,7 +134,7 @@ class Profiles:
             if size < SMALL_STEP:
                 break
             for halving in range(MOST_HALVINGS):
-                trial = at_length(x + B @ step * 0.5**halving, places, length)
+                trial = self.at_length(x + B @ step * 0.5**halving, places, length)
                 found = yield from self.evaluate(trial)
                 if found is not None and descends(found[0], value, float(gradient @ B @ step) * 0.5**halving):
                     break
@@ -163,14 +172,6 @@ class Profiles:
             if not low < length < high:
                 length = (low + high) / 2.0 if np.isfinite(high) else 2.0 * low
         return length
-
-
-def at_length(x: Floats, places: Sequence[int], length: float) -> Floats:
-    """Return x with the length of some parameters changed; without a direction, the last one has it."""
-    x, row = x.copy(), x[places]
-    size = float(np.linalg.norm(row))
-    x[places] = row * (length / size) if size > 1e-8 * length else length * np.eye(len(row))[-1]
-    return x
 
 
 def profiles(session: RowsSession, fit: MixedFit) -> FitProtocol[Profiles]:

@@ -502,7 +502,11 @@ def sum_slopes(session: RowsSession, fit: MixedFit) -> FitProtocol[tuple[float, 
     replies = yield session.request_all("sum_effects", arrays)
     n, p = float(fit.design.n.sum()), len(start)
     by_params = np.linalg.solve(newton.translation.T, add(replies, "second")) / n
-    return float(add(replies, "first")) / n, by_params, add(replies, "third") * unit[p:] / n
+    return (
+        float(add(replies, "first")) / n,
+        np.asarray(by_params, dtype=np.float64),
+        add(replies, "third") * unit[p:] / n,
+    )
 
 
 def predict_sites(session: RowsSession, fit: MixedFit) -> FitProtocol[Floats]:
@@ -513,4 +517,5 @@ def predict_sites(session: RowsSession, fit: MixedFit) -> FitProtocol[Floats]:
     start[0] -= newton.center if fit.sums is not None else 0.0
     arrays, _ = newton.point(np.concatenate([start, fit.theta]))
     replies = yield session.request_all("predict_site", arrays | {"center": np.array(newton.center)})
-    return np.array([reply.arrays["effects"] for reply in replies]) * [[1.0], [np.sqrt(fit.scale)]]
+    found = np.array([reply.arrays["effects"] for reply in replies])
+    return np.asarray(found * [[1.0], [np.sqrt(fit.scale)]])

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 FORMAT = "fedstat mixed results 2"
 RESIDUAL = "Residual"
-FEW_GROUPS = 5
-"""Groups below which a variance is hardly known (Gelman and Hill 2007, section 12.9)."""
+FEW_GROUPS, MANY_GROUPS = 5, 20
+"""Groups below which a variance is hardly known (Gelman and Hill 2007, 12.9), and tests are not normal."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -755,6 +755,14 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
                 "few_groups",
                 f"There are few groups of {', '.join(few)}: their variance is hardly known. A fixed effect "
                 "is an alternative.",
+                "warning",
+            )
+        lowest = min(zip(fit.groups.tolist(), (term.group for term in fit.effects.terms), strict=True))
+        if fit.sums is None and FEW_GROUPS <= lowest[0] < MANY_GROUPS:
+            yield Note(
+                "normal_tests",
+                f"Tests are normal. With {lowest[0]:.0f} groups of {lowest[1]}, intervals for columns that "
+                "differ between groups are too narrow.",
                 "warning",
             )
         if fit.sums is None:

@@ -42,6 +42,8 @@ FAMILY = "mixed"
 KINDS = {"Binomial(link=Logit)": LOGIT, "Poisson(link=Log)": LOG}
 """Distributions of responses that are not normal, by their number in the kernel."""
 MOST_NODES = 25
+AVERAGED_NODES = 61
+"""Nodes of quadrature that does not adapt, for means over the random effects."""
 SLOPES, VALUES = b"slopes", b"values"
 """Begin points at which rows have derivatives of their means, and groups have weights without derivatives."""
 DIFFERENCE = 1e-4
@@ -533,15 +535,16 @@ def averaged_slopes(distribution: DistributionSpec, eta: Floats, deviation: Floa
 
     The linear predictor has mean `eta` (n,) and standard deviation `deviation` (n,).
     """
-    x, weights = np.polynomial.hermite_e.hermegauss(MOST_NODES)
-    at = eta + deviation * x[:, None]
-    if distribution.name == "Binomial":
-        mean = expit(at)
-        first = mean * (1.0 - mean)
-        found = np.array([first, first * (1.0 - 2.0 * mean), first * (1.0 - 6.0 * first)])
-    else:
-        found = np.tile(np.exp(at), (3, 1, 1))
-    return np.einsum("k,dkn->dn", weights / weights.sum(), found)
+    out = np.zeros((3, len(eta)))
+    x, weights = np.polynomial.hermite_e.hermegauss(AVERAGED_NODES)
+    for node, weight in zip(x, weights / weights.sum(), strict=True):
+        if distribution.name == "Binomial":
+            mean = expit(eta + deviation * node)
+            first = mean * (1.0 - mean)
+            out += weight * np.array([first, first * (1.0 - 2.0 * mean), first * (1.0 - 6.0 * first)])
+        else:
+            out += weight * np.exp(eta + deviation * node)
+    return out
 
 
 @step(
