@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import EstimationError, ModelError, NotAvailableError
+from fedstat.inference.covariance import invert_information
 from fedstat.inference.homogeneity_tests import JointTest, SiteScores, SiteWelchTerms, joint_test, welch_test
 from fedstat.inference.meta_analysis import (
     USUAL,
@@ -616,7 +617,11 @@ def heterogeneity(
     without = None
     if masked is not None:
         # Masked sums contain everything that the common model needs; only the parts of single sites are lost.
-        errors = np.sqrt(scale * np.diag(np.linalg.inv(masked.information)))
+        flat = [name for name, size in zip(names, np.diag(masked.information), strict=True) if not size > 0.0]
+        if flat:
+            listed = ", ".join(map(repr, flat))
+            raise EstimationError(f"{listed}: constant at every site, so there is nothing to compare")
+        errors = np.sqrt(scale * np.diag(invert_information(masked.information, names)))
         joint = joint_test(masked.form, masked.score, masked.information, scale)
     else:
         scores, informations = (np.array([getattr(fit, what) for fit in fits]) for what in PARTS)

@@ -452,6 +452,9 @@ class FittedMeanSums:
     groups : bool
         The rows are products of sums over groups, which many analyses single out. They may be released in
         sums that are masked among the same sites each time.
+    kind : str
+        What the rows are, where they are not those of the table: rows of each kind are examined apart. Groups
+        of rare sizes are ordinary, so groups are examined under every policy.
     """
 
     rows: object
@@ -460,6 +463,7 @@ class FittedMeanSums:
     parts: Callable[[], Iterable[RowBlock]]
     known: float | None = None
     groups: bool = False
+    kind: str = ""
 
     @property
     def largest(self) -> float:

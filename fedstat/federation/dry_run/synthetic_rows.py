@@ -92,9 +92,14 @@ def draw_response(distribution: DistributionSpec, predictor: Floats, rng: np.ran
 # Sites that hold different rows of the same columns, with a synthetic design of the agreed columns.
 
 OPEN_STEP, SUM_STEP = "open_rows", "transform_sums"
-MAX_SYNTHETIC_ROWS, SYNTHETIC_ROWS_PER_COLUMN = 400, 20
-"""Rows that are drawn at most, and for each column: answers are sums, whose shapes do not depend on them."""
+MAX_SYNTHETIC_ROWS, SYNTHETIC_ROWS_PER_COLUMN, SYNTHETIC_ROWS_PER_COUNT = 400, 20, 8
+"""Rows that are drawn at most, for each column, and for each row that an owner requires behind a sum.
 
+Answers are sums, whose shapes do not depend on the number of rows; groups of rows must not be too small.
+"""
+
+SYNTHETIC_TIMES = 400.0
+"""Last time of drawn rows."""
 SYNTHETIC_GROUPS = 2
 """Levels of a column of groups at a site; how many there are is not known in advance."""
 ROWS_OF_A_GROUP = 2
@@ -164,7 +169,8 @@ class SyntheticRows:
         place = [row.site for row in self.agreement.sites].index(data.name)
         rng = synthetic_generator().spawn(place + 1)[place]
         # More rows than columns, or the synthetic fit would stop at a singular matrix.
-        m = min(n, max(MAX_SYNTHETIC_ROWS, SYNTHETIC_ROWS_PER_COLUMN * columns))
+        least = max(SYNTHETIC_ROWS_PER_COLUMN * columns, SYNTHETIC_ROWS_PER_COUNT * data.min_count)
+        m = min(n, max(MAX_SYNTHETIC_ROWS, least))
         m -= m % ROWS_OF_A_GROUP if self.groups and m > 1 else 0
         X = rng.normal(size=(m, columns))
         y = draw_response(self.distribution, X @ draw_effects(columns), rng)
@@ -201,7 +207,7 @@ def synthetic_rows(question: RowsRequest, y: Floats, frame: pd.DataFrame) -> Com
     offset = np.zeros(m) if question.offsets or "exposure" in question.weights else None
     counts = np.column_stack([y, 1.0 - y]) if question.response.startswith("cbind") else y
     # In an order that does not depend on the other columns.
-    stop = 1.0 + (np.arange(m) * 7.0) % m
+    stop = SYNTHETIC_TIMES * (1.0 + (np.arange(m) * 7.0) % m) / m
     times = np.column_stack([np.zeros(m), stop]) if question.has_times else None
     return CompleteRows(frame, np.ones(m, dtype=bool), counts, offset, weights, times=times)
 

@@ -195,7 +195,7 @@ class CategoryNewton(LikelihoodNewton):
                 point.arrays,
                 gamma,
                 total,
-                n=point.design.n.sum(),
+                n=int(point.design.n.sum()),
                 at_infinity=partial(separated, point=point),
                 stuck=NO_STEP,
                 allowed=allowed,

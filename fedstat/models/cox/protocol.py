@@ -156,7 +156,7 @@ class CoxNewton(LikelihoodNewton):
             partial(self.point, scale),
             gamma,
             total,
-            n=design.n.sum(),
+            n=int(design.n.sum()),
             at_infinity=partial(monotone, names=names),
             stuck=NO_STEP,
         )

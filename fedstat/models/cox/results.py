@@ -545,7 +545,7 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
             ("Wald Test", chi_squared(*tests["Wald"].values())),
             *([("Score Test", chi_squared(*tests["score"].values()))] if "score" in tests else []),
             (
-                "Concordance" if fit.common is None else "Within sites",
+                "Concordance" if fit.common is None else "Concordance by Site",
                 f"{self.concordance:.3f} (se {self.concordance_se:.3f})",
             ),
             ("AIC", number(self.aic, 2)),
@@ -593,8 +593,9 @@ def _common_notes(common: CommonFit) -> Iterator[Note]:
         yield Note(
             "merged_intervals",
             f"The sites merged {requested} intervals to {J}, so that none has few rows; their ends are "
-            f"{human_list(common.edges)}. With few intervals hazard ratios are closer to one. "
-            "ties='breslow', fewer columns, or baseline='site' need fewer rows.",
+            f"{human_list(common.edges)}. With few intervals hazard ratios are biased towards one, "
+            "most of all with ties='breslow'. Use fewer columns, or baseline='site', which needs no "
+            "intervals.",
             "warning" if J < FEW_INTERVALS else "info",
         )
     by_stratum = common.at.events[0].reshape(-1, J).sum(axis=1)

@@ -62,7 +62,6 @@ class SiteRisks:
     data: SiteData
     opened: OpenRows
     request: CoxRequest
-    n: int
     held: tuple[RiskTable, Floats, Floats] | None = None
 
     def make_again(self) -> None:
@@ -75,6 +74,11 @@ class SiteRisks:
         if self.held is None:
             self.held = self._read()
         return self.held
+
+    @property
+    def n(self) -> int:
+        """Rows that were opened; in a dry run fewer than the site has."""
+        return len(self.rows[0].stop)
 
     def _read(self) -> tuple[RiskTable, Floats, Floats]:
         chunks = list(self.opened.chunks())
@@ -199,9 +203,9 @@ def start(data: SiteData, state: State, request: CoxRequest) -> dict[str, Array]
     question = opened.question
     if not question.has_times or not {*request.strata, *request.clusters} <= set(question.labels):
         raise MessageError(f"{data.name}: the model opened no times, or not these columns of groups")
-    risks = SiteRisks(data, opened, request, state.entities)
+    risks = SiteRisks(data, opened, request)
     # A stratum is a group of rows: with few of them, the sums of two analyses differ by these rows.
-    counts = np.bincount(risks.codes(request.strata)) if request.strata else np.array([risks.n])
+    counts = np.bincount(risks.codes(request.strata)) if request.strata else np.array([state.entities])
     state.report(LevelRowCounts(", ".join(request.strata) or "rows", counts.tolist()))
     table, _, _ = risks.rows
     if len(table.stop) and (table.stop == table.stop[0]).all() and table.event.any():

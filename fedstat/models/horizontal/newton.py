@@ -85,11 +85,11 @@ class LikelihoodNewton:
         allowed: Callable[[Floats], bool] = lambda trial: True,
         free: Bools | slice = slice(None),
     ) -> FitProtocol[tuple[Floats, LikelihoodSums, Floats, bool]]:
-        """Take steps in the `free` parameters to the maximum of the log-likelihood of `n` rows.
+        """Take steps in the `free` parameters to the maximum.
 
-        `point` names the arrays of parameters; `at_infinity` makes the error where steps in parameters do not
-        shrink, and `stuck` is the text where none increases the likelihood. Returns parameters, sums, next
-        step, and whether the maximum was reached.
+        `point` names the arrays of parameters, and `n` is the number of rows; `at_infinity` makes the error
+        where steps in parameters do not shrink, and `stuck` is the text where none increases the likelihood.
+        Returns parameters, sums, next step, and whether the maximum was reached.
         """
         places, test = np.arange(len(gamma))[free], ConvergenceTest(n, self.tol)
         while True:

@@ -1,5 +1,7 @@
 """A year in fast motion: records are corrected 50 times while 20 studies make 200 analyses at one site."""
 
+import time
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -31,7 +33,7 @@ def test_history_and_disk_stay_within_bounds(tmp_path, capsys):
         toml = tmp_path / name / "site.toml"
         toml.write_text(toml.read_text().replace('# key = "patient_id"', 'key = "patient_id"', 1))
     federation, rng = Federation(tmp_path), np.random.default_rng(9)
-    records, answered, refused = Records(federation), 0, 0
+    records, answered, refused, began = Records(federation), 0, 0, time.process_time()
     for k in range(ANALYSES):
         if k and k % (ANALYSES // CORRECTIONS) == 0:
             rows = rng.choice(N, CORRECTED, replace=False)
@@ -51,6 +53,8 @@ def test_history_and_disk_stay_within_bounds(tmp_path, capsys):
             assert result.nobs == 3 * N
         except PolicyError:
             refused += 1
+        if (k + 1) % 20 == 0:
+            print(f"{k + 1} analyses, {time.process_time() - began:.0f} s of the processor", flush=True)
     folder, history = tmp_path / "B", federation.sites["B"].site.data.memory
     sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
     rows = len(history.released.cells)
