@@ -466,8 +466,8 @@ def sum_effects(data: SiteData, state: State, shift: Floats, scale: Floats, beta
 def bin_counts(data: SiteData, state: State, request: CategoryRequest, beta: Floats) -> dict[str, Array]:
     """Compare the probabilities of each category with the rows, in public bins of the probability.
 
-    `beta` (q,) is in the units of the data. Released are ``bins`` (J, J + 1, B): rows of each category and the
-    sum of the probability, by its bin; ``confusion`` (J, J); and the log-likelihood with probabilities of
+    `beta` (q,) is in the units of the data. Released are ``bins`` (J, J + 1, B): rows of each category, and
+    the sum of the probability, by its bin; ``confusion`` (J, J); and the log-likelihood with probabilities of
     1e-15 or more. Bins of few rows, and predicted categories of few rows of a category, are counted with a
     neighbor.
     """
