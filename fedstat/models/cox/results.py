@@ -628,8 +628,9 @@ class CoxResults(DesignResults, saved_as=FORMAT, record=CoxRecord):
             ("Wald Test", _test(tests, "Wald")),
             *([("Score Test", _test(tests, "score"))] if "score" in tests.index else []),
             (
-                "Concordance" if fit.common is None else "Concordance by Site",
-                f"{self.concordance:.3f} (se {self.concordance_se:.3f})",
+                "Concordance",
+                f"{self.concordance:.3f} (se {self.concordance_se:.3f})"
+                + (" within sites" if fit.common else ""),
             ),
             ("AIC", number(self.aic, 2)),
             ("Covariance Type", self.cov_type + clusters),
@@ -749,8 +750,8 @@ def _common_notes(common: CommonFit) -> Iterator[Note]:
         yield Note(
             "merged_intervals",
             f"The sites merged {requested} intervals to {J}, so that none has few rows; their ends are "
-            f"{human_list(common.edges)}. With few intervals hazard ratios are biased towards one, "
-            "most of all with ties='breslow'. Use fewer columns, or baseline='site', which needs no intervals.",
+            f"{human_list(common.edges)}. With few intervals hazard ratios are biased towards one, most of "
+            "all with ties='breslow'. Use fewer columns, or baseline='site', which needs no intervals.",
             "warning" if J < FEW_INTERVALS else "info",
         )
     by_stratum = common.at.events[0].reshape(-1, J).sum(axis=1)
