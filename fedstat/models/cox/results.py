@@ -629,8 +629,7 @@ class CoxResults(DesignResults, saved_as=FORMAT, record=CoxRecord):
             *([("Score Test", _test(tests, "score"))] if "score" in tests.index else []),
             (
                 "Concordance",
-                f"{self.concordance:.3f} (se {self.concordance_se:.3f})"
-                + (" within sites" if fit.common else ""),
+                f"{self.concordance:.3f} (se {self.concordance_se:.3f})" + (" by site" if fit.common else ""),
             ),
             ("AIC", number(self.aic, 2)),
             ("Covariance Type", self.cov_type + clusters),
