@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 # ----------------------------------------------------------------------------------------------------
 # The numbers of a comparison of sites, from which its statements are made.
 
+NOT_REQUESTED = "not requested"
+"""Problem of a site that was not asked for a fit of its own."""
 NO_PARTS = (
     "no fit without each site: this needs the sites' own parts of score and information, which masked sums "
     "do not have; use fit(masked=False), or fit again without the site"

@@ -102,7 +102,7 @@ SYNTHETIC_TIMES = 400.0
 """Last time of drawn rows."""
 SYNTHETIC_GROUPS = 2
 """Levels of a column of groups at a site; how many there are is not known in advance."""
-ROWS_OF_A_GROUP = 4
+ROWS_OF_A_GROUP = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +110,8 @@ class SyntheticRows:
     """The source of drawn rows: the agreed columns, and a response of a distribution.
 
     `nested` are columns of groups with one level at each site, such as the strata of its clusters;
-    `binary` are labels that are 0 or 1; `curves` have the points on which others are drawn; `pairs` are
-    columns of groups of two rows, `groups` columns of many groups of few rows.
+    `binary` are labels that are 0 or 1; `curves` have the points on which others are drawn; `groups` are
+    columns of groups of two rows.
     """
 
     agreement: RowsAgreement
@@ -119,7 +119,6 @@ class SyntheticRows:
     nested: tuple[str, ...] = ()
     binary: tuple[str, ...] = ()
     curves: Mapping[str, CurveArray] = field(default_factory=dict)
-    pairs: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
     site_column: str = ""
 
@@ -172,16 +171,16 @@ class SyntheticRows:
         # More rows than columns, or the synthetic fit would stop at a singular matrix.
         least = max(SYNTHETIC_ROWS_PER_COLUMN * columns, SYNTHETIC_ROWS_PER_COUNT * data.min_count)
         m = min(n, max(MAX_SYNTHETIC_ROWS, least))
-        m -= m % 2 if self.pairs and m > 1 else 0
+        m -= m % ROWS_OF_A_GROUP if self.groups and m > 1 else 0
         X = rng.normal(size=(m, columns))
         y = draw_response(self.distribution, X @ draw_effects(columns), rng)
         if question.has_categories:
             y = (np.arange(m) % len(question.categories)).astype(np.float64)
         if question.intercept:
             X = np.column_stack([np.ones(m), X])
-        frame = draw_group_codes(question, data.name, m, self.nested, self.groups)
+        frame = draw_group_codes(question, data.name, m, self.nested)
         frame = frame.assign(**dict.fromkeys(self.binary, np.arange(m) % 2))
-        frame = frame.assign(**dict.fromkeys(self.pairs, np.arange(m) // 2))
+        frame = frame.assign(**dict.fromkeys(self.groups, np.arange(m) // ROWS_OF_A_GROUP))
         for name in question.read_curves:
             response = name == question.curve_response and not self.distribution.least_squares
             frame[name] = self.curves[name].drawn(
@@ -213,12 +212,9 @@ def synthetic_rows(question: RowsRequest, y: Floats, frame: pd.DataFrame) -> Com
     return CompleteRows(frame, np.ones(m, dtype=bool), counts, offset, weights, times=times)
 
 
-def draw_group_codes(
-    question: RowsRequest, site: str, m: int, nested: tuple[str, ...], groups: tuple[str, ...] = ()
-) -> pd.DataFrame:
-    """Make groups that no other site has: one that is nested in the site, many of `groups`, else two."""
+def draw_group_codes(question: RowsRequest, site: str, m: int, nested: tuple[str, ...]) -> pd.DataFrame:
+    """Make groups that no other site has: one that is nested in the site, else two."""
     levels = {name: 1 if name in nested else SYNTHETIC_GROUPS for name in question.labels}
-    levels |= dict.fromkeys(groups, max(m // ROWS_OF_A_GROUP, 1))
     return pd.DataFrame({name: [f"{site} {i % k}" for i in range(m)] for name, k in levels.items()})
 
 

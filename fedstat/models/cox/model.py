@@ -30,15 +30,15 @@ from fedstat.models.cox.results import CoxResults
 from fedstat.models.cox.steps import FAMILY, CoxRequest
 from fedstat.models.explain import DryRunPlan
 from fedstat.models.horizontal.blocks import grid_points
-from fedstat.models.horizontal.model import HorizontalModel
-from fedstat.models.horizontal.session import RULES_ON_ROWS
+from fedstat.models.horizontal.model import HorizontalModel, OwnFitsPlan
 from fedstat.models.run import Call, FitAttempt, run_fit
 from fedstat.typing import Array, Floats
 
 
-class CoxPlan(DryRunPlan):
+class CoxPlan(OwnFitsPlan):
     """Facts about a Cox regression before it is fitted."""
 
+    own_fit = "the standard deviations of its columns"
     guessed: ClassVar[frozenset[str]] = frozenset(
         {"flag_intervals", "start_intervals", "sum_intervals", "sum_products", "sum_residuals"}
     )
@@ -52,7 +52,7 @@ class CoxPlan(DryRunPlan):
 
     def loops(self, dry_run: DryRunRecord) -> Sequence[IterationLoop]:
         """Name the evaluations of Newton's method."""
-        loops = [IterationLoop(("sum_scores",), int(self.given["maxiter"]))]
+        loops = list(super().loops(dry_run))
         if self.given["grid"] is None:
             return loops
         most = int(np.ceil(np.log2(len(grid_points(self.given["grid"], self.given["until"]))))) + 2
@@ -63,14 +63,8 @@ class CoxPlan(DryRunPlan):
         ]
 
     def learned(self, expected: ExpectedReleases) -> Iterator[tuple[str, str]]:
-        """State what a site's own fit discloses."""
-        if any(entry.step == "fit_alone" for entry in expected.dry_run.entries):
-            yield (
-                "Coordinator",
-                "learns every site's own fit, with the standard deviations of its columns. local=False "
-                "leaves this out, together with the comparison of the sites.",
-            )
-
+        """State what own fits and intervals disclose."""
+        yield from super().learned(expected)
         if self.given["grid"] is not None:
             yield (
                 "Coordinator",
@@ -80,7 +74,7 @@ class CoxPlan(DryRunPlan):
 
     def notes(self, expected: ExpectedReleases) -> Iterator[str]:
         """State what is unknown."""
-        yield RULES_ON_ROWS
+        yield from super().notes(expected)
         if self.given["grid"] is not None:
             yield (
                 "The numbers of events, and of rows in a stratum, are not known in advance. The dry run "
