@@ -545,8 +545,8 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
             ("Wald Test", chi_squared(*tests["Wald"].values())),
             *([("Score Test", chi_squared(*tests["score"].values()))] if "score" in tests else []),
             (
-                "Concordance" if fit.common is None else "Concordance by Site",
-                f"{self.concordance:.3f} (se {self.concordance_se:.3f})",
+                "Concordance",
+                f"{self.concordance:.3f} (se {self.concordance_se:.3f})" + (" by site" if fit.common else ""),
             ),
             ("AIC", number(self.aic, 2)),
             ("Covariance Type", self.cov_type + clusters),
