@@ -16,7 +16,7 @@ import pytest
 from database_servers import postgresql_server
 from operating import make_federation, printed
 from test_owner_commands import patients
-from test_rules_in_force import Doors
+from test_rules_in_force import Federation
 
 import fedstat as fs
 from fedstat.federation.disclosure.policy import Policy
@@ -30,8 +30,8 @@ def block(page, language, word):
     return text
 
 
-def close(doors):
-    for site in doors.sites.values():
+def close(federation):
+    for site in federation.sites.values():
         site.site.site_ledger.store.close()
 
 
@@ -51,11 +51,11 @@ def test_the_dictionary_is_typed_as_the_page_has_it(tmp_path, monkeypatch, capsy
             text = printed(capsys, *[name if word == "north" else word for word in words])
     assert "No problems found" in text
     # the page has no outcome: any published column is one
-    doors = None
+    federation = None
     try:
-        study = Doors.__new__(Doors)
+        study = Federation.__new__(Federation)
         study.home, study.log = tmp_path, []
-        doors = study
+        federation = study
         from fedstat.federation.transport.signed import SignedSite
         from fedstat.federation.transport.site_folder import load_identity
 
@@ -64,7 +64,7 @@ def test_the_dictionary_is_typed_as_the_page_has_it(tmp_path, monkeypatch, capsy
         result = fs.FederatedOLS.from_formula("age ~ C(sex) + admitted", study.connect()).fit(masked=True)
         assert result.nobs == sum(map(len, frames.values()))
     finally:
-        close(doors)
+        close(federation)
 
 
 @contextmanager
@@ -157,17 +157,17 @@ def query_omop_tables(tmp_path, monkeypatch, capsys, fill):
         rest = rest[rest.index("# Types of the columns") :]
         path.write_text(before + toml.replace("OMOP_DATABASE", f"OMOP_{name}") + rest)
         printed(capsys, "site", "describe", tmp_path / name)
-    doors, formula = Doors(tmp_path), "diabetes ~ age + C(sex) + systolic"
+    federation, formula = Federation(tmp_path), "diabetes ~ age + C(sex) + systolic"
     try:
         with pytest.warns(match="left out"):
-            served = fs.GLORE.from_formula(formula, doors.connect()).fit(masked=True)
+            served = fs.GLORE.from_formula(formula, federation.connect()).fit(masked=True)
         with pytest.warns(match="left out"):
             pooled = fs.GLORE.from_formula(
                 formula, fs.ClientPartition.from_frames(frames, layout="horizontal")
             ).fit()
         np.testing.assert_allclose(served.params, pooled.params, rtol=1e-8)
     finally:
-        close(doors)
+        close(federation)
 
 
 def has_reticulate():

@@ -158,7 +158,7 @@ REASONS: Mapping[str, Mapping[str, str]] = {
             "it is an error; missing blocks are part of the model there. The synthesizer has no response:"
             " its `missing` chooses the method for missing blocks."
         ),
-        "penalty": "Boosting smooths with its penalty; VerticalGLM selects columns with it.",
+        "penalty": "Boosting smooths with its penalty; VerticalGLM selects or shrinks coefficients with it.",
         "delta": (
             "Under privacy the default is 1e-6 in all models. Boosting without epsilon has another delta:"
             " the limit of Huber's loss, in units of the response."

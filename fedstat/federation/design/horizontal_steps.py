@@ -295,6 +295,17 @@ class OpenRows:
         np.copyto(raw, 0.0, where=(0.0 - self.shift) / self.scale == X)
         return raw
 
+    def directions(self) -> Iterator[Floats]:
+        """Return the standardized design, and the offset as a further column: its sum is released as well."""
+        offsets = [rows.offset for rows, _ in self.chunks() if rows.offset is not None]
+        if not offsets:
+            yield from (X for _, X in self.chunks())
+            return
+        values = np.concatenate(offsets)
+        mean, sd = values.mean(), values.std() or 1.0
+        for (_, X), offset in zip(self.chunks(), offsets, strict=True):
+            yield np.column_stack([X, (offset - mean) / sd])
+
     def design_columns(self) -> Iterator[Floats]:
         """Return the design without intercept, in the units of the data, and the cells of its factors."""
         return self._in_one(lambda rows: [])
@@ -370,7 +381,7 @@ class OpenRows:
             response *= 2
         if question.has_categories:
             response = [f"{question.response_columns[0]}[{level}]" for level in question.categories]
-        offset = [OFFSET] if question.offsets or "exposure" in question.weights else []
+        offset = self.offset_name
         weights = [name for role, name in question.weights.items() if role != "exposure"]
         names, joined = self._columns()
         more = [*response, *offset, *weights]
@@ -379,6 +390,11 @@ class OpenRows:
         if weights or question.response.startswith("cbind"):
             found = [rows.weight for rows, _ in self.chunks() if rows.weight is not None]
             yield self.products_with(np.concatenate(found))
+
+    @property
+    def offset_name(self) -> list[str]:
+        """The name of the offset in messages, if there is one."""
+        return [OFFSET] if self.question.offsets or "exposure" in self.question.weights else []
 
     def products_with(self, weights: Floats) -> SummedProducts:
         """Fact on sums of products of two columns of the design with weights of the rows, (n,)."""
@@ -599,7 +615,7 @@ def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
     opened.names, opened.term_names, opened.used = tally.names, tally.term_names, tally.used
     head = (INTERCEPT,) if question.intercept else ()
     # Judged on standardized columns, where a direction that few rows have does not hide behind units.
-    design = DesignDirections(lambda: (X for _, X in opened.chunks()), tally.n, (*head, *tally.names))
+    design = DesignDirections(opened.directions, tally.n, (*head, *tally.names, *opened.offset_name))
     state.report(design, *opened.products())
     own = {question.response_columns[0]: question.categories} if question.has_categories else {}
     state.report(tally.rows_used, LevelsRequested(tally.used, spec.levels | own))

@@ -288,7 +288,6 @@ FACT_CHECKS: Mapping[type, Callable[[SiteData, State, Any], None]] = {
     facts.ClusterRowCounts: row_checks.check_clusters,
     facts.ClusterProducts: row_checks.check_cluster_products,
     facts.ClusterCounts: row_checks.check_cluster_counts,
-    facts.GroupCount: row_checks.check_group_count,
     facts.OutcomeCounts: row_checks.check_events,
     facts.LevelRowCounts: check_level_counts,
     facts.IndicatorCounts: row_checks.check_indicators,

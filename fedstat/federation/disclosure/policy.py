@@ -324,7 +324,8 @@ class Policy:
         3,
         "minimum rows per level",
         integer(0, operator.ge),
-        "Fewest rows of a level of a category. A level without any rows is allowed.",
+        "Fewest rows of a level of a category, and fewest groups of rows that sums over groups single out, "
+        "where no mask hides them. A level without any rows is allowed.",
         without={ANALYST: "Sums over the few rows of a rare level."},
     )
     products: Literal["any", "counted"] = rule(

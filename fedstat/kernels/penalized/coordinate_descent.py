@@ -121,6 +121,8 @@ def _solve_positive(A: Floats, x: Floats) -> bool:
 # ----------
 # Friedman, J., Hastie, T. and Tibshirani, R. (2010). Regularization paths for generalized linear models via
 # coordinate descent. Journal of Statistical Software 33 (1).
+# Zou, H., Hastie, T. and Tibshirani, R. (2007). On the "degrees of freedom" of the lasso. Annals of
+# Statistics 35, 2173-2192.
 
 MAX_SWEEPS = 10_000
 SWEEPS = 25
@@ -221,6 +223,12 @@ class GramSolver:
     def solve(self, terms: Terms, start: Solution, working: Bools, tol: float) -> Solution:
         """Find a stationary point; see :class:`~fedstat.kernels.penalized.path.Solver`."""
         at, sweeps, inner = start, 0, tol
+        if not terms.cut.any() and terms.ridge.any():
+            # Without a selecting part the objective is quadratic, and one linear solve minimizes it.
+            A, b = self.G + np.diag(np.repeat(terms.ridge, self.groups.sizes)), self.c.copy()
+            if _solve_positive(A, b):
+                at = self._solution(b, 1)
+                return replace(at, violation=terms.violation(b, at.gradient))
         working = working | (self.groups.norms(start.b) > 0.0)
         while True:
             violations = terms.violations(at.b, at.gradient)
@@ -271,6 +279,25 @@ def curvatures(G: Floats, groups: CoefficientGroups) -> Floats:
         # The quadratic with this curvature in every direction is above the group's own.
         v[g] = np.linalg.eigvalsh(G[block, block])[-1]
     return np.asarray(np.maximum(v, 0.0), dtype=np.float64)
+
+
+def degrees_of_freedom(
+    G: Floats, penalty: Penalty, groups: CoefficientGroups, lambdas: Floats, b: Floats
+) -> Floats | None:
+    """Return ``tr G_A (G_A + R)^-1`` for each fit of a path, with A its nonzero coefficients: (L,).
+
+    R is the ridge part of the penalty: for ridge the trace of the hat matrix, for the elastic net the
+    estimate of Zou, Hastie and Tibshirani (2007). None for other penalties and for groups of columns, whose
+    nonzero coefficients are counted.
+    """
+    if not penalty.convex or penalty.selecting == 1.0 or groups.p > len(groups.weights):
+        return None
+    df = np.zeros(len(lambdas))
+    for i, lam in enumerate(lambdas):
+        at = b[i] != 0.0
+        active, ridge = G[np.ix_(at, at)], penalty.at(float(lam), groups).ridge[at]
+        df[i] = np.trace(np.linalg.lstsq(active + np.diag(ridge), active, rcond=1e-12)[0])
+    return df
 
 
 def gram_path(

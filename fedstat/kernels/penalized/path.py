@@ -72,8 +72,8 @@ class PenalizedPath:
     """Solutions along a path of L descending lambdas: coefficients (L, p), the others (L,).
 
     The loss is without the penalty. `iterations` of LLA are summed over its lassos. `kkt` is the largest
-    violation of the stationarity conditions as a share of `scale`, the smallest lambda at which all penalized
-    coefficients are zero. `solutions` are what the solver returned, where one was asked.
+    violation of the stationarity conditions as a share of `scale` (:func:`violation_unit`). `solutions` are
+    what the solver returned, where one was asked.
     """
 
     lambdas: Floats
@@ -91,7 +91,7 @@ def lambda_max(
 ) -> float:
     """Return the smallest lambda at which zero is stationary for all penalized groups.
 
-    Zero if there are none.
+    Zero if there are none. Ridge has no such lambda; that of the lasso is returned.
 
     From the gradient (p,) of the loss where the unpenalized coefficients are fitted and all others are zero.
     With `steps` it is that of the first of these lassos, in which a large estimate has a small weight.
@@ -100,7 +100,15 @@ def lambda_max(
     level = groups.norms(gradient)[here] / groups.weights[here]
     if steps is not None:
         level = penalty.level_of_slope(groups.norms(steps.start)[here], level)
-    return float(np.max(level / (penalty.l1_ratio * groups.multipliers[here]), initial=0.0))
+    return float(np.max(level / ((penalty.selecting or 1.0) * groups.multipliers[here]), initial=0.0))
+
+
+def violation_unit(gradient: Floats, penalty: Penalty, groups: CoefficientGroups) -> float:
+    """Return the unit of violations of stationarity: lambda_max times the selecting share of the penalty.
+
+    It is the largest gradient, so that fits are as accurate with a small `l1_ratio` as with a large one.
+    """
+    return lambda_max(gradient, penalty, groups) * (penalty.selecting or 1.0)
 
 
 def lambda_grid(largest: float, *, ratio: float = 1e-3, size: int = 50) -> Floats:
@@ -138,18 +146,19 @@ def follow_path(
 
     `null` is the fit of the unpenalized coefficients alone. `algorithm` is used for a nonconvex penalty (a
     convex one has a unique solution), with `steps` of "lla" from an estimate. `tol` is the largest violation
-    of the stationarity conditions, as a share of lambda_max; with `steps`, of those of the last lasso.
+    of the stationarity conditions, in :func:`violation_unit`; with `steps`, of those of the last lasso.
     """
     if algorithm not in ("descent", "lla"):
         raise ModelError(f"no algorithm {algorithm!r}; expected 'descent' or 'lla'")
     lambdas = np.array(lambdas, dtype=np.float64)
     if not len(lambdas) or not (np.diff(lambdas) < 0.0).all() or not 0.0 <= lambdas[-1] < np.inf:
         raise ModelError("expected lambdas that descend and are not negative; sort them, largest first")
-    scale = lambda_max(null.gradient, penalty, groups)
+    scale = violation_unit(null.gradient, penalty, groups)
     unit = tol * scale if scale > 0.0 else tol
     linearize = algorithm == "lla" and not penalty.convex
     # The null model is the solution before the first lambda, that of lambda_max.
-    before, at, found = penalty.at(max(scale, lambdas[0]), groups), null, []
+    largest = max(lambda_max(null.gradient, penalty, groups), lambdas[0])
+    before, at, found = penalty.at(largest, groups), null, []
     for lam in lambdas:
         terms = penalty.at(float(lam), groups)
         if linearize and steps is not None:

@@ -307,7 +307,13 @@ def check_form(form: type) -> None:
 FORMS: tuple[Form, ...] = (Lasso, Scad, Mcp)
 for _form in FORMS:
     check_form(_form)
-PENALTIES: dict[str, Form] = {"lasso": Lasso, "elastic_net": Lasso, "scad": Scad, "mcp": Mcp}
+PENALTIES: dict[str, Form] = {
+    "lasso": Lasso,
+    "elastic_net": Lasso,
+    "ridge": Lasso,
+    "scad": Scad,
+    "mcp": Mcp,
+}
 TermArrays: TypeAlias = tuple[int, float, Floats, Floats, Floats, Ints]
 """Kind and shape a, then level, ridge and weight (m,) of each group, and where groups start (m + 1,)."""
 
@@ -445,7 +451,7 @@ class Penalty:
 
     `a` determines where the penalty levels off: if None, 3.7 for SCAD and 3 for MCP (ncvreg's gamma).
     `l1_ratio` in (0, 1] is the share of the selecting part; the rest is ridge. It is below one for the
-    elastic net.
+    elastic net. The penalty "ridge" has no selecting part.
     """
 
     name: str
@@ -460,7 +466,7 @@ class Penalty:
         if self.convex and (self.l1_ratio < 1.0) != (self.name == "elastic_net"):
             raise ModelError(
                 f"penalty {self.name} with l1_ratio = {self.l1_ratio!r}: expected l1_ratio below one for "
-                "elastic_net, and l1_ratio = 1 for lasso"
+                "elastic_net, and l1_ratio = 1 for lasso and ridge"
             )
         if self.a is None:
             return
@@ -484,12 +490,17 @@ class Penalty:
         """Whether every stationary point is a minimum."""
         return self.form.convex
 
+    @property
+    def selecting(self) -> float:
+        """Share of the part that sets coefficients to zero: `l1_ratio`, or zero for ridge."""
+        return 0.0 if self.name == "ridge" else self.l1_ratio
+
     def at(self, lam: float, groups: CoefficientGroups) -> Terms:
         """Return the penalty of each group at one lambda."""
         scaled = lam * groups.multipliers
-        ridge = (1.0 - self.l1_ratio) * groups.weights * scaled
+        ridge = (1.0 - self.selecting) * groups.weights * scaled
         return Terms(
-            FORMS.index(self.form), self.shape, self.l1_ratio * scaled, ridge, groups.weights, groups
+            FORMS.index(self.form), self.shape, self.selecting * scaled, ridge, groups.weights, groups
         )
 
     def level_of_slope(self, t: Floats, slope: Floats) -> Floats:

@@ -113,6 +113,23 @@ class SiteModel:
             squares.append(row_scores(ones, np.zeros(1), self.distribution)[:, 0] ** 2)
         return self.opened.products_with(np.concatenate(squares))
 
+    def products_by_outcome(self) -> Iterator[SummedProducts]:
+        """Facts on the products of columns over the rows with and without an event, for other links.
+
+        With a link that is not canonical the observed information depends on the response: less a multiple
+        of the expected one, it is the products of two columns over the rows of one outcome.
+        """
+        if self.distribution.canonical:
+            return
+        y, name = np.concatenate([rows.y for rows in self.chunks()]), self.opened.question.response
+        outcomes = {f"{name} > 0": y > 0.0}
+        if self.distribution.name == "Binomial":
+            outcomes[f"{name} < 1"] = y < 1.0
+        for outcome, here in outcomes.items():
+            if not here.all():
+                fact = self.opened.products_with(here.astype(np.float64))
+                yield replace(fact, names=[f"{column} (where {outcome})" for column in fact.names], rows=None)
+
     def translation(self, name: str, beta: Floats | None, shift: Floats, scale: Floats) -> Floats:
         """Matrix that converts coefficients of all sites' standardized columns to those of this site's."""
         lengths = {"shift": (shift, self.p), "scale": (scale, self.p)}
@@ -176,6 +193,7 @@ def start(data: SiteData, state: State, distribution: DistributionSpec) -> dict[
         limited = np.clip(rows.offset, -LARGEST, LARGEST)
         sums[2] += weight @ np.exp(limited) if exponentials else weight.sum()
         sums[3] += weight @ rows.offset
+    state.report(*model.products_by_outcome())
     state.keep("glm", model, state.entities)
     if "glm point" in state:  # left from another fit
         state.forget("glm point")

@@ -8,6 +8,7 @@ import numpy as np
 
 from fedstat.errors import EstimationError
 from fedstat.inference.covariance import delta_method
+from fedstat.kernels.penalized.coordinate_descent import degrees_of_freedom
 from fedstat.kernels.penalized.path import follow_path
 from fedstat.kernels.penalized.penalties import Penalty, orthonormalizer
 from fedstat.models.vertical.exchange.patterns import PatternExchange
@@ -70,7 +71,7 @@ def blocks_path(joint: WorkingModel, setup: PathSetup) -> BlockPath:
         setup.penalty,
         setup.groups,
         null,
-        setup.grid(null.gradient, steps),
+        setup.grid(null.gradient, steps, null.G),
         algorithm=setup.algorithm,
         steps=steps,
         tol=setup.tol,
@@ -80,7 +81,15 @@ def blocks_path(joint: WorkingModel, setup: PathSetup) -> BlockPath:
     fits = replace(fits, loss=np.array(loss))
     units = ColumnScales(moments.center[:-1], moments.scale[:-1], float(moments.center[-1]), sd, 0.0)
     a = units.mean + sd * np.array([one.point.b for one in found])
-    path = CoefficientPath.of(fits, fits.coefficients @ T.T, a, units, setup.groups)
+    # Each fit has its own information.
+    df = [
+        degrees_of_freedom(one.G, setup.penalty, setup.groups, fits.lambdas[i : i + 1], one.b[None])
+        for i, one in enumerate(found)
+    ]
+    traces = [one for one in df if one is not None]
+    path = CoefficientPath.of(
+        fits, fits.coefficients @ T.T, a, units, setup.groups, np.concatenate(traces) if traces else None
+    )
     means = units.shift + units.scale * np.array([one.point.mu for one in found])
     return BlockPath(path, units, np.array([1.0 - np.exp(one.point.log_s2) for one in found]), means)
 

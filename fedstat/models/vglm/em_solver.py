@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
+from scipy.linalg import cho_factor, cho_solve
 
 from fedstat.errors import EstimationError
 from fedstat.kernels.penalized.coordinate_descent import GramSolver
@@ -77,6 +78,9 @@ class WorkingModel(Protocol):
     def evaluate(self, point: Any) -> LikelihoodDerivatives:
         """Compute log-likelihood, score, observed and expected information."""
 
+    def score(self, point: Any) -> LikelihoodDerivatives:
+        """Compute log-likelihood and score; information is empty if it would take most of the time."""
+
     def log_likelihood(self, point: Any) -> float:
         """Return the log-likelihood, minus infinity if the model is not valid."""
 
@@ -107,6 +111,10 @@ class IndependentBlocksModel:
     def evaluate(self, point: LikelihoodPoint) -> LikelihoodDerivatives:
         """Compute log-likelihood, score, observed and expected information."""
         return evaluate(self.standard, point)
+
+    def score(self, point: LikelihoodPoint) -> LikelihoodDerivatives:
+        """Compute log-likelihood, score and information, which takes no more time."""
+        return self.evaluate(point)
 
     def log_likelihood(self, point: LikelihoodPoint) -> float:
         """Return the log-likelihood."""
@@ -206,6 +214,17 @@ class FreeCovarianceModel:
         observed, expected = (one.information * np.outer(unit, unit) for one in (at, mean))
         return LikelihoodDerivatives(self._own(at.log_likelihood), at.score * unit, observed, expected)
 
+    def score(self, point: FreeCovariancePoint) -> LikelihoodDerivatives:
+        """Compute log-likelihood and score, without information."""
+        moments = self.standard.moments
+        try:
+            at = differentiate_joint_normal(moments, point.joint, self.moves, information=False)
+        except np.linalg.LinAlgError:
+            raise EstimationError(not_determined(moments, point.joint.Q)) from None
+        score, none = at.score.copy(), np.empty((0, 0))
+        score[1] *= point.joint.s2  # derivative with respect to log s2
+        return LikelihoodDerivatives(self._own(at.log_likelihood), score, none, none)
+
     def _own(self, joint: float) -> float:
         sd = float(self.standard.moments.scale[-1])
         return joint - self.columns - self.standard.moments.nobs * float(np.log(sd))
@@ -251,7 +270,8 @@ class FreeCovarianceModel:
 #
 # For given s2, steps are those of proximal Newton on the profile likelihood, where everything except beta is
 # free and eliminated. They are halved until the objective increases, so it never decreases. The s2 is the
-# root of its score.
+# root of its score. The information takes most of the time, and is kept from step to step and from lambda to
+# lambda as long as a step leaves a small share of the violation.
 #
 # References
 # ----------
@@ -263,28 +283,41 @@ MOST_VARIANCES = 60
 """Number of values of s2 that are tried for one lambda."""
 SHARE = 0.1
 """Share of the tolerance for the scores of s2 and of the unpenalized parameters."""
+SLOW = 0.6
+"""Share of the violation that a step may leave before the information is computed again."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockSolution(Solution):
-    """A solution, with all parameters of the model there."""
+    """A solution, with all parameters of the model there.
+
+    G (p, p) is the information of the coefficients over n, times s2, after the elimination of the others, at
+    this point or near it.
+    """
 
     point: WorkingPoint
+    G: Floats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReducedProblem:
-    """The problem of beta at a point, with b, the means and the blocks' variances eliminated.
+    """The information of theta at a point, with b, the means and the blocks' variances eliminated.
 
-    G (p, p) is the information of theta over n, times s2, and `pull` (p,) the score of theta in the same
-    units; `free` (d - p,) is the step of the eliminated parameters if theta stays, `follow` (d - p, p) their
-    derivative with respect to a step of theta.
+    All over n, times s2: G (p, p) is the information of theta after the elimination, `across` (p, d - p) that
+    between theta and the eliminated parameters, `factor` the Cholesky factor of their own. `follow` (d - p,
+    p) is their derivative with respect to a step of theta, `slope` the expected slope of the score of s2.
     """
 
     G: Floats
-    pull: Floats
-    free: Floats
+    across: Floats
+    factor: tuple[Floats, bool]
     follow: Floats
+    slope: float
+
+    def eliminate(self, score: Floats, free: Floats) -> tuple[Floats, Floats]:
+        """Return the score of theta after the elimination, and the step of the others if theta stays."""
+        step = cho_solve(self.factor, free)
+        return score - self.across @ step, step
 
 
 @dataclass(slots=True, eq=False)
@@ -297,6 +330,7 @@ class BlockSolver:
 
     joint: WorkingModel
     T: Floats
+    kept: ReducedProblem | None = None
 
     @property
     def standard(self) -> StandardizedMoments:
@@ -319,9 +353,9 @@ class BlockSolver:
     def start(self, point: WorkingPoint | None = None) -> BlockSolution:
         """Return the point of no effects, or with some beta, as a solution to start from."""
         at = self.joint.start() if point is None else point
-        return self._solution(
-            at, np.linalg.pinv(self.T) @ at.beta * self.sd, self.joint.evaluate(at), 0, np.inf
-        )
+        derivatives = self.joint.evaluate(at)
+        self.kept = self._reduce(at, derivatives)
+        return self._solution(at, np.linalg.pinv(self.T) @ at.beta * self.sd, derivatives, 0, np.inf)
 
     def solve(self, terms: Terms, start: Solution, working: Bools, tol: float) -> BlockSolution:
         """Find a stationary point; see :class:`~fedstat.kernels.penalized.path.Solver`."""
@@ -336,7 +370,8 @@ class BlockSolver:
             violation = max(violation, self.sd * abs(score))
             if self.sd * abs(score) <= SHARE * tol:
                 break
-            point = self.joint.with_variance(point, root.next(score, 2.0 * float(at.expected[1, 1]) / n))
+            assert self.kept is not None
+            point = self.joint.with_variance(point, root.next(score, self.kept.slope))
             if np.exp(point.log_s2) <= VANISHING:
                 raise EstimationError(vanishing_variance_message(self.standard.moments))
         return self._solution(point, theta, at, steps, violation)
@@ -344,16 +379,24 @@ class BlockSolver:
     def _ascend(
         self, terms: Terms, theta: Floats, point: WorkingPoint, working: Bools, tol: float
     ) -> tuple[Floats, WorkingPoint, LikelihoodDerivatives, int, float]:
-        """Maximize at the s2 of the point."""
+        """Maximize at the s2 of the point; also return the derivatives there."""
         n, s2 = self.standard.moments.nobs, self.variance(point)
-        moved = True
+        moved, before = True, np.inf
         for step in range(MOST_STEPS + 1):
-            at = self.joint.evaluate(point)
+            at = self.joint.score(point)
             score, free = self._split(at.score * s2 / n)
             violation = max(terms.violation(theta, -score), float(np.abs(free).max()) / self.sd)
             if violation <= tol or not moved or step == MOST_STEPS:
                 break
-            moved, theta, point = self._step(terms, theta, point, at, working, min(tol, 0.1 * violation))
+            fresh = len(at.information) > 0 or violation > SLOW * before
+            if fresh:
+                self.kept = self._reduce(point, at)
+            inner = min(tol, 0.1 * violation)
+            moved, theta, point = self._step(terms, theta, point, (score, free), working, inner)
+            if not moved and not fresh:
+                self.kept = self._reduce(point, at)
+                moved, theta, point = self._step(terms, theta, point, (score, free), working, inner)
+            before = violation
         return theta, point, at, step, violation
 
     def _step(
@@ -361,18 +404,23 @@ class BlockSolver:
         terms: Terms,
         theta: Floats,
         point: WorkingPoint,
-        at: LikelihoodDerivatives,
+        scores: tuple[Floats, Floats],
         working: Bools,
         tol: float,
     ) -> tuple[bool, Floats, WorkingPoint]:
-        """Take one step of proximal Newton, until the objective increases; False if it does not."""
-        reduced = self._reduce(at, self.variance(point))
+        """Take one step of proximal Newton, until the objective increases; False if it does not.
+
+        `scores` are those of theta and of the unpenalized parameters, over n, times s2.
+        """
+        reduced = self.kept
+        assert reduced is not None
+        pull, free = reduced.eliminate(*scores)
         # The tangent of a concave penalty is above it: if the penalty's own model fails, the tangent gives an
         # increase.
         for model in (terms, terms.linearized(theta)):
-            solver = GramSolver(reduced.G, reduced.G @ theta + reduced.pull, terms.groups)
+            solver = GramSolver(reduced.G, reduced.G @ theta + pull, terms.groups)
             d = solver.solve(model, solver.start(theta), working, tol).b - theta
-            found = self._search(terms, model, theta, point, d, reduced.free - reduced.follow @ d)
+            found = self._search(terms, model, theta, point, d, free - reduced.follow @ d)
             if found is not None:
                 return True, *found
         return False, theta, point
@@ -394,15 +442,16 @@ class BlockSolver:
             share /= 2.0
         return None
 
-    def _reduce(self, at: LikelihoodDerivatives, s2: float) -> ReducedProblem:
+    def _reduce(self, point: WorkingPoint, at: LikelihoodDerivatives) -> ReducedProblem:
         """Eliminate unpenalized parameters, with the observed information if it is positive definite."""
-        n = self.standard.moments.nobs
-        score, free = self._split(at.score * s2 / n)
+        n, s2 = self.standard.moments.nobs, self.variance(point)
+        at = at if len(at.information) else self.joint.evaluate(point)
+        slope = 2.0 * float(at.expected[1, 1]) / n
         for information in (at.information, at.expected):
             H, across, inner = self._blocks(information * s2 / n)
             try:
-                half = np.linalg.inv(np.linalg.cholesky(inner))
-                follow = half.T @ (half @ across.T)
+                factor = cho_factor(inner, lower=True)
+                follow = cho_solve(factor, across.T)
                 G = H - across @ follow
                 values = np.linalg.eigvalsh(G)
             except np.linalg.LinAlgError:
@@ -410,8 +459,7 @@ class BlockSolver:
             # The observed information is not positive definite in theta here; the expected one always is.
             if values[0] < -1e-10 * values[-1]:
                 continue
-            step = half.T @ (half @ free)
-            return ReducedProblem(G, score - across @ step, step, follow)
+            return ReducedProblem(G, across, factor, follow, slope)
         raise EstimationError(
             "the information on the means and variances of the blocks is not positive definite: too few "
             "entities share what several sites hold; leave out columns or sites"
@@ -440,7 +488,8 @@ class BlockSolver:
     ) -> BlockSolution:
         n, s2 = self.standard.moments.nobs, self.variance(point)
         score, _ = self._split(at.score * s2 / n)
-        return BlockSolution(theta, -score, at.log_likelihood, steps, violation, point)
+        assert self.kept is not None
+        return BlockSolution(theta, -score, at.log_likelihood, steps, violation, point, self.kept.G)
 
 
 @dataclass(slots=True)

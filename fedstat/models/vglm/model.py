@@ -61,9 +61,9 @@ entries."""
 class VerticalGLM(VerticalModel):
     """Generalized linear regression on columns of several sites, with selection of columns.
 
-    Minimizes half the mean deviance plus a penalty that selects columns (lasso, elastic net, SCAD, MCP), over
-    the entities that all sites have. Sites standardize their columns; coefficients are in the units of the
-    data. The intercept is not penalized.
+    Minimizes half the mean deviance plus a penalty that selects columns (lasso, elastic net, SCAD, MCP) or
+    shrinks their coefficients (ridge), over the entities that all sites have. Sites standardize their
+    columns; coefficients are in the units of the data. The intercept is not penalized.
 
     For the normal family, every site releases sums of products once; products of two sites' columns come from
     secure multiplication. For the other families, Newton steps exchange sums of linear predictors, residuals,
@@ -81,7 +81,8 @@ class VerticalGLM(VerticalModel):
         ``Gaussian()``, ``Binomial()``, ``Poisson()``, ``Gamma()``, ``InverseGaussian()`` or
         ``NegativeBinomial(alpha=...)`` with the canonical link; the last three also with a log link, by
         Fisher scoring.
-    penalty : {"scad", "mcp", "lasso", "elastic_net"}
+    penalty : {"scad", "mcp", "lasso", "elastic_net", "ridge"}
+        "ridge" selects no columns: estimates of all columns are shrunken, and have no standard errors.
     a : float, optional
         Shape of SCAD (3.7 by default) and MCP (3).
     l1_ratio : float
@@ -116,6 +117,8 @@ class VerticalGLM(VerticalModel):
     problem", arXiv 2511.20876, section 4.
     Fan, J. and Li, R. (2001). Variable selection via nonconcave penalized likelihood and its oracle
     properties. Journal of the American Statistical Association 96, 1348-1360.
+    Hoerl, A. and Kennard, R. (1970). Ridge regression: biased estimation for nonorthogonal problems.
+    Technometrics 12, 55-67.
     Zou, H. and Li, R. (2008). One-step sparse estimates in nonconcave penalized likelihood models. Annals of
     Statistics 36, 1509-1533.
 
@@ -167,6 +170,8 @@ class VerticalGLM(VerticalModel):
                 "which has no selection"
             )
         self.penalty = Penalty(penalty, a, l1_ratio)
+        if penalty == "ridge" and (adaptive or group_terms):
+            raise ModelError("penalty='ridge' shrinks all columns alike: leave adaptive and group_terms out")
         self.adaptive, self.group_terms = float(adaptive), group_terms
         self.unpenalized = tuple(unpenalized)
         rule: MissingRule = "drop" if missing == "em" else missing
@@ -250,7 +255,8 @@ class VerticalGLM(VerticalModel):
             Criterion for the choice: an information criterion, or cross-validation; among equal fits, the one
             with the largest lambda. "1se" chooses the largest lambda whose cross-validated error is at most
             one standard error above the smallest (Breiman et al. 1984). Degrees of freedom are the
-            nonzero coefficients, which for an elastic net overstates them. An estimated dispersion is that of
+            nonzero coefficients; for ridge and the elastic net, the trace of the hat matrix of these (Zou,
+            Hastie and Tibshirani 2007). An estimated dispersion is that of
             maximum likelihood at every fit. Cross-validation is exact for the normal family. For the
             others, it uses quadratic models of every fold's deviance at the chosen fit, which are accurate
             there and rough at distant lambdas.
@@ -260,7 +266,8 @@ class VerticalGLM(VerticalModel):
             entity at the mean response is one, so that no fit depends on the unit of the response.
         lambdas : sequence of float, optional
             The path; the default is a geometric grid of `n_lambdas` from the lambda at which all coefficients
-            are zero to `ratio` times that.
+            are zero to `ratio` times that. For ridge it begins where at most 1 % of any coefficient is left,
+            and ends at `ratio` times the mean curvature of the loss.
         n_lambdas, ratio : int, float
             See above.
         algorithm : {"lla", "descent"}
@@ -311,9 +318,9 @@ class VerticalGLM(VerticalModel):
             site's part of one step, but not of many; see the notes of the summary. Masks are the default
             with two sites as well, because they hide row-level values from the coordinator.
         tol : float, optional
-            Largest violation of the stationarity conditions, as a share of the largest lambda, of every
-            solved fit: 1e-7 by default. With exchange="admm", the tolerance of primal and dual residual,
-            absolute and relative: 1e-5 by default; with 1e-3, the second digit is inaccurate.
+            Largest violation of the stationarity conditions, as a share of the lasso's largest lambda, of
+            every solved fit: 1e-7 by default. With exchange="admm", the tolerance of primal and dual
+            residual, absolute and relative: 1e-5 by default; with 1e-3, the second digit is inaccurate.
         max_moved : float, optional
             For missing="em": largest share of the entities in missing patterns that are too small to be
             released. These entities count as missing at a site that has them. The default is .05, or any
@@ -348,7 +355,8 @@ class VerticalGLM(VerticalModel):
         if inference is None:
             # The sums of the normal family determine debiased estimates: nothing else is released for them.
             penalized = self._groups.penalized.any() and (given is None or given.any())
-            inference = "debiased" if normal and penalized and not self._em else "conditional"
+            debias = normal and penalized and not self._em and self.penalty.selecting > 0.0
+            inference = "debiased" if debias else "conditional"
         parts, by = split_folds(folds, FOLDS)
         choice = ChoiceOptions(select, inference, folds=parts, draws=draws, splits=splits, by=by)
         limit = TOLERANCES[exchange == "admm"] if tol is None else tol
@@ -422,6 +430,13 @@ class VerticalGLM(VerticalModel):
                 "missing='em' requires exchange='products', select='bic', 'ebic' or 'aic' and "
                 "inference='conditional', because sums by missing pattern are not also released by fold. "
                 "Leave exchange, inference, select='cv' or '1se' and draws out, or use missing='drop'"
+            )
+        ridge = not self.penalty.selecting
+        if ridge and passing.exchange == "admm":
+            raise ModelError("penalty='ridge' needs exchange='products'; leave exchange out")
+        if ridge and (choice.draws or choice.inference != "conditional"):
+            raise ModelError(
+                "penalty='ridge' selects no columns: leave draws and inference out, or use penalty='lasso'"
             )
         canonical = self.distribution.name in POINTS and self.distribution.canonical
         if passing.exchange == "admm" and not canonical:

@@ -27,7 +27,7 @@ from fedstat.errors import EstimationError
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.covariance import invert_information
 from fedstat.kernels.glm.distributions import DistributionSpec
-from fedstat.kernels.penalized.path import lambda_max
+from fedstat.kernels.penalized.path import violation_unit
 from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty, Terms, orthonormalizer
 from fedstat.models.vertical.exchange.protocol import ColumnScales
 from fedstat.models.vglm.debiased import DebiasedFit, debiased_fit
@@ -119,7 +119,10 @@ def fit_path(
         oracle.left += further.folds.parts
         fit = yield from use_folds(follower, fit, further.folds)
     support, apart = fit.path.selected[fit.chosen], further.apart
-    if apart is None:
+    refit: Refit | None
+    if not (setup.penalty.selecting or setup.unpenalized):
+        refit = None
+    elif apart is None:
         refit = yield from refit_support(oracle, fit.point, fit.H, support, start.units, distribution)
     else:
         refit = yield from refit_apart(apart, support, distribution)
@@ -174,7 +177,8 @@ def _follow_path(
         steps, of_columns = setup.linear_steps(complete.b), setup.linear_steps(complete.b[1:])
     null = yield from _null(oracle, setup, point, H)
     gradient, point = -null.score[1:], null
-    lambdas, scale = setup.grid(gradient, of_columns), lambda_max(gradient, setup.penalty, setup.groups)
+    lambdas = setup.grid(gradient, of_columns, H[1:, 1:])
+    scale = violation_unit(gradient, setup.penalty, setup.groups)
     follower = PathFollower(
         oracle=oracle,
         setup=setup,
@@ -184,6 +188,7 @@ def _follow_path(
         steps=steps,
         scale=scale,
         gradient=gradient,
+        H=H,
     )
     if steps is not None and not exact and oracle.left > 0:
         # The lassos of the steps are near the unpenalized estimate, and so is their quadratic model.

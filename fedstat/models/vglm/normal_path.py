@@ -10,7 +10,7 @@ from scipy import stats
 
 from fedstat.inference.covariance import invert_information
 from fedstat.inference.post_selection import aggregate_splits
-from fedstat.kernels.penalized.coordinate_descent import GramSolver, gram_path
+from fedstat.kernels.penalized.coordinate_descent import GramSolver, degrees_of_freedom, gram_path
 from fedstat.kernels.penalized.penalties import orthonormalizer
 from fedstat.models.vertical.exchange.protocol import ColumnScales, Grams
 from fedstat.models.vglm.path_setup import (
@@ -53,15 +53,16 @@ def normal_path(S: Floats, units: ColumnScales, setup: PathSetup) -> Coefficient
         c,
         setup.penalty,
         setup.groups,
-        lambdas=setup.grid(GramSolver(G, c, setup.groups).null().gradient, steps),
+        lambdas=setup.grid(GramSolver(G, c, setup.groups).null().gradient, steps, G),
         algorithm=setup.algorithm,
         steps=steps,
         tol=setup.tol,
     )
     b = (found.coefficients @ T.T) / scale
     a = units.mean + units.sd * mean[-1] - b @ mean[:-1]
+    df = degrees_of_freedom(G, setup.penalty, setup.groups, found.lambdas, found.coefficients)
     found = replace(found, loss=found.loss + variance / 2.0)
-    return CoefficientPath.of(found, b, a, units, setup.groups)
+    return CoefficientPath.of(found, b, a, units, setup.groups, df)
 
 
 def prediction_errors(path: CoefficientPath, S: Floats, units: ColumnScales) -> Floats:

@@ -53,6 +53,7 @@ def fit_notes(outcome: SelectionOutcome, ledger: Ledger) -> list[Note]:
         *reused_pattern_notes(layout),
         *how,
         *_steps(outcome),
+        *_shrinkage(outcome),
         *_dispersion(distribution),
         *_debiased(outcome, fitted.debiased),
         *dealer_notes(fitted.dealers, bystanders=layout.bystanders),
@@ -172,6 +173,17 @@ def _steps(outcome: SelectionOutcome) -> Iterator[Note]:
             f"{number} local linear approximation{'s' * (number > 1)} of {name} from the unpenalized "
             "estimate (Zou and Li 2008), each a weighted lasso; the stationarity conditions are those of "
             "the last.",
+        )
+
+
+def _shrinkage(outcome: SelectionOutcome) -> Iterator[Note]:
+    penalty, lam = outcome.plan.setup.penalty, outcome.fitted.path.lambdas[outcome.fitted.chosen]
+    if not penalty.selecting and lam > 0.0:
+        yield Note(
+            "ridge",
+            "Ridge: half the mean deviance plus lambda/2 times the sum of squared coefficients of "
+            "standardized columns. Every column stays in the model, and its estimate is biased towards zero. "
+            "Degrees of freedom are the trace of the hat matrix.",
         )
 
 

@@ -26,6 +26,10 @@ BIASED = (
     "the {penalty} shrinks its estimates by a bias that no covariance describes; .refit has unpenalized "
     "estimates on the selected columns, with standard errors that are conditional on the selection"
 )
+SHRUNKEN = (
+    "ridge shrinks its estimates by a bias that no covariance describes; fit(lam=0) has unpenalized "
+    "estimates with standard errors, and penalty='lasso' debiased ones"
+)
 APART = (
     "these estimates come from the half of the entities that selected the columns; .refit has those of the "
     "other half, with standard errors that do not depend on the selection"
@@ -223,9 +227,16 @@ def make_estimate(response: str, outcome: SelectionOutcome, refit: Estimate | No
         params = refit.params
     convex = setup.penalty.convex and path.lambdas[at] > 0.0
     reason = BIASED.format(penalty=setup.penalty.name.replace("_", " ")) if convex else SPENT
+    if convex and not setup.penalty.selecting:
+        reason = SHRUNKEN
     kind, loss = information(outcome.distribution), float(path.loss[at])
     n = outcome.n or layout.n - outcome.left_out
     scale = None if refit is None else refit.scale
+    df = float(outcome.criteria.df[at]) - 1.0
+    if refit is None and outcome.distribution.name == "Gaussian":
+        own_scale = 2.0 * loss * n / (n - 1.0 - df)
+    else:
+        own_scale = 1.0 if refit is None else refit.scale
     return _estimate(
         response,
         outcome,
@@ -235,12 +246,12 @@ def make_estimate(response: str, outcome: SelectionOutcome, refit: Estimate | No
         # estimates.
         cov=None if convex or split else _selected_cov(outcome, refit),
         nobs=n,
-        df_model=float(np.count_nonzero(path.coefficients[at])),
+        df_model=df,
         converged=bool(path.converged[at]) and (refit is None or refit.converged),
         convergence=f"violation of stationarity {path.kkt[at]:.1e} of lambda_max",
         llf=log_likelihood(outcome.distribution.name, loss, n, outcome.units.constant, scale),
         rsquared=_rsquared(outcome, loss),
-        scale=1.0 if refit is None else refit.scale,
+        scale=own_scale,
         cov_type=kind if setup.unpenalized else f"{kind}, conditional on selection",
         reasons={"cov_params": APART if split else reason, "rsquared": NO_RSQUARED},
         llf_is_maximum=setup.unpenalized,

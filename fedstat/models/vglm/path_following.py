@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from fedstat.federation.protocols.engine import FitProtocol
-from fedstat.kernels.penalized.coordinate_descent import gram_path
+from fedstat.kernels.penalized.coordinate_descent import degrees_of_freedom, gram_path
 from fedstat.kernels.penalized.path import LinearSteps, PenalizedPath
 from fedstat.kernels.penalized.penalties import CoefficientGroups, Terms
 from fedstat.models.vertical.exchange.protocol import ColumnScales
@@ -38,11 +38,11 @@ class PathFollower:
     """Method to follow a path and to choose one of its fits by `select`.
 
     With `steps`, local linear approximations of a nonconvex penalty start from the unpenalized fit; `seen`
-    has, by lambda, the points at which the loss is known, the null model at infinity. `scale` is lambda_max,
-    and `gradient` (p,) that of the loss at the null model. `solved` are the solved fits of the path, by
-    index; a model proposes all others. `errors` are the criteria of solved fits minus those proposed. It has
-    `stopped` if a better proposal or neighbors of the choice are not solved, because rows could then be
-    solved for.
+    has, by lambda, the points at which the loss is known, the null model at infinity. `scale` is the lasso's
+    lambda_max, and `gradient` (p,) that of the loss at the null model. H (p + 1, p + 1) is the latest
+    released Hessian; degrees of freedom follow from it. `solved` are the solved fits of the path, by index; a
+    model proposes all others. `errors` are the criteria of solved fits minus those proposed. It has `stopped`
+    if a better proposal or neighbors of the choice are not solved, because rows could then be solved for.
     """
 
     oracle: LossOracle
@@ -53,6 +53,7 @@ class PathFollower:
     steps: LinearSteps | None = None
     scale: float = 1.0
     gradient: Floats = field(default_factory=lambda: np.empty(0))
+    H: Floats = field(default_factory=lambda: np.empty((0, 0)))
     seen: dict[float, LossPoint] = field(default_factory=dict)
     solved: dict[int, CertifiedPoint] = field(default_factory=dict)
     errors: list[float] = field(default_factory=list)
@@ -82,7 +83,12 @@ class PathFollower:
         found = yield from solve(
             self.oracle, problems, point, H, self.unit, linearize=self.linearize, only=self.steps
         )
-        return self._solved_path(dict(enumerate(found)))
+        fit = self._solved_path(dict(enumerate(found)))
+        if fit[0].df is not None and self.oracle.left > 0:
+            # Degrees of freedom depend on the Hessian: choose again with that of the chosen fit.
+            self.H = yield from self.oracle.hessian(fit[2])
+            fit = self._solved_path(self.solved)
+        return fit
 
     def quadratic(self, point: LossPoint, H: Floats) -> FitProtocol[tuple[CoefficientPath, int, LossPoint]]:
         """Solve where a quadratic model proposes, until the choice and its neighbors are solved.
@@ -121,7 +127,7 @@ class PathFollower:
                 if target == place or solved[target] < solved[place]:
                     point = found.point
                     if self.oracle.left > 0 and len(self.lambdas) > 1:
-                        H = yield from self.oracle.hessian(point)
+                        self.H = H = yield from self.oracle.hessian(point)
         # It would continue: the solved fits are the path.
         return self._solved_path(known | ends)
 
@@ -255,8 +261,13 @@ class PathFollower:
         converged = kkt <= self.setup.tol
         iterations = np.zeros(len(b), dtype=np.int64)
         fits = PenalizedPath(self.lambdas, b[:, 1:], loss, iterations, kkt, converged, self.scale)
+        df = degrees_of_freedom(
+            self.H, self.setup.penalty, with_intercept(self.setup.groups), self.lambdas, b
+        )
+        df = None if df is None else df - 1.0
         b = self.oracle.unit * b
-        return CoefficientPath.of(fits, b[:, 1:] @ self.oracle.T.T, b[:, 0], self.units, self.setup.groups)
+        coefficients = b[:, 1:] @ self.oracle.T.T
+        return CoefficientPath.of(fits, coefficients, b[:, 0], self.units, self.setup.groups, df)
 
 
 def stacked(found: Sequence[CertifiedPoint]) -> tuple[Floats, Floats, Floats]:
@@ -409,7 +420,8 @@ def use_folds(follower: PathFollower, fit: FoldFit, folds: Folds) -> FitProtocol
     oracle, solved = follower.oracle, follower.solved
     for _ in range(MOST_CENTERS):
         models = yield from model_folds(oracle, fit.point, folds.code, folds.parts)
-        fit = replace(fit, H=models.hessians.sum(axis=0))
+        follower.H = models.hessians.sum(axis=0)
+        fit = replace(fit, H=follower.H)
         if not folds.choose:
             break
         cv = models.cross_validate(follower)

@@ -98,8 +98,8 @@ class PathSetup:
 
     The groups are those of the columns, without the intercept. `adaptive` is the power of the first estimates
     by which penalties are divided, 0 for none. `lambdas` descend; None: a grid of `size` and `ratio`. `tol`
-    is the largest violation of the stationarity conditions, as a share of lambda_max. `steps` of "lla" are
-    local linear approximations from the unpenalized fit; None: all from the lasso.
+    is the largest violation of the stationarity conditions, as a share of the lasso's lambda_max. `steps` of
+    "lla" are local linear approximations from the unpenalized fit; None: all from the lasso.
     """
 
     penalty: Penalty
@@ -132,12 +132,39 @@ class PathSetup:
         """Return the local linear approximations from the unpenalized fit b (p,), if they are used."""
         return None if self.steps is None else LinearSteps(b, self.steps)
 
-    def grid(self, gradient: Floats, steps: LinearSteps | None = None) -> Floats:
-        """Return the lambdas: those given, or a grid from the gradient (p,) where penalized ones are zero."""
+    def grid(self, gradient: Floats, steps: LinearSteps | None = None, H: Floats | None = None) -> Floats:
+        """Return the lambdas: those given, or a grid from the gradient (p,) where penalized ones are zero.
+
+        That of ridge follows from the Hessian H (p, p) there, because no lambda makes its coefficients zero.
+        """
         if self.lambdas is not None:
             return self.lambdas
+        if not self.penalty.selecting:
+            assert H is not None
+            return ridge_grid(H, self.groups, self.ratio, self.size)
         largest = lambda_max(gradient, self.penalty, self.groups, steps)
         return lambda_grid(largest, ratio=self.ratio, size=self.size)
+
+
+NEGLIGIBLE = 100.0
+"""Largest lambda of ridge over the largest eigenvalue of the information: 1 % of a coefficient is left."""
+
+
+def ridge_grid(H: Floats, groups: CoefficientGroups, ratio: float, size: int) -> Floats:
+    """Return lambdas of ridge, (size,), down to `ratio` times the mean curvature of the loss.
+
+    The largest one leaves almost nothing of any coefficient.
+
+    Raises ModelError if no column is penalized.
+    """
+    at = groups.columns(groups.penalized)
+    if not len(at):
+        raise ModelError(
+            "penalty 'ridge': no column is penalized; leave columns out of unpenalized, or fit(lam=0)"
+        )
+    H = H[np.ix_(at, at)]
+    largest = NEGLIGIBLE * float(np.linalg.eigvalsh(H)[-1])
+    return lambda_grid(largest, ratio=ratio * float(np.diag(H).mean()) / largest, size=size)
 
 
 def adapted(groups: CoefficientGroups, b: Floats, power: float) -> CoefficientGroups:
@@ -175,8 +202,9 @@ class CoefficientPath:
     """Fits along L values of lambda: intercepts (L,) and coefficients (L, p) in the units of the data.
 
     `standardized` (L, p) are coefficients of standardized columns, `loss` half the mean deviance; `kkt` the
-    largest violation of the stationarity conditions, as a share of `scale`, which is lambda_max; nan if a
-    quadratic model of the loss proposed the fit.
+    largest violation of the stationarity conditions, as a share of `scale`, the lasso's lambda_max; nan if a
+    quadratic model of the loss proposed the fit. `df` are degrees of freedom without the intercept; None:
+    the number of nonzero coefficients.
     """
 
     lambdas: Floats
@@ -188,6 +216,7 @@ class CoefficientPath:
     converged: Bools
     scale: float
     groups: CoefficientGroups
+    df: Floats | None = None
 
     @property
     def selected(self) -> Bools:
@@ -201,7 +230,13 @@ class CoefficientPath:
 
     @classmethod
     def of(
-        cls, found: PenalizedPath, b: Floats, a: Floats, units: ColumnScales, groups: CoefficientGroups
+        cls,
+        found: PenalizedPath,
+        b: Floats,
+        a: Floats,
+        units: ColumnScales,
+        groups: CoefficientGroups,
+        df: Floats | None = None,
     ) -> CoefficientPath:
         """Convert coefficients b (L, p) and intercepts a (L,) of standardized columns to the data's units."""
         beta = b / units.scale
@@ -215,6 +250,7 @@ class CoefficientPath:
             converged=found.converged,
             scale=found.scale,
             groups=groups,
+            df=df,
         )
 
 
@@ -255,7 +291,7 @@ TIE_TOLERANCE = 1e-9
 class PathCriteria:
     """Criteria for each fit of a path over `n` entities, (L,) each: smaller is better.
 
-    `df` counts the nonzero coefficients, including the intercept. `cv` is the cross-validated mean
+    `df` are degrees of freedom, including the intercept. `cv` is the cross-validated mean
     deviance (of the normal family the mean squared error), with its standard error over folds.
     """
 
@@ -279,7 +315,7 @@ def score_path(path: CoefficientPath, n: int, distribution: str = "Gaussian") ->
         if distribution == "Gaussian"
         else minus_twice(distribution, path.loss, n)
     )
-    df = chosen + 1.0
+    df = (chosen if path.df is None else path.df) + 1.0
     free = int(path.groups.sizes[~path.groups.penalized].sum())
     # Columns that must be in the model are not candidates of a search (Chen and Chen 2008).
     extended = ebic(

@@ -70,7 +70,9 @@ def fit_normal(plan: FitPlan, run: FitRun) -> SelectionOutcome:
         criteria = replace(criteria, cv=cv, cv_se=cv_se)
     chosen = choose_fit(criteria, choice.select)
     support = np.ones(layout.p, dtype=bool) if setup.unpenalized else path.selected[chosen]
-    refit = normal_refit(grams.total(~mine) if choice.split else S, units, support, layout.names)
+    refit = None
+    if setup.penalty.selecting or setup.unpenalized:
+        refit = normal_refit(grams.total(~mine) if choice.split else S, units, support, layout.names)
     fitted = SelectedPath(path, chosen, refit, 0, 0, grams.dealers)
     if choice.inference == "debiased":
         fitted = replace(fitted, debiased=normal_debiased(S, units, setup))
@@ -102,7 +104,9 @@ def fit_blocks(plan: FitPlan, run: FitRun) -> SelectionOutcome:
     criteria = score_path(found.path, n)
     chosen = choose_fit(criteria, plan.choice.select)
     support = np.ones(layout.p, dtype=bool) if setup.unpenalized else found.path.selected[chosen]
-    refit, explained = refit_blocks(joint, support)
+    refit, explained = None, float(found.rsquared[chosen])
+    if setup.penalty.selecting or setup.unpenalized:
+        refit, explained = refit_blocks(joint, support)
     fitted = SelectedPath(found.path, chosen, refit, 0, 0, exchange.dealers)
     rsquared = explained if setup.unpenalized else float(found.rsquared[chosen])
     complete = None if free is None else free.complete

@@ -24,6 +24,7 @@ from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vglm.em_fit import MissingBlocksFit
 from fedstat.models.vglm.notes import fit_notes
 from fedstat.models.vglm.outcome import (
+    SHRUNKEN,
     SPENT,
     Selection,
     SelectionOutcome,
@@ -241,7 +242,7 @@ class VerticalGLMResults(
         )
         debiased = make_debiased(response, outcome)
         claims = CLAIMS[selection.inference]
-        if selection.inference == "conditional" and selection.lam == 0.0:
+        if selection.inference == "conditional" and (selection.lam == 0.0 or selection.penalty == "ridge"):
             claims = ()
         record = SelectionRecord(
             notes=(*claims, *fit_notes(outcome, ledger)),
@@ -266,7 +267,7 @@ class VerticalGLMResults(
     def path(self) -> pd.DataFrame:
         """One row per lambda: half the mean deviance, criteria, status, violation of stationarity.
 
-        A fit of ``status`` "solved" has ``kkt``, the violation at its coefficients as a share of lambda_max.
+        A fit of ``status`` "solved" has ``kkt``, the violation as a share of the lasso's lambda_max.
         A fit "proposed" by a quadratic model of the loss is approximate, has no ``kkt``, and has not
         ``converged``. Lambdas with the same number in ``fit`` share one fit.
         """
@@ -287,7 +288,7 @@ class VerticalGLMResults(
         those of the entities that did not select.
         """
         if self._record.refit is None:
-            raise NotAvailableError(f"no fit on the selected columns: {SPENT}")
+            raise NotAvailableError(f"no fit on the selected columns: {SPENT if self._selects else SHRUNKEN}")
         claims = CLAIMS["split" if self.selection.inference == "split" else "conditional"]
         found = RefitResults(EstimateRecord(estimate=self._record.refit, notes=claims), self._ledger)
         found.parent = self
@@ -325,6 +326,8 @@ class VerticalGLMResults(
             depend on the selection; with many splits ``split_p``: rejecting those of at most alpha makes any
             false rejection with probability alpha at most, if every half selects all relevant columns.
         """
+        if not self._selects:
+            raise NotAvailableError("ridge selects no columns; .params has its estimates of all columns")
         # The estimates of selected columns come from the refit, if there is one.
         est, s = self.estimate, self.selection
         frame = pd.DataFrame({"site": est.sites[1:], "term": est.names[1:]})
@@ -490,13 +493,20 @@ class VerticalGLMResults(
         return super().summary(alpha, title=title)
 
     @property
+    def _selects(self) -> bool:
+        """Whether the penalty can set coefficients to zero, or nothing is penalized."""
+        return self.selection.penalty != "ridge" or self.lam == 0.0
+
+    @property
     def _refitted(self) -> bool:
         """Whether standard errors are those of the refit on the selected columns alone."""
         return self.estimate.cov is None and self._record.refit is not None
 
     def _title(self) -> str:
         title = super()._title()
-        if self.lam > 0.0 or self._record.debiased is not None:
+        if not self._selects:
+            title += ", ridge: shrunken estimates without standard errors"
+        elif self.lam > 0.0 or self._record.debiased is not None:
             title += TITLES[self.selection.inference]
         if self._refitted and self.selection.inference == "conditional":
             title += " (refit on the selected columns)"
@@ -517,7 +527,10 @@ class VerticalGLMResults(
         if s.inference != "conditional":
             rows["Covariance Type"] = COVARIANCES[s.inference]
         if self.lam > 0.0:
-            rows["Selected"] = f"{np.count_nonzero(s.coefficients[s.chosen])} of {s.coefficients.shape[1]}"
+            if self._selects:
+                rows["Selected"] = (
+                    f"{np.count_nonzero(s.coefficients[s.chosen])} of {s.coefficients.shape[1]}"
+                )
             rows["Lambda"] = number(self.lam)
             rows["Chosen by"] = s.select if len(s.lambdas) > 1 else "given"
         if not s.solved.all():

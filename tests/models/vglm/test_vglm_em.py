@@ -218,8 +218,8 @@ def test_no_step_lowers_the_objective(penalty, wrong, monkeypatch):
     points, original = [], em_models.evaluate
     reduce = em_solver.BlockSolver._reduce
 
-    def shorter(solver, at, s2):
-        reduced = reduce(solver, at, s2)
+    def shorter(solver, point, at):
+        reduced = reduce(solver, point, at)
         return replace(reduced, G=wrong * reduced.G)
 
     def recorded(standard, point):

@@ -176,12 +176,18 @@ def joint_normal_likelihood(moments: PatternMoments, mean: Floats, cov: Floats) 
 
 
 def differentiate_joint_normal(
-    moments: PatternMoments, point: JointNormalPoint, moves: FreeParameters, *, expected: bool = False
+    moments: PatternMoments,
+    point: JointNormalPoint,
+    moves: FreeParameters,
+    *,
+    expected: bool = False,
+    information: bool = True,
 ) -> JointNormalDerivatives:
     """Compute log-likelihood, score and information of the free parameters at a point.
 
     With `expected`, the information is that of data from the model that are missing completely at random:
-    without terms of expectation zero, and positive semi-definite.
+    without terms of expectation zero, and positive semi-definite. Without `information` it is empty: it takes
+    most of the time.
     """
     P, seen, n = len(point.beta), observed(moments), moments.n[:, None, None]
     cov, B = point.cov, point.basis()
@@ -191,10 +197,12 @@ def differentiate_joint_normal(
     M = np.matmul(KD, K)
     constant = seen.sum(axis=1) * np.log(2.0 * np.pi) + log_det
     log_likelihood = -0.5 * (moments.n @ constant + np.trace(KD, axis1=1, axis2=2).sum())
-    K_basis = B.T @ K @ B
     G = 0.5 * (B.T @ (M - n * K).sum(axis=0) @ B)
     i, j, signs = moves.pairs
     score = np.concatenate([(K @ d[:, :, None])[:, :, 0].sum(axis=0), signs * halved_diagonal(2.0 * G, i, j)])
+    if not information:
+        return JointNormalDerivatives(float(log_likelihood), score[moves.order], np.empty((0, 0)))
+    K_basis = B.T @ K @ B
     W = 0.5 * n * K if expected else M - 0.5 * n * K
     K_all, W_all = K_basis, B.T @ W @ B
     coupling = np.zeros((P + 1, len(i)))
@@ -204,9 +212,9 @@ def differentiate_joint_normal(
         K_all, W_all = np.concatenate([K_all, curved[None]]), np.concatenate([W_all, -2.0 * G[None]])
         coupling = signs * mean_coupling(K @ B, np.einsum("ji,gjk,gk->gi", B, K, d, optimize=True), i, j)
     inner = np.outer(signs, signs) * contract(K_all, W_all, i, j)
-    information = np.block([[(n * K).sum(axis=0), coupling], [coupling.T, inner]])
+    matrix = np.block([[(n * K).sum(axis=0), coupling], [coupling.T, inner]])
     order = moves.order
-    return JointNormalDerivatives(float(log_likelihood), score[order], information[np.ix_(order, order)])
+    return JointNormalDerivatives(float(log_likelihood), score[order], matrix[np.ix_(order, order)])
 
 
 def halved_diagonal(values: Floats, i: Ints, j: Ints) -> Floats:
