@@ -1,14 +1,20 @@
-"""The commands of docs/sites.md, typed as they are written, by three sites."""
+"""The commands of docs/sites.md, typed as they are written, by three sites, with plain files and others."""
 
 from __future__ import annotations
 
+import csv
 import re
 import shlex
 from pathlib import Path
 
-from operating import serve_by_command, wait
+import numpy as np
+import pandas as pd
+import pytest
+from operating import printed, serve_by_command, until_true, wait
+from test_owner_commands import N, declare, patients
 
 import fedstat as fs
+from fedstat.errors import DataWarning
 from fedstat.operator.command_line import main
 
 PAGE = Path(__file__).parents[1] / "docs" / "sites.md"
@@ -55,6 +61,85 @@ def test_the_recipe_runs_as_written_and_a_fit_is_that_of_local_tables(tmp_path, 
             fs.GLORE.from_formula("num > 0 ~ age + C(cp)", one).fit(masked=True) for one in (partition, here)
         ]
         assert (fits[0].params == fits[1].params).all() and (fits[0].bse == fits[1].bse).all()
+    finally:
+        for process in running.values():
+            process.kill()
+            process.wait()
+
+
+def edit(folder):
+    """Write what `describe` asks for: the key, the dates, the codes."""
+    toml = folder / "site.toml"
+    text = toml.read_text()
+    assert '# key = "patient_id"' in text
+    toml.write_text(text.replace('# key = "patient_id"', 'key = "patient_id"', 1))
+    declare(
+        folder,
+        'admitted = { type = "dates", since = "2020-01-01" }\n'
+        'sex = { type = "whole numbers", codes = { 1 = "male", 2 = "female" } }\n',
+    )
+
+
+def prepared(frame):
+    """The table that the declarations make of a file."""
+    days = (pd.to_datetime(frame["admitted"]) - pd.Timestamp("2020-01-01")).dt.days
+    sex = frame["sex"].map({1: "male", 2: "female"})
+    return frame.assign(admitted=days, sex=sex, smoker=frame["smoker"].astype(int)).drop(columns="patient_id")
+
+
+def test_a_stranger_serves_a_file_with_identifiers_dates_a_rare_level_and_booleans(
+    tmp_path, monkeypatch, capsys
+):
+    """From init to export, with the edits that `describe` and `check` ask for, and a reload in between."""
+    monkeypatch.chdir(tmp_path)
+    files = {name: patients(seed) for seed, name in enumerate(HOSPITALS)}
+    for name, frame in files.items():
+        frame.to_csv(f"{name}.csv", index=False)
+    compared, running = "", {}
+    try:
+        for _, *words in lines():
+            for site in HOSPITALS if any("north" in word for word in words) else ("north",):
+                typed = [of(site, word).replace("FINGERPRINT", compared) for word in words]
+                if typed[:2] == ["site", "serve"]:
+                    running[site] = serve_by_command(tmp_path / site)
+                    wait(tmp_path / site, running[site])
+                    continue
+                out = printed(capsys, *typed, code=int(tuple(words) == SHOWS))
+                if typed[:2] == ["federation", "roster"]:
+                    compared = re.search("Fingerprint of the roster  (.*)", out)[1]
+                if typed[:2] == ["site", "describe"]:
+                    assert "patient_id: looks like an identifier" in out and "admitted: dates" in out
+                    edit(tmp_path / site)
+                    columns = tmp_path / site / "columns.toml"
+                    # The first proposal knows nothing of the declarations; the command says how to renew it.
+                    again = printed(capsys, "site", "describe", site, code=1)
+                    assert "For a new proposal, remove it and run this command again." in again
+                    columns.unlink()
+                    printed(capsys, "site", "describe", site)
+                    columns.write_text(columns.read_text().replace('"medical"', '"isolation", "medical"'))
+                if typed[:2] == ["site", "check"]:
+                    assert "No problems found" in out
+        words = {"person": "Dr. Ada Klein", "study": "Smoking", "purpose": "A first look"}
+        formula = "y ~ age + C(sex) + smoker + admitted"
+
+        def fits():
+            served = fs.ClientPartition.connect("study/federation.toml", **words)
+            local = {name: prepared(frame) for name, frame in files.items()}
+            pooled = fs.ClientPartition.from_frames(local, layout="horizontal")
+            return [fs.GLORE.from_formula(formula, one).fit(masked=True).params for one in (served, pooled)]
+
+        np.testing.assert_allclose(*fits(), rtol=1e-7)
+        # Half of the records of one site are corrected, as after a check of its export.
+        files["north"].loc[: N // 2, "age"] += 1
+        files["north"].to_csv("north.csv", index=False)
+        printed(capsys, "site", "reload", "north")
+        until_true(lambda: "corrected" in printed(capsys, "site", "status", "north"))
+        with pytest.warns(DataWarning, match="North"):
+            np.testing.assert_allclose(*fits(), rtol=1e-7)
+        text = printed(capsys, "site", "export", "north", "--column", "age")
+        rows = list(csv.DictReader(text.splitlines()))
+        assert rows and {row["person"] for row in rows} == {"Dr. Ada Klein"}
+        assert {row["formula"] for row in rows} == {formula}
     finally:
         for process in running.values():
             process.kill()

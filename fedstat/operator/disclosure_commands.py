@@ -75,6 +75,8 @@ def describe_columns(folder: Path) -> int:
         show_columns(published, table.columns)
         problems = list(description_problems(description.name, published, table))
         print("\n".join(f"  - {problem}" for problem in problems) or f"  The data agree with '{path}'.")
+        if problems or not set(table.columns) <= published.keys():
+            print(f"\n  '{path}' was not changed. For a new proposal, remove it and run this command again.")
         return 1 if problems else 0
     least = read_site_policy(folder).min_level_count
     dictionary = read_accepted(folder, description.coordinator)

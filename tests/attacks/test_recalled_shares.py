@@ -1,7 +1,7 @@
 """Repetitions of noisy releases: a coordinator tries to get noise that is the same under other columns.
 
 A repetition is bytes that a site has charged and released. So it must not be possible to combine one with
-anything that was computed later, or to get a product under a release that nobody has charged.
+anything that was computed later, or to get a product under a release that was not charged.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ def test_rules_of_today_hold_for_repetitions(released):
 
 
 def test_sites_repeat_together_or_are_all_charged():
-    """The data of one site are corrected: every site is charged, and nobody's old numbers are used."""
+    """The data of one site are corrected: every site is charged, and no old number is used."""
     rng = np.random.default_rng(5)
     frame = pd.DataFrame(rng.normal(size=(300, 3)).clip(-3, 3), columns=["a", "b", "c"])
     policy = fs.Policy(privacy=fs.Budget(20.0, 1e-6))

@@ -7,15 +7,22 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from scipy.special import expit, ndtri
+from scipy.special import expit, ndtr, ndtri
 
 from fedstat.federation.dry_run.expected_releases import ExpectedReleases
 from fedstat.models.copula.explain import CopulaPlan
-from fedstat.models.copula_glm.design import LARGEST, WEIGHTS
+from fedstat.models.copula.margins import Bins, Margin
+from fedstat.models.copula_glm.design import LARGEST, WEIGHTS, ScoredResponse
+from fedstat.models.copula_glm.estimation import estimate
 from fedstat.models.copula_glm.notes import DEPARTING
+from fedstat.models.copula_glm.protocol import SEED, complete_design
+from fedstat.models.copula_glm.released_distribution import ReleaseNoise, normal_points, release_rows
 from fedstat.models.copula_glm.request import MomentPlan, ScoreNoise, ScoreTerms
 from fedstat.models.copula_glm.score import MOST_BITS, WIDE, share_cubic, share_line
+from fedstat.typing import Floats, Ints
 
+OFTEN = 0.25
+"""Share of simulated releases without an estimate from which a fit warns before anything is charged."""
 TIMES = 3.0
 """Noise over sampling error beyond which a budget is too small for a model."""
 
@@ -52,6 +59,56 @@ def step_ratio(plan: MomentPlan, n: int) -> float:
     return USUAL_OF_STEP * noise.deviation / (sampling * math.sqrt(max(n, 1)))
 
 
+PREDICTIONS, PREDICTED_ROWS, PREDICTED_POINTS = 12, 5_000, 2**11
+"""Number of simulated releases in a prediction, of their rows, and of integration points."""
+
+
+def predict_failures(plan: MomentPlan, n: int) -> float:
+    """Predict the share of releases that no coefficients solve, from public facts alone.
+
+    Columns are independent, bell-shaped over their public ranges, with evenly distributed levels; the linear
+    predictor has a standard deviation of one. Each simulated release of `n` entities has the planned noise.
+    """
+    design, rng = complete_design(plan), np.random.default_rng(SEED)
+    rows = min(n, PREDICTED_ROWS)
+    counts = [
+        plan.count_deviation(site, j)
+        for site in design.sites
+        for j in range(len(plan.columns[site]) - (site == plan.holder))
+    ]
+    p, last = len(design.columns), plan.columns[plan.holder][-1]
+    response = plan.count_deviation(plan.holder, len(plan.columns[plan.holder]) - 1)
+    products = np.full((p + 1, p + 1), plan.product_deviation(2) / n)
+    noise = ReleaseNoise(np.array(counts), response, products).scaled(rows / n)
+    points, failed = normal_points(len(design.bins), SEED, PREDICTED_POINTS), 0
+    for _ in range(PREDICTIONS):
+        latents = rng.standard_normal((rows, len(design.bins)))
+        codes = np.column_stack([_bell(one, z) for one, z in zip(design.bins, latents.T, strict=True)])
+        eta = latents.sum(axis=1) / math.sqrt(len(design.bins))
+        scored = ScoredResponse(plan.response, Margin(last, np.full(last.count, 1.0 / last.count)))
+        y = scored.draw(eta, 1.0, rng) if plan.response != "Gaussian" else _bell(last, eta)
+        release = release_rows(design, plan.response, last, codes, y, noise, rng)
+        failed += not estimate(design, release, points).root.converged
+    return failed / PREDICTIONS
+
+
+def _bell(bins: Bins, z: Floats) -> Ints:
+    """Return bins of standard normals: levels of equal probability, or a range of six deviations."""
+    place = ndtr(z) if bins.levels else 0.5 + z / 6.0
+    return np.clip((place * bins.count).astype(np.int64), 0, bins.count - 1)
+
+
+def failure_notes(plan: MomentPlan, n: int) -> Iterator[str]:
+    """Warn if simulated releases often have no estimate."""
+    share = predict_failures(plan, n)
+    if share >= OFTEN:
+        yield (
+            f"In {share:.0%} of {PREDICTIONS} releases that were simulated from public facts, no "
+            "coefficients solve the released moments, because of the noise. A release is charged, whether it "
+            "has an estimate or not. Use a larger epsilon, or fewer columns"
+        )
+
+
 class PrivateGLMPlan(CopulaPlan):
     """Facts about a fit before it runs."""
 
@@ -77,4 +134,5 @@ class PrivateGLMPlan(CopulaPlan):
         )
         if ratio > TIMES:
             yield f"This budget is too small for this model: more than {TIMES:g} times the sampling error."
+            yield from failure_notes(planned, n)
         yield from super().notes(expected)

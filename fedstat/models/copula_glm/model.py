@@ -22,7 +22,7 @@ from fedstat.models.copula.bounds import Bounds, IntoBound
 from fedstat.models.copula.private_release import LARGEST_DELTA, PrivateRelease
 from fedstat.models.copula_glm.design import check_response, columns_by_site, score_columns
 from fedstat.models.copula_glm.estimation import bootstrap
-from fedstat.models.copula_glm.explain import PrivateGLMPlan, step_ratio
+from fedstat.models.copula_glm.explain import TIMES, PrivateGLMPlan, failure_notes, noise_ratio, step_ratio
 from fedstat.models.copula_glm.notes import NO_ROOT
 from fedstat.models.copula_glm.protocol import MomentReleasePlan, fit_private
 from fedstat.models.copula_glm.request import FamilyName, MomentPlan
@@ -244,7 +244,8 @@ class PrivateCopulaGLM(PrivateRelease):
         Warns
         -----
         ConvergenceWarning
-            No coefficients solve the released moments: the noise is too large.
+            No coefficients solve the released moments: the noise is too large. Before anything is charged if
+            this is likely; ``warnings.simplefilter("error", fs.errors.ConvergenceWarning)`` stops the fit.
         """
         call = Call.of(self.fit, locals())
         check_choice("estimator", estimator, ESTIMATORS)
@@ -255,11 +256,20 @@ class PrivateCopulaGLM(PrivateRelease):
         rng = np.random.default_rng(seed)
         return run_fit(self, call, PrivateCopulaGLM._estimate, polish, draws, rng)
 
+    def _warn_of_failure(self) -> None:
+        """Warn before anything is charged if the noise probably leaves no estimate."""
+        n = min(len(rows) for rows in self._rows.values())
+        if isinstance(self.engine, DryRunEngine) or noise_ratio(self._planned, n) <= TIMES:
+            return
+        for note in failure_notes(self._planned, n):
+            warn(f"Nothing is charged yet. {note}", ConvergenceWarning)
+
     def _estimate(
         self, attempt: FitAttempt, polish: int | None, draws: int, rng: np.random.Generator
     ) -> PrivateGLMResults:
         planned = self._with_steps(polish)
         planned._check_budgets()
+        planned._warn_of_failure()
         protocol = fit_private(
             SecureProductSession(FAMILY, self._session, attempt.ledger.at),
             planned._question,

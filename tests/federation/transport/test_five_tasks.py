@@ -1,6 +1,7 @@
 """Five tasks of a data protection officer, from the text that the owner's page shows without unfolding.
 
-What has left about a column, to whom, under which approval, what a waiting plan would reveal, how to stop it.
+They ask for what has left about a column, to whom, under which approval, what a plan would reveal, and how
+to stop it.
 Set FEDSTAT_PICTURES to a folder to keep pictures of the pages at 1200 and 400 pixels.
 """
 

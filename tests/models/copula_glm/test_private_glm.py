@@ -1,12 +1,15 @@
 """A private generalized linear model with sites that check requests."""
 
 import json
+import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
 import statsmodels.api as sm
 from copula_design import BOUNDS, RESPONSES, draw_columns, draw_response
 from scipy import stats
+from scipy.special import expit
 
 import fedstat as fs
 from fedstat.errors import (
@@ -22,6 +25,7 @@ from fedstat.errors import (
 from fedstat.models.copula.margins import Bins, Margin
 from fedstat.models.copula.request import squared_of_cross, squared_of_own
 from fedstat.models.copula_glm.design import ScoredColumn
+from fedstat.models.copula_glm.explain import predict_failures
 from fedstat.models.copula_glm.request import MomentPlan, MomentsRequest, radius_of
 from fedstat.privacy.zcdp import epsilon_of_zcdp
 
@@ -393,3 +397,39 @@ def test_a_strange_column_is_refused():
 def test_an_evaluation_is_not_had_from_one_release():
     with pytest.raises(NotAvailableError, match=r"no entity's response.*predict\(frame\).*FederatedGLM"):
         fs.results.PrivateGLMResults.evaluate(None)
+
+
+def small_study(epsilon, n=1_000):
+    rng = np.random.default_rng(0)
+    x, z = rng.normal(size=(2, n)).clip(-3, 3)
+    frame = pd.DataFrame({"x": x, "z": z, "y": (rng.uniform(size=n) < expit(0.3 + x - 0.5 * z)).astype(int)})
+    partition = fs.ClientPartition.from_frame(
+        frame,
+        columns={"A": ["x"], "B": ["z"], "C": ["y"]},
+        policy=fs.Policy(privacy=fs.Budget(8.0, 1e-6)),
+    )
+    bounds = {"x": (-3, 3), "z": (-3, 3), "y": [0, 1]}
+    return fs.PrivateCopulaGLM.from_formula(
+        "y ~ x + z", partition, family=sm.families.Binomial(), epsilon=epsilon, bounds=bounds
+    )
+
+
+def test_a_fit_that_will_not_converge_is_predicted_before_anything_is_charged():
+    made = small_study(0.02)
+    assert predict_failures(made._planned, 1_000) > 0.5
+    assert any("simulated from public facts" in note for note in made.explain().notes)
+    with (
+        warnings.catch_warnings(),
+        pytest.raises(fs.errors.ConvergenceWarning, match="Nothing is charged yet"),
+    ):
+        warnings.simplefilter("error", fs.errors.ConvergenceWarning)
+        made.fit()
+    assert not any(site.site_ledger.charges.made for site in made.partition.sites.values())
+
+
+def test_no_failure_is_predicted_where_the_budget_suffices():
+    made = small_study(4.0)
+    assert predict_failures(made._planned, 1_000) == 0.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", fs.errors.ConvergenceWarning)
+        assert made.fit(draws=10).converged
