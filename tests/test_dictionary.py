@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from operating import make_federation, printed
 from test_owner_commands import patients
-from test_rules_in_force import Doors
+from test_rules_in_force import Federation
 
 import fedstat as fs
 from fedstat.errors import DataWarning
@@ -61,9 +61,9 @@ def test_sites_read_and_describe_their_data_by_the_dictionary(home, capsys):
     columns = [(home / name / "columns.toml").read_text() for name in "ABC"]
     assert columns[0] == columns[1] == columns[2] and "range = [18.0, 120.0]" in columns[0]
     assert "No problems found" in printed(capsys, "site", "check", home / "A")
-    doors = Doors(home)
-    result = fs.GLORE.from_formula("y ~ age + C(sex) + admitted", doors.connect()).fit()
-    for site in doors.sites.values():
+    federation = Federation(home)
+    result = fs.GLORE.from_formula("y ~ age + C(sex) + admitted", federation.connect()).fit()
+    for site in federation.sites.values():
         site.site.site_ledger.store.close()
     frames = {}
     for name in "ABC":
@@ -83,15 +83,15 @@ def test_a_description_that_departs_from_the_dictionary_is_reported_at_connectin
     path.write_text(path.read_text().replace('unit = "years"', 'unit = "months"').replace("120.0", "130.0"))
     path = home / "C" / "columns.toml"
     path.write_text(path.read_text().split('["admitted"]')[0] + '["y"]\nkind = "number"\nlevels = [0, 1]\n')
-    doors = Doors(home)
+    federation = Federation(home)
     with pytest.warns(DataWarning) as caught:
-        doors.connect()
+        federation.connect()
     texts = [str(one.message) for one in caught]
     assert any(
         "B: column 'age' is published with another unit and range than the dictionary" in t for t in texts
     )
     assert any("C: column 'admitted' of the dictionary is not published" in text for text in texts)
-    for site in doors.sites.values():
+    for site in federation.sites.values():
         site.site.site_ledger.store.close()
 
 

@@ -7,14 +7,16 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from database_servers import postgresql_server
 from operating import make_federation, printed
 from test_owner_commands import patients
-from test_rules_in_force import Doors
+from test_rules_in_force import Federation
 
 import fedstat as fs
 from fedstat.federation.disclosure.policy import Policy
@@ -28,8 +30,8 @@ def block(page, language, word):
     return text
 
 
-def close(doors):
-    for site in doors.sites.values():
+def close(federation):
+    for site in federation.sites.values():
         site.site.site_ledger.store.close()
 
 
@@ -49,11 +51,11 @@ def test_the_dictionary_is_typed_as_the_page_has_it(tmp_path, monkeypatch, capsy
             text = printed(capsys, *[name if word == "north" else word for word in words])
     assert "No problems found" in text
     # the page has no outcome: any published column is one
-    doors = None
+    federation = None
     try:
-        study = Doors.__new__(Doors)
+        study = Federation.__new__(Federation)
         study.home, study.log = tmp_path, []
-        doors = study
+        federation = study
         from fedstat.federation.transport.signed import SignedSite
         from fedstat.federation.transport.site_folder import load_identity
 
@@ -62,10 +64,56 @@ def test_the_dictionary_is_typed_as_the_page_has_it(tmp_path, monkeypatch, capsy
         result = fs.FederatedOLS.from_formula("age ~ C(sex) + admitted", study.connect()).fit(masked=True)
         assert result.nobs == sum(map(len, frames.values()))
     finally:
-        close(doors)
+        close(federation)
 
 
-def test_the_query_of_omop_tables(tmp_path, monkeypatch, capsys):
+@contextmanager
+def databases(kind, folder):
+    """Return a function that makes a database of this kind from tables, and returns its address."""
+    if kind == "postgresql":
+        engine = pytest.importorskip("sqlalchemy").create_engine
+        with postgresql_server() as address:
+
+            def fill(name, tables):
+                own = address.removesuffix("postgres") + name.lower()
+                driver = "postgresql+psycopg"
+                with engine(address.replace("postgresql", driver, 1)).connect() as connection:
+                    alone = connection.execution_options(isolation_level="AUTOCOMMIT")
+                    alone.exec_driver_sql(f"CREATE DATABASE {name.lower()}")
+                for table, held in tables.items():
+                    held.to_sql(table, engine(own.replace("postgresql", driver, 1)), index=False)
+                return own
+
+            yield fill
+    elif kind == "duckdb":
+        duckdb = pytest.importorskip("duckdb")
+
+        def fill(name, tables):
+            with duckdb.connect(folder / f"{name}.duckdb") as connection:
+                for table, held in tables.items():
+                    connection.register("held", held)
+                    connection.execute(f"CREATE TABLE {table} AS SELECT * FROM held")
+            return f"duckdb:///{folder / name}.duckdb"
+
+        yield fill
+    else:
+
+        def fill(name, tables):
+            with sqlite3.connect(folder / f"{name}.db") as connection:
+                for table, held in tables.items():
+                    held.to_sql(table, connection, index=False)
+            return f"sqlite:///{folder / name}.db"
+
+        yield fill
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql", "duckdb"])
+def test_the_query_of_omop_tables(tmp_path, monkeypatch, capsys, kind):
+    with databases(kind, tmp_path) as fill:
+        query_omop_tables(tmp_path, monkeypatch, capsys, fill)
+
+
+def query_omop_tables(tmp_path, monkeypatch, capsys, fill):
     rng, frames = np.random.default_rng(3), {}
     toml = block("omop.md", "toml", "person_id")
     for name in "ABC":
@@ -87,14 +135,8 @@ def test_the_query_of_omop_tables(tmp_path, monkeypatch, capsys):
                 "value_as_number": rng.normal(130, 15, 5 * n).round(1),
             }
         )
-        path = tmp_path / f"{name}.db"
-        with sqlite3.connect(path) as connection:
-            for table, held in (
-                ("person", person),
-                ("condition_occurrence", condition),
-                ("measurement", measurement),
-            ):
-                held.to_sql(table, connection, index=False)
+        tables = {"person": person, "condition_occurrence": condition, "measurement": measurement}
+        monkeypatch.setenv(f"OMOP_{name}", fill(name, tables))
         means = (
             measurement[measurement["measurement_concept_id"] == 3004249]
             .groupby("person_id")["value_as_number"]
@@ -114,19 +156,18 @@ def test_the_query_of_omop_tables(tmp_path, monkeypatch, capsys):
         before, rest = path.read_text().split("[data]\n")
         rest = rest[rest.index("# Types of the columns") :]
         path.write_text(before + toml.replace("OMOP_DATABASE", f"OMOP_{name}") + rest)
-        monkeypatch.setenv(f"OMOP_{name}", f"sqlite:///{tmp_path / name}.db")
         printed(capsys, "site", "describe", tmp_path / name)
-    doors, formula = Doors(tmp_path), "diabetes ~ age + C(sex) + systolic"
+    federation, formula = Federation(tmp_path), "diabetes ~ age + C(sex) + systolic"
     try:
         with pytest.warns(match="left out"):
-            served = fs.GLORE.from_formula(formula, doors.connect()).fit(masked=True)
+            served = fs.GLORE.from_formula(formula, federation.connect()).fit(masked=True)
         with pytest.warns(match="left out"):
             pooled = fs.GLORE.from_formula(
                 formula, fs.ClientPartition.from_frames(frames, layout="horizontal")
             ).fit()
         np.testing.assert_allclose(served.params, pooled.params, rtol=1e-8)
     finally:
-        close(doors)
+        close(federation)
 
 
 def has_reticulate():

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import EstimationError, ModelError, NotAvailableError
+from fedstat.inference.covariance import invert_information
 from fedstat.inference.homogeneity_tests import JointTest, SiteScores, SiteWelchTerms, joint_test, welch_test
 from fedstat.inference.meta_analysis import (
     USUAL,
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 # ----------------------------------------------------------------------------------------------------
 # The numbers of a comparison of sites, from which its statements are made.
 
+NOT_REQUESTED = "not requested"
+"""Problem of a site that was not asked for a fit of its own."""
 NO_PARTS = (
     "no fit without each site: this needs the sites' own parts of score and information, which masked sums "
     "do not have; use fit(masked=False), or fit again without the site"
@@ -614,7 +617,11 @@ def heterogeneity(
     without = None
     if masked is not None:
         # Masked sums contain everything that the common model needs; only the parts of single sites are lost.
-        errors = np.sqrt(scale * np.diag(np.linalg.inv(masked.information)))
+        flat = [name for name, size in zip(names, np.diag(masked.information), strict=True) if not size > 0.0]
+        if flat:
+            listed = ", ".join(map(repr, flat))
+            raise EstimationError(f"{listed}: constant at every site, so there is nothing to compare")
+        errors = np.sqrt(scale * np.diag(invert_information(masked.information, names)))
         joint = joint_test(masked.form, masked.score, masked.information, scale)
     else:
         scores, informations = (np.array([getattr(fit, what) for fit in fits]) for what in PARTS)

@@ -147,6 +147,11 @@ def numbered(notes: Sequence[str], width: int) -> str:
     return "\n".join(paragraphs)
 
 
+def show_probability(p: float) -> str:
+    """Write a p-value after the letter p."""
+    return "< 0.001" if p < 0.001 else f"= {p:.3f}"
+
+
 def number(value: float, digits: int = 4, error: float = 0.0) -> str:
     """Return a number in at most ``digits + 6`` characters.
 

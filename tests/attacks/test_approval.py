@@ -54,22 +54,22 @@ class Departing:
     """Sites that receive other requests than the coordinator proposed for approval."""
 
     def __init__(self, partition, change):
-        self.doors = {name: site.answer for name, site in partition.sites.items()}
+        self.answers = {name: site.answer for name, site in partition.sites.items()}
         self.change = change
 
     def through(self, name):
         def answer(request):
             first, *more = self.change(unpack_request(request))
-            reply = self.doors[name](pack_request(first))
+            reply = self.answers[name](pack_request(first))
             for requested in more:
-                self.doors[name](pack_request(requested))
+                self.answers[name](pack_request(requested))
             return reply
 
         return type("Door", (), {"answer": staticmethod(answer)})()
 
     @property
     def engine(self):
-        return LocalEngine({name: self.through(name) for name in self.doors})
+        return LocalEngine({name: self.through(name) for name in self.answers})
 
 
 def departs(policy, change):

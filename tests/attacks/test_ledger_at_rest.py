@@ -41,7 +41,7 @@ def records(seed):
     return frame
 
 
-class Doors:
+class Federation:
     """Sites of two folders, opened again when they are needed, without processes."""
 
     def __init__(self, home):
@@ -77,16 +77,16 @@ class Doors:
 @pytest.fixture(scope="module")
 def analyzed(tmp_path_factory):
     """Folders after one analysis, and after one that was refused, over 59 of the 60 rows."""
-    doors = Doors(tmp_path_factory.mktemp("analyzed"))
-    doors.fit()
+    federation = Federation(tmp_path_factory.mktemp("analyzed"))
+    federation.fit()
     with pytest.raises(PolicyError, match="differencing"):
-        doors.fit("y > 0 ~ x + m")
-    doors.stop()
-    return doors
+        federation.fit("y > 0 ~ x + m")
+    federation.stop()
+    return federation
 
 
 @pytest.fixture
-def doors(analyzed):
+def federation(analyzed):
     """The same, to be altered by one test."""
     names = [*PARTS, "identity.json", "site.toml"]
     before = {n: (analyzed.home / "North" / n).read_bytes() for n in names}
@@ -186,8 +186,8 @@ ALTERED = {
 
 
 @pytest.mark.parametrize("alter", ALTERED.values(), ids=ALTERED)
-def test_a_ledger_that_is_not_whole_is_not_served(doors, alter, capsys):
-    folder = doors.home / "North"
+def test_a_ledger_that_is_not_whole_is_not_served(federation, alter, capsys):
+    folder = federation.home / "North"
     alter(folder)
     with pytest.raises(SecurityError, match="declare-loss") as problem:
         open_site(folder)
@@ -197,15 +197,15 @@ def test_a_ledger_that_is_not_whole_is_not_served(doors, alter, capsys):
 
 
 @pytest.mark.parametrize("alter", ALTERED.values(), ids=ALTERED)
-def test_its_owner_declares_the_loss_and_everybody_is_reported(doors, alter, capsys):
-    folder = doors.home / "North"
+def test_its_owner_declares_the_loss_and_everybody_is_reported(federation, alter, capsys):
+    folder = federation.home / "North"
     alter(folder)
     assert main(["site", "declare-loss", str(folder), "--reason", "somebody was here"]) == 0
     printed = capsys.readouterr().out
     with pytest.warns(DisclosureWarning, match="North: its owner declared .* lost"):
-        result = doors.fit()
-    doors.stop()
-    assert (doors.home / "North" / "ledger.jsonl").read_text().count("somebody was here") == 1
+        result = federation.fit()
+    federation.stop()
+    assert (federation.home / "North" / "ledger.jsonl").read_text().count("somebody was here") == 1
     assert [sentence[:6] for sentence in result.receipt().losses] == ["North:"]
     assert "North: its owner declared" in str(result.receipt())
     assert main(["site", "ledger", str(folder)]) == 0
@@ -216,15 +216,15 @@ def test_its_owner_declares_the_loss_and_everybody_is_reported(doors, alter, cap
 
 
 @pytest.fixture
-def put_back(doors):
+def put_back(federation):
     """Ledger, head and memory of before the last analysis that the coordinator knows of: all are signed."""
-    folder = doors.home / "North"
+    folder = federation.home / "North"
     before = {name: (folder / name).read_bytes() for name in ACCOUNT}
-    doors.fit()
-    doors.stop()
+    federation.fit()
+    federation.stop()
     for name, content in before.items():
         (folder / name).write_bytes(content)
-    return doors
+    return federation
 
 
 def test_an_earlier_state_is_found_by_what_the_coordinator_keeps(put_back, capsys):
@@ -266,8 +266,8 @@ def test_what_is_still_remembered_after_a_loss_is_held_against_new_answers(put_b
         put_back.fit("y > 0 ~ x + m")
 
 
-def test_a_head_that_the_site_did_not_sign_disputes_nothing(doors):
-    site = open_site(doors.home / "North")
+def test_a_head_that_the_site_did_not_sign_disputes_nothing(federation):
+    site = open_site(federation.home / "North")
     head = site.site_ledger.store.head
     texts = [
         to_json(SignedCheckpoint(head.lines, "0" * 64, head.time + 1, (), head.signature)),
@@ -291,9 +291,9 @@ def test_a_head_that_the_site_did_not_sign_disputes_nothing(doors):
     [cut, without_refusals, partial(gone, "ledger.jsonl")],
     ids=["cut", "without refusals", "gone"],
 )
-def test_a_ledger_that_is_altered_while_it_is_served_is_found(doors, alter):
-    site = open_site(doors.home / "North")
-    alter(doors.home / "North")
+def test_a_ledger_that_is_altered_while_it_is_served_is_found(federation, alter):
+    site = open_site(federation.home / "North")
+    alter(federation.home / "North")
     with pytest.raises(SecurityError, match="was changed while the site was served"):
         site.answer(pack_request(Request("North", "schema", "describe_table", {}, "s", "{}")))
     site.site_ledger.store.close()
@@ -306,36 +306,38 @@ def grown(more, positive=True):
 
 
 @pytest.mark.filterwarnings("ignore:.*records have changed since:fedstat.errors.DataWarning")
-def test_a_table_that_has_grown_keeps_its_memory(doors):
+def test_a_table_that_has_grown_keeps_its_memory(federation):
     """Sums over 60 and over 61 records differ by one; over 72, by twelve. So it is after a restart."""
     for more, refused in ((1, True), (12, False), (13, True), (12, False)):
-        doors.stop()
-        grown(more).sample(frac=1.0, random_state=more).to_csv(doors.home / "North.csv", index=False)
-        site = doors.connect().sites["North"]
-        assert site is not None and len(doors.open["North"].site._data.memory.released.cells) >= N
+        federation.stop()
+        grown(more).sample(frac=1.0, random_state=more).to_csv(federation.home / "North.csv", index=False)
+        site = federation.connect().sites["North"]
+        assert site is not None and len(federation.open["North"].site._data.memory.released.cells) >= N
         if refused:
             with pytest.raises(PolicyError, match="differ in fewer than 5 rows"):
-                doors.fit()
+                federation.fit()
         else:
-            assert doors.fit().nobs == 2 * N + more
-    doors.stop()
+            assert federation.fit().nobs == 2 * N + more
+    federation.stop()
 
 
-def test_answers_over_records_that_are_gone_are_not_forgotten_in_silence(doors, capsys):
+def test_answers_over_records_that_are_gone_are_not_forgotten_in_silence(federation, capsys):
     """Without a key the site cannot tell removed records from changed ones; two answers may differ by one."""
-    records(0).iloc[:-1].to_csv(doors.home / "North.csv", index=False)
+    records(0).iloc[:-1].to_csv(federation.home / "North.csv", index=False)
     with pytest.raises(SecurityError, match=r"there are 59 rows; .* used 60\. Gone or changed since then: 1"):
-        open_site(doors.home / "North")
-    assert main(["site", "declare-loss", str(doors.home / "North"), "--reason", "records of November"]) == 0
+        open_site(federation.home / "North")
+    assert (
+        main(["site", "declare-loss", str(federation.home / "North"), "--reason", "records of November"]) == 0
+    )
     assert "earlier replies used 60" in capsys.readouterr().out
-    site = open_site(doors.home / "North")
+    site = open_site(federation.home / "North")
     assert site._data.memory.released is None and site.site_ledger.store.head.lost
     site.site_ledger.store.close()
 
 
-def test_what_a_crash_can_do_is_mended(doors):
+def test_what_a_crash_can_do_is_mended(federation):
     """Lines without a signature at the end, an older head, a memory that is not yet in its place."""
-    folder = doors.home / "North"
+    folder = federation.home / "North"
     head, size = (folder / "ledger.head").read_bytes(), (folder / "ledger.jsonl").stat().st_size
     site = open_site(folder)
     site.answer(pack_request(Request("North", "schema", "describe_table", {}, "s", "{}")))

@@ -62,33 +62,39 @@ def mean_of_the_patient(found, covariances, sizes, target):
 
 
 def test_the_only_patient_with_seven_visits():
-    """Without the rule the coordinator computes the mean of one patient; with it the site refuses."""
+    """Without the rule the coordinator computes the mean of one patient; by default the site refuses."""
     table, covariances, sizes = visits(), [0.0, 0.05, 0.2, 0.5, 1.0, 3.0, 20.0], [2, 3, 4, 7]
     own = table.query("site == 'S0' and patient == 3")["y"].mean()
-    allowed = ask(model_of(table, fs.Policy()), covariances)
+    allowed = ask(model_of(table, fs.Policy(min_level_count=1)), covariances)
     assert mean_of_the_patient(allowed, covariances, sizes, 7) == pytest.approx(own, abs=1e-3)
     with pytest.raises(PolicyError, match=r"fewer than 5 groups\. Groups of few sizes"):
         ask(model_of(table), covariances)
     with pytest.raises(PolicyError, match="fewer than 5 groups"):
         model_of(table).fit(masked=False)
+    with pytest.raises(PolicyError, match=r"fewer than 3 groups\."):
+        model_of(table, fs.Policy()).fit(masked=False)
+    assert model_of(table, fs.Policy()).fit().converged  # masked among three sites
 
 
 def test_groups_of_common_sizes_may_be_summed_unmasked():
     assert model_of(visits(target=4)).fit(masked=False).converged
 
 
-@pytest.mark.parametrize(("alike", "refused"), [(4, True), (5, False)])
-def test_the_number_of_groups_of_a_size_is_the_minimum(alike, refused):
+@pytest.mark.parametrize(
+    ("policy", "alike", "refused"),
+    [(CAREFUL, 4, True), (CAREFUL, 5, False), (fs.Policy(), 2, True), (fs.Policy(), 3, False)],
+)
+def test_the_number_of_groups_of_a_size_is_the_minimum(policy, alike, refused):
     table = visits(target=4)
     more = table.query("site == 'S0'").groupby("patient").filter(lambda group: len(group) == 4)
     longer = more["patient"].unique()[:alike]
     added = table[(table["site"] == "S0") & table["patient"].isin(longer)].groupby("patient").head(1)
     table = pd.concat([table, added.assign(y=added["y"] + 0.3, x=added["x"] * -0.7)], ignore_index=True)
     if refused:
-        with pytest.raises(PolicyError, match="fewer than 5 groups"):
-            model_of(table).fit(masked=False)
+        with pytest.raises(PolicyError, match=f"fewer than {policy.min_level_count} groups"):
+            model_of(table, policy).fit(masked=False)
     else:
-        assert model_of(table).fit(masked=False).converged
+        assert model_of(table, policy).fit(masked=False).converged
 
 
 def test_masks_hide_the_patient_among_the_same_sites_only():
@@ -103,12 +109,32 @@ def test_masks_hide_the_patient_among_the_same_sites_only():
         fs.FederatedMixed.from_formula(formula, fewer).fit(masked=True)
 
 
-def test_two_sites_hide_nothing_from_each_other():
-    with pytest.raises(PolicyError, match="fewer than 5 groups"):
-        model_of(visits(sites=2)).fit(masked=True)
+@pytest.mark.parametrize(("policy", "least"), [(CAREFUL, 5), (fs.Policy(), 3)])
+def test_two_sites_hide_nothing_from_each_other(policy, least):
+    with pytest.raises(PolicyError, match=f"fewer than {least} groups"):
+        model_of(visits(sites=2), policy).fit(masked=True)
 
 
-@pytest.mark.parametrize(("target", "rule"), [(7, "at least 5 groups of 'patient'"), (4, "minimum count")])
+def test_effects_of_a_site_at_many_points_single_out_no_patient():
+    """Each point gives one more sum of residuals, weighted by the sizes of the groups, and unmasked."""
+    model = model_of(visits(sites=4), fs.Policy(), "y ~ x + (1 | patient) + (1 | site)")
+    session = model._open_session("mixed", True)
+    newton = MixedNewton(session, model.formula.random, model.distribution)
+    received = []
+
+    def protocol():
+        yield from newton.open()
+        for t in np.linspace(0.1, 2.0, 8):
+            arrays = {"beta": np.zeros(2), "factor": np.array([t, 1.0]), "center": np.array(0.0)}
+            received.append((yield session.request_all("predict_site", arrays)))
+
+    with pytest.raises(PolicyError, match="fewer than 3 groups"):
+        model.engine.run(session.hide(protocol()), Ledger())
+    # Sizes 2, 3, 4 and 7: a sum over all groups and three weighted ones would leave those of one size.
+    assert len(received) < 3
+
+
+@pytest.mark.parametrize(("target", "rule"), [(7, "at least 5 clusters by 'patient'"), (4, "minimum count")])
 def test_a_site_with_one_patient(target, rule):
     table = visits(target=target)
     table = table[(table["site"] != "S0") | (table["patient"] == 3)]
@@ -119,7 +145,7 @@ def test_a_site_with_one_patient(target, rule):
 def test_a_site_may_be_one_group_if_the_column_names_it():
     table = visits()
     assert model_of(table, formula="y ~ x + (1 | patient) + (1 | site)").fit(masked=True).converged
-    with pytest.raises(PolicyError, match="at least 5 groups of 'ward'"):
+    with pytest.raises(PolicyError, match="at least 5 clusters by 'ward'"):
         model_of(table.assign(ward="one"), formula="y ~ x + (1 | patient) + (1 | ward)").fit(masked=True)
 
 
@@ -142,6 +168,7 @@ def test_coefficients_that_give_weight_to_few_rows():
         yield from newton.open()
         return (yield session.request_all("sum_scores", arrays))
 
+    assert model.fit(masked=False).converged  # products of groups and means of rows are examined apart
     try:
         replies = model.engine.run(protocol(), Ledger())
     except FedstatError as error:

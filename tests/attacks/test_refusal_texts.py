@@ -103,7 +103,10 @@ def test_refusals_by_different_rules_are_the_same_bytes(replies):
 
 def test_a_refusal_names_terms_keys_and_remedies_of_the_request(replies):
     (text,) = {str(error) for error, *_ in replies.values()}
-    assert "Terms C(g), C(h), y (min_level_count, products): merge rare levels or drop a term" in text
+    assert (
+        "Terms C(g), C(h), y (min_level_count, products): merge levels that are rare, alone or together"
+        in text
+    )
     assert "Columns x (max_share, products)" in text
     assert "(min_events)" in text and "(min_count, remember)" in text
 

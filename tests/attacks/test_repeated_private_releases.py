@@ -1,12 +1,13 @@
 """Noise that is averaged away: an analyst repeats a private fit with requests that differ in writing only.
 
 Every answer with noise of its own has to be charged to the budget of every site that added it, until nothing
-is left; then the mean of all answers discloses no more than the budget allows.
+is left; then the mean of all answers discloses no more than the budget allows. An equal request gets the same
+numbers, and is free.
 """
 
 from __future__ import annotations
 
-from itertools import cycle
+from itertools import chain, cycle
 
 import numpy as np
 import pandas as pd
@@ -86,15 +87,19 @@ def spent(partition):
 @pytest.mark.parametrize("make", [synthesis, boosting])
 def test_equivalent_requests_are_charged_until_the_budget_is_spent(make):
     partition, words, fit, released = make()
-    answers = []
+    answers, free = [], []
     with pytest.raises(PolicyError, match="privacy budget"):
-        for request in cycle(words):
+        for number, request in enumerate(chain(words, words, cycle([{}]))):
             before = spent(partition)
-            answers.append(released(fit(request)))
+            # Each of the words twice; then with budgets that differ a little, until all is spent.
+            differ = {"epsilon": EACH * (1.0 - number * 1e-6)} if number >= 2 * len(words) else {}
+            answers.append(released(fit(request | differ)))
             costs = [spent(partition)[name] - before[name] for name in before]
-            noise_is_new = not any(np.allclose(answers[-1], one) for one in answers[:-1])
-            assert all(costs) or not noise_is_new
+            noise_is_new = not any(np.array_equal(answers[-1], one) for one in answers[:-1])
+            assert all(costs) if noise_is_new else not any(costs)
+            free.append(not noise_is_new)
             assert len(answers) < 20
+    assert any(free)
     # Noise of three fits at most was drawn, and no more was charged than the owner allows.
     distinct = {np.sort(one, axis=None).round(6).tobytes() for one in answers}
     assert len(distinct) <= 3

@@ -302,8 +302,9 @@ def check_plain_lines(model, plans, entries):
         most = {step.step: step.most for step in plan.steps}
         for e in entries:
             times[e.step, e.array] += e.sender == site
-            # A site refuses a step that it was asked more often than planned.
-            if e.sender == site and e.array != "text" and times[e.step, e.array] <= most.get(e.step, np.inf):
+            # A site refuses a step that it was asked more often than planned: a fit would end half way.
+            assert times[e.step, e.array] <= most.get(e.step, np.inf), (site, e.step, most[e.step])
+            if e.sender == site and e.array != "text":
                 real[e.kind, e.masked] += int(np.prod(e.shape))
         alone = sum(real[kind, False] for kind in ("aggregate", "noisy aggregate", "sketch"))
         hidden = sum(n for (kind, masked), n in real.items() if masked and kind != "per entity")

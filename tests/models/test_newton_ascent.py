@@ -78,6 +78,55 @@ def test_columns_of_condition_1e10_have_the_pooled_estimates(family, pooled):
     assert (np.abs(found.params.to_numpy() - peer.params.to_numpy()) < 1e-7 * peer.bse.to_numpy()).all()
 
 
+SURVIVAL, GRADES = "Surv(time, died)", ["low", "middle", "high"]
+
+
+@pytest.mark.parametrize(
+    ("model", "response", "settings"),
+    [
+        ("FederatedCox", SURVIVAL, {}),
+        ("FederatedOrdinal", "grade", {"levels": GRADES}),
+        ("FederatedMultinomial", "grade", {}),
+        ("FederatedGEE", "y", {"groups": "person"}),
+    ],
+)
+def test_columns_of_condition_1e10_are_fitted_as_their_mean_and_difference(model, response, settings):
+    """The same column space without the condition has the same predictions, by few evaluations."""
+    rows = nearly_equal_columns()
+    rng = np.random.default_rng(1)
+    rows["time"], rows["died"] = rng.exponential(np.exp(-0.3 * rows["x"])), rng.integers(0, 2, 2000)
+    rows["grade"] = pd.cut(rows["y"], [-np.inf, -1.0, 1.0, np.inf], labels=GRADES).astype(str)
+    rows["person"], rows["d"] = np.arange(2000) // 4, (rows["z"] - rows["x"]) * 5e4
+    partition = fs.ClientPartition.from_frame(rows, by="site")
+    make = getattr(fs, model).from_formula
+    found, peer = (make(f"{response} ~ x + {z} + w", partition, **settings).fit() for z in ("z", "d"))
+    assert found.converged and peer.converged
+    for name in found.params.index:
+        if "z" in str(name):
+            other = peer.params.index[list(found.params.index).index(name)]
+            near = 1e-4 * 5e4 * peer.bse[other]
+            assert abs(found.params[name] - 5e4 * peer.params[other]) < near
+
+
+@pytest.mark.slow
+def test_sixty_columns_with_three_hundred_patterns_converge():
+    rng = np.random.default_rng(6)
+    n, p, patterns = 90_000, 60, 300
+    x = rng.normal(size=(n, 8)) @ rng.normal(size=(8, p)) + 0.1 * rng.normal(size=(n, p))
+    table = pd.DataFrame(x, columns=[f"x{j}" for j in range(p)])
+    y = 0.2 * table.iloc[:, ::7].sum(axis=1) + rng.normal(size=n)
+    seen = (rng.random((patterns, p)) < 0.85) & np.repeat(rng.random((patterns, 3)) < 0.8, 20, axis=1)
+    table = table.where(seen[rng.integers(0, patterns, n)])
+    frames = {"Y": pd.DataFrame({"id": range(n), "y": y})}
+    for k, site in enumerate("ABC"):
+        own = table.iloc[:, 20 * k : 20 * k + 20]
+        frames[site] = own.assign(id=range(n))[own.notna().any(axis=1)]
+    partition = fs.ClientPartition.from_frames(frames, on="id")
+    result = fs.VFEMRegression.from_formula("y ~ .", partition).fit(cov_type="none")
+    assert result.converged and len(result.trace) < 15
+    assert np.abs(result.params.iloc[1::7] - 0.2).max() < 0.2
+
+
 def test_columns_of_condition_1e10_at_two_sites_are_refused_by_name():
     """The joint model needs their covariance, which is singular to the precision of sums between sites."""
     rows = nearly_equal_columns().assign(id=range(2000))

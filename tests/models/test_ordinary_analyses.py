@@ -132,7 +132,8 @@ ANALYSES: dict[str, tuple[Run, Refused | None]] = {
     "least squares": (
         lambda: least_squares("chol ~ age + sex", hospitals()),
         Refused(
-            "column 'chol' is not published. Ask the owner to publish it in columns.toml, or leave it out",
+            "column 'chol' is not published. Ask the owner to publish it in columns.toml, "
+            'as section ["chol"]',
             lambda: least_squares("chol ~ age + sex", without(hospitals(), "Switzerland")),
         ),
     ),

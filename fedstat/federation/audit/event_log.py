@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import json
@@ -642,7 +643,8 @@ class SiteLedger:
     newest of each plan; `charges` are all to
     its privacy budget. `disputed` states why the ledger is incomplete, `losses` are the times at which its
     owner declared the loss of the earlier ledger, with the reasons. The rows were read at the time `as_of`.
-    `recalled` are the rows behind replies of an earlier process.
+    `recalled` are the rows behind replies of an earlier process. `kept` has noisy arrays that were charged,
+    for repetitions of their request: by keyed digest of the request, by session, by part of a reply.
     """
 
     def __init__(self, secret: bytes | None = None) -> None:
@@ -663,6 +665,7 @@ class SiteLedger:
         self.as_of = ""
         self.losses: list[tuple[str, str]] = []
         self.recalled: dict[str, Array] = {}
+        self.kept: dict[str, dict[str, dict[str, Array]]] = {}
         self._chains: dict[str, SessionChain] = {}
         self._present = ""
 
@@ -742,6 +745,20 @@ class SiteLedger:
     def keep_charges(self, charges: Sequence[Charge]) -> None:
         """Keep charges to the privacy budget, before anything of them leaves."""
         self.keep(*map(to_plain, charges))
+
+    def keep_release(self, question: str, run: str, part: str, array: Array) -> None:
+        """Keep a noisy array of integers before it leaves, so that its request can be repeated."""
+        self.kept.setdefault(question, {}).setdefault(run, {})[part] = array
+        content = base64.b64encode(np.asarray(array, dtype="<i8").tobytes()).decode()
+        self.keep(
+            {"kept": question, "run": run, "part": part, "shape": list(array.shape), "content": content}
+        )
+
+    def restore_release(self, line: Mapping[str, Any]) -> None:
+        """Restore what :meth:`keep_release` has kept; some error if the line is not one of its lines."""
+        content = np.frombuffer(base64.b64decode(line["content"], validate=True), dtype="<i8")
+        array = content.astype(np.int64).reshape(line["shape"])
+        self.kept.setdefault(line["kept"], {}).setdefault(line["run"], {})[line["part"]] = array
 
     def count_refusal(self, client: str) -> None:
         """Count a refusal that depended on rows."""

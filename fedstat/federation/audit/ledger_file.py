@@ -74,6 +74,7 @@ LINES: Mapping[str, Mapping[str, type]] = {
     "proposed": {"plan": str, "client": str, "written": str, "proposed": int},
     "verdict": {"plan": str, "verdict": str, "who": str, "when": int},
     "charged": {"charged": int, "rho": str, "what": str, "question": str, "answer": str},
+    "kept": {"kept": str, "run": str, "part": str, "shape": list, "content": str},
     "answered": {"answered": str, "rows": int},
     "begun": {"begun": int, "secret": str},
     "disputed": {"disputed": str},
@@ -87,10 +88,11 @@ study, purpose, formula and columns. ``session``: a session was opened, over rec
 (empty if they are read for every answer). ``columns``: columns that were used in any session, and most
 entities behind an answer. ``spent``: what is answered once was answered. ``refused``: number of refusals
 because of the rows, by analyst. ``proposed``: a plan waits for the owner. ``verdict``: the owner's decision
-about a plan. ``charged``: a charge to the privacy budget. ``answered``: SHA-256 of the file of rows behind
-earlier answers (empty for none), and their number. ``begun``: the ledger was begun, with a secret that has
-this SHA-256. ``disputed``: why the ledger does not hold what the site signed. ``lost``: the owner declared
-that the ledger before was lost, when and why, and where its files are.
+about a plan. ``charged``: a charge to the privacy budget. ``kept``: a noisy array that was charged, for
+repetitions of its request. ``answered``: SHA-256 of the file of rows behind earlier answers (empty for none),
+and their number. ``begun``: the ledger was begun, with a secret that has this SHA-256. ``disputed``: why the
+ledger does not hold what the site signed. ``lost``: the owner declared that the ledger before was lost, when
+and why, and where its files are.
 """
 
 
@@ -174,6 +176,8 @@ class LedgerReading:
                 if not RHO_PATTERN.fullmatch(line["rho"]):
                     raise ValueError("charged")
                 site_ledger.charges.take(Charge(**line))
+            case "kept":
+                site_ledger.restore_release(line)
             case "answered":
                 self.answered, self.rows = line["answered"], line["rows"]
             case "begun":

@@ -366,7 +366,8 @@ def draw_folds(data: SiteData, state: State, request: FoldsRequest, use: Bools) 
     alone = code < 0
     code[alone] = code.max(initial=-1) + 1 + np.arange(int(alone.sum()))
     sizes = np.bincount(code)
-    state.report(EntityCount(len(code)), ClusterCounts(request.column, len(sizes) // request.folds, 0, {}))
+    people = ClusterCounts(request.column, len(sizes) // request.folds, remedy="use fewer folds")
+    state.report(EntityCount(len(code)), people)
     own = int.from_bytes(hashlib.sha256(data.name.encode()).digest()[:8], "big")
     fold_of, filled = np.zeros(len(sizes)), np.zeros((2, request.folds))
     # Equal numbers of groups, and among folds with the fewest groups the one with the fewest entities.

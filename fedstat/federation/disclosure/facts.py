@@ -245,21 +245,18 @@ class ClusterCounts:
         Clusters, and coefficients.
     kinds : mapping of str to sequence of int
         Clusters behind sums that follow by subtraction, by what they have in common.
+    whole : bool
+        Whether the column names the site, which then is a cluster by itself.
+    remedy : str
+        What to do about few clusters, other than to leave the site out.
     """
 
     groups: str
     n: int
-    parameters: int
-    kinds: Mapping[str, Sequence[int]]
-
-
-@dataclass(frozen=True, slots=True)
-class GroupCount:
-    """Number of groups of rows whose sums are multiplied; `whole`: their column names the site."""
-
-    column: str
-    n: int
-    whole: bool
+    parameters: int = 0
+    kinds: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    whole: bool = False
+    remedy: str = "use other groups"
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,6 +452,9 @@ class FittedMeanSums:
     groups : bool
         The rows are products of sums over groups, which many analyses single out. They may be released in
         sums that are masked among the same sites each time.
+    kind : str
+        What the rows are, where they are not those of the table: rows of each kind are examined apart. Groups
+        of rare sizes are ordinary, so groups are examined under every policy.
     """
 
     rows: object
@@ -463,6 +463,7 @@ class FittedMeanSums:
     parts: Callable[[], Iterable[RowBlock]]
     known: float | None = None
     groups: bool = False
+    kind: str = ""
 
     @property
     def largest(self) -> float:

@@ -334,33 +334,37 @@ def check_fitted_means(data: SiteData, state: State, fact: FittedMeanSums) -> No
     """Require that means and weights at all coefficients of a session's replies single out no few rows.
 
     A difference of replies, or any other combination, is a sum over few rows if the combination of these
-    vectors is zero in all other rows. An owner who lets one row have all weight of a sum allows this as well.
+    vectors is zero in all other rows. An owner who lets one row have all weight of a sum allows this as well,
+    but not sums over few groups: with a single row of a rare kind the number of rows shows it, while groups
+    of rare sizes are ordinary.
 
     Raises
     ------
     PolicyError
         Names the rule, the site and a remedy.
     """
-    few = data.policy.min_level_count - 1
-    if few < 1 or fact.n <= few or data.policy.max_share >= 1.0:
+    few, lenient = data.policy.min_level_count - 1, data.policy.max_share >= 1.0
+    if few < 1 or fact.n <= few or (lenient and not fact.kind):
         return
-    if fact.groups and _masked_among_the_same(data, state.masked_among):
+    masked_among = state.masked_among
+    if fact.groups and (hides(len(masked_among)) if lenient else _masked_among_the_same(data, masked_among)):
         return
-    kept: ReleasedMeans | None = state.look_at(RELEASED_MEANS) if RELEASED_MEANS in state else None
+    key = f"{RELEASED_MEANS} {fact.kind}".strip()
+    kept: ReleasedMeans | None = state.look_at(key) if key in state else None
     if kept is None or kept.rows is not fact.rows:
         kept = ReleasedMeans.of(fact, few)
     if fact.point in kept.points:
         return
     now, seen = kept.with_point(fact, few)
     if not seen and _isolates_few_rows(fact, now.points, few):
+        allow = "min_level_count = 1" if fact.kind else "max_share = 1.0"
         raise PolicyError.of_rule(
-            "largest share",
+            "minimum rows per level" if fact.kind else "largest share",
             data.name,
             "releases no sums at these coefficients: with those of earlier replies, they single out fewer "
-            "than "
-            f"{few + 1} {_singled_out(fact)}; the owner can allow it with  max_share = 1.0  in policy.toml",
+            f"than {few + 1} {_singled_out(fact)}; the owner can allow it with  {allow}  in policy.toml",
         )
-    state.keep(RELEASED_MEANS, now)
+    state.keep(key, now)
 
 
 MASKED_KEY = "sums over groups masked among "

@@ -324,7 +324,8 @@ class Policy:
         3,
         "minimum rows per level",
         integer(0, operator.ge),
-        "Fewest rows of a level of a category. A level without any rows is allowed.",
+        "Fewest rows of a level of a category, and fewest groups of rows that sums over groups single out, "
+        "where no mask hides them. A level without any rows is allowed.",
         without={ANALYST: "Sums over the few rows of a rare level."},
     )
     products: Literal["any", "counted"] = rule(
@@ -544,8 +545,9 @@ class Policy:
         "budget, the site releases values that depend on data only with noise, and charges them to the "
         "budget first. It refuses everything else, except which records exist and which of them lack a value "
         "in the columns of a synthesis. The ledger keeps the charges, also when this file is changed. "
-        "A repeated request receives the same answer and is free until the table is changed. 'fedstat "
-        "site status' shows how much is spent.",
+        "A repeated request receives the same answer and is free until the table is changed; a "
+        "product with other sites until one of their tables is. 'fedstat site status' shows how much is "
+        "spent.",
         section=True,
         example="[privacy]\nepsilon = 1.0\ndelta = 1e-06",
         moot=lambda policy: True,  # only noise is released with a budget; without one the other rules hold

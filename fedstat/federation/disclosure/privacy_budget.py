@@ -29,10 +29,16 @@ same noise in another session, from another coordinator, or after a restart: it 
 averaged. Any other request has noise of its own, and is charged. `request` is the request in canonical form,
 the same text for all spellings: rounded as the step rounds, in the order in which it computes, and as JSON of
 the parsed values. Two spellings that are not recognized cost twice, and disclose nothing. A changed table is
-another table: its requests are charged again. A share of a product is drawn at random, so it would be charged
-in every session; with `of`, the secret behind it, its noise is repeated. `of` contains everything on which
-the array depends, including the columns of the other site (committed by a keyed digest): repeated noise with
-other columns would reveal the difference.
+another table: its requests are charged again. With `of`, the secret behind an array that is drawn at random,
+its noise is repeated. `of` contains everything on which the array depends.
+
+A share of a product depends on the columns of another site, which this site cannot verify. Repeated noise
+with other columns would reveal the difference, so each product has noise of its own. With `kept`, the site
+keeps the noisy array in its ledger instead, under the request and the content of the complete table, and
+releases the same bytes again to an equal request (:class:`RepeatedRelease`). Nothing is computed from rows
+then, so the repetition reveals nothing new and costs nothing. This holds for every recipient, and whatever
+the other sites do. Shares of one product belong together: the coordinator can use them only if all sites
+repeat the same run.
 
 Some values are public under the guarantee (for example, who has a record), or are sealed for another site and
 serve a share that is released with noise. They are declared ``unpaid`` with the reason. Nothing else is
@@ -46,9 +52,10 @@ one word.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -86,6 +93,9 @@ class NoiseRequired:
         Variance of the noise on each of them.
     of : array, optional
         Content that the noise is bound to instead of the array itself.
+    kept : tuple of str
+        The request without what differs between sessions, and the part of its reply: the array is kept for
+        repetitions. Empty: it is not.
     """
 
     array: str
@@ -93,11 +103,21 @@ class NoiseRequired:
     squared: int | Fraction
     variance: Fraction
     of: Array | None = None
+    kept: tuple[str, str] = ("", "")
 
     @property
     def rho(self) -> Fraction:
         """The charge of the array."""
         return round_to_grid(rho_of_noise(self.squared, self.variance), up=True)
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedRelease:
+    """An array repeats parts of a release, one after the other: see `kept` of :class:`NoiseRequired`."""
+
+    array: str
+    question: str
+    parts: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -115,7 +135,21 @@ class NoiseMechanism:
         """Answer for other records from now on, whose requests are charged again."""
         self.table, self._content = table, b""
 
-    def check(self, request: Request, owed: Iterable[NoiseRequired]) -> None:
+    def recall(
+        self, request: Request, question: str, parts: Collection[str]
+    ) -> tuple[bytes, dict[str, Array]] | None:
+        """Return the latest complete release for an equal request over the same records; None without one.
+
+        The first item identifies the run: shares of one product are those of one run.
+        """
+        runs = self.site_ledger.kept.get(self._kept_name(request, question), {})
+        complete = [run for run, held in runs.items() if held.keys() >= set(parts)]
+        if not complete:
+            return None
+        run = complete[-1]
+        return hashlib.sha256(run.encode()).digest(), {part: runs[run][part] for part in parts}
+
+    def check(self, request: Request, owed: Iterable[NoiseRequired | RepeatedRelease]) -> None:
         """Refuse a reply that would exceed the budget, from the charges of its arrays that are new.
 
         Raises
@@ -123,7 +157,8 @@ class NoiseMechanism:
         DescriptionError
             From request, policy and earlier charges alone; names the rest, and the line of the policy.
         """
-        reported, known = tuple(owed), self.site_ledger.charges.questions
+        reported = [one for one in owed if isinstance(one, NoiseRequired)]
+        known = self.site_ledger.charges.questions
         if not all(0 < one.variance <= LARGEST for one in reported):
             raise DescriptionError(f"{self.site}: expected a variance of noise above 0 and at most 2^100")
         new = [one.rho for one in reported if self._question(request, one) not in known]
@@ -131,7 +166,11 @@ class NoiseMechanism:
             self._admit(sum(new, Fraction(0)))
 
     def add(
-        self, request: Request, step: Step, owed: Mapping[str, NoiseRequired], arrays: Mapping[str, Array]
+        self,
+        request: Request,
+        step: Step,
+        owed: Mapping[str, NoiseRequired | RepeatedRelease],
+        arrays: Mapping[str, Array],
     ) -> tuple[dict[str, Array], dict[str, str]]:
         """Charge the noisy arrays of a reply, all or none, and add noise; return the arrays and the charges.
 
@@ -143,8 +182,15 @@ class NoiseMechanism:
             The charges cannot be recorded.
         """
         noisy = {name: array for name, array in arrays.items() if step.gives[name].noisy and array.size}
+        repeated = {
+            name
+            for name, array in noisy.items()
+            if isinstance(one := owed.get(name), RepeatedRelease) and self._was_released(request, one, array)
+        }
+        needed = {name: one for name, one in owed.items() if isinstance(one, NoiseRequired)}
+        noisy = {name: array for name, array in noisy.items() if name not in repeated}
         # A sensitivity of 0 bounds nothing if there are values.
-        wrong = [name for name in noisy if name not in owed or owed[name].squared <= 0]
+        wrong = [name for name in noisy if name not in needed or needed[name].squared <= 0]
         if wrong:
             raise DisclosureError(
                 f"{self.site}, step '{request.step}': array '{wrong[0]}' was not released: it is declared "
@@ -152,17 +198,33 @@ class NoiseMechanism:
                 "error "
                 "to the author of the family",
             )
-        charges = {name: self._charge(request, owed[name], array) for name, array in noisy.items()}
+        charges = {name: self._charge(request, needed[name], array) for name, array in noisy.items()}
         costs = self.site_ledger.charges.make(
             tuple(charges.values()), self._admit, self.site_ledger.keep_charges
         )
         out = dict(arrays)
         for name, array in noisy.items():
             source = random_bytes(self._keyed("noise", charges[name].answer))
-            noise = discrete_gaussian(owed[name].variance, array.size, source).reshape(array.shape)
+            noise = discrete_gaussian(needed[name].variance, array.size, source).reshape(array.shape)
             # Mod 2^64, in which shares of a product are; other sums are far from the limits.
             out[name] = (array.astype(np.int64).view(np.uint64) + noise.view(np.uint64)).view(np.int64)
-        return out, dict(zip(charges, map(str, costs), strict=True))
+            question, part = needed[name].kept
+            if question:
+                kept = self._kept_name(request, question)
+                self.site_ledger.keep_release(kept, request.session, part, out[name])
+        return out, dict(zip(charges, map(str, costs), strict=True)) | dict.fromkeys(repeated, "0")
+
+    def _was_released(self, request: Request, one: RepeatedRelease, array: Array) -> bool:
+        """Return whether an array is what this site has charged and released, to the last byte."""
+        runs = self.site_ledger.kept.get(self._kept_name(request, one.question), {})
+        return any(
+            held.keys() >= set(one.parts)
+            and array.tobytes() == b"".join(held[part].tobytes() for part in one.parts)
+            for held in runs.values()
+        )
+
+    def _kept_name(self, request: Request, question: str) -> str:
+        return self._keyed("kept", request.family, question, VERSION, self._records()).hex()
 
     def _charge(self, request: Request, owed: NoiseRequired, values: Array) -> Charge:
         """Return the charge for an array, by which the site recognizes that it was charged before."""
@@ -198,8 +260,8 @@ class NoiseMechanism:
             *rule,
             f"has rho {float(stands.left):.3g} left of {float(Fraction(stands.total)):.3g} (epsilon "
             f"{budget.epsilon:g} at delta {budget.delta:g}), and this reply costs {float(cost):.3g}. Reduce "
-            "the request. Repeats of what this site released alone are free, but products that sites compute "
-            "together are charged in every analysis. The owner can allow it "
+            "the request, or repeat an earlier one: it is free as long as no site's table has changed. The "
+            "owner can allow it "
             f"with  epsilon = {round_up(needed):g}  in section [privacy] of policy.toml",
         )
 

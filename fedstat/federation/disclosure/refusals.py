@@ -92,7 +92,8 @@ def refusal_text(
     parts = [f"{site}: refused for a reason that depends on {ROWS}; the owner's log has the reason"]
     counts = _keys(policy, {"min_level_count": 0, "products": "any"})
     if levels and counts:
-        parts.append(f"Terms {_listed(levels)} ({counts}): merge rare levels or drop a term")
+        remedy = "merge levels that are rare, alone or together with a level of another term, or drop a term"
+        parts.append(f"Terms {_listed(levels)} ({counts}): {remedy}")
     shares = _keys(policy, {"max_share": 1.0, "products": "any"})
     if numbers and shares:
         parts.append(f"Columns {_listed(numbers)} ({shares}): transform a skewed one, or drop it")
@@ -115,7 +116,9 @@ def _terms(requested: Iterable[FactorsRequested], published: Published) -> tuple
     numbers: dict[str, None] = {}
     for fact in requested:
         for factor in fact.factors:
-            (levels if _has_levels(factor, published) else numbers)[factor.text] = None
+            # Without a long list of levels.
+            text = f"C({factor.columns[0]})" if factor.text.startswith("C(") else factor.text
+            (levels if _has_levels(factor, published) else numbers)[text] = None
         levels |= dict.fromkeys(fact.products)
     return list(levels), [name for name in numbers if name not in levels]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -330,8 +331,19 @@ def check_factors(data: SiteData, state: State, fact: facts.FactorsRequested) ->
             "simple formulas",
             data.name,
             f"computes published columns only, and column '{absent[0]}' is not published. Ask the owner to "
-            "publish it in columns.toml, or leave it out",
+            f"publish it in columns.toml, as section {section_of(absent[0])} ('fedstat site describe FOLDER' "
+            "proposes one), or leave it out",
         )
+    for factor in fact.factors:
+        if lacking := _lacking_description(data, factor):
+            raise DescriptionError.of_rule(
+                "simple formulas",
+                data.name,
+                f"does not compute '{factor.text}': column '{factor.columns[0]}' is published without "
+                f"{' and '.join(lacking)}. Ask the owner to publish its {' and '.join(lacking)} in "
+                f"columns.toml, by  {', '.join(map(LINES.__getitem__, lacking))}  in section "
+                f"{section_of(factor.columns[0])}, or leave it out",
+            )
     found = ((factor.text, _factor_problem(data, factor)) for factor in fact.factors)
     of_products = ((text, _product_problem(data, factors)) for text, factors in fact.products.items())
     for text, problem in chain(found, of_products):
@@ -365,6 +377,21 @@ def check_evaluation(data: SiteData, state: State, fact: facts.ModelEvaluation) 
             'cuts of two evaluations. The owner can allow more with  evaluation = "any"  in policy.toml',
         )
     data.site_ledger.spend(this)
+
+
+def section_of(column: str) -> str:
+    """Return the heading of a column in columns.toml."""
+    return f"[{json.dumps(column, ensure_ascii=False)}]"
+
+
+def _lacking_description(data: SiteData, factor: facts.FormulaFactor) -> list[str]:
+    """Return what an allowed function of a column requires, but its description does not list."""
+    if factor.written or not factor.functions:
+        return []
+    function, column = factor.functions[-1].removeprefix("np."), data.published[factor.columns[0]]
+    if column.kind != "number" and function != "C":
+        return []
+    return [part for part in DESCRIBED.get(function, ()) if not getattr(column, part)]
 
 
 def _factor_problem(data: SiteData, factor: facts.FormulaFactor) -> str:
@@ -477,3 +504,21 @@ FUNCTION_CHECKS: Mapping[str, Callable[[PublishedColumn, Mapping[str, Any]], str
     "bbs": _check_equidistant,
 }
 """What a function of a column requires of the column's description; other functions are refused."""
+
+DESCRIBED: Mapping[str, tuple[str, ...]] = {
+    "C": ("levels",),
+    "log": ("range",),
+    "sqrt": ("range",),
+    "exp": ("range",),
+    "bs": ("range", "knots"),
+    "cr": ("range", "knots"),
+    "cc": ("range", "knots"),
+    "bbs": ("range",),
+}
+"""Parts of a column's description that a function requires, since its values depend on them."""
+LINES: Mapping[str, str] = {
+    "levels": "levels = [...]",
+    "range": "range = [low, high]",
+    "knots": "knots = [...]",
+}
+"""Lines of columns.toml that describe them."""

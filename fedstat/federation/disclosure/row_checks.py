@@ -449,18 +449,21 @@ def check_clusters(data: SiteData, state: State, fact: facts.ClusterRowCounts) -
 def check_cluster_counts(data: SiteData, state: State, fact: facts.ClusterCounts) -> None:
     """Require enough clusters, as of entities, also for the number of parameters and of every kind.
 
+    Sums with one cluster for all rows follow from sums over these rows. Where the clusters are persons, they
+    are the values of one person nevertheless, so only the column that names the site may have one cluster.
+
     Raises
     ------
     PolicyError
         As :func:`check_rows`.
     """
     policy, groups = data.policy, f"clusters by '{fact.groups}'"
-    if fact.n < policy.min_count:
+    if fact.n < data.min_count and not (fact.whole and fact.n == 1):
         raise PolicyError.of_rule(
             "minimum count",
             data.name,
-            f"requires at least {policy.min_count} {groups} behind a sum; there are {fact.n}. Use fewer "
-            "folds, or leave the site out",
+            f"requires at least {data.min_count} {groups} behind a sum; there are fewer. Leave the site out, "
+            f"or {fact.remedy}",
         )
     if fact.parameters > policy.max_parameters * fact.n:
         raise PolicyError.of_rule(
@@ -477,26 +480,6 @@ def check_cluster_counts(data: SiteData, state: State, fact: facts.ClusterCounts
                 f"requires none or at least {policy.min_level_count} {groups} {kind}; there are fewer. Use "
                 "cov_struct='independence' if clusters differ in size, merge levels, or leave clusters out",
             )
-
-
-def check_group_count(data: SiteData, state: State, fact: facts.GroupCount) -> None:
-    """Require enough groups behind sums of products of their sums; the site itself may be one.
-
-    Sums with one group for all rows follow from sums over these rows. Where the groups are persons, they are
-    the values of one person nevertheless, so only the column that names the site may have one group.
-
-    Raises
-    ------
-    PolicyError
-        As :func:`check_rows`.
-    """
-    if fact.n < data.min_count and not (fact.whole and fact.n == 1):
-        raise PolicyError.of_rule(
-            "minimum count",
-            data.name,
-            f"requires at least {data.min_count} groups of '{fact.column}'; it has fewer. Leave the site "
-            "out, or leave this random effect out",
-        )
 
 
 CLUSTERS_KEY = "scores by clusters of "

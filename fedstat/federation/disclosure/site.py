@@ -33,7 +33,12 @@ from fedstat.federation.disclosure.checks import (
 )
 from fedstat.federation.disclosure.differencing import check_masked_sites
 from fedstat.federation.disclosure.policy import Policy
-from fedstat.federation.disclosure.privacy_budget import NoiseMechanism, NoiseRequired, read_budget_spent
+from fedstat.federation.disclosure.privacy_budget import (
+    NoiseMechanism,
+    NoiseRequired,
+    RepeatedRelease,
+    read_budget_spent,
+)
 from fedstat.federation.disclosure.protocol_order import bind_common, mask_reply, record_step
 from fedstat.federation.disclosure.refusals import RefusalLog
 from fedstat.federation.disclosure.release_history import ReleaseHistory
@@ -134,7 +139,8 @@ def check_declarations(where: str, step: Step) -> None:
                 "only "
                 f"with noise; only {' and '.join(UNCHARGED_KINDS)} can be unpaid"
             )
-        noise = NoiseRequired in declared.behind, declared.dtype == "int64"
+        accounted = NoiseRequired in declared.behind or RepeatedRelease in declared.behind
+        noise = accounted, declared.dtype == "int64"
         if (declared.noisy and not all(noise)) or (declared.kind == NOISY_KIND and not declared.noisy):
             raise DisclosureError(
                 f"{where}: array '{name}' of kind '{declared.kind}' lacks the declarations for noise: "
@@ -439,6 +445,7 @@ class Site:
             lambda fact: FACT_CHECKS[type(fact)](data, state, fact),
             context.sites,
             lambda: self._noise.check(request, state.owed.values()),
+            lambda question, parts: self._noise.recall(request, question, parts),
         )
         context.reply = self._run(context)
         for check in AFTER:

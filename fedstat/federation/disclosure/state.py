@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import pandas as pd
 
@@ -16,11 +16,12 @@ from fedstat.federation.crypto.keys import Identity, normalize_fingerprint
 from fedstat.federation.disclosure.approval import Approvals, FollowedPlan
 from fedstat.federation.disclosure.facts import EntityCount, FactorsRequested
 from fedstat.federation.disclosure.policy import Policy
-from fedstat.federation.disclosure.privacy_budget import NoiseRequired
+from fedstat.federation.disclosure.privacy_budget import NoiseRequired, RepeatedRelease
 from fedstat.federation.disclosure.release_history import ReleaseHistory
 from fedstat.federation.disclosure.roles import AdmittedRoles, Role
 from fedstat.federation.tables.published import Published
 from fedstat.federation.tables.table import FrameTable, LabeledTable, Table
+from fedstat.typing import Array
 
 KeptT = TypeVar("KeptT")
 MAX_SESSIONS = 32
@@ -64,6 +65,10 @@ class SiteTrust:
         if self._identity is None:
             self._identity = Identity.generate()
         return self._identity
+
+
+Recall: TypeAlias = Callable[[str, Collection[str]], tuple[bytes, dict[str, Array]] | None]
+"""Finds parts of a complete earlier release, and the digest of its session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +179,10 @@ class State:
         self._behind: int | None = None
         self._check_fact: Callable[[Any], None] | None = None
         self.check_noise: Callable[[], None]  # of the present request, set when it begins
+        self.recall: Recall  # earlier releases with noise, for the present request
         self.reported: set[type] = set()
         self.masked_among: tuple[str, ...] = ()  # sites that mask the present reply
-        self.owed: dict[str, NoiseRequired] = {}  # by array of the present reply
+        self.owed: dict[str, NoiseRequired | RepeatedRelease] = {}  # by array of the present reply
         self.in_play: set[str] = set()
         self.last: dict[str, str] = {}  # the latest step of each family
         self.begun: dict[str, bytes] = {}  # common values that all sites received, by their step
@@ -205,6 +211,7 @@ class State:
         check_fact: Callable[[Any], None],
         masked_among: tuple[str, ...],
         check_noise: Callable[[], None],
+        recall: Recall,
     ) -> None:
         """Start counting for a new request, whose facts the site examines."""
         self._behind, self._check_fact, self.reported, self.masked_among = (
@@ -214,13 +221,14 @@ class State:
             masked_among,
         )
         self._formula_begins = True
-        self.check_noise = check_noise
+        self.check_noise, self.recall = check_noise, recall
         self.owed.clear()
 
     def end(self) -> None:
         """Drop the checks of a request, which refer to this state: the cycle would keep the site's rows."""
         self._check_fact = None
         self.__dict__.pop("check_noise", None)
+        self.__dict__.pop("recall", None)
 
     def report(self, *facts: Any) -> None:
         """Report what is behind the reply: see :mod:`fedstat.federation.disclosure.facts`.
@@ -236,7 +244,7 @@ class State:
             self.reported.add(type(fact))
             if isinstance(fact, EntityCount):
                 self.rest_on(fact.n)
-            if isinstance(fact, NoiseRequired):
+            if isinstance(fact, NoiseRequired | RepeatedRelease):
                 self.owed[fact.array] = fact
             if isinstance(fact, FactorsRequested):
                 # Before a row is read: a later refusal could depend on rows of these columns.

@@ -53,6 +53,10 @@ STRICT_LEARNS: Mapping[str, tuple[str, ...]] = {
         "Between two sites, the value of one row, if two similar columns of one site differ in this row and "
         "two similar columns of the other site also do. This needs four sums of products, and no site can "
         "detect it alone.",
+        "Between three sites, the value of one row, if two sites have similar columns that differ in this "
+        "row, from two sums of products with a column of the third site. No site can detect it alone.",
+        "Between three sites, some counts of 1 to {below_level} rows that have levels of three columns, from "
+        "all tables of two of these columns.",
         "For tables and survival curves: means of a number over {min_few} or more successive rows of a "
         "group, to the width of an interval of the analyst's choice.",
         "At most {max_column_sums:g} different sums of functions of one column for each row of a site.",

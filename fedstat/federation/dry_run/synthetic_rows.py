@@ -92,12 +92,17 @@ def draw_response(distribution: DistributionSpec, predictor: Floats, rng: np.ran
 # Sites that hold different rows of the same columns, with a synthetic design of the agreed columns.
 
 OPEN_STEP, SUM_STEP = "open_rows", "transform_sums"
-MAX_SYNTHETIC_ROWS, SYNTHETIC_ROWS_PER_COLUMN = 400, 20
-"""Rows that are drawn at most, and for each column: answers are sums, whose shapes do not depend on them."""
+MAX_SYNTHETIC_ROWS, SYNTHETIC_ROWS_PER_COLUMN, SYNTHETIC_ROWS_PER_COUNT = 400, 20, 8
+"""Rows that are drawn at most, for each column, and for each row that an owner requires behind a sum.
 
+Answers are sums, whose shapes do not depend on the number of rows; groups of rows must not be too small.
+"""
+
+SYNTHETIC_TIMES = 400.0
+"""Last time of drawn rows."""
 SYNTHETIC_GROUPS = 2
 """Levels of a column of groups at a site; how many there are is not known in advance."""
-ROWS_OF_A_GROUP = 4
+ROWS_OF_A_GROUP = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +110,8 @@ class SyntheticRows:
     """The source of drawn rows: the agreed columns, and a response of a distribution.
 
     `nested` are columns of groups with one level at each site, such as the strata of its clusters;
-    `binary` are labels that are 0 or 1; `curves` have the points on which others are drawn; `pairs` are
-    columns of groups of two rows, `groups` columns of many groups of few rows.
+    `binary` are labels that are 0 or 1; `curves` have the points on which others are drawn; `groups` are
+    columns of groups of two rows.
     """
 
     agreement: RowsAgreement
@@ -114,7 +119,6 @@ class SyntheticRows:
     nested: tuple[str, ...] = ()
     binary: tuple[str, ...] = ()
     curves: Mapping[str, CurveArray] = field(default_factory=dict)
-    pairs: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
     site_column: str = ""
 
@@ -165,17 +169,18 @@ class SyntheticRows:
         place = [row.site for row in self.agreement.sites].index(data.name)
         rng = synthetic_generator().spawn(place + 1)[place]
         # More rows than columns, or the synthetic fit would stop at a singular matrix.
-        m = min(n, max(MAX_SYNTHETIC_ROWS, SYNTHETIC_ROWS_PER_COLUMN * columns))
-        m -= m % 2 if self.pairs and m > 1 else 0
+        least = max(SYNTHETIC_ROWS_PER_COLUMN * columns, SYNTHETIC_ROWS_PER_COUNT * data.min_count)
+        m = min(n, max(MAX_SYNTHETIC_ROWS, least))
+        m -= m % ROWS_OF_A_GROUP if self.groups and m > 1 else 0
         X = rng.normal(size=(m, columns))
         y = draw_response(self.distribution, X @ draw_effects(columns), rng)
         if question.has_categories:
             y = (np.arange(m) % len(question.categories)).astype(np.float64)
         if question.intercept:
             X = np.column_stack([np.ones(m), X])
-        frame = draw_group_codes(question, data.name, m, self.nested, self.groups)
+        frame = draw_group_codes(question, data.name, m, self.nested)
         frame = frame.assign(**dict.fromkeys(self.binary, np.arange(m) % 2))
-        frame = frame.assign(**dict.fromkeys(self.pairs, np.arange(m) // 2))
+        frame = frame.assign(**dict.fromkeys(self.groups, np.arange(m) // ROWS_OF_A_GROUP))
         for name in question.read_curves:
             response = name == question.curve_response and not self.distribution.least_squares
             frame[name] = self.curves[name].drawn(
@@ -202,17 +207,14 @@ def synthetic_rows(question: RowsRequest, y: Floats, frame: pd.DataFrame) -> Com
     offset = np.zeros(m) if question.offsets or "exposure" in question.weights else None
     counts = np.column_stack([y, 1.0 - y]) if question.response.startswith("cbind") else y
     # In an order that does not depend on the other columns.
-    stop = 1.0 + (np.arange(m) * 7.0) % m
+    stop = SYNTHETIC_TIMES * (1.0 + (np.arange(m) * 7.0) % m) / m
     times = np.column_stack([np.zeros(m), stop]) if question.has_times else None
     return CompleteRows(frame, np.ones(m, dtype=bool), counts, offset, weights, times=times)
 
 
-def draw_group_codes(
-    question: RowsRequest, site: str, m: int, nested: tuple[str, ...], groups: tuple[str, ...] = ()
-) -> pd.DataFrame:
-    """Make groups that no other site has: one that is nested in the site, many of `groups`, else two."""
+def draw_group_codes(question: RowsRequest, site: str, m: int, nested: tuple[str, ...]) -> pd.DataFrame:
+    """Make groups that no other site has: one that is nested in the site, else two."""
     levels = {name: 1 if name in nested else SYNTHETIC_GROUPS for name in question.labels}
-    levels |= dict.fromkeys(groups, max(m // ROWS_OF_A_GROUP, 1))
     return pd.DataFrame({name: [f"{site} {i % k}" for i in range(m)] for name, k in levels.items()})
 
 

@@ -187,7 +187,8 @@ def _together(data: SiteData, state: State, opened: OpenRows, request: CurveSums
             f"some folds would be empty. Use fewer folds: folds=('{request.together}', 2)"
         )
     # A fold whose rows are those of few persons has sums over few persons, however many their rows are.
-    state.report(ClusterCounts(request.together, (int(code.max()) + 1) // request.folds, 0, {}))
+    people = (int(code.max()) + 1) // request.folds
+    state.report(ClusterCounts(request.together, people, remedy="use fewer folds"))
     return code
 
 

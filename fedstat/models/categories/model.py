@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
 import statsmodels.genmod.families as sm_families
@@ -14,7 +14,7 @@ from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.design.formula.syntax_tree import Category, Column
 from fedstat.federation.design.site_rows import RowsRequest
 from fedstat.federation.dry_run.execution import DryRunRecord
-from fedstat.federation.dry_run.expected_releases import ExpectedReleases, IterationLoop
+from fedstat.federation.dry_run.expected_releases import IterationLoop
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.tables.columns import LevelValue
 from fedstat.kernels.categories import BASELINE, LINKS
@@ -22,9 +22,7 @@ from fedstat.models.categories.protocol import CategoryFit, CategoryNewton
 from fedstat.models.categories.results import CategoryResults, MultinomialResults, OrdinalResults
 from fedstat.models.categories.steps import FAMILY, CategoryRequest
 from fedstat.models.checks import check_choice, check_integer, check_masked, check_positive, checks_arguments
-from fedstat.models.explain import DryRunPlan
-from fedstat.models.horizontal.model import HorizontalModel
-from fedstat.models.horizontal.session import RULES_ON_ROWS
+from fedstat.models.horizontal.model import HorizontalModel, OwnFitsPlan
 from fedstat.models.run import Call, FitAttempt, run_fit
 
 FAMILIES: Mapping[str, Callable[[], Any]] = {
@@ -36,7 +34,7 @@ FAMILIES: Mapping[str, Callable[[], Any]] = {
 COV_TYPES = ("nonrobust", "robust", "HC0", "HC1", "cluster")
 
 
-class CategoryPlan(DryRunPlan):
+class CategoryPlan(OwnFitsPlan):
     """Facts about a regression of categories before it is fitted."""
 
     def __init__(self, model: Any, given: Mapping[str, Any]) -> None:
@@ -47,20 +45,6 @@ class CategoryPlan(DryRunPlan):
     def loops(self, dry_run: DryRunRecord) -> Sequence[IterationLoop]:
         """Name the evaluations of Newton's method."""
         return [IterationLoop(("sum_scores",), self.fits * int(self.given["maxiter"]))]
-
-    def learned(self, expected: ExpectedReleases) -> Iterator[tuple[str, str]]:
-        """State what a site's own fit discloses."""
-        if any(entry.step == "fit_alone" for entry in expected.dry_run.entries):
-            yield (
-                "Coordinator",
-                "learns every site's own fit, with the means and deviations of its columns. local=False "
-                "leaves "
-                "this out, together with the comparison of the sites.",
-            )
-
-    def notes(self, expected: ExpectedReleases) -> Iterator[str]:
-        """State what is unknown."""
-        yield RULES_ON_ROWS
 
 
 class CategoryModel(HorizontalModel):
@@ -228,7 +212,9 @@ class CategoryModel(HorizontalModel):
         ModelError
             An argument is invalid here.
         PolicyError
-            A site refuses.
+            A site refuses. With ordered categories and counted products, such as under ``Policy.strict()``,
+            two levels need enough rows together within each category: merge levels or categories, drop a
+            term, or use :class:`FederatedMultinomial`, whose sums do not separate the categories.
 
         Warns
         -----

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
-from typing import Annotated, TypeAlias
+from typing import Annotated
 
 import numpy as np
 
@@ -17,40 +17,26 @@ from fedstat.federation.design.horizontal_steps import standardization, translat
 from fedstat.federation.message import Reply
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.tables.columns import LevelValue
-from fedstat.inference.heterogeneity import MaskedSiteSums, SiteFit
+from fedstat.inference.heterogeneity import SiteFit
 from fedstat.kernels.categories import coefficient_map, moved
-from fedstat.models.categories.steps import LARGE_STEP, CategoryRequest, first_parameters
-from fedstat.models.horizontal.estimability import diverges, require_independent
+from fedstat.models.categories.steps import CategoryRequest, first_parameters
+from fedstat.models.horizontal.estimability import require_independent
+from fedstat.models.horizontal.newton import (
+    LARGE_STEP,
+    LikelihoodNewton,
+    LikelihoodSums,
+    OwnEstimate,
+    Parameters,
+    Products,
+    moving_names,
+)
 from fedstat.models.horizontal.session import RowsSession, add
 from fedstat.typing import Array, Bools, Floats
 
-NOT_REQUESTED = "not requested"
-MOST_HALVINGS = 20
-Parameters: TypeAlias = Annotated[Floats, "q"]
-Products: TypeAlias = Annotated[Floats, "q q"]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SumsAt:
-    """Sums over sites at parameters of standardized columns, and the sites' parts unless masked."""
-
-    score: Parameters
-    information: Products
-    loglik: float
-    by_site: Annotated[list[tuple[Parameters, Products]], "K"] | None
-
-    @classmethod
-    def of(cls, replies: Sequence[Reply], masked: bool) -> SumsAt | None:
-        """Add up replies; None if some site asks for other parameters."""
-        if int(add(replies, "spread")) < len(replies):
-            return None
-        parts = [(reply.arrays["score"], reply.arrays["information"]) for reply in replies]
-        return cls(
-            add(replies, "score"),
-            add(replies, "information"),
-            float(add(replies, "loglik")),
-            None if masked else parts,
-        )
+NO_STEP = (
+    "no step increases the likelihood ({} evaluations) with weight on more than a few rows of every site. "
+    "Transform columns with long tails, or leave out columns that separate the categories"
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,7 +51,7 @@ class CategoryFit:
     """
 
     gamma: Parameters
-    total: SumsAt
+    total: LikelihoodSums
     design: RowsDesign
     request: CategoryRequest
     categories: Annotated[tuple[LevelValue, ...], "J"]
@@ -118,15 +104,8 @@ def to_units(design: RowsDesign) -> Floats:
     return translation(np.zeros_like(shift), np.ones_like(scale), shift, scale)
 
 
-@dataclass(slots=True, eq=False)
-class CategoryNewton:
+class CategoryNewton(LikelihoodNewton):
     """Newton's method with halved steps, from the shares of the categories."""
-
-    session: RowsSession
-    request: CategoryRequest
-    maxiter: int = 50
-    tol: float = 1e-8
-    trace: list[tuple[float, float, float]] = field(default_factory=list)
 
     def run(self, cov_type: str, local: bool) -> FitProtocol[CategoryFit]:
         """Open the rows, maximize, and request what the summary needs."""
@@ -148,16 +127,16 @@ class CategoryNewton:
         gamma = first_parameters(counts[0], M, self.request.link)
         # 2. Without covariates: known from the shares, unless rows have offsets.
         constants = np.abs(M.reshape(-1, len(design.names), M.shape[1])[:, 1:]).sum(axis=(0, 1)) == 0.0
-        total = yield from self.evaluate(point, gamma)
+        total = yield from self.evaluate(point.arrays(gamma))
         if total is None:
-            raise no_step(len(self.trace))
+            raise EstimationError(NO_STEP.format(0))
         require_independent(total.information, point.names)
         if session.agreement.question.offsets:
-            gamma, total, _, _ = yield from self.ascend(point, gamma, total, constants)
+            gamma, total, _, _ = yield from self.climb(point, gamma, total, constants)
         null = total.loglik
         # 3. Newton's steps, halved until the likelihood increases.
         self.trace.clear()
-        gamma, total, step, converged = yield from self.ascend(point, gamma, total, np.ones_like(constants))
+        gamma, total, step, converged = yield from self.climb(point, gamma, total, np.ones_like(constants))
         if converged and np.abs(step).max() > LARGE_STEP:
             raise separated(step, point)
         # 4. Products of scores, and the comparison of the sites.
@@ -186,7 +165,9 @@ class CategoryNewton:
         self, fit: CategoryFit, cov_type: str, ended: Sequence[Reply], alone: Sequence[Reply]
     ) -> CategoryFit:
         """Add the covariance of scores, with its correction for few rows or clusters, and the own fits."""
-        local = tuple(self.local_fits(fit, alone))
+        local = self.local_fits(
+            fit.design.n, fit.total, np.asarray(np.linalg.inv(fit.back)), alone, partial(own_fit, fit=fit)
+        )
         if cov_type == "nonrobust":
             return replace(fit, local=local)
         n, q = float(fit.counts[0].sum()), len(fit.gamma)
@@ -200,50 +181,27 @@ class CategoryNewton:
             factor = clusters / (clusters - 1.0) * (n - 1.0) / (n - q)
         return replace(fit, meat=factor * add(ended, "meat"), clusters=clusters, local=local)
 
-    def evaluate(self, point: Point, gamma: Floats) -> FitProtocol[SumsAt | None]:
-        """Request the sums at parameters."""
-        replies = yield self.session.request_all("sum_scores", point.arrays(gamma))
-        return SumsAt.of(replies, self.session.masked)
+    def climb(
+        self, point: Point, gamma: Floats, total: LikelihoodSums, free: Bools
+    ) -> FitProtocol[tuple[Floats, LikelihoodSums, Floats, bool]]:
+        """Take steps in the `free` parameters until they are small; see :meth:`ascend`."""
 
-    def ascend(
-        self, point: Point, gamma: Floats, total: SumsAt, free: Bools
-    ) -> FitProtocol[tuple[Floats, SumsAt, Floats, bool]]:
-        """Take steps in the `free` parameters until they are small.
+        def allowed(trial: Floats) -> bool:
+            # Thresholds ascend, or a category has no probability.
+            return not self.request.proportional or bool((np.diff(trial[: point.width]) > 0.0).all())
 
-        Returns parameters, sums, next step, and whether this is small.
-        """
-        while True:
-            step = np.zeros_like(gamma)
-            step[free] = newton_step(total.score[free], total.information[np.ix_(free, free)])
-            size = float(np.sqrt(max(float(step @ total.score), 0.0)))
-            self.trace.append((total.loglik, size, float(np.abs(step).max())))
-            _, lengths, moves = zip(*self.trace, strict=True)
-            if diverges(moves, lengths):
-                raise separated(step, point)
-            if size < self.tol or len(self.trace) >= self.maxiter:
-                return gamma, total, step, size < self.tol
-            for halving in range(MOST_HALVINGS):
-                trial = gamma + step * 0.5**halving
-                if self.request.proportional and (np.diff(trial[: point.width]) <= 0.0).any():
-                    continue  # thresholds ascend, or a category has no probability
-                new = yield from self.evaluate(point, trial)
-                if new is not None and new.loglik > total.loglik - 1e-9 * (abs(total.loglik) + 1e-3):
-                    break
-            else:
-                raise no_step(len(self.trace))
-            gamma, total = trial, new
-
-    def local_fits(self, fit: CategoryFit, alone: Sequence[Reply]) -> list[SiteFit]:
-        """Sites' own fits, and their parts of the sums, in the units of the data."""
-        out, inverse = [], np.linalg.inv(fit.back)
-        for k, site in enumerate(self.session.sites):
-            beta, cov, problem = own_fit(alone[k], fit) if alone else (None, None, NOT_REQUESTED)
-            score = information = None
-            if fit.total.by_site is not None:
-                score, information = fit.total.by_site[k]
-                score, information = inverse.T @ score, inverse.T @ information @ inverse
-            out.append(SiteFit(site, int(fit.design.n[k]), beta, cov, problem, score, information))
-        return out
+        return (
+            yield from self.ascend(
+                point.arrays,
+                gamma,
+                total,
+                n=int(point.design.n.sum()),
+                at_infinity=partial(separated, point=point),
+                stuck=NO_STEP,
+                allowed=allowed,
+                free=free,
+            )
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -278,18 +236,8 @@ def parameter_names(categories: Sequence[str], columns: Sequence[str], proportio
     return [f"{level}: {column}" for level in categories[1:] for column in columns]
 
 
-def newton_step(score: Floats, information: Floats) -> Floats:
-    """Return Newton's step from a point."""
-    size = np.sqrt(np.maximum(np.diag(information), np.finfo(float).tiny))
-    scaled = information / np.outer(size, size)
-    return np.asarray(np.linalg.lstsq(scaled, score / size, rcond=1e-12)[0] / size)
-
-
-def own_fit(reply: Reply, fit: CategoryFit) -> tuple[Floats | None, Floats | None, str]:
-    """Return parameters and covariance of a site's own fit in the units of the data, or the problem."""
-    problem = str(json.loads(reply.text)["problem"])
-    if problem:
-        return None, None, problem
+def own_fit(reply: Reply, fit: CategoryFit) -> OwnEstimate:
+    """Return parameters and covariance of a site's own fit in the units of the data."""
     information, (mean, spread) = reply.arrays["information"], reply.arrays["columns"]
     shift, scale = standardization(mean, spread, fit.design.intercept)
     L = moved(fit.map, translation(np.zeros_like(shift), np.ones_like(scale), shift, scale))
@@ -310,28 +258,13 @@ def own_fit(reply: Reply, fit: CategoryFit) -> tuple[Floats | None, Floats | Non
 
 def separated(step: Floats, point: Point) -> EstimationError:
     """Make the error for a likelihood that increases without end, with the parameters that still move."""
-    moving = np.abs(step) > 0.1 * np.abs(step).max()
-    listed = ", ".join(repr(name) for name, moves in zip(point.names, moving, strict=True) if moves)
+    listed = moving_names(step, point.names)
     return EstimationError(
         f"the categories are separated: the estimates of {listed} would be infinite, as where all rows of a "
         "level "
         "have one category, or a column divides the categories. Leave out the term, or merge categories or "
         "levels."
     )
-
-
-def no_step(evaluations: int) -> EstimationError:
-    """Make the error for a likelihood that no allowed step increases."""
-    return EstimationError(
-        f"no step increases the likelihood ({evaluations} evaluations) with weight on more than a few rows "
-        "of "
-        "every site. Transform columns with long tails, or leave out columns that separate the categories"
-    )
-
-
-def masked_parts(fit: CategoryFit, score: Floats, information: Floats) -> MaskedSiteSums | None:
-    """Comparison of the sites if sums are masked, from score and information in the units of the data."""
-    return MaskedSiteSums(score, information, fit.apart) if fit.apart is not None and fit.masked else None
 
 
 def open_at(session: RowsSession, fit: CategoryFit) -> FitProtocol[Point]:
@@ -377,8 +310,8 @@ def likelihoods_without(
         free[list(group)] = False
         newton.trace.clear()
         gamma = first_parameters(fit.counts[0], fit.map, fit.request.link)
-        total = yield from newton.evaluate(point, gamma)
+        total = yield from newton.evaluate(point.arrays(gamma))
         assert total is not None
-        _, total, _, converged = yield from newton.ascend(point, gamma, total, free)
+        _, total, _, converged = yield from newton.climb(point, gamma, total, free)
         found.append(total.loglik if converged else float("nan"))
     return found

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 from scipy.special import expit, logit
 
-from fedstat.errors import EstimationError, ModelError, NotAvailableError
+from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.federation.protocols.engine import FitProtocol
-from fedstat.inference.heterogeneity import Heterogeneity, MaskedSiteSums, SiteFit, heterogeneity
+from fedstat.inference.heterogeneity import MaskedSiteSums, SiteFit
 from fedstat.inference.likelihood import mcfadden
 from fedstat.inference.plots import draw_bands
-from fedstat.inference.summary import WIDTH, Note, Report, coefficient_sheet, released_kinds
-from fedstat.inference.tables import Sheet, human_range, number
+from fedstat.inference.summary import WIDTH, Note, coefficient_sheet
+from fedstat.inference.tables import Sheet, number
 from fedstat.kernels.categories import CategoryRows, probabilities
 from fedstat.models.categories.evaluation import CategoryEvaluation, evaluate_categories
 from fedstat.models.categories.protocol import (
-    NOT_REQUESTED,
     CategoryFit,
     CategoryNewton,
     likelihoods_without,
@@ -35,9 +32,14 @@ from fedstat.models.categories.protocol import (
 from fedstat.models.categories.steps import FAMILY
 from fedstat.models.checks import check_choice
 from fedstat.models.horizontal.model import HorizontalModel
-from fedstat.models.horizontal.prediction import predict_rows
-from fedstat.models.horizontal.results import MASKED, DesignResults, RowsBasis, rows_estimate
-from fedstat.models.horizontal.session import RowsSession
+from fedstat.models.horizontal.results import RowsBasis, rows_estimate
+from fedstat.models.horizontal.site_results import (
+    AssumptionTest,
+    SiteFitsResults,
+    chi_squared,
+    quadratic,
+    score_tests,
+)
 from fedstat.models.margins import MarginalEffects
 from fedstat.models.results import EstimateRecord
 from fedstat.typing import Floats
@@ -45,10 +47,8 @@ from fedstat.typing import Floats
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Found = TypeVar("Found")
-FEW_ROWS, FEW_CLUSTERS, DIFFER = 10, 30, 0.05
-"""Rows of the rarest category per coefficient of it; clusters; level of the note on sites."""
-SITE_WIDTHS = (24, 9, 12, 14, WIDTH - 24 - 9 - 12 - 14 - 8)
+FEW_ROWS = 10
+"""Rows of the rarest category per coefficient of it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -60,7 +60,7 @@ class CategoryRecord(EstimateRecord):
     groups: str | None = None
 
 
-class CategoryResults(DesignResults):
+class CategoryResults(SiteFitsResults):
     """Results of a regression of categories.
 
     Attributes
@@ -82,6 +82,8 @@ class CategoryResults(DesignResults):
     [[0.81, 0.13, 0.03, 0.02, 0.01], [0.82, 0.12, 0.03, 0.02, 0.01]]
     >>> fit.heterogeneity.joint.df, fit.site_estimates.shape
     (16, (4, 6))
+    >>> fit.plot_forest("age", unit=10).get_xlabel().startswith("odds ratio of a higher num per 10")
+    True
     >>> fit.llnull < fit.llf, round(fit.pseudo_rsquared(), 2), list(fit.evaluate().by_category)
     (True, 0.07, [0, 1, 2, 3, 4])
     """
@@ -89,6 +91,8 @@ class CategoryResults(DesignResults):
     evaluation_ledger: Ledger | None = None
     _record: CategoryRecord
     _proportional: ClassVar[bool]
+    _exponentiates = True
+    _joint_name = "score test of equal parameters"
 
     @classmethod
     def _of(
@@ -280,16 +284,11 @@ class CategoryResults(DesignResults):
 
     def _rows(self, frame: pd.DataFrame | None) -> tuple[CategoryRows, Any]:
         """Code rows of the caller in the form of the kernels, without those that lack a column."""
-        if frame is None:
-            raise NotAvailableError(
-                "predict needs a frame of rows that you hold; those of the fit stay at the sites, where "
-                "evaluate() judges their predictions"
-            )
-        fit, agreement = self._record.fit, self.basis.agreement
-        found = predict_rows(agreement, fit.design, np.zeros(len(fit.design.names)), frame)
+        fit = self._record.fit
+        found = self._predicted(frame, np.zeros(len(fit.design.names)))
         known = found.linear.notna().to_numpy()
         X = found.X[known[found.complete]]
-        offset = found.linear.to_numpy()[known] if agreement.question.offsets else None
+        offset = found.linear.to_numpy()[known] if self.basis.agreement.question.offsets else None
         return CategoryRows(X, np.zeros(len(X), dtype=np.int64), fit.request.link, offset), known
 
     def _predictor_coefficients(self) -> Floats:
@@ -297,20 +296,6 @@ class CategoryResults(DesignResults):
         return np.asarray((fit.map @ fit.params).reshape(len(fit.categories) - 1, -1))
 
     # -- analyses over the rows --------------------------------------------------------------------
-
-    def _after_fit(self, call: str, run: Callable[[RowsSession, CategoryFit], FitProtocol[Found]]) -> Found:
-        """Run a protocol at the estimate."""
-        fit = self._record.fit
-        if self._model is None:
-            raise NotAvailableError(
-                f"{call}: this result was read from a file and has no partition; fit the model again"
-            )
-
-        def protocol(model: HorizontalModel) -> FitProtocol[Found]:
-            session = model._open_session(FAMILY, fit.masked)
-            return session.hide(run(session, fit))
-
-        return self._model._run_after_fit(call, protocol)
 
     def get_margeff(
         self, at: Literal["overall", "mean"] = "overall", method: Literal["dydx"] = "dydx"
@@ -349,7 +334,9 @@ class CategoryResults(DesignResults):
         check_choice("method", method, ("dydx",))
         fit, B = self._record.fit, self._predictor_coefficients()
         if at == "overall":
-            first, second = self._after_fit("get_margeff()", sum_effects)
+            first, second = self._after_fit(
+                "get_margeff()", FAMILY, lambda session: sum_effects(session, fit)
+            )
         elif self.basis.agreement.question.offsets or self.basis.agreement.question.weights:
             raise NotAvailableError(
                 "get_margeff: at='mean' needs means that sites do not report; use at='overall'"
@@ -408,7 +395,8 @@ class CategoryResults(DesignResults):
         groups = [[k for k, term in enumerate(terms) if term == one] for one in tested]
         found = self._after_fit(
             "lr_test_terms()",
-            lambda session, fit: likelihoods_without(CategoryNewton(session, fit.request), fit, groups),
+            FAMILY,
+            lambda session: likelihoods_without(CategoryNewton(session, fit.request), fit, groups),
         )
         frame = pd.DataFrame({"statistic": 2.0 * (self.llf - np.array(found)), "df": list(map(len, groups))})
         frame["p_value"] = stats.chi2.sf(frame["statistic"], frame["df"])
@@ -433,13 +421,8 @@ class CategoryResults(DesignResults):
         PolicyError
             A site refuses.
         """
-        own = self._model is not None and partition in (None, self._model.partition)
-        if partition is None:
-            if self._model is None:
-                raise NotAvailableError(
-                    "evaluate: this result was read from a file and has no partition; give one"
-                )
-            partition = self._model.partition
+        partition = self._partition_for("evaluate", partition)
+        own = self._model is not None and partition is self._model.partition
         found, self.evaluation_ledger = evaluate_categories(
             self._record.fit, self.basis.agreement, partition, own
         )
@@ -447,35 +430,12 @@ class CategoryResults(DesignResults):
 
     # -- sites -----------------------------------------------------------------------------------
 
-    @property
-    def site_estimates(self) -> pd.DataFrame:
-        """Every site's own fit, (sites, parameters); NaN where a site does not determine one."""
-        rows = {
-            one.site: np.full(len(self.params), np.nan) if one.beta is None else one.beta
-            for one in self._own()
-        }
-        return pd.DataFrame.from_dict(rows, orient="index", columns=list(self.estimate.names))
-
-    @cached_property
-    def heterogeneity(self) -> Heterogeneity:
-        """Agreement of the sites' parameters: Cochran's Q, I2, random effects, the fit without each site.
-
-        Raises
-        ------
-        NotAvailableError
-            There is one site.
-        """
-        fit, est = self._record.fit, self.estimate
-        if len(fit.local) == 1:
-            raise NotAvailableError("no heterogeneity: it compares sites, and this fit has one")
-        masked = None
-        if fit.masked and fit.apart is not None:
-            score, information = self._moved(fit.params, fit.total.score, fit.total.information, fit.back)
-            masked = MaskedSiteSums(score, information, fit.apart)
-        try:
-            return heterogeneity(est.names, est.params, 1.0, self._own(), masked=masked, terms=est.terms)
-        except EstimationError as error:
-            raise NotAvailableError(f"no heterogeneity: {error}") from error
+    def _masked_parts(self) -> MaskedSiteSums | None:
+        fit = self._record.fit
+        if not fit.masked or fit.apart is None:
+            return None
+        score, information = self._moved(fit.params, fit.total.score, fit.total.information, fit.back)
+        return MaskedSiteSums(score, information, fit.apart)
 
     def _moved(
         self, at: Floats, score: Floats, information: Floats, back: Floats | None = None
@@ -485,8 +445,7 @@ class CategoryResults(DesignResults):
         inverse = np.linalg.inv(J if back is None else J @ back)
         return inverse.T @ score, inverse.T @ information @ inverse
 
-    def _own(self) -> list[SiteFit]:
-        """Sites' own fits, for the parameters that are shown."""
+    def _own_fits(self) -> list[SiteFit]:
         fit, found = self._record.fit, []
         for one in fit.local:
             beta, cov, score, information = one.beta, one.cov, one.score, one.information
@@ -501,28 +460,6 @@ class CategoryResults(DesignResults):
                 score, information = self._moved(fit.params, score, information)
             found.append(replace(one, beta=beta, cov=cov, score=score, information=information))
         return found
-
-    def plot_forest(
-        self, coefficient: str, ax: Axes | None = None, *, exponentiate: bool = True, unit: float = 1.0
-    ) -> Axes:
-        """Draw a forest plot of a coefficient over the sites.
-
-        `exponentiate` draws odds ratios on a logarithmic scale; ``unit=10`` draws the effect of ten units of
-        the column.
-
-        Examples
-        --------
-        >>> import fedstat as fs
-        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
-        >>> fit = fs.FederatedOrdinal.from_formula("num ~ age + sex", partition).fit()
-        >>> fit.plot_forest("age", unit=10).get_xlabel().startswith("odds ratio of a higher num per 10")
-        True
-        """
-        effect, ratio, _ = self._effect_words()
-        named = ratio if exponentiate else effect
-        return self.heterogeneity.plot_forest(
-            coefficient, ax, exponentiate=exponentiate, effect=named, unit=unit
-        )
 
     # -- summary ---------------------------------------------------------------------------------
 
@@ -560,7 +497,7 @@ class CategoryResults(DesignResults):
             ("Df Model", f"{est.df_model:g}"),
             ("Log-Likelihood", number(self.llf, 2)),
             ("LL-Null", number(self.llnull, 2)),
-            ("LR Test", f"{lr:.2f} on {est.df_model:.0f} df, p {_p(float(stats.chi2.sf(lr, est.df_model)))}"),
+            ("LR Test", chi_squared(lr, est.df_model, float(stats.chi2.sf(lr, est.df_model)))),
             ("Pseudo R-squ.", number(self.pseudo_rsquared())),
             ("AIC", number(self.aic, 2)),
             ("BIC", number(self.bic, 2)),
@@ -571,41 +508,9 @@ class CategoryResults(DesignResults):
     def _link_words(self) -> str:
         raise NotImplementedError
 
-    def _summary_right(self) -> list[tuple[str, str]]:
-        fit, blocks = self._record.fit, self.estimate.blocks
-        own = sum(one.beta is not None for one in fit.local)
-        requested = any(one.problem != NOT_REQUESTED for one in fit.local)
-        lines = [
-            ("Sites", str(len(blocks))),
-            ("Rows by site", human_range(block.entities for block in blocks)),
-            ("Own fits", f"{own} of {len(blocks)} sites" if requested else "not requested (local=False)"),
-            ("Heterogeneity", self._joint()),
-        ]
-        if self._ledger is not None:
-            lines.append(("Sums", f"masked over {len(blocks)} sites" if fit.masked else "unmasked"))
-        return [*lines, *self._ledger_lines(), ("Privacy spent", self.estimate.privacy)]
-
-    def _joint(self) -> str:
-        try:
-            joint = self.heterogeneity.joint
-        except NotAvailableError:
-            return "not defined"
-        return f"{joint}, p {_p(joint.pvalue)}" if joint.df else "not defined"
-
-    def _site_sheet(self) -> Sheet:
-        kinds = None if self._ledger is None else self._ledger.kinds_by_site()
-        p, rows = len(self.estimate.names), []
-        known = self.site_estimates.notna().sum(axis=1).tolist()
-        for block, count in zip(self.estimate.blocks, known, strict=True):
-            own = "none" if not count else "yes" if count == p else f"{count} of {p}"
-            left = released_kinds(block.site, kinds)
-            rows.append((block.site, f"{block.entities:,}", f"{100 * block.missing:.2f} %", own, left))
-        headers = ("site", "rows", "left out", "own fit", "released")
-        return Sheet(headers, tuple(rows), "lrrrl", SITE_WIDTHS, gap=2, wrap=True)
-
     def _summary_notes(self) -> Iterator[Note]:
         yield from super()._summary_notes()
-        fit, K = self._record.fit, len(self._record.fit.local)
+        fit = self._record.fit
         rarest = int(fit.counts[1].argmin())
         least = fit.counts[1, rarest] / max(len(fit.design.names) - 1, 1)
         if least < FEW_ROWS:
@@ -616,48 +521,13 @@ class CategoryResults(DesignResults):
                 f"{FEW_ROWS}, estimates are biased away from zero and intervals are unreliable.",
                 "warning",
             )
-        if fit.clusters is not None and fit.clusters < FEW_CLUSTERS:
-            yield Note(
-                "few_clusters",
-                f"There are {fit.clusters} clusters. With fewer than {FEW_CLUSTERS}, these standard errors "
-                "are "
-                "usually too small.",
-                "warning",
-            )
-        if dropped := self.basis.left_out:
-            yield Note(
-                "left_out", f"Rows left out because they lack one of the model's columns: {dropped:,}."
-            )
+        yield from self._few_clusters_note(fit.clusters)
+        yield from self._left_out_note()
         yield self._assumption()
-        if fit.masked:
-            except_own = any(own.problem != NOT_REQUESTED for own in fit.local)
-            text = MASKED.format(", except the own fits" if except_own else "")
-            yield Note("masking", f"Sums over rows were masked over {K} sites: {text}")
-        elif K > 1:
-            yield Note("masking", "Sums were not masked: the coordinator saw each site's part.")
-        lacking: dict[str, list[str]] = {}
-        for own in fit.local:
-            if own.problem and own.problem != NOT_REQUESTED:
-                lacking.setdefault(own.problem, []).append(own.site)
-        if lacking:
-            listed = "; ".join(f"{', '.join(names)} ({problem})" for problem, names in lacking.items())
-            yield Note(
-                "own_fits", f"No fit of their own: {listed}. Their rows count in the estimate all the same."
-            )
-        if K == 1 or fit.clusters is not None:
-            return
-        try:
-            joint = self.heterogeneity.joint
-        except NotAvailableError as error:
-            yield Note("heterogeneity", f"The sites are not compared: {error}")
-            return
-        if joint.df and joint.pvalue < DIFFER:
-            yield Note(
-                "heterogeneity",
-                f"The sites differ: score test of equal parameters {joint}, p {_p(joint.pvalue)}. Each "
-                "coefficient is an average over sites: .heterogeneity.",
-                "warning",
-            )
+        yield from self._masking_note()
+        yield from self._own_fits_note()
+        if fit.clusters is None:
+            yield from self._difference_note()
 
     def _assumption(self) -> Note:
         raise NotImplementedError
@@ -692,10 +562,6 @@ def _columns(fit: CategoryFit) -> list[int]:
     size = np.abs(fit.map).reshape(-1, len(fit.design.names), len(fit.gamma)).sum(axis=0)
     places: list[int] = size.argmax(axis=0).tolist()
     return places
-
-
-def _p(p: float) -> str:
-    return "< 0.001" if p < 0.001 else f"= {p:.3f}"
 
 
 class OrdinalResults(CategoryResults, saved_as="fedstat ordinal results 1", record=CategoryRecord):
@@ -794,19 +660,19 @@ class OrdinalResults(CategoryResults, saved_as="fedstat ordinal results 1", reco
             raise NotAvailableError(
                 "test_proportional_odds: it needs three categories and one column, or more"
             )
-        U, V = self._after_fit("test_proportional_odds()", separate_scores)
-        terms, rows = list(fit.design.term_names), []
-        for term in [*dict.fromkeys(terms[1:]), "GLOBAL"]:
-            columns = [k for k in range(1, p) if term in (terms[k], "GLOBAL")]
+        U, V = self._after_fit(
+            "test_proportional_odds()", FAMILY, lambda session: separate_scores(session, fit)
+        )
+
+        def statistic(places: list[int]) -> tuple[float, int]:
             own = np.zeros((width, p, width, p))
             for j in range(1, width):
-                own[j, columns, j, columns] = 1.0
+                own[j, np.add(places, 1), j, np.add(places, 1)] = 1.0
             more = own.reshape(len(U), -1)
             M = np.hstack([fit.map, more[:, np.abs(more).any(axis=0)]])
-            score, df = M.T @ U, M.shape[1] - fit.map.shape[1]
-            statistic = float(score @ np.linalg.solve(M.T @ V @ M, score))
-            rows.append((term, statistic, df, float(stats.chi2.sf(statistic, df))))
-        return ProportionalOddsTest(pd.DataFrame(rows, columns=["term", "statistic", "df", "p_value"]))
+            return quadratic(M.T @ U, M.T @ V @ M), M.shape[1] - fit.map.shape[1]
+
+        return ProportionalOddsTest(score_tests(fit.design.term_names[1:], statistic))
 
     def _effect_words(self) -> tuple[str, str, str]:
         response = self.basis.agreement.question.response_columns[0]
@@ -922,7 +788,7 @@ class MultinomialResults(CategoryResults, saved_as="fedstat multinomial results 
         )
 
 
-class ProportionalOddsTest(Report):
+class ProportionalOddsTest(AssumptionTest):
     """Score tests of coefficients that differ by threshold, one for each term and one for all.
 
     Examples
@@ -934,36 +800,11 @@ class ProportionalOddsTest(Report):
     [6]
     """
 
-    def __init__(self, table: pd.DataFrame) -> None:
-        self._table = table
+    _assumption = "Proportional odds"
+    _remedy = (
+        "Coefficients differ by threshold: a coefficient of the fit is an average over them. "
+        "FederatedMultinomial supposes no order, and a GLM of y > j has coefficients of each threshold."
+    )
 
-    def tidy(self) -> pd.DataFrame:
-        """One row per term, and one for all: ``term``, ``statistic``, ``df``, ``p_value``."""
-        return self._table.copy()
-
-    def _glance(self) -> Mapping[str, float]:
-        last = self._table.iloc[-1]
-        return {name: last[name] for name in ("statistic", "df", "p_value")}
-
-    def _sheets(self) -> tuple[Sheet, ...]:
-        rows = tuple(
-            (str(term), number(statistic), str(df), number(p, 3) if p >= 0.001 else "< 0.001")
-            for term, statistic, df, p in self._table.itertuples(index=False)
-        )
-        title = "Proportional odds: score test of coefficients that differ by threshold"
-        return (Sheet(("", "chi2", "df", "P>chi2"), rows, "lrrr", (WIDTH - 39, 12, 12, 12), title),)
-
-    def _summary_notes(self) -> Iterator[Note]:
-        if float(self._table["p_value"].iloc[-1]) < DIFFER:
-            yield Note(
-                "not_proportional",
-                "Coefficients differ by threshold: a coefficient of the fit is an average over them. "
-                "FederatedMultinomial supposes no order, and a GLM of y > j has coefficients of each "
-                "threshold.",
-                "warning",
-            )
-
-    def __repr__(self) -> str:
-        last = self._table.iloc[-1]
-        found = f"{last['statistic']:.2f} on {last['df']} df, p {_p(last['p_value'])}"
-        return f"<Proportional odds: {found}; see .summary()>"
+    def _title(self) -> str:
+        return "score test of coefficients that differ by threshold"

@@ -37,13 +37,13 @@ from fedstat.kernels.categories import (
     probabilities,
 )
 from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.models.horizontal.newton import maximize_own
 from fedstat.models.horizontal.rows import AT_THE_START, FLAT, SUMS, summed
 from fedstat.typing import Array, Bools, Floats, Ints
 
 FAMILY = "categories"
 LOGIT = DistributionSpec("Binomial", "Logit")
-SINGULAR, SEPARATED, ABSENT = "information is singular", "separated categories", "a category has no rows"
-OWN_ITERATIONS, OWN_HALVINGS, OWN_TOLERANCE, LARGE_STEP = 30, 20, 1e-10, 0.05
+SEPARATED, ABSENT = "separated categories", "a category has no rows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,29 +292,12 @@ def fit_own(site: SiteCategories) -> tuple[Floats, Floats, str]:
         sums = site.sums((M @ own).reshape(site.categories - 1, -1), varies)
         return sums.loglik, M.T @ sums.score.ravel(), M.T @ sums.information.reshape(len(M), -1) @ M
 
-    own = first_parameters(np.asarray(counts, dtype=float), M, link)
-    loglik, score, part = at(own)
-    for _ in range(OWN_ITERATIONS):
-        size = np.sqrt(np.maximum(np.diag(part), 0.0))
-        try:
-            np.linalg.cholesky(part / np.outer(size, size) - 1e-12 * np.eye(len(part)))
-        except np.linalg.LinAlgError:
-            return *none, SINGULAR
-        move = np.linalg.solve(part, score)
-        gain = float(move @ score)
-        for halving in range(OWN_HALVINGS):
-            trial = own + move * 0.5**halving
-            with np.errstate(all="ignore"):
-                found = at(trial)
-            if found[0] > loglik - 1e-9 * (abs(loglik) + 1.0):
-                break
-        own, (loglik, score, part) = trial, found
-        if gain < OWN_TOLERANCE:
-            if np.abs(move).max() > LARGE_STEP:
-                return *none, SEPARATED
-            beta[known], information[np.ix_(known, known)] = own, part
-            return beta, information, ""
-    return *none, SEPARATED
+    start = first_parameters(np.asarray(counts, dtype=float), M, link)
+    own, part, problem = maximize_own(at, start, SEPARATED)
+    if problem:
+        return *none, problem
+    beta[known], information[np.ix_(known, known)] = own, part
+    return beta, information, ""
 
 
 def first_parameters(counts: Floats, M: Floats, link: str) -> Floats:

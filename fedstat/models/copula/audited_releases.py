@@ -17,7 +17,7 @@ import pandas as pd
 from fedstat.codec import to_json
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.disclosure.policy import Policy
-from fedstat.federation.disclosure.privacy_budget import NoiseMechanism, NoiseRequired
+from fedstat.federation.disclosure.privacy_budget import NoiseMechanism, NoiseRequired, RepeatedRelease
 from fedstat.federation.disclosure.site import Site
 from fedstat.federation.message import Reply, Request, Step
 from fedstat.federation.protocols.engine import Fit, FitProtocol, LocalEngine
@@ -237,7 +237,11 @@ class KnownNoiseSite(NoiseMechanism):
     """Replies of a site that reveals its noise to the observer, who can then remove it."""
 
     def add(
-        self, request: Request, step: Step, owed: Mapping[str, NoiseRequired], arrays: Mapping[str, Array]
+        self,
+        request: Request,
+        step: Step,
+        owed: Mapping[str, NoiseRequired | RepeatedRelease],
+        arrays: Mapping[str, Array],
     ) -> tuple[dict[str, Array], dict[str, str]]:
         """Charge, and remove the noise again."""
         return dict(arrays), super().add(request, step, owed, arrays)[1]

@@ -12,7 +12,8 @@ import numpy as np
 
 from fedstat.codec import to_json
 from fedstat.errors import EstimationError, SecurityError
-from fedstat.federation.message import Reply
+from fedstat.federation.crypto.secure_product import MatrixProduct, combine
+from fedstat.federation.message import Reply, Request
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.secure_products import ProductOperand, SecureProductSession
 from fedstat.federation.tables.published import PublishedColumn
@@ -264,22 +265,54 @@ def request_pattern_sums(
     margins: Mapping[str, Sequence[Margin]],
     sites: Sequence[str],
 ) -> FitProtocol[SumsByGroup]:
-    """Request sums of products by group.
+    """Request sums of products by group; those of an equal request again if all sites kept the same run.
 
     `requests` has one request per site, `group` (n_k,) is -1 for no part.
     """
-    clients = list(plan.columns)
-    replies = yield [
-        requester.request(
-            site,
-            "release_gram",
-            to_json(requests[site]),
-            probabilities=np.concatenate([margin.probabilities for margin in margins[site]]),
-            group=group[site],
-        )
-        for site in clients
-    ]
+
+    def requested(step: str) -> list[Request]:
+        return [
+            requester.request(
+                site,
+                step,
+                to_json(requests[site]),
+                probabilities=np.concatenate([margin.probabilities for margin in margins[site]]),
+                group=group[site],
+            )
+            for site in plan.columns
+        ]
+
+    replies = yield requested("recall_gram")
+    if of_one_run(replies):
+        return combine_sums(plan, requests, replies, repeated_products(plan, requests, replies), present)
+    replies = yield requested("release_gram")
     return (yield from gather_sums(requester, plan, requests, replies, group, present, sites))
+
+
+def of_one_run(replies: Sequence[Reply]) -> bool:
+    """Return whether all sites have released again what they released in one and the same analysis."""
+    runs = {reply.arrays["run"].tobytes() for reply in replies}
+    return len(runs) == 1 and b"" not in runs
+
+
+def repeated_products(
+    plan: NoisePlan, requests: Mapping[str, GramRequest], replies: Sequence[Reply]
+) -> dict[tuple[str, str], Floats]:
+    """Combine shares of the products of every two sites that were released before: (groups, p, q) each."""
+    groups = next(iter(requests.values())).groups
+    width = {site: plan.places()[site].stop - plan.places()[site].start for site in plan.columns}
+    shares: dict[tuple[str, str], Ints] = {}
+    for reply in replies:
+        peers = list(requests[reply.site].peers)
+        sizes = [groups * width[reply.site] * width[peer] for peer in peers]
+        parts = np.split(reply.arrays["shares"], np.cumsum(sizes)[:-1])
+        shares |= {(reply.site, peer): part for peer, part in zip(peers, parts, strict=True)}
+    out = {}
+    for a, b in combinations(plan.columns, 2):
+        product = MatrixProduct(a, b, 0, width[a], width[b], groups)
+        of_a, of_b = (shares[one].reshape(product.shape) for one in ((a, b), (b, a)))
+        out[a, b] = combine(product, of_a, of_b, PLACES)
+    return out
 
 
 def gather_sums(
@@ -293,6 +326,30 @@ def gather_sums(
 ) -> FitProtocol[SumsByGroup]:
     """Combine the sites' own sums of products with those across sites, from secure products."""
     clients, places = list(plan.columns), plan.places()
+    request = requests[clients[0]]
+
+    def side(columns: str, site: str, other: str) -> ProductOperand:
+        both = np.isin(group[site], requests[site].together(other))
+        code = np.where(both, group[site], -1)
+        return ProductOperand(site, columns, places[site], present.rows[site], code)
+
+    pairs = [(side(SCALED, a, b), side(SCORES, b, a)) for a, b in combinations(clients, 2)]
+    multiplied = yield from requester.multiply(
+        pairs, sites, request.groups, present.n_entities, PLACES, request.agreed
+    )
+    across = {(one.a.site, one.b.site): one.products for one in multiplied}
+    return combine_sums(plan, requests, replies, across, present)
+
+
+def combine_sums(
+    plan: NoisePlan,
+    requests: Mapping[str, GramRequest],
+    replies: Sequence[Reply],
+    across: Mapping[tuple[str, str], Floats],
+    present: Participation,
+) -> SumsByGroup:
+    """Combine the sites' own sums of products with those of two sites each, (groups, p, q)."""
+    clients, places = list(plan.columns), plan.places()
     request, q = requests[clients[0]], sum(map(plan.width, clients))
     G = request.groups
     products, squares, totals = np.zeros((G, q, q)), np.zeros((G, q)), np.zeros((G, q))
@@ -304,16 +361,8 @@ def gather_sums(
         products[:, place.start + i, place.start + j] = own[:, : len(i)]
         if request.with_moments:
             squares[:, place], totals[:, place] = own[:, len(i) : len(i) + size], own[:, len(i) + size :]
-
-    def side(columns: str, site: str, other: str) -> ProductOperand:
-        both = np.isin(group[site], requests[site].together(other))
-        code = np.where(both, group[site], -1)
-        return ProductOperand(site, columns, places[site], present.rows[site], code)
-
-    pairs = [(side(SCALED, a, b), side(SCORES, b, a)) for a, b in combinations(clients, 2)]
-    multiplied = yield from requester.multiply(pairs, sites, G, present.n_entities, PLACES, request.agreed)
-    for one in multiplied:
-        products[:, one.a.place, one.b.place] = one.products
+    for (a, b), product in across.items():
+        products[:, places[a], places[b]] = product
     scales = request.scales.astype(np.float64)
     # Shares that do not match add up to random words, far beyond any sum of cut scores.
     most = float(max(map(plan.radius, clients))) * present.n_entities * scales

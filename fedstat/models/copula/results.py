@@ -418,6 +418,6 @@ class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 2", 
             "Bounds and levels of the columns, numbers of entities, and which site has a record of which "
             "entity are public and never taken from the data. Noise is exact discrete Gaussian from each "
             "site's own secret randomness. Each site adds its noise before it releases anything; no "
-            "participant, including the dealer, holds a sum without noise. A repeated request for the same "
-            "margins is free; products are charged each time.",
+            "participant, including the dealer, holds a sum without noise. A repetition of the same request "
+            "releases the same numbers and is free, as long as no site's table has changed.",
         )

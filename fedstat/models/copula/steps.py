@@ -23,11 +23,12 @@ from fedstat.codec import from_json, to_json
 from fedstat.errors import DescriptionError, MessageError, PartitionError
 from fedstat.federation.disclosure.facts import EntityCount, FactorsRequested, FormulaFactor
 from fedstat.federation.disclosure.family import include, step
-from fedstat.federation.disclosure.privacy_budget import NoiseRequired
+from fedstat.federation.disclosure.privacy_budget import NoiseRequired, RepeatedRelease
 from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import (
     ArrayDeclaration,
+    ArrayKind,
     Step,
     check_allocation,
     check_lengths,
@@ -66,12 +67,14 @@ class CodedRows:
 class CutScores:
     """Scores of every row in units of 2^-PLACES, cut: (n_rows, p); the group of each row, -1 for none.
 
+    `question` is the request without what differs between sessions, and `digest` one that is never repeated.
     `shared` names the sites whose scores they were multiplied with.
     """
 
     scores: Ints
     group: Ints
     requested: GramRequest
+    question: str
     digest: str
     shared: set[str] = field(default_factory=set)
 
@@ -187,10 +190,13 @@ def release_margins(
     }, ""
 
 
+PROBABILITIES = control("probabilities of the bins, as released")
+
+
 @step(
     FAMILY,
-    "release_margins",
-    takes={"probabilities": control("probabilities of the bins, as released"), "group": GROUP},
+    "release_margins recall_gram",
+    takes={"probabilities": PROBABILITIES, "group": GROUP},
     releases={"grams": noisy("sums of products of scores of the site's own columns, with noise", 2)},
     requests=control("columns of the other sites, variance of the noise"),
 )
@@ -209,8 +215,24 @@ def release_gram(
     multiplied by the scale of the group. `probabilities` are those of all bins, one column after the other,
     as computed from the released margins; `group` (n_rows,) is -1 for rows that do not take part. The scores
     are kept for the products with other sites. The one charge made here pays for the noise of all of them, so
-    that this request is never a repetition of an earlier one.
+    that this request has new noise each time; :func:`recall_gram` repeats an earlier one.
     """
+    request, margins, codes, question = read_gram(data, state, text, probabilities, group, form)
+    q, here = request.width(len(margins)), group >= 0
+    with by_question():
+        check_allocation(data.name, request.groups * q * q, len(group) * q)
+    squared = request.squared(q, np.flatnonzero(np.bincount(group[here])).tolist())
+    canonical = f"{question} {secrets.token_hex(16)}"
+    owed = NoiseRequired("grams", canonical, squared, Fraction(request.variance), kept=(question, "grams"))
+    state.report(EntityCount(fewest(group)), owed)
+    scores = request.score(margins, codes)
+    return {"grams": sum_scores(state, request, scores, group, question, canonical)}, ""
+
+
+def read_gram(
+    data: SiteData, state: State, text: str, probabilities: Floats, group: Ints, form: type[GramRequest]
+) -> tuple[GramRequest, list[Margin], Ints, str]:
+    """Check a request for products: return it, the margins, the bins of all rows, and its canonical form."""
     request = read_question(form, text, f"{data.name}: the requested products")
     request.check_at(data.name)
     with by_question():
@@ -221,19 +243,90 @@ def release_gram(
             f"{data.name}: groups must belong to the rows of the margins, and be below {request.groups}"
         )
     margins = read_margins(data.name, coded.bins, probabilities)
-    q, here = request.width(len(margins)), group >= 0
-    with by_question():
-        check_allocation(data.name, request.groups * q * q, len(group) * q)
-    squared = request.squared(q, np.flatnonzero(np.bincount(group[here])).tolist())
-    canonical = f"{to_json(request)} {digest_of(probabilities, group)} {secrets.token_hex(16)}"
-    state.report(
-        EntityCount(fewest(group)), NoiseRequired("grams", canonical, squared, Fraction(request.variance))
+    return request, margins, coded.codes, f"{to_json(request)} {digest_of(probabilities, group)}"
+
+
+RUN = presence(
+    "which earlier analysis released this",
+    dtype="uint8",
+    unpaid="it is the same for all rows, and shows only that the table has not changed since",
+)
+
+
+def repeated(kind: ArrayKind, what: str, axes: int = 1) -> ArrayDeclaration:
+    """Declare an array that was charged and released before."""
+    return ArrayDeclaration(
+        kind, what, axes, dtype="int64", behind=(EntityCount, RepeatedRelease), noisy=True
     )
-    scores = request.score(margins, coded.codes)
-    return {"grams": sum_scores(state, request, scores, group, canonical)}, ""
 
 
-def sum_scores(state: State, request: GramRequest, scores: Ints, group: Ints, canonical: str) -> Ints:
+RECALLED = {
+    "run": RUN,
+    "grams": repeated("noisy aggregate", "sums of products with noise, as released before", 2),
+    "shares": repeated("masked share", "shares of products with this site's noise, as released before"),
+}
+
+
+@step(
+    FAMILY,
+    "release_margins",
+    takes={"probabilities": PROBABILITIES, "group": GROUP},
+    releases=RECALLED,
+    requests=control("columns of the other sites, variance of the noise"),
+)
+def recall_gram(
+    data: SiteData,
+    state: State,
+    text: str,
+    probabilities: Floats,
+    group: Ints,
+    *,
+    form: type[GramRequest] = PatternSumsRequest,
+) -> tuple[dict[str, Array], str]:
+    """Release again what an equal request over the same records got: ``run``, ``grams`` and ``shares``.
+
+    ``shares`` are those of the products with all other sites, one after the other. All are empty without a
+    complete earlier release. Products with other sites are used up, and the scores are kept for later steps.
+    """
+    request, margins, codes, question = read_gram(data, state, text, probabilities, group, form)
+    return recall_sums(state, request, question, lambda: request.score(margins, codes), group), ""
+
+
+def recall_sums(
+    state: State, request: GramRequest, question: str, score: Callable[[], Ints], group: Ints
+) -> dict[str, Array]:
+    """Return the arrays of :func:`recall_gram`, empty ones without a complete earlier release."""
+    shares = tuple(share_part(peer) for peer in request.peers)
+    state.report(
+        EntityCount(fewest(group)),
+        RepeatedRelease("grams", question, ("grams",)),
+        RepeatedRelease("shares", question, shares),
+    )
+    none = np.zeros(0, dtype=np.int64)
+    found = state.recall(question, ("grams", *shares))
+    if found is None:
+        return {"run": none.astype(np.uint8), "grams": none[:, None], "shares": none}
+    run, parts = found
+    # Every product was released: none can be made under this charge.
+    digest = f"{question} {secrets.token_hex(16)}"
+    kept = CutScores(score(), group, request, question, digest, set(request.peers))
+    state.forget_all(OPENED)
+    state.keep("copula scores", kept, int(np.count_nonzero(group >= 0)))
+    return {
+        "run": np.frombuffer(run, dtype=np.uint8),
+        "grams": parts["grams"],
+        "shares": np.concatenate([none, *(parts[share].ravel() for share in shares)]),
+    }
+
+
+def share_part(peer: str) -> str:
+    """Name the share of the product with another site among the parts of a release."""
+    return f"share {peer}"
+
+
+def sum_scores(
+    state: State, request: GramRequest, scores: Ints, group: Ints, question: str, canonical: str
+) -> Ints:
     """Sum products of scores that are charged, (G, ...), and keep the scores for products with others."""
     here, q = group >= 0, scores.shape[1]
     grams = grouped_gram(scores[here], scores[here], group[here], request.groups)
@@ -246,7 +339,8 @@ def sum_scores(state: State, request: GramRequest, scores: Ints, group: Ints, ca
         sums = np.zeros((request.groups, 1), dtype=np.int64)
     # Products opened earlier belong to other scores than this charge.
     state.forget_all(OPENED)
-    state.keep("copula scores", CutScores(scores, group, request, canonical), int(np.count_nonzero(here)))
+    kept = CutScores(scores, group, request, question, canonical)
+    state.keep("copula scores", kept, int(np.count_nonzero(here)))
     return sums * request.scales[:, None]
 
 
@@ -323,7 +417,13 @@ def behind_product(
     check_planned(data, state, part, rows, group)
     held = state.use(*KEPT)
     request = held.requested
-    owed = NoiseRequired("share", f"{part.peer} {held.digest}", UNIT, Fraction(request.variance))
+    owed = NoiseRequired(
+        "share",
+        f"{part.peer} {held.digest}",
+        UNIT,
+        Fraction(request.variance),
+        kept=(held.question, share_part(part.peer)),
+    )
     return (EntityCount(fewest(group)), owed), partial(held.shared.add, part.peer)
 
 

@@ -19,6 +19,7 @@ from fedstat.federation.tables.published import PublishedColumn
 from fedstat.models.copula.margins import Bins
 from fedstat.models.copula.protocol import (
     FEWEST,
+    of_one_run,
     plan_columns,
     request_margins,
     request_participation,
@@ -195,28 +196,29 @@ def release_score(
     terms = ScoreTerms(clients, widths, moments.holder, request.mean)
     plan = ScoreNoise(terms, rho)
     slopes = dict(zip(fit.distribution.design.sites, fit.distribution.design.blocks, strict=True))
-    yield [
-        requester.request(
-            site,
-            "begin_score",
-            to_json(
-                ScoreStepRequest(
-                    terms=terms,
-                    site=site,
-                    columns=moments.design[site],
-                    coefficients=tuple(request.params[1:][slopes[site]].tolist()) if site in slopes else (),
-                    middle=request.middles[site],
-                    variance=plan.variances[site],
-                )
-            ),
+    steps = {
+        site: to_json(
+            ScoreStepRequest(
+                terms=terms,
+                site=site,
+                columns=moments.design[site],
+                coefficients=tuple(request.params[1:][slopes[site]].tolist()) if site in slopes else (),
+                middle=request.middles[site],
+                variance=plan.variances[site],
+            )
         )
         for site in clients
-    ]
-    if len(clients) > 1:
-        for phase in PHASES[terms.mean.degree]:
-            yield from _multiply(requester, terms, phase, released.used, sites)
-    replies = yield [requester.request(site, "release_score") for site in clients]
-    shares = np.array([next(iter(reply.arrays.values())) for reply in replies])
+    }
+    replies = yield [requester.request(site, "recall_score", text) for site, text in steps.items()]
+    if of_one_run(replies):
+        shares = np.array([reply.arrays["sums"] for reply in replies])
+    else:
+        yield [requester.request(site, "begin_score", text) for site, text in steps.items()]
+        if len(clients) > 1:
+            for phase in PHASES[terms.mean.degree]:
+                yield from _multiply(requester, terms, phase, released.used, sites)
+        replies = yield [requester.request(site, "release_score") for site in clients]
+        shares = np.array([next(iter(reply.arrays.values())) for reply in replies])
     sums = np.ldexp(shares.sum(axis=0).astype(np.float64), -terms.sum_places)
     largest = max(map(abs, terms.mean.range)) + max(map(abs, terms.mean.responses))
     if (np.abs(sums) > n * terms.length * largest + FAR * plan.deviation).any():

@@ -16,7 +16,7 @@ from fedstat.codec import from_json, to_json
 from fedstat.errors import DescriptionError
 from fedstat.federation.disclosure.facts import EntityCount
 from fedstat.federation.disclosure.family import include, step
-from fedstat.federation.disclosure.privacy_budget import NoiseRequired
+from fedstat.federation.disclosure.privacy_budget import NoiseRequired, RepeatedRelease
 from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import ArrayDeclaration, control, presence
@@ -35,13 +35,16 @@ from fedstat.models.copula.margins import Bins
 from fedstat.models.copula.request import PLACES
 from fedstat.models.copula.steps import (
     KEPT,
+    RUN,
     CodedRows,
     CutScores,
     behind_product,
     check_planned,
     columns_of,
     noisy,
+    recall_gram,
     release_gram,
+    repeated,
     rows_of,
     series_of,
 )
@@ -78,6 +81,7 @@ class ScoreRows:
     """
 
     requested: ScoreStepRequest
+    question: str
     token: str
     rows: Ints
     scores: Ints
@@ -187,7 +191,30 @@ ANSWERED = {
 
 @step(
     FAMILY,
-    "release_gram share_product deal_product",
+    "release_gram recall_gram share_product deal_product",
+    releases={
+        "run": RUN,
+        "sums": repeated("masked share", "share of the sums of scores times residuals, as released before"),
+    },
+    requests=control("coefficients, and the polynomial by which a mean is shared"),
+)
+def recall_score(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Release again the share of the sums of an equal step: ``run`` and ``sums``, or empty arrays."""
+    request = from_json(ScoreStepRequest, text, f"{data.name}: the step on the score")
+    held = state.use(*KEPT)
+    state.rest_on(int(np.count_nonzero(held.group >= 0)))
+    question = f"{to_json(request)} {held.question}"
+    state.report(RepeatedRelease("sums", question, ("sums",)))
+    found = state.recall(question, ("sums",))
+    none = np.zeros(0, dtype=np.int64)
+    if found is None:
+        return {"run": none.astype(np.uint8), "sums": none}, ""
+    return {"run": np.frombuffer(found[0], dtype=np.uint8), "sums": found[1]["sums"]}, ""
+
+
+@step(
+    FAMILY,
+    "recall_score",
     releases=ANSWERED,
     requests=control("coefficients, and the polynomial by which a mean is shared"),
 )
@@ -214,6 +241,7 @@ def begin_score(
     zero = np.zeros(n, dtype=np.int64)
     kept = ScoreRows(
         requested=request,
+        question=f"{to_json(request)} {held.question}",
         token=secrets.token_hex(16),
         rows=rows,
         scores=np.hstack([*ones, scores.astype(np.int64)]),
@@ -337,9 +365,10 @@ def release_score(data: SiteData, state: State) -> dict[str, Array]:
     name = "share" if request.peers else "sums"
     owed = NoiseRequired(
         name,
-        f"{to_json(request)} {held.token}",
+        f"{held.question} {held.token}",
         request.terms.squared(request.site),
         Fraction(request.variance),
+        kept=(held.question, "sums"),
     )
     state.report(EntityCount(len(held.rows)), owed)
     out, none = held.sums.copy(), np.zeros(len(held.rows), dtype=np.int64)
@@ -357,6 +386,7 @@ include(
         "find_complete": RELEASE["find_complete"],
         "release_margins": RELEASE["release_margins"],
         "release_gram": replace(RELEASE["release_gram"], run=partial(release_gram, form=MomentsRequest)),
+        "recall_gram": replace(RELEASE["recall_gram"], run=partial(recall_gram, form=MomentsRequest)),
         **product_steps(
             score_columns, score_rows_of, behind_product, fills=False, planned=check_score_product
         ),

@@ -20,7 +20,7 @@ from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.dry_run.execution import DryRunRecord, DrySite
 from fedstat.federation.dry_run.expected_releases import ExpectedReleases, IterationLoop
-from fedstat.federation.dry_run.synthetic_rows import draw_group_codes
+from fedstat.federation.dry_run.synthetic_rows import SYNTHETIC_TIMES, draw_group_codes
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.tables.columns import ColumnKind
 from fedstat.models.checks import check_choice, check_integer, check_masked, check_positive, checks_arguments
@@ -30,18 +30,15 @@ from fedstat.models.cox.results import CoxResults
 from fedstat.models.cox.steps import FAMILY, CoxRequest
 from fedstat.models.explain import DryRunPlan
 from fedstat.models.horizontal.blocks import grid_points
-from fedstat.models.horizontal.model import HorizontalModel
-from fedstat.models.horizontal.session import RULES_ON_ROWS
+from fedstat.models.horizontal.model import HorizontalModel, OwnFitsPlan
 from fedstat.models.run import Call, FitAttempt, run_fit
 from fedstat.typing import Array, Floats
 
-SYNTHETIC_TIMES = 400.0
-"""Last time of synthetic rows."""
 
-
-class CoxPlan(DryRunPlan):
+class CoxPlan(OwnFitsPlan):
     """Facts about a Cox regression before it is fitted."""
 
+    own_fit = "the standard deviations of its columns"
     guessed: ClassVar[frozenset[str]] = frozenset(
         {"flag_intervals", "start_intervals", "sum_intervals", "sum_products", "sum_residuals"}
     )
@@ -55,7 +52,7 @@ class CoxPlan(DryRunPlan):
 
     def loops(self, dry_run: DryRunRecord) -> Sequence[IterationLoop]:
         """Name the evaluations of Newton's method."""
-        loops = [IterationLoop(("sum_scores",), int(self.given["maxiter"]))]
+        loops = list(super().loops(dry_run))
         if self.given["grid"] is None:
             return loops
         most = int(np.ceil(np.log2(len(grid_points(self.given["grid"], self.given["until"]))))) + 2
@@ -66,14 +63,8 @@ class CoxPlan(DryRunPlan):
         ]
 
     def learned(self, expected: ExpectedReleases) -> Iterator[tuple[str, str]]:
-        """State what a site's own fit discloses."""
-        if any(entry.step == "fit_alone" for entry in expected.dry_run.entries):
-            yield (
-                "Coordinator",
-                "learns every site's own fit, with the standard deviations of its columns. local=False "
-                "leaves this out, together with the comparison of the sites.",
-            )
-
+        """State what own fits and intervals disclose."""
+        yield from super().learned(expected)
         if self.given["grid"] is not None:
             yield (
                 "Coordinator",
@@ -83,7 +74,13 @@ class CoxPlan(DryRunPlan):
 
     def notes(self, expected: ExpectedReleases) -> Iterator[str]:
         """State what is unknown."""
-        yield RULES_ON_ROWS
+        yield from super().notes(expected)
+        if self.given["grid"] is not None:
+            yield (
+                "The numbers of events, and of rows in a stratum, are not known in advance. The dry run "
+                "assumes that half of the rows have the event and that strata are equal. Intervals with too "
+                "few rows are merged; a site refuses if the last one has too few as well."
+            )
 
 
 class FederatedCox(HorizontalModel):
@@ -97,7 +94,8 @@ class FederatedCox(HorizontalModel):
     on times that are rounded up to a grid. The sites release sums by interval of the grid for it. So that
     none is about few rows, an interval needs, at every site and for rows with and without the event, two rows
     for each of 4 + 2 p equations about a column, with p columns; intervals with fewer are merged first.
-    With ``ties="breslow"`` the rows with and without the event count together.
+    With ``ties="breslow"`` the rows with and without the event count together. This keeps more intervals, but
+    Breslow's treatment of ties is biased towards zero where many events share an interval.
 
     Parameters
     ----------
@@ -248,9 +246,9 @@ class FederatedCox(HorizontalModel):
         sites = super()._invent_sites(plan, policies)
 
         def survey(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-            # The levels of strata with a common baseline, which the fit agrees on.
+            # The levels of strata with a common baseline: the fit agrees on them, so all sites have the same.
             question, n = RowsRequest.from_json(text), data.table.n_rows
-            frame = draw_group_codes(replace(question, labels=question.columns), data.name, n, ())
+            frame = draw_group_codes(replace(question, labels=question.columns), "stratum", n, ())
             levels = {
                 name: LevelCounts(None, *zip(*frame[name].value_counts().items(), strict=True))
                 for name in question.columns

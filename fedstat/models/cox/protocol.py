@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated
 
 import numpy as np
@@ -23,36 +23,24 @@ from fedstat.models.cox.common_baseline import (
     CommonNewton,
     agree_strata,
 )
-from fedstat.models.cox.steps import LARGE_STEP, TRANSFORMS, CoxRequest
-from fedstat.models.horizontal.estimability import diverges, require_independent
+from fedstat.models.cox.steps import TRANSFORMS, CoxRequest
+from fedstat.models.horizontal.estimability import require_independent
+from fedstat.models.horizontal.newton import (
+    LARGE_STEP,
+    LikelihoodNewton,
+    LikelihoodSums,
+    OwnEstimate,
+    moving_names,
+    newton_step,
+)
 from fedstat.models.horizontal.session import RowsSession, add
 from fedstat.typing import Array, Floats, Matrix, Vector
 
-NOT_REQUESTED = "not requested"
-MOST_HALVINGS = 20
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class CoxSums:
-    """Sums over sites at coefficients of standardized columns, and the sites' parts unless masked."""
-
-    score: Vector
-    information: Matrix
-    loglik: float
-    by_site: Annotated[list[tuple[Vector, Matrix]], "K"] | None
-
-    @classmethod
-    def of(cls, replies: Sequence[Reply], masked: bool) -> CoxSums | None:
-        """Add up replies; None if at some site few rows have nearly all weight."""
-        if int(add(replies, "spread")) < len(replies):
-            return None
-        parts = [(reply.arrays["score"], reply.arrays["information"]) for reply in replies]
-        return cls(
-            add(replies, "score"),
-            add(replies, "information"),
-            float(add(replies, "loglik")),
-            None if masked else parts,
-        )
+NO_STEP = (
+    "no step increases the partial likelihood ({} evaluations) with weight on more than a few rows of every "
+    "site. Transform columns with long tails, or leave out columns that separate the rows with events from "
+    "the others"
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,7 +56,7 @@ class CoxFit:
     """
 
     gamma: Vector
-    total: CoxSums
+    total: LikelihoodSums
     design: RowsDesign
     scale: Vector
     request: CoxRequest
@@ -124,21 +112,11 @@ class CoxFit:
     @property
     def masked_parts(self) -> MaskedSiteSums | None:
         """Comparison of the sites if sums are masked, in the units of the data."""
-        if self.apart is None or not self.masked:
-            return None
-        s = self.scale
-        return MaskedSiteSums(s * self.total.score, np.outer(s, s) * self.total.information, self.apart)
+        return self.total.masked_parts(np.diag(self.scale), self.apart)
 
 
-@dataclass(slots=True, eq=False)
-class CoxNewton:
+class CoxNewton(LikelihoodNewton):
     """Newton's method with halved steps, from zero."""
-
-    session: RowsSession
-    request: CoxRequest
-    maxiter: int = 50
-    tol: float = 1e-8
-    trace: list[tuple[float, float, float]] = field(default_factory=list)
 
     def run(
         self, cov_type: str, local: bool, edges: Floats | None = None, site_column: str = ""
@@ -162,7 +140,7 @@ class CoxNewton:
         scale, names = design.spread, design.names
         # 2. At zero: the null likelihood, the score test, and the rank of the columns.
         gamma = np.zeros(len(names))
-        total = yield from self.evaluate(scale, gamma)
+        total = yield from self.evaluate(self.point(scale, gamma))
         assert total is not None
         points = POINTS
         try:
@@ -174,7 +152,14 @@ class CoxNewton:
             points = POINTS_WITHOUT_START
         null, at_zero = total.loglik, total
         # 3. Newton's steps, halved until the likelihood increases.
-        gamma, total, step, converged = yield from self.ascend(scale, gamma, total, names)
+        gamma, total, step, converged = yield from self.ascend(
+            partial(self.point, scale),
+            gamma,
+            total,
+            n=int(design.n.sum()),
+            at_infinity=partial(monotone, names=names),
+            stuck=NO_STEP,
+        )
         if converged and np.abs(step).max() > LARGE_STEP:
             raise monotone(step, names)
         # 4. Concordance, residual products, and the comparison of the sites.
@@ -191,7 +176,7 @@ class CoxNewton:
             scale=scale,
             request=self.request,
             null=null,
-            score_test=float(score @ newton_step(at_zero)),
+            score_test=float(score @ newton_step(score, at_zero.information)),
             weights=weights,
             weighted_events=weighted_events,
             events=round(events),
@@ -202,7 +187,7 @@ class CoxNewton:
             apart=add(ended, "apart") if session.masked else None,
             trace=np.array(self.trace),
             converged=converged,
-            local=tuple(self.local_fits(design, scale, total, alone)),
+            local=self.local_fits(design.n, total, np.diag(scale), alone, own_fit),
         )
         if edges is None:
             return fit
@@ -220,51 +205,6 @@ class CoxNewton:
         """Return the arrays that name a point."""
         return {"scale": scale, "beta": gamma}
 
-    def evaluate(self, scale: Floats, gamma: Floats) -> FitProtocol[CoxSums | None]:
-        """Request the sums at a point."""
-        replies = yield self.session.request_all("sum_scores", self.point(scale, gamma))
-        return CoxSums.of(replies, self.session.masked)
-
-    def ascend(
-        self, scale: Floats, gamma: Floats, total: CoxSums, names: Sequence[str]
-    ) -> FitProtocol[tuple[Floats, CoxSums, Floats, bool]]:
-        """Take steps until they are small; return point, sums, next step, and whether this is small."""
-        while True:
-            step = newton_step(total)
-            size = float(np.sqrt(max(float(step @ total.score), 0.0)))
-            self.trace.append((total.loglik, size, float(np.abs(step).max())))
-            _, lengths, moves = zip(*self.trace, strict=True)
-            if diverges(moves, lengths):
-                raise monotone(step, names)
-            if size < self.tol or len(self.trace) >= self.maxiter:
-                return gamma, total, step, size < self.tol
-            for halving in range(MOST_HALVINGS):
-                trial = gamma + step * 0.5**halving
-                new = yield from self.evaluate(scale, trial)
-                if new is not None and new.loglik > total.loglik - 1e-9 * (abs(total.loglik) + 1e-3):
-                    break
-            else:
-                raise EstimationError(
-                    f"no step increases the partial likelihood ({len(self.trace)} evaluations) with weight "
-                    "on more than a few rows of every site. Transform columns with long tails, or leave out "
-                    "columns that separate the rows with events from the others"
-                )
-            gamma, total = trial, new
-
-    def local_fits(
-        self, design: RowsDesign, scale: Floats, total: CoxSums, alone: Sequence[Reply]
-    ) -> list[SiteFit]:
-        """Sites' own fits, and their parts of the sums, in the units of the data."""
-        out = []
-        for k, site in enumerate(self.session.sites):
-            beta, cov, problem = own_fit(alone[k]) if alone else (None, None, NOT_REQUESTED)
-            score = information = None
-            if total.by_site is not None:
-                score, information = total.by_site[k]
-                score, information = scale * score, np.outer(scale, scale) * information
-            out.append(SiteFit(site, int(design.n[k]), beta, cov, problem, score, information))
-        return out
-
 
 def covariates(design: RowsDesign) -> RowsDesign:
     """Return the design without the intercept, by which its factors were coded."""
@@ -278,18 +218,8 @@ def covariates(design: RowsDesign) -> RowsDesign:
     )
 
 
-def newton_step(total: CoxSums) -> Floats:
-    """Return Newton's step from a point."""
-    size = np.sqrt(np.maximum(np.diag(total.information), np.finfo(float).tiny))
-    scaled = total.information / np.outer(size, size)
-    return np.asarray(np.linalg.lstsq(scaled, total.score / size, rcond=1e-12)[0] / size)
-
-
-def own_fit(reply: Reply) -> tuple[Floats | None, Floats | None, str]:
-    """Return coefficients and covariance of a site's own fit in the units of the data, or the problem."""
-    problem = str(json.loads(reply.text)["problem"])
-    if problem:
-        return None, None, problem
+def own_fit(reply: Reply) -> OwnEstimate:
+    """Return coefficients and covariance of a site's own fit in the units of the data."""
     information, s = reply.arrays["information"], reply.arrays["deviations"]
     known = np.diag(information) > 0.0
     inside = np.ix_(known, known)
@@ -301,12 +231,10 @@ def own_fit(reply: Reply) -> tuple[Floats | None, Floats | None, str]:
 
 def monotone(step: Floats, names: Sequence[str]) -> EstimationError:
     """Make the error for a likelihood that increases without end, with the columns that still move."""
-    moving = np.abs(step) > 0.1 * np.abs(step).max()
-    listed = ", ".join(repr(name) for name, moves in zip(names, moving, strict=True) if moves)
     return EstimationError(
-        f"monotone likelihood: at every event time {listed} is at the end of its range among the rows at "
-        "risk, as where a level has no events. The estimate would be infinite. Leave out the term, or merge "
-        "its level with another."
+        f"monotone likelihood: at every event time {moving_names(step, names)} is at the end of its range "
+        "among the rows at risk, as where a level has no events. The estimate would be infinite. Leave out "
+        "the term, or merge its level with another."
     )
 
 

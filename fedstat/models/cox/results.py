@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -12,22 +11,19 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from fedstat.errors import EstimationError, ModelError, NotAvailableError
+from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.covariance import gvif
 from fedstat.inference.estimate import Estimate
-from fedstat.inference.heterogeneity import Heterogeneity, heterogeneity
-from fedstat.inference.summary import WIDTH, CoefficientBlock, Note, Report, released_kinds
+from fedstat.inference.summary import WIDTH, CoefficientBlock, Note
 from fedstat.inference.survival_evaluation import SurvivalEvaluation
-from fedstat.inference.tables import Sheet, human_range, number
+from fedstat.inference.tables import Sheet, number
 from fedstat.models.checks import check_choice
 from fedstat.models.cox.baseline import BaselineHazard
 from fedstat.models.cox.common_baseline import CommonFit
 from fedstat.models.cox.evaluation import evaluate_survival
 from fedstat.models.cox.protocol import (
-    NOT_REQUESTED,
     CoxFit,
     average_hazard,
     common_hazard,
@@ -37,23 +33,26 @@ from fedstat.models.cox.protocol import (
 from fedstat.models.cox.steps import FAMILY, NO_EVENTS
 from fedstat.models.horizontal.blocks import grid_points
 from fedstat.models.horizontal.model import HorizontalModel
-from fedstat.models.horizontal.prediction import PredictedRows, code_frame, predict_rows
-from fedstat.models.horizontal.results import MASKED, DesignResults, RowsBasis
+from fedstat.models.horizontal.prediction import code_frame
+from fedstat.models.horizontal.results import RowsBasis
+from fedstat.models.horizontal.site_results import (
+    AssumptionTest,
+    SiteFitsResults,
+    chi_squared,
+    quadratic,
+    score_tests,
+)
 from fedstat.models.results import EstimateRecord
 from fedstat.spline_names import short_names
 from fedstat.typing import Floats
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    pass
 
 FORMAT = "fedstat cox results 2"
 FEW_EVENTS = 10
 """Events per coefficient below which Wald intervals are unreliable (Peduzzi et al. 1995)."""
-FEW_CLUSTERS = 30
-"""Clusters below which the sandwich is too small (Cameron and Miller 2015, section VI)."""
-DIFFER = 0.05
 FEW_INTERVALS, MOST_ENDS = 10, 8
-SITE_WIDTHS = (24, 9, 12, 14, WIDTH - 24 - 9 - 12 - 14 - 8)
 TIES = {"efron": "Efron", "breslow": "Breslow"}
 
 
@@ -65,7 +64,7 @@ class CoxRecord(EstimateRecord):
     basis: RowsBasis
 
 
-class CoxResults(DesignResults, saved_as=FORMAT, record=CoxRecord):
+class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
     """Results of :meth:`fedstat.FederatedCox.fit`; coefficients are logarithms of hazard ratios.
 
     Attributes
@@ -99,6 +98,7 @@ class CoxResults(DesignResults, saved_as=FORMAT, record=CoxRecord):
 
     evaluation_ledger: Ledger | None = None
     _record: CoxRecord
+    _exponentiates = True
 
     @classmethod
     def _of(cls, model: HorizontalModel, fit: CoxFit, cov_type: str, ledger: Ledger) -> Self:
@@ -258,13 +258,6 @@ class CoxResults(DesignResults, saved_as=FORMAT, record=CoxRecord):
             found = found - float(self._fit.design.mean @ self.estimate.params)
         return found if which == "linear" else np.exp(found)
 
-    def _predicted(self, frame: pd.DataFrame | None) -> PredictedRows:
-        if frame is None:
-            raise NotAvailableError(
-                "predict needs a frame of rows that you hold; those of the fit stay at the sites"
-            )
-        return predict_rows(self.basis.agreement, self._fit.design, self.estimate.params, frame)
-
     def compare_profiles(
         self, frame: pd.DataFrame, reference: pd.DataFrame, *, alpha: float = 0.05
     ) -> pd.DataFrame:
@@ -356,30 +349,19 @@ class CoxResults(DesignResults, saved_as=FORMAT, record=CoxRecord):
         2    GLOBAL       1.90   3     0.59
         """
         check_choice("transform", transform, ("log", "identity"))
-        if self._model is None:
-            raise NotAvailableError(
-                "test_proportional_hazards: this result was read from a file and has no partition; fit the "
-                "model again"
-            )
         fit = self._record.fit
         requested = time_scores if fit.common is None else common_time_scores
 
-        def protocol(model: HorizontalModel) -> FitProtocol[tuple[Floats, Floats, Floats]]:
-            session = model._open_session(FAMILY, fit.masked)
-            return session.hide(requested(session, fit, transform))
-
         call = f"test_proportional_hazards({transform!r})"
-        score, cross, square = self._model._run_after_fit(call, protocol)
+        score, cross, square = self._after_fit(
+            call, FAMILY, lambda session: requested(session, fit, transform)
+        )
         information = square - cross @ np.linalg.solve(fit.information, cross.T)
-        rows = []
-        terms = np.array(fit.design.term_names, dtype=object)
-        for term in [*dict.fromkeys(fit.design.term_names), "GLOBAL"]:
-            places = np.flatnonzero(terms == term) if term != "GLOBAL" else np.arange(len(terms))
-            part = score[places]
-            statistic = float(part @ np.linalg.solve(information[np.ix_(places, places)], part))
-            rows.append((term, statistic, len(places), float(stats.chi2.sf(statistic, len(places)))))
-        table = pd.DataFrame(rows, columns=["term", "statistic", "df", "p_value"])
-        return ProportionalHazardsTest(table, transform, fit.request.ties)
+
+        def statistic(places: list[int]) -> tuple[float, int]:
+            return quadratic(score[places], information[np.ix_(places, places)]), len(places)
+
+        return ProportionalHazardsTest(score_tests(fit.design.term_names, statistic), transform)
 
     def baseline_hazard(
         self, grid: float | Sequence[float] | Floats | None = None, *, until: float | None = None
@@ -431,16 +413,8 @@ class CoxResults(DesignResults, saved_as=FORMAT, record=CoxRecord):
                     "grid: a common baseline hazard is known at the intervals of the fit; leave it out"
                 )
             return self._baseline(fit.common.edges, common_hazard(fit))
-        if self._model is None:
-            raise NotAvailableError(
-                "baseline_hazard: this result was read from a file and has no partition; fit the model again"
-            )
-
-        def protocol(model: HorizontalModel) -> FitProtocol[tuple[Floats, Floats, Floats]]:
-            session = model._open_session(FAMILY, fit.masked)
-            return session.hide(average_hazard(session, fit, edges))
-
-        found = self._model._run_after_fit(f"baseline_hazard(until={edges[-1]:g})", protocol)
+        call = f"baseline_hazard(until={edges[-1]:g})"
+        found = self._after_fit(call, FAMILY, lambda session: average_hazard(session, fit, edges))
         return self._baseline(edges, found)
 
     def _baseline(self, edges: Floats, found: tuple[Floats, Floats, Floats]) -> BaselineHazard:
@@ -501,12 +475,7 @@ class CoxResults(DesignResults, saved_as=FORMAT, record=CoxRecord):
         points, fit = grid_points(times, None), self._record.fit
         if fit.request.strata or self.basis.agreement.question.response.count(",") > 1:
             raise NotAvailableError("evaluate: it takes models without strata and without late entry")
-        if partition is None:
-            if self._model is None:
-                raise NotAvailableError(
-                    "evaluate: this result was read from a file and has no partition; give one"
-                )
-            partition = self._model.partition
+        partition = self._partition_for("evaluate", partition)
         if baseline is None:
             baseline = self.baseline_hazard() if fit.common is not None else self.baseline_hazard(points)
         found, self.evaluation_ledger = evaluate_survival(
@@ -519,58 +488,6 @@ class CoxResults(DesignResults, saved_as=FORMAT, record=CoxRecord):
         )
         own = self._model is not None and partition is self._model.partition
         return replace(found, own_rows=own)
-
-    # -- sites -----------------------------------------------------------------------------------
-
-    @property
-    def site_estimates(self) -> pd.DataFrame:
-        """Every site's own fit, (sites, coefficients); NaN where a site does not determine one."""
-        rows = {
-            own.site: np.full(len(self.params), np.nan) if own.beta is None else own.beta
-            for own in self._record.fit.local
-        }
-        return pd.DataFrame.from_dict(rows, orient="index", columns=list(self.estimate.names))
-
-    @cached_property
-    def heterogeneity(self) -> Heterogeneity:
-        """Agreement of the sites' coefficients: Cochran's Q, I2, random effects, the fit without each site.
-
-        Raises
-        ------
-        NotAvailableError
-            There is one site.
-        """
-        fit, est = self._record.fit, self.estimate
-        if len(fit.local) == 1:
-            raise NotAvailableError("no heterogeneity: it compares sites, and this fit has one")
-        try:
-            return heterogeneity(
-                est.names, est.params, 1.0, fit.local, masked=fit.masked_parts, terms=est.terms
-            )
-        except EstimationError as error:
-            raise NotAvailableError(f"no heterogeneity: {error}") from error
-
-    def plot_forest(
-        self, coefficient: str, ax: Axes | None = None, *, exponentiate: bool = True, unit: float = 1.0
-    ) -> Axes:
-        """Draw a forest plot of a coefficient over the sites.
-
-        `exponentiate` draws hazard ratios on a logarithmic scale; ``unit=10`` draws the effect of ten units
-        of the column.
-
-        Examples
-        --------
-        >>> import fedstat as fs
-        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
-        >>> fit = fs.FederatedCox.from_formula("Surv(months, died) ~ age", partition).fit()
-        >>> fit.plot_forest("age", unit=10).get_xlabel()
-        'hazard ratio per 10 units, with 95 % interval'
-        """
-        effect, ratio, _ = self._effect_words()
-        named = ratio if exponentiate else effect
-        return self.heterogeneity.plot_forest(
-            coefficient, ax, exponentiate=exponentiate, effect=named, unit=unit
-        )
 
     def vif(self) -> pd.DataFrame:
         """Variance inflation factor of every term; generalized ones for terms with several columns."""
@@ -606,7 +523,7 @@ class CoxResults(DesignResults, saved_as=FORMAT, record=CoxRecord):
         return Sheet(labels, rows, "lrrrr", (WIDTH - 4 * (width + 1), *[width] * 4))
 
     def _summary_left(self) -> list[tuple[str, str]]:
-        fit, est, tests = self._record.fit, self.estimate, self.global_tests()
+        fit, est, tests = self._record.fit, self.estimate, self.global_tests().T.to_dict()
         groups = [("Strata", ", ".join(fit.request.strata))] if fit.request.strata else []
         clusters = (
             f" ({', '.join(fit.request.clusters)}, {fit.clusters:,})" if fit.clusters is not None else ""
@@ -624,52 +541,17 @@ class CoxResults(DesignResults, saved_as=FORMAT, record=CoxRecord):
             ("Df Model", f"{est.df_model:g}"),
             ("Log-Likelihood", number(self.llf, 2)),
             ("LL-Null", number(self.llnull, 2)),
-            ("LR Test", _test(tests, "likelihood ratio")),
-            ("Wald Test", _test(tests, "Wald")),
-            *([("Score Test", _test(tests, "score"))] if "score" in tests.index else []),
+            ("LR Test", chi_squared(*tests["likelihood ratio"].values())),
+            ("Wald Test", chi_squared(*tests["Wald"].values())),
+            *([("Score Test", chi_squared(*tests["score"].values()))] if "score" in tests else []),
             (
-                "Concordance" if fit.common is None else "Within sites",
+                "Concordance" if fit.common is None else "Concordance by Site",
                 f"{self.concordance:.3f} (se {self.concordance_se:.3f})",
             ),
             ("AIC", number(self.aic, 2)),
             ("Covariance Type", self.cov_type + clusters),
             ("Converged", "yes" if self.converged else "NO"),
         ]
-
-    def _summary_right(self) -> list[tuple[str, str]]:
-        fit, blocks = self._record.fit, self.estimate.blocks
-        own = sum(one.beta is not None for one in fit.local)
-        requested = any(one.problem != NOT_REQUESTED for one in fit.local)
-        lines = [
-            ("Sites", str(len(blocks))),
-            ("Rows by site", human_range(block.entities for block in blocks)),
-            ("Own fits", f"{own} of {len(blocks)} sites" if requested else "not requested (local=False)"),
-            ("Heterogeneity", self._joint()),
-        ]
-        if self._ledger is not None:
-            lines.append(("Sums", f"masked over {len(blocks)} sites" if fit.masked else "unmasked"))
-        return [*lines, *self._ledger_lines(), ("Privacy spent", self.estimate.privacy)]
-
-    def _joint(self) -> str:
-        if len(self._record.fit.local) == 1:
-            return "not defined (one site)"
-        try:
-            joint = self.heterogeneity.joint
-        except NotAvailableError:
-            return "not defined"
-        return f"{joint}, p {_p(joint.pvalue)}" if joint.df else "not defined"
-
-    def _site_sheet(self) -> Sheet:
-        kinds = None if self._ledger is None else self._ledger.kinds_by_site()
-        p, rows = len(self.estimate.names), []
-        for block, known in zip(
-            self.estimate.blocks, self.site_estimates.notna().sum(axis=1).tolist(), strict=True
-        ):
-            own = "none" if not known else "yes" if known == p else f"{known} of {p}"
-            left = released_kinds(block.site, kinds)
-            rows.append((block.site, f"{block.entities:,}", f"{100 * block.missing:.2f} %", own, left))
-        headers = ("site", "rows", "left out", "own fit", "released")
-        return Sheet(headers, tuple(rows), "lrrrl", SITE_WIDTHS, gap=2, wrap=True)
 
     def _summary_notes(self) -> Iterator[Note]:
         yield from super()._summary_notes()
@@ -681,58 +563,20 @@ class CoxResults(DesignResults, saved_as=FORMAT, record=CoxRecord):
                 f"than {FEW_EVENTS}, estimates are biased away from zero and intervals are unreliable.",
                 "warning",
             )
-        if fit.clusters is not None and fit.clusters < FEW_CLUSTERS:
-            yield Note(
-                "few_clusters",
-                f"There are {fit.clusters} clusters. With fewer than {FEW_CLUSTERS}, these standard errors "
-                "are usually too small.",
-                "warning",
-            )
+        yield from self._few_clusters_note(fit.clusters)
         if fit.common is not None:
             yield from _common_notes(fit.common)
-        if dropped := self.basis.left_out:
-            yield Note(
-                "left_out", f"Rows left out because they lack one of the model's columns: {dropped:,}."
-            )
+        yield from self._left_out_note()
         yield Note(
             "proportional",
             "Hazard ratios are assumed to be the same at all times; test_proportional_hazards() tests it. "
             "Censoring is assumed to be independent of the time of the event, given the columns.",
         )
-        yield from self._site_notes()
-
-    def _site_notes(self) -> Iterator[Note]:
-        fit, K = self._record.fit, len(self._record.fit.local)
-        if fit.masked:
-            except_own = any(own.problem != NOT_REQUESTED for own in fit.local)
-            text = MASKED.format(", except the own fits" if except_own else "")
-            yield Note("masking", f"Sums over rows were masked over {K} sites: {text}")
-        elif K > 1:
-            yield Note("masking", "Sums were not masked: the coordinator saw each site's part.")
-        lacking: dict[str, list[str]] = {}
-        for own in fit.local:
-            if own.problem and own.problem != NOT_REQUESTED:
-                lacking.setdefault(own.problem, []).append(own.site)
-        if lacking:
-            listed = "; ".join(f"{', '.join(names)} ({problem})" for problem, names in lacking.items())
-            except_empty = NO_EVENTS in lacking and fit.common is None
-            rest = ", except those of a site without events." if except_empty else "."
-            text = f"No fit of their own: {listed}. Their rows count in the estimate all the same{rest}"
-            yield Note("own_fits", text)
-        if K == 1 or fit.clusters is not None:
-            return
-        try:
-            compared = self.heterogeneity
-        except NotAvailableError as error:
-            yield Note("heterogeneity", f"The sites are not compared: {error}")
-            return
-        if compared.joint.df and compared.joint.pvalue < DIFFER:
-            yield Note(
-                "heterogeneity",
-                f"The sites differ: score test of equal coefficients {compared.joint}, p "
-                f"{_p(compared.joint.pvalue)}. Each coefficient is an average over sites: .heterogeneity.",
-                "warning",
-            )
+        yield from self._masking_note()
+        empty = fit.common is None and any(own.problem == NO_EVENTS for own in fit.local)
+        yield from self._own_fits_note(", except those of a site without events" if empty else "")
+        if fit.clusters is None:
+            yield from self._difference_note()
 
 
 def _baseline_words(fit: CoxFit) -> str:
@@ -749,8 +593,9 @@ def _common_notes(common: CommonFit) -> Iterator[Note]:
         yield Note(
             "merged_intervals",
             f"The sites merged {requested} intervals to {J}, so that none has few rows; their ends are "
-            f"{human_list(common.edges)}. With few intervals hazard ratios are closer to one. "
-            "ties='breslow', fewer columns, or baseline='site' need fewer rows.",
+            f"{human_list(common.edges)}. With few intervals hazard ratios are biased towards one, "
+            "most of all with ties='breslow'. Use fewer columns, or baseline='site', which needs no "
+            "intervals.",
             "warning" if J < FEW_INTERVALS else "info",
         )
     by_stratum = common.at.events[0].reshape(-1, J).sum(axis=1)
@@ -770,16 +615,7 @@ def human_list(edges: Floats) -> str:
     return ", ".join(words if len(words) <= MOST_ENDS else [*words[:4], "...", words[-1]])
 
 
-def _p(p: float) -> str:
-    return "< 0.001" if p < 0.001 else f"= {p:.3f}"
-
-
-def _test(tests: pd.DataFrame, name: object) -> str:
-    statistic, df, p = tests.loc[[name], ["statistic", "df", "p_value"]].to_numpy(dtype=float)[0].tolist()
-    return f"{statistic:.2f} on {df:.0f} df, p {_p(p)}"
-
-
-class ProportionalHazardsTest(Report):
+class ProportionalHazardsTest(AssumptionTest):
     """Score tests of coefficients that change with a function of time, one for each term and one for all.
 
     Attributes
@@ -797,37 +633,15 @@ class ProportionalHazardsTest(Report):
     ('identity', [1])
     """
 
-    def __init__(self, table: pd.DataFrame, transform: str, ties: str) -> None:
-        self._table, self.transform, self._ties = table, transform, ties
+    _assumption = "Proportional hazards"
+    _remedy = (
+        "Coefficients change with time: a hazard ratio of the fit is an average over the times of the "
+        "events. Let the column define strata, or let its effect change with time."
+    )
 
-    def tidy(self) -> pd.DataFrame:
-        """One row per term, and one for all: ``term``, ``statistic``, ``df``, ``p_value``."""
-        return self._table.copy()
+    def __init__(self, table: pd.DataFrame, transform: str) -> None:
+        super().__init__(table)
+        self.transform = transform
 
-    def _glance(self) -> Mapping[str, float]:
-        last = self._table.iloc[-1]
-        return {
-            "statistic": float(last["statistic"]),
-            "df": int(last["df"]),
-            "p_value": float(last["p_value"]),
-        }
-
-    def _sheets(self) -> tuple[Sheet, ...]:
-        rows = tuple(
-            (str(term), number(statistic), str(df), number(p, 3) if p >= 0.001 else "< 0.001")
-            for term, statistic, df, p in self._table.itertuples(index=False)
-        )
-        title = f"Proportional hazards: score test of x g(t), g = {self.transform}"
-        return (Sheet(("", "chi2", "df", "P>chi2"), rows, "lrrr", (WIDTH - 39, 12, 12, 12), title),)
-
-    def _summary_notes(self) -> Iterator[Note]:
-        if float(self._table["p_value"].iloc[-1]) < DIFFER:
-            yield Note(
-                "not_proportional",
-                "Coefficients change with time: a hazard ratio of the fit is an average over the times of "
-                "the events. Let the column define strata, or let its effect change with time.",
-                "warning",
-            )
-
-    def __repr__(self) -> str:
-        return f"<Proportional hazards: {_test(self._table, len(self._table) - 1)}; see .summary()>"
+    def _title(self) -> str:
+        return f"score test of x g(t), g = {self.transform}"

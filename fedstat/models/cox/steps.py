@@ -27,15 +27,14 @@ from fedstat.federation.message import ArrayDeclaration, aggregate, check_length
 from fedstat.inference.homogeneity_tests import quadratic_form
 from fedstat.kernels.partial_likelihood import TIES, PartialLikelihood, RiskTable, concordance
 from fedstat.models.horizontal.blocks import block_means
+from fedstat.models.horizontal.newton import maximize_own
 from fedstat.models.horizontal.rows import SUMS, summed
 from fedstat.typing import Array, Bools, Floats, Ints
 
 FAMILY = "cox"
 TRANSFORMS: Mapping[str, Callable[[Floats], Floats]] = {"log": np.log, "identity": np.asarray}
 """Functions of time with which coefficients may vary in the test of proportional hazards."""
-SINGULAR, MONOTONE, NO_EVENTS = "information is singular", "monotone likelihood", "no events"
-OWN_ITERATIONS, OWN_HALVINGS, OWN_TOLERANCE = 30, 20, 1e-10
-LARGE_STEP = 0.05
+MONOTONE, NO_EVENTS = "monotone likelihood", "no events"
 """Change of a standardized coefficient at convergence from which it grows without bound."""
 
 
@@ -63,7 +62,6 @@ class SiteRisks:
     data: SiteData
     opened: OpenRows
     request: CoxRequest
-    n: int
     held: tuple[RiskTable, Floats, Floats] | None = None
 
     def make_again(self) -> None:
@@ -76,6 +74,11 @@ class SiteRisks:
         if self.held is None:
             self.held = self._read()
         return self.held
+
+    @property
+    def n(self) -> int:
+        """Rows that were opened; in a dry run fewer than the site has."""
+        return len(self.rows[0].stop)
 
     def _read(self) -> tuple[RiskTable, Floats, Floats]:
         chunks = list(self.opened.chunks())
@@ -200,9 +203,9 @@ def start(data: SiteData, state: State, request: CoxRequest) -> dict[str, Array]
     question = opened.question
     if not question.has_times or not {*request.strata, *request.clusters} <= set(question.labels):
         raise MessageError(f"{data.name}: the model opened no times, or not these columns of groups")
-    risks = SiteRisks(data, opened, request, state.entities)
+    risks = SiteRisks(data, opened, request)
     # A stratum is a group of rows: with few of them, the sums of two analyses differ by these rows.
-    counts = np.bincount(risks.codes(request.strata)) if request.strata else np.array([risks.n])
+    counts = np.bincount(risks.codes(request.strata)) if request.strata else np.array([state.entities])
     state.report(LevelRowCounts(", ".join(request.strata) or "rows", counts.tolist()))
     table, _, _ = risks.rows
     if len(table.stop) and (table.stop == table.stop[0]).all() and table.event.any():
@@ -255,36 +258,21 @@ def fit_alone(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
 
 def fit_own(risks: SiteRisks, varies: Bools) -> tuple[Floats, Floats, str]:
     """Maximize the partial likelihood of the site's rows: coefficients, information, and a problem or ''."""
-    p = len(varies)
+    p, inside = len(varies), np.ix_(varies, varies)
     beta, information = np.zeros(p), np.zeros((p, p))
-    none = np.zeros(p), np.zeros((p, p))
     if not risks.rows[0].event.any():
-        return *none, NO_EVENTS
-    now, inside = risks.at(beta), np.ix_(varies, varies)
-    for _ in range(OWN_ITERATIONS):
-        part = now.information()[inside]
-        size = np.sqrt(np.maximum(np.diag(part), 0.0))
-        if not len(part) or (size == 0.0).any():
-            return *none, SINGULAR
-        try:
-            np.linalg.cholesky(part / np.outer(size, size) - 1e-12 * np.eye(len(part)))
-        except np.linalg.LinAlgError:
-            return *none, SINGULAR if not beta.any() else MONOTONE
-        score = now.score()[varies]
-        move = np.zeros(p)
-        move[varies] = np.linalg.solve(part, score)
-        gain = float(move[varies] @ score)
-        for halving in range(OWN_HALVINGS):
-            trial = risks.at(beta + move * 0.5**halving)
-            if trial.loglik > now.loglik - 1e-9 * (abs(now.loglik) + 1.0):
-                break
-        beta, now = beta + move * 0.5**halving, trial
-        if gain < OWN_TOLERANCE:
-            if np.abs(move).max() > LARGE_STEP:
-                return *none, MONOTONE
-            information[inside] = now.information()[inside]
-            return beta, information, ""
-    return *none, MONOTONE
+        return beta, information, NO_EVENTS
+
+    def at(own: Floats) -> tuple[float, Floats, Floats]:
+        whole = np.zeros(p)
+        whole[varies] = own
+        now = risks.at(whole)
+        return now.loglik, now.score()[varies], now.information()[inside]
+
+    own, part, problem = maximize_own(at, np.zeros(int(varies.sum())), MONOTONE)
+    if not problem:
+        beta[varies], information[inside] = own, part
+    return beta, information, problem
 
 
 SCORES = {

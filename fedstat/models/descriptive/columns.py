@@ -17,6 +17,8 @@ from fedstat.codec import from_json, to_json
 from fedstat.errors import EstimationError, MessageError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.formula.parse import parse_formula
+from fedstat.federation.design.formula.syntax_tree import iter_columns
+from fedstat.federation.design.formula.terms import parse_term
 from fedstat.federation.design.vertical_design import (
     BlockRequest,
     BlockWithPatterns,
@@ -138,13 +140,19 @@ def stage_terms(
         plain, columns, names = X[:, own], moved[:, own], tuple(spec.names[j] for j in own)
         level = np.zeros(len(rows), dtype=np.int64)
         if is_category(names):
+            levels = spec.levels.get(next(iter_columns(parse_term(term)[0].tree)), ())
+            if len(own) < len(levels):
+                # The second category of a site has a reference level, which is the first one.
+                plain = np.column_stack([1.0 - plain.sum(axis=1), plain])
+                columns, names = plain, (f"{term}[{levels[0]}]", *names)
             level, moments = plain.argmax(axis=1), plain.sum(axis=0)
             state.report(LevelRowCounts(term, moments.astype(np.int64).tolist()))
         else:
             moments = np.array([columns.mean(), columns.std()])
             if len(rows) < 2 or not moments[1] > 0.0:
                 raise EstimationError(
-                    f"{data.name}: column {term!r} is constant among the {len(rows):,} entities of the table"
+                    f"{data.name}: column {term!r} is constant among the {len(rows):,} entities of the "
+                    "table. Leave it out"
                 )
             z = (columns - moments[0]) / moments[1]
             columns = np.hstack([z, z**2][: 1 + squares])

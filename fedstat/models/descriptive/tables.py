@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations, product
 from typing import Any, ClassVar
 
@@ -120,6 +121,64 @@ def _written(name: str) -> str:
     return name if name.isidentifier() else f"`{name}`"
 
 
+def _check_partition(partition: object) -> None:
+    """Require a partition, of either layout."""
+    if not isinstance(partition, ClientPartition):
+        check_layout("A table", partition, "horizontal")
+
+
+def _check_column(argument: str, name: object) -> None:
+    """Require the name of one column."""
+    if not isinstance(name, str) or not name:
+        several = isinstance(name, Sequence) and not isinstance(name, str)
+        remedy = "; call the function for each column" if several else ""
+        raise ModelError(f"{argument}: expected the name of one column, received {name!r}{remedy}")
+
+
+def _right_side(formula: str | Sequence[str]) -> str:
+    """Return the terms of a formula, or of a list of columns."""
+    if isinstance(formula, str):
+        return formula.strip().removeprefix("~").strip()
+    if not isinstance(formula, Sequence) or not formula:
+        raise ModelError(
+            f"formula: expected columns, as in 'age + C(stage)' or ['age', 'stage'], received {formula!r}"
+        )
+    for name in formula:
+        _check_column("formula", name)
+    return " + ".join(map(_written, formula))
+
+
+def _holder(partition: ClientPartition, column: str, by: str | None) -> ClientPartition:
+    """Return the rows that have a column: in the vertical layout those of the site that holds it."""
+    _check_column("column", column)
+    if by is not None:
+        _check_column("by", by)
+        if by == column:
+            raise ModelError(f"by: {by!r} is the column itself; name a column of groups")
+    _check_partition(partition)
+    if partition.layout == "horizontal":
+        return partition
+    holders = [site for site, held in partition.columns.items() if column in held]
+    if len(holders) != 1:
+        where = "several sites hold it; rename it at one" if holders else "no site holds it"
+        raise ModelError(f"column: {column!r}: {where}")
+    if by is not None and by not in partition.columns[holders[0]]:
+        raise ModelError(
+            f"by: {by!r} is not at site {holders[0]!r}, which holds {column!r}. Each site counts its own "
+            "columns on intervals; table_one(by=...) has means and standard deviations by a group of another "
+            "site"
+        )
+    return replace(partition._among(holders), layout="horizontal")
+
+
+def _number_model(partition: ClientPartition, column: str, by: str | None) -> TableModel:
+    """Make the table of a number by groups."""
+    model = TableModel(partition, () if by is None else (by,), number=column)
+    if model.category:
+        raise ModelError(f"column: {column!r} is a category; quantiles and histograms are of numbers")
+    return model
+
+
 def crosstab(partition: ClientPartition, row: str, column: str, *, masked: bool | None = None) -> TableFrame:
     """Count the rows by two categories.
 
@@ -153,6 +212,11 @@ def crosstab(partition: ClientPartition, row: str, column: str, *, masked: bool 
     >>> fs.crosstab(partition, "arm", "stage").loc["surgery"].to_dict()
     {'I': 141, 'II': 133, 'III': 94}
     """
+    _check_partition(partition)
+    _check_column("row", row)
+    _check_column("column", column)
+    if row == column:
+        raise ModelError(f"column: {column!r} is the column of the rows as well; name two columns")
     if partition.layout == "vertical":
         pair, levels_of, ledger = _pair(partition, [f"C({_written(name)})" for name in (row, column)], masked)
         counts, (rows, levels) = np.rint(pair.products), (levels_of[row], levels_of[column])
@@ -180,20 +244,34 @@ def _pair(
 
 def _range_of(partition: ClientPartition, column: str, bounds: Bounds | None) -> tuple[float, float]:
     """Return the public range of a column: that of the argument, or that which the sites publish."""
+    if bounds is not None and not isinstance(bounds, Mapping):
+        raise ModelError(f"bounds: expected a range by column, as in bounds={{{column!r}: (0, 120)}}")
     if bounds and column in bounds:
-        low, high = (float(end) for end in bounds[column])
+        ends = np.asarray(bounds[column], dtype=object).ravel()
+        if len(ends) != 2 or not all(isinstance(end, int | float | np.number) for end in ends):
+            raise ModelError(f"bounds: expected two numbers for {column!r}, as in {{{column!r}: (0, 120)}}")
+        low, high = map(float, ends)
     else:
-        published = [site.published.get(column) for site in partition.sites.values()]
+        holders = [site for name, site in partition.sites.items() if column in partition.columns[name]]
+        published = [site.published.get(column) for site in holders]
         ranges = [one.range for one in published if one is not None and one.range is not None]
-        if len(ranges) < len(partition.sites):
+        if not ranges or len(ranges) < len(holders):
             raise ModelError(
                 f"bounds: quantiles and histograms of {column!r} need a public range, as in "
                 f"bounds={{{column!r}: (0, 120)}}, or one that all sites publish"
             )
         low, high = min(one[0] for one in ranges), max(one[1] for one in ranges)
-    if not low < high:
-        raise ModelError(f"bounds: expected a range with two different ends for {column!r}")
+    if not -np.inf < low < high < np.inf:
+        raise ModelError(f"bounds: expected two finite ends for {column!r}, the smaller first")
     return low, high
+
+
+def _numbers(values: object) -> Floats:
+    """Return numbers, or NaN for what is not a number."""
+    try:
+        return np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        return np.array([np.nan])
 
 
 def histogram(
@@ -213,13 +291,13 @@ def histogram(
     Parameters
     ----------
     partition : ClientPartition
-        In the horizontal layout.
+        In the vertical layout, the site that holds the column counts its own entities.
     column : str
         A number.
     bins : int or sequence of float
         Number of intervals of the range, or their ends, ascending.
     by : str, optional
-        Column of the groups.
+        Column of the groups; in the vertical layout at the same site.
     bounds : mapping of str to (float, float), optional
         Public range of the column, where the sites publish none.
     masked : bool, optional
@@ -245,14 +323,15 @@ def histogram(
     >>> fs.histogram(partition, "age", bins=[20, 40, 60, 80, 100], by="arm")["drugs"].tolist()
     [3, 189, 231, 9]
     """
+    partition = _holder(partition, column, by)
     if isinstance(bins, int | np.integer) and not isinstance(bins, bool):
         check_integer("bins", bins, 1)
         edges = np.linspace(*_range_of(partition, column, bounds), int(bins) + 1)
     else:
-        edges = np.asarray(bins, dtype=np.float64)
-        if edges.ndim != 1 or len(edges) < 2 or (np.diff(edges) <= 0.0).any():
-            raise ModelError("bins: expected a number of intervals, or at least two ends that ascend")
-    model = TableModel(partition, () if by is None else (by,), number=column)
+        edges = _numbers(bins)
+        if edges.ndim != 1 or len(edges) < 2 or not (np.diff(edges) > 0.0).all() or np.isinf(edges).any():
+            raise ModelError("bins: expected a number of intervals, or at least two finite ends that ascend")
+    model = _number_model(partition, column, by)
     table, ledger = model.fit(edges=edges, moments=False, masked=masked)
     counts = table.counts.cells.sum(axis=2).astype(np.int64).T
     ends = np.concatenate([[-np.inf], edges, [np.inf]])
@@ -267,7 +346,7 @@ def histogram(
 def quantiles(
     partition: ClientPartition,
     column: str,
-    q: Sequence[float] = QUARTERS,
+    q: float | Sequence[float] = QUARTERS,
     *,
     by: str | None = None,
     bounds: Bounds | None = None,
@@ -282,13 +361,13 @@ def quantiles(
     Parameters
     ----------
     partition : ClientPartition
-        In the horizontal layout.
+        In the vertical layout, the site that holds the column counts its own entities.
     column : str
         A number.
-    q : sequence of float
+    q : float or sequence of float
         Shares between 0 and 1.
     by : str, optional
-        Column of the groups.
+        Column of the groups; in the vertical layout at the same site.
     bounds : mapping of str to (float, float), optional
         Public range of the column, where the sites publish none.
     masked : bool, optional
@@ -314,11 +393,12 @@ def quantiles(
     >>> fs.quantiles(partition, "age", bounds={"age": (0, 120)}).round(1).iloc[0].tolist()
     [55.7, 61.6, 67.9]
     """
-    shares = np.asarray(q, dtype=np.float64)
-    if shares.ndim != 1 or not ((shares > 0.0) & (shares < 1.0)).all():
-        raise ModelError("q: expected shares between 0 and 1")
+    shares = np.atleast_1d(_numbers(q))
+    if shares.ndim != 1 or not len(shares) or not ((shares > 0.0) & (shares < 1.0)).all():
+        raise ModelError(f"q: expected shares between 0 and 1, as in [0.25, 0.5, 0.75], received {q!r}")
+    partition = _holder(partition, column, by)
     edges = np.linspace(*_range_of(partition, column, bounds), BINS + 1)
-    model = TableModel(partition, () if by is None else (by,), number=column)
+    model = _number_model(partition, column, by)
     table, ledger = model.fit(edges=edges, moments=False, shares=tuple(shares.tolist()), masked=masked)
     found = quantiles_of(table, shares)
     names = [name for (name,) in model.group_names] if by is not None else ["all rows"]
@@ -370,7 +450,7 @@ class CorrelationModel(HorizontalModel):
 
 def corr(
     partition: ClientPartition,
-    formula: str,
+    formula: str | Sequence[str],
     *,
     method: str = "pearson",
     bins: int = 100,
@@ -384,9 +464,10 @@ def corr(
     Parameters
     ----------
     partition : ClientPartition
-    formula : str
-        The columns, as in ``"age + log(income) + bmi"``; in the horizontal layout, levels of categories are
-        columns of zeros and ones. Spearman's correlations need plain columns of numbers.
+    formula : str or sequence of str
+        The columns, as in ``"age + log(income) + bmi"`` or ``["age", "bmi"]``; in the horizontal layout,
+        levels of categories are columns of zeros and ones. Spearman's correlations need plain columns of
+        numbers.
     method : {"pearson", "spearman"}
         Pearson's correlations, or in the horizontal layout Spearman's rank correlations.
     bins : int
@@ -439,7 +520,8 @@ def corr(
     [1.0, 0.02, -0.14]
     """
     check_choice("method", method, ("pearson", "spearman"))
-    right = formula.strip().removeprefix("~")
+    _check_partition(partition)
+    right = _right_side(formula)
     if partition.layout == "vertical":
         if method != "pearson":
             raise ModelError(
@@ -449,7 +531,7 @@ def corr(
     columns = [*partition.pooled_columns, ROWS]
     parsed = parse_pooled_formula(f"`{ROWS}` ~ {right}", columns, (ROWS, partition.site_column))
     edges = _rank_edges(partition, parsed.sites, bins, bounds) if method == "spearman" else None
-    text = f"~ {right.strip()}"
+    text = f"~ {right}"
     model = CorrelationModel(Formula(text, "", None, (), True, parsed.sites), partition)
     if edges is not None and (texts := list(model.agreement.spec.levels)):
         raise FormulaError(f"formula: ranks are of numbers, and column {texts[0]!r} is a category")
@@ -480,10 +562,17 @@ def _rank_edges(
     return np.array([np.linspace(low, high, int(bins) + 1) for low, high in ranges])
 
 
+def _terms_of_columns(partition: ClientPartition, right: str) -> list[str]:
+    """Return the terms in the order written, not by site, where sites hold different columns."""
+    parse_formula(f"~ {right}", partition.columns, response=False)  # for its errors, which name the sites
+    columns = dict.fromkeys(name for held in partition.columns.values() for name in held)
+    parsed = parse_pooled_formula(f"`{ROWS}` ~ {right}", [*columns, ROWS], (ROWS,))
+    return [term for site in parsed.sites for term in site.terms]
+
+
 def _corr_of_columns(partition: ClientPartition, right: str, masked: object) -> TableFrame:
     """Correlate numbers of sites that hold different columns, each pair over the entities that have both."""
-    parsed = parse_formula(f"~ {right}", partition.columns, response=False)
-    terms = [term for site in parsed.sites for term in site.terms]
+    terms = _terms_of_columns(partition, right)
     found, n, ledgers = np.eye(len(terms)), np.full((len(terms),) * 2, np.nan), []
     for i, j in combinations(range(len(terms)), 2):
         pair, levels, ledger = _pair(partition, (terms[i], terms[j]), masked)
@@ -501,7 +590,7 @@ def _corr_of_columns(partition: ClientPartition, right: str, masked: object) -> 
 
 def table_one(
     partition: ClientPartition,
-    formula: str,
+    formula: str | Sequence[str],
     *,
     by: str | None = None,
     nonnormal: Sequence[str] = (),
@@ -519,13 +608,14 @@ def table_one(
     Parameters
     ----------
     partition : ClientPartition
-    formula : str
-        The columns, as in ``"age + bmi + C(stage)"``; ``C()`` and columns of texts are categories.
+    formula : str or sequence of str
+        The columns, as in ``"age + bmi + C(stage)"`` or ``["age", "bmi", "sex"]``; ``C()`` and columns of
+        texts are categories.
     by : str, optional
         Column of the groups.
     nonnormal : sequence of str
         Numbers that are described by median and quartiles instead of mean and standard deviation; in the
-        horizontal layout.
+        vertical layout without groups of another site.
     bounds : mapping of str to (float, float), optional
         Public ranges of these, where the sites publish none.
     smd : bool
@@ -564,44 +654,52 @@ def table_one(
     >>> table.to_frame().loc[("age", "mean (sd)"), "drugs"]
     '61.6 (9.0)'
     """
+    _check_partition(partition)
     groups = () if by is None else (by,)
-    variables = _variables(partition, formula, by)
+    if by is not None:
+        _check_column("by", by)
+    if isinstance(nonnormal, str):
+        raise ModelError(f"nonnormal: expected a list of columns, received a text; write [{nonnormal!r}]")
+    variables = _variables(partition, _right_side(formula), by)
+    if by in variables:
+        raise ModelError(f"by: column {by!r} is in the table as well; leave it out of the formula")
     if wrong := [name for name in nonnormal if variables.get(name, True)]:
         raise ModelError(f"nonnormal: expected numbers of the table, received {', '.join(map(repr, wrong))}")
-    if partition.layout == "vertical":
-        if len(nonnormal):
-            raise ModelError(
-                "nonnormal: quartiles need all rows of a column by group, which sites that hold different "
-                "columns do not exchange; leave it out"
-            )
-        described = [_variable_of_columns(partition, *one, by, masked) for one in variables.items()]
-        columns, labels_of, every = zip(*described, strict=True)
-        return TableOne(columns, by, labels_of[0], partition.n_entities, smd, pvalues, list(every))
     ranges = {name: _range_of(partition, name, bounds) for name in nonnormal}
+    vertical = partition.layout == "vertical"
+    labels: tuple[str, ...] = ()
     found, ledgers = [], []
     for name, category in variables.items():
-        model, lacking = _described(partition, groups, "" if category else name, name if category else "")
-        missing = model.missing + lacking
-        if model.category:
-            if name in nonnormal:
-                raise ModelError(f"nonnormal: expected numbers of the table, received {name!r}")
-            table, ledger = model.fit(masked=masked)
-            levels = tuple(map(str, model.agreement.spec.levels[name]))
-            found.append(TableVariable(name, missing, table.rows, levels=levels, counts=table.counts))
+        if vertical and name not in nonnormal:
+            one, labels, ledger = _variable_of_columns(partition, name, category, by, masked)
         else:
-            edges = np.linspace(*ranges[name], BINS + 1) if name in ranges else None
-            shares = QUARTERS if edges is not None else ()
-            table, ledger = model.fit(edges=edges, shares=shares, masked=masked)
-            quarters = intervals = None
-            if edges is not None:
-                quarters = np.vstack([_overall(table), quantiles_of(table, np.array(QUARTERS))])
-                intervals = table.counts.cells.sum(axis=2)
-            figures = (table.mean, table.variance, quarters, intervals)
-            one = TableVariable(name, missing, table.rows, *figures)
-            found.append(one)
+            held = _holder(partition, name, by) if vertical else partition
+            model, lacking = _described(held, groups, "" if category else name, name if category else "")
+            missing = model.missing + lacking + partition.n_entities - held.n_entities
+            one, ledger = _variable_of_rows(model, name, missing, ranges.get(name), masked)
+            labels = tuple(str(label) for (label,) in model.group_names) if by is not None else ()
+        found.append(one)
         ledgers.append(ledger)
-    labels = tuple(str(name) for (name,) in model.group_names) if by is not None else ()
     return TableOne(tuple(found), by, labels, partition.n_entities, smd, pvalues, ledgers)
+
+
+def _variable_of_rows(
+    model: TableModel, name: str, missing: int, ends: tuple[float, float] | None, masked: bool | None
+) -> tuple[TableVariable, Ledger]:
+    """Describe a column of sites that hold different rows, by quartiles if its range has `ends`."""
+    if model.category:
+        if ends is not None:
+            raise ModelError(f"nonnormal: expected numbers of the table, received {name!r}")
+        table, ledger = model.fit(masked=masked)
+        levels = tuple(map(str, model.agreement.spec.levels[name]))
+        return TableVariable(name, missing, table.rows, levels=levels, counts=table.counts), ledger
+    if ends is None:
+        table, ledger = model.fit(masked=masked)
+        return TableVariable(name, missing, table.rows, table.mean, table.variance), ledger
+    table, ledger = model.fit(edges=np.linspace(*ends, BINS + 1), shares=QUARTERS, masked=masked)
+    quarters = np.vstack([_overall(table), quantiles_of(table, np.array(QUARTERS))])
+    intervals = table.counts.cells.sum(axis=2)
+    return TableVariable(name, missing, table.rows, table.mean, table.variance, quarters, intervals), ledger
 
 
 def _variable_of_columns(
@@ -653,16 +751,15 @@ def _overall(table: NumberTable) -> Floats:
     return np.asarray(quantiles_of(one, np.array(QUARTERS))[0])
 
 
-def _variables(partition: ClientPartition, formula: str, by: str | None) -> dict[str, bool]:
+def _variables(partition: ClientPartition, right: str, by: str | None) -> dict[str, bool]:
     """Return the columns of a table, and whether each is written as a category."""
-    right = formula.strip().removeprefix("~")
     out: dict[str, bool] = {}
     if partition.layout == "vertical":
-        parsed = parse_formula(f"~ {right}", partition.columns, response=False)
+        terms = _terms_of_columns(partition, right)
     else:
-        names = [name for name in partition.pooled_columns if name != by]
-        parsed = parse_pooled_formula(f"`{ROWS}` ~ {right}", [*names, ROWS], (ROWS, *([by] if by else [])))
-    for text in (term for site in parsed.sites for term in site.terms):
+        parsed = parse_pooled_formula(f"`{ROWS}` ~ {right}", [*partition.pooled_columns, ROWS], (ROWS,))
+        terms = [term for site in parsed.sites for term in site.terms]
+    for text in terms:
         match [factor.tree for factor in parse_term(text)]:
             case [Column(name=name)]:
                 out[name] = False

@@ -13,35 +13,25 @@ from fedstat.federation.dry_run.expected_releases import ExpectedReleases, Itera
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.kernels.clusters import STRUCTURES
 from fedstat.models.checks import check_choice, check_integer, check_masked, check_positive, checks_arguments
-from fedstat.models.explain import DryRunPlan
 from fedstat.models.gee.protocol import POWERS, GEEFit, GEEScoring
 from fedstat.models.gee.results import GEEResults
 from fedstat.models.gee.steps import FAMILY, GEERequest
-from fedstat.models.horizontal.model import HorizontalModel
-from fedstat.models.horizontal.session import RULES_ON_ROWS
+from fedstat.models.horizontal.model import HorizontalModel, OwnFitsPlan
 from fedstat.models.run import Call, FitAttempt, run_fit
 
 
-class GEEPlan(DryRunPlan):
+class GEEPlan(OwnFitsPlan):
     """Facts about estimating equations before they are solved."""
+
+    own_fit = "its number of clusters and the means and standard deviations of its columns"
 
     def loops(self, dry_run: DryRunRecord) -> Sequence[IterationLoop]:
         """Name the evaluations of the equations."""
         return [IterationLoop(("sum_scores",), int(self.given["maxiter"]) + 1)]
 
-    def learned(self, expected: ExpectedReleases) -> Iterator[tuple[str, str]]:
-        """State what a site's own fit discloses."""
-        if any(entry.step == "fit_alone" for entry in expected.dry_run.entries):
-            yield (
-                "Coordinator",
-                "learns every site's own fit, with its number of clusters and the means and standard "
-                "deviations of its columns. local=False leaves this out, together with the comparison of the "
-                "sites.",
-            )
-
     def notes(self, expected: ExpectedReleases) -> Iterator[str]:
         """State what is unknown."""
-        yield RULES_ON_ROWS
+        yield from super().notes(expected)
         yield "The rules on numbers of clusters need the rows as well."
 
 
@@ -110,7 +100,7 @@ class FederatedGEE(HorizontalModel):
         if formula.response.startswith("cbind"):
             raise ModelError("formula: FederatedGEE needs one row for each outcome, not counts by cbind(...)")
         self.groups, self.cov_struct, self.time = groups, cov_struct, time
-        self._pairs = (groups,)
+        self._groups = (groups,)
         labels = [groups, *([time] if time is not None else []), *settings.pop("labels", ())]
         super().__init__(formula, partition, labels=labels, var_weights=weights, **settings)
 

@@ -14,11 +14,12 @@ from fedstat.errors import EstimationError
 from fedstat.federation.design.horizontal_design import RowsDesign
 from fedstat.federation.message import Reply
 from fedstat.federation.protocols.engine import FitProtocol
-from fedstat.inference.heterogeneity import SiteFit
+from fedstat.inference.convergence import ConvergenceTest
+from fedstat.inference.heterogeneity import NOT_REQUESTED, SiteFit
 from fedstat.inference.homogeneity_tests import SiteWelchTerms
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.gee.steps import GEERequest, correlation
-from fedstat.models.glm.fit import NOT_REQUESTED, Coordinates, few_weigh
+from fedstat.models.glm.fit import Coordinates, few_weigh
 from fedstat.models.glm.separation import check_rank
 from fedstat.models.horizontal.estimability import diverges
 from fedstat.models.horizontal.session import RowsSession, add
@@ -192,6 +193,7 @@ class GEEScoring:
         check_rank(total.information, self.coordinates)
         gamma, rho = np.zeros(len(total.score)), 0.0
         step, turn = np.linalg.solve(total.information, total.score), 0.0
+        test = ConvergenceTest(float(total.totals[0]), self.tol)
         while True:
             for halving in range(MOST_HALVINGS):
                 share = 0.5**halving
@@ -217,7 +219,8 @@ class GEEScoring:
                     "events. Leave out the term, or merge its level with another"
                 )
             # The correlation converges linearly: what is left is larger than its last change.
-            converged = size < self.tol and abs(turn) < self.tol / 10.0
+            # There is no likelihood, and the correlation changes the step after a small one.
+            converged = test.reached(0.0, size, at_rest=False) and abs(turn) < self.tol / 10.0
             if converged or len(self.trace) >= self.maxiter:
                 return gamma, rho, total, converged
 

@@ -4,40 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
-from fedstat.errors import EstimationError, ModelError, NotAvailableError
+from fedstat.errors import EstimationError, ModelError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.covariance import gvif
 from fedstat.inference.heterogeneity import Heterogeneity, MaskedSiteSums, heterogeneity
 from fedstat.inference.homogeneity_tests import welch_test
-from fedstat.inference.plots import link_words
 from fedstat.inference.summary import Note
-from fedstat.inference.tables import Sheet, number
+from fedstat.inference.tables import number
 from fedstat.models.gee.protocol import GEEFit, GEEScoring
 from fedstat.models.gee.steps import FAMILY
-from fedstat.models.glm.fit import NOT_REQUESTED
-from fedstat.models.glm.notes import FEW_CLUSTERS, federation_lines, show_probability, site_sheet
 from fedstat.models.glm.post_fit import ScoreTest, marginal_effects, same_rows
 from fedstat.models.glm.separation import check_rank
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.prediction import GLMPrediction
-from fedstat.models.horizontal.results import MASKED, RowsBasis, RowsRecord, RowsResults, rows_estimate
+from fedstat.models.horizontal.results import RowsBasis, RowsRecord, RowsResults, rows_estimate
+from fedstat.models.horizontal.site_results import FEW_CLUSTERS, SiteFitsResults
 from fedstat.models.margins import MarginalEffects
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    pass
 
 FORMAT = "fedstat gee results 1"
 NO_LIKELIHOOD = "estimating equations have no likelihood; qic() compares models"
 CORRECTED = {"bias_reduced": "bias-reduced (Mancl-DeRouen)", "kauermann_carroll": "Kauermann-Carroll"}
-DIFFER = 0.05
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -48,7 +44,7 @@ class GEERecord(RowsRecord):
     df: float | None
 
 
-class GEEResults(RowsResults, saved_as=FORMAT, record=GEERecord):
+class GEEResults(SiteFitsResults, RowsResults, saved_as=FORMAT, record=GEERecord):
     """Results of :meth:`fedstat.FederatedGEE.fit`, with statsmodels' names and meanings.
 
     Attributes
@@ -77,6 +73,8 @@ class GEEResults(RowsResults, saved_as=FORMAT, record=GEERecord):
     """
 
     _record: GEERecord
+    _summed = "clusters"
+    _joint_name = "test of equal coefficients"
 
     @classmethod
     def _of(cls, model: HorizontalModel, fit: GEEFit, student: bool, ledger: Ledger) -> Self:
@@ -182,23 +180,17 @@ class GEEResults(RowsResults, saved_as=FORMAT, record=GEERecord):
         >>> model.fit().score_test("sex").df
         1
         """
-        if self._model is None:
-            raise NotAvailableError(
-                "score_test: this result was read from a file and has no partition; fit the model again"
-            )
-        model = cast(Any, self._model)
-        larger = type(model).from_formula(
-            f"{model.formula.text} + {terms}", model.partition, **model._settings
+        model, fit, larger = cast(Any, self._model), self._record.fit, None
+        if model is not None:
+            text = f"{model.formula.text} + {terms}"
+            larger = type(model).from_formula(text, model.partition, **model._settings)
+            same_rows(model, larger, terms)
+        return self._after_fit(
+            f"score_test({terms!r})",
+            FAMILY,
+            lambda session: self._score_protocol(GEEScoring(session, fit.request, fit.distribution)),
+            larger,
         )
-        same_rows(model, larger, terms)
-        fit = self._record.fit
-
-        def protocol(model: HorizontalModel) -> FitProtocol[ScoreTest]:
-            session = model._open_session(FAMILY, fit.masked)
-            return session.hide(self._score_protocol(GEEScoring(session, fit.request, fit.distribution)))
-
-        found: ScoreTest = larger._run_after_fit(f"score_test({terms!r})", protocol)
-        return found
 
     def _score_protocol(self, scoring: GEEScoring) -> FitProtocol[ScoreTest]:
         yield from scoring.open(local=False)
@@ -262,61 +254,18 @@ class GEEResults(RowsResults, saved_as=FORMAT, record=GEERecord):
         errors = rows.standard_errors(self._cov())
         return GLMPrediction(rows.linear, errors, self.family, self._test_distribution)
 
-    # -- sites -----------------------------------------------------------------------------------
-
-    @property
-    def site_estimates(self) -> pd.DataFrame:
-        """Every site's own fit, (sites, coefficients); NaN where a site does not determine one."""
-        rows = {
-            own.site: np.full(len(self.params), np.nan) if own.beta is None else own.beta
-            for own in self._record.fit.local
-        }
-        return pd.DataFrame.from_dict(rows, orient="index", columns=list(self.estimate.names))
-
-    @cached_property
-    def heterogeneity(self) -> Heterogeneity:
-        """Agreement of the sites' own fits: Cochran's Q, I2, random effects, a joint test.
-
-        Own fits have Mancl and DeRouen's covariance of their clusters.
-
-        Raises
-        ------
-        NotAvailableError
-            There are fewer than two own fits.
-        """
-        est, fit = self.estimate, self._record.fit
-        if sum(own.beta is not None for own in fit.local) < 2:
-            raise NotAvailableError("no heterogeneity: it compares own fits, and there are fewer than two")
-        p = len(est.names)
-        common = MaskedSiteSums(np.zeros(p), np.asarray(np.linalg.inv(self._cov())), np.zeros(2))
-        try:
-            found = heterogeneity(est.names, est.params, 1.0, fit.local, masked=common, terms=est.terms)
-        except EstimationError as error:
-            raise NotAvailableError(f"no heterogeneity: {error}") from error
-        return replace(found, joint=welch_test([own.own for own in fit.local if own.own is not None]))
-
-    def plot_forest(
-        self, coefficient: str, ax: Axes | None = None, *, exponentiate: bool = False, unit: float = 1.0
-    ) -> Axes:
-        """Draw a forest plot of a coefficient over the sites.
-
-        `exponentiate` draws exponentials, such as odds ratios, on a logarithmic scale; ``unit=10`` draws the
-        effect of ten units of the column.
-        """
-        effect, ratio, _ = link_words(self._link(), self.estimate.response)
-        named = ratio if exponentiate else effect
-        return self.heterogeneity.plot_forest(
-            coefficient, ax, exponentiate=exponentiate, effect=named, unit=unit
-        )
+    def _compare_sites(self) -> Heterogeneity:
+        # Own fits have Mancl and DeRouen's covariance of their clusters.
+        est, local = self.estimate, self._record.fit.local
+        if sum(own.beta is not None for own in local) < 2:
+            raise EstimationError("it compares own fits, and there are fewer than two")
+        common = MaskedSiteSums(np.zeros(len(est.names)), np.asarray(np.linalg.inv(self._cov())), np.zeros(2))
+        found = heterogeneity(est.names, est.params, 1.0, local, masked=common, terms=est.terms)
+        return replace(found, joint=welch_test([own.own for own in local if own.own is not None]))
 
     def vif(self) -> pd.DataFrame:
         """Variance inflation factor of every term; generalized ones for terms with several columns."""
         return gvif(self._record.fit.naive, self.estimate.names, self.estimate.terms)
-
-    @property
-    def _shown(self) -> bool:
-        """Whether own fits were requested."""
-        return any(own.problem != NOT_REQUESTED for own in self._record.fit.local)
 
     # -- summary ---------------------------------------------------------------------------------
 
@@ -359,15 +308,9 @@ class GEEResults(RowsResults, saved_as=FORMAT, record=GEERecord):
             ("Converged", "yes" if est.converged else "NO"),
         ]
 
-    def _summary_right(self) -> list[tuple[str, str]]:
-        return federation_lines(cast(Any, self))
-
-    def _site_sheet(self) -> Sheet:
-        return site_sheet(cast(Any, self))
-
     def _summary_notes(self) -> Iterator[Note]:
         yield from super()._summary_notes()
-        fit, K = self._record.fit, len(self._record.fit.local)
+        fit = self._record.fit
         if fit.clusters < FEW_CLUSTERS and fit.cov_type == "robust":
             yield Note(
                 "few_clusters",
@@ -379,12 +322,9 @@ class GEEResults(RowsResults, saved_as=FORMAT, record=GEERecord):
             yield Note(
                 "naive", "Standard errors suppose that the working correlation is the true one.", "warning"
             )
-        if dropped := self.basis.left_out:
-            yield Note(
-                "left_out",
-                f"Rows left out because they lack one of the model's columns: {dropped:,}. Estimating "
-                "equations suppose that this does not depend on earlier responses.",
-            )
+        yield from self._left_out_note(
+            " Estimating equations suppose that this does not depend on earlier responses."
+        )
         if fit.request.structure == "ar1":
             yield Note(
                 "spacing",
@@ -395,23 +335,6 @@ class GEEResults(RowsResults, saved_as=FORMAT, record=GEERecord):
             "marginal",
             "Coefficients compare averages over persons, and not one person with another state of its own.",
         )
-        if fit.masked:
-            text = MASKED.format(", except the own fits" if self._shown else "")
-            yield Note("masking", f"Sums over clusters were masked over {K} sites: {text}")
-        elif K > 1:
-            yield Note("masking", "Sums were not masked: the coordinator saw each site's part.")
-        yield from self._site_notes()
-
-    def _site_notes(self) -> Iterator[Note]:
-        try:
-            compared = self.heterogeneity
-        except NotAvailableError:
-            return
-        if compared.joint.df and compared.joint.pvalue < DIFFER:
-            yield Note(
-                "heterogeneity",
-                f"The sites differ: test of equal coefficients {compared.joint}, p "
-                f"{show_probability(compared.joint.pvalue)}. Each coefficient is an average over sites: "
-                ".heterogeneity.",
-                "warning",
-            )
+        yield from self._masking_note()
+        yield from self._own_fits_note()
+        yield from self._difference_note()

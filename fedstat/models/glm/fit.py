@@ -17,9 +17,6 @@ from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.horizontal.session import add
 from fedstat.typing import Bools, Floats, Matrix, Vector
 
-NOT_REQUESTED = "not requested"
-"""Problem of a site without an own fit because none was requested."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Coordinates:

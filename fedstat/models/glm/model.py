@@ -24,7 +24,6 @@ from fedstat.models.checks import (
     checks_arguments,
     kind_of,
 )
-from fedstat.models.explain import DryRunPlan
 from fedstat.models.glm.firth import FirthNewton
 from fedstat.models.glm.fit import GLMFit
 from fedstat.models.glm.notes import FEW_ROWS
@@ -43,15 +42,14 @@ from fedstat.models.glm.variance import (
     sandwich,
     sites_as_clusters,
 )
-from fedstat.models.horizontal.model import HorizontalModel, warn_of_far_sites
-from fedstat.models.horizontal.session import RULES_ON_ROWS
+from fedstat.models.horizontal.model import HorizontalModel, OwnFitsPlan, warn_of_far_sites
 from fedstat.models.run import Call, FitAttempt, run_fit
 
 # ----------------------------------------------------------------------------------------------------
 # Dry run of a federated GLM: its loops, and what its releases disclose.
 
 
-class GLMPlan(DryRunPlan):
+class GLMPlan(OwnFitsPlan):
     """Facts about a federated GLM before it is fitted."""
 
     guessed: ClassVar[frozenset[str]] = frozenset({"list_clusters", "sum_clusters"})
@@ -77,13 +75,7 @@ class GLMPlan(DryRunPlan):
 
     def learned(self, expected: ExpectedReleases) -> Iterator[tuple[str, str]]:
         """State what a site's own fit discloses."""
-        if any(entry.step == "fit_alone" for entry in expected.dry_run.entries):
-            yield (
-                "Coordinator",
-                "learns every site's own fit, with the means and deviations of its columns. local=False "
-                "leaves this out, together with the comparison of the sites.",
-            )
-
+        yield from super().learned(expected)
         if any(entry.step in ("sum_firth", "sum_leveraged") for entry in expected.dry_run.entries):
             yield (
                 "Sites",
@@ -102,7 +94,7 @@ class GLMPlan(DryRunPlan):
             )
         if self.given["local"]:
             yield "A site whose own fit fails adds the reason as text, which takes some more bytes."
-        yield RULES_ON_ROWS
+        yield from super().notes(expected)
 
 
 # ----------------------------------------------------------------------------------------------------

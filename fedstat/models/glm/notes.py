@@ -9,20 +9,14 @@ from scipy import stats
 
 from fedstat.errors import NotAvailableError
 from fedstat.inference.heterogeneity import Heterogeneity
-from fedstat.inference.summary import WIDTH, Note, released_kinds
-from fedstat.inference.tables import Sheet, human_range, number
-from fedstat.models.glm.fit import NOT_REQUESTED, GLMFit
+from fedstat.inference.summary import Note
+from fedstat.inference.tables import number, show_probability
+from fedstat.models.glm.fit import GLMFit
 from fedstat.models.glm.statistics import GLMStatements
-from fedstat.models.horizontal.results import MASKED
-
-DIFFER = 0.05
-"""Level of the score test below which the summary speaks of the sites' differences."""
+from fedstat.models.horizontal.site_results import DIFFER, FEW_CLUSTERS
 
 FEW_ROWS = 250
 """Rows below which HC0 and HC1 are too small (Long and Ervin 2000)."""
-
-FEW_CLUSTERS = 30
-"""Clusters below which the summary warns; few are 20 to 50 in Cameron and Miller (2015), section VI."""
 
 LEAST_EXCESS = 0.2
 """Excess of Pearson's statistic per degree of freedom below which standard errors are 10 % off at most."""
@@ -31,20 +25,12 @@ OTHER_MODELS = {
     "Poisson": 'family NegativeBinomial() and dispersion="ml", ',
     "NegativeBinomial": 'dispersion="ml", ',
 }
-SCORE_TEST = "score test of equal coefficients"
 Z95 = 1.959964
 
 REACHED = 1e-8
 """Newton's step, in standard errors, at which a fit of a given number of rounds is at the maximum."""
 
-PROBLEMS = {"separated": "outcomes separated", "information is singular": "columns collinear"}
-SITE_WIDTHS = (24, 9, 9, 12, WIDTH - 24 - 9 - 9 - 12 - 8)
 ROLES = {"exposure": "Exposure", "freq_weights": "Freq. Weights", "var_weights": "Var. Weights"}
-
-
-def show_probability(p: float) -> str:
-    """Write a p-value after the letter p."""
-    return "< 0.001" if p < 0.001 else f"= {p:.3f}"
 
 
 def show_count(value: float) -> str:
@@ -150,57 +136,12 @@ def covariance_line(result: GLMStatements) -> str:
     return f"{result.cov_type} ({basis.clusters}{within})"
 
 
-def federation_lines(result: GLMStatements) -> list[tuple[str, str]]:
-    """Labels and values of the federation."""
-    blocks = result.estimate.blocks
-    rows = human_range(block.entities for block in blocks)
-    lines = [("Sites", str(len(blocks))), ("Rows by site", rows)]
-    lines += [("Own fits", _own_fits(result)), ("Heterogeneity", _joint_test(result))]
-    if result._ledger is not None:
-        lines.append(("Sums", f"masked over {len(blocks)} sites" if result._fit.masked else "unmasked"))
-    return [*lines, *result._ledger_lines(), ("Privacy spent", result.estimate.privacy)]
-
-
-def _own_fits(result: GLMStatements) -> str:
-    local = result._fit.local
-    if all(own.problem == NOT_REQUESTED for own in local):
-        return "not requested (local=False)"
-    return f"{sum(own.beta is not None for own in local)} of {show_number(len(local), 'site')}"
-
-
-def _joint_test(result: GLMStatements) -> str:
-    compared, _ = compare_sites(result)
-    if len(result._fit.local) == 1:
-        return "not defined (one site)"
-    if compared is None or not compared.joint.df:
-        return "not defined"
-    joint = compared.joint
-    return f"{joint}, p {show_probability(joint.pvalue)}"
-
-
 def compare_sites(result: GLMStatements) -> tuple[Heterogeneity | None, str]:
     """Return heterogeneity, or None with the reason."""
     try:
         return result.heterogeneity, ""
     except NotAvailableError as error:
         return None, str(error)
-
-
-# -- sites ---------------------------------------------------------------------------------------
-
-
-def site_sheet(result: GLMStatements) -> Sheet:
-    """One site per row: its rows, the share left out, whether it has a fit, what left it."""
-    kinds = None if result._ledger is None else result._ledger.kinds_by_site()
-    estimates = result.site_estimates.notna().sum(axis=1)
-    p = len(result.estimate.names)
-    rows = []
-    for block, known in zip(result.estimate.blocks, estimates, strict=True):
-        own = "none" if not known else "yes" if known == p else f"{known} of {p}"
-        left = released_kinds(block.site, kinds)
-        rows.append((block.site, f"{block.entities:,}", f"{100 * block.missing:.2f} %", own, left))
-    headers = ("site", "rows", "left out", "own fit", "released")
-    return Sheet(headers, tuple(rows), "lrrrl", SITE_WIDTHS, gap=2, wrap=True)
 
 
 # -- sentences -----------------------------------------------------------------------------------
@@ -210,34 +151,12 @@ def fit_notes(result: GLMStatements) -> Iterator[Note]:
     """State the limits of the fit, what sites differ in, and what was released."""
     if alarm := excess_alarm(result):
         yield Note("overdispersed", alarm, "critical")
+    yield from result._left_out_note()
+    yield from result._masking_note()
+    yield from result._own_fits_note()
     for kind, part in PARTS.items():
         if text := part(result):
             yield Note(kind, text, "warning" if kind in WARNINGS else "info")
-
-
-def _rows_note(result: GLMStatements) -> str:
-    dropped = result.basis.left_out
-    return f"Rows left out because they lack one of the model's columns: {dropped:,}." if dropped else ""
-
-
-def _masked_note(result: GLMStatements) -> str:
-    fit, K = result._fit, len(result._fit.local)
-    if fit.masked:
-        return f"Sums over rows were masked over {K} sites: {MASKED.format(_in_clear(result))}"
-    if K == 2:
-        return "Sums were not masked: masks over two sites hide neither from the other."
-    return "" if K == 1 else "Sums were not masked: the coordinator saw each site's part."
-
-
-def _in_clear(result: GLMStatements) -> str:
-    """Name what left site by site all the same."""
-    reported = []
-    if any(own.problem != NOT_REQUESTED for own in result._fit.local):
-        reported.append("the own fits")
-    left = getattr(result._ledger, "events", ())
-    if any((one.step, one.array, one.masked) == ("transform_sums", "sums", False) for _, one in left):
-        reported.append("the sums that transforms such as center() need")
-    return f", except {' and '.join(reported)}" if reported else ""
 
 
 def _rounds_note(result: GLMStatements) -> str:
@@ -260,7 +179,7 @@ def _sites_note(result: GLMStatements) -> str:
         return ""
     large = f" I2 is large for {'; '.join(_spread(compared, name) for name in flagged)}." if flagged else ""
     if joint.pvalue < DIFFER:
-        kind = "test of equal coefficients (own dispersions)" if joint.own_dispersions else SCORE_TEST
+        kind = "test of equal coefficients (own dispersions)" if joint.own_dispersions else result._joint_name
         verdict = f"The sites differ: {kind} {joint}, p {show_probability(joint.pvalue)}; "
         verdict += (
             f"{100.0 * joint.excess:.0f} % of the variation between sites exceeds sampling error (I2).{large}"
@@ -284,17 +203,6 @@ def _spread(compared: Heterogeneity, name: str) -> str:
     estimate, tau2, share = compared.table.loc[[name], ["estimate", "tau2", "I2"]].to_numpy()[0].tolist()
     sizes = f"standard deviation {number(tau2**0.5)} between sites by REML, estimate {number(estimate)}"
     return f"{name} ({100.0 * share:.0f} %: {sizes})"
-
-
-def _local_note(result: GLMStatements) -> str:
-    sites: dict[str, list[str]] = {}
-    for own in result._fit.local:
-        if own.problem and own.problem != NOT_REQUESTED:
-            sites.setdefault(PROBLEMS.get(own.problem, own.problem), []).append(own.site)
-    if not sites:
-        return ""
-    listed = "; ".join(f"{', '.join(names)} ({problem})" for problem, names in sites.items())
-    return f"No fit of their own: {listed}. Their rows count in the estimate all the same."
 
 
 def _alpha_note(result: GLMStatements) -> str:
@@ -394,11 +302,8 @@ def _firth_note(result: GLMStatements) -> str:
 
 
 PARTS = {
-    "left_out": _rows_note,
-    "masking": _masked_note,
     "rounds": _rounds_note,
     "heterogeneity": _sites_note,
-    "own_fits": _local_note,
     "alpha": _alpha_note,
     "overdispersion": _excess_note,
     "likelihood": _likelihood_note,

@@ -11,6 +11,7 @@ from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import aggregate
 from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.inference.convergence import ConvergenceTest
 from fedstat.kernels.glm.negative_binomial import evaluate_nb2
 from fedstat.models.glm.protocol import MAX_HALVINGS, NO_SUMS, Newton
 from fedstat.models.glm.steps import BETA, COLUMNS, FAMILY, model_of
@@ -84,14 +85,14 @@ def estimate_alpha(newton: Newton) -> FitProtocol[Overdispersion]:
     # In log alpha no step can leave the domain.
     point = np.append(gamma, np.log(newton.distribution.alpha or 1.0))
     llf, score, information = yield from _sums(newton, point)
+    test = ConvergenceTest(newton.n, newton.options.tol)
     for _ in range(newton.options.maxiter):
         if point[-1] < np.log(SMALLEST):
             raise EstimationError(
                 "alpha goes to zero: the counts vary no more than Poisson counts; use family Poisson"
             )
         step = _step(score, information)
-        # The squared length of the step, in standard errors.
-        if float(score @ step) < newton.options.tol**2:
+        if test.reached(llf, float(np.sqrt(max(float(score @ step), 0.0)))):
             return _result(newton, point, information)
         for halving in range(MAX_HALVINGS):
             trial = point + step * 0.5**halving

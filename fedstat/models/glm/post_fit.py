@@ -12,6 +12,7 @@ from scipy.linalg import null_space
 
 from fedstat.errors import EstimationError, ModelError, NotAvailableError
 from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.inference.convergence import ConvergenceTest
 from fedstat.inference.estimate import INTERCEPT
 from fedstat.inference.hypotheses import Constraints, Hypothesis, read_constraints
 from fedstat.inference.likelihood import LOSSES, FTest, LRTest, check_nested, format_test
@@ -350,6 +351,7 @@ def _maximize(newton: Newton, result: GLMStatements, read: Constraints) -> FitPr
     free = null_space(R)
     gamma = fit.gamma - A @ R.T @ np.linalg.solve(R @ A @ R.T, R @ fit.gamma - read.q)
     step, before = np.zeros_like(gamma), np.inf
+    test = ConvergenceTest(newton.n, newton.options.tol)
     for _ in range(MAXITER):
         total = yield from newton.evaluate(gamma + step)
         if total is None or rises(total.deviance, before):
@@ -358,7 +360,9 @@ def _maximize(newton: Newton, result: GLMStatements, read: Constraints) -> FitPr
         gamma, before = gamma + step, total.deviance
         information = free.T @ total.information @ free
         step = free @ np.linalg.solve(information, free.T @ total.score)
-        if float(step @ total.information @ step) <= newton.options.tol**2 * newton.dispersion(total):
+        dispersion = newton.dispersion(total)
+        size = float(np.sqrt(step @ total.information @ step / dispersion))
+        if test.reached(-total.deviance / (2.0 * dispersion), size):
             assert total.by_site is not None
             score, parts = (np.array(part) for part in zip(*total.by_site, strict=True))
             return _site_parts(result, read, gamma, score, parts)

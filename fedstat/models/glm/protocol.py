@@ -11,10 +11,11 @@ import numpy as np
 from fedstat.errors import EstimationError
 from fedstat.federation.message import Reply, Request
 from fedstat.federation.protocols.engine import FitProtocol
-from fedstat.inference.heterogeneity import SiteFit
+from fedstat.inference.convergence import ConvergenceTest
+from fedstat.inference.heterogeneity import NOT_REQUESTED, SiteFit
 from fedstat.inference.homogeneity_tests import SiteWelchTerms
 from fedstat.kernels.glm.distributions import DistributionSpec
-from fedstat.models.glm.fit import NOT_REQUESTED, Coordinates, GLMFit, NewtonEvaluation, PooledSums, few_weigh
+from fedstat.models.glm.fit import Coordinates, GLMFit, NewtonEvaluation, PooledSums, few_weigh
 from fedstat.models.glm.separation import Separation, check_rank
 from fedstat.models.glm.steps import LARGEST
 from fedstat.models.horizontal.estimability import PATIENCE, diverges
@@ -101,6 +102,7 @@ class Newton:
     halved: int = 0
     converged: bool = False
     reason: str = ""
+    test: ConvergenceTest = field(init=False)
 
     def open(self, local: bool) -> FitProtocol[None]:
         """Open the rows, fit every site's rows alone, and standardize."""
@@ -266,6 +268,7 @@ class Newton:
         """
         gamma, total = yield from self.start()
         check_rank(total.information, self.coordinates)
+        self.test = ConvergenceTest(self.n, self.options.tol)
         judged: list[Reply] = []
         before = total.information
         while not self.finished(total):
@@ -358,14 +361,16 @@ class Newton:
         """Add a point to the trace, and return whether it is the last."""
         options = self.options
         step, matrix = total.step()
-        size = float(np.sqrt(max(float(step @ matrix @ step), 0.0) / max(self.dispersion(total), TINY)))
+        dispersion = max(self.dispersion(total), TINY)
+        size = float(np.sqrt(max(float(step @ matrix @ step), 0.0) / dispersion))
         self.trace.append(NewtonEvaluation(total.deviance, size, float(np.abs(step).max())))
         null_done = self._advance_null(total)
         if options.rounds is not None:
             self.converged = True
             self.reason = f"{options.rounds} step(s) from the mean of the sites' fits"
             return len(self.trace) > options.rounds
-        self.converged = size < options.tol and null_done
+        reached = self.test.reached(-total.deviance / (2.0 * dispersion), size)
+        self.converged = reached and null_done
         self.reason = f"step of {size:.1e} standard errors after {len(self.trace)} evaluations"
         return self.converged or len(self.trace) >= options.maxiter
 

@@ -15,18 +15,16 @@ from fedstat.federation.audit.ledger import Ledger
 from fedstat.inference.hypotheses import Hypothesis
 from fedstat.inference.likelihood import FTest, LRTest
 from fedstat.inference.summary import Note
-from fedstat.inference.tables import Sheet, number
+from fedstat.inference.tables import number
 from fedstat.models.glm.firth import NO_LIKELIHOOD
 from fedstat.models.glm.fit import GLMFit
 from fedstat.models.glm.notes import (
     covariance_line,
     estimate_lines,
-    federation_lines,
     fit_notes,
     role_lines,
     show_count,
     show_number,
-    site_sheet,
     tests_line,
 )
 from fedstat.models.glm.overdispersion import Overdispersion
@@ -343,12 +341,6 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 7", record=GLMReco
 
     def _summary_left(self) -> list[tuple[str, str]]:
         return estimate_lines(self)
-
-    def _summary_right(self) -> list[tuple[str, str]]:
-        return federation_lines(self)
-
-    def _site_sheet(self) -> Sheet:
-        return site_sheet(self)
 
     def _summary_notes(self) -> Iterator[Note]:
         yield from super()._summary_notes()

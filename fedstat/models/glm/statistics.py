@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NoReturn, overload
 
 import numpy as np
@@ -13,16 +12,16 @@ from fedstat.errors import EstimationError, ModelError, NotAvailableError
 from fedstat.inference.covariance import gvif
 from fedstat.inference.heterogeneity import Heterogeneity, heterogeneity
 from fedstat.inference.likelihood import cox_snell, mcfadden
-from fedstat.inference.plots import link_words
 from fedstat.models.checks import check_choice
 from fedstat.models.glm.fit import GLMFit
 from fedstat.models.glm.overdispersion import Overdispersion
 from fedstat.models.horizontal.prediction import GLMPrediction, response_dispersion
 from fedstat.models.horizontal.results import RowsBasis, RowsRecord, RowsResults
+from fedstat.models.horizontal.site_results import SiteFitsResults
 from fedstat.typing import Floats
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    pass
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -101,7 +100,7 @@ def at_the_sites(what: str) -> property:
     return property(refuse, doc=f"Not available: {what} stay at the sites.{AT_THE_SITES}")
 
 
-class GLMStatements(RowsResults):
+class GLMStatements(SiteFitsResults, RowsResults):
     """Numbers of a fit, with statsmodels' names and meanings.
 
     Examples
@@ -216,73 +215,24 @@ class GLMStatements(RowsResults):
 
     # -- sites -----------------------------------------------------------------------------------
 
-    @property
-    def site_estimates(self) -> pd.DataFrame:
-        """Every site's own fit, (sites, coefficients); NaN where a site does not determine one."""
-        rows = {
-            fit.site: np.full(len(self.params), np.nan) if fit.beta is None else fit.beta
-            for fit in self._fit.local
-        }
-        return pd.DataFrame.from_dict(rows, orient="index", columns=list(self.estimate.names))
-
-    @cached_property
-    def heterogeneity(self) -> Heterogeneity:
-        """Agreement of the sites: Cochran's Q, I2, random effects, the fit without each site.
-
-        It needs no message: sites sent their own fits at the start, and their parts of the score test with
-        the final sums. Without own fits (``local=False``) there is no Q, and the joint test assumes that an
-        estimated dispersion is equal at all sites. With masked sums there is no fit without each site.
-
-        Raises
-        ------
-        NotAvailableError
-            There is one site, or the sums do not separate a column from the intercept.
-
-        Examples
-        --------
-        >>> import fedstat as fs
-        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
-        >>> fit = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit()
-        >>> fit.heterogeneity.to_frame().index.tolist()
-        ['Intercept', 'age', 'sex']
-        """
-        if len(self._fit.local) == 1:
-            raise NotAvailableError("no heterogeneity: it compares sites, and this fit has one")
+    def _compare_sites(self) -> Heterogeneity:
         est, columns = self.estimate, self._fit.coordinates
         # The scores are converted to the data's units, where such a column equals the intercept to rounding.
         far = np.abs(columns.shift) > FAR * columns.scale
         if far.any():
             listed = ", ".join(name for name, is_far in zip(est.names, far, strict=True) if is_far)
-            raise NotAvailableError(
-                f"no heterogeneity: the means of these columns are too large for their spread: "
-                f"{listed}. Center them, as in "
+            raise EstimationError(
+                f"the means of these columns are too large for their spread: {listed}. Center them, as in "
                 "center(year)"
             )
-        try:
-            return heterogeneity(
-                est.names,
-                est.params,
-                self.scale,
-                self._fit.local,
-                masked=self._fit.masked_parts,
-                estimated=self.estimates_dispersion,
-                terms=est.terms,
-            )
-        except EstimationError as error:
-            raise NotAvailableError(f"no heterogeneity: {error}") from error
-
-    def plot_forest(
-        self, coefficient: str, ax: Axes | None = None, *, exponentiate: bool = False, unit: float = 1.0
-    ) -> Axes:
-        """Draw a forest plot of a coefficient over the sites.
-
-        `exponentiate` draws exponentials, such as odds ratios, on a logarithmic scale; ``unit=10`` draws the
-        effect of ten units of the column.
-        """
-        effect, ratio, _ = link_words(self._link(), self.estimate.response)
-        named = ratio if exponentiate else effect
-        return self.heterogeneity.plot_forest(
-            coefficient, ax, exponentiate=exponentiate, effect=named, unit=unit
+        return heterogeneity(
+            est.names,
+            est.params,
+            self.scale,
+            self._fit.local,
+            masked=self._fit.masked_parts,
+            estimated=self.estimates_dispersion,
+            terms=est.terms,
         )
 
     def vif(self) -> pd.DataFrame:

@@ -24,8 +24,6 @@ def grid_points(grid: object, until: float | None) -> Floats:
         points: Floats = float(grid) * np.arange(1.0, count + 1.0)
         points[-1] = float(until)
         return points
-    if until is not None:
-        raise ModelError("until: the last point of the grid is its end; leave it out")
     try:
         points = np.array(grid, dtype=np.float64)
     except (TypeError, ValueError):
@@ -34,6 +32,8 @@ def grid_points(grid: object, until: float | None) -> Floats:
         raise ModelError(f"grid: expected a width, or up to {MOST_POINTS:,} times")
     if points[0] <= 0.0 or (np.diff(points) <= 0.0).any():
         raise ModelError("grid: expected positive times that ascend")
+    if until is not None:
+        raise ModelError("until: the last point of the grid is its end; leave it out")
     return points
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Self
 
@@ -36,14 +36,15 @@ from fedstat.federation.design.site_rows import RowsRequest
 from fedstat.federation.design.transform_states import needs_sums
 from fedstat.federation.design.vertical_design import MissingRule
 from fedstat.federation.disclosure.policy import Policy
-from fedstat.federation.dry_run.execution import DrySite
+from fedstat.federation.dry_run.execution import DryRunRecord, DrySite
+from fedstat.federation.dry_run.expected_releases import ExpectedReleases, IterationLoop
 from fedstat.federation.dry_run.synthetic_rows import SyntheticRows
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import Engine, Fit, FitProtocol
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.checks import check_layout, checks_arguments
 from fedstat.models.explain import DryRunPlan, Explainable, owners_consulted
-from fedstat.models.horizontal.session import RowsSession
+from fedstat.models.horizontal.session import RULES_ON_ROWS, RowsSession
 from fedstat.models.run import PostFitAnalysis, rest_after, run_analysis
 from fedstat.typing import Floats
 
@@ -107,6 +108,30 @@ def warn_of_far_sites(agreement: RowsAgreement, names: Sequence[str], own: Float
 # Models over sites with different rows: formula, family, weights, agreed levels, and a fit's ledger.
 
 
+class OwnFitsPlan(DryRunPlan):
+    """Facts about a fit of Newton's method, for which the sites also fit their own rows."""
+
+    own_fit: ClassVar[str] = "the means and deviations of its columns"
+    """What a site releases with its own fit."""
+
+    def loops(self, dry_run: DryRunRecord) -> Sequence[IterationLoop]:
+        """Name the evaluations of Newton's method."""
+        return [IterationLoop(("sum_scores",), int(self.given["maxiter"]))]
+
+    def learned(self, expected: ExpectedReleases) -> Iterator[tuple[str, str]]:
+        """State what a site's own fit discloses."""
+        if any(entry.step == "fit_alone" for entry in expected.dry_run.entries):
+            yield (
+                "Coordinator",
+                f"learns every site's own fit, with {self.own_fit}. local=False leaves this out, together "
+                "with the comparison of the sites.",
+            )
+
+    def notes(self, expected: ExpectedReleases) -> Iterator[str]:
+        """State what is unknown."""
+        yield RULES_ON_ROWS
+
+
 class HorizontalModel(Explainable):
     """A model over sites that hold different rows of the same columns.
 
@@ -159,8 +184,8 @@ class HorizontalModel(Explainable):
     """Whether the response is ``Surv(...)``, which other models do not take."""
     _causes: ClassVar[bool] = False
     """Whether its event is a category of competing events."""
-    _pairs: tuple[str, ...] = ()
-    """Columns of groups of two rows or more, which a dry run draws as pairs."""
+    _groups: tuple[str, ...] = ()
+    """Columns of groups of two rows or more."""
     _categories: ClassVar[bool] = False
     """Whether the response is ``C(...)``, which other models do not take."""
     _ordered: ClassVar[bool] = False
@@ -320,7 +345,7 @@ class HorizontalModel(Explainable):
         def requester(model: Self) -> FitProtocol[Fit]:
             return model._after_transforms(protocol(model), ledger)
 
-        invent = SyntheticRows(self.agreement, self.distribution, pairs=self._pairs).sites
+        invent = self._synthetic_rows().sites
         words = (call, self.formula.text, str(self.distribution))
         columns = dict.fromkeys(self.sites, self.question.needed)
         analysis = PostFitAnalysis(self.partition, *words, invent, columns)
@@ -357,9 +382,13 @@ class HorizontalModel(Explainable):
         return self.question.needed
 
     def _invent_sites(self, plan: DryRunPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
-        return SyntheticRows(
-            self.agreement, self.distribution, plan.nested, plan.binary, pairs=self._pairs
-        ).sites(policies)
+        return self._synthetic_rows(nested=plan.nested, binary=plan.binary).sites(policies)
+
+    def _synthetic_rows(self, nested: tuple[str, ...] = (), **more: Any) -> SyntheticRows:
+        column = self.partition.site_column
+        groups = tuple(name for name in self._groups if name != column)
+        given: dict[str, Any] = {"nested": (*nested, column), "groups": groups, "site_column": column}
+        return SyntheticRows(self.agreement, self.distribution, **given, **more)
 
     def _check_times(self, formula: Formula) -> None:
         if self._times and not formula.has_times:

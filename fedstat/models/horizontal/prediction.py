@@ -180,13 +180,16 @@ class GLMPrediction:
         response = self.family.get_distribution(self.family.link.inverse(eta), self.dispersion)
         ends = response.ppf(level)
         low, high = ends.min(axis=1) - 1.0, ends.max(axis=1)
+        counts = isinstance(self.family, COUNTS)
         for _ in range(BISECTIONS):
+            if counts and (high - low < 0.5).all():
+                break
             middle = (low + high) / 2.0
             enough = response.cdf(middle[:, None]) @ weights / 2.0 >= level
             low, high = np.where(enough, low, middle), np.where(enough, middle, high)
         out = np.full(len(known), np.nan)
         # The distribution function of a count jumps at the quantile, to which the bisection converges.
-        out[known] = np.round(high) if isinstance(self.family, COUNTS) else high
+        out[known] = np.round(high) if counts else high
         return out
 
     def summary_frame(self, alpha: float = 0.05) -> pd.DataFrame:

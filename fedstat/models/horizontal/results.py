@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -14,6 +14,7 @@ from fedstat.federation.audit.event_log import AbsentSite
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.horizontal_design import RowsAgreement, RowsDesign
 from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.estimate import Estimate, LedgerLike
 from fedstat.inference.evaluation import Evaluation
 from fedstat.inference.plots import draw_effect
@@ -24,12 +25,14 @@ from fedstat.models.horizontal.effects import effect_contrasts
 from fedstat.models.horizontal.evaluation import evaluate_rows
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.prediction import PredictedRows, predict_rows
+from fedstat.models.horizontal.session import RowsSession
 from fedstat.models.results import CoefficientResults, EstimateRecord
 from fedstat.typing import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+Found = TypeVar("Found")
 NO_LIKELIHOOD = "the family does not define a log-likelihood here"
 MASKED = (
     "the coordinator saw what all add up to, and no site's part{}. This holds if coordinator and sites "
@@ -151,6 +154,73 @@ class DesignResults(CoefficientResults):
     def absent(self) -> tuple[AbsentSite, ...]:
         """Sites that were lost, in which round; the fit is that of all others."""
         return self._ledger.absent if isinstance(self._ledger, Ledger) else ()
+
+    def _after_fit(
+        self,
+        call: str,
+        family: str,
+        run: Callable[[RowsSession], FitProtocol[Found]],
+        model: HorizontalModel | None = None,
+    ) -> Found:
+        """Run a protocol of a family's steps, masked as the fit; `model` may be a larger one."""
+        if self._model is None:
+            raise NotAvailableError(
+                f"{call.partition('(')[0]}: this result was read from a file and has no partition; fit the "
+                "model again"
+            )
+
+        def protocol(model: HorizontalModel) -> FitProtocol[Found]:
+            session = model._open_session(family, self._fit.masked)
+            return session.hide(run(session))
+
+        return (model or self._model)._run_after_fit(call, protocol)
+
+    def _partition_for(self, call: str, partition: ClientPartition | None) -> ClientPartition:
+        """Return the given partition, or that of the fit."""
+        if partition is None and self._model is None:
+            raise NotAvailableError(
+                f"{call}: this result was read from a file and has no partition; give one"
+            )
+        return self._model.partition if partition is None else partition  # type: ignore[union-attr]
+
+    def _predicted(self, frame: pd.DataFrame | None, params: Floats | None = None) -> PredictedRows:
+        if frame is None:
+            raise NotAvailableError(
+                "predict needs a frame of rows that you hold; those of the fit stay at the sites"
+            )
+        params = self.estimate.params if params is None else params
+        return predict_rows(self.basis.agreement, self._fit.design, params, frame)
+
+    _summed: ClassVar[str] = "rows"
+    """What the sums of the fit are over."""
+
+    def _sums_line(self) -> list[tuple[str, str]]:
+        K, masked = len(self.estimate.blocks), self._fit.masked
+        return (
+            [("Sums", f"masked over {K} sites" if masked else "unmasked")] if self._ledger is not None else []
+        )
+
+    def _left_out_note(self, more: str = "") -> Iterator[Note]:
+        if dropped := self.basis.left_out:
+            text = f"Rows left out because they lack one of the model's columns: {dropped:,}.{more}"
+            yield Note("left_out", text)
+
+    def _masking_note(self) -> Iterator[Note]:
+        K = len(self.estimate.blocks)
+        if self._fit.masked:
+            apart = f", except {' and '.join(words)}" if (words := self._site_by_site()) else ""
+            text = f"Sums over {self._summed} were masked over {K} sites: {MASKED.format(apart)}"
+            yield Note("masking", text)
+        elif K == 2:
+            yield Note("masking", "Sums were not masked: masks over two sites hide neither from the other.")
+        elif K > 2:
+            yield Note("masking", "Sums were not masked: the coordinator saw each site's part.")
+
+    def _site_by_site(self) -> list[str]:
+        """Name what left site by site although sums are masked."""
+        left = getattr(self._ledger, "events", ())
+        apart = any((e.step, e.array, e.masked) == ("transform_sums", "sums", False) for _, e in left)
+        return ["the sums that transforms such as center() need"] if apart else []
 
     def _summary_notes(self) -> Iterator[Note]:
         yield from super()._summary_notes()
@@ -400,14 +470,6 @@ class RowsResults(DesignResults):
     def _glance(self) -> dict[str, float]:
         return super()._glance() | {"deviance": self.deviance}
 
-    def _predicted(self, frame: pd.DataFrame | None) -> PredictedRows:
-        if frame is None:
-            raise NotAvailableError(
-                "predict needs a frame of rows that you hold; those of the fit stay at the sites, where "
-                "evaluate() judges their predictions"
-            )
-        return predict_rows(self.basis.agreement, self._fit.design, self.estimate.params, frame)
-
     # -- evaluation ------------------------------------------------------------------------------
 
     def evaluate(
@@ -452,12 +514,7 @@ class RowsResults(DesignResults):
         >>> fit.evaluation_ledger.rounds > 0
         True
         """
-        if partition is None:
-            if self._model is None:
-                raise NotAvailableError(
-                    "evaluate: this result was read from a file and has no partition; give one"
-                )
-            partition = self._model.partition
+        partition = self._partition_for("evaluate", partition)
         evaluation, self.evaluation_ledger = evaluate_rows(
             self.basis.agreement,
             self._fit.design,

@@ -15,6 +15,7 @@ from scipy.special import logsumexp
 
 from fedstat.errors import EstimationError, ModelError
 from fedstat.federation.design.coding import BlockSpec
+from fedstat.inference.convergence import gains_little
 from fedstat.inference.summary import Note, Report
 from fedstat.inference.tables import Sheet, number
 from fedstat.models.m2sem.columns import OpenedCovariates, OpenedModalities, OpenedModality
@@ -132,7 +133,7 @@ def climb(
         new = np.exp(f - total[:, None])
         gain, change = float(total.sum()) - last, float(np.abs(new - r).max())
         r, last = new, float(total.sum())
-        if gain < GAIN and change < CHANGE:
+        if gains_little(gain, last, len(r), GAIN) and change < CHANGE:
             break
         w = np.maximum(r.mean(axis=0), 1e-12)
         for site, some in drawn.items():

@@ -14,6 +14,7 @@ from fedstat.codec import to_json
 from fedstat.federation.message import Reply, Request
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.secure_products import SecureProductSession
+from fedstat.inference.convergence import gains_little
 from fedstat.inference.likelihood import bic, ebic
 from fedstat.inference.mixtures import hard_assignment, integrated_criterion
 from fedstat.models.m2sem.request import (
@@ -136,7 +137,7 @@ class MixtureState:
     @property
     def converged(self) -> bool:
         """Whether it has converged or failed."""
-        return self.gain < GAIN and self.change < CHANGE
+        return gains_little(self.gain, self.loglik, len(self.r), GAIN) and self.change < CHANGE
 
     @property
     def settled(self) -> bool:

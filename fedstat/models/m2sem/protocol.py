@@ -10,6 +10,7 @@ import numpy as np
 from fedstat.errors import EstimationError
 from fedstat.federation.message import Reply
 from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.inference.convergence import gains_little
 from fedstat.models.m2sem.em import CHANGE, MixtureExchange, MixtureState, StartPlan, start
 from fedstat.models.m2sem.information import ObservedInformation, request_information
 from fedstat.models.m2sem.request import ModalityRequest
@@ -117,7 +118,7 @@ def refine(
 
 def refined(one: MixtureState) -> bool:
     """Whether a mixture that has converged on few nodes has also converged on more of them."""
-    return one.gain < FINE_GAIN and one.change < CHANGE
+    return gains_little(one.gain, one.loglik, len(one.r), FINE_GAIN) and one.change < CHANGE
 
 
 def finish(

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Self
 
 from fedstat.docstrings import inherits_signature
 from fedstat.errors import ConvergenceWarning, FormulaError, ModelError, warn
 from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.design.vertical_design import MissingRule
-from fedstat.federation.disclosure.policy import Policy
-from fedstat.federation.dry_run.execution import DryRunRecord, DrySite
+from fedstat.federation.dry_run.execution import DryRunRecord
 from fedstat.federation.dry_run.expected_releases import ExpectedReleases, IterationLoop
-from fedstat.federation.dry_run.synthetic_rows import SyntheticRows
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.models.checks import check_integer, check_masked, check_positive, checks_arguments
 from fedstat.models.explain import DryRunPlan
@@ -106,14 +104,14 @@ class FederatedMixed(HorizontalModel):
                     f"formula: {term.text}: effects vary around that of a fixed term, and {lacking[0]!r} is "
                     "none. Add it to the right side"
                 )
-        groups = tuple(dict.fromkeys(term.group for term in formula.random))
+        self._groups = tuple(dict.fromkeys(term.group for term in formula.random))
         super().__init__(
             formula,
             partition,
             family=family,
             offset=offset,
             var_weights=var_weights,
-            labels=(*groups, *labels),
+            labels=(*self._groups, *labels),
             complete=complete,
             missing=missing,
         )
@@ -251,9 +249,3 @@ class FederatedMixed(HorizontalModel):
         if not fit.converged:
             warn(f"{self.model_name} did not converge after {len(fit.trace)} steps", ConvergenceWarning)
         return MixedResults._of(self, fit, attempt.ledger)
-
-    def _invent_sites(self, plan: DryRunPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
-        column = self.partition.site_column
-        groups = tuple(name for name in self.question.labels if name != column)
-        drawn = SyntheticRows(self.agreement, self.distribution, (column,), groups=groups, site_column=column)
-        return drawn.sites(policies)

@@ -14,12 +14,20 @@ from fedstat.federation.design.formula.terms import RandomTerm
 from fedstat.federation.design.horizontal_design import RowsDesign
 from fedstat.federation.design.horizontal_steps import INTERCEPT, standardization, translation
 from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.inference.convergence import ConvergenceTest, rounding_error
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.mixed_effects import jet_inverse, jet_length, jet_product, product_rule
 from fedstat.models.horizontal.estimability import require_independent
 from fedstat.models.horizontal.session import RowsSession, add
-from fedstat.models.mixed.steps import MixedRequest, first_parameters, lower_pairs, unpack_covariances
-from fedstat.typing import Array, Floats, Ints, Matrix, Vector
+from fedstat.models.mixed.steps import (
+    MixedRequest,
+    averaged_slopes,
+    first_parameters,
+    joint_factor,
+    lower_pairs,
+    unpack_covariances,
+)
+from fedstat.typing import Array, Floats, Matrix, Vector
 
 SINGULAR = 1e-4
 """Smallest standard deviation of a direction of random effects, relative to the residual one, above zero."""
@@ -207,9 +215,9 @@ class MixedFit:
     """The maximum, in the units of the data, and the sums at it.
 
     `theta` are the entries of the factors, see :class:`Effects`; `covariance` the entries of the covariances
-    of the random effects in the units of the data. `null` are sums without random effects, `by_site` each
-    site's products, if sums are unmasked. `hessian` is that of -2 log L in `theta` (normal) or in
-    coefficients and `theta` (others).
+    of the random effects in the units of the data. `null` are sums without random effects. `cov` is the
+    covariance of the coefficients; for responses that are not normal `joint` is that of coefficients and
+    `theta`, unless variances are at the end of their range.
     """
 
     params: Vector
@@ -218,10 +226,9 @@ class MixedFit:
     deviance: float
     theta: Annotated[Floats, "t"]
     covariance: Annotated[Floats, "t"]
-    hessian: Annotated[Floats, "h h"]
+    joint: Annotated[Floats, "h h"] | None
     sums: NormalSums | None
     null: NormalSums
-    by_site: Annotated[Floats, "K w w"] | None
     effects: Effects
     groups: Annotated[Floats, "R"]
     design: RowsDesign
@@ -239,6 +246,23 @@ class MixedFit:
     def matrices(self) -> list[Floats]:
         """Return the covariance matrices of the random effects of each term."""
         return unpack_covariances(self.covariance, self.effects.sizes)
+
+    def slopes_at(self, row: Floats) -> tuple[float, Floats, Floats]:
+        """Return the derivative of the mean at a row (p,), and its own ones in coefficients and factors."""
+        names, L = self.design.names, joint_factor(self.theta, self.effects.sizes)[0]
+        z = np.concatenate(
+            [
+                row[[names.index(name) for name in columns]] / length
+                for columns, length in zip(self.effects.columns, self.effects.length, strict=True)
+            ]
+        )
+        deviation = np.linalg.norm(z @ L)
+        first, second, third = averaged_slopes(
+            self.distribution, np.array([row @ self.params]), np.array([deviation])
+        )[:, 0]
+        places = joint_factor(self.theta, self.effects.sizes)[1]
+        product = np.outer(z, z @ L)
+        return float(first), second * row, third * np.array([product[place] for place in places])
 
 
 @dataclass(eq=False)
@@ -293,10 +317,6 @@ class MixedNewton:
         back = np.eye(width)
         back[:-1, :-1] = np.linalg.inv(self.translation)
         back[0, -1] = self.center
-        self.by_site = None
-        if not self.session.masked:
-            values = np.array([reply.arrays["products"][:width] for reply in replies])
-            self.by_site = back.T @ values @ back
         n = float(self.design.n.sum())
         return NormalSums(add(replies, "logdet") * jets, back.T @ products @ back, n, reml)
 
@@ -311,20 +331,17 @@ class MixedNewton:
         first, second = self.effects.chain(theta)
         return value, gradient @ first, first.T @ hessian @ first + np.tensordot(gradient, second, 1)
 
-    def maximize(
-        self, theta: Floats, reml: bool, free: Ints
-    ) -> FitProtocol[tuple[Floats, NormalSums, Floats, bool]]:
-        """Minimize -2 log L over the `free` parameters; return these, sums, Hessian, and convergence."""
+    def maximize(self, theta: Floats, reml: bool) -> FitProtocol[tuple[Floats, NormalSums, bool]]:
+        """Minimize -2 log L from parameters; return those of the minimum, sums, and convergence."""
         sums = yield from self.evaluate(theta, reml)
         value, gradient, hessian = self.in_theta(theta, sums.deviance())
+        test = ConvergenceTest(float(self.design.n.sum()), self.tol)
         while True:
-            step = np.zeros_like(theta)
-            step[free], size = newton_step(
-                gradient[free], hessian[np.ix_(free, free)], 0.75 * (1.0 + float(np.linalg.norm(theta)))
-            )
+            step, size = newton_step(gradient, hessian, 0.75 * (1.0 + float(np.linalg.norm(theta))))
             self.trace.append((value, size))
-            if size < self.tol or len(self.trace) >= self.maxiter:
-                return theta, sums, hessian, size < self.tol
+            converged = test.reached(-value / 2.0, size)
+            if converged or len(self.trace) >= self.maxiter:
+                return theta, sums, converged
             for halving in range(MOST_HALVINGS):
                 trial = self.effects.pack(self.effects.factors(theta + step * 0.5**halving))
                 tried = yield from self.evaluate(trial, reml)
@@ -332,16 +349,15 @@ class MixedNewton:
                 if descends(found[0], value, float(gradient @ step) * 0.5**halving):
                     break
             else:
-                return theta, sums, hessian, size < 1e3 * self.tol
+                return theta, sums, size**2 <= rounding_error(value, test.n)
             theta, sums, (value, gradient, hessian) = trial, tried, found
 
     def normal(self, reml: bool) -> FitProtocol[MixedFit]:
         """Fit a linear mixed model."""
         yield from self.open()
-        free = np.arange(self.effects.K)
         null = yield from self.evaluate(np.zeros(self.effects.K), reml)
         require_independent(null.products[0, :-1, :-1], self.design.names)
-        theta, sums, hessian, converged = yield from self.maximize(self.effects.start(), reml, free)
+        theta, sums, converged = yield from self.maximize(self.effects.start(), reml)
         inverse, _, beta, squares = sums.parts()
         scale = float(squares.values[0, 0, 0]) / sums.df
         return MixedFit(
@@ -351,10 +367,9 @@ class MixedNewton:
             deviance=sums.deviance()[0],
             theta=theta,
             covariance=scale * self.effects.covariance(theta),
-            hessian=hessian,
+            joint=None,
             sums=sums,
             null=null,
-            by_site=self.by_site,
             effects=self.effects,
             groups=self.groups,
             design=self.design,
@@ -367,42 +382,41 @@ class MixedNewton:
 
     # -- other responses -------------------------------------------------------------------------
 
+    def point(self, at: Floats) -> tuple[dict[str, Array], Floats]:
+        """Return standardized coefficients and factors as arrays of a request, and the units of all."""
+        p = len(self.design.names)
+        pairs = zip(self.effects.length, self.effects.sizes, strict=True)
+        unit = np.append(np.ones(p), [1.0 / s[a] for s, q in pairs for a, _ in lower_pairs(q)])
+        return {"beta": at[:p], "factor": (at * unit)[p:]}, unit
+
     def score(self, at: Floats, curvature: bool) -> FitProtocol[MarginalSums | None]:
         """Request -2 log L with its derivatives in standardized coefficients and factors; None if refused."""
-        p = len(self.design.names)
-        unit = np.ones(len(at))
-        pairs = zip(self.effects.length, self.effects.sizes, strict=True)
-        unit[p:] = [1.0 / s[a] for s, q in pairs for a, _ in lower_pairs(q)]
-        arrays: dict[str, Array] = {
-            "beta": at[:p],
-            "factor": (at * unit)[p:],
-            "curvature": np.array(curvature),
-        }
-        replies = yield self.session.request_all("sum_scores", arrays)
+        arrays, unit = self.point(at)
+        replies = yield self.session.request_all("sum_scores", arrays | {"curvature": np.array(curvature)})
         if int(add(replies, "spread")) < len(replies):
             return None
         hessian = 2.0 * np.outer(unit, unit) * add(replies, "information") if curvature else None
         return MarginalSums(-2.0 * float(add(replies, "llf")), -2.0 * unit * add(replies, "score"), hessian)
 
-    def climb(self, at: Floats, free: Ints) -> FitProtocol[tuple[Floats, MarginalSums, Floats, bool]]:
+    def climb(self, at: Floats) -> FitProtocol[tuple[Floats, MarginalSums, Floats, bool]]:
         """Minimize -2 log L; the Hessian is renewed where steps with the last one do not shrink fast."""
         found = yield from self.score(at, True)
         if found is None or found.hessian is None:
             raise EstimationError(CONCENTRATED)
-        hessian, fresh, inside = found.hessian, True, np.ix_(free, free)
+        hessian, fresh = found.hessian, True
+        test = ConvergenceTest(float(self.design.n.sum()), self.tol)
         while True:
-            step = np.zeros_like(at)
-            longest = 0.75 * (1.0 + float(np.linalg.norm(at)))
-            step[free], size = newton_step(found.gradient[free], hessian[inside], longest)
+            step, size = newton_step(found.gradient, hessian, 0.75 * (1.0 + float(np.linalg.norm(at))))
             slow = bool(self.trace) and size > 0.1 * self.trace[-1][1]
-            if (slow or size < self.tol) and not fresh:
+            if (slow or size <= self.tol) and not fresh:
                 again = yield from self.score(at, True)
                 assert again is not None and again.hessian is not None
                 hessian, fresh = again.hessian, True
                 continue
             self.trace.append((found.deviance, size))
-            if size < self.tol or len(self.trace) >= self.maxiter:
-                return at, found, hessian, size < self.tol
+            converged = test.reached(-found.deviance / 2.0, size, at_rest=fresh)
+            if converged or len(self.trace) >= self.maxiter:
+                return at, found, hessian, converged
             for halving in range(MOST_HALVINGS):
                 trial = at + step * 0.5**halving
                 tried = yield from self.score(trial, False)
@@ -424,22 +438,22 @@ class MixedNewton:
             link = self.distribution.make().link
             low, high = LIMITS[self.distribution.name]
             start[0] = float(link(min(max(self.mean, low), high)))
-        at, found, hessian, converged = yield from self.climb(start, np.arange(p + K))
+        at, found, hessian, converged = yield from self.climb(start)
         theta = self.effects.pack(self.effects.factors(at[p:]))
         flat = bool(self.effects.singular(theta)) or np.linalg.eigvalsh(hessian)[0] <= 0.0
-        cov = 2.0 * np.linalg.inv(hessian[:p, :p] if flat else hessian)[:p, :p]
-        back = self.translation
+        back = np.eye(p if flat else p + K)
+        back[:p, :p] = self.translation
+        joint = back @ (2.0 * np.linalg.inv(hessian[: len(back), : len(back)])) @ back.T
         return MixedFit(
-            params=back @ at[:p],
-            cov=back @ cov @ back.T,
+            params=back[:p, :p] @ at[:p],
+            cov=joint[:p, :p],
             scale=1.0,
             deviance=found.deviance,
             theta=theta,
             covariance=self.effects.covariance(theta),
-            hessian=hessian,
+            joint=None if flat else joint,
             sums=None,
             null=null,
-            by_site=None,
             effects=self.effects,
             groups=self.groups,
             design=self.design,
@@ -472,25 +486,36 @@ def newton_step(gradient: Floats, hessian: Floats, longest: float) -> tuple[Floa
     slope = vectors.T @ gradient
     step = -slope / np.maximum(np.abs(values), least)
     saddle = (values < -least) & (np.abs(step) < SADDLE)
-    step[saddle] = SADDLE
+    step[saddle] = np.copysign(SADDLE, step[saddle])
     size = float(np.sqrt(np.abs(values * step) @ np.abs(step))) if saddle.any() else 0.0
     size = max(size, float(np.sqrt(abs(float(slope @ step)))))
     length = float(np.linalg.norm(step))
     return np.asarray(vectors @ step * min(1.0, longest / max(length, 1e-300))), size
 
 
-def without_effect(session: RowsSession, fit: MixedFit, term: int, effect: int) -> FitProtocol[float]:
-    """Return -2 log L, maximized without one random effect."""
+def sum_slopes(session: RowsSession, fit: MixedFit) -> FitProtocol[tuple[float, Floats, Floats]]:
+    """Request the mean derivative of the means over rows, and its own ones in coefficients and factors."""
     newton = MixedNewton(session, fit.effects.terms, fit.distribution, fit.nodes)
     yield from newton.open()
-    begin, places = first_parameters(fit.effects.sizes)[term], np.arange(fit.effects.K)
-    dropped = [begin + k for k, pair in enumerate(lower_pairs(fit.effects.sizes[term])) if effect in pair]
-    theta, free = fit.theta.copy(), np.setdiff1d(places, dropped)
-    theta[dropped] = 0.0
-    if fit.sums is not None:
-        _, sums, _, _ = yield from newton.maximize(theta, fit.reml, free)
-        return sums.deviance()[0]
-    start = np.concatenate([np.linalg.solve(newton.translation, fit.params), theta])
-    free = np.concatenate([np.arange(len(fit.params)), len(fit.params) + free])
-    _, found, _, _ = yield from newton.climb(start, free)
-    return found.deviance
+    start = np.linalg.solve(newton.translation, fit.params)
+    arrays, unit = newton.point(np.concatenate([start, fit.theta]))
+    replies = yield session.request_all("sum_effects", arrays)
+    n, p = float(fit.design.n.sum()), len(start)
+    by_params = np.linalg.solve(newton.translation.T, add(replies, "second")) / n
+    return (
+        float(add(replies, "first")) / n,
+        np.asarray(by_params, dtype=np.float64),
+        add(replies, "third") * unit[p:] / n,
+    )
+
+
+def predict_sites(session: RowsSession, fit: MixedFit) -> FitProtocol[Floats]:
+    """Request the predicted random effects of every site, with errors, (sites, 2, q)."""
+    newton = MixedNewton(session, fit.effects.terms, fit.distribution, fit.nodes)
+    yield from newton.open()
+    start = np.linalg.solve(newton.translation, fit.params)
+    start[0] -= newton.center if fit.sums is not None else 0.0
+    arrays, _ = newton.point(np.concatenate([start, fit.theta]))
+    replies = yield session.request_all("predict_site", arrays | {"center": np.array(newton.center)})
+    found = np.array([reply.arrays["effects"] for reply in replies])
+    return np.asarray(found * [[1.0], [np.sqrt(fit.scale)]])

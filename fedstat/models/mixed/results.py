@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
@@ -14,7 +14,6 @@ from scipy import stats
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.coding import build_response
-from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.likelihood import LRTest
 from fedstat.inference.summary import WIDTH, Note
 from fedstat.inference.tables import Sheet, number
@@ -23,14 +22,16 @@ from fedstat.kernels.mixed_effects import marginal_score
 from fedstat.models.checks import check_choice
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.prediction import code_frame, predict_rows
-from fedstat.models.horizontal.results import MASKED, DesignResults, RowsBasis, rows_estimate
+from fedstat.models.horizontal.results import DesignResults, RowsBasis, rows_estimate
+from fedstat.models.margins import MarginalEffects
 from fedstat.models.mixed.degrees import (
     CoefficientCovariance,
     KenwardRoger,
     kenward_roger,
     satterthwaite,
 )
-from fedstat.models.mixed.protocol import MixedFit, NormalSums, without_effect
+from fedstat.models.mixed.profile import increases_at_zero, intervals
+from fedstat.models.mixed.protocol import MixedFit, NormalSums, predict_sites, sum_slopes
 from fedstat.models.mixed.steps import FAMILY, KINDS
 from fedstat.models.results import CoefficientResults, EstimateRecord
 from fedstat.plotting import axes_for, label_x, set_headline
@@ -38,10 +39,10 @@ from fedstat.plotting import axes_for, label_x, set_headline
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FORMAT = "fedstat mixed results 1"
+FORMAT = "fedstat mixed results 2"
 RESIDUAL = "Residual"
-FEW_GROUPS = 5
-"""Groups below which a variance is hardly known (Gelman and Hill 2007, section 12.9)."""
+FEW_GROUPS, MANY_GROUPS = 5, 20
+"""Groups below which a variance is hardly known (Gelman and Hill 2007, 12.9), and tests are not normal."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -80,6 +81,7 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
     """
 
     _record: MixedRecord
+    _summed = "groups"
 
     @classmethod
     def _of(cls, model: HorizontalModel, fit: MixedFit, ledger: Ledger) -> Self:
@@ -302,31 +304,55 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
         >>> fit.test_variances().columns.tolist()
         ['statistic', 'df', 'p_value']
         """
-        if self._model is None:
-            raise NotAvailableError(
-                "test_variances: this result was read from a file and has no partition; fit the model again"
-            )
-        fit, rows, index = self._record.fit, [], []
-        for term, names in enumerate(fit.effects.columns):
-            for effect, name in enumerate(names):
+        statistics = self._after_fit(
+            "test_variances()", FAMILY, partial(increases_at_zero, fit=self._record.fit)
+        )
+        fit, rows = self._record.fit, []
+        sizes = [q for q in fit.effects.sizes for _ in range(q)]
+        for statistic, q in zip(statistics.tolist(), sizes, strict=True):
+            less = stats.chi2.sf(statistic, q - 1) if q > 1 else float(statistic <= 0.0)
+            rows.append((statistic, q, (stats.chi2.sf(statistic, q) + less) / 2.0))
+        index = self.variances.index[: len(rows)]
+        return pd.DataFrame(rows, columns=["statistic", "df", "p_value"], index=index)
 
-                def protocol(
-                    model: HorizontalModel, term: int = term, effect: int = effect
-                ) -> FitProtocol[float]:
-                    session = model._open_session(FAMILY, fit.masked)
-                    return session.hide(without_effect(session, fit, term, effect))
+    def conf_int_variances(self, alpha: float = 0.05) -> pd.DataFrame:
+        """Profile likelihood intervals of the standard deviations; the sites evaluate some points.
 
-                call = f"test_variances() without {name} by {fit.effects.terms[term].group}"
-                statistic = max(self._model._run_after_fit(call, protocol) - fit.deviance, 0.0)
-                q = len(names)
-                tails = (
-                    stats.chi2.sf(statistic, q),
-                    stats.chi2.sf(statistic, q - 1) if q > 1 else statistic <= 0.0,
-                )
-                index.append((fit.effects.terms[term].group, name))
-                rows.append((statistic, q, float(np.mean(tails))))
-        labels = pd.MultiIndex.from_tuples(index, names=["group", "effect"])
-        return pd.DataFrame(rows, columns=["statistic", "df", "p_value"], index=labels)
+        An interval has all values at which -2 log L, minimized over all other parameters, is less than the
+        chi-squared quantile above its minimum, as lme4's ``confint``. The likelihood is that of the fit, so
+        for a fit by REML the restricted one; lme4 takes the full one. The lower end is zero if the likelihood
+        ratio at zero is below the quantile; the interval then covers at least as often as its level says.
+        Squares of the ends are intervals of the variances.
+
+        Parameters
+        ----------
+        alpha : float
+            One minus the level of the intervals.
+
+        Returns
+        -------
+        DataFrame
+            Index ``group`` and ``effect``; columns ``std_dev``, ``conf_low``, ``conf_high``.
+
+        Raises
+        ------
+        NotAvailableError
+            The results were read from a file.
+        PolicyError
+            A site refuses.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_repeated(), by="hospital")
+        >>> fit = fs.FederatedMixed.from_formula("score ~ arm + month + (1 | hospital)", partition).fit()
+        >>> fit.conf_int_variances().columns.tolist()
+        ['std_dev', 'conf_low', 'conf_high']
+        """
+        run = partial(intervals, fit=self._record.fit, alpha=alpha)
+        ends = self._after_fit("conf_int_variances()", FAMILY, run)
+        found = self.variances[["std_dev"]]
+        return found.assign(conf_low=ends[:, 0], conf_high=ends[:, 1])
 
     def _parts_of_variance(self) -> tuple[float, list[float], float]:
         """Variance of the fixed part over rows, mean variances of the terms, and residual variance."""
@@ -393,10 +419,9 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
     # -- effects of groups -----------------------------------------------------------------------
 
     def site_effects(self) -> pd.DataFrame:
-        """Return the predicted random effects of the sites, if the coordinator saw each site's sums.
+        """Return the predicted random effects of the sites; each site releases its own, unmasked.
 
-        They are numbers of single sites: fit with ``masked=False``, where owners allow it, and a random
-        effect of the column that names the sites.
+        They are for a random effect of the column that names the sites, at the estimate.
 
         Returns
         -------
@@ -406,32 +431,32 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
         Raises
         ------
         NotAvailableError
-            Sums were masked, or the sites have no random effect, or the response is not normal.
+            The sites have no random effect; or the results were read from a file.
+        PolicyError
+            A site refuses.
 
         Examples
         --------
         >>> import fedstat as fs
         >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_repeated(), by="hospital")
         >>> model = fs.FederatedMixed.from_formula("score ~ month + (1 | hospital)", partition)
-        >>> model.fit(masked=False).site_effects().shape
+        >>> model.fit().site_effects().shape
         (16, 4)
         """
-        self._sums("site_effects")
         fit, column = self._record.fit, self.basis.site_column
-        terms = [t for t, term in enumerate(fit.effects.terms) if term.group == column]
-        if fit.by_site is None or not terms:
+        pairs = zip(fit.effects.terms, fit.effects.columns, strict=True)
+        names = [name for term, columns in pairs if term.group == column for name in columns]
+        if not names:
             raise NotAvailableError(
-                "site_effects: they are numbers of single sites. Fit with masked=False, where owners allow "
-                f"it, and a random effect such as (1 | {column or 'site'})"
+                f"site_effects: the sites have no random effect such as (1 | {column or 'site'})"
             )
-        rows: list[tuple[str, str, float, float]] = []
-        for t in terms:
-            places = [fit.design.names.index(name) for name in fit.effects.columns[t]]
-            T = fit.matrices()[t] / fit.scale
-            for block, S in zip(self.estimate.blocks, fit.by_site, strict=True):
-                estimate = T @ (S[places, -1] - S[places, :-1] @ fit.params)
-                error = np.sqrt(np.maximum(np.diag(fit.scale * (T - T @ S[np.ix_(places, places)] @ T)), 0.0))
-                rows += zip([block.site] * len(places), fit.effects.columns[t], estimate, error, strict=True)
+        found = self._after_fit("site_effects()", FAMILY, partial(predict_sites, fit=fit))
+        sites = [block.site for block in self.estimate.blocks]
+        rows = [
+            (site, name, *both)
+            for site, own in zip(sites, found, strict=True)
+            for name, both in zip(names, own.T.tolist(), strict=True)
+        ]
         return pd.DataFrame(rows, columns=["site", "effect", "estimate", "std_error"])
 
     def plot_site_effects(self, effect: str = "Intercept", ax: Axes | None = None) -> Axes:
@@ -442,7 +467,7 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
         >>> import fedstat as fs
         >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_repeated(), by="hospital")
         >>> model = fs.FederatedMixed.from_formula("score ~ month + (1 | hospital)", partition)
-        >>> len(model.fit(masked=False).plot_site_effects().get_yticks())
+        >>> len(model.fit().plot_site_effects().get_yticks())
         16
         """
         frame = self.site_effects().query("effect == @effect").sort_values("estimate")
@@ -570,12 +595,9 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
         True
         """
         check_choice("which", which, ("mean", "linear"))
-        if frame is None:
-            raise NotAvailableError(
-                "predict needs a frame of rows that you hold; those of the fit stay at the sites"
-            )
         fit = self._record.fit
-        found = predict_rows(self.basis.agreement, fit.design, fit.params, frame)
+        found = self._predicted(frame)
+        assert frame is not None
         eta = found.linear.copy()
         pairs = zip(fit.effects.terms, fit.effects.columns, strict=True)
         for term, name in ((term, name) for term, columns in pairs for name in columns):
@@ -588,6 +610,76 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
         if which == "linear" or fit.sums is not None:
             return eta
         return pd.Series(fit.distribution.make().link.inverse(eta.to_numpy()), index=eta.index)
+
+    def get_margeff(
+        self, at: Literal["overall", "mean"] = "overall", method: Literal["dydx"] = "dydx"
+    ) -> MarginalEffects:
+        """Marginal effects on the mean of the response, averaged over the random effects.
+
+        They are for the population: a change of a column changes the mean over groups by so much, while
+        coefficients are for a given group. Errors are by the delta method, and include those of the variances
+        of the random effects. Effects of linear models are their coefficients.
+
+        Parameters
+        ----------
+        at : {"overall", "mean"}
+            Average over all rows, for which the sites sum derivatives once, masked as in the fit; or at the
+            means of the columns, which needs no message.
+        method : {"dydx"}
+
+        Returns
+        -------
+        MarginalEffects
+
+        Raises
+        ------
+        NotAvailableError
+            Averages for results that were read from a file; effects at the means with an offset.
+        PolicyError
+            A site refuses.
+
+        Examples
+        --------
+        >>> import fedstat as fs, statsmodels.api as sm
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_repeated(), by="hospital")
+        >>> formula, family = "relapse ~ month + arm + (1 | patient)", sm.families.Binomial()
+        >>> fit = fs.FederatedMixed.from_formula(formula, partition, family=family).fit()
+        >>> bool((fit.get_margeff().margeff.abs() < fit.params[1:].abs()).all())
+        True
+        """
+        check_choice("at", at, ("overall", "mean"))
+        check_choice("method", method, ("dydx",))
+        fit, first = self._record.fit, int(self._record.fit.design.intercept)
+        beta, cov, p, K = fit.params, fit.cov, len(fit.params), fit.effects.K
+        slope, by_params, by_theta = 1.0, np.zeros(p), np.zeros(K)
+        if fit.sums is None:
+            if at == "overall":
+                slope, by_params, by_theta = self._after_fit(
+                    "get_margeff()", FAMILY, partial(sum_slopes, fit=fit)
+                )
+            elif self.basis.agreement.question.offsets:
+                raise NotAvailableError(
+                    "get_margeff: at='mean' needs a value of the offset, but its mean is unknown; use "
+                    "at='overall'"
+                )
+            else:
+                slope, by_params, by_theta = fit.slopes_at(fit.design.mean)
+            cov = fit.cov if fit.joint is None else fit.joint
+        jacobian = np.zeros((p, len(cov)))
+        jacobian[:, :p] = slope * np.eye(p) + np.outer(beta, by_params)
+        jacobian[:, p:] = np.outer(beta, by_theta)[:, : len(cov) - p]
+        return MarginalEffects(
+            self.estimate.names[first:],
+            slope * beta[first:],
+            jacobian[first:],
+            cov,
+            test_distribution=stats.t(self.df.to_numpy()[first:]) if self.use_t else stats.norm,
+            student=self.use_t,
+            options={"method": method, "at": at},
+            title=(self.model_name, self.estimate.response),
+            note=("Averages over all rows" if at == "overall" else "At the mean of every column")
+            + ", averaged over the random effects. Errors by the delta method.",
+        )
 
     # -- summary ---------------------------------------------------------------------------------
 
@@ -641,12 +733,10 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
             return "-"
 
     def _summary_right(self) -> list[tuple[str, str]]:
-        masked, K = self._record.fit.masked, len(self.estimate.blocks)
-        sums = [("Sums", f"masked over {K} sites" if masked else "unmasked")]
-        return [*super()._summary_right(), *(sums if self._ledger is not None else [])]
+        return [*super()._summary_right(), *self._sums_line()]
 
     def _summary_notes(self) -> Iterator[Note]:
-        fit, K = self._record.fit, len(self.estimate.blocks)
+        fit = self._record.fit
         if self.singular:
             yield Note(
                 "singular",
@@ -667,17 +757,19 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
                 "is an alternative.",
                 "warning",
             )
+        lowest = min(zip(fit.groups.tolist(), (term.group for term in fit.effects.terms), strict=True))
+        if fit.sums is None and FEW_GROUPS <= lowest[0] < MANY_GROUPS:
+            yield Note(
+                "normal_tests",
+                f"Tests are normal. With {lowest[0]:.0f} groups of {lowest[1]}, intervals for columns that "
+                "differ between groups are too narrow.",
+                "warning",
+            )
         if fit.sums is None:
             yield Note(
                 "conditional",
                 "Coefficients are for a given group. Effects averaged over groups are closer to zero.",
             )
-        if dropped := self.basis.left_out:
-            yield Note(
-                "left_out", f"Rows left out because they lack one of the model's columns: {dropped:,}."
-            )
+        yield from self._left_out_note()
         yield Note("local_groups", "Groups are local: equal labels at two sites are two groups.")
-        if fit.masked:
-            yield Note("masking", f"Sums over groups were masked over {K} sites: {MASKED.format('')}")
-        elif K > 1:
-            yield Note("masking", "Sums were not masked: the coordinator saw each site's part.")
+        yield from self._masking_note()

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
-from scipy.special import gammaln
+from scipy.special import expit, gammaln
 
 from fedstat.errors import DesignError, MessageError
 from fedstat.federation.design.horizontal_steps import (
@@ -19,7 +20,7 @@ from fedstat.federation.design.horizontal_steps import (
     rows_of,
     translation,
 )
-from fedstat.federation.disclosure.facts import FittedMeanSums, GroupCount, WorkingWeights
+from fedstat.federation.disclosure.facts import ClusterCounts, FittedMeanSums, WorkingWeights
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import aggregate, check_lengths, control
@@ -41,6 +42,10 @@ FAMILY = "mixed"
 KINDS = {"Binomial(link=Logit)": LOGIT, "Poisson(link=Log)": LOG}
 """Distributions of responses that are not normal, by their number in the kernel."""
 MOST_NODES = 25
+AVERAGED_NODES = 61
+"""Nodes of quadrature that does not adapt, for means over the random effects."""
+SLOPES, VALUES = b"slopes", b"values"
+"""Begin points at which rows have derivatives of their means, and groups have weights without derivatives."""
 DIFFERENCE = 1e-4
 """Half the distance of the points between which the score is differenced."""
 
@@ -223,7 +228,10 @@ class MixedRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupWeights:
-    """Weights of the groups' products in released sums, as one row for each product of two effects."""
+    """Weights of the groups' products in released sums, as one row for each product of two effects.
+
+    Products of a single group are sums over all rows of the site.
+    """
 
     site: MixedRows
     rows: slice
@@ -231,7 +239,8 @@ class GroupWeights:
     @property
     def columns(self) -> Floats:
         """A constant, (m, 1)."""
-        n = sum(level.groups * len(level.columns) ** 2 for level in self.site.levels)
+        several = [level for level in self.site.levels if level.groups > 1]
+        n = sum(level.groups * len(level.columns) ** 2 for level in several)
         return np.ones((n, 1))[self.rows]
 
     def vectors(self, points: tuple[bytes, ...]) -> Floats:
@@ -239,10 +248,13 @@ class GroupWeights:
         return np.column_stack([self._at(point) for point in points])[self.rows]
 
     def _at(self, point: bytes) -> Floats:
-        weights = marginal_products(self.site, np.frombuffer(point), 0.0)[2]
-        wide = max(P.shape[1] for P in weights)
-        padded = [np.pad(P, ((0, 0), (0, wide - P.shape[1]), (0, 0), (0, 0))) for P in weights]
-        return np.concatenate([P.transpose(0, 2, 3, 1).reshape(-1, wide) for P in padded])
+        weights = marginal_products(self.site, np.frombuffer(point.removeprefix(VALUES)), 0.0)[2]
+        wide = jet_length(first_parameters(self.site.request.sizes)[-1])
+        out = [np.zeros((0, wide))]
+        for P in (P for P in weights if len(P) > 1):
+            padded = np.pad(P, ((0, 0), (0, wide - P.shape[1]), (0, 0), (0, 0)))
+            out.append(padded.transpose(0, 2, 3, 1).reshape(-1, wide))
+        return np.concatenate(out)[:, : 1 if point.startswith(VALUES) else None]
 
     def times(self, points: tuple[bytes, ...], wide: Floats) -> Floats:
         """Columns and vectors at points, times a matrix (1 + k, q)."""
@@ -251,6 +263,13 @@ class GroupWeights:
     def every(self, first: int, step: int) -> GroupWeights:
         """Return every n-th row, from the first on."""
         return replace(self, rows=slice(first, None, step))
+
+
+def groups_at(site: MixedRows, covariance: Floats, derivatives: bool = True) -> FittedMeanSums:
+    """Declare the weights of the groups at a covariance of the random effects."""
+    block, point = GroupWeights(site, slice(None)), np.ascontiguousarray(covariance).tobytes()
+    point, rows = point if derivatives else VALUES + point, len(block.columns)
+    return FittedMeanSums(site.opened, rows, point, lambda: iter([block]), groups=True, kind="of groups")
 
 
 def marginal_products(
@@ -292,7 +311,7 @@ def _places(order: Sequence[int], K: int) -> list[int]:
 
 SHIFT = aggregate("means of the columns over all sites", common=True)
 SCALE = aggregate("standard deviations of the columns over all sites", common=True)
-GROUPS = (*OPEN_ROWS, GroupCount)
+GROUPS = (*OPEN_ROWS, ClusterCounts)
 GROUP_SUMS = (*GROUPS, FittedMeanSums)
 
 
@@ -327,7 +346,9 @@ def start(
     label = data.table.name if isinstance(data.table, LabeledTable) else None
     # Before anything about the nesting of few groups is known.
     frame = pd.concat([rows.frame for rows, _ in opened.chunks()])
-    state.report(*(GroupCount(name, frame[name].nunique(), name == label) for name in request.groups))
+    for name in request.groups:
+        count, remedy = frame[name].nunique(), "leave this random effect out"
+        state.report(ClusterCounts(name, count, whole=name == label, remedy=remedy))
     counts = np.zeros(len(request.groups))
     for level in site.levels:
         counts[level.term] = level.groups
@@ -369,9 +390,7 @@ def sum_products(data: SiteData, state: State, covariance: Floats, center: Float
     for matrix in unpack_covariances(covariance, sizes):
         if np.linalg.eigvalsh(matrix)[0] < -1e-8 * max(np.trace(matrix), 1e-300):
             raise MessageError(f"{data.name}: 'covariance' must be positive semidefinite")
-    block = GroupWeights(site, slice(None))
-    point = np.ascontiguousarray(covariance).tobytes()
-    state.report(FittedMeanSums(site.opened, len(block.columns), point, lambda: iter([block]), groups=True))
+    state.report(groups_at(site, covariance))
     logdet, products, _ = marginal_products(site, covariance, float(center))
     logdet[0] -= site.products(float(center))[1]
     T = np.pad(site.to_own, ((0, 1), (0, 1)))
@@ -382,7 +401,7 @@ def sum_products(data: SiteData, state: State, covariance: Floats, center: Float
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupedMeans:
-    """Rows with their means, averaged over the random effects, at points."""
+    """Rows with vectors at points: their means, or the slopes of these, averaged over the random effects."""
 
     site: MixedRows
     rows: slice
@@ -393,12 +412,17 @@ class GroupedMeans:
         return self.site.by_group().X[self.rows]
 
     def vectors(self, points: tuple[bytes, ...]) -> Floats:
-        """Means times weights at points, (m, k)."""
+        """Means times weights at points, or three derivatives of the means, (m, k)."""
         found = [self.site.keep(f"means {point.hex()}", lambda p=point: self._at(p)) for point in points]
         return np.column_stack(found)[self.rows]
 
     def _at(self, point: bytes) -> Floats:
-        return self.site.by_group().w * score_at(self.site, np.frombuffer(point))[3]
+        rows = self.site.by_group()
+        if not point.startswith(SLOPES):
+            return rows.w * score_at(self.site, np.frombuffer(point))[3]
+        at, p = np.frombuffer(point[len(SLOPES) :]), rows.X.shape[1]
+        deviation = np.linalg.norm(rows.Z @ joint_factor(at[p:], self.site.request.sizes)[0], axis=1)
+        return averaged_slopes(self.site.request.distribution, rows.X @ at[:p] + rows.offset, deviation).T
 
     def times(self, points: tuple[bytes, ...], wide: Floats) -> Floats:
         """Columns and vectors at points, times a matrix (p + k, q)."""
@@ -413,33 +437,42 @@ def score_at(
     site: MixedRows, point: Floats, modes: Floats | None = None
 ) -> tuple[float, Floats, Floats, Floats]:
     """Return log-likelihood, score (p,) and (K,), and means at own coefficients and packed factors."""
-    sizes, p = site.request.sizes, site.opened.scale.size
-    rows, q = site.by_group(), sum(sizes)
-    L, places, at = np.zeros((q, q)), [], 0
-    for size in sizes:
-        places += [(at + a, at + b) for a, b in lower_pairs(size)]
-        at += size
-    for value, place in zip(point[p:], places, strict=True):
-        L[place] = value
-    start = np.zeros((len(rows.begin) - 1, q)) if modes is None else modes
+    rows, p = site.by_group(), site.opened.scale.size
+    L, places = joint_factor(point[p:], site.request.sizes)
+    start = np.zeros((len(rows.begin) - 1, len(L))) if modes is None else modes
     kind = KINDS[str(site.request.distribution)]
     llf, score, by_factor, means = rows.score(kind, point[:p], L, site.request.nodes, start)
     return llf, score, np.array([by_factor[place] for place in places]), means
 
 
+def placed(data: SiteData, state: State, beta: Floats, factor: Floats) -> tuple[MixedRows, Floats, Floats]:
+    """Return the rows of this fit, own parameters, and the matrix that takes common ones to these."""
+    site = mixed_rows(state)
+    p, K = len(site.to_own), first_parameters(site.request.sizes)[-1]
+    check_lengths(data.name, beta=(beta, p), factor=(factor, K))
+    if str(site.request.distribution) not in KINDS or len(set(site.request.groups)) > 1:
+        raise MessageError(f"{data.name}: no quadrature for this distribution, or for several groups")
+    to_own = np.eye(p + K)
+    to_own[:p, :p] = site.to_own
+    return site, to_own @ np.concatenate([beta, factor]), to_own
+
+
+POINT = {
+    "beta": aggregate("coefficients of the standardized columns", common=True),
+    "factor": aggregate("factors of the covariances of the random effects", common=True),
+}
+WEIGHTED = (*GROUP_SUMS, WorkingWeights)
+
+
 @step(
     FAMILY,
     "start sum_products sum_scores",
-    takes={
-        "beta": aggregate("coefficients of the standardized columns", common=True),
-        "factor": aggregate("factors of the covariances of the random effects", common=True),
-        "curvature": control("whether to sum second derivatives", 0),
-    },
+    takes={**POINT, "curvature": control("whether to sum second derivatives", 0)},
     releases={
         "spread": control("whether more than a few rows weigh", 0, maskable=True),
-        "llf": summed("marginal log-likelihood", 0, behind=(*GROUP_SUMS, WorkingWeights)),
-        "score": summed("its derivatives", behind=(*GROUP_SUMS, WorkingWeights)),
-        "information": summed("its second derivatives", 2, behind=(*GROUP_SUMS, WorkingWeights)),
+        "llf": summed("marginal log-likelihood", 0, behind=WEIGHTED),
+        "score": summed("its derivatives", behind=WEIGHTED),
+        "information": summed("its second derivatives", 2, behind=WEIGHTED),
     },
 )
 def sum_scores(
@@ -450,15 +483,8 @@ def sum_scores(
     ``score`` (p + K,) is in coefficients and factors; ``information`` (p + K, p + K) is the negative second
     derivative, from central differences of the score, or zero without `curvature`.
     """
-    site = mixed_rows(state)
-    p, K = len(site.to_own), first_parameters(site.request.sizes)[-1]
-    check_lengths(data.name, beta=(beta, p), factor=(factor, K))
-    if str(site.request.distribution) not in KINDS or len(set(site.request.groups)) > 1:
-        raise MessageError(f"{data.name}: no quadrature for this distribution, or for several groups")
-    to_own = np.eye(p + K)
-    to_own[:p, :p] = site.to_own
-    point = to_own @ np.concatenate([beta, factor])
-    rows = site.by_group()
+    site, point, to_own = placed(data, state, beta, factor)
+    rows, size = site.by_group(), len(point)
     modes = np.zeros((len(rows.begin) - 1, rows.Z.shape[1]))
     llf, *scores, means = score_at(site, point, modes)
     block, key = GroupedMeans(site, slice(None)), point.tobytes()
@@ -469,16 +495,16 @@ def sum_scores(
         return (rows.w * means * (1.0 - means if binomial else 1.0))[None]
 
     nothing = {"spread": np.array(False), "llf": np.array(0.0)}
-    nothing |= {"score": np.zeros(p + K), "information": np.zeros((p + K, p + K))}
+    nothing |= {"score": np.zeros(size), "information": np.zeros((size, size))}
     # If weights allow another release only, no means were used.
     state.report(
         NO_MEANS,
         WorkingWeights(each, instead=nothing),
         FittedMeanSums(site.opened, site.n, key, lambda: iter([block]), groups=True),
     )
-    information = np.zeros((p + K, p + K))
+    information = np.zeros((size, size))
     if curvature:
-        for j in range(p + K):
+        for j in range(size):
             ends = [
                 np.concatenate(score_at(site, point + h * to_own[:, j], modes.copy())[1:3])
                 for h in (-DIFFERENCE, DIFFERENCE)
@@ -490,6 +516,133 @@ def sum_scores(
         "score": to_own.T @ np.concatenate(scores),
         "information": (information + information.T) / 2.0,
     }
+
+
+def joint_factor(packed: Floats, sizes: Sequence[int]) -> tuple[Floats, list[tuple[int, int]]]:
+    """Return the factor of the covariance of all effects, and the places of the packed entries in it."""
+    ends = np.cumsum(sizes).tolist()
+    L = np.zeros((ends[-1], ends[-1]))
+    places = [
+        (end - q + a, end - q + b) for end, q in zip(ends, sizes, strict=True) for a, b in lower_pairs(q)
+    ]
+    for value, place in zip(packed, places, strict=True):
+        L[place] = value
+    return L, places
+
+
+def averaged_slopes(distribution: DistributionSpec, eta: Floats, deviation: Floats) -> Floats:
+    """Average the first three derivatives of the mean over normal effects, (3, n).
+
+    The linear predictor has mean `eta` (n,) and standard deviation `deviation` (n,).
+    """
+    out = np.zeros((3, len(eta)))
+    x, weights = np.polynomial.hermite_e.hermegauss(AVERAGED_NODES)
+    for node, weight in zip(x, weights / weights.sum(), strict=True):
+        if distribution.name == "Binomial":
+            mean = expit(eta + deviation * node)
+            first = mean * (1.0 - mean)
+            out += weight * np.array([first, first * (1.0 - 2.0 * mean), first * (1.0 - 6.0 * first)])
+        else:
+            out += weight * np.exp(eta + deviation * node)
+    return out
+
+
+@step(
+    FAMILY,
+    "start sum_products sum_scores sum_effects",
+    takes=POINT,
+    releases={
+        "first": summed("derivatives of the means by the linear predictor", 0, behind=WEIGHTED),
+        "second": summed("second derivatives, times the columns", behind=WEIGHTED),
+        "third": summed("third derivatives, times products of effects", behind=WEIGHTED),
+    },
+)
+def sum_effects(data: SiteData, state: State, beta: Floats, factor: Floats) -> dict[str, Array]:
+    """Sum derivatives of the rows' means, averaged over the random effects.
+
+    `first` is their sum, `second` (p,) and `third` (K,) its derivatives in coefficients and factors.
+    """
+    site, point, _ = placed(data, state, beta, factor)
+    block, key = GroupedMeans(site, slice(None)), SLOPES + point.tobytes()
+    slopes = block.vectors((key,))
+    state.report(
+        NO_MEANS,
+        WorkingWeights(lambda: np.abs(slopes.T)),
+        FittedMeanSums(site.opened, site.n, key, lambda: iter([block]), groups=True),
+    )
+    rows = site.by_group()
+    L, places = joint_factor(factor, site.request.sizes)
+    third = rows.Z.T @ (slopes[:, 2:] * (rows.Z @ L))
+    return {
+        "first": np.array(slopes[:, 0].sum()),
+        "second": site.to_own.T @ (rows.X.T @ slopes[:, 1]),
+        "third": np.array([third[place] for place in places]),
+    }
+
+
+@step(
+    FAMILY,
+    "start predict_site",
+    takes={**POINT, "center": control("what is subtracted from the response", 0)},
+    releases={
+        "effects": aggregate(
+            "predicted random effects of the site, and their errors", 2, behind=(*GROUP_SUMS, WorkingWeights)
+        )
+    },
+)
+def predict_site(
+    data: SiteData, state: State, beta: Floats, factor: Floats, center: Floats
+) -> dict[str, Array]:
+    """Predict the random effects of the site at one point, ``effects`` (2, q): estimates, and errors.
+
+    For a normal response these are relative to the residual standard deviation.
+    """
+    site = mixed_rows(state)
+    label = data.table.name if isinstance(data.table, LabeledTable) else None
+    whole = [term for term, group in enumerate(site.request.groups) if group == label]
+    if not whole:
+        raise MessageError(f"{data.name}: the model has no random effect of the site")
+    if not site.request.distribution.least_squares:
+        return {"effects": _site_mode(data, state, beta, factor)}
+    sizes, p = site.request.sizes, len(site.to_own)
+    check_lengths(data.name, beta=(beta, p), factor=(factor, first_parameters(sizes)[-1]))
+    T = [L @ L.T for L in unpack_factors(factor, sizes)]
+    covariance = np.concatenate([M[tuple(np.transpose(lower_pairs(len(M))))] for M in T])
+    state.report(groups_at(site, covariance, False), WorkingWeights(lambda: np.ones((1, site.n))))
+    S = marginal_products(site, covariance, float(center))[1][0]
+    ends, found = site.to_own @ beta, []
+    to_units = translation(site.opened.shift, site.opened.scale, np.zeros(p), np.ones(p))
+    for level in site.levels:
+        if level.term in whole:
+            A = to_units[:, level.columns]
+            estimate = T[level.term] @ A.T @ (S[:p, p] - S[:p, :p] @ ends)
+            left = T[level.term] - T[level.term] @ A.T @ S[:p, :p] @ A @ T[level.term]
+            found.append((level.term, np.array([estimate, np.sqrt(np.maximum(np.diag(left), 0.0))])))
+    return {"effects": np.column_stack([effects for _, effects in sorted(found, key=itemgetter(0))])}
+
+
+def _site_mode(data: SiteData, state: State, beta: Floats, factor: Floats) -> Floats:
+    """Return the mode of the site's effects given its rows, and errors from the curvature there."""
+    site, point, _ = placed(data, state, beta, factor)
+    rows, p = site.by_group(), len(site.to_own)
+    L, _ = joint_factor(factor, site.request.sizes)
+    modes = np.zeros((1, len(L)))
+    score_at(site, point, modes)
+    A = rows.Z @ L
+    mean = averaged_slopes(
+        site.request.distribution, rows.X @ point[:p] + rows.offset + A @ modes[0], np.zeros(site.n)
+    )
+    weights = rows.w * mean[0]
+    state.report(
+        NO_MEANS, WorkingWeights(lambda: weights[None]), groups_at(site, np.zeros(len(factor)), False)
+    )
+    inverse = np.linalg.inv(np.eye(len(L)) + (A * weights[:, None]).T @ A)
+    return np.array([L @ modes[0], np.sqrt(np.diag(L @ inverse @ L.T))])
+
+
+def unpack_factors(packed: Floats, sizes: Sequence[int]) -> list[Floats]:
+    """Return the lower triangular factors that are packed one after the other."""
+    return [np.tril(matrix) for matrix in unpack_covariances(packed, sizes)]
 
 
 def unpack_covariances(packed: Floats, sizes: Sequence[int]) -> list[Floats]:

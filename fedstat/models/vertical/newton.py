@@ -10,13 +10,10 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
+from fedstat.inference.convergence import ConvergenceTest
 from fedstat.typing import Floats
 
 PointT = TypeVar("PointT")
-ROUNDING = 2e-13
-"""Rounding of a log-likelihood, relative to its size and the number of entities, with a margin."""
-STILL_FALLING = 0.5
-"""Ratio of successive decrements above which the decrement counts as stationary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,29 +68,19 @@ class NewtonAscent(Generic[PointT, DerivativesT]):
     move: Callable[[PointT, DerivativesT, Floats], tuple[PointT, float, bool]]
 
     def ascend(self, point: PointT, tol: float, maxiter: int) -> NewtonFit[PointT]:
-        """Maximize until the maximum is nearer than `tol` standard errors (the Newton decrement).
-
-        If columns are nearly collinear, rounding of the score alone keeps the decrement above any tolerance.
-        The iteration therefore also ends when the decrement no longer decreases and the increase that it
-        predicts is below the rounding of the log-likelihood.
-        """
+        """Maximize; :class:`~fedstat.inference.convergence.ConvergenceTest` ends the iteration."""
         trace: list[TraceRow] = []
-        began, move, change, earlier = time.perf_counter(), "start", np.inf, np.inf
+        began, move, change = time.perf_counter(), "start", np.inf
+        test = ConvergenceTest(self.n, tol)
         for iteration in range(1, maxiter + 1):
             at = self.evaluate(point)
             move_next, direction = self.direct(point, at)
             decrement = float(np.sqrt(np.maximum(at.score @ direction, 0.0)))
             seconds, score = time.perf_counter() - began, float(decrement / np.sqrt(self.n))
             trace.append(TraceRow(iteration, at.log_likelihood, score, float(change), move, seconds))
-            smallest = np.sqrt(ROUNDING * (abs(at.log_likelihood) + self.n))
-            at_rest = STILL_FALLING * earlier < decrement <= smallest
-            earlier = decrement
-            if decrement <= tol or (at_rest and move_next == "newton"):
+            if test.reached(at.log_likelihood, decrement, at_rest=move_next == "newton"):
                 if move_next == "newton":
-                    what = "its tolerance" if decrement <= tol else "the limit of rounding"
-                    return NewtonFit(
-                        point, tuple(trace), True, f"the distance to the optimum is below {what}"
-                    )
+                    return NewtonFit(point, tuple(trace), True, test.reason)
                 return NewtonFit(
                     point, tuple(trace), False, "a stationary point that is not a maximum was reached"
                 )

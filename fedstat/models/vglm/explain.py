@@ -13,6 +13,7 @@ from fedstat.models.vertical.group_folds import split_folds
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vglm.admm import MOST_LINEARIZED
 from fedstat.models.vglm.options import FOLDS, read_lambdas
+from fedstat.models.vglm.path_following import MOST_EXPANSIONS
 
 POINTS = frozenset({"linear_predictor", "admm_move"})
 """Steps that release linear predictors."""
@@ -21,7 +22,9 @@ GRAMS = ("weigh", "introduce", "announce", "finish", *PRODUCT_STEPS)
 MOVES = ("admm_move", "admm_respond")
 LASSOS = ("admm_set", "admm_certify", "respond_openly")
 LONGER = 6
-"""Factor between planned steps and those of the dry run, if a fit has no limit of its own."""
+"""Planned Newton steps of each fit of a path, and factor between all of them and those of the dry run."""
+STARTS = 4
+"""Fits before and after a path: the intercept, unpenalized columns, all without a penalty, the refit."""
 
 FEW = 20
 """Number of entities per column below which a likelihood is far from a quadratic function."""
@@ -59,10 +62,17 @@ class VGLMPlan(DryRunPlan):
         points = IterationLoop(NEWTON, 0).done(dry_run)
         return [
             *(self._of_admm(dry_run) if self._admm else []),
-            IterationLoop(NEWTON, LONGER * points),
+            # The synthetic response of a dry run has no effects, and its path ends early.
+            IterationLoop(NEWTON, LONGER * max(points, self._solutions())),
             # As many as the disclosure checks allow; the fit counts them, and continues without further ones.
             IterationLoop((*GRAMS, "linear_predictor"), self._layout.most_grams),
         ]
+
+    def _solutions(self) -> int:
+        """Return the most fits of a path, each from a point near its solution: at lambdas, or proposals."""
+        lambdas = read_lambdas(self.given["lam"], self.given["lambdas"])
+        L = int(self.given["n_lambdas"]) if lambdas is None else len(lambdas)
+        return STARTS + (L if self.given["path"] == "exact" else min(L, MOST_EXPANSIONS))
 
     def _of_admm(self, dry_run: DryRunRecord) -> list[IterationLoop]:
         """Lassos with their rounds, and lambdas."""

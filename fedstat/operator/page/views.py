@@ -251,7 +251,8 @@ def _state(view: OwnerView) -> PageData:
         for name, value in state.items()
         if name != "site"
     ]
-    rows += [("Analyses that it knows", ", ".join(filter(None, families)))]
+    known = ", ".join(filter(None, families))
+    rows += [("Analyses that it knows", known)] if known else []
     return {
         "fingerprint": view.fingerprint,
         "coordinator": view.description.coordinator,

@@ -228,6 +228,6 @@ def test_a_label_that_marks_events_is_drawn_as_zeros_and_ones():
     partition = fs.ClientPartition.from_frame(table, by="site")
     model = fs.FederatedOLS.from_formula("y ~ x", partition, labels=["ward", "event"])
     drawn = SyntheticRows(model.agreement, model.distribution, binary=("event",))
-    rows, _ = drawn._draw(SimpleNamespace(name="A"), 10, 1).held
+    rows, _ = drawn._draw(SimpleNamespace(name="A", min_count=5), 10, 1).held
     assert rows.frame["event"].tolist() == [0, 1] * 5
     assert set(rows.frame["ward"]) == {"A 0", "A 1"}

@@ -56,6 +56,19 @@ def averaged(partition):
     return model.fit(rounds=3, seed=1, standardize=True)
 
 
+def ordered(partition):
+    return fs.FederatedOrdinal.from_formula("num ~ age + sex", partition).fit()
+
+
+def unordered(partition):
+    return fs.FederatedMultinomial.from_formula("C(cp) ~ age + sex", partition).fit()
+
+
+def equations(partition):
+    model = fs.FederatedGEE.from_formula("num ~ sex", partition, groups="age")
+    return model.fit(cov_type="bias_reduced", local=False)
+
+
 def moments(partition):
     return fs.VFEMRegression.from_formula("NPGR ~ .", partition).fit(exchange="moments")
 
@@ -85,7 +98,7 @@ def analysis(federation):
     return partition, job, transport
 
 
-@pytest.mark.parametrize("fit", [logistic, averaged])
+@pytest.mark.parametrize("fit", [logistic, averaged, ordered, unordered, equations])
 def test_several_fits_in_one_job_are_the_same_to_the_bit(analysis, fit):
     partition, _, transport = analysis
     assert_identical(fit(connected(partition, transport)), fit(partition))

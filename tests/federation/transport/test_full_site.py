@@ -8,7 +8,7 @@ import shutil
 import pytest
 from faulty import analysis, patients
 from operating import make_federation, serve, until_true, wait
-from test_rules_in_force import Doors
+from test_rules_in_force import Federation
 
 import fedstat as fs
 from fedstat.errors import EngineError, FedstatWarning, SessionError
@@ -27,32 +27,34 @@ def home(tmp_path, capsys):
 
 
 @pytest.fixture
-def doors(home):
-    opened = Doors(home)
+def federation(home):
+    opened = Federation(home)
     yield opened
     for site in opened.sites.values():
         site.site.site_ledger.store.close()
 
 
-def test_a_question_waits_for_room_and_its_session_goes_on(doors, monkeypatch):
-    model = fs.GLORE.from_formula("y ~ x", doors.connect())
-    ledger = (doors.home / "B" / "ledger.jsonl").read_bytes()
-    usage = shutil.disk_usage(doors.home)
+def test_a_question_waits_for_room_and_its_session_goes_on(federation, monkeypatch):
+    model = fs.GLORE.from_formula("y ~ x", federation.connect())
+    ledger = (federation.home / "B" / "ledger.jsonl").read_bytes()
+    usage = shutil.disk_usage(federation.home)
     monkeypatch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=2**20))
     for _ in range(3):
         with pytest.raises(ClosedError, match=r"1.0 MB are free, and 8.0 MB are needed"):
-            doors.sites["B"].heed()
-    assert len([line for line in doors.log if "is full" in line]) == 1
-    assert "is full" in ActiveRules.load(doors.home / "B").problem
-    assert (doors.home / "B" / "ledger.jsonl").read_bytes() == ledger
+            federation.sites["B"].heed()
+    assert len([line for line in federation.log if "is full" in line]) == 1
+    assert "is full" in ActiveRules.load(federation.home / "B").problem
+    assert (federation.home / "B" / "ledger.jsonl").read_bytes() == ledger
     monkeypatch.undo()
     assert model.fit().converged
-    assert ActiveRules.load(doors.home / "B").problem == ""
+    assert ActiveRules.load(federation.home / "B").problem == ""
 
 
-def test_what_could_not_be_entered_has_not_left_and_the_site_opens_itself_again(doors, monkeypatch, tmp_path):
-    model = fs.GLORE.from_formula("y ~ x", doors.connect(tmp_path / "journal"))
-    site, path = doors.sites["B"], doors.home / "B" / "ledger.jsonl"
+def test_what_could_not_be_entered_has_not_left_and_the_site_opens_itself_again(
+    federation, monkeypatch, tmp_path
+):
+    model = fs.GLORE.from_formula("y ~ x", federation.connect(tmp_path / "journal"))
+    site, path = federation.sites["B"], federation.home / "B" / "ledger.jsonl"
     complete = path.read_bytes()
 
     class Full:
@@ -72,11 +74,11 @@ def test_what_could_not_be_entered_has_not_left_and_the_site_opens_itself_again(
         model.fit()
     assert path.read_bytes().startswith(complete)
     with pytest.raises(SessionError, match=r"it was started again.*set aside"):
-        fs.GLORE.from_formula("y ~ x", doors.connect(tmp_path / "journal")).fit()
+        fs.GLORE.from_formula("y ~ x", federation.connect(tmp_path / "journal")).fit()
     assert site.site.site_ledger.store is not store
-    again = fs.GLORE.from_formula("y ~ x", doors.connect(tmp_path / "journal")).fit()
-    assert again.converged and main(["site", "ledger", str(doors.home / "B")]) == 0
-    assert any("reopened" in line for line in doors.log)
+    again = fs.GLORE.from_formula("y ~ x", federation.connect(tmp_path / "journal")).fit()
+    assert again.converged and main(["site", "ledger", str(federation.home / "B")]) == 0
+    assert any("reopened" in line for line in federation.log)
 
 
 def test_a_status_that_cannot_be_written_ends_no_service(home, monkeypatch):

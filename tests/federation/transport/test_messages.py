@@ -33,7 +33,7 @@ SETTING_UP, A_FIT = 6, {"sum_scores"}
 
 
 class Wires:
-    """Doors in this process; the steps in every message that went to one."""
+    """Sites in this process; the steps in every message that went to one."""
 
     def __init__(self, sites, bundles=True):
         self.servers = {name: SiteServer(site) for name, site in sites.items()}

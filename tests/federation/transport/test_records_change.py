@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from operating import make_federation
-from test_rules_in_force import Doors
+from test_rules_in_force import Federation
 
 import fedstat as fs
 from fedstat.errors import DataWarning, PolicyError
@@ -37,14 +37,14 @@ def served(tmp_path, key):
             text = text.replace('# key = "patient_id"', 'key = "patient_id"', 1)
             assert 'key = "patient_id"' in text
         toml.write_text(text)
-    return Doors(tmp_path)
+    return Federation(tmp_path)
 
 
 class Records:
     """The file of site B, as its hospital writes it."""
 
-    def __init__(self, doors):
-        self.doors, self.path = doors, doors.home / "B.csv"
+    def __init__(self, federation):
+        self.federation, self.path = federation, federation.home / "B.csv"
 
     def write(self, change):
         change(pd.read_csv(self.path)).to_csv(self.path, index=False)
@@ -59,25 +59,25 @@ class Records:
         self.write(change)
 
     def reload(self):
-        assert main(["site", "reload", str(self.doors.home / "B")]) == 0
-        self.doors.sites["B"].heed()
-        return self.doors.log[-1]
+        assert main(["site", "reload", str(self.federation.home / "B")]) == 0
+        self.federation.sites["B"].heed()
+        return self.federation.log[-1]
 
     def restart(self):
-        self.doors.sites["B"].site.site_ledger.store.close()
-        self.doors.sites["B"] = SignedSite(self.doors.home / "B", "B", self.doors.log.append)
+        self.federation.sites["B"].site.site_ledger.store.close()
+        self.federation.sites["B"] = SignedSite(self.federation.home / "B", "B", self.federation.log.append)
 
 
 @pytest.fixture
-def doors(tmp_path, capsys):
+def federation(tmp_path, capsys):
     opened = served(tmp_path, key=True)
     yield opened
     for site in opened.sites.values():
         site.site.site_ledger.store.close()
 
 
-def fitted(doors, formula="y ~ x"):
-    return fs.GLORE.from_formula(formula, doors.connect()).fit()
+def fitted(federation, formula="y ~ x"):
+    return fs.GLORE.from_formula(formula, federation.connect()).fit()
 
 
 CHANGES = {
@@ -90,24 +90,24 @@ CHANGES = {
 @pytest.mark.parametrize("formula", ["y ~ x", "y ~ x + C(group)"])
 @pytest.mark.parametrize("restart", [False, True], ids=["reload", "restart"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_corrected_added_and_removed_records_are_used(doors, change, restart, formula):
-    fitted(doors, formula)
-    records = Records(doors)
+def test_corrected_added_and_removed_records_are_used(federation, change, restart, formula):
+    fitted(federation, formula)
+    records = Records(federation)
     records.write(CHANGES[change])
     if restart:
         records.restart()
     else:
         assert "they have changed (" in records.reload()
     with pytest.warns(DataWarning, match=r"B: its records have changed since 2\d{3}-"):
-        result = fitted(doors, formula)
-    home = {name: pd.read_csv(doors.home / f"{name}.csv").drop(columns="patient_id") for name in "ABC"}
+        result = fitted(federation, formula)
+    home = {name: pd.read_csv(federation.home / f"{name}.csv").drop(columns="patient_id") for name in "ABC"}
     pooled = fs.GLORE.from_formula(formula, fs.ClientPartition.from_frames(home, layout="horizontal")).fit()
     np.testing.assert_allclose(result.params, pooled.params, rtol=1e-9)
 
 
-def test_the_owner_learns_what_has_changed(doors):
-    records = Records(doors)
-    fitted(doors)
+def test_the_owner_learns_what_has_changed(federation):
+    records = Records(federation)
+    fitted(federation)
     records.write(lambda found: CHANGES["added"](CHANGES["removed"](found)))
     records.correct([0, 1])
     assert "they have changed (2 corrected, 20 added, 20 removed)" in records.reload()
@@ -116,47 +116,47 @@ def test_the_owner_learns_what_has_changed(doors):
     assert "they have changed (20 removed)" in text
 
 
-def test_few_corrections_are_said_to_wait_for_more(doors):
-    records = Records(doors)
-    fitted(doors)
+def test_few_corrections_are_said_to_wait_for_more(federation):
+    records = Records(federation)
+    fitted(federation)
     records.correct([3])
     text = records.reload()
     assert "they have changed (1 corrected)" in text
     assert "refuses sums over all records until at least 5 have changed" in text
-    assert ActiveRules.load(doors.home / "B").reloaded == text
+    assert ActiveRules.load(federation.home / "B").reloaded == text
     with pytest.warns(DataWarning), pytest.raises(PolicyError, match="differencing"):
-        fitted(doors)
+        fitted(federation)
     records.correct([4, 5, 6])
     records.reload()
     with pytest.warns(DataWarning), pytest.raises(PolicyError, match="differencing"):
-        fitted(doors)
+        fitted(federation)
     records.correct([7])
     assert "refuses" not in records.reload()
     # five persons, but only two of them have the outcome
     with pytest.warns(DataWarning), pytest.raises(PolicyError, match="rows behind a product"):
-        fitted(doors)
+        fitted(federation)
     records.correct(range(8, 30))
     records.reload()
     with pytest.warns(DataWarning):
-        assert fitted(doors).converged
+        assert fitted(federation).converged
 
 
-def test_records_that_are_put_back_give_the_earlier_results(doors):
-    records = Records(doors)
-    first = fitted(doors)
+def test_records_that_are_put_back_give_the_earlier_results(federation):
+    records = Records(federation)
+    first = fitted(federation)
     before = records.path.read_bytes()
     records.correct([3])
     records.reload()
     records.path.write_bytes(before)
     records.restart()
     with pytest.warns(DataWarning):
-        np.testing.assert_array_equal(fitted(doors).params, first.params)
+        np.testing.assert_array_equal(fitted(federation).params, first.params)
 
 
 def test_without_a_key_the_refusal_names_the_remedy_and_the_remedy_works(tmp_path, capsys):
-    doors = served(tmp_path, key=False)
-    records = Records(doors)
-    first = fitted(doors)
+    federation = served(tmp_path, key=False)
+    records = Records(federation)
+    first = fitted(federation)
     before = records.path.read_bytes()
     records.correct(range(8))
     text = records.reload()
@@ -166,10 +166,10 @@ def test_without_a_key_the_refusal_names_the_remedy_and_the_remedy_works(tmp_pat
     toml = tmp_path / "B" / "site.toml"
     toml.write_text(toml.read_text().replace('# key = "patient_id"', 'key = "patient_id"', 1))
     records.restart()
-    np.testing.assert_array_equal(fitted(doors).params, first.params)
+    np.testing.assert_array_equal(fitted(federation).params, first.params)
     records.path.write_bytes(after)
     records.restart()
     with pytest.warns(DataWarning):
-        assert (fitted(doors).params != first.params).any()
-    for site in doors.sites.values():
+        assert (fitted(federation).params != first.params).any()
+    for site in federation.sites.values():
         site.site.site_ledger.store.close()

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from operating import make_federation
-from test_rules_in_force import Doors
+from test_rules_in_force import Federation
 
 import fedstat as fs
 from fedstat.errors import PolicyError, ReceiptError, SessionError
@@ -70,52 +70,52 @@ def ward(tmp_path, monkeypatch, capsys):
 
 
 @pytest.fixture
-def doors(tmp_path, ward):
-    opened = Doors(tmp_path)
+def federation(tmp_path, ward):
+    opened = Federation(tmp_path)
     yield opened
     for site in opened.sites.values():
         site.site.site_ledger.store.close()
 
 
-def fitted(doors):
-    result = fs.GLORE.from_formula("y ~ x", doors.connect()).fit()
+def fitted(federation):
+    result = fs.GLORE.from_formula("y ~ x", federation.connect()).fit()
     return result, np.concatenate([result.params, result.bse])
 
 
-def test_a_fit_in_another_session_is_over_the_records_of_before_until_the_owner_says(doors, ward):
-    _, first = fitted(doors)
+def test_a_fit_in_another_session_is_over_the_records_of_before_until_the_owner_says(federation, ward):
+    _, first = fitted(federation)
     ward.add(30)
-    _, still = fitted(doors)
+    _, still = fitted(federation)
     np.testing.assert_array_equal(still, first)
-    assert main(["site", "reload", str(doors.home / "B")]) == 0
-    result, later = fitted(doors)
+    assert main(["site", "reload", str(federation.home / "B")]) == 0
+    result, later = fitted(federation)
     assert (later != first).any() and result.nobs == 3 * N + 30
-    assert "read its rows again, 150 rows: they have changed (30 added)" in doors.log[-1]
+    assert "read its rows again, 150 rows: they have changed (30 added)" in federation.log[-1]
 
 
-def test_a_session_that_is_open_goes_on_or_ends_but_mixes_no_two_states(doors, ward):
-    model = fs.GLORE.from_formula("y ~ x", doors.connect())
+def test_a_session_that_is_open_goes_on_or_ends_but_mixes_no_two_states(federation, ward):
+    model = fs.GLORE.from_formula("y ~ x", federation.connect())
     first = model.fit()
     # nothing has changed: what the owner says ends no session
-    main(["site", "reload", str(doors.home / "B")])
+    main(["site", "reload", str(federation.home / "B")])
     np.testing.assert_array_equal(model.fit().params, first.params)
-    assert "they are the same as before" in doors.log[-1]
+    assert "they are the same as before" in federation.log[-1]
     ward.add(30)
-    main(["site", "reload", str(doors.home / "B")])
+    main(["site", "reload", str(federation.home / "B")])
     with pytest.raises(SessionError, match="B: its data were read again since this session began"):
         model.fit()
 
 
 @pytest.mark.parametrize("change", [False, True])
-def test_a_session_goes_on_after_a_restart_over_the_same_records_only(doors, ward, change):
+def test_a_session_goes_on_after_a_restart_over_the_same_records_only(federation, ward, change):
     """Two patients change numbers: the same rows in another order, which no count and no sum would show."""
-    model = fs.GLORE.from_formula("y ~ x", doors.connect())
+    model = fs.GLORE.from_formula("y ~ x", federation.connect())
     first = model.fit()
-    doors.sites["B"].site.site_ledger.store.close()
+    federation.sites["B"].site.site_ledger.store.close()
     if change:
         for old, new in ((3, -1), (90, 3), (-1, 90)):
             ward.write("UPDATE ward SET patient = ? WHERE patient = ?", new, old)
-    doors.sites["B"] = SignedSite(doors.home / "B", "B", doors.log.append)
+    federation.sites["B"] = SignedSite(federation.home / "B", "B", federation.log.append)
     if change:
         with pytest.raises(SessionError, match="B: it was started again"):
             model.fit()
@@ -123,16 +123,16 @@ def test_a_session_goes_on_after_a_restart_over_the_same_records_only(doors, war
         np.testing.assert_array_equal(model.fit().params, first.params)
 
 
-def test_one_record_more_is_not_revealed_by_two_fits(doors, ward):
+def test_one_record_more_is_not_revealed_by_two_fits(federation, ward):
     """An analyst who asks before and after: the difference would be the one record."""
-    fitted(doors)
+    fitted(federation)
     ward.add(1)
-    main(["site", "reload", str(doors.home / "B")])
+    main(["site", "reload", str(federation.home / "B")])
     with pytest.raises(PolicyError, match="differencing"):
-        fitted(doors)
+        fitted(federation)
     ward.write("DELETE FROM ward WHERE patient >= 10000")
     ward.add(12)
-    main(["site", "reload", str(doors.home / "B")])
+    main(["site", "reload", str(federation.home / "B")])
 
 
 @pytest.mark.parametrize(
@@ -142,48 +142,48 @@ def test_one_record_more_is_not_revealed_by_two_fits(doors, ward):
         ("UPDATE ward SET x = x + 1 WHERE patient = 7", "corrected"),
     ],
 )
-def test_one_record_that_is_gone_or_corrected_is_not_revealed_by_two_fits(doors, ward, change, what):
+def test_one_record_that_is_gone_or_corrected_is_not_revealed_by_two_fits(federation, ward, change, what):
     """The key recognizes the record: the difference of two fits would be what it was and is."""
-    fitted(doors)
+    fitted(federation)
     ward.write(change)
-    main(["site", "reload", str(doors.home / "B")])
+    main(["site", "reload", str(federation.home / "B")])
     with pytest.raises(PolicyError, match="differencing"):
-        fitted(doors)
-    for text in (doors.log[-1], ActiveRules.load(doors.home / "B").reloaded):
+        fitted(federation)
+    for text in (federation.log[-1], ActiveRules.load(federation.home / "B").reloaded):
         assert f"they have changed (1 {what})" in text
         assert "refuses sums over all records until at least 5 have changed" in text
 
 
-def test_records_are_read_before_the_next_question_where_rules_have_changed_as_well(doors, ward):
-    B = doors.sites["B"]
+def test_records_are_read_before_the_next_question_where_rules_have_changed_as_well(federation, ward):
+    B = federation.sites["B"]
     ward.add(30)
-    policy = doors.home / "B" / "policy.toml"
+    policy = federation.home / "B" / "policy.toml"
     policy.write_text(policy.read_text() + "\n# longer by a line\n")
-    main(["site", "reload", str(doors.home / "B")])
+    main(["site", "reload", str(federation.home / "B")])
     B.heed()
     assert B.site.data.table.n_rows == N + 30
 
 
-def test_a_database_that_is_away_ends_nothing(doors, ward):
-    _, first = fitted(doors)
+def test_a_database_that_is_away_ends_nothing(federation, ward):
+    _, first = fitted(federation)
     ward.path.rename(ward.path.with_suffix(".away"))
-    main(["site", "reload", str(doors.home / "B")])
-    _, still = fitted(doors)
+    main(["site", "reload", str(federation.home / "B")])
+    _, still = fitted(federation)
     np.testing.assert_array_equal(still, first)
-    assert "could not be opened" in doors.log[-1]
+    assert "could not be opened" in federation.log[-1]
 
 
-def test_ledger_receipt_and_status_say_when_records_were_read(doors, ward, capsys):
-    result, _ = fitted(doors)
+def test_ledger_receipt_and_status_say_when_records_were_read(federation, ward, capsys):
+    result, _ = fitted(federation)
     receipt = result.receipt()
     read = receipt.sites()["data as of"]
     assert (read.str.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")).all()
-    assert read["B"] == doors.sites["B"].site.site_ledger.as_of
+    assert read["B"] == federation.sites["B"].site.site_ledger.as_of
     assert Receipt.from_json(receipt.to_json()).to_json() == receipt.to_json()
     # a time, and nothing else in its place
     with pytest.raises(ReceiptError, match="time"):
         Receipt.from_json(receipt.to_json().replace(read["B"], "2026-13: 7"))
     capsys.readouterr()
-    assert describe_rules(doors.home / "B")["data as of"] == read["B"]
-    main(["site", "ledger", str(doors.home / "B")])
+    assert describe_rules(federation.home / "B")["data as of"] == read["B"]
+    main(["site", "ledger", str(federation.home / "B")])
     assert f"data as of {read['B']}" in capsys.readouterr().out

@@ -38,7 +38,7 @@ def home(tmp_path, capsys):
     return tmp_path
 
 
-class Doors:
+class Federation:
     """The served sites, over either transport, in this process; the analyst's own end of them."""
 
     def __init__(self, home):
@@ -58,43 +58,43 @@ class Doors:
 
 
 @pytest.fixture
-def doors(home):
-    opened = Doors(home)
+def federation(home):
+    opened = Federation(home)
     yield opened
     for site in opened.sites.values():
         site.site.site_ledger.store.close()
 
 
-def test_a_stricter_rule_counts_at_the_next_question_and_ends_open_sessions(doors, tmp_path):
-    path = doors.home / "B" / "policy.toml"
+def test_a_stricter_rule_counts_at_the_next_question_and_ends_open_sessions(federation, tmp_path):
+    path = federation.home / "B" / "policy.toml"
     text = path.read_text()
-    model = fs.GLORE.from_formula("y ~ x", doors.connect(tmp_path / "journal"))
+    model = fs.GLORE.from_formula("y ~ x", federation.connect(tmp_path / "journal"))
     put(path, text.replace(LINE, "min_count = 41"))
     with pytest.raises(SessionError, match=r"B: its owner has made its rules stricter .*set aside"):
         model.fit()
     with pytest.raises(PolicyError, match="minimum count"):
-        fs.GLORE.from_formula("y ~ x", doors.connect()).fit()
-    assert any("stricter in min_count" in line for line in doors.log)
+        fs.GLORE.from_formula("y ~ x", federation.connect()).fit()
+    assert any("stricter in min_count" in line for line in federation.log)
     put(path, text)
-    again = fs.GLORE.from_formula("y ~ x", doors.connect()).fit()
+    again = fs.GLORE.from_formula("y ~ x", federation.connect()).fit()
     assert again.converged
 
 
-def test_a_looser_rule_lets_open_sessions_go_on(doors):
-    path = doors.home / "B" / "policy.toml"
-    model = fs.GLORE.from_formula("y ~ x", doors.connect())
+def test_a_looser_rule_lets_open_sessions_go_on(federation):
+    path = federation.home / "B" / "policy.toml"
+    model = fs.GLORE.from_formula("y ~ x", federation.connect())
     put(path, path.read_text().replace(LINE, "min_count = 4"))
     assert model.fit().converged
-    assert doors.sites["B"].site.policy.min_count == 4
+    assert federation.sites["B"].site.policy.min_count == 4
 
 
-def test_ledger_memory_and_charges_are_not_begun_again(doors):
-    site, path = doors.sites["B"].site, doors.home / "B" / "policy.toml"
-    fs.GLORE.from_formula("y ~ x", doors.connect()).fit()
+def test_ledger_memory_and_charges_are_not_begun_again(federation):
+    site, path = federation.sites["B"].site, federation.home / "B" / "policy.toml"
+    fs.GLORE.from_formula("y ~ x", federation.connect()).fit()
     site_ledger, memory, released = site.site_ledger, site._data.memory, site._data.memory.released
     sessions = len(site_ledger.chains)
     put(path, path.read_text().replace(LINE, "min_count = 6") + "\n[privacy]\nepsilon = 1.0\ndelta = 1e-6\n")
-    doors.sites["B"].heed()
+    federation.sites["B"].heed()
     assert released is not None and site._data.memory is memory and memory.released is released
     assert site.site_ledger is site_ledger and len(site_ledger.chains) == sessions
     assert site.privacy.total == str(Budget(1.0, 1e-6).rho)
@@ -102,10 +102,10 @@ def test_ledger_memory_and_charges_are_not_begun_again(doors):
 
 
 @pytest.mark.parametrize("wrong", ["min_count = ", "min_cuont = 5", None])
-def test_a_policy_that_cannot_be_read_answers_nothing_until_it_can(doors, wrong):
-    path = doors.home / "B" / "policy.toml"
+def test_a_policy_that_cannot_be_read_answers_nothing_until_it_can(federation, wrong):
+    path = federation.home / "B" / "policy.toml"
     text = path.read_text()
-    model = fs.GLORE.from_formula("y ~ x", doors.connect())
+    model = fs.GLORE.from_formula("y ~ x", federation.connect())
     if wrong is None:
         path.unlink()
     else:
@@ -113,61 +113,61 @@ def test_a_policy_that_cannot_be_read_answers_nothing_until_it_can(doors, wrong)
     with pytest.raises(EngineError, match=r"policy.toml"):
         model.fit()
     with pytest.raises(EngineError, match=r"policy.toml"):
-        doors.connect()
-    assert len([line for line in doors.log if "answers no requests" in line]) == 1
-    assert "policy.toml" in ActiveRules.load(doors.home / "B").problem
+        federation.connect()
+    assert len([line for line in federation.log if "answers no requests" in line]) == 1
+    assert "policy.toml" in ActiveRules.load(federation.home / "B").problem
     path.write_text(text)
     path.chmod(0o600)
-    assert fs.GLORE.from_formula("y ~ x", doors.connect()).fit().converged
-    assert ActiveRules.load(doors.home / "B").problem == ""
+    assert fs.GLORE.from_formula("y ~ x", federation.connect()).fit().converged
+    assert ActiveRules.load(federation.home / "B").problem == ""
 
 
-def test_rules_that_somebody_else_may_have_written_are_not_taken_over(doors):
-    path = doors.home / "B" / "policy.toml"
+def test_rules_that_somebody_else_may_have_written_are_not_taken_over(federation):
+    path = federation.home / "B" / "policy.toml"
     path.chmod(0o666)
     path.write_text(path.read_text().replace(LINE, "min_count = 1"))
     with pytest.raises(EngineError, match="chmod 600"):
-        doors.connect()
-    assert doors.sites["B"].site.policy.min_count == 5
+        federation.connect()
+    assert federation.sites["B"].site.policy.min_count == 5
 
 
-def test_rules_that_others_may_write_from_now_on_are_not_answered_by(doors):
-    path = doors.home / "B" / "policy.toml"
-    doors.connect()
+def test_rules_that_others_may_write_from_now_on_are_not_answered_by(federation):
+    path = federation.home / "B" / "policy.toml"
+    federation.connect()
     path.chmod(0o666)
     with pytest.raises(EngineError, match="chmod 600"):
-        doors.connect()
+        federation.connect()
     path.chmod(0o600)
-    doors.connect()
+    federation.connect()
 
 
 @pytest.mark.parametrize(
     "entry, value", [("seed", "0123456789abcdef" * 2), ("name", "Z"), ("site_column", "other")]
 )
-def test_a_site_that_is_to_be_another_one_answers_nothing_until_it_is_started_again(doors, entry, value):
+def test_a_site_that_is_to_be_another_one_answers_nothing_until_it_is_started_again(federation, entry, value):
     """The owner is not shown a policy that the site does not apply."""
-    path = doors.home / "B" / "site.toml"
+    path = federation.home / "B" / "site.toml"
     text = path.read_text()
     changed = re.sub(rf'(?m)^{entry} = ".*"$', f'{entry} = "{value}"', text)
     assert changed != text
     path.write_text(changed)
     with pytest.raises(EngineError, match=rf"site.toml' has another {entry}: restart the service"):
-        doors.connect()
+        federation.connect()
     path.write_text(text)
-    assert fs.GLORE.from_formula("y ~ x", doors.connect()).fit().converged
+    assert fs.GLORE.from_formula("y ~ x", federation.connect()).fit().converged
 
 
-def test_columns_are_read_again_and_what_is_no_longer_published_cannot_be_requested(doors):
-    B = doors.home / "B"
+def test_columns_are_read_again_and_what_is_no_longer_published_cannot_be_requested(federation):
+    B = federation.home / "B"
     assert main(["site", "describe", str(B)]) == 0
-    assert set(doors.connect().sites["B"].published) >= {"x", "z"}
+    assert set(federation.connect().sites["B"].published) >= {"x", "z"}
     text = (B / "columns.toml").read_text()
     rest = text[: text.index('["z"]')]
     put(B / "columns.toml", rest)
-    assert "z" not in doors.connect().sites["B"].published
+    assert "z" not in federation.connect().sites["B"].published
     (B / "columns.toml").write_text(rest + '\n["absent"]\nkind = "number"\nrange = [0.0, 1.0]\n')
     with pytest.raises(EngineError, match="absent"):
-        doors.connect()
+        federation.connect()
 
 
 def test_every_rule_is_known_to_be_looser_or_stricter():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from operating import make_federation, run, served_sites
 import fedstat as fs
 from fedstat.errors import DescriptionError, PolicyError
 from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.tables.published import as_published, write_published
 from fedstat.operator.command_line import main
 
 
@@ -59,6 +61,31 @@ def test_what_is_refused_at_a_distance_says_one_word_or_follows_from_the_questio
     site = next(iter(partition.sites))
     done = run("site", "answer-again", home / site)
     assert done.returncode == 1 and "another process serves the site" in done.stderr
+
+
+def test_a_description_that_lacks_something_is_to_be_completed(strict):
+    """Last of the served study: it changes what a site publishes."""
+    home, study, data, _ = strict
+    partition = fs.ClientPartition.connect(study)
+    first, second, third = data.truth.index[:3]
+    site = next(iter(partition.sites))
+    path = home / site / "columns.toml"
+    known = as_published(path, "columns.toml")
+    del known[first]
+    path.write_text(write_published(known | {second: replace(known[second], range=None, knots=())}))
+    remedies = {
+        f"y ~ {first}": f"column '{first}' is not published. Ask the owner to publish it in columns.toml, as "
+        f"section [\"{first}\"] ('fedstat site describe FOLDER' proposes one)",
+        f"y ~ log({first} + 3)": f"column '{first}' is not published. Ask the owner to publish it",
+        f"y ~ {first}:{third}": f"column '{first}' is not published. Ask the owner to publish it",
+        f"{first} ~ {third}": f"column '{first}' is not published. Ask the owner to publish it",
+        f"y ~ exp({second})": f"column '{second}' is published without range. Ask the owner to publish its "
+        f'range in columns.toml, by  range = [low, high]  in section ["{second}"]',
+    }
+    for formula, remedy in remedies.items():
+        with pytest.raises(DescriptionError, match=f"{site}: .*{re.escape(remedy)}") as caught:
+            fs.FederatedOLS.from_formula(formula, partition).fit()
+        assert "policy.toml" not in str(caught.value) and "any" not in str(caught.value)
 
 
 def test_reasons_stay_in_the_owners_log(tmp_path):

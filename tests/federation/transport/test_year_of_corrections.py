@@ -1,11 +1,13 @@
 """A year in fast motion: records are corrected 50 times while 20 studies make 200 analyses at one site."""
 
+import time
+
 import numpy as np
 import pandas as pd
 import pytest
 from operating import make_federation
 from test_records_change import POLICY, Records
-from test_rules_in_force import Doors
+from test_rules_in_force import Federation
 
 import fedstat as fs
 from fedstat.errors import PolicyError
@@ -30,8 +32,8 @@ def test_history_and_disk_stay_within_bounds(tmp_path, capsys):
     for name in "ABC":
         toml = tmp_path / name / "site.toml"
         toml.write_text(toml.read_text().replace('# key = "patient_id"', 'key = "patient_id"', 1))
-    doors, rng = Doors(tmp_path), np.random.default_rng(9)
-    records, answered, refused = Records(doors), 0, 0
+    federation, rng = Federation(tmp_path), np.random.default_rng(9)
+    records, answered, refused, began = Records(federation), 0, 0, time.process_time()
     for k in range(ANALYSES):
         if k and k % (ANALYSES // CORRECTIONS) == 0:
             rows = rng.choice(N, CORRECTED, replace=False)
@@ -46,12 +48,14 @@ def test_history_and_disk_stay_within_bounds(tmp_path, capsys):
         # a study asks for the same model all year
         formula = FORMULAS[k % STUDIES % len(FORMULAS)]
         try:
-            result = fs.FederatedOLS.from_formula(formula, doors.connect()).fit(masked=True)
+            result = fs.FederatedOLS.from_formula(formula, federation.connect()).fit(masked=True)
             answered += 1
             assert result.nobs == 3 * N
         except PolicyError:
             refused += 1
-    folder, history = tmp_path / "B", doors.sites["B"].site.data.memory
+        if (k + 1) % 20 == 0:
+            print(f"{k + 1} analyses, {time.process_time() - began:.0f} s of the processor", flush=True)
+    folder, history = tmp_path / "B", federation.sites["B"].site.data.memory
     sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
     rows = len(history.released.cells)
     print(
@@ -69,5 +73,5 @@ def test_history_and_disk_stay_within_bounds(tmp_path, capsys):
     assert history.released.columns.shape[1] <= 5 * CORRECTIONS
     assert sizes["answered.npz"] <= 4 * rows * 5 * CORRECTIONS + 40 * rows
     assert sizes["ledger.jsonl"] <= 30_000 * ANALYSES
-    for site in doors.sites.values():
+    for site in federation.sites.values():
         site.site.site_ledger.store.close()

@@ -14,6 +14,7 @@ from statsmodels.miscmodels.ordinal_model import OrderedModel
 
 import fedstat as fs
 from fedstat.errors import (
+    ConsentError,
     ConvergenceWarning,
     DesignError,
     EstimationError,
@@ -554,6 +555,25 @@ def test_blocks_of_rows_are_parts_of_all_rows():
     whole, parts = data.sums(B), [data.part(slice(0, 300)).sums(B), data.part(slice(300, None)).sums(B)]
     assert_allclose(whole.score, sum(one.score for one in parts), rtol=1e-10)
     assert_allclose(whole.score.ravel(), data.row_scores(B).sum(axis=0), rtol=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["Ordinal", "Multinomial"])
+def test_owners_approve_the_fit_and_what_follows(kind):
+    waiting = model(kind, policy=fs.Policy(approval="owner"))
+    expected = model(kind).fit()
+
+    def approved(call):
+        with pytest.raises(ConsentError, match="pending"):
+            call()
+        for site in waiting.partition.sites.values():
+            for digest in list(site.pending):
+                site.approve(digest)
+        return call()
+
+    fit = approved(waiting.fit)
+    assert_allclose(fit.params, expected.params, atol=1e-12)
+    assert_allclose(approved(fit.get_margeff).margeff, expected.get_margeff().margeff, atol=1e-12)
+    assert approved(fit.evaluate).log_loss == expected.evaluate().log_loss
 
 
 def test_strict_sites_answer():

@@ -99,9 +99,11 @@ def test_the_same_release_to_the_bit_as_in_one_process(tmp_path, monkeypatch):
         assert main(["federation", "align", str(study)]) == 0
         there = fs.ClientPartition.connect(study)
         theirs = synthesizer(there).fit()
-        # All of the budget is spent: what there is can be printed, saved, read and sampled.
+        # All of the budget is spent: what there is can be printed, saved, read and sampled, and asked again.
         with pytest.raises(DescriptionError, match=r"rho .* left"):
-            synthesizer(there).fit()
+            fs.CopulaSynthesizer(there, EPSILON - 0.1, BOUNDS, coordinator="apart").fit()
+        repeated = synthesizer(there).fit()
+        pd.testing.assert_frame_equal(repeated.correlation, theirs.correlation, check_exact=True)
         theirs.save(tmp_path / "fit")
         again = fs.load(tmp_path / "fit")
         assert str(again.summary()) == str(theirs.summary())
@@ -122,7 +124,7 @@ def test_the_same_release_to_the_bit_as_in_one_process(tmp_path, monkeypatch):
 
 
 def test_a_site_that_is_killed_in_the_middle_has_charged_its_margins_once(tmp_path):
-    """Margins are repeated with the same noise; products have new noise each time and are charged again."""
+    """Margins are repeated with the same noise. Products are charged again only if they were not finished."""
     _, _, study = make_home(tmp_path, 7.1)
     path = study / "federation.toml"
     with serving_sites(tmp_path, {"A": serve_and_die}) as running:
@@ -145,7 +147,17 @@ def test_a_site_that_is_killed_in_the_middle_has_charged_its_margins_once(tmp_pa
             assert len(margins) == len(set(margins)) == (2 if name == "A" else 1)
             # A has answered the question of the fit that was given up as well, which waited for it
             assert sum("release_gram" in one for one in made) == (3 if name == "A" else 2)
+        # Every site starts again, and repeats what it has released.
+        before = {name: charges(tmp_path, name) for name in COLUMNS}
+        for name in COLUMNS:
+            running[name].kill()
+            running[name].wait()
+            running[name] = serve(tmp_path / name)
+            wait(tmp_path / name, running[name])
         second = fs.CopulaSynthesizer(fs.ClientPartition.connect(study), EPSILON, BOUNDS, coordinator="apart")
+        pd.testing.assert_frame_equal(second.fit().correlation, first.correlation, check_exact=True)
+        assert {name: charges(tmp_path, name) for name in COLUMNS} == before
+        other = fs.CopulaSynthesizer(fs.ClientPartition.connect(study), 5.0, BOUNDS, coordinator="apart")
         with pytest.raises(DescriptionError, match="left"):
-            second.fit()
+            other.fit()
         assert len(first.sample(10, seed=1)) == 10

@@ -138,7 +138,7 @@ def test_what_left_is_noisy_sums_and_who_is_complete(fitted):
     _, result, _ = fitted
     left = result.ledger.releases()
     assert set(left["step"]) == {
-        *("find_complete", "release_margins", "release_gram"),
+        *("find_complete", "release_margins", "recall_gram", "release_gram"),
         *("introduce", "announce", "deal_product", "open_product", "share_product", "finish"),
     }
     kinds = dict(zip(left["array"], left["kind"], strict=True))

@@ -17,6 +17,7 @@ from fedstat.errors import (
     EstimationError,
     MessageError,
     ModelError,
+    NotAvailableError,
     PolicyError,
 )
 from fedstat.federation.message import Request, pack_request
@@ -137,10 +138,25 @@ def test_strict_policy_and_explain():
     )
 
 
-@pytest.mark.xfail(strict=True, reason="intervals of the drawn rows are too small for two strata a site")
-def test_explain_agrees_on_strata():
-    model = model_of("Surv(months, died) ~ age + strata(ward)", policy=None)
-    assert model.explain(baseline="common", grid=6, until=48).passes
+@pytest.mark.parametrize("ties", ["efron", "breslow"])
+@pytest.mark.parametrize("least", [5, 100])
+def test_explain_agrees_on_strata(ties, least):
+    table = pd.concat([PATIENTS] * (1 if least == 5 else 16), ignore_index=True)
+    model = model_of("Surv(months, died) ~ age + strata(ward)", table, fs.Policy(min_count=least))
+    arguments = {"baseline": "common", "grid": 6, "until": 48, "ties": ties}
+    found = model.explain(**arguments)
+    assert found.passes
+    assert "half of the rows have the event" in " ".join(str(found).split())
+    fit = model.fit(**arguments)
+    shapes = found.tidy().query("step == 'start_intervals' and array == 'events'")["shape"]
+    released = fit.ledger.releases().query("step == 'start_intervals' and array == 'events'")["shape"]
+    # Two strata at all sites, as in the table, and the intervals that the drawn rows leave.
+    assert {shape[1] % 2 for shape in [*shapes, *released]} == {0}
+    few = model_of("Surv(months, died) ~ age + strata(ward)", policy=fs.Policy(min_count=130))
+    found = few.explain(**arguments)
+    assert not found.passes
+    with pytest.raises(PolicyError, match="minimum count"):
+        few.fit(**arguments)
 
 
 def test_comparison_of_sites_is_that_of_own_baselines():
@@ -149,7 +165,15 @@ def test_comparison_of_sites_is_that_of_own_baselines():
     assert_allclose(common.heterogeneity.joint.statistic, site.heterogeneity.joint.statistic, rtol=1e-9)
     assert_allclose(common.site_estimates, site.site_estimates, rtol=1e-12)
     assert common.concordance == site.concordance
-    assert "Within sites" in common.summary().as_text()
+    assert "Concordance by Site" in common.summary().as_text()
+
+
+def test_a_column_that_is_constant_at_every_site_is_estimated_and_not_compared():
+    for masked in (True, False):
+        fit = fitted("site", masked=masked)
+        assert "The sites are not compared" in " ".join(fit.summary().as_text().split())
+        with pytest.raises(NotAvailableError, match="no heterogeneity"):
+            _ = fit.heterogeneity
 
 
 def test_owners_approve_a_common_baseline():

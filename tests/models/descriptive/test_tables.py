@@ -45,6 +45,16 @@ def test_counts_are_those_of_pandas():
     assert numbers.to_numpy().tolist() == pd.crosstab(TABLE["arm"], TABLE["died"]).to_numpy().tolist()
 
 
+def test_columns_are_given_as_a_formula_or_a_list():
+    for call in (fs.corr, fs.table_one):
+        listed, written = (call(partition(), columns) for columns in (["age", "months"], "age + months"))
+        pd.testing.assert_frame_equal(listed.to_frame(), written.to_frame())
+    renamed = fs.table_one(partition(TABLE.rename(columns={"age": "age at entry"})), ["age at entry"])
+    assert renamed.variables[0].name == "age at entry"
+    one = fs.quantiles(partition(), "age", 0.5, bounds=BOUNDS)
+    assert_allclose(one, fs.quantiles(partition(), "age", [0.5], bounds=BOUNDS), rtol=0.0)
+
+
 def hidden_table():
     """One cell of two rows at one site."""
     few = (TABLE["hospital"] == "Ulm") & (TABLE["arm"] == "drugs") & (TABLE["stage"] == "II")
@@ -313,10 +323,43 @@ def ranked(formula, **given):
             "'stage'",
         ),
         (lambda: fs.quantiles(partition(), "age", [0.0], bounds=BOUNDS), ModelError, "between 0 and 1"),
-        (lambda: fs.quantiles(partition(), "age", bounds={"age": (5, 5)}), ModelError, "different ends"),
+        (lambda: fs.quantiles(partition(), "age", bounds={"age": (5, 5)}), ModelError, "two finite ends"),
         (lambda: fs.histogram(partition(), "age", bins=[3, 2]), ModelError, "ascend"),
         (lambda: fs.histogram(partition(), "age", bins=0, bounds=BOUNDS), ModelError, "bins"),
         (lambda: fs.crosstab(partition(), "arm", "nothing"), ModelError, "no column 'nothing'"),
+        (
+            lambda: fs.crosstab(partition(), "arm", "arm"),
+            ModelError,
+            "'arm' is the column of the rows as well",
+        ),
+        (
+            lambda: fs.crosstab(partition(), ["arm"], "stage"),
+            ModelError,
+            "row: expected the name of one column",
+        ),
+        (lambda: fs.crosstab(TABLE, "arm", "stage"), ModelError, "expected a fedstat.ClientPartition"),
+        (lambda: fs.corr(None, "age"), ModelError, "expected a fedstat.ClientPartition"),
+        (lambda: fs.table_one(TABLE, "age"), ModelError, "expected a fedstat.ClientPartition"),
+        (lambda: fs.corr(partition(), None), ModelError, r"formula: expected columns.*\['age', 'stage'\]"),
+        (lambda: fs.table_one(partition(), []), ModelError, "formula: expected columns"),
+        (
+            lambda: fs.table_one(partition(), ["age", 3]),
+            ModelError,
+            "formula: expected the name of one column",
+        ),
+        (lambda: fs.table_one(partition(), "age", nonnormal="age"), ModelError, r"write \['age'\]"),
+        (lambda: fs.table_one(partition(), "arm", by="arm"), ModelError, "by: column 'arm' is in the table"),
+        (lambda: fs.table_one(partition(), "age", by=["arm"]), ModelError, "by: expected the name of one"),
+        (lambda: fs.quantiles(partition(), ["age"], bounds=BOUNDS), ModelError, "call the function for each"),
+        (lambda: fs.histogram(partition(), None, bounds=BOUNDS), ModelError, "column: expected the name"),
+        (lambda: fs.quantiles(partition(), "age", by="age", bounds=BOUNDS), ModelError, "by: 'age' is the"),
+        (lambda: fs.quantiles(partition(), "stage", bounds=BOUNDS), ModelError, "'stage' is a category"),
+        (lambda: fs.quantiles(partition(), "age", "median", bounds=BOUNDS), ModelError, "received 'median'"),
+        (lambda: fs.quantiles(partition(), "age", [], bounds=BOUNDS), ModelError, "q: expected shares"),
+        (lambda: fs.quantiles(partition(), "age", bounds={"age": 3}), ModelError, "expected two numbers"),
+        (lambda: fs.quantiles(partition(), "age", bounds=(0, 120)), ModelError, "expected a range by column"),
+        (lambda: fs.histogram(partition(), "age", bins="auto"), ModelError, "bins"),
+        (lambda: fs.histogram(partition(), "age", bins=[0, np.nan, 9]), ModelError, "bins"),
         (lambda: fs.corr(partition(), "age", method="kendall"), ModelError, "'pearson', 'spearman'"),
         (lambda: ranked("age + log(months)"), FormulaError, r"log\(months\).*do not change ranks"),
         (lambda: ranked("age + stage"), FormulaError, "'stage' is a category"),

@@ -7,7 +7,7 @@ from numpy.testing import assert_allclose
 from scipy import stats
 
 import fedstat as fs
-from fedstat.errors import EstimationError, FormulaError, ModelError
+from fedstat.errors import EstimationError, FormulaError, ModelError, PolicyError
 from fedstat.models.descriptive.columns import ColumnPair
 
 N = 600
@@ -23,6 +23,7 @@ PEOPLE = pd.DataFrame(
     }
 )
 PEOPLE["bmi"] += 0.1 * PEOPLE["age"]
+RANGES = {"age": (0, 120), "bmi": (0, 100)}
 PUBLISHED = {
     "clinic": {
         "age": {"kind": "number", "range": [0, 120]},
@@ -110,6 +111,34 @@ def test_correlations_have_the_entities_of_each_pair(policy, atol):
         assert_allclose(found.loc["bmi", "log(bmi)"], np.corrcoef(own, np.log(own))[0, 1], rtol=1e-9)
 
 
+def test_two_categories_of_one_site():
+    """The second category of a design has a reference level; a table counts it as well."""
+    people = PEOPLE.assign(bmi=np.where(PEOPLE["bmi"] > 33.0, "high", "low"))
+    trial = frames(people)["trial"].assign(bmi=people["bmi"])
+    at = fs.ClientPartition.from_frames(frames() | {"trial": trial}, on="id")
+    for row, column in (("arm", "bmi"), ("bmi", "arm")):
+        assert fs.crosstab(at, row, column).equals(pd.crosstab(trial[row], trial[column]).astype("int64"))
+    (found,) = fs.table_one(at, "bmi", by="arm").variables
+    assert found.counts.tolist() == pd.crosstab(trial["arm"], trial["bmi"]).to_numpy().tolist()
+
+
+def test_each_site_counts_its_own_numbers_on_intervals():
+    exact = fs.Policy(min_count=1, min_level_count=1)
+    trial = frames()["trial"].dropna()
+    found = fs.quantiles(partition(exact), "bmi", by="arm", bounds=RANGES)
+    expected = [part["bmi"].quantile([0.25, 0.5, 0.75]) for _, part in trial.groupby("arm")]
+    assert_allclose(found, expected, atol=found.attrs["error"] * 1.001)
+    counts = fs.histogram(partition(exact), "bmi", bins=[0, 30, 35, 100])
+    assert counts["rows"].tolist() == pd.cut(trial["bmi"], [0, 30, 35, 100]).value_counts(sort=False).tolist()
+    assert counts.attrs["missing"] == 560 - len(trial)
+    table = fs.table_one(partition(exact), "bmi + age + C(smoker)", nonnormal=["bmi"], bounds=RANGES)
+    assert_allclose(table.variables[0].quarters[0], trial["bmi"].quantile([0.25, 0.5, 0.75]), atol=0.05)
+    assert [one.missing for one in table.variables] == [N - len(trial), 40, 0]
+    # The owner's minimum holds here as well: numbers are averages over three people.
+    careful = fs.histogram(partition(), "bmi", bins=[0, 30, 35, 100])["rows"]
+    assert careful.sum() == len(trial) and ((careful % 3 == 0) | (careful > 3)).all()
+
+
 def test_a_dry_run_lists_what_leaves():
     for terms in (("C(sex)", "C(arm)"), ("age", "C(arm)"), ("bmi", "C(arm)"), ("age",)):
         model = ColumnPair(partition(), terms)
@@ -133,12 +162,22 @@ def test_results_do_not_depend_on_the_order_of_sites():
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
-        (lambda: fs.table_one(partition(), "age", nonnormal=["age"]), ModelError, "quartiles need all rows"),
+        (lambda: fs.table_one(partition(), "age", nonnormal=["age"]), ModelError, "public range"),
+        (
+            lambda: fs.table_one(partition(), "age", nonnormal=["age"], by="arm", bounds=RANGES),
+            ModelError,
+            "by: 'arm' is not at site 'clinic'",
+        ),
+        (lambda: fs.quantiles(partition(), "age", by="arm", bounds=RANGES), ModelError, "'arm' is not at"),
+        (lambda: fs.quantiles(partition(), "nothing", bounds=RANGES), ModelError, "no site holds it"),
+        (lambda: fs.quantiles(partition(), "sex", bounds={"sex": (0, 1)}), ModelError, "is a category"),
+        (lambda: fs.crosstab(partition(), "sex", "sex"), ModelError, "the column of the rows as well"),
+        (lambda: fs.table_one(partition(), "sex", by="sex"), ModelError, "'sex' is in the table as well"),
+        (lambda: fs.quantiles(partition("strict"), "age"), PolicyError, "masked only"),
         (lambda: fs.crosstab(partition(), "sex", "arm", masked=True), ModelError, "no sums to mask"),
         (lambda: fs.corr(partition(), "age + sex"), FormulaError, "must be numbers"),
         (lambda: fs.corr(partition(), "age + bmi", method="spearman"), ModelError, "only 'pearson'"),
         (lambda: fs.crosstab(partition(), "sex", "nothing"), FormulaError, "nothing"),
-        (lambda: fs.quantiles(partition(), "age", bounds={"age": (0, 120)}), ModelError, "horizontal"),
         (
             lambda: fs.corr(partition(people=PEOPLE.assign(bmi=27.0)), "age + bmi"),
             EstimationError,

@@ -14,6 +14,7 @@ from statsmodels.genmod import cov_struct
 
 import fedstat as fs
 from fedstat.errors import (
+    ConsentError,
     ConvergenceWarning,
     DesignError,
     EstimationError,
@@ -315,6 +316,27 @@ def test_what_leaves_a_site_is_what_explain_lists():
     low, _, most = np.sum([counts for _, counts in expected.rounds], axis=0)
     assert low <= fit.ledger.rounds - model._agreement.rounds <= most
     assert "own fit" in str(expected)
+
+
+def approve(fit, partition):
+    """Run a fit that waits, consent to it at all sites, and run it again."""
+    with pytest.raises(ConsentError, match="pending"):
+        fit()
+    for site in partition.sites.values():
+        for digest in list(site.pending):
+            site.approve(digest)
+    return fit()
+
+
+def test_strict_sites_answer_and_owners_approve():
+    given = {"groups": "patient", "time": "visit", "cov_struct": "ar1"}
+    policies = (None, fs.Policy.strict(approval="owner"))
+    partitions = [fs.ClientPartition.from_frame(VISITS, by="hospital", policy=one) for one in policies]
+    loose, strict = (fs.FederatedGEE.from_formula("score ~ dose", one, **given) for one in partitions)
+    fit = approve(strict.fit, partitions[1])
+    assert_allclose(fit.params, loose.fit().params, atol=1e-9)
+    released = fit.ledger.to_frame()
+    assert released.loc[released["step"] == "sum_scores", "masked"].any()
 
 
 @pytest.mark.parametrize(

@@ -47,10 +47,10 @@ def six_sites():
 def connected(turn, quorum=5, **how):
     """Six sites, one of which is lost at request `turn`; they keep the same state of rows in each run."""
     complete = six_sites()
-    doors = {
+    answers = {
         name: Dying(site, turn, **how) if name == LOST else site for name, site in complete.sites.items()
     }
-    return replace(complete, _engine=LocalEngine(doors), quorum=quorum), doors[LOST]
+    return replace(complete, _engine=LocalEngine(answers), quorum=quorum), answers[LOST]
 
 
 def logistic(partition):

@@ -9,9 +9,11 @@ import pytest
 import statsmodels.api as sm
 import statsmodels.formula.api as smf
 from numpy.testing import assert_allclose
+from scipy import optimize, stats
 
 import fedstat as fs
 from fedstat.errors import (
+    ConsentError,
     ConvergenceWarning,
     DesignError,
     EstimationError,
@@ -25,10 +27,12 @@ FOLDER = Path(__file__).parents[2] / "reference" / "mixed"
 R = json.loads((FOLDER / "mixed.json").read_text())
 SLEEP, HERDS, PASTES = (pd.read_csv(FOLDER / f"{name}.csv") for name in ("sleepstudy", "cbpp", "pastes"))
 HERDS["period"] = HERDS["period"].astype(str)
-TRIAL = fs.datasets.make_repeated()
-VISITS = fs.datasets.make_repeated(patients=8)
+VISITS = fs.datasets.make_repeated(4, 12)
+PERSONS = VISITS.assign(person=VISITS["hospital"] + VISITS["patient"].astype(str))
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 SMALL = fs.Policy(min_count=2, min_events=0)
+SINGLE = fs.Policy(min_count=2, min_events=0, min_level_count=1)
+"""Sums that are not masked may single out groups."""
 
 LINEAR = {
     "slopes": ("Reaction ~ Days + (1 + Days | Subject)", SLEEP),
@@ -74,6 +78,7 @@ def test_linear_mixed_models_are_those_of_lme4(case, reml):
     rows = LINEAR[case][1]
     predicted = fit.predict(rows, effects=fit.group_effects(rows))
     assert_allclose(predicted.iloc[:5], expected["conditional"], rtol=1e-5)
+    assert_allclose(fit.predict(rows).iloc[:5], expected["fixed"], rtol=1e-6)
 
 
 @pytest.mark.parametrize("nodes", [1, 9, 25])
@@ -94,6 +99,7 @@ def test_generalized_linear_mixed_models_are_those_of_lme4(family, nodes):
         assert_allclose(fit.llf, expected["llf"], rtol=1e-8)
         predicted = fit.predict(HERDS, effects=fit.group_effects(HERDS)).iloc[:5]
         assert_allclose(predicted, expected["conditional"], rtol=1e-4)
+        assert_allclose(fit.predict(HERDS).iloc[:5], expected["fixed"], rtol=1e-5)
 
 
 def test_binary_rows_give_the_estimate_of_their_counts():
@@ -107,10 +113,9 @@ def test_binary_rows_give_the_estimate_of_their_counts():
 
 @pytest.mark.parametrize("masked", [True, False])
 def test_one_site_equals_many(masked):
-    formula = "score ~ month * arm + (1 + month | person) + (1 | hospital)"
-    table = VISITS.assign(person=VISITS["hospital"] + VISITS["patient"].astype(str))
-    many = model_of(formula, table, "hospital").fit(masked=masked)
-    one = model_of(formula, table.assign(site="all"), "site").fit()
+    formula = "score ~ month * arm + (1 + month | person)"
+    many = model_of(formula, PERSONS, "hospital", SINGLE).fit(masked=masked)
+    one = model_of(formula, PERSONS.assign(site="all"), "site", SINGLE).fit()
     assert_allclose(many.params, one.params, rtol=1e-7)
     assert_allclose(many.cov_params(), one.cov_params(), rtol=1e-6)
     assert_allclose(many.variances["variance"], one.variances["variance"], rtol=1e-6)
@@ -123,9 +128,6 @@ def test_the_estimate_is_that_of_statsmodels():
     assert_allclose(fit.params, pooled.fe_params, rtol=1e-4)
     assert fit.llf >= pooled.llf - 1e-6
     assert_allclose(fit.llf, pooled.llf, rtol=1e-7)
-
-
-PERSONS = VISITS.assign(person=VISITS["hospital"] + VISITS["patient"].astype(str))
 
 
 def test_a_variance_of_zero_is_reported_at_the_top():
@@ -187,16 +189,111 @@ def test_shares_of_variance_are_those_of_the_variances():
     assert_allclose(fit.r_squared(), [fixed / total, (fixed + between) / total], rtol=1e-8)
 
 
-def test_effects_of_sites_need_unmasked_sums():
-    model = model_of("score ~ month + (1 | person) + (1 | hospital)", PERSONS, "hospital")
-    found = model.fit(masked=False)
-    effects = found.site_effects()
-    own = found.group_effects(PERSONS).query("group == 'hospital'").set_index("label")["estimate"]
-    assert_allclose(effects.set_index("site")["estimate"], own[effects["site"]], rtol=1e-6, atol=1e-6)
+@pytest.mark.parametrize(
+    ("formula", "family"),
+    [
+        ("score ~ month + (1 | person) + (1 | hospital)", None),
+        ("score ~ month + (1 + month || hospital)", None),
+        ("relapse ~ month + (1 | hospital)", sm.families.Poisson()),
+    ],
+)
+def test_effects_of_sites_are_those_of_the_pooled_rows(formula, family):
+    """Each site releases its own, also where sums are masked."""
+    fit = model_of(formula, PERSONS, "hospital", SINGLE, family=family).fit()
+    effects = fit.site_effects().set_index(["site", "effect"])
+    own = fit.group_effects(PERSONS).query("group == 'hospital'").set_index(["label", "effect"])
+    assert_allclose(effects["estimate"], own["estimate"][effects.index], rtol=1e-6, atol=1e-8)
     assert (effects["std_error"] > 0.0).all()
-    assert len(found.plot_site_effects().get_yticks()) == 16
-    with pytest.raises(NotAvailableError, match="masked=False"):
-        model.fit().site_effects()
+    assert len(fit.plot_site_effects().get_yticks()) == len(fit.model.partition.sites)
+
+
+def test_errors_of_site_effects_are_those_of_the_joint_normal_distribution():
+    fit = model_of("score ~ month + (1 | person) + (1 | hospital)", PERSONS, "hospital", SINGLE).fit()
+    site = PERSONS.query("hospital == 'Bonn'")
+    people = (site["person"].to_numpy()[:, None] == site["person"].to_numpy()).astype(float)
+    patient, hospital, residual = fit.variances["variance"]
+    V = hospital + patient * people + residual * np.eye(len(site))
+    variance = hospital - hospital**2 * np.linalg.solve(V, np.ones(len(site))).sum()
+    found = fit.site_effects().set_index("site").loc["Bonn", "std_error"]
+    assert found == pytest.approx(np.sqrt(variance), rel=1e-8)
+    with pytest.raises(NotAvailableError, match=r"such as \(1 \| hospital\)"):
+        model_of("score ~ month + (1 | person)", PERSONS, "hospital").fit().site_effects()
+
+
+@pytest.mark.parametrize("case", ["slopes", "intercepts"])
+def test_profile_intervals_are_those_of_lme4(case):
+    found = linear_model(case, False).fit().conf_int_variances()
+    assert_allclose(found[["conf_low", "conf_high"]], R["profile"][case], rtol=5e-5)
+
+
+def test_profile_intervals_of_a_binomial_model_are_those_of_lme4():
+    """lme4 interpolates its profile, and minimizes without derivatives."""
+    formula = "cbind(incidence, healthy) ~ period + (1 | herd)"
+    found = model_of(formula, HERDS, family=sm.families.Binomial()).fit().conf_int_variances()
+    assert_allclose(found[["conf_low", "conf_high"]], R["profile"]["binomial"], rtol=2e-4)
+
+
+def test_an_interval_may_begin_at_zero():
+    """Its upper end is where the exact profile of a balanced layout is the quantile above the minimum."""
+    rng = np.random.default_rng(1)
+    table = pd.DataFrame({"y": rng.normal(size=120), "g": np.arange(120) // 4, "site": np.arange(120) // 40})
+    table["site"] = "S" + table["site"].astype(str)
+    fit = model_of("y ~ 1 + (1 | g)", table, reml=False).fit()
+    low, high = fit.conf_int_variances().loc[("g", "Intercept"), ["conf_low", "conf_high"]]
+    means = table.groupby("g")["y"].mean()
+    within = ((table["y"] - table["g"].map(means)) ** 2).sum()
+    between = 4.0 * ((means - means.mean()) ** 2).sum()
+
+    def deviance(variance):
+        def at(s):
+            return 90 * np.log(s) + within / s + 30 * np.log(s + 4 * variance) + between / (s + 4 * variance)
+
+        return optimize.minimize_scalar(at, bounds=(0.1, 5.0), method="bounded", options={"xatol": 1e-10}).fun
+
+    least = optimize.minimize_scalar(deviance, bounds=(0.0, 1.0), method="bounded").fun
+    assert low == 0.0
+    assert deviance(high**2) - min(least, deviance(0.0)) == pytest.approx(stats.chi2.isf(0.05, 1), abs=1e-4)
+
+
+@pytest.mark.parametrize("effects", ["1", "1 + month"])
+def test_marginal_effects_are_averages_over_rows_and_random_effects(effects):
+    """By simulation of the random effects, and by numerical derivatives in all parameters."""
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"month": rng.normal(1.0, 1.0, 600), "patient": np.arange(600) // 10})
+    eta = np.repeat(rng.normal(size=(60, 2)), 10, axis=0)
+    probability = 1.0 / (1.0 + np.exp(-eta[:, 0] - (0.5 + eta[:, 1]) * table["month"]))
+    table = table.assign(relapse=(rng.random(600) < probability).astype(int), site=table["patient"] % 3)
+    table["site"] = "S" + table["site"].astype(str)
+    formula = f"relapse ~ month + ({effects} | patient)"
+    fit = model_of(formula, table, family=sm.families.Binomial()).fit()
+    record, X = fit._record.fit, np.column_stack([np.ones(len(table)), table["month"]])
+    Z = X[:, : 1 + ("month" in effects)]
+    nodes, weights = np.polynomial.hermite_e.hermegauss(90)
+
+    def effect(parameters):
+        beta, theta = parameters[:2], parameters[2:]
+        L = record.effects.factors(theta)[0] / record.effects.length[0][:, None]
+        eta = X @ beta + np.linalg.norm(Z @ L, axis=-1) * nodes[:, None]
+        mean = 1.0 / (1.0 + np.exp(-eta))
+        return beta[1] * (weights @ (mean * (1.0 - mean))).mean() / weights.sum()
+
+    at = np.append(record.params, record.theta)
+    slope = optimize.approx_fprime(at, effect, 1e-6)
+    found = fit.get_margeff()
+    assert_allclose(found.margeff, [effect(at)], rtol=1e-5)
+    assert_allclose(found.margeff_se, [np.sqrt(slope @ record.joint @ slope)], rtol=1e-4)
+    X, Z = X.mean(axis=0, keepdims=True), Z.mean(axis=0, keepdims=True)
+    found = fit.get_margeff(at="mean")
+    slope = optimize.approx_fprime(at, effect, 1e-6)
+    assert_allclose(found.margeff, [effect(at)], rtol=1e-5)
+    assert_allclose(found.margeff_se, [np.sqrt(slope @ record.joint @ slope)], rtol=1e-4)
+
+
+def test_marginal_effects_of_a_linear_model_are_its_coefficients():
+    fit = model_of("score ~ month + (1 | person)", PERSONS, "hospital").fit()
+    found = fit.get_margeff()
+    assert_allclose(found.margeff, fit.params[1:])
+    assert_allclose(found.conf_int(), fit.conf_int()[1:])
 
 
 def test_results_are_saved_and_read(tmp_path):
@@ -206,14 +303,15 @@ def test_results_are_saved_and_read(tmp_path):
     pd.testing.assert_frame_equal(again.variances, fit.variances)
     assert_allclose(again.df, fit.df, rtol=0)
     assert_allclose(again.conf_int(), fit.conf_int(), rtol=0)
-    with pytest.raises(NotAvailableError, match="read from a file"):
-        again.test_variances()
+    for method in (again.test_variances, again.conf_int_variances):
+        with pytest.raises(NotAvailableError, match="read from a file"):
+            method()
 
 
 def test_what_leaves_a_site_is_what_explain_lists():
     for family in (None, sm.families.Binomial()):
         response = "score" if family is None else "relapse"
-        model = model_of(f"{response} ~ month + (1 | patient)", TRIAL, "hospital", family=family)
+        model = model_of(f"{response} ~ month + (1 | patient)", VISITS, "hospital", family=family)
         expected = model.explain()
         assert expected.passes
         fit = model.fit()
@@ -282,7 +380,7 @@ def test_a_site_needs_enough_groups(patients, refused):
     few = VISITS[(VISITS["hospital"] != "Bonn") | (VISITS["patient"] <= patients)]
     model = model_of("score ~ month + (1 | patient)", few, "hospital", policy)
     if refused:
-        with pytest.raises(PolicyError, match=r"Bonn.*at least 5 groups of 'patient'"):
+        with pytest.raises(PolicyError, match=r"Bonn.*at least 5 clusters by 'patient'"):
             model.fit()
     else:
         assert model.fit().converged
@@ -291,3 +389,46 @@ def test_a_site_needs_enough_groups(patients, refused):
 def test_a_fit_that_is_cut_off_says_so():
     with pytest.warns(ConvergenceWarning, match="after 2 steps"):
         assert not model_of("score ~ month + (1 | patient)", VISITS, "hospital").fit(maxiter=2).converged
+
+
+def test_strict_sites_answer():
+    table = fs.datasets.make_repeated(4, 40, dropout=0.0, seed=1)
+    policy = fs.Policy.strict(approval="auto", formulas="any")
+    formula = "score ~ month + (1 | patient) + (1 | hospital)"
+    fit = model_of(formula, table, "hospital", policy).fit()
+    open_fit = model_of(formula, table, "hospital").fit()
+    assert_allclose(fit.params, open_fit.params, rtol=1e-10)
+    assert len(fit.conf_int_variances()) == 3
+    relapses = model_of(
+        "relapse ~ month + (1 | patient)", table, "hospital", policy, family=sm.families.Binomial()
+    )
+    assert len(relapses.fit().get_margeff().margeff) == 1
+
+
+def test_owners_approve_the_fit_and_what_follows():
+    model = model_of(
+        "score ~ month + (1 | person) + (1 | hospital)", PERSONS, "hospital", fs.Policy(approval="owner")
+    )
+
+    def approved(call):
+        with pytest.raises(ConsentError, match="pending"):
+            call()
+        for site in model.partition.sites.values():
+            for digest in list(site.pending):
+                site.approve(digest)
+        return call()
+
+    fit = approved(model.fit)
+    assert len(approved(fit.test_variances)) == 2
+
+
+def test_fits_are_compared_and_pooled():
+    small, large = (
+        model_of(f"score ~ {terms} + (1 | person)", PERSONS, "hospital", reml=False).fit()
+        for terms in ("month", "month + arm")
+    )
+    table = fs.compare({"small": small, "large": large})
+    assert "arm[T.treated]" in str(table)
+    pooled = fs.pool([large, large])
+    assert_allclose(pooled.params, large.params)
+    assert_allclose(pooled.bse, large.bse)

@@ -29,7 +29,8 @@ linear <- function(formula, data, reml, weights = rep(1, nrow(data))) {
   m <- do.call(lmerTest::lmer, list(formula, data, REML = reml, control = exact, weights = weights))
   v <- as.data.frame(VarCorr(m), order = "lower.tri")
   found <- list(coef = unname(fixef(m)), se = unname(coef(summary(m))[, 2]), df = unname(coef(summary(m))[, 3]),
-                variances = v$vcov, llf = c(logLik(m)), aic = AIC(m), conditional = unname(predict(m)[1:5]))
+                variances = v$vcov, llf = c(logLik(m)), aic = AIC(m), conditional = unname(predict(m)[1:5]),
+                fixed = unname(predict(m, re.form = NA)[1:5]))
   if (reml) {
     kr <- coef(summary(m, ddf = "Kenward-Roger"))
     found$kr_se <- unname(kr[, 2])
@@ -55,7 +56,8 @@ precise <- glmerControl(optimizer = "bobyqa", optCtrl = list(rhoend = 1e-9, maxf
 general <- function(formula, data, family, nAGQ) {
   m <- do.call(glmer, list(formula, data, family = family, nAGQ = nAGQ, control = precise))
   list(coef = unname(fixef(m)), se = unname(sqrt(diag(as.matrix(vcov(m))))), theta = unname(getME(m, "theta")),
-       llf = c(logLik(m)), conditional = unname(predict(m, type = "response")[1:5]))
+       llf = c(logLik(m)), conditional = unname(predict(m, type = "response")[1:5]),
+       fixed = unname(predict(m, re.form = NA, type = "response")[1:5]))
 }
 events <- herds[rep(seq_len(nrow(herds)), herds$size), ]
 events$ill <- as.integer(ave(seq_len(nrow(events)), rep(seq_len(nrow(herds)), herds$size), FUN = seq_along) <=
@@ -67,6 +69,13 @@ for (nodes in c(1, 9, 25)) {
                                                family = poisson, nAGQ = nodes)
 }
 out$binary <- general(ill ~ period + (1 | herd), events, family = binomial, nAGQ = 9)
+# Intervals by profile likelihood: random effects and residuals, without the correlation.
+profile <- function(m) unname(confint(m, parm = "theta_", method = "profile", quiet = TRUE))
+out$profile <- list(
+  slopes = profile(lme4::lmer(Reaction ~ Days + (1 + Days | Subject), sleep, REML = FALSE, control = exact))[-2, ],
+  intercepts = profile(lme4::lmer(Reaction ~ Days + (1 | Subject), sleep, REML = FALSE, control = exact)),
+  binomial = profile(glmer(cbind(incidence, healthy) ~ period + (1 | herd), herds, binomial, control = precise))
+)
 out$version <- paste(R.version.string, "lme4", packageVersion("lme4"), "lmerTest", packageVersion("lmerTest"),
                      "pbkrtest", packageVersion("pbkrtest"))
 write_json(out, file.path(folder, "mixed.json"), digits = NA, auto_unbox = TRUE, pretty = TRUE)

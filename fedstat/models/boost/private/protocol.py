@@ -13,13 +13,22 @@ from scipy.stats import chi2
 
 from fedstat.codec import to_json
 from fedstat.errors import EstimationError
+from fedstat.federation.message import Request
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.models.boost.learning.boosting import Boosting, BoostPath, run_path
 from fedstat.models.boost.learning.moments import CurveSums
 from fedstat.models.boost.learning.prepared_learners import PreparedLearners
 from fedstat.models.boost.private.steps import CurvesPlan
-from fedstat.models.copula.protocol import FEWEST, SumsByGroup, gather_sums, request_participation
+from fedstat.models.copula.protocol import (
+    FEWEST,
+    SumsByGroup,
+    combine_sums,
+    gather_sums,
+    of_one_run,
+    repeated_products,
+    request_participation,
+)
 from fedstat.typing import Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
@@ -267,11 +276,16 @@ def release_curves(
         )
     group = {site: np.where(present.seen[site], 0, -1) for site in clients}
     requests = {site: plan.gram_requested(site, 1) for site in clients}
-    replies = yield [
-        requester.request(site, "release_gram", to_json(requests[site]), group=group[site])
-        for site in clients
-    ]
-    sums = yield from gather_sums(requester, plan, requests, replies, group, present, sites)
+
+    def requested(step: str) -> list[Request]:
+        return [requester.request(site, step, to_json(requests[site]), group=group[site]) for site in clients]
+
+    replies = yield requested("recall_gram")
+    if of_one_run(replies):
+        sums = combine_sums(plan, requests, replies, repeated_products(plan, requests, replies), present)
+    else:
+        replies = yield requested("release_gram")
+        sums = yield from gather_sums(requester, plan, requests, replies, group, present, sites)
     return ReleasedCurves(plan, _products(plan, sums, n), n, entities)
 
 

@@ -30,6 +30,7 @@ from fedstat.models.copula.steps import (
     fewest,
     noisy,
     read_question,
+    recall_sums,
     sum_scores,
 )
 from fedstat.privacy.sensitivity import clip_rows, moments_sensitivity
@@ -256,7 +257,7 @@ def cut_scores(request: CurveGramRequest, scores: Floats) -> Ints:
 
 @step(
     FAMILY,
-    "find_complete",
+    "find_complete recall_gram",
     takes={"group": noisy_products.GROUP},
     releases={
         "grams": noisy("sums of products of scores of the site's own columns, and of these, with noise", 2)
@@ -271,6 +272,34 @@ def release_gram(
     `group` (n_rows,) is 0 for rows that take part, and -1 for others. The scores are kept for the products
     with other sites, whose noise is charged here as well.
     """
+    request, question = read_gram(data, state, text, group)
+    canonical = f"{question} {secrets.token_hex(16)}"
+    variance = Fraction(request.variance)
+    owed = NoiseRequired("grams", canonical, request.squared_here(), variance, kept=(question, "grams"))
+    state.report(EntityCount(fewest(group)), owed)
+    scores = cut_scores(request, read(data, request.parts))
+    return {"grams": sum_scores(state, request, scores, group, question, canonical)}, ""
+
+
+@step(
+    FAMILY,
+    "find_complete",
+    takes={"group": noisy_products.GROUP},
+    releases=noisy_products.RECALLED,
+    requests=ArrayDeclaration("control", "what is public of the columns, variance of the noise"),
+)
+def recall_gram(data: SiteData, state: State, text: str, group: Ints) -> tuple[dict[str, Array], str]:
+    """Release again what an equal request over the same records got, as in a synthesis."""
+    request, question = read_gram(data, state, text, group)
+
+    def score() -> Ints:
+        return cut_scores(request, read_scores(data, request.parts))
+
+    return recall_sums(state, request, question, score, group), ""
+
+
+def read_gram(data: SiteData, state: State, text: str, group: Ints) -> tuple[CurveGramRequest, str]:
+    """Check a request for products: return it, and its canonical form."""
     request = read_question(CurveGramRequest, text, f"{data.name}: the requested products")
     with by_question():
         check_lengths(data.name, group=(group, data.table.n_rows))
@@ -282,11 +311,7 @@ def release_gram(
         or group.max(initial=-1) > 0
     ):
         raise DescriptionError(f"{data.name}: expected products of the requested columns over complete rows")
-    canonical = f"{to_json(request)} {digest_of(group)} {secrets.token_hex(16)}"
-    owed = NoiseRequired("grams", canonical, request.squared_here(), Fraction(request.variance))
-    state.report(EntityCount(fewest(group)), owed)
-    scores = cut_scores(request, read(data, request.parts))
-    return {"grams": sum_scores(state, request, scores, group, canonical)}, ""
+    return request, f"{to_json(request)} {digest_of(group)}"
 
 
 def invented_complete(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:

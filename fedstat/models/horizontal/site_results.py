@@ -1,0 +1,281 @@
+"""Results with the sites' own fits: their comparison, and what a summary says of the sites."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from fedstat.errors import EstimationError, NotAvailableError
+from fedstat.inference.heterogeneity import (
+    NOT_REQUESTED,
+    Heterogeneity,
+    MaskedSiteSums,
+    SiteFit,
+    heterogeneity,
+)
+from fedstat.inference.summary import WIDTH, Note, Report, released_kinds
+from fedstat.inference.tables import Sheet, number, show_probability
+from fedstat.models.horizontal.results import DesignResults
+from fedstat.typing import Floats
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+DIFFER = 0.05
+"""Level of a test below which a summary speaks of differences."""
+FEW_CLUSTERS = 30
+"""Clusters below which a summary warns; few are 20 to 50 in Cameron and Miller (2015), section VI."""
+PROBLEMS = {"separated": "outcomes separated", "information is singular": "columns collinear"}
+SITE_WIDTHS = (24, 9, 9, 12, WIDTH - 24 - 9 - 9 - 12 - 8)
+
+
+class SiteFitsResults(DesignResults):
+    """Results of a fit for which the sites can also fit their own rows.
+
+    Attributes
+    ----------
+    model : HorizontalModel
+        For results that were read from a file, the names of response and coefficients only.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> fit = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit()
+    >>> fit.site_estimates.shape, fit.heterogeneity.to_frame().index.tolist()
+    ((4, 3), ['Intercept', 'age', 'sex'])
+    """
+
+    _exponentiates: ClassVar[bool] = False
+    """Whether forest plots are of exponentials by default."""
+    _joint_name: ClassVar[str] = "score test of equal coefficients"
+
+    def _own_fits(self) -> Sequence[SiteFit]:
+        """Return the sites' own fits, for the parameters that are shown."""
+        found: Sequence[SiteFit] = self._fit.local
+        return found
+
+    @property
+    def _own_requested(self) -> bool:
+        return any(own.problem != NOT_REQUESTED for own in self._fit.local)
+
+    @property
+    def site_estimates(self) -> pd.DataFrame:
+        """Every site's own fit, (sites, coefficients); NaN where a site does not determine one."""
+        rows = {
+            own.site: np.full(len(self.params), np.nan) if own.beta is None else own.beta
+            for own in self._own_fits()
+        }
+        return pd.DataFrame.from_dict(rows, orient="index", columns=list(self.estimate.names))
+
+    @cached_property
+    def heterogeneity(self) -> Heterogeneity:
+        """Agreement of the sites: Cochran's Q, I2, random effects, the fit without each site.
+
+        It needs no message: sites sent their own fits at the start, and their parts of the score test with
+        the final sums. Without own fits (``local=False``) there is no Q, and the joint test assumes that an
+        estimated dispersion is equal at all sites. With masked sums there is no fit without each site.
+
+        Raises
+        ------
+        NotAvailableError
+            There is one site, or what the sites sent does not allow a comparison.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> fit = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit()
+        >>> fit.heterogeneity.to_frame().index.tolist()
+        ['Intercept', 'age', 'sex']
+        """
+        if len(self._fit.local) == 1:
+            raise NotAvailableError("no heterogeneity: it compares sites, and this fit has one")
+        try:
+            return self._compare_sites()
+        except EstimationError as error:
+            raise NotAvailableError(f"no heterogeneity: {error}") from error
+
+    def _compare_sites(self) -> Heterogeneity:
+        est = self.estimate
+        return heterogeneity(
+            est.names, est.params, 1.0, self._own_fits(), masked=self._masked_parts(), terms=est.terms
+        )
+
+    def _masked_parts(self) -> MaskedSiteSums | None:
+        """Return score and information in the units of the data if sums are masked."""
+        found: MaskedSiteSums | None = self._fit.masked_parts
+        return found
+
+    def plot_forest(
+        self, coefficient: str, ax: Axes | None = None, *, exponentiate: bool | None = None, unit: float = 1.0
+    ) -> Axes:
+        """Draw a forest plot of a coefficient over the sites.
+
+        Parameters
+        ----------
+        coefficient : str
+        ax : matplotlib Axes, optional
+        exponentiate : bool, optional
+            Draw exponentials, such as odds ratios, on a logarithmic scale; by default for Cox models and
+            regressions of categories.
+        unit : float
+            ``unit=10`` draws the effect of ten units of the column.
+
+        Returns
+        -------
+        matplotlib Axes
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
+        >>> fit = fs.FederatedCox.from_formula("Surv(months, died) ~ age", partition).fit()
+        >>> fit.plot_forest("age", unit=10).get_xlabel()
+        'hazard ratio per 10 units, with 95 % interval'
+        """
+        ratios = self._exponentiates if exponentiate is None else exponentiate
+        effect, ratio, _ = self._effect_words()
+        return self.heterogeneity.plot_forest(
+            coefficient, ax, exponentiate=ratios, effect=ratio if ratios else effect, unit=unit
+        )
+
+    # -- summary ---------------------------------------------------------------------------------
+
+    def _summary_right(self) -> list[tuple[str, str]]:
+        K = len(self._fit.local)
+        own = sum(one.beta is not None for one in self._fit.local)
+        count = f"{own} of {K} site{'' if K == 1 else 's'}"
+        lines = [
+            ("Own fits", count if self._own_requested else "not requested (local=False)"),
+            ("Heterogeneity", self._joint()),
+        ]
+        sites, rows, *rest = super()._summary_right()
+        return [sites, rows, *lines, *self._sums_line(), *rest]
+
+    def _joint(self) -> str:
+        if len(self._fit.local) == 1:
+            return "not defined (one site)"
+        try:
+            joint = self.heterogeneity.joint
+        except NotAvailableError:
+            return "not defined"
+        return f"{joint}, p {show_probability(joint.pvalue)}" if joint.df else "not defined"
+
+    def _site_sheet(self) -> Sheet:
+        """One site per row: its rows, the share left out, whether it has a fit, what left it."""
+        kinds, p, rows = self._kinds(), len(self.estimate.names), []
+        estimates = self.site_estimates.notna().sum(axis=1).tolist()
+        for block, known in zip(self.estimate.blocks, estimates, strict=True):
+            own = "none" if not known else "yes" if known == p else f"{known} of {p}"
+            left = released_kinds(block.site, kinds)
+            rows.append((block.site, f"{block.entities:,}", f"{100 * block.missing:.2f} %", own, left))
+        headers = ("site", "rows", "left out", "own fit", "released")
+        return Sheet(headers, tuple(rows), "lrrrl", SITE_WIDTHS, gap=2, wrap=True)
+
+    def _site_by_site(self) -> list[str]:
+        return [*(["the own fits"] if self._own_requested else []), *super()._site_by_site()]
+
+    def _few_clusters_note(self, clusters: int | None) -> Iterator[Note]:
+        if clusters is not None and clusters < FEW_CLUSTERS:
+            yield Note(
+                "few_clusters",
+                f"There are {clusters} clusters. With fewer than {FEW_CLUSTERS}, these standard errors are "
+                "usually too small.",
+                "warning",
+            )
+
+    def _own_fits_note(self, but: str = "") -> Iterator[Note]:
+        lacking: dict[str, list[str]] = {}
+        for own in self._fit.local:
+            if own.problem and own.problem != NOT_REQUESTED:
+                lacking.setdefault(PROBLEMS.get(own.problem, own.problem), []).append(own.site)
+        if lacking:
+            listed = "; ".join(f"{', '.join(names)} ({problem})" for problem, names in lacking.items())
+            text = f"No fit of their own: {listed}. Their rows count in the estimate all the same{but}."
+            yield Note("own_fits", text)
+
+    def _difference_note(self) -> Iterator[Note]:
+        """Say whether the sites differ by the joint test."""
+        if len(self._fit.local) == 1:
+            return
+        try:
+            joint = self.heterogeneity.joint
+        except NotAvailableError as error:
+            if self._own_requested:
+                yield Note("heterogeneity", f"The sites are not compared: {error}")
+            return
+        if joint.df and joint.pvalue < DIFFER:
+            yield Note(
+                "heterogeneity",
+                f"The sites differ: {self._joint_name} {joint}, p {show_probability(joint.pvalue)}. Each "
+                "coefficient is an average over sites: .heterogeneity.",
+                "warning",
+            )
+
+
+# ----------------------------------------------------------------------------------------------------
+# Score tests of one assumption, for each term of the formula and for all.
+
+
+def score_tests(terms: Sequence[str], statistic: Callable[[list[int]], tuple[float, int]]) -> pd.DataFrame:
+    """Test every term, and all: ``term``, ``statistic``, ``df``, ``p_value``.
+
+    `terms` (p,) are those of the columns; `statistic` takes places of columns to a statistic and its degrees
+    of freedom.
+    """
+    rows = []
+    for term in [*dict.fromkeys(terms), "GLOBAL"]:
+        found, df = statistic([k for k, one in enumerate(terms) if term in (one, "GLOBAL")])
+        rows.append((term, found, df, float(stats.chi2.sf(found, df))))
+    return pd.DataFrame(rows, columns=["term", "statistic", "df", "p_value"])
+
+
+def quadratic(score: Floats, information: Floats) -> float:
+    """Return the statistic of a score test, U' V^-1 U."""
+    return float(score @ np.linalg.solve(information, score))
+
+
+class AssumptionTest(Report):
+    """Score tests of an assumption of a model, one for each term and one for all."""
+
+    _assumption: ClassVar[str]
+    _remedy: ClassVar[str]
+
+    def __init__(self, table: pd.DataFrame) -> None:
+        self._table = table
+
+    def tidy(self) -> pd.DataFrame:
+        """One row per term, and one for all: ``term``, ``statistic``, ``df``, ``p_value``."""
+        return self._table.copy()
+
+    def _glance(self) -> dict[str, float]:
+        return {str(name): value for name, value in self._table.iloc[-1].drop("term").items()}
+
+    def _title(self) -> str:
+        raise NotImplementedError
+
+    def _sheets(self) -> tuple[Sheet, ...]:
+        rows = tuple(
+            (str(term), number(statistic), str(df), number(p, 3) if p >= 0.001 else "< 0.001")
+            for term, statistic, df, p in self._table.itertuples(index=False)
+        )
+        title = f"{self._assumption}: {self._title()}"
+        return (Sheet(("", "chi2", "df", "P>chi2"), rows, "lrrr", (WIDTH - 39, 12, 12, 12), title),)
+
+    def _summary_notes(self) -> Iterator[Note]:
+        if float(self._table["p_value"].iloc[-1]) < DIFFER:
+            yield Note("not_proportional", self._remedy, "warning")
+
+    def __repr__(self) -> str:
+        return f"<{self._assumption}: {chi_squared(**self._glance())}; see .summary()>"
+
+
+def chi_squared(statistic: float, df: float, p_value: float) -> str:
+    """Write a test."""
+    return f"{statistic:.2f} on {df:.0f} df, p {show_probability(p_value)}"
