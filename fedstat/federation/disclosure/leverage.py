@@ -100,7 +100,8 @@ def check_leverage(data: SiteData, state: State, fact: DesignDirections) -> None
             "minimum rows per level",
             data.name,
             f"requires at least {few + 1} rows behind every combination of columns; {', '.join(involved)} "
-            "together single out fewer. Merge levels, or leave a term out",
+            "together single out fewer. Merge levels, or leave a term out; the owner's setting is "
+            "min_level_count",
         )
 
 

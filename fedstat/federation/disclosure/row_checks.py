@@ -202,7 +202,7 @@ def check_rows(data: SiteData, state: State, fact: facts.RowCount) -> None:
             "maximum parameters per row",
             data.name,
             f"allows {policy.max_parameters:g} coefficients per row; the model has {fact.parameters:,} for "
-            f"{fact.n:,} rows. Use fewer terms, or leave the site out",
+            f"{fact.n:,} rows. Use fewer terms, or leave the site out; the owner's setting is max_parameters",
         )
 
 
@@ -249,7 +249,7 @@ def check_events(data: SiteData, state: State, fact: facts.OutcomeCounts) -> Non
             "minimum events",
             data.name,
             f"requires no rows or at least {least} rows of either outcome of '{fact.response}'; it has fewer "
-            f"{few[-1]}. Leave the site out",
+            f"{few[-1]}. Leave the site out; the owner's setting is min_events",
         )
 
 
@@ -274,7 +274,7 @@ def check_levels(data: SiteData, column: str, counts: Sequence[int]) -> None:
         "minimum rows per level",
         data.name,
         f"requires at least {least} rows of every level; {rare:,} of the {len(counts):,} levels of column "
-        f"'{column}' have fewer. {remedy}",
+        f"'{column}' have fewer. {remedy}; the owner's setting is min_level_count",
     )
 
 
@@ -313,7 +313,7 @@ def check_indicators(data: SiteData, state: State, fact: facts.IndicatorCounts) 
                 "minimum rows per level",
                 data.name,
                 f"requires no rows or at least {least} rows on either side of design column '{name}'; it has "
-                "fewer. Merge levels, or leave the term out",
+                "fewer. Merge levels, or leave the term out; the owner's setting is min_level_count",
             )
 
 

@@ -138,7 +138,7 @@ def test_a_robust_covariance_needs_enough_groups():
 
 @pytest.mark.slow
 def test_robust_intervals_cover_where_variances_differ():
-    runs, covered, plain = 200, np.zeros(4), np.zeros(4)
+    runs, covered, plain = 300, np.zeros(4), np.zeros(4)
     for seed in range(runs):
         one = model(frames(seed, power=0.5))
         for cov_type, count in (("robust", covered), ("observed", plain)):

@@ -219,8 +219,8 @@ def test_arguments_without_a_meaning_are_refused():
         fs.VerticalGLM.from_formula("y ~ x0 + x3 - 1", partition)
     with pytest.raises(ModelError, match="family"):
         fs.VerticalGLM.from_formula("y ~ .", partition, family=sm.families.Tweedie())
-    with pytest.raises(ModelError, match="no penalty 'ridge'"):
-        fs.VerticalGLM.from_formula("y ~ .", partition, penalty="ridge")
+    with pytest.raises(ModelError, match="no penalty 'rigid'"):
+        fs.VerticalGLM.from_formula("y ~ .", partition, penalty="rigid")
     model = make_model(TABLE)
     with pytest.raises(ModelError, match="select"):
         model.fit(select="best")
