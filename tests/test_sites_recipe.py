@@ -1,4 +1,4 @@
-"""The commands of docs/sites.md, typed as they are written, by three sites, with plain files and others."""
+"""The commands of docs/sites.md, typed exactly, by three sites, with plain files and with others."""
 
 from __future__ import annotations
 

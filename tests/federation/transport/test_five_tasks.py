@@ -53,21 +53,21 @@ def pages(tmp_path_factory):
     )
     for name in "ABC":
         assert main(["site", "describe", str(home / name)]) == 0
-    doors = Analyst(home)
+    federation = Analyst(home)
 
     def fit(formula):
-        return fs.FederatedOLS.from_formula(formula, doors.connect()).fit(masked=True)
+        return fs.FederatedOLS.from_formula(formula, federation.connect()).fit(masked=True)
 
     with pytest.raises(ConsentError):
         fit("pressure ~ age")
-    for site in doors.sites.values():
+    for site in federation.sites.values():
         for digest in list(site.site.pending):
             site.site.approve(digest, "olga")
     assert fit("pressure ~ age").nobs == 600
     with pytest.raises(ConsentError):
         fit("pressure ~ age + smoker")
-    (digest,) = doors.sites["B"].site.pending
-    for site in doors.sites.values():
+    (digest,) = federation.sites["B"].site.pending
+    for site in federation.sites.values():
         site.site.site_ledger.store.close()
     places = {"overview": "", "columns": "columns", "plan": f"plans/{digest}", "plans": "plans"}
     shown = {}
