@@ -182,6 +182,7 @@ def test_nobody_is_charged_where_one_has_no_budget():
     assert not any(site.site_ledger.charges.made for site in partition.sites.values())
 
 
+@pytest.mark.filterwarnings("ignore:Nothing is charged yet")
 def test_too_few_complete_entities_are_refused_with_what_to_do():
     rng = np.random.default_rng(3)
     frame = draw_columns(300, rng).assign(y=(np.arange(300) % 2).astype(float))
