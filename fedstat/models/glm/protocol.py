@@ -118,6 +118,7 @@ class Newton:
         own = np.array([reply.arrays["columns"] for reply in self.alone]) if local else None
         self.coordinates = Coordinates.of(design, own)
         self.n = int(design.n.sum())
+        self.test = ConvergenceTest(self.n, self.options.tol)
         if self.n <= len(design.names):
             raise EstimationError(
                 f"{self.n:,} complete rows at all sites together for {len(design.names)} coefficients; "
@@ -268,7 +269,6 @@ class Newton:
         """
         gamma, total = yield from self.start()
         check_rank(total.information, self.coordinates)
-        self.test = ConvergenceTest(self.n, self.options.tol)
         judged: list[Reply] = []
         before = total.information
         while not self.finished(total):
