@@ -1,7 +1,8 @@
 """The coordinator's page: sites that answer or not, waiting approvals and analyses; it decides nothing."""
 
-from __future__ import re
+from __future__ import annotations
 
+import re
 import threading
 import warnings
 from contextlib import contextmanager
