@@ -8,6 +8,7 @@ from functools import cached_property, partial
 import numpy as np
 
 from fedstat.errors import EstimationError, ModelError
+from fedstat.inference.convergence import rounding_error
 from fedstat.inference.covariance import delta_method, invert_information
 from fedstat.models.vertical.moments import COLLINEAR, PatternMoments
 from fedstat.models.vertical.newton import NewtonAscent, NewtonFit, TraceRow, step_by
@@ -283,7 +284,6 @@ SMALLEST_STEP = 2.0**-20
 LONGEST_LOG = 1.0
 """Largest change of the logarithm of a variance in one step."""
 SUFFICIENT = 1e-4
-ROUNDING = 1e-13
 VANISHING, NEARLY_VANISHING = 1e-12, 1e-4
 """Shares of the response's variance: one that counts as zero, and one below which rounding hides the
 trend."""
@@ -388,7 +388,7 @@ def line_search(
     # A variance changes at most by a factor e: the quadratic model is not valid farther away.
     first = min(1.0, LONGEST_LOG / logs) if logs > 0.0 else 1.0
     # Near the maximum, the increase is below the rounding of the log-likelihood, and no step would suffice.
-    slack = ROUNDING * (abs(at.log_likelihood) + standard.moments.nobs)
+    slack = rounding_error(at.log_likelihood, standard.moments.nobs) / 2.0
     step = first
     while step >= SMALLEST_STEP:
         trial = LikelihoodPoint.unpack(phi + step * direction, standard.P)

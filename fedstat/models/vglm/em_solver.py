@@ -9,12 +9,12 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
 from fedstat.errors import EstimationError
+from fedstat.inference.convergence import rounding_error
 from fedstat.kernels.penalized.coordinate_descent import GramSolver
 from fedstat.kernels.penalized.path import Solution
 from fedstat.kernels.penalized.penalties import Terms
 from fedstat.models.vertical.fit import (
     LONGEST_LOG,
-    ROUNDING,
     VANISHING,
     LikelihoodDerivatives,
     LikelihoodPoint,
@@ -432,7 +432,7 @@ class BlockSolver:
         n, s2 = self.standard.moments.nobs, self.variance(point)
         move = self._join(self.beta(d), free)
         lowest = self.joint.log_likelihood(point) - n * terms.value(theta) / s2
-        lowest -= ROUNDING * (abs(lowest) + n)
+        lowest -= rounding_error(lowest, n) / 2.0
         share = self.joint.longest(move)
         for _ in range(MOST_HALVINGS):
             trial = self.joint.move(point, share * move)

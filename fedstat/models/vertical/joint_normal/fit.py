@@ -11,10 +11,10 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from fedstat.errors import EstimationError
+from fedstat.inference.convergence import rounding_error
 from fedstat.inference.covariance import invert_information, symmetrize
 from fedstat.models.vertical.fit import (
     NEARLY_VANISHING,
-    ROUNDING,
     SMALLEST_STEP,
     SUFFICIENT,
     VANISHING,
@@ -453,7 +453,7 @@ def line_search_joint_normal(
     Raises EstimationError if it decreases along the direction for every step length, or a variance vanishes.
     """
     slope, step = float(at.score @ direction), 1.0
-    slack = ROUNDING * (abs(at.log_likelihood) + moments.nobs)
+    slack = rounding_error(at.log_likelihood, moments.nobs) / 2.0
     while step >= SMALLEST_STEP:
         trial = moves.step(point, step * direction)
         try:
