@@ -16,7 +16,7 @@ import pytest
 from browser import FOUND, browsing
 from operating import make_federation
 from paged import page_of
-from test_rules_in_force import Doors
+from test_rules_in_force import Federation
 
 import fedstat as fs
 from fedstat.errors import ConsentError
@@ -35,7 +35,7 @@ def frame(seed):
     return pd.DataFrame({"age": age, "pressure": pressure, "smoker": rng.integers(0, 2, 200)})
 
 
-class Analyst(Doors):
+class Analyst(Federation):
     """An analyst who states person, study and purpose."""
 
     def connect(self, journal=None):
