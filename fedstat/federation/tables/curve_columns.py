@@ -244,12 +244,17 @@ def with_curves(
 
     A column that already holds curves is unchanged, and so is a column of entities in `keep`.
     """
+    curves = {
+        name: curve
+        for name, curve in curves.items()
+        if name not in frame.columns or not is_curve(frame[name])
+    }
+    if not curves:
+        return frame
     used: dict[str, str] = {}
     made: dict[str, CurveArray] = {}
     entities: set[str] = set()
     for name, curve in curves.items():
-        if name in frame.columns and is_curve(frame[name]):
-            continue
         at = f"{where}, curve '{name}'"
         if isinstance(curve, LongCurve):
             made[name] = checked(at, read_long(at, name, curve, frame))
@@ -308,7 +313,7 @@ def split_curve_columns(
             )
         own[holders[0]][name] = curve
     return {
-        site: with_curves(f"site {site!r}", table, own[site]) if own[site] else table
+        site: with_curves(f"site {site!r}", table, own[site])
         for site, table in tables.items()
     }
 

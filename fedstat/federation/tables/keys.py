@@ -86,11 +86,13 @@ def split_columns(table: pd.DataFrame, columns: Mapping[str, Sequence[str]], key
 
 def split_rows(table: pd.DataFrame, by: str, key: Sequence[str]) -> Alignment:
     """Horizontal layout: the rows of one table; every row is an entity."""
-    content = table[non_key_columns(table, [*key, by])]
-    blocks = {
-        site: AlignedBlock(content.take(rows).reset_index(drop=True), rows, 0)
-        for site, rows in rows_by_site(table[by]).items()
-    }
+    columns = non_key_columns(table, [*key, by])
+    blocks = {}
+    for site, rows in rows_by_site(table[by]).items():
+        # Rows are taken before the columns are chosen: the whole table is not copied.
+        frame = table.take(rows)[columns]
+        frame.index = pd.RangeIndex(len(rows))
+        blocks[site] = AlignedBlock(frame, rows, 0)
     entities = table.set_index(list(key)).index if key else pd.RangeIndex(len(table))
     return _alignment(entities, blocks)
 

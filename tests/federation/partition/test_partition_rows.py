@@ -1,6 +1,7 @@
 """The horizontal layout: one table per site, in memory or streamed; what is common, and what is refused."""
 
 import re
+import tracemalloc
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -392,3 +393,15 @@ def test_many_columns_stand_below_each_other_in_a_map_of_missing_cells(width):
     assert len(ax.get_yticklabels()) == 20 and ax.get_yticklabels()[3].get_text().endswith(", 3")
     assert not faults(ax.figure)
     plt.close("all")
+
+
+def test_a_partition_by_rows_holds_one_copy_of_the_table():
+    frame = pd.DataFrame(np.zeros((200_000, 10))).add_prefix("x").assign(site=np.arange(200_000) % 2)
+    size = frame.memory_usage().sum()
+    ClientPartition.from_frame(frame.head(100), by="site")
+    tracemalloc.start()
+    partition = ClientPartition.from_frame(frame, by="site")
+    held, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert partition.n_entities == len(frame)
+    assert 0.8 * size < held < 1.3 * size and peak < 2.3 * size, (held / size, peak / size)

@@ -52,7 +52,7 @@ def new_columns(held: BoostRecord, new: pd.DataFrame) -> tuple[Bools, pd.DataFra
         return complete, new, Z
     question = basis.agreement.question
     curves = {name: held.curves[name] for name in held.formula.curves}
-    frame = with_curves("the new rows", new, curves) if curves else new
+    frame = with_curves("the new rows", new, curves)
     seen, coded = np.ones(len(frame), dtype=bool), np.empty((len(frame), 0))
     names: tuple[str, ...] = ()
     if question.terms:

@@ -74,7 +74,7 @@ class PublicBasis:
         """Which rows lack nothing, and the scores of those after a column of ones."""
         parts = self.parts[:-1]
         held = {part.name: curves[part.name] for part in parts if part.curve is not None}
-        frame = with_curves("the new rows", frame, held) if held else frame
+        frame = with_curves("the new rows", frame, held)
         complete = ~np.any([part.missing(frame[part.name]) for part in parts], axis=0)
         scores = [part.scores(frame[part.name])[complete] for part in parts]
         return complete, np.hstack([np.ones((int(complete.sum()), 1)), *scores])
