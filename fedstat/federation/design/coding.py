@@ -460,7 +460,8 @@ def _values(series: dict[str, pd.Series], expression: Expression, site: str) -> 
         case Category(column=name, levels=levels):
             return _codes(series[name], levels, where)
     read = set(iter_columns(event))
-    numbers = {name: _numbers(one, site, name, "a response") for name, one in series.items() if name in read}
+    what = "an event" if isinstance(tree, Survival) else "a response"
+    numbers = {name: _numbers(one, site, name, what) for name, one in series.items() if name in read}
     match tree:
         case Counts(successes=successes, failures=failures):
             return _counts((successes, failures), numbers, where)
@@ -554,13 +555,15 @@ def _numbers(series: pd.Series, site: str, name: str, what: str) -> Floats:
     if pd.api.types.is_bool_dtype(series.dtype) or pd.api.types.infer_dtype(series) == "boolean":
         return np.asarray(series.to_numpy(dtype=object), dtype=np.float64)
     if column_kind(series, site, name) == "category":
-        remedy = (
-            f"For one level against the others write {name} == 'level' on the left side. For all levels use "
-            "FederatedOrdinal or FederatedMultinomial."
-        )
+        one = f"For one level against the others write {name} == 'level' on the left side. "
+        remedies = {
+            "a response": one + "For all levels use FederatedOrdinal or FederatedMultinomial.",
+            "an event": one + f"For competing events use CumulativeIncidence and C({name}, levels=[...]), with "
+            "the level of censoring first.",
+        }
         raise DesignError(
             f"{at_column(site, name)} holds categories, and {what} must be numbers or true/false. "
-            + (remedy if what == "a response" else "Use a column of numbers.")
+            f"{remedies.get(what, 'Use a column of numbers.')}"
         )
     return as_numbers(series, site, name)
 

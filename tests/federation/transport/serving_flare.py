@@ -21,6 +21,7 @@ import fedstat as fs
 from fedstat.federation.audit.ledger_file import begin_ledger
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.files import write_private
+from fedstat.federation.tables.aligned_table import AlignedTable
 from fedstat.federation.transport.flare.analysis import FlareTransport
 from fedstat.federation.transport.flare.provision import FOLDER, write_job, write_key, write_local
 from fedstat.federation.transport.journal import Journal
@@ -42,6 +43,8 @@ builders:
   - path: nvflare.lighter.impl.cert.CertBuilder
   - path: nvflare.lighter.impl.signature.SignatureBuilder
 """
+ALIGNED_AS = "0123456789abcdef"
+"""Name of the alignment of sites that hold different columns."""
 CLIENT = "  - {{name: {name}, type: client, org: fedstat}}"
 
 
@@ -94,6 +97,11 @@ def connected(
     return replace(partition, _engine=RemoteEngine(sites, None if journal is None else Journal(journal)))
 
 
+def aligned(partition: fs.ClientPartition) -> fs.ClientPartition:
+    """The same partition, with the name of the alignment that its served sites have."""
+    return replace(partition, _aligned_as=ALIGNED_AS)
+
+
 def write_sites(partition: fs.ClientPartition, kits: Path, coordinator: Identity) -> None:
     """Possessions of each site's owner: the table, the keys, and the pinned fingerprints."""
     for name, site in partition.sites.items():
@@ -102,7 +110,12 @@ def write_sites(partition: fs.ClientPartition, kits: Path, coordinator: Identity
         place.mkdir(mode=0o700)
         data = site._data
         table = data.table.table if partition.site_column else data.table
-        table.frame.to_parquet(place / "table.parquet")
+        frame, key = table.frame, list(partition.key)
+        if key:
+            rows = partition.rows[name]
+            frame = frame.assign(**partition.entities[rows].to_frame(index=False))
+            AlignedTable(name, frame, key, place).keep(ALIGNED_AS, rows)
+        frame.to_parquet(place / "table.parquet")
         site.trust.identity.save(place / "identity.json")
         begin_ledger(place, site.trust.identity)
         write_private(place / "policy.toml", site.policy.to_toml().encode())
@@ -114,6 +127,7 @@ def write_sites(partition: fs.ClientPartition, kits: Path, coordinator: Identity
             "[data]",
             'kind = "parquet"',
             'path = "table.parquet"',
+            *([f"key = {json.dumps(key)}"] if key else []),
             "[pinned]",
             *(f"{json.dumps(peer)} = {json.dumps(key)}" for peer, key in site.trust.pinned.items()),
         ]
@@ -125,7 +139,7 @@ def provision(home: Path, sites: Sequence[str], port: int) -> Path:
     """Draw keys and certificates; the folder with one kit per participant."""
     home.mkdir(parents=True)
     clients = "\n".join(CLIENT.format(name=name) for name in sites)
-    project = PROJECT.format(server=SERVER, port=port, sites=clients, analyst=ANALYST)
+    project = PROJECT.format(server=SERVER, port=port, clients=clients, analyst=ANALYST)
     (home / "project.yml").write_text(project)
     command = [sys.executable, "-m", "nvflare.cli", "provision", "-p", "project.yml", "-w", "ws", "--force"]
     subprocess.run(command, cwd=home, check=True, capture_output=True, timeout=180)

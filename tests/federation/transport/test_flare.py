@@ -1,7 +1,7 @@
 """Sites over NVIDIA FLARE and mutual TLS: the same numbers; strangers and foreign code are refused.
 
 One federation serves all tests, which run in the order of the file; it takes longer than a minute. Run with
-``pytest -m slow tests/federation/transport/test_flare.py`` where ``fedstat[flare]`` is installed.
+``pytest tests/federation/transport/test_flare.py`` where ``fedstat[flare]`` is installed.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import threading
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 pytest.importorskip("nvflare", reason="needs fedstat[flare]")
 
-from serving_flare import SERVER, connected, federation_of, provision
+from serving_flare import SERVER, aligned, connected, federation_of, provision
 
 import fedstat as fs
 from fedstat.errors import EngineError, PolicyError, SecurityError
@@ -27,7 +28,7 @@ from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.transport.flare.analysis import FlareTransport
 from fedstat.federation.transport.flare.provision import KEY, SOCKET, write_job
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::fedstat.errors.ConvergenceWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.ConvergenceWarning")
 
 SEED = 0x6B1F0C52A94E7D3386E0D1B7F2A5C948
 SITES = ("east", "north", "south", "west")
@@ -44,7 +45,7 @@ def hospitals() -> fs.ClientPartition:
 def enterprises() -> fs.ClientPartition:
     frames = fs.datasets.load_sme()
     renamed = {site: frames[block] for site, block in zip(SITES, BLOCKS, strict=True)}
-    return fs.ClientPartition.from_frames(renamed, on="enterprise_id", shared_seed=SEED)
+    return aligned(fs.ClientPartition.from_frames(renamed, on="enterprise_id", shared_seed=SEED))
 
 
 def logistic(partition):
@@ -67,6 +68,23 @@ def unordered(partition):
 def equations(partition):
     model = fs.FederatedGEE.from_formula("num ~ sex", partition, groups="age")
     return model.fit(cov_type="bias_reduced", local=False)
+
+
+def times(partition):
+    model = fs.FederatedCox.from_formula("Surv(age, num > 0) ~ sex", partition)
+    return model.fit(cov_type="robust")
+
+
+def common_times(partition):
+    model = fs.FederatedCox.from_formula("Surv(age, num > 1) ~ cp", partition)
+    return model.fit(baseline="common", grid=[60, 80], local=False)
+
+
+def mixed(partition):
+    return fs.FederatedMixed.from_formula("num ~ sex + (1 | age)", partition).fit()
+
+
+FITS = (logistic, averaged, ordered, unordered, equations, times, common_times, mixed)
 
 
 def moments(partition):
@@ -98,10 +116,19 @@ def analysis(federation):
     return partition, job, transport
 
 
-@pytest.mark.parametrize("fit", [logistic, averaged, ordered, unordered, equations])
+@pytest.mark.parametrize("fit", FITS)
 def test_several_fits_in_one_job_are_the_same_to_the_bit(analysis, fit):
     partition, _, transport = analysis
     assert_identical(fit(connected(partition, transport)), fit(partition))
+
+
+def test_curves_are_the_same(analysis):
+    partition, _, transport = analysis
+    there, here = (
+        fs.KaplanMeier.from_formula("Surv(age, num > 0) ~ 1", one).fit([50, 60, 80])
+        for one in (connected(partition, transport), partition)
+    )
+    pd.testing.assert_frame_equal(there.tidy(), here.tidy())
 
 
 def test_a_refusal_reaches_the_analyst_by_name(analysis):

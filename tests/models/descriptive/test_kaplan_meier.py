@@ -387,3 +387,11 @@ def test_requests_out_of_turn_are_refused():
     request = Request("Bonn", "descriptive", "count_cells", {"edges": np.array([3.0])}, "another session")
     with pytest.raises(MessageError, match="open_cells"):
         site.answer(pack_request(request))
+
+
+@pytest.mark.parametrize("model", [fs.KaplanMeier, fs.FederatedCox])
+def test_competing_events_without_levels_are_sent_to_their_model(model):
+    cause = PATIENTS["died"].map({0: "none", 1: "death"})
+    partition = fs.ClientPartition.from_frame(PATIENTS.assign(cause=cause), by="hospital")
+    with pytest.raises(DesignError, match=r"an event must be .* cause == 'level' .* CumulativeIncidence"):
+        model.from_formula("Surv(months, cause) ~ age", partition)
