@@ -73,9 +73,10 @@ class RiskTable:
         n = len(stop)
         weight = np.ones(n) if weight is None else np.ascontiguousarray(weight, dtype=np.float64)
         stratum = np.zeros(n, dtype=np.int64) if stratum is None else stratum.astype(np.int64)
-        pairs = np.unique(np.column_stack([stratum[event], stop[event]]), axis=0)
-        strata_count = int(stratum.max(initial=-1)) + 1
-        if grid is not None:
+        if grid is None:
+            pairs = np.unique(np.column_stack([stratum[event], stop[event]]), axis=0)
+            strata_count = int(stratum.max(initial=-1)) + 1
+        else:
             strata_count, J = grid
             pairs = np.column_stack(
                 [np.repeat(np.arange(strata_count), J), np.tile(np.arange(1.0, J + 1.0), strata_count)]

@@ -131,6 +131,7 @@ class SiteIntervals:
             offset=offset[kept],
             kept=kept,
             columns=columns,
+            indicators=indicators(columns),
             left=left * J + stop,
             entered=np.where(late.any(), stratum * (J + 1) + enter, -1),
         )
@@ -156,7 +157,7 @@ class SiteIntervals:
     def small(self) -> Bools:
         """Intervals (J,) in which a group has rows, but too few: in all, of a level, or of an outcome."""
         rows, J, few = self.rows, len(self.edges), self.risks.data.policy.min_level_count
-        two = [*indicators(rows.columns).T, rows.table.event]
+        two = [*rows.indicators.T, rows.table.event]
         small = np.zeros(J + 1, dtype=bool)
         for code, width, first in ((rows.left, J, 1), (rows.entered, J + 1, 0)):
             if (code < 0).any():
@@ -185,8 +186,9 @@ class SiteIntervals:
 class IntervalRows:
     """Rows that are at risk at the end of an interval.
 
-    `kept` are their places among the rows of the fit, `columns` the design in the units of the data, `left`
-    and `entered` the groups of rows that leave and enter together.
+    `kept` are their places among the rows of the fit, `columns` the design in the units of the data,
+    `indicators` those of its columns that have two values, `left` and `entered` the groups of rows that leave
+    and enter together.
     """
 
     table: RiskTable
@@ -194,13 +196,19 @@ class IntervalRows:
     offset: Floats
     kept: Ints
     columns: Floats
+    indicators: Bools
     left: Ints
     entered: Ints
 
 
 def indicators(columns: Floats) -> Bools:
     """Return the columns (n, q) of two values, as whether a row has the larger one: (n, k)."""
-    two = [column == column.max() for column in columns.T if len(np.unique(column)) == 2]
+    two = []
+    for column in columns.T if len(columns) else ():
+        low, high = column.min(), column.max()
+        larger = column == high
+        if low < high and (larger | (column == low)).all():
+            two.append(larger)
     return np.column_stack(two) if two else np.zeros((len(columns), 0), dtype=bool)
 
 
@@ -234,7 +242,7 @@ def _describe(state: State, intervals: SiteIntervals, point: str) -> None:
             for name, column in zip(opened.names, rows.columns.T, strict=False):
                 both = np.column_stack([ones, column])
                 state.report(SummedProducts(partial(_alone, both), ["all rows", name], code=code))
-    counts = [np.bincount(rows.left[one]) for one in indicators(rows.columns).T]
+    counts = [np.bincount(rows.left[one]) for one in rows.indicators.T]
     n = np.bincount(rows.left)
     for one in counts:
         either = np.append(one, n[: len(one)] - one)

@@ -104,7 +104,7 @@ class Watched(FlareTransport):
     """Do something before a site receives its `turn`-th request."""
 
     def send(self, site, request):
-        if site == "north" and next(WATCH["asked"]) == WATCH["turn"]:
+        if site == "north" and next(WATCH["requested"]) == WATCH["turn"]:
             WATCH["what"]()
         return FlareTransport.send(self, site, request)
 
