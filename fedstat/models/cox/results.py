@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 FORMAT = "fedstat cox results 2"
 FEW_EVENTS = 10
 """Events per coefficient below which Wald intervals are unreliable (Peduzzi et al. 1995)."""
-FEW_INTERVALS, MOST_ENDS = 10, 8
+FEW_INTERVALS, MOST_ENDS = 20, 8
 TIES = {"efron": "Efron", "breslow": "Breslow"}
 
 
@@ -592,11 +592,12 @@ def _common_notes(common: CommonFit) -> Iterator[Note]:
     if requested > J:
         yield Note(
             "merged_intervals",
-            f"The sites merged {requested} intervals to {J}, so that none has few rows; their ends are "
+            ("CONFIDENCE INTERVALS MAY BE WRONG: the sites" if J < FEW_INTERVALS else "The sites")
+            + f" merged {requested} intervals of time to {J}, so that none has few rows; their ends are "
             f"{human_list(common.edges)}. With few intervals hazard ratios are biased towards one, "
             "most of all with ties='breslow'. Use fewer columns, or baseline='site', which needs no "
             "intervals.",
-            "warning" if J < FEW_INTERVALS else "info",
+            "critical" if J < FEW_INTERVALS else "info",
         )
     by_stratum = common.at.events[0].reshape(-1, J).sum(axis=1)
     combinations = product(*common.request.stratum_levels)
