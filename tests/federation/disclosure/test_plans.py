@@ -21,7 +21,7 @@ from fedstat.federation.disclosure.approval import (
     complete_digest,
     undeclared_part,
 )
-from fedstat.federation.disclosure.plan_text import describe_plan
+from fedstat.federation.disclosure.plan_text import describe_plan, formula_of, plain_lines
 from fedstat.federation.message import ArrayDeclaration, Request, Step
 
 TOTAL = ReleasedArray("total", "aggregate", "a sum", masked=False, numbers=3, entities=40)
@@ -126,6 +126,19 @@ def test_a_reply_has_no_more_numbers_and_columns_than_planned(arrays, columns, p
         with pytest.raises(ConsentError, match="z is not in" if "z" in columns else "of this size"):
             session.hold(approvals, ask_count(), arrays, columns)
     assert not session.prepared
+
+
+@pytest.mark.parametrize(("n_sites", "passes"), [(0, False), (1, False), (2, False), (3, True), (4, True)])
+def test_a_masked_sum_is_over_no_fewer_sites_than_planned(n_sites, passes):
+    session, approvals = followed(replace(PLAN, among=3, steps=(replace(COUNT, masked=True),)))
+    held = (approvals, ask_count(masked=0), {"total": np.zeros(3)}, ("x",), n_sites)
+    if passes:
+        session.hold(*held)
+    else:
+        with pytest.raises(ConsentError, match=f"a sum over {n_sites} sites is not in"):
+            session.hold(*held)
+    # Without a mask no sites are counted.
+    session.hold(approvals, ask_count(), {"total": np.zeros(3)}, ("x",), n_sites)
 
 
 @pytest.mark.parametrize(
@@ -356,3 +369,16 @@ def test_requests_before_the_plan_are_counted_for_the_owner():
 def test_a_plan_that_is_not_declared_so_is_named(change, named):
     plan = replace(PLAN, steps=(replace(COUNT, **change),))
     assert undeclared_part(plan, DECLARED) == named
+
+
+@pytest.mark.parametrize(("length", "whole"), [(299, True), (300, True), (301, False)])
+def test_a_formula_of_three_hundred_letters_is_shown_whole(length, whole):
+    text = json.dumps({"response": "y", "terms": ["x" * (length - len("y ~ "))]})
+    shown = formula_of(ask_count(family=DESIGN_FAMILY, text=text))
+    assert shown == "y ~ " + "x" * (length - 4) if whole else len(shown) == 300 and shown.endswith("x ...")
+
+
+@pytest.mark.parametrize(("least", "said"), [(0, False), (1, False), (2, True)])
+def test_a_plan_names_the_fewest_records_of_a_sum_from_two_on(least, said):
+    own, _, _ = plain_lines(PLAN, least)
+    assert ("over at least" in own) == said
