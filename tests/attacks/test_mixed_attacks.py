@@ -125,7 +125,8 @@ def test_effects_of_a_site_at_many_points_single_out_no_patient():
     def protocol():
         yield from newton.open()
         for t in np.linspace(0.1, 2.0, 8):
-            arrays = {"beta": np.zeros(2), "factor": np.array([t, 1.0]), "center": np.array(0.0)}
+            arrays = {"beta": np.zeros(2), "factor": np.array([t, 1.0])}
+            arrays |= {"dispersion": np.array(1.0), "center": np.array(0.0)}
             received.append((yield session.request_all("predict_site", arrays)))
 
     with pytest.raises(PolicyError, match="fewer than 3 groups"):
@@ -162,7 +163,8 @@ def test_coefficients_that_give_weight_to_few_rows():
     model = model_of(table, formula="z ~ x + (1 | patient)", family=sm.families.Binomial())
     session = model._open_session("mixed", False)
     newton = MixedNewton(session, model.formula.random, model.distribution)
-    arrays = {"beta": np.array([0.0, 3000.0]), "factor": np.array([0.0]), "curvature": np.array(True)}
+    arrays = {"beta": np.array([0.0, 3000.0]), "factor": np.array([0.0])}
+    arrays |= {"dispersion": np.array(1.0), "curvature": np.array(True)}
 
     def protocol():
         yield from newton.open()
@@ -190,7 +192,8 @@ def test_more_points_than_a_fit_needs_single_out_rows_of_a_small_site():
     def protocol():
         yield from newton.open()
         for _ in range(40):
-            arrays = {"beta": rng.normal(size=2), "factor": rng.random(1), "curvature": np.array(False)}
+            arrays = {"beta": rng.normal(size=2), "factor": rng.random(1)}
+            arrays |= {"dispersion": np.array(1.0), "curvature": np.array(False)}
             yield session.request_all("sum_scores", arrays)
 
     with pytest.raises(PolicyError, match="largest share"):

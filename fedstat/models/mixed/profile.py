@@ -34,8 +34,9 @@ class Profiles:
     """-2 log L, minimized over all parameters but one.
 
     Parameters ``x`` are, for normal responses, the factors of the covariances in the units of the response
-    (K,) and the residual standard deviation; for others the standardized coefficients (p,) and the factors
-    (K,). A standard deviation is then the length of a row of a factor.
+    (K,) and the residual standard deviation; for others the standardized coefficients (p,), the factors (K,),
+    and the logarithm of a dispersion that is estimated. A standard deviation is then the length of a row of a
+    factor.
     """
 
     newton: MixedNewton
@@ -47,7 +48,8 @@ class Profiles:
         fit = self.fit
         if fit.sums is not None:
             return np.append(fit.theta * np.sqrt(fit.scale), np.sqrt(fit.scale))
-        return np.concatenate([np.linalg.solve(self.newton.translation, fit.params), fit.theta])
+        start = np.linalg.solve(self.newton.translation, fit.params)
+        return np.concatenate([start, fit.theta, fit.log_dispersion])
 
     def row(self, term: int, effect: int) -> list[int]:
         """Return the places in x of the row of an effect in its factor; the diagonal is the last one."""
