@@ -12,6 +12,7 @@ import statsmodels.api as sm
 import fedstat as fs
 from fedstat.errors import FedstatError, MessageError, PolicyError
 from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.tables.table import FrameTable
 from fedstat.models.mixed.protocol import MixedNewton
 
 CAREFUL = fs.Policy(max_share=0.2, min_level_count=5)
@@ -198,3 +199,116 @@ def test_more_points_than_a_fit_needs_single_out_rows_of_a_small_site():
 
     with pytest.raises(PolicyError, match="largest share"):
         model.engine.run(protocol(), Ledger())
+
+
+KEPT = fs.Policy.strict(approval="auto", formulas="any", reasons="sent")
+
+
+def relapses(n_patients=40, n_visits=6):
+    """Patients of four sites with as many visits each; x is public."""
+    rng = np.random.default_rng(5)
+    patient = np.repeat(np.arange(4 * n_patients), n_visits)
+    table = pd.DataFrame({"patient": patient, "x": rng.normal(size=len(patient)).round(2)})
+    level = 0.8 * rng.normal(size=4 * n_patients)[patient] + 0.5 * table["x"]
+    table["y"] = (10.0 + level + rng.normal(size=len(patient))).round(2)
+    table["z"] = (rng.random(len(patient)) < 1.0 / (1.0 + np.exp(-level))).astype(int)
+    return table.assign(site="S" + (table["patient"] // n_patients).astype(str))
+
+
+def fits_with_and_without(formula, left_out, **settings):
+    """Two sessions of an analyst: all rows, and those that have a value of a further column."""
+    table = relapses()
+    table["kept"] = np.where(left_out(table), np.nan, 1.0)
+    model = model_of(table, KEPT, formula, **settings).fit()
+    partition = model.model.partition
+    again = fs.FederatedMixed.from_formula(formula, partition, complete=["kept"], **settings).fit()
+    return model, again, table[table["kept"].isna()]
+
+
+@pytest.mark.parametrize("visits", [1, 4])
+@pytest.mark.parametrize("settings", [{}, {"family": sm.families.Binomial()}])
+def test_a_session_without_few_visits_is_refused(visits, settings):
+    """Sums, scores and log-likelihoods of both sessions would differ by those of these visits."""
+    few = visits
+    with pytest.raises(PolicyError, match="differ in fewer than 5 rows"):
+        fits_with_and_without(
+            f"{'z' if settings else 'y'} ~ x + (1 | patient)",
+            lambda table: (table["patient"] == 3) & (table.groupby("patient").cumcount() < few),
+            **settings,
+        )
+
+
+def test_a_patient_with_many_visits_is_the_difference_of_two_sessions():
+    """The rules count rows. Products are exact sums, so their difference is that of the patient's visits."""
+    both = fits_with_and_without("y ~ x + (1 | patient)", lambda table: table["patient"] == 3)
+    first, second = (fit._record.fit.null.products[0] for fit in both[:2])
+    own = both[2]
+    (n, _, total), (_, _, cross), (_, _, square) = first - second
+    assert n == pytest.approx(6.0) and total == pytest.approx(own["y"].sum(), abs=1e-6)
+    assert cross == pytest.approx(own["x"] @ own["y"], abs=1e-6)
+    assert square == pytest.approx(own["y"] @ own["y"], abs=1e-5)
+
+
+def test_the_difference_of_log_likelihoods_reveals_how_often_a_patient_relapsed():
+    """At the mean of both estimates the patient's log-likelihood is the difference, up to third order.
+
+    The analyst knows the dates, and compares all outcomes. The summaries of two fits are enough.
+    """
+    events = relapses().groupby("patient")["z"].sum()
+    settings = {"family": sm.families.Binomial(), "nagq": 9}
+    with pytest.raises(PolicyError, match="single out fewer than 3 rows: 'z'"):
+        fits_with_and_without(
+            "z ~ x + (1 | patient)", lambda table: table["patient"] == events.eq(2).idxmax(), **settings
+        )
+    first, second, own = fits_with_and_without(
+        "z ~ x + (1 | patient)", lambda table: table["patient"] == events.eq(3).idxmax(), **settings
+    )
+    beta = (first.params + second.params).to_numpy() / 2.0
+    sd = (first.variances["std_dev"].iloc[0] + second.variances["std_dev"].iloc[0]) / 2.0
+    nodes, weights = np.polynomial.hermite_e.hermegauss(40)
+    eta = (beta[0] + beta[1] * own["x"].to_numpy())[:, None] + sd * nodes
+
+    def log_likelihood(z):
+        return np.log(
+            np.exp((z[:, None] * eta - np.logaddexp(0.0, eta)).sum(axis=0)) @ weights / weights.sum()
+        )
+
+    outcomes = np.array(np.meshgrid(*[[0, 1]] * 6)).reshape(6, -1).T
+    apart = np.abs([log_likelihood(z) - (first.llf - second.llf) for z in outcomes])
+    assert outcomes[apart.argmin()].sum() == own["z"].sum()
+    assert log_likelihood(own["z"].to_numpy()) == pytest.approx(first.llf - second.llf, abs=5e-3)
+
+
+@pytest.mark.parametrize(("visits", "refused"), [(1, True), (4, True), (6, False)])
+@pytest.mark.parametrize("change", ["add", "remove", "correct"])
+def test_fits_before_and_after_a_site_changes_few_visits(change, visits, refused):
+    """The history counts records: fewer than five are refused, six visits of one patient are not."""
+    table = relapses().assign(record=lambda t: np.arange(len(t)))
+    own = table.index[(table["patient"] == 3)][:visits]
+    after = table.copy()
+    if change == "correct":
+        after.loc[own, "y"] += 1.0
+    elif change == "add":
+        table = table.drop(index=own)
+    else:
+        after = after.drop(index=own)
+
+    def keyed(frame):
+        here = frame[frame["site"] == "S0"].reset_index(drop=True)
+        found = FrameTable(here.drop(columns=["site", "record"]))
+        found.key_columns = here[["record"]]
+        return found
+
+    partition = fs.ClientPartition.from_frame(table, by="site", policy=KEPT)
+    site, fits = partition.sites["S0"], []
+    for frame in (table, after):
+        site.change_records(keyed(frame), lambda *_: "")
+        if frame is after and refused:
+            with pytest.raises(PolicyError, match="differencing"):
+                fs.FederatedMixed.from_formula("y ~ x + (1 | patient)", partition).fit()
+            return
+        fit = fs.FederatedMixed.from_formula("y ~ x + (1 | patient)", partition).fit()
+        fits.append(fit._record.fit.null.products[0])
+    total = relapses().loc[own, "y"].sum()
+    expected = {"correct": 6.0, "add": total, "remove": -total}[change]
+    assert (fits[1] - fits[0])[0, -1] == pytest.approx(expected, abs=1e-5)
