@@ -4,6 +4,8 @@ Products weighted by the inverse variance are sums over groups, whose weights de
 design of the group. Sums at several covariances can be combined such that one group alone has weight.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -215,11 +217,11 @@ def relapses(n_patients=40, n_visits=6):
     return table.assign(site="S" + (table["patient"] // n_patients).astype(str))
 
 
-def fits_with_and_without(formula, left_out, **settings):
+def fits_with_and_without(formula, left_out, policy=KEPT, **settings):
     """Two sessions of an analyst: all rows, and those that have a value of a further column."""
     table = relapses()
     table["kept"] = np.where(left_out(table), np.nan, 1.0)
-    model = model_of(table, KEPT, formula, **settings).fit()
+    model = model_of(table, policy, formula, **settings).fit()
     partition = model.model.partition
     again = fs.FederatedMixed.from_formula(formula, partition, complete=["kept"], **settings).fit()
     return model, again, table[table["kept"].isna()]
@@ -239,7 +241,11 @@ def test_a_session_without_few_visits_is_refused(visits, settings):
 
 
 def test_a_patient_with_many_visits_is_the_difference_of_two_sessions():
-    """The rules count rows. Products are exact sums, so their difference is that of the patient's visits."""
+    """Rules count rows. Products are exact sums, so their difference is that of the patient's visits."""
+    with pytest.raises(PolicyError, match="differ in fewer than 7 rows"):
+        fits_with_and_without(
+            "y ~ x + (1 | patient)", lambda table: table["patient"] == 3, replace(KEPT, min_count=7)
+        )
     both = fits_with_and_without("y ~ x + (1 | patient)", lambda table: table["patient"] == 3)
     first, second = (fit._record.fit.null.products[0] for fit in both[:2])
     own = both[2]

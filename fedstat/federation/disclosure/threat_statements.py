@@ -44,6 +44,9 @@ STRICT_LEARNS: Mapping[str, tuple[str, ...]] = {
         "For sites with different columns: the sums of products that the coordinator learns.",
         "No sum over fewer than {min_count} rows, except for the rows of one level or of one outcome.",
         "No sum over fewer than {min_few} rows of a level or of an outcome.",
+        "Rules count rows, and not persons. If a person has {min_count} rows or more, such as visits: sums "
+        "over these rows and their log-likelihood, by subtracting an analysis of all other rows. A larger "
+        "min_count prevents this.",
         "Some counts of 1 to {below_level} rows, by subtraction: the rows of a level that have the outcome "
         "0, and the rows that have neither of two levels. Other values of these rows are not revealed.",
         "No sum of a product of two columns that is nonzero in 1 to {below_level} rows. This check includes "
