@@ -680,6 +680,10 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
             else:
                 slope, by_params, by_theta = fit.slopes_at(fit.design.mean)
             cov = fit.cov if fit.joint is None else fit.joint
+        known = (
+            " A variance is zero, or effects determine each other: errors take the variances as known, and "
+            "are too small if the variance is not zero."
+        )
         jacobian = np.zeros((p, len(cov)))
         jacobian[:, :p] = slope * np.eye(p) + np.outer(beta, by_params)
         if len(cov) > p:
@@ -694,7 +698,8 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
             options={"method": method, "at": at},
             title=(self.model_name, self.estimate.response),
             note=("Averages over all rows" if at == "overall" else "At the mean of every column")
-            + ", averaged over the random effects. Errors by the delta method.",
+            + ", averaged over the random effects. Errors by the delta method."
+            + known * (fit.sums is None and fit.joint is None),
         )
 
     # -- summary ---------------------------------------------------------------------------------

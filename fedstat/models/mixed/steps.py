@@ -329,10 +329,15 @@ class GroupWeights:
 
 
 def groups_at(site: MixedRows, covariance: Floats, derivatives: bool = True) -> FittedMeanSums:
-    """Declare the weights of the groups at a covariance of the random effects."""
+    """Declare the weights of the groups at a covariance of the random effects.
+
+    Without derivatives they are behind the site's own effects.
+    """
     block, point = GroupWeights(site, slice(None)), np.ascontiguousarray(covariance).tobytes()
     point, rows = point if derivatives else VALUES + point, len(block.columns)
-    return FittedMeanSums(site.opened, rows, point, lambda: iter([block]), groups=True, kind="of groups")
+    return FittedMeanSums(
+        site.opened, rows, point, lambda: iter([block]), groups=True, kind="of groups", own=not derivatives
+    )
 
 
 def marginal_products(

@@ -254,6 +254,10 @@ def test_a_variance_of_zero_is_reported_at_the_top():
     assert_allclose(fit.scale, pooled.scale, rtol=1e-8)
     assert "Singular fit" in str(fit.summary())
     assert_allclose(fit.test_variances()["p_value"], [1.0], atol=0.51)
+    assert "take the variances as known" not in str(fit.get_margeff().summary())
+    table["z"] = np.tile([0, 1, 1, 0], 60)
+    fit = model_of("z ~ x + (1 | g)", table, family=sm.families.Binomial()).fit()
+    assert fit.singular and "errors take the variances as known" in str(fit.get_margeff().summary())
 
 
 @pytest.mark.parametrize("seed", range(4))
