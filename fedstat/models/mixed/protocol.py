@@ -32,7 +32,7 @@ from fedstat.typing import Array, Floats, Matrix, Vector
 
 SINGULAR = 1e-4
 """Smallest standard deviation of a direction of random effects, relative to the residual one, above zero."""
-MOST_HALVINGS, SADDLE = 30, 0.1
+MOST_HALVINGS, SADDLE, SMALLEST = 30, 0.1, 1e-6
 LOWEST, HIGHEST_SHARE = 0.01, 0.99
 """Limits of the mean at which the iteration starts; the upper one is for shares."""
 LEAST_ALPHA = 1e-6
@@ -373,6 +373,7 @@ class MixedNewton:
         null = yield from self.evaluate(np.zeros(self.effects.K), reml)
         require_independent(null.products[0, :-1, :-1], self.design.names)
         theta, sums, converged = yield from self.maximize(self.effects.start(), reml)
+        theta = without_rounding(theta)
         inverse, _, beta, squares = sums.parts()
         scale = float(squares.values[0, 0, 0]) / sums.df
         return MixedFit(
@@ -465,7 +466,7 @@ class MixedNewton:
             highest = HIGHEST_SHARE if self.distribution.name == "Binomial" else np.inf
             start[0] = float(self.distribution.make().link(min(max(self.mean, LOWEST), highest)))
         at, found, hessian, converged = yield from self.climb(start)
-        theta = self.effects.pack(self.effects.factors(at[p : p + K]))
+        theta = without_rounding(self.effects.pack(self.effects.factors(at[p : p + K])))
         flat = bool(self.effects.singular(theta)) or np.linalg.eigvalsh(hessian)[0] <= 0.0
         # At the end of their range variances are taken as known.
         kept = [*range(p), *range(p + K, len(at))] if flat else [*range(len(at))]
@@ -505,6 +506,11 @@ def descends(new: float, old: float, slope: float) -> bool:
     Without that, a step over a variance of zero may end at the same variance.
     """
     return new <= old + 1e-4 * slope + 1e-11 * (1.0 + abs(old))
+
+
+def without_rounding(theta: Floats) -> Floats:
+    """Return factors with zeros where the iteration stopped just next to zero."""
+    return np.where(np.abs(theta) < SMALLEST, 0.0, theta)
 
 
 def newton_step(gradient: Floats, hessian: Floats, longest: float) -> tuple[Floats, float]:

@@ -793,10 +793,13 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
                 "warning",
             )
         if fit.sums is None:
-            yield Note(
-                "conditional",
-                "Coefficients are for a given group. Effects averaged over groups are closer to zero.",
-            )
+            averaged = "Effects averaged over groups are closer to zero."
+            if fit.distribution.link == "Log":
+                averaged = (
+                    "Means over groups are larger; ratios of means are the same, except for columns with "
+                    "random effects."
+                )
+            yield Note("conditional", f"Coefficients are for a given group. {averaged}")
         yield from self._left_out_note()
         yield Note("local_groups", "Groups are local: equal labels at two sites are two groups.")
         yield from self._masking_note()
