@@ -20,7 +20,7 @@ from fedstat.models.mixed.protocol import (
     descends,
     newton_step,
 )
-from fedstat.models.mixed.steps import first_parameters, lower_pairs
+from fedstat.models.mixed.steps import first_parameters, lower_pairs, pack
 from fedstat.typing import Floats
 
 MOST_STEPS, SMALL_STEP = 30, 1e-5
@@ -70,7 +70,7 @@ class Profiles:
         size = float(np.linalg.norm(row))
         x[places] = row * (length / size) if size > 1e-8 * length else length * np.eye(len(row))[-1]
         if self.fit.sums is not None:  # derivatives are those of factors with nonnegative diagonals
-            x[:-1] = self.fit.effects.pack(self.fit.effects.factors(x[:-1]))
+            x[:-1] = pack(self.fit.effects.factors(x[:-1]))
         return x
 
     def evaluate(self, x: Floats) -> FitProtocol[Derivatives | None]:
@@ -95,7 +95,7 @@ class Profiles:
         factor, sd = x[:-1], x[-1]
         s, K = sd**2, len(factor)
         (f, f1, f2), (q, q1, q2) = base, squares
-        T = self.fit.effects.pack([L @ L.T for L in self.fit.effects.factors(factor)]) / s
+        T = pack([L @ L.T for L in self.fit.effects.factors(factor)]) / s
         gradient, hessian = np.zeros(K + 1), np.zeros((K + 1, K + 1))
         gradient[:K] = (f1 + q1 / s) / s
         gradient[K] = df - T @ f1 - (q + T @ q1) / s

@@ -26,7 +26,9 @@ from fedstat.models.mixed.steps import (
     has_dispersion,
     joint_factor,
     lower_pairs,
+    pack,
     unpack_covariances,
+    unpack_factors,
 )
 from fedstat.typing import Array, Floats, Matrix, Vector
 
@@ -117,22 +119,11 @@ class Effects:
 
     def factors(self, theta: Floats) -> list[Floats]:
         """Return the lower triangular factors, with nonnegative diagonals."""
-        out, begin = [], first_parameters(self.sizes)
-        for term, q in enumerate(self.sizes):
-            L = np.zeros((q, q))
-            for value, (a, b) in zip(theta[begin[term] : begin[term + 1]], lower_pairs(q), strict=True):
-                L[a, b] = value
-            out.append(L * np.where(np.diag(L) < 0.0, -1.0, 1.0))
-        return out
-
-    def pack(self, matrices: Sequence[Floats]) -> Floats:
-        """Return the lower triangles of matrices, one after the other."""
-        pairs = zip(matrices, self.sizes, strict=True)
-        return np.array([M[a, b] for M, q in pairs for a, b in lower_pairs(q)])
+        return [L * np.where(np.diag(L) < 0.0, -1.0, 1.0) for L in unpack_factors(theta, self.sizes)]
 
     def covariance(self, theta: Floats) -> Floats:
         """Return the entries of the covariances, in units of the data and of the residual variance."""
-        return self.pack([L @ L.T for L in self.factors(theta)]) / self.units()
+        return pack([L @ L.T for L in self.factors(theta)]) / self.units()
 
     def chain(self, theta: Floats) -> tuple[Floats, Floats]:
         """Return derivatives of the scaled covariances in the parameters: (K, K) and (K, K, K)."""
@@ -143,21 +134,17 @@ class Effects:
             for k, (a, b) in enumerate(pairs, begin[term]):
                 E = np.zeros((q, q))
                 E[a, b] = 1.0
-                first[begin[term] : begin[term + 1], k] = _entries(E @ L.T + L @ E.T)
+                first[begin[term] : begin[term + 1], k] = pack([E @ L.T + L @ E.T])
                 for m, (c, d) in enumerate(pairs, begin[term]):
                     G = np.zeros((q, q))
                     G[c, d] = 1.0
-                    second[begin[term] : begin[term + 1], k, m] = _entries(E @ G.T + G @ E.T)
+                    second[begin[term] : begin[term + 1], k, m] = pack([E @ G.T + G @ E.T])
         return first, second
 
     def singular(self, theta: Floats) -> list[int]:
         """Return the terms whose covariance is singular."""
         lowest = [np.linalg.svd(L, compute_uv=False)[-1] for L in self.factors(theta)]
         return [term for term, least in enumerate(lowest) if least < SINGULAR]
-
-
-def _entries(M: Floats) -> Floats:
-    return np.array([M[a, b] for a, b in lower_pairs(len(M))])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -358,7 +345,7 @@ class MixedNewton:
             if converged or len(self.trace) >= self.maxiter:
                 return theta, sums, converged
             for halving in range(MOST_HALVINGS):
-                trial = self.effects.pack(self.effects.factors(theta + step * 0.5**halving))
+                trial = pack(self.effects.factors(theta + step * 0.5**halving))
                 tried = yield from self.evaluate(trial, reml)
                 found = self.in_theta(trial, tried.deviance())
                 if descends(found[0], value, float(gradient @ step) * 0.5**halving):
@@ -466,7 +453,7 @@ class MixedNewton:
             highest = HIGHEST_SHARE if self.distribution.name == "Binomial" else np.inf
             start[0] = float(self.distribution.make().link(min(max(self.mean, LOWEST), highest)))
         at, found, hessian, converged = yield from self.climb(start)
-        theta = without_rounding(self.effects.pack(self.effects.factors(at[p : p + K])))
+        theta = without_rounding(pack(self.effects.factors(at[p : p + K])))
         flat = bool(self.effects.singular(theta)) or np.linalg.eigvalsh(hessian)[0] <= 0.0
         # At the end of their range variances are taken as known.
         kept = [*range(p), *range(p + K, len(at))] if flat else [*range(len(at))]

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
+from scipy.linalg import block_diag
 from scipy.special import digamma, expit, gammaln
 
 from fedstat.errors import DesignError, MessageError
@@ -618,13 +619,9 @@ def joint_factor(packed: Floats, sizes: Sequence[int]) -> tuple[Floats, list[tup
     A dispersion may follow the entries.
     """
     ends = np.cumsum(sizes).tolist()
-    L = np.zeros((ends[-1], ends[-1]))
-    places = [
-        (end - q + a, end - q + b) for end, q in zip(ends, sizes, strict=True) for a, b in lower_pairs(q)
-    ]
-    for value, place in zip(packed[: len(places)], places, strict=True):
-        L[place] = value
-    return L, places
+    pairs = zip(ends, sizes, strict=True)
+    places = [(end - q + a, end - q + b) for end, q in pairs for a, b in lower_pairs(q)]
+    return block_diag(*unpack_factors(packed, sizes)), places
 
 
 def averaged_slopes(distribution: DistributionSpec, eta: Floats, deviation: Floats) -> Floats:
@@ -706,7 +703,7 @@ def predict_site(
     sizes, p = site.request.sizes, len(site.to_own)
     check_lengths(data.name, beta=(beta, p), factor=(factor, first_parameters(sizes)[-1]))
     T = [L @ L.T for L in unpack_factors(factor, sizes)]
-    covariance = np.concatenate([M[tuple(np.transpose(lower_pairs(len(M))))] for M in T])
+    covariance = pack(T)
     state.report(groups_at(site, covariance, False), WorkingWeights(lambda: np.ones((1, site.n))))
     S = marginal_products(site, covariance, float(center))[1][0]
     ends, found = site.to_own @ beta, []
@@ -736,6 +733,11 @@ def _site_mode(data: SiteData, state: State, beta: Floats, factor: Floats, dispe
     return np.array([L @ modes[0], np.sqrt(np.diag(L @ inverse @ L.T))])
 
 
+def pack(matrices: Sequence[Floats]) -> Floats:
+    """Return the lower triangles of matrices, one after the other."""
+    return np.array([M[pair] for M in matrices for pair in lower_pairs(len(M))])
+
+
 def unpack_factors(packed: Floats, sizes: Sequence[int]) -> list[Floats]:
     """Return the lower triangular factors that are packed one after the other."""
     return [np.tril(matrix) for matrix in unpack_covariances(packed, sizes)]
@@ -743,10 +745,10 @@ def unpack_factors(packed: Floats, sizes: Sequence[int]) -> list[Floats]:
 
 def unpack_covariances(packed: Floats, sizes: Sequence[int]) -> list[Floats]:
     """Return the symmetric matrices whose lower triangles are packed one after the other."""
-    out, begin = [], first_parameters(sizes)
-    for term, q in enumerate(sizes):
+    out, values = [], iter(packed)
+    for q in sizes:
         matrix = np.zeros((q, q))
-        for value, (a, b) in zip(packed[begin[term] : begin[term + 1]], lower_pairs(q), strict=True):
-            matrix[a, b] = matrix[b, a] = value
+        for a, b in lower_pairs(q):
+            matrix[a, b] = matrix[b, a] = next(values)
         out.append(matrix)
     return out
