@@ -732,6 +732,7 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
             nodes = "Laplace approximation" if fit.nodes == 1 else f"{fit.nodes} nodes of quadrature"
             method = f"maximum likelihood, {nodes}"
         both = self._or_dash_of(lambda: " / ".join(f"{value:.3f}" for value in self.r_squared()))
+        shares = self._or_dash_of(lambda: "\n".join(f"{g}: {v:.3f}" for g, v in self.icc.items()))
         dispersion = []
         if self.dispersion is not None:
             value, error = map(number, self.dispersion)
@@ -745,9 +746,9 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
             ("Method", method),
             ("No. Observations", f"{est.nobs:,}"),
             *(("Groups", f"{t.group}: {n:,.0f}") for t, n in zip(fit.effects.terms, fit.groups, strict=True)),
-            ("ICC", self._or_dash_of(lambda: ", ".join(f"{g} {v:.3f}" for g, v in self.icc.items()))),
+            *(("ICC", line) for line in shares.split("\n")),
             ("R2 (fixed / all)", both),
-            ("REML Log-Likelihood" if fit.reml else "Log-Likelihood", number(self.llf, 2)),
+            ("REML Log-Lik." if fit.reml else "Log-Likelihood", number(self.llf, 2)),
             ("AIC", number(self.aic, 2)),
             ("Tests", "t, Satterthwaite's df" if self.use_t else "normal"),
             ("Converged", "yes" if est.converged else "NO"),
