@@ -230,6 +230,9 @@ def test_one_site_equals_many(masked):
     assert_allclose(many.cov_params(), one.cov_params(), rtol=1e-6)
     assert_allclose(many.variances["variance"], one.variances["variance"], rtol=1e-6)
     assert_allclose([many.llf, *many.df], [one.llf, *one.df], rtol=1e-6)
+    many = model_of(COSTS.format("1"), MEASURED, policy=SINGLE, family=GAMMA, nagq=5).fit(masked=masked)
+    one = model_of(COSTS.format("1"), MEASURED.assign(site="all"), policy=SINGLE, family=GAMMA, nagq=5).fit()
+    assert_allclose([*many.params, *many.dispersion], [*one.params, *one.dispersion], rtol=1e-7)
 
 
 def test_the_estimate_is_that_of_statsmodels():
