@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import statsmodels.api as sm
+from scipy import optimize, stats
 
 import fedstat as fs
 from fedstat.errors import FedstatError, MessageError, PolicyError
@@ -203,6 +204,7 @@ def test_more_points_than_a_fit_needs_single_out_rows_of_a_small_site():
         model.engine.run(protocol(), Ledger())
 
 
+NEGATIVE_BINOMIAL = sm.families.NegativeBinomial(alpha=1.0)
 KEPT = fs.Policy.strict(approval="auto", formulas="any", reasons="sent")
 
 
@@ -283,6 +285,38 @@ def test_the_difference_of_log_likelihoods_reveals_how_often_a_patient_relapsed(
     apart = np.abs([log_likelihood(z) - (first.llf - second.llf) for z in outcomes])
     assert outcomes[apart.argmin()].sum() == own["z"].sum()
     assert log_likelihood(own["z"].to_numpy()) == pytest.approx(first.llf - second.llf, abs=5e-3)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_log_likelihoods_at_several_dispersions_count_the_rows_of_each_value(masked):
+    """Without effects, a negative binomial log-likelihood is a sum of functions of the response alone.
+
+    Sums that are masked among at least three sites are not examined: the counts are those of all sites.
+    """
+    rng = np.random.default_rng(3)
+    table = relapses().assign(z=lambda t: rng.negative_binomial(2, 0.5, len(t)).clip(0, 9))
+    table.loc[3, "z"] = 14
+    model = model_of(table, KEPT if masked else CAREFUL, "z ~ x + (1 | patient)", family=NEGATIVE_BINOMIAL)
+    session = model._open_session("mixed", masked)
+    newton = MixedNewton(session, model.formula.random, model.distribution)
+    alphas, values = np.geomspace(0.02, 60.0, 24), []
+
+    def protocol():
+        yield from newton.open()
+        yield from newton.evaluate(np.zeros(1), False)
+        for alpha in alphas:
+            found = yield from newton.score(np.array([0.0, 0.0, 0.0, np.log(alpha)]), False)
+            values.append(found.deviance / -2.0)
+
+    if not masked:
+        with pytest.raises(PolicyError, match="single out fewer than 5"):
+            model.engine.run(session.hide(protocol()), Ledger())
+        assert len(values) < 12
+        return
+    model.engine.run(session.hide(protocol()), Ledger())
+    functions = stats.nbinom.logpmf(np.arange(16), 1.0 / alphas[:, None], 1.0 / (1.0 + alphas[:, None]))
+    counts = optimize.nnls(functions, np.array(values), maxiter=100_000)[0]
+    assert counts.round().tolist() == np.bincount(table["z"], minlength=16).tolist()
 
 
 @pytest.mark.parametrize(("visits", "refused"), [(1, True), (4, True), (6, False)])

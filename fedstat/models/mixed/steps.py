@@ -488,7 +488,8 @@ class GroupedMeans:
     def _at(self, point: bytes) -> Floats:
         rows = self.site.by_group()
         if not point.startswith(SLOPES):
-            return rows.w * score_at(self.site, np.frombuffer(point))[2]
+            at = np.frombuffer(point)
+            return row_vectors(self.site.request.distribution, at, rows, score_at(self.site, at)[2])
         at, p = np.frombuffer(point[len(SLOPES) :]), rows.X.shape[1]
         deviation = np.linalg.norm(rows.Z @ joint_factor(at[p:], self.site.request.sizes)[0], axis=1)
         return averaged_slopes(self.site.request.distribution, rows.X @ at[:p] + rows.offset, deviation).T
@@ -552,6 +553,23 @@ def row_weights(distribution: DistributionSpec, point: Floats, y: Floats, means:
     return np.abs([y - means, second])
 
 
+def row_vectors(distribution: DistributionSpec, point: Floats, rows: GroupedRows, means: Floats) -> Floats:
+    """Return what columns are multiplied with, (n,), and what is summed at a dispersion, (n, 2).
+
+    Log-densities of responses at several dispersions are functions of the responses whose sums add up to the
+    number of rows of each value.
+    """
+    if not has_dispersion(distribution):
+        return rows.w * means
+    y, shape = rows.y, np.exp(-point[-1])
+    if kind_of(distribution) == GAMMA:
+        density = shape * np.log(shape + y - means) - gammaln(shape) - (shape + y - means) - np.log(y)
+    else:
+        part = means / (y + shape)
+        density = gammaln(y + shape) - gammaln(shape) + y * np.log(part) + shape * np.log1p(-part)
+    return np.column_stack([means, np.nan_to_num(density)])
+
+
 POINT = {
     "beta": aggregate("coefficients of the standardized columns", common=True),
     "factor": aggregate("factors of the covariances of the random effects", common=True),
@@ -585,10 +603,11 @@ def sum_scores(
     modes = np.zeros((len(rows.begin) - 1, rows.Z.shape[1]))
     llf, score, means = score_at(site, point, modes)
     block, key = GroupedMeans(site, slice(None)), point.tobytes()
-    site.keep(f"means {key.hex()}", lambda: rows.w * means)
+    distribution = site.request.distribution
+    site.keep(f"means {key.hex()}", lambda: row_vectors(distribution, point, rows, means))
 
     def each() -> Floats:
-        return rows.w * row_weights(site.request.distribution, point, rows.y, means)
+        return rows.w * row_weights(distribution, point, rows.y, means)
 
     nothing = {"spread": np.array(False), "llf": np.array(0.0)}
     nothing |= {"score": np.zeros(size), "information": np.zeros((size, size))}
