@@ -108,9 +108,9 @@ STRICT_LEARNS: Mapping[str, tuple[str, ...]] = {
         "Sites do not detect coefficients that nearly single out few rows, or that do so only over several "
         "sessions or over epochs of gradient descent. If only one row has a combination of levels, these "
         "coefficients reveal its other columns and its outcome.",
-        "Sites do not examine sums of mixed models that are masked among the same three or more sites. Chosen "
-        "variances and dispersions reveal, over all sites, sums of groups of a rare size, and how many rows "
-        "have each count.",
+        "Sites do not examine sums of mixed models that are masked among the same three or more sites. "
+        "Chosen variances and dispersions reveal, over all sites, sums of groups of a rare size, and how "
+        "many rows have each count.",
         "A site that deals wrong random numbers can switch off the check of rows behind a product between "
         "two other sites. It learns no value itself.",
     ),
