@@ -185,9 +185,16 @@ def test_what_follows_a_fit_with_a_dispersion(formula, family, tmp_path):
     variance = fit.variances["variance"].iloc[0]
     assert_allclose(fit.icc, [variance / (variance + log)], rtol=1e-8)
     # Means of a random intercept are exp(eta + variance / 2), so derivatives of their mean are those of it.
-    effect = fit.get_margeff()
-    eta = fit.predict(MEASURED, "linear") + variance / 2.0
-    assert_allclose(effect.margeff, [fit.params.iloc[1] * np.exp(eta).mean()], rtol=1e-6)
+    record, X = fit._record.fit, np.column_stack([np.ones(len(MEASURED)), MEASURED["x"]])
+    offset = np.log(MEASURED["time"]).to_numpy() if family is NB else 0.0
+
+    def slope(at):
+        return at[1] * np.exp(X @ at[:2] + offset + at[2] ** 2 / 2.0).mean()
+
+    at, effect = np.array([*record.params, *record.theta, 0.0]), fit.get_margeff()
+    gradient = optimize.approx_fprime(at, slope, 1e-7)
+    assert_allclose(effect.margeff, [slope(at)], rtol=1e-6)
+    assert_allclose(effect.margeff_se, [np.sqrt(gradient @ record.joint @ gradient)], rtol=1e-4)
     interval = fit.conf_int_variances()
     assert (interval["conf_low"] < interval["std_dev"]).all() and (
         interval["std_dev"] < interval["conf_high"]
