@@ -72,6 +72,8 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
     >>> fit = fs.FederatedMixed.from_formula(formula, partition).fit()
     >>> fit.converged, fit.iterations < 20, fit.singular, fit.nobs, fit.reml, fit.use_t
     (True, True, (), 1791, True, True)
+    >>> fit.dispersion is None  # the responses are normal
+    True
     >>> fit.df.round().tolist(), fit.icc.index.tolist()
     ([38.0, 348.0, 386.0, 345.0], ['patient', 'hospital'])
     >>> fit.variances["std_dev"].round(1).tolist()
