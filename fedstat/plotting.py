@@ -213,8 +213,11 @@ def log_ticks(low: float, high: float, most: int) -> Floats:
             break
     else:
         ticks = ticks[:: -(-len(ticks) // most)]
-    # A range below a factor of 1.5 may contain none.
-    return np.asarray(ticks if len(ticks) >= 2 else np.linspace(low, high, 4)[1:3])
+    if len(ticks) < 2:  # a range below a factor of 1.5 may contain none: round numbers at equal distances
+        unit = 10.0 ** np.floor(np.log10(high - low))
+        step = unit * next(size for size in (2.0, 1.0, 0.5, 0.2) if high - low > 3.0 * size * unit)
+        ticks = step * np.arange(np.ceil(low / step), np.floor(high / step) + 1.0)
+    return np.asarray(ticks)
 
 
 def label_log_x(ax: Axes, most: int | None = None, at: float | None = None) -> None:
@@ -231,7 +234,7 @@ def label_log_x(ax: Axes, most: int | None = None, at: float | None = None) -> N
     if at is not None and min(ends) <= at <= max(ends):
         gap = np.log(max(ends) / min(ends)) / (2.0 * wanted)
         ticks = np.array(sorted([at, *(tick for tick in ticks if abs(np.log(tick / at)) > gap)]))
-    ax.set_xticks(ticks, [f"{tick:.3g}" for tick in ticks])
+    ax.set_xticks(ticks, [f"{tick:.6g}" for tick in ticks])
     ax.set_xticks([], minor=True)
 
 

@@ -186,7 +186,7 @@ def draw_effect(
         ax.set_yscale("log")
         low, high = ax.get_ylim()
         ticks = log_ticks(low, high, 6)
-        ax.set_yticks(ticks, [f"{tick:.3g}" for tick in ticks])
+        ax.set_yticks(ticks, [f"{tick:.6g}" for tick in ticks])
         ax.set_yticks([], minor=True)
     label_x(ax, column)
     few_ticks(ax)

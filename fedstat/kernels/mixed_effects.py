@@ -184,25 +184,54 @@ def _integrate(
 # ----------------------------------------------------------------------------------------------------
 # Responses that are not normal: adaptive quadrature around the mode of each cluster's effects.
 
-LOGIT, LOG = 0, 1
+LOGIT, LOG, NEGATIVE_BINOMIAL, GAMMA = 0, 1, 2, 3
+"""Binomial (logit link), and Poisson, negative binomial and gamma (log link); the last two have a shape."""
 MOST_STEPS, SMALL_STEP = 100, 1e-11
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _row(kind: int, y: float, eta: float) -> tuple[float, float, float, float]:
-    """Log-density without constants, mean, and two derivatives of it in eta, of a canonical link."""
+def _row(kind: int, shape: float, y: float, eta: float) -> tuple[float, float, float, float]:
+    """Log-density l without constants; response less dl, which is the mean of a canonical link; -d2l; -d3l.
+
+    Derivatives are in eta.
+    """
     if kind == LOG:
         mu = np.exp(min(eta, 500.0))
         return y * eta - mu, mu, mu, mu
+    if kind == NEGATIVE_BINOMIAL:
+        ratio = np.exp(min(eta, 500.0)) / shape
+        part = ratio / (1.0 + ratio)
+        m = (y + shape) * part
+        g = m * (1.0 - part)
+        return y * eta - (y + shape) * np.log1p(ratio), m, g, g * (1.0 - 2.0 * part)
+    if kind == GAMMA:
+        g = shape * y * np.exp(-max(eta, -500.0))
+        return -shape * eta - g, y + shape - g, g, -g
     small = np.exp(-abs(eta))
     mu = 1.0 / (1.0 + small) if eta >= 0.0 else small / (1.0 + small)
     v = small / (1.0 + small) ** 2
     return y * eta - max(eta, 0.0) - np.log1p(small), mu, v, v * (1.0 - 2.0 * mu)
 
 
+@njit(cache=True, nogil=True, inline="always")
+def _row_by_shape(kind: int, shape: float, y: float, eta: float) -> tuple[float, float, float]:
+    """Return the derivatives of l, dl and -d2l in the shape; see :func:`_row`."""
+    if kind == NEGATIVE_BINOMIAL:
+        ratio = np.exp(min(eta, 500.0)) / shape
+        part = ratio / (1.0 + ratio)
+        v = part * (1.0 - part)
+        return (
+            part * (y + shape) / shape - np.log1p(ratio),
+            v * (y / shape - ratio),
+            v * (y / shape * (2.0 * part - 1.0) + 2.0 * part),
+        )
+    ratio = y * np.exp(-max(eta, -500.0))
+    return -eta - ratio, ratio - 1.0, ratio
+
+
 @njit(cache=True, nogil=True)
 def _mode(
-    kind: int, y: Floats, w: Floats, eta: Floats, A: Floats, u: Floats, H: Floats, rows: Floats
+    kind: int, shape: float, y: Floats, w: Floats, eta: Floats, A: Floats, u: Floats, H: Floats, rows: Floats
 ) -> float:
     """Find the mode u (q,) of f(u) = sum w l(y, eta + A u) - u'u / 2, in place.
 
@@ -216,7 +245,7 @@ def _mode(
             trial = u + move
             found = -0.5 * trial @ trial
             for i in range(m):
-                rows[i] = _row(kind, y[i], eta[i] + A[i] @ trial)
+                rows[i] = _row(kind, shape, y[i], eta[i] + A[i] @ trial)
                 found += w[i] * rows[i, 0]
             if found >= value - 1e-12 * (1.0 + abs(value)):
                 break
@@ -241,6 +270,7 @@ def _mode(
 @njit(cache=True, nogil=True)
 def marginal_score(
     kind: int,
+    shape: float,
     X: Floats,
     Z: Floats,
     y: Floats,
@@ -252,8 +282,8 @@ def marginal_score(
     weights: Floats,
     modes: Floats,
     means: Floats,
-) -> tuple[float, Floats, Floats]:
-    """Return the marginal log-likelihood without constants, and its derivatives in coefficients and factor.
+) -> tuple[float, Floats, Floats, float]:
+    """Return the marginal log-likelihood without constants, and its derivatives in all parameters.
 
     Adaptive Gauss-Hermite quadrature with several nodes for a single effect, otherwise Laplace's
     approximation (Pinheiro and Chao 2006, JCGS 15). The derivatives are those of the approximation: mode and
@@ -262,7 +292,9 @@ def marginal_score(
     Parameters
     ----------
     kind : int
-        :data:`LOGIT` or :data:`LOG`.
+        :data:`LOGIT`, :data:`LOG`, :data:`NEGATIVE_BINOMIAL` or :data:`GAMMA`.
+    shape : float
+        One over alpha, or over the dispersion, for the last two.
     X, Z : (n, p), (n, q) arrays
         Columns of coefficients and effects; rows in the order of their clusters.
     y, w, eta : (n,) arrays
@@ -276,16 +308,19 @@ def marginal_score(
     modes : (C, q) array
         Where modes are first looked for; replaced by them.
     means : (n,) array
-        Replaced by the means of the rows, averaged over the effects.
+        Replaced by the means of the rows, averaged over the effects; with a shape, by responses less the
+        derivatives of the log-densities.
 
     Returns
     -------
     llf : float
     score : (p,) array
     score_factor : (q, q) array
+    score_shape : float
     """
     p, q, C = X.shape[1], Z.shape[1], len(begin) - 1
-    llf, score, score_factor = 0.0, np.zeros(p), np.zeros((q, q))
+    llf, score, score_factor, score_shape = 0.0, np.zeros(p), np.zeros((q, q)), 0.0
+    shaped = kind in (NEGATIVE_BINOMIAL, GAMMA)
     A = Z @ L
     H = np.zeros((q, q))
     for c in range(C):
@@ -293,7 +328,7 @@ def marginal_score(
         a, z, x, yc, wc, ec = A[part], Z[part], X[part], y[part], w[part], eta[part]
         m, u = len(yc), modes[c]
         rows = np.zeros((m, 4))
-        value = _mode(kind, yc, wc, ec, a, u, H, rows)
+        value = _mode(kind, shape, yc, wc, ec, a, u, H, rows)
         inverse = np.linalg.inv(H)
         ai = a @ inverse
         if len(nodes) == 1:
@@ -310,6 +345,9 @@ def marginal_score(
                 for s in range(q):
                     for t in range(q):
                         score_factor[s, t] += z[i, s] * (u[t] * e - g * ai[i, t] - 0.5 * r * v[t])
+                if shaped:
+                    by, slope, curve = _row_by_shape(kind, shape, yc[i], ec[i] + a[i] @ u)
+                    score_shape += wc[i] * (by - 0.5 * curve * (ai[i] @ a[i]) - 0.5 * slope * (a[i] @ v))
             continue
         # Several nodes of one effect.
         spread, K = np.sqrt(inverse[0, 0]), len(nodes)
@@ -318,7 +356,7 @@ def marginal_score(
             at = u[0] + spread * nodes[k]
             logs[k] = np.log(weights[k]) + 0.5 * nodes[k] ** 2 - 0.5 * at**2
             for i in range(m):
-                log, mu[k, i], _, _ = _row(kind, yc[i], ec[i] + a[i, 0] * at)
+                log, mu[k, i], _, _ = _row(kind, shape, yc[i], ec[i] + a[i, 0] * at)
                 logs[k] += wc[i] * log
         top = logs.max()
         share = np.exp(logs - top)
@@ -357,4 +395,12 @@ def marginal_score(
                 + by_mode * inverse[0, 0] * wc[i] * (yc[i] - rows[i, 1])
             )
         score_factor[0, 0] += outer
-    return llf, score, score_factor
+        if shaped:
+            for i in range(m):
+                _, slope, curve = _row_by_shape(kind, shape, yc[i], ec[i] + a[i, 0] * u[0])
+                moved = by_kappa * curve * a[i, 0] ** 2 + by_mode * inverse[0, 0] * slope * a[i, 0]
+                for k in range(K):
+                    at = u[0] + spread * nodes[k]
+                    moved += share[k] * _row_by_shape(kind, shape, yc[i], ec[i] + a[i, 0] * at)[0]
+                score_shape += wc[i] * moved
+    return llf, score, score_factor, score_shape

@@ -8,6 +8,8 @@ Each attack reads it where nothing is protected; under the strict policy one of 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -15,10 +17,13 @@ import pytest
 import fedstat as fs
 from fedstat.errors import PolicyError
 from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.disclosure.release_history import ReleasedGroups
 from fedstat.federation.message import Request, pack_request, unpack_reply
 from fedstat.federation.protocols.engine import LocalEngine
+from fedstat.inference.evaluation import merge_small_bins
 from fedstat.kernels.categories import log_terms
-from fedstat.models.categories.steps import FAMILY
+from fedstat.models.categories.evaluation import evaluate_categories
+from fedstat.models.categories.steps import FAMILY, joint_bins
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -214,3 +219,57 @@ def test_parameters_that_single_out_rows_are_answered_with_nothing(kind):
 def _started(session, link):
     yield session.opening()
     yield session.request_all("start", {}, f'{{"link": "{link}", "clusters": []}}')
+
+
+def counts_around_the_victim(policy):
+    """Rows by category in a bin of the first probability that has the victim, less one of the last without.
+
+    At chosen parameters the rows (0, 0) and the victim (0, 1) have the same probability of the first
+    category, and the rows (1, 1) and the victim the same probability of the last one.
+    """
+    rng = np.random.default_rng(3)
+    here = np.repeat([[0.0, 0.0], [1.0, 1.0], [2.0, -1.0], [-1.0, 2.0]], [60, 60, 40, 40], axis=0)
+    here[VICTIM] = 0.0, 1.0
+    x, w = np.tile(here, (len(SITES), 1)).T
+    frame = pd.DataFrame({"x": x, "w": w, "site": np.repeat(SITES, len(here))})
+    frame["grade"] = np.array(LEVELS)[rng.integers(0, 3, len(frame))]
+    published = {"x": PUBLISHED["x"], "w": PUBLISHED["x"], "grade": PUBLISHED["grade"]}
+    at = fs.ClientPartition.from_frame(
+        frame, by="site", policy=policy, published=dict.fromkeys(SITES, published)
+    )
+    fit = fs.FederatedMultinomial.from_formula("grade ~ x + w", at, levels=LEVELS).fit()
+    shares = {(0, 0): (0.5, 0.4, 0.1), (0, 1): (0.5, 0.1, 0.4), (1, 1): (0.1, 0.5, 0.4)}
+    points = np.array([[1.0, *point] for point in shares])
+    odds = np.log([[share[1] / share[0], share[2] / share[0]] for share in shares.values()])
+    wanted = np.linalg.solve(points, odds).T.ravel()
+    gamma = np.linalg.solve(fit._record.fit.back, wanted)
+    chosen = replace(fit._record.fit, gamma=gamma)
+    evaluated, _ = evaluate_categories(chosen, fit.basis.agreement, at, False)
+    bins = evaluated.pairs[0]
+    with_victim = bins[0][:, bins[0].sum(axis=0) == 60][:, -1:]
+    without = bins[2][:, bins[2].sum(axis=0) == 59]
+    return frame["grade"][VICTIM], with_victim, without
+
+
+def test_bins_of_two_categories_differ_by_no_single_row():
+    """Hand and Till's areas need counts of all categories in bins of each probability: several divisions."""
+    grade, with_victim, without = counts_around_the_victim(fs.Policy())
+    assert (with_victim - without).ravel().tolist() == [float(grade == level) for level in LEVELS]
+    _, with_victim, without = counts_around_the_victim(fs.Policy(evaluation="once"))
+    assert with_victim.size == 0 or without.size == 0
+
+
+@pytest.mark.parametrize("least", [1, 3, 5])
+def test_no_combination_of_divisions_is_of_few_rows(least):
+    rng = np.random.default_rng(least)
+    order = rng.normal(size=300)
+    values = [order, -order + 0.3 * rng.normal(size=300), np.abs(order)]
+    places = [np.digitize(one, np.linspace(-2.0, 2.0, 15)) for one in values]
+    known = apart = ReleasedGroups.none(300)
+    for place, found in zip(places, joint_bins(places, [16] * 3, least), strict=True):
+        known = known.with_groups(np.unique(found, return_inverse=True)[1])
+        own = merge_small_bins(np.bincount(place, minlength=16), least)[place]
+        apart = apart.with_groups(np.unique(own, return_inverse=True)[1])
+        counts = np.bincount(found)
+        assert counts[counts > 0].min() >= least and len(np.unique(found)) > 2
+    assert not known.fewest_isolated(least) and (least == 1 or apart.fewest_isolated(least))

@@ -4,14 +4,18 @@ Products weighted by the inverse variance are sums over groups, whose weights de
 design of the group. Sums at several covariances can be combined such that one group alone has weight.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
 import statsmodels.api as sm
+from scipy import optimize, stats
 
 import fedstat as fs
 from fedstat.errors import FedstatError, MessageError, PolicyError
 from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.tables.table import FrameTable
 from fedstat.models.mixed.protocol import MixedNewton
 
 CAREFUL = fs.Policy(max_share=0.2, min_level_count=5)
@@ -125,10 +129,11 @@ def test_effects_of_a_site_at_many_points_single_out_no_patient():
     def protocol():
         yield from newton.open()
         for t in np.linspace(0.1, 2.0, 8):
-            arrays = {"beta": np.zeros(2), "factor": np.array([t, 1.0]), "center": np.array(0.0)}
+            arrays = {"beta": np.zeros(2), "factor": np.array([t, 1.0])}
+            arrays |= {"dispersion": np.array(1.0), "center": np.array(0.0)}
             received.append((yield session.request_all("predict_site", arrays)))
 
-    with pytest.raises(PolicyError, match="fewer than 3 groups"):
+    with pytest.raises(PolicyError, match=r"fewer than 3 groups\. .*: leave out groups of rare sizes"):
         model.engine.run(session.hide(protocol()), Ledger())
     # Sizes 2, 3, 4 and 7: a sum over all groups and three weighted ones would leave those of one size.
     assert len(received) < 3
@@ -162,7 +167,8 @@ def test_coefficients_that_give_weight_to_few_rows():
     model = model_of(table, formula="z ~ x + (1 | patient)", family=sm.families.Binomial())
     session = model._open_session("mixed", False)
     newton = MixedNewton(session, model.formula.random, model.distribution)
-    arrays = {"beta": np.array([0.0, 3000.0]), "factor": np.array([0.0]), "curvature": np.array(True)}
+    arrays = {"beta": np.array([0.0, 3000.0]), "factor": np.array([0.0])}
+    arrays |= {"dispersion": np.array(1.0), "curvature": np.array(True)}
 
     def protocol():
         yield from newton.open()
@@ -190,8 +196,159 @@ def test_more_points_than_a_fit_needs_single_out_rows_of_a_small_site():
     def protocol():
         yield from newton.open()
         for _ in range(40):
-            arrays = {"beta": rng.normal(size=2), "factor": rng.random(1), "curvature": np.array(False)}
+            arrays = {"beta": rng.normal(size=2), "factor": rng.random(1)}
+            arrays |= {"dispersion": np.array(1.0), "curvature": np.array(False)}
             yield session.request_all("sum_scores", arrays)
 
     with pytest.raises(PolicyError, match="largest share"):
         model.engine.run(protocol(), Ledger())
+
+
+NEGATIVE_BINOMIAL = sm.families.NegativeBinomial(alpha=1.0)
+KEPT = fs.Policy.strict(approval="auto", formulas="any", reasons="sent")
+
+
+def relapses(n_patients=40, n_visits=6):
+    """Patients of four sites with as many visits each; x is public."""
+    rng = np.random.default_rng(5)
+    patient = np.repeat(np.arange(4 * n_patients), n_visits)
+    table = pd.DataFrame({"patient": patient, "x": rng.normal(size=len(patient)).round(2)})
+    level = 0.8 * rng.normal(size=4 * n_patients)[patient] + 0.5 * table["x"]
+    table["y"] = (10.0 + level + rng.normal(size=len(patient))).round(2)
+    table["z"] = (rng.random(len(patient)) < 1.0 / (1.0 + np.exp(-level))).astype(int)
+    return table.assign(site="S" + (table["patient"] // n_patients).astype(str))
+
+
+def fits_with_and_without(formula, left_out, policy=KEPT, **settings):
+    """Two sessions of an analyst: all rows, and those that have a value of a further column."""
+    table = relapses()
+    table["kept"] = np.where(left_out(table), np.nan, 1.0)
+    model = model_of(table, policy, formula, **settings).fit()
+    partition = model.model.partition
+    again = fs.FederatedMixed.from_formula(formula, partition, complete=["kept"], **settings).fit()
+    return model, again, table[table["kept"].isna()]
+
+
+@pytest.mark.parametrize("visits", [1, 4])
+@pytest.mark.parametrize("settings", [{}, {"family": sm.families.Binomial()}])
+def test_a_session_without_few_visits_is_refused(visits, settings):
+    """Sums, scores and log-likelihoods of both sessions would differ by those of these visits."""
+    few = visits
+    with pytest.raises(PolicyError, match="differ in fewer than 5 rows"):
+        fits_with_and_without(
+            f"{'z' if settings else 'y'} ~ x + (1 | patient)",
+            lambda table: (table["patient"] == 3) & (table.groupby("patient").cumcount() < few),
+            **settings,
+        )
+
+
+def test_a_patient_with_many_visits_is_the_difference_of_two_sessions():
+    """Rules count rows. Products are exact sums, so their difference is that of the patient's visits."""
+    with pytest.raises(PolicyError, match="differ in fewer than 7 rows"):
+        fits_with_and_without(
+            "y ~ x + (1 | patient)", lambda table: table["patient"] == 3, replace(KEPT, min_count=7)
+        )
+    both = fits_with_and_without("y ~ x + (1 | patient)", lambda table: table["patient"] == 3)
+    first, second = (fit._record.fit.null.products[0] for fit in both[:2])
+    own = both[2]
+    (n, _, total), (_, _, cross), (_, _, square) = first - second
+    assert n == pytest.approx(6.0) and total == pytest.approx(own["y"].sum(), abs=1e-6)
+    assert cross == pytest.approx(own["x"] @ own["y"], abs=1e-6)
+    assert square == pytest.approx(own["y"] @ own["y"], abs=1e-5)
+
+
+def test_the_difference_of_log_likelihoods_reveals_how_often_a_patient_relapsed():
+    """At the mean of both estimates the patient's log-likelihood is the difference, up to third order.
+
+    The analyst knows the dates, and compares all outcomes. The summaries of two fits are enough.
+    """
+    events = relapses().groupby("patient")["z"].sum()
+    settings = {"family": sm.families.Binomial(), "nagq": 9}
+    with pytest.raises(PolicyError, match="single out fewer than 3 rows: 'z'"):
+        fits_with_and_without(
+            "z ~ x + (1 | patient)", lambda table: table["patient"] == events.eq(2).idxmax(), **settings
+        )
+    first, second, own = fits_with_and_without(
+        "z ~ x + (1 | patient)", lambda table: table["patient"] == events.eq(3).idxmax(), **settings
+    )
+    beta = (first.params + second.params).to_numpy() / 2.0
+    sd = (first.variances["std_dev"].iloc[0] + second.variances["std_dev"].iloc[0]) / 2.0
+    nodes, weights = np.polynomial.hermite_e.hermegauss(40)
+    eta = (beta[0] + beta[1] * own["x"].to_numpy())[:, None] + sd * nodes
+
+    def log_likelihood(z):
+        return np.log(
+            np.exp((z[:, None] * eta - np.logaddexp(0.0, eta)).sum(axis=0)) @ weights / weights.sum()
+        )
+
+    outcomes = np.array(np.meshgrid(*[[0, 1]] * 6)).reshape(6, -1).T
+    apart = np.abs([log_likelihood(z) - (first.llf - second.llf) for z in outcomes])
+    assert outcomes[apart.argmin()].sum() == own["z"].sum()
+    assert log_likelihood(own["z"].to_numpy()) == pytest.approx(first.llf - second.llf, abs=5e-3)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_log_likelihoods_at_several_dispersions_count_the_rows_of_each_value(masked):
+    """Without effects, a negative binomial log-likelihood is a sum of functions of the response alone.
+
+    Sums that are masked among at least three sites are not examined: the counts are those of all sites.
+    """
+    rng = np.random.default_rng(3)
+    table = relapses().assign(z=lambda t: rng.negative_binomial(2, 0.5, len(t)).clip(0, 9))
+    table.loc[3, "z"] = 14
+    model = model_of(table, KEPT if masked else CAREFUL, "z ~ x + (1 | patient)", family=NEGATIVE_BINOMIAL)
+    session = model._open_session("mixed", masked)
+    newton = MixedNewton(session, model.formula.random, model.distribution)
+    alphas, values = np.geomspace(0.02, 60.0, 24), []
+
+    def protocol():
+        yield from newton.open()
+        yield from newton.evaluate(np.zeros(1), False)
+        for alpha in alphas:
+            found = yield from newton.score(np.array([0.0, 0.0, 0.0, np.log(alpha)]), False)
+            values.append(found.deviance / -2.0)
+
+    if not masked:
+        with pytest.raises(PolicyError, match="single out fewer than 5"):
+            model.engine.run(session.hide(protocol()), Ledger())
+        assert len(values) < 12
+        return
+    model.engine.run(session.hide(protocol()), Ledger())
+    functions = stats.nbinom.logpmf(np.arange(16), 1.0 / alphas[:, None], 1.0 / (1.0 + alphas[:, None]))
+    counts = optimize.nnls(functions, np.array(values), maxiter=100_000)[0]
+    assert counts.round().tolist() == np.bincount(table["z"], minlength=16).tolist()
+
+
+@pytest.mark.parametrize(("visits", "refused"), [(1, True), (4, True), (6, False)])
+@pytest.mark.parametrize("change", ["add", "remove", "correct"])
+def test_fits_before_and_after_a_site_changes_few_visits(change, visits, refused):
+    """The history counts records: fewer than five are refused, six visits of one patient are not."""
+    table = relapses().assign(record=lambda t: np.arange(len(t)))
+    own = table.index[(table["patient"] == 3)][:visits]
+    after = table.copy()
+    if change == "correct":
+        after.loc[own, "y"] += 1.0
+    elif change == "add":
+        table = table.drop(index=own)
+    else:
+        after = after.drop(index=own)
+
+    def keyed(frame):
+        here = frame[frame["site"] == "S0"].reset_index(drop=True)
+        found = FrameTable(here.drop(columns=["site", "record"]))
+        found.key_columns = here[["record"]]
+        return found
+
+    partition = fs.ClientPartition.from_frame(table, by="site", policy=KEPT)
+    site, fits = partition.sites["S0"], []
+    for frame in (table, after):
+        site.change_records(keyed(frame), lambda *_: "")
+        if frame is after and refused:
+            with pytest.raises(PolicyError, match="differencing"):
+                fs.FederatedMixed.from_formula("y ~ x + (1 | patient)", partition).fit()
+            return
+        fit = fs.FederatedMixed.from_formula("y ~ x + (1 | patient)", partition).fit()
+        fits.append(fit._record.fit.null.products[0])
+    total = relapses().loc[own, "y"].sum()
+    expected = {"correct": 6.0, "add": total, "remove": -total}[change]
+    assert (fits[1] - fits[0])[0, -1] == pytest.approx(expected, abs=1e-5)

@@ -28,8 +28,12 @@ def test_ticks_of_ratios_are_round_and_few(low, high, ticks):
 
 
 def test_a_narrow_scale_has_ticks_all_the_same():
-    ticks = plotting.log_ticks(1.02, 1.09, 5)
-    assert len(ticks) >= 2 and (ticks > 1.02).all() and (ticks < 1.09).all()
+    np.testing.assert_allclose(plotting.log_ticks(1.021, 1.09, 5), [1.04, 1.06, 1.08])
+    np.testing.assert_allclose(plotting.log_ticks(0.916, 1.178, 5), [0.95, 1.0, 1.05, 1.1, 1.15])
+    _, ax = plt.subplots()
+    ax.set_xlim(0.998, 1.007)
+    plotting.label_log_x(ax)
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["0.998", "1", "1.002", "1.004", "1.006"]
 
 
 def test_names_keep_apart_as_near_as_can_be():

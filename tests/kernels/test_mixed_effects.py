@@ -7,8 +7,10 @@ from scipy.integrate import quad
 from scipy.special import gammaln
 
 from fedstat.kernels.mixed_effects import (
+    GAMMA,
     LOG,
     LOGIT,
+    NEGATIVE_BINOMIAL,
     cluster_products,
     integrate,
     jet_length,
@@ -78,7 +80,7 @@ def test_a_covariance_of_zero_leaves_the_products_as_they_are():
     assert_allclose(products[0], R.T @ R, rtol=1e-12)
 
 
-def likelihood(kind, y, parameters, nodes):
+def likelihood(kind, y, parameters, nodes, shape=1.0):
     entries = [(0, 0)] if len(parameters) == 3 else [(0, 0), (1, 0), (1, 1)]
     q = 1 if len(entries) == 1 else 2
     L = np.zeros((q, q))
@@ -87,25 +89,45 @@ def likelihood(kind, y, parameters, nodes):
     x, w = np.polynomial.hermite_e.hermegauss(nodes)
     Z = np.ascontiguousarray(X[:, :q])
     rest = L, BEGIN, x, w, np.zeros((6, q)), np.zeros(N)
-    llf, score, factor = marginal_score(kind, X, Z, y, np.ones(N), X @ parameters[:2], *rest)
-    return llf, np.concatenate([score, [factor[place] for place in entries]])
+    llf, score, factor, by_shape = marginal_score(kind, shape, X, Z, y, np.ones(N), X @ parameters[:2], *rest)
+    return llf, np.concatenate([score, [factor[place] for place in entries], [by_shape]])
 
 
-RESPONSES = {LOGIT: (RNG.random(N) < 0.5).astype(float), LOG: RNG.poisson(1.5, N).astype(float)}
+RESPONSES = {
+    LOGIT: (RNG.random(N) < 0.5).astype(float),
+    LOG: RNG.poisson(1.5, N).astype(float),
+    NEGATIVE_BINOMIAL: RNG.negative_binomial(2.0, 0.4, N).astype(float),
+    GAMMA: RNG.gamma(2.0, 0.8, N),
+}
+SHAPE = 1.7
 
 
-@pytest.mark.parametrize("kind", [LOGIT, LOG])
+def log_density(kind, y, eta):
+    """Up to parts that depend on neither eta nor the shape."""
+    if kind == LOGIT:
+        return y * eta - np.logaddexp(0.0, eta)
+    if kind == LOG:
+        return y * eta - np.exp(eta)
+    if kind == NEGATIVE_BINOMIAL:
+        return y * eta - (y + SHAPE) * np.log1p(np.exp(eta) / SHAPE)
+    return -SHAPE * (eta + y * np.exp(-eta))
+
+
+@pytest.mark.parametrize("kind", RESPONSES)
 @pytest.mark.parametrize(("parameters", "nodes"), [(3, 1), (3, 2), (3, 9), (5, 1)])
 def test_scores_are_derivatives_of_the_approximation(kind, parameters, nodes):
     at = np.array([0.3, -0.5, 0.8, 0.2, 0.5])[:parameters]
-    _, score = likelihood(kind, RESPONSES[kind], at, nodes)
+    _, score = likelihood(kind, RESPONSES[kind], at, nodes, SHAPE)
     h = 1e-5
-    for j, step in enumerate(np.eye(parameters) * h):
-        ends = [likelihood(kind, RESPONSES[kind], at + sign * step, nodes)[0] for sign in (1.0, -1.0)]
+    for j, step in enumerate(np.eye(parameters + 1) * h):
+        ends = [
+            likelihood(kind, RESPONSES[kind], at + sign * step[:-1], nodes, SHAPE + sign * step[-1])[0]
+            for sign in (1.0, -1.0)
+        ]
         assert score[j] == pytest.approx((ends[0] - ends[1]) / (2 * h), rel=1e-6, abs=1e-7)
 
 
-@pytest.mark.parametrize("kind", [LOGIT, LOG])
+@pytest.mark.parametrize("kind", RESPONSES)
 def test_many_nodes_are_the_integral(kind):
     y, sd = RESPONSES[kind], 0.8
     total = 0.0
@@ -113,12 +135,11 @@ def test_many_nodes_are_the_integral(kind):
         part = slice(BEGIN[c], BEGIN[c + 1])
 
         def density(u, part=part):
-            eta = X[part] @ BETA + sd * u
-            log = y[part] * eta - (np.exp(eta) if kind == LOG else np.logaddexp(0.0, eta))
+            log = log_density(kind, y[part], X[part] @ BETA + sd * u)
             return np.exp(log.sum() - u**2 / 2.0) / np.sqrt(2.0 * np.pi)
 
         total += np.log(quad(density, -10.0, 10.0, epsabs=1e-13)[0])
-    found, _ = likelihood(kind, y, np.array([*BETA, sd]), 25)
+    found, _ = likelihood(kind, y, np.array([*BETA, sd]), 25, SHAPE)
     assert found == pytest.approx(total, abs=1e-9)
 
 
@@ -129,4 +150,4 @@ def test_without_variance_it_is_the_likelihood_of_independent_rows():
     for nodes in (1, 9):
         found, score = likelihood(LOG, y, np.array([*BETA, 0.0]), nodes)
         assert found - gammaln(y + 1.0).sum() == pytest.approx(expected, abs=1e-12)
-        assert_allclose(score, [*(X.T @ (y - np.exp(eta))), 0.0], atol=1e-10)
+        assert_allclose(score, [*(X.T @ (y - np.exp(eta))), 0.0, 0.0], atol=1e-10)

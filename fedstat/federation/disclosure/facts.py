@@ -455,6 +455,8 @@ class FittedMeanSums:
     kind : str
         What the rows are, where they are not those of the table: rows of each kind are examined apart. Groups
         of rare sizes are ordinary, so groups are examined under every policy.
+    own : bool
+        The site releases numbers of its own, which no mask hides.
     """
 
     rows: object
@@ -464,6 +466,7 @@ class FittedMeanSums:
     known: float | None = None
     groups: bool = False
     kind: str = ""
+    own: bool = False
 
     @property
     def largest(self) -> float:

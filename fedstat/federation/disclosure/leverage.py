@@ -373,9 +373,10 @@ MASKED_KEY = "sums over groups masked among "
 
 def _singled_out(fact: FittedMeanSums) -> str:
     if fact.groups:
+        masks = "mask the sums among at least three sites, and always the same ones, or "
         return (
-            "groups. Groups of few sizes, or with few designs, have sums of their own: mask the sums among "
-            "at least three sites, and always the same ones, or leave out groups of rare sizes"
+            "groups. Groups of few sizes, or with few designs, have sums of their own: "
+            f"{'' if fact.own else masks}leave out groups of rare sizes"
         )
     return (
         "rows. In a fit, few rows then have a combination of levels, or tails are very long: merge levels, "

@@ -44,6 +44,9 @@ STRICT_LEARNS: Mapping[str, tuple[str, ...]] = {
         "For sites with different columns: the sums of products that the coordinator learns.",
         "No sum over fewer than {min_count} rows, except for the rows of one level or of one outcome.",
         "No sum over fewer than {min_few} rows of a level or of an outcome.",
+        "Rules count rows, and not persons. If a person has {min_count} rows or more, such as visits: sums "
+        "over these rows and their log-likelihood, by subtracting an analysis of all other rows. A larger "
+        "min_count prevents this.",
         "Some counts of 1 to {below_level} rows, by subtraction: the rows of a level that have the outcome "
         "0, and the rows that have neither of two levels. Other values of these rows are not revealed.",
         "No sum of a product of two columns that is nonzero in 1 to {below_level} rows. This check includes "
@@ -105,6 +108,9 @@ STRICT_LEARNS: Mapping[str, tuple[str, ...]] = {
         "Sites do not detect coefficients that nearly single out few rows, or that do so only over several "
         "sessions or over epochs of gradient descent. If only one row has a combination of levels, these "
         "coefficients reveal its other columns and its outcome.",
+        "Sites do not examine sums of mixed models that are masked among the same three or more sites. "
+        "Chosen variances and dispersions reveal, over all sites, sums of groups of a rare size, and how "
+        "many rows have each count.",
         "A site that deals wrong random numbers can switch off the check of rows behind a product between "
         "two other sites. It learns no value itself.",
     ),

@@ -211,7 +211,8 @@ class CategoryEvaluation(Report):
             yield Note(
                 "merged_cells",
                 f"Bins of fewer than {self.least} rows at a site, and predicted categories with few rows of "
-                "a category (min_level_count), are counted with a neighbor.",
+                "a category (min_level_count), are counted with a neighbor. Where an owner allows one "
+                "evaluation, bins are larger: those of two categories differ in no few rows.",
             )
 
     def __repr__(self) -> str:

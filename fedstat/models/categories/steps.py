@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,6 +22,7 @@ from fedstat.federation.disclosure.facts import (
     WorkingWeights,
 )
 from fedstat.federation.disclosure.family import step
+from fedstat.federation.disclosure.release_history import ReleasedGroups
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import ArrayDeclaration, aggregate, check_lengths, control
 from fedstat.inference.evaluation import bin_edges, merge_small_bins
@@ -43,6 +44,8 @@ from fedstat.typing import Array, Bools, Floats, Ints
 
 FAMILY = "categories"
 LOGIT = DistributionSpec("Binomial", "Logit")
+MOST_BINS, LARGE_BINS = 16, 20
+"""If owners allow one evaluation, bins have a 16th of the rows, or 20 times the minimum if this is less."""
 SEPARATED, ABSENT = "separated categories", "a category has no rows"
 
 
@@ -469,7 +472,7 @@ def bin_counts(data: SiteData, state: State, request: CategoryRequest, beta: Flo
     `beta` (q,) is in the units of the data. Released are ``bins`` (J, J + 1, B): rows of each category, and
     the sum of the probability, by its bin; ``confusion`` (J, J); and the log-likelihood with probabilities of
     1e-15 or more. Bins of few rows, and predicted categories of few rows of a category, are counted with a
-    neighbor.
+    neighbor. Where the owner allows one evaluation, so are bins that differ in few rows from others.
     """
     site = opened_categories(data, state, request)
     zeros, ones = np.zeros_like(site.opened.shift), np.ones_like(site.opened.scale)
@@ -478,21 +481,61 @@ def bin_counts(data: SiteData, state: State, request: CategoryRequest, beta: Flo
     P, y = np.concatenate([P for P, _ in parts]), np.concatenate([rows.y for _, rows in parts])
     weight = np.concatenate([rows.weighted(np.ones(len(rows.y))) for _, rows in parts])
     J, edges = site.categories, bin_edges(LOGIT, 0.0, 1.0)
-    bins = np.zeros((J, J + 1, len(edges) + 1))
     with np.errstate(divide="ignore"):
         place = np.searchsorted(edges, np.log(P) - np.log1p(-P))
-    for j in range(J):
-        # Merged where the rows are: the coordinator never sees a small count.
-        cell = merge_small_bins(np.bincount(place[:, j], minlength=bins.shape[2]), data.min_count)[
-            place[:, j]
+    divisions, sizes = [P.argmax(axis=1), *place.T], [J, *[len(edges) + 1] * J]
+    if data.policy.evaluation == "any":  # the owner allows rows between the cuts of two divisions
+        cells = [
+            merge_small_bins(np.bincount(one, minlength=sizes[1]), data.min_count)[one] for one in place.T
         ]
+        guess = divisions[0]
+    else:
+        guess, *cells = joint_bins(divisions, sizes, data.min_count)
+    bins, confusion = np.zeros((J, J + 1, len(edges) + 1)), np.zeros((J, J))
+    for j, cell in enumerate(cells):
         by_row = [*(weight * (y == k) for k in range(J)), weight * P[:, j]]
         bins[j] = [np.bincount(cell, values, bins.shape[2]) for values in by_row]
-    confusion, guess = np.zeros((J, J)), P.argmax(axis=1)
-    for j in range(J):
         own = guess[y == j]
-        cell = merge_small_bins(np.bincount(own, minlength=J), data.policy.min_level_count)[own]
-        confusion[j] = np.bincount(cell, weight[y == j], J)
+        own = merge_small_bins(np.bincount(own, minlength=J), data.policy.min_level_count)[own]
+        confusion[j] = np.bincount(own, weight[y == j], J)
     loglik = np.array(weight @ np.log(np.maximum(P[np.arange(len(y)), y], 1e-15)))
     state.report(ModelEvaluation(np.concatenate([bins.ravel(), confusion.ravel(), [float(loglik)]])))
     return {"bins": bins, "confusion": confusion, "loglik": loglik, "least": np.array(data.min_count)}
+
+
+def joint_bins(places: Sequence[Ints], sizes: Sequence[int], least: int) -> list[Ints]:
+    """Merge bins such that no combination of counts in several divisions is of few rows.
+
+    Rows between a cut of one division and a cut of another are the difference of two sums of counts. So bins
+    are large, and a division is cut only where, with all cuts before, no fewer than `least` rows are apart.
+
+    Parameters
+    ----------
+    places : sequence of (n,) arrays of int
+        Bin of each row, by division.
+    sizes : sequence of int
+        Number of bins.
+    least : int
+
+    Returns
+    -------
+    list of (n,) arrays of int
+    """
+    known, out = ReleasedGroups.none(len(places[0])), []
+    large = max(least, min(len(places[0]) // MOST_BINS, LARGE_BINS * least)) if least > 1 else least
+    for place, size in zip(places, sizes, strict=True):
+        for fewest in (least, large):
+            place = merge_small_bins(np.bincount(place, minlength=size), fewest)[place]
+        bins, code = np.unique(place, return_inverse=True)
+        cuts, joined = np.zeros(len(bins), dtype=np.int64), known.with_groups(np.zeros_like(code))
+        for cut in range(1, len(bins)):
+            trial = cuts.copy()
+            trial[cut] = 1
+            after = known.with_groups(np.cumsum(trial)[code])
+            if not after.fewest_isolated(least):
+                cuts, joined = trial, after
+        # A joint bin is released at the fullest of its bins.
+        known, kept, n = joined, np.cumsum(cuts), np.bincount(code)
+        fullest = np.array([bins[kept == k][n[kept == k].argmax()] for k in range(kept[-1] + 1)])
+        out.append(fullest[kept[code]])
+    return out

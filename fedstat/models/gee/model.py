@@ -100,7 +100,7 @@ class FederatedGEE(HorizontalModel):
         if formula.response.startswith("cbind"):
             raise ModelError("formula: FederatedGEE needs one row for each outcome, not counts by cbind(...)")
         self.groups, self.cov_struct, self.time = groups, cov_struct, time
-        self._groups = (groups,)
+        self._groups, self._label_roles = (groups,), {time: "time", groups: "groups"}
         labels = [groups, *([time] if time is not None else []), *settings.pop("labels", ())]
         super().__init__(formula, partition, labels=labels, var_weights=weights, **settings)
 

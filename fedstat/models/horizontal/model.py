@@ -6,6 +6,7 @@ import copy
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -186,6 +187,8 @@ class HorizontalModel(Explainable):
     """Whether its event is a category of competing events."""
     _groups: tuple[str, ...] = ()
     """Columns of groups of two rows or more."""
+    _label_roles: Mapping[Any, str] = MappingProxyType({})
+    """Arguments that name columns which the rows must have; other such columns are `labels`."""
     _categories: ClassVar[bool] = False
     """Whether the response is ``C(...)``, which other models do not take."""
     _ordered: ClassVar[bool] = False
@@ -437,7 +440,8 @@ class HorizontalModel(Explainable):
         (terms,) = formula.sites
         for name in (*formula.response_columns, *terms.columns, *formula.offset_columns):
             self._check_held("formula", name)
-        for role, name in [*self._roles.items(), *(("labels", name) for name in labels)]:
+        named = [(self._label_roles.get(name, "labels"), name) for name in labels]
+        for role, name in [*self._roles.items(), *named]:
             self._check_held(role, name)
             if name in formula.response_columns and role != "labels":
                 raise ModelError(f"{role}: column {name!r} is the response")

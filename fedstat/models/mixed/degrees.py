@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedstat.models.mixed.protocol import Jet, MixedFit, NormalSums
+from fedstat.models.mixed.steps import pack
 from fedstat.typing import Floats
 
 FLAT = 1e-6
@@ -89,7 +90,7 @@ def kenward_roger(fit: MixedFit, sums: NormalSums) -> KenwardRoger:
     in s follow from the others: the information is homogeneous of degree -1.
     """
     p, K, s = len(fit.params), fit.effects.K, fit.scale
-    T = fit.effects.pack([L @ L.T for L in fit.effects.factors(fit.theta)])
+    T = pack([L @ L.T for L in fit.effects.factors(fit.theta)])
     gamma = np.append(s * T, s)
     rows, columns = np.triu_indices(K)
     information = sums.products[:, :p, :p]

@@ -18,7 +18,7 @@ from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.session import RULES_ON_ROWS
 from fedstat.models.mixed.protocol import MixedNewton
 from fedstat.models.mixed.results import MixedResults
-from fedstat.models.mixed.steps import FAMILY, KINDS, MOST_NODES
+from fedstat.models.mixed.steps import FAMILY, KINDS, MOST_NODES, kind_of
 from fedstat.models.run import Call, FitAttempt, run_fit
 
 
@@ -40,7 +40,8 @@ class FederatedMixed(HorizontalModel):
 
     Groups are local: equal labels at two sites are two groups. So the likelihood is a product over sites.
     Each site integrates its own random effects, and the estimate is that of the pooled table: lme4's
-    ``lmer`` and ``glmer``. Make one with :meth:`from_formula`.
+    ``lmer``, ``glmer`` for binomial and Poisson responses, and glmmTMB for others. Make one with
+    :meth:`from_formula`.
 
     Parameters
     ----------
@@ -60,6 +61,12 @@ class FederatedMixed(HorizontalModel):
     ----------
     Bates, Maechler, Bolker and Walker, "Fitting linear mixed-effects models using lme4", Journal of
     Statistical Software 67 (2015).
+
+    Notes
+    -----
+    ``glmer`` takes the expected curvature of negative binomial log-densities instead of the observed one. So
+    its Laplace approximation differs slightly; with several nodes both are the integral. Its likelihood of
+    gamma responses is a different one, and so are its variances.
 
     Examples
     --------
@@ -130,7 +137,7 @@ class FederatedMixed(HorizontalModel):
             of each group ``(1 | patient)``, with a slope ``(1 + month | patient)``, independent of it
             ``(1 + month || patient)``. The group is a column, or the column of the sites. Each effect
             varies around that of a fixed term, which the formula must have. Groups of several terms are
-            nested.
+            nested, and the response is then normal: for others nested effects have no closed form.
         partition : ClientPartition
             In the horizontal layout.
         reml : bool, optional
@@ -139,7 +146,9 @@ class FederatedMixed(HorizontalModel):
             Nodes of adaptive Gauss-Hermite quadrature for other responses: 1, the default, is Laplace's
             approximation; 2 to 25 are for a single random intercept or slope.
         family : statsmodels family, optional
-            Gaussian, Binomial or Poisson, with the canonical link.
+            Gaussian, Binomial or Poisson with the canonical link; NegativeBinomial or Gamma with the log
+            link. Alpha of the negative binomial is estimated, from that of the family on, and so is the scale
+            of the gamma; errors of the coefficients account for this.
         offset : str, optional
             A column.
         var_weights : str, optional
@@ -174,17 +183,20 @@ class FederatedMixed(HorizontalModel):
             raise ModelError("nagq: the likelihood of a linear mixed model needs no quadrature; leave it out")
         if not normal and reml:
             raise ModelError(f"reml: there is no restricted likelihood for {self.distribution}; leave it out")
-        if not normal and str(self.distribution) not in KINDS:
+        if not normal and kind_of(self.distribution) is None:
+            taken = ", ".join(f"{name}(link={link})" for name, link in KINDS)
             raise ModelError(
-                f"family: a mixed model takes {', '.join(KINDS)} and Gaussian(link=Identity), "
-                f"received {self.distribution}"
+                f"family: a mixed model takes {taken} and Gaussian(link=Identity), received "
+                f"{self.distribution}"
             )
         if not normal and "var_weights" in self.weights:
             raise ModelError("var_weights: only linear mixed models have them; use cbind(events, others)")
         if not normal and len({term.group for term in self.formula.random}) > 1:
             raise ModelError(
-                f"formula: random effects of several groups are for normal responses, and the family is "
-                f"{self.distribution}. Use a fixed effect for one of the groups, such as C(site)"
+                "formula: random effects of several groups are for normal responses, where nested integrals "
+                f"have a closed form; the family is {self.distribution}. Effects of the outer groups would "
+                "make one integral with a dimension for each group inside them. Use a fixed effect for the "
+                "outer groups, such as C(site)"
             )
         self.reml = normal if reml is None else bool(reml)
         self.nagq = 1 if nagq is None else nagq

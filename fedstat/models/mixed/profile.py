@@ -20,7 +20,7 @@ from fedstat.models.mixed.protocol import (
     descends,
     newton_step,
 )
-from fedstat.models.mixed.steps import first_parameters, lower_pairs
+from fedstat.models.mixed.steps import first_parameters, lower_pairs, pack
 from fedstat.typing import Floats
 
 MOST_STEPS, SMALL_STEP = 30, 1e-5
@@ -34,8 +34,9 @@ class Profiles:
     """-2 log L, minimized over all parameters but one.
 
     Parameters ``x`` are, for normal responses, the factors of the covariances in the units of the response
-    (K,) and the residual standard deviation; for others the standardized coefficients (p,) and the factors
-    (K,). A standard deviation is then the length of a row of a factor.
+    (K,) and the residual standard deviation; for others the standardized coefficients (p,), the factors (K,),
+    and the logarithm of a dispersion that is estimated. A standard deviation is then the length of a row of a
+    factor.
     """
 
     newton: MixedNewton
@@ -47,7 +48,8 @@ class Profiles:
         fit = self.fit
         if fit.sums is not None:
             return np.append(fit.theta * np.sqrt(fit.scale), np.sqrt(fit.scale))
-        return np.concatenate([np.linalg.solve(self.newton.translation, fit.params), fit.theta])
+        start = np.linalg.solve(self.newton.translation, fit.params)
+        return np.concatenate([start, fit.theta, fit.log_dispersion])
 
     def row(self, term: int, effect: int) -> list[int]:
         """Return the places in x of the row of an effect in its factor; the diagonal is the last one."""
@@ -68,7 +70,7 @@ class Profiles:
         size = float(np.linalg.norm(row))
         x[places] = row * (length / size) if size > 1e-8 * length else length * np.eye(len(row))[-1]
         if self.fit.sums is not None:  # derivatives are those of factors with nonnegative diagonals
-            x[:-1] = self.fit.effects.pack(self.fit.effects.factors(x[:-1]))
+            x[:-1] = pack(self.fit.effects.factors(x[:-1]))
         return x
 
     def evaluate(self, x: Floats) -> FitProtocol[Derivatives | None]:
@@ -93,7 +95,7 @@ class Profiles:
         factor, sd = x[:-1], x[-1]
         s, K = sd**2, len(factor)
         (f, f1, f2), (q, q1, q2) = base, squares
-        T = self.fit.effects.pack([L @ L.T for L in self.fit.effects.factors(factor)]) / s
+        T = pack([L @ L.T for L in self.fit.effects.factors(factor)]) / s
         gradient, hessian = np.zeros(K + 1), np.zeros((K + 1, K + 1))
         gradient[:K] = (f1 + q1 / s) / s
         gradient[K] = df - T @ f1 - (q + T @ q1) / s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 import numpy as np
@@ -23,17 +23,21 @@ from fedstat.models.mixed.steps import (
     MixedRequest,
     averaged_slopes,
     first_parameters,
+    has_dispersion,
     joint_factor,
     lower_pairs,
+    pack,
     unpack_covariances,
+    unpack_factors,
 )
 from fedstat.typing import Array, Floats, Matrix, Vector
 
 SINGULAR = 1e-4
 """Smallest standard deviation of a direction of random effects, relative to the residual one, above zero."""
-MOST_HALVINGS, SADDLE = 30, 0.1
-LIMITS = {"Binomial": (0.01, 0.99), "Poisson": (0.01, np.inf)}
-"""Means at which the iteration may start."""
+MOST_HALVINGS, SADDLE, SMALLEST = 30, 0.1, 1e-6
+LOWEST, HIGHEST_SHARE = 0.01, 0.99
+"""Limits of the mean at which the iteration starts; the upper one is for shares."""
+LEAST_ALPHA = 1e-6
 CONCENTRATED = (
     "no step increases the likelihood with weight on more than a few rows of every site, as where columns "
     "separate the outcomes. Leave out such columns, or merge rare levels"
@@ -115,22 +119,11 @@ class Effects:
 
     def factors(self, theta: Floats) -> list[Floats]:
         """Return the lower triangular factors, with nonnegative diagonals."""
-        out, begin = [], first_parameters(self.sizes)
-        for term, q in enumerate(self.sizes):
-            L = np.zeros((q, q))
-            for value, (a, b) in zip(theta[begin[term] : begin[term + 1]], lower_pairs(q), strict=True):
-                L[a, b] = value
-            out.append(L * np.where(np.diag(L) < 0.0, -1.0, 1.0))
-        return out
-
-    def pack(self, matrices: Sequence[Floats]) -> Floats:
-        """Return the lower triangles of matrices, one after the other."""
-        pairs = zip(matrices, self.sizes, strict=True)
-        return np.array([M[a, b] for M, q in pairs for a, b in lower_pairs(q)])
+        return [L * np.where(np.diag(L) < 0.0, -1.0, 1.0) for L in unpack_factors(theta, self.sizes)]
 
     def covariance(self, theta: Floats) -> Floats:
         """Return the entries of the covariances, in units of the data and of the residual variance."""
-        return self.pack([L @ L.T for L in self.factors(theta)]) / self.units()
+        return pack([L @ L.T for L in self.factors(theta)]) / self.units()
 
     def chain(self, theta: Floats) -> tuple[Floats, Floats]:
         """Return derivatives of the scaled covariances in the parameters: (K, K) and (K, K, K)."""
@@ -141,21 +134,17 @@ class Effects:
             for k, (a, b) in enumerate(pairs, begin[term]):
                 E = np.zeros((q, q))
                 E[a, b] = 1.0
-                first[begin[term] : begin[term + 1], k] = _entries(E @ L.T + L @ E.T)
+                first[begin[term] : begin[term + 1], k] = pack([E @ L.T + L @ E.T])
                 for m, (c, d) in enumerate(pairs, begin[term]):
                     G = np.zeros((q, q))
                     G[c, d] = 1.0
-                    second[begin[term] : begin[term + 1], k, m] = _entries(E @ G.T + G @ E.T)
+                    second[begin[term] : begin[term + 1], k, m] = pack([E @ G.T + G @ E.T])
         return first, second
 
     def singular(self, theta: Floats) -> list[int]:
         """Return the terms whose covariance is singular."""
         lowest = [np.linalg.svd(L, compute_uv=False)[-1] for L in self.factors(theta)]
         return [term for term, least in enumerate(lowest) if least < SINGULAR]
-
-
-def _entries(M: Floats) -> Floats:
-    return np.array([M[a, b] for a, b in lower_pairs(len(M))])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -217,7 +206,9 @@ class MixedFit:
     `theta` are the entries of the factors, see :class:`Effects`; `covariance` the entries of the covariances
     of the random effects in the units of the data. `null` are sums without random effects. `cov` is the
     covariance of the coefficients; for responses that are not normal `joint` is that of coefficients and
-    `theta`, unless variances are at the end of their range.
+    `theta`, unless variances are at the end of their range. `dispersion` is the negative binomial's alpha or
+    the gamma's scale with its standard error, if the response has one; `cov` and `joint` account for its
+    estimation.
     """
 
     params: Vector
@@ -237,6 +228,12 @@ class MixedFit:
     trace: Annotated[Floats, "E 2"]
     converged: bool
     masked: bool
+    dispersion: Annotated[Floats, "2"] | None = None
+
+    @property
+    def log_dispersion(self) -> Floats:
+        """Logarithm of the dispersion, which is the last parameter of the likelihood; empty without one."""
+        return np.log(self.dispersion[:1]) if self.dispersion is not None else np.zeros(0)
 
     @property
     def reml(self) -> bool:
@@ -293,7 +290,7 @@ class MixedNewton:
         self.center = total / weight if self.design.intercept else 0.0
         self.mean = total / weight
         for term, count, q in zip(self.terms, self.groups.tolist(), self.effects.sizes, strict=True):
-            if count <= q or (count >= self.design.n.sum() and self.distribution.least_squares):
+            if count <= q or (count >= self.design.n.sum() and self.spreads):
                 raise EstimationError(
                     f"{term.text}: there are {count:g} groups in {self.design.n.sum():,} rows. Random "
                     "effects need more groups than effects, and groups with several rows. Use fixed "
@@ -321,6 +318,11 @@ class MixedNewton:
         return NormalSums(add(replies, "logdet") * jets, back.T @ products @ back, n, reml)
 
     @property
+    def spreads(self) -> bool:
+        """Whether rows of a group have a variance that is estimated."""
+        return self.distribution.least_squares or has_dispersion(self.distribution)
+
+    @property
     def translation(self) -> Floats:
         """Matrix from coefficients of standardized columns to those in the units of the data."""
         return translation(np.zeros_like(self.shift), np.ones_like(self.scale), self.shift, self.scale)
@@ -343,7 +345,7 @@ class MixedNewton:
             if converged or len(self.trace) >= self.maxiter:
                 return theta, sums, converged
             for halving in range(MOST_HALVINGS):
-                trial = self.effects.pack(self.effects.factors(theta + step * 0.5**halving))
+                trial = pack(self.effects.factors(theta + step * 0.5**halving))
                 tried = yield from self.evaluate(trial, reml)
                 found = self.in_theta(trial, tried.deviance())
                 if descends(found[0], value, float(gradient @ step) * 0.5**halving):
@@ -358,6 +360,7 @@ class MixedNewton:
         null = yield from self.evaluate(np.zeros(self.effects.K), reml)
         require_independent(null.products[0, :-1, :-1], self.design.names)
         theta, sums, converged = yield from self.maximize(self.effects.start(), reml)
+        theta = without_rounding(theta)
         inverse, _, beta, squares = sums.parts()
         scale = float(squares.values[0, 0, 0]) / sums.df
         return MixedFit(
@@ -383,11 +386,16 @@ class MixedNewton:
     # -- other responses -------------------------------------------------------------------------
 
     def point(self, at: Floats) -> tuple[dict[str, Array], Floats]:
-        """Return standardized coefficients and factors as arrays of a request, and the units of all."""
-        p = len(self.design.names)
+        """Return the parameters as arrays of a request, and the units of all.
+
+        They are standardized coefficients, factors, and the logarithm of a dispersion that is estimated.
+        """
+        p, end = len(self.design.names), len(self.design.names) + self.effects.K
         pairs = zip(self.effects.length, self.effects.sizes, strict=True)
-        unit = np.append(np.ones(p), [1.0 / s[a] for s, q in pairs for a, _ in lower_pairs(q)])
-        return {"beta": at[:p], "factor": (at * unit)[p:]}, unit
+        unit = np.ones(len(at))
+        unit[p:end] = [1.0 / s[a] for s, q in pairs for a, _ in lower_pairs(q)]
+        dispersion = np.exp(at[end]) if len(at) > end else 1.0
+        return {"beta": at[:p], "factor": (at * unit)[p:end], "dispersion": np.array(dispersion)}, unit
 
     def score(self, at: Floats, curvature: bool) -> FitProtocol[MarginalSums | None]:
         """Request -2 log L with its derivatives in standardized coefficients and factors; None if refused."""
@@ -413,6 +421,11 @@ class MixedNewton:
                 assert again is not None and again.hessian is not None
                 hessian, fresh = again.hessian, True
                 continue
+            if self.distribution.name == "NegativeBinomial" and at[-1] < np.log(LEAST_ALPHA):
+                raise EstimationError(
+                    "alpha goes to zero: within groups the counts vary no more than Poisson counts; use "
+                    "family Poisson"
+                )
             self.trace.append((found.deviance, size))
             converged = test.reached(-found.deviance / 2.0, size, at_rest=fresh)
             if converged or len(self.trace) >= self.maxiter:
@@ -433,21 +446,29 @@ class MixedNewton:
         p, K = len(self.design.names), self.effects.K
         null = yield from self.evaluate(np.zeros(K), False)
         require_independent(null.products[0, :-1, :-1], self.design.names)
-        start = np.concatenate([np.zeros(p), self.effects.start()])
+        dispersed = has_dispersion(self.distribution)
+        alpha = self.distribution.alpha or 1.0
+        start = np.concatenate([np.zeros(p), self.effects.start(), [np.log(alpha)] if dispersed else []])
         if self.design.intercept:
-            link = self.distribution.make().link
-            low, high = LIMITS[self.distribution.name]
-            start[0] = float(link(min(max(self.mean, low), high)))
+            highest = HIGHEST_SHARE if self.distribution.name == "Binomial" else np.inf
+            start[0] = float(self.distribution.make().link(min(max(self.mean, LOWEST), highest)))
         at, found, hessian, converged = yield from self.climb(start)
-        theta = self.effects.pack(self.effects.factors(at[p:]))
+        theta = without_rounding(pack(self.effects.factors(at[p : p + K])))
         flat = bool(self.effects.singular(theta)) or np.linalg.eigvalsh(hessian)[0] <= 0.0
-        back = np.eye(p if flat else p + K)
+        # At the end of their range variances are taken as known.
+        kept = [*range(p), *range(p + K, len(at))] if flat else [*range(len(at))]
+        back = np.eye(len(kept))
         back[:p, :p] = self.translation
-        joint = back @ (2.0 * np.linalg.inv(hessian[: len(back), : len(back)])) @ back.T
+        joint = back @ (2.0 * np.linalg.inv(hessian[np.ix_(kept, kept)])) @ back.T
+        distribution, dispersion = self.distribution, None
+        if dispersed:
+            dispersion = np.exp(at[-1]) * np.array([1.0, np.sqrt(joint[-1, -1])])
+            if distribution.alpha is not None:
+                distribution = replace(distribution, alpha=float(dispersion[0]))
         return MixedFit(
             params=back[:p, :p] @ at[:p],
             cov=joint[:p, :p],
-            scale=1.0,
+            scale=1.0 if dispersion is None or distribution.alpha is not None else float(dispersion[0]),
             deviance=found.deviance,
             theta=theta,
             covariance=self.effects.covariance(theta),
@@ -457,11 +478,12 @@ class MixedNewton:
             effects=self.effects,
             groups=self.groups,
             design=self.design,
-            distribution=self.distribution,
+            distribution=distribution,
             nodes=self.nodes,
             trace=np.array(self.trace),
             converged=converged,
             masked=self.session.masked,
+            dispersion=dispersion,
         )
 
 
@@ -471,6 +493,11 @@ def descends(new: float, old: float, slope: float) -> bool:
     Without that, a step over a variance of zero may end at the same variance.
     """
     return new <= old + 1e-4 * slope + 1e-11 * (1.0 + abs(old))
+
+
+def without_rounding(theta: Floats) -> Floats:
+    """Return factors with zeros where the iteration stopped just next to zero."""
+    return np.where(np.abs(theta) < SMALLEST, 0.0, theta)
 
 
 def newton_step(gradient: Floats, hessian: Floats, longest: float) -> tuple[Floats, float]:
@@ -498,14 +525,14 @@ def sum_slopes(session: RowsSession, fit: MixedFit) -> FitProtocol[tuple[float, 
     newton = MixedNewton(session, fit.effects.terms, fit.distribution, fit.nodes)
     yield from newton.open()
     start = np.linalg.solve(newton.translation, fit.params)
-    arrays, unit = newton.point(np.concatenate([start, fit.theta]))
+    arrays, unit = newton.point(np.concatenate([start, fit.theta, fit.log_dispersion]))
     replies = yield session.request_all("sum_effects", arrays)
     n, p = float(fit.design.n.sum()), len(start)
     by_params = np.linalg.solve(newton.translation.T, add(replies, "second")) / n
     return (
         float(add(replies, "first")) / n,
         np.asarray(by_params, dtype=np.float64),
-        add(replies, "third") * unit[p:] / n,
+        add(replies, "third") * unit[p : p + fit.effects.K] / n,
     )
 
 
@@ -515,7 +542,7 @@ def predict_sites(session: RowsSession, fit: MixedFit) -> FitProtocol[Floats]:
     yield from newton.open()
     start = np.linalg.solve(newton.translation, fit.params)
     start[0] -= newton.center if fit.sums is not None else 0.0
-    arrays, _ = newton.point(np.concatenate([start, fit.theta]))
+    arrays, _ = newton.point(np.concatenate([start, fit.theta, fit.log_dispersion]))
     replies = yield session.request_all("predict_site", arrays | {"center": np.array(newton.center)})
     found = np.array([reply.arrays["effects"] for reply in replies])
-    return np.asarray(found * [[1.0], [np.sqrt(fit.scale)]])
+    return np.asarray(found * [[1.0], [np.sqrt(fit.scale) if fit.sums is not None else 1.0]])

@@ -72,6 +72,8 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
     >>> fit = fs.FederatedMixed.from_formula(formula, partition).fit()
     >>> fit.converged, fit.iterations < 20, fit.singular, fit.nobs, fit.reml, fit.use_t
     (True, True, (), 1791, True, True)
+    >>> fit.dispersion is None  # the responses are normal
+    True
     >>> fit.df.round().tolist(), fit.icc.index.tolist()
     ([38.0, 348.0, 386.0, 345.0], ['patient', 'hospital'])
     >>> fit.variances["std_dev"].round(1).tolist()
@@ -97,7 +99,9 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
             cov_type="model",
             scale=fit.scale,
             llf=-0.5 * fit.deviance,
-            n_parameters=len(fit.params) + fit.effects.K + int(fit.sums is not None),
+            n_parameters=len(fit.params)
+            + fit.effects.K
+            + int(fit.sums is not None or fit.dispersion is not None),
             reasons={"rsquared": "a mixed model has two: r_squared()"},
         )
         return cls(MixedRecord(estimate=estimate, fit=fit, basis=RowsBasis.of(model)), ledger, model)
@@ -120,6 +124,12 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
         """Random effects whose covariance is singular: a variance of zero, or a correlation of one."""
         fit = self._record.fit
         return tuple(fit.effects.terms[term].text for term in fit.effects.singular(fit.theta))
+
+    @property
+    def dispersion(self) -> pd.Series | None:
+        """Alpha of negative binomial or scale of gamma responses, ``estimate`` and ``std_error``, or None."""
+        found = self._record.fit.dispersion
+        return None if found is None else pd.Series(found, index=["estimate", "std_error"])
 
     # -- coefficients ----------------------------------------------------------------------------
 
@@ -375,16 +385,21 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
             return fit.scale
         if fit.distribution.name == "Binomial":
             return float(np.pi**2 / 3.0)
-        if not fit.design.intercept:
-            raise NotAvailableError("icc, r_squared: a Poisson model without intercept has no mean")
-        return float(np.log1p(self.nobs / fit.null.products[0, 0, -1]))
+        relative = 0.0 if fit.dispersion is None else float(fit.dispersion[0])
+        if fit.distribution.name != "Gamma":
+            if not fit.design.intercept:
+                raise NotAvailableError("icc, r_squared: counts of a model without intercept have no mean")
+            relative += self.nobs / float(fit.null.products[0, 0, -1])
+        return float(np.log1p(relative))
 
     @property
     def icc(self) -> pd.Series:
         """Share of each group's variance in that of the response around its fixed part, by group.
 
         With slopes it is the mean over rows (Johnson 2014). Binary responses are on the scale of the logit,
-        with residual variance pi^2 / 3; counts on that of the logarithm, with log(1 + 1 / mean).
+        with residual variance pi^2 / 3; counts and positive responses on that of the logarithm, with log(1 +
+        v), where v is the variance over the squared mean: 1 / mean of Poisson counts, 1 / mean + alpha of
+        negative binomial ones, and the scale of gamma responses.
         """
         _, terms, residual = self._parts_of_variance()
         groups = [term.group for term in self._record.fit.effects.terms]
@@ -528,7 +543,8 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
             wide[np.arange(len(X)), code] = X[:, places]
             Z.append(wide.reshape(len(X), -1))
             values, vectors = np.linalg.eigh(T)
-            root = vectors * np.sqrt(np.maximum(values, 0.0) / fit.scale)
+            residual = fit.scale if fit.sums is not None else 1.0
+            root = vectors * np.sqrt(np.maximum(values, 0.0) / residual)
             L.append(np.kron(np.eye(len(found)), root))
             labels += [(term.group, label, name) for label in found for name in columns]
         A = np.column_stack([part @ root for part, root in zip(Z, L, strict=True)])
@@ -542,8 +558,9 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
             share = y[:, 0] / trials if y.ndim == 2 else y
             modes, begin = np.zeros((1, A.shape[1])), np.array([0, len(A)])
             one = np.zeros(1), np.ones(1), modes, np.zeros(len(A))
-            kind, eye = KINDS[str(fit.distribution)], np.eye(A.shape[1])
-            marginal_score(kind, X, np.ascontiguousarray(A), share, trials, eta, eye, begin, *one)
+            kind, eye = KINDS[fit.distribution.name, fit.distribution.link], np.eye(A.shape[1])
+            shape = 1.0 if fit.dispersion is None else 1.0 / float(fit.dispersion[0])
+            marginal_score(kind, shape, X, np.ascontiguousarray(A), share, trials, eta, eye, begin, *one)
             u = modes[0]
         at, estimates = 0, []
         for root in L:
@@ -665,9 +682,14 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
             else:
                 slope, by_params, by_theta = fit.slopes_at(fit.design.mean)
             cov = fit.cov if fit.joint is None else fit.joint
+        known = (
+            " A variance is zero, or effects determine each other: errors take the variances as known, and "
+            "are too small if the variance is not zero."
+        )
         jacobian = np.zeros((p, len(cov)))
         jacobian[:, :p] = slope * np.eye(p) + np.outer(beta, by_params)
-        jacobian[:, p:] = np.outer(beta, by_theta)[:, : len(cov) - p]
+        if len(cov) > p:
+            jacobian[:, p : p + K] = np.outer(beta, by_theta)
         return MarginalEffects(
             self.estimate.names[first:],
             slope * beta[first:],
@@ -678,7 +700,8 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
             options={"method": method, "at": at},
             title=(self.model_name, self.estimate.response),
             note=("Averages over all rows" if at == "overall" else "At the mean of every column")
-            + ", averaged over the random effects. Errors by the delta method.",
+            + ", averaged over the random effects. Errors by the delta method."
+            + known * (fit.sums is None and fit.joint is None),
         )
 
     # -- summary ---------------------------------------------------------------------------------
@@ -711,16 +734,23 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
             nodes = "Laplace approximation" if fit.nodes == 1 else f"{fit.nodes} nodes of quadrature"
             method = f"maximum likelihood, {nodes}"
         both = self._or_dash_of(lambda: " / ".join(f"{value:.3f}" for value in self.r_squared()))
+        shares = self._or_dash_of(lambda: "\n".join(f"{g}: {v:.3f}" for g, v in self.icc.items()))
+        dispersion = []
+        if self.dispersion is not None:
+            value, error = map(number, self.dispersion)
+            name = "Alpha" if fit.distribution.alpha is not None else "Scale"
+            dispersion = [(name, f"{value} (std err {error})")]
         return [
             ("Dep. Variable", est.response),
             ("Model", self.model_name),
-            ("Family", str(fit.distribution)),
+            ("Family", f"{fit.distribution.name}(link={fit.distribution.link})"),
+            *dispersion,
             ("Method", method),
             ("No. Observations", f"{est.nobs:,}"),
             *(("Groups", f"{t.group}: {n:,.0f}") for t, n in zip(fit.effects.terms, fit.groups, strict=True)),
-            ("ICC", self._or_dash_of(lambda: ", ".join(f"{g} {v:.3f}" for g, v in self.icc.items()))),
+            *(("ICC", line) for line in shares.split("\n")),
             ("R2 (fixed / all)", both),
-            ("REML Log-Likelihood" if fit.reml else "Log-Likelihood", number(self.llf, 2)),
+            ("REML Log-Lik." if fit.reml else "Log-Likelihood", number(self.llf, 2)),
             ("AIC", number(self.aic, 2)),
             ("Tests", "t, Satterthwaite's df" if self.use_t else "normal"),
             ("Converged", "yes" if est.converged else "NO"),
@@ -766,10 +796,13 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
                 "warning",
             )
         if fit.sums is None:
-            yield Note(
-                "conditional",
-                "Coefficients are for a given group. Effects averaged over groups are closer to zero.",
-            )
+            averaged = "Effects averaged over groups are closer to zero."
+            if fit.distribution.link == "Log":
+                averaged = (
+                    "Means over groups are larger; ratios of means are the same, except for columns with "
+                    "random effects."
+                )
+            yield Note("conditional", f"Coefficients are for a given group. {averaged}")
         yield from self._left_out_note()
         yield Note("local_groups", "Groups are local: equal labels at two sites are two groups.")
         yield from self._masking_note()

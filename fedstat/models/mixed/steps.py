@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
-from scipy.special import expit, gammaln
+from scipy.linalg import block_diag
+from scipy.special import digamma, expit, gammaln
 
 from fedstat.errors import DesignError, MessageError
 from fedstat.federation.design.horizontal_steps import (
@@ -27,8 +28,10 @@ from fedstat.federation.message import aggregate, check_lengths, control
 from fedstat.federation.tables.table import LabeledTable
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.mixed_effects import (
+    GAMMA,
     LOG,
     LOGIT,
+    NEGATIVE_BINOMIAL,
     cluster_products,
     integrate,
     jet_length,
@@ -39,9 +42,18 @@ from fedstat.models.horizontal.rows import NO_MEANS, glm_rows, require_response,
 from fedstat.typing import Array, Floats, Ints
 
 FAMILY = "mixed"
-KINDS = {"Binomial(link=Logit)": LOGIT, "Poisson(link=Log)": LOG}
-"""Distributions of responses that are not normal, by their number in the kernel."""
+KINDS = {
+    ("Binomial", "Logit"): LOGIT,
+    ("Poisson", "Log"): LOG,
+    ("NegativeBinomial", "Log"): NEGATIVE_BINOMIAL,
+    ("Gamma", "Log"): GAMMA,
+}
+"""Distributions of responses that are not normal, with their links: the number in the kernel."""
+DISPERSED = (NEGATIVE_BINOMIAL, GAMMA)
+"""Those with a dispersion, which is estimated: the negative binomial's alpha, and the gamma's scale."""
 MOST_NODES = 25
+STIRLING = 1e3
+"""Shape beyond which differences of log-gamma functions cancel; Stirling's series then has 11 digits."""
 AVERAGED_NODES = 61
 """Nodes of quadrature that does not adapt, for means over the random effects."""
 SLOPES, VALUES = b"slopes", b"values"
@@ -63,6 +75,16 @@ class MixedRequest:
     def sizes(self) -> tuple[int, ...]:
         """Number of effects of each term."""
         return tuple(map(len, self.effects))
+
+
+def kind_of(distribution: DistributionSpec) -> int | None:
+    """Return the number of a distribution in the kernel; None if there is no quadrature for it."""
+    return KINDS.get((distribution.name, distribution.link))
+
+
+def has_dispersion(distribution: DistributionSpec) -> bool:
+    """Return whether a dispersion is estimated with the coefficients and factors."""
+    return kind_of(distribution) in DISPERSED
 
 
 def lower_pairs(q: int) -> list[tuple[int, int]]:
@@ -87,7 +109,10 @@ class GroupLevel:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupedRows:
-    """Rows in the order of their groups, which start at `begin`; `constant` is that of log L."""
+    """Rows in the order of their groups, which start at `begin`; `constant` is that of log L.
+
+    If there is a shape, `constant` is the part that does not depend on it.
+    """
 
     X: Floats
     Z: Floats
@@ -98,15 +123,38 @@ class GroupedRows:
     constant: float
 
     def score(
-        self, kind: int, beta: Floats, L: Floats, nodes: int, modes: Floats
-    ) -> tuple[float, Floats, Floats, Floats]:
-        """Return log-likelihood, its derivatives (p,) and (q, q), and means; modes change in place."""
+        self, kind: int, shape: float, beta: Floats, L: Floats, nodes: int, modes: Floats
+    ) -> tuple[float, Floats, Floats, float, Floats]:
+        """Return log-likelihood, its derivatives (p,), (q, q) and in the shape, and what means are.
+
+        Modes change in place. See :func:`marginal_score`.
+        """
         x, weights = np.polynomial.hermite_e.hermegauss(nodes)
         means = np.zeros(len(self.y))
         eta = self.X @ beta + self.offset
         rest = np.ascontiguousarray(L), self.begin, x, weights, modes, means
-        llf, by_beta, by_factor = marginal_score(kind, self.X, self.Z, self.y, self.w, eta, *rest)
-        return llf + self.constant, by_beta, by_factor, means
+        found = marginal_score(kind, shape, self.X, self.Z, self.y, self.w, eta, *rest)
+        llf, by_beta, by_factor, by_shape = found
+        constant, slope = shape_constant(kind, shape, self.y)
+        return llf + self.constant + constant, by_beta, by_factor, by_shape + slope, means
+
+
+def shape_constant(kind: int, shape: float, y: Floats) -> tuple[float, float]:
+    """Return the part of log L that depends on the responses and the shape alone, and its derivative."""
+    if kind == NEGATIVE_BINOMIAL and shape > STIRLING:
+        end = y + shape
+        logs = np.log1p(y / shape)
+        part = (end - 0.5) * logs - y - y / (12.0 * shape * end)
+        slope = logs - (end - 0.5) * y / (shape * end) + y * (shape + end) / (12.0 * (shape * end) ** 2)
+    elif kind == NEGATIVE_BINOMIAL:
+        part = gammaln(y + shape) - gammaln(shape) - y * np.log(shape)
+        slope = digamma(y + shape) - digamma(shape) - y / shape
+    elif kind == GAMMA:
+        part = shape * np.log(shape) - gammaln(shape) + shape * np.log(y)
+        slope = np.log(shape) + 1.0 - digamma(shape) + np.log(y)
+    else:
+        return 0.0, 0.0
+    return float(part.sum()), float(slope.sum())
 
 
 @dataclass(slots=True, eq=False)
@@ -137,17 +185,29 @@ class MixedRows:
 
     @property
     def rows(self) -> tuple[Floats, Floats, Floats]:
-        """Design by the site's own standardization (n, p), response less offset (n,), and weights (n,)."""
+        """Design by the site's own standardization (n, p), response (n,), and weights (n,).
+
+        The offset of a normal response is subtracted.
+        """
 
         def read() -> tuple[Floats, Floats, Floats]:
             parts = [glm_rows(rows, X) for rows, X in self.opened.chunks()]
-            y = np.concatenate([part.y - (0.0 if part.offset is None else part.offset) for part in parts])
+            y = np.concatenate([part.y for part in parts])
+            if self.request.distribution.least_squares:
+                y = y - self.offset
             weight = np.concatenate(
                 [np.ones(len(part)) if part.weight is None else part.weight for part in parts]
             )
             return np.ascontiguousarray(np.concatenate([part.X for part in parts])), y, weight
 
         return self.keep("rows", read)  # type: ignore[no-any-return]
+
+    @property
+    def offset(self) -> Floats:
+        """Known part of the linear predictor, (n,)."""
+        return np.concatenate(
+            [np.zeros(len(X)) if rows.offset is None else rows.offset for rows, X in self.opened.chunks()]
+        )
 
     @property
     def levels(self) -> tuple[GroupLevel, ...]:
@@ -199,20 +259,24 @@ class MixedRows:
             X, y, w = self.rows
             code = self.levels[0].code
             order = np.argsort(code, kind="stable")
-            offsets = [rows.offset for rows, _ in self.opened.chunks() if rows.offset is not None]
-            offset = np.concatenate(offsets) if offsets else np.zeros(len(y))
             by_term = sorted(self.levels, key=lambda level: level.term)
             Z = np.ascontiguousarray(
                 np.column_stack([self.effect_columns(level) for level in by_term])[order]
             )
-            y = y + offset  # a known part of the linear predictor, and none of the response
             counts = np.rint(w * y)
-            constant = -gammaln(counts + 1.0).sum()
-            if self.request.distribution.name == "Binomial":
+            kind = kind_of(self.request.distribution)
+            constant = -np.log(y).sum() if kind == GAMMA else -gammaln(counts + 1.0).sum()
+            if kind == LOGIT:
                 constant += (gammaln(w + 1.0) - gammaln(w - counts + 1.0)).sum()
             begin = np.append(0, np.cumsum(np.bincount(code)))
             return GroupedRows(
-                np.ascontiguousarray(X[order]), Z, y[order], w[order], offset[order], begin, float(constant)
+                np.ascontiguousarray(X[order]),
+                Z,
+                y[order],
+                w[order],
+                self.offset[order],
+                begin,
+                float(constant),
             )
 
         return self.keep("grouped", compute)  # type: ignore[no-any-return]
@@ -266,10 +330,15 @@ class GroupWeights:
 
 
 def groups_at(site: MixedRows, covariance: Floats, derivatives: bool = True) -> FittedMeanSums:
-    """Declare the weights of the groups at a covariance of the random effects."""
+    """Declare the weights of the groups at a covariance of the random effects.
+
+    Without derivatives they are behind the site's own effects.
+    """
     block, point = GroupWeights(site, slice(None)), np.ascontiguousarray(covariance).tobytes()
     point, rows = point if derivatives else VALUES + point, len(block.columns)
-    return FittedMeanSums(site.opened, rows, point, lambda: iter([block]), groups=True, kind="of groups")
+    return FittedMeanSums(
+        site.opened, rows, point, lambda: iter([block]), groups=True, kind="of groups", own=not derivatives
+    )
 
 
 def marginal_products(
@@ -419,7 +488,8 @@ class GroupedMeans:
     def _at(self, point: bytes) -> Floats:
         rows = self.site.by_group()
         if not point.startswith(SLOPES):
-            return rows.w * score_at(self.site, np.frombuffer(point))[3]
+            at = np.frombuffer(point)
+            return row_vectors(self.site.request.distribution, at, rows, score_at(self.site, at)[2])
         at, p = np.frombuffer(point[len(SLOPES) :]), rows.X.shape[1]
         deviation = np.linalg.norm(rows.Z @ joint_factor(at[p:], self.site.request.sizes)[0], axis=1)
         return averaged_slopes(self.site.request.distribution, rows.X @ at[:p] + rows.offset, deviation).T
@@ -433,33 +503,77 @@ class GroupedMeans:
         return replace(self, rows=slice(first, None, step))
 
 
-def score_at(
-    site: MixedRows, point: Floats, modes: Floats | None = None
-) -> tuple[float, Floats, Floats, Floats]:
-    """Return log-likelihood, score (p,) and (K,), and means at own coefficients and packed factors."""
+def score_at(site: MixedRows, point: Floats, modes: Floats | None = None) -> tuple[float, Floats, Floats]:
+    """Return log-likelihood, score (p + K,) and means at own coefficients and packed factors.
+
+    With a dispersion, its logarithm is the last parameter.
+    """
     rows, p = site.by_group(), site.opened.scale.size
+    dispersed = has_dispersion(site.request.distribution)
+    shape = float(np.exp(-point[-1])) if dispersed else 1.0
     L, places = joint_factor(point[p:], site.request.sizes)
     start = np.zeros((len(rows.begin) - 1, len(L))) if modes is None else modes
-    kind = KINDS[str(site.request.distribution)]
-    llf, score, by_factor, means = rows.score(kind, point[:p], L, site.request.nodes, start)
-    return llf, score, np.array([by_factor[place] for place in places]), means
+    kind = KINDS[site.request.distribution.name, site.request.distribution.link]
+    found = rows.score(kind, shape, point[:p], L, site.request.nodes, start)
+    llf, score, by_factor, by_shape, means = found
+    last = [-shape * by_shape] if dispersed else []
+    return llf, np.array([*score, *(by_factor[place] for place in places), *last]), means
 
 
-def placed(data: SiteData, state: State, beta: Floats, factor: Floats) -> tuple[MixedRows, Floats, Floats]:
+def placed(
+    data: SiteData, state: State, beta: Floats, factor: Floats, dispersion: Array
+) -> tuple[MixedRows, Floats, Floats]:
     """Return the rows of this fit, own parameters, and the matrix that takes common ones to these."""
     site = mixed_rows(state)
     p, K = len(site.to_own), first_parameters(site.request.sizes)[-1]
     check_lengths(data.name, beta=(beta, p), factor=(factor, K))
-    if str(site.request.distribution) not in KINDS or len(set(site.request.groups)) > 1:
+    if kind_of(site.request.distribution) is None or len(set(site.request.groups)) > 1:
         raise MessageError(f"{data.name}: no quadrature for this distribution, or for several groups")
-    to_own = np.eye(p + K)
+    if not 0.0 < dispersion < np.inf:
+        raise MessageError(f"{data.name}: 'dispersion' must be positive")
+    last = [np.log(dispersion)] if has_dispersion(site.request.distribution) else []
+    to_own = np.eye(p + K + len(last))
     to_own[:p, :p] = site.to_own
-    return site, to_own @ np.concatenate([beta, factor]), to_own
+    return site, to_own @ np.concatenate([beta, factor, last]), to_own
+
+
+def row_weights(distribution: DistributionSpec, point: Floats, y: Floats, means: Floats) -> Floats:
+    """Return the sizes of the rows' weights in score and information, by row: (k, n).
+
+    They are known from :func:`marginal_score`'s means: derivatives of the log-densities, and -l'' as a
+    function of them.
+    """
+    kind = kind_of(distribution)
+    if kind == LOG:
+        return means[None]
+    if kind == LOGIT:
+        return (means * (1.0 - means))[None]
+    shape = np.exp(-point[-1])
+    second = means * (1.0 - means / (y + shape)) if kind == NEGATIVE_BINOMIAL else shape + y - means
+    return np.abs([y - means, second])
+
+
+def row_vectors(distribution: DistributionSpec, point: Floats, rows: GroupedRows, means: Floats) -> Floats:
+    """Return what columns are multiplied with, (n,), and what is summed at a dispersion, (n, 2).
+
+    Log-densities of responses at several dispersions are functions of the responses whose sums add up to the
+    number of rows of each value.
+    """
+    if not has_dispersion(distribution):
+        return rows.w * means
+    y, shape = rows.y, np.exp(-point[-1])
+    if kind_of(distribution) == GAMMA:
+        density = shape * np.log(shape + y - means) - gammaln(shape) - (shape + y - means) - np.log(y)
+    else:
+        part = means / (y + shape)
+        density = gammaln(y + shape) - gammaln(shape) + y * np.log(part) + shape * np.log1p(-part)
+    return np.column_stack([means, np.nan_to_num(density)])
 
 
 POINT = {
     "beta": aggregate("coefficients of the standardized columns", common=True),
     "factor": aggregate("factors of the covariances of the random effects", common=True),
+    "dispersion": aggregate("dispersion of the response; one where it is known", 0, common=True),
 }
 WEIGHTED = (*GROUP_SUMS, WorkingWeights)
 
@@ -476,23 +590,24 @@ WEIGHTED = (*GROUP_SUMS, WorkingWeights)
     },
 )
 def sum_scores(
-    data: SiteData, state: State, beta: Floats, factor: Floats, curvature: Array
+    data: SiteData, state: State, beta: Floats, factor: Floats, dispersion: Array, curvature: Array
 ) -> dict[str, Array]:
     """Sum the marginal log-likelihood of responses that are not normal, with its derivatives.
 
-    ``score`` (p + K,) is in coefficients and factors; ``information`` (p + K, p + K) is the negative second
-    derivative, from central differences of the score, or zero without `curvature`.
+    ``score`` (h,) is in coefficients, factors, and the logarithm of a dispersion that is estimated;
+    ``information`` (h, h) is the negative second derivative, from central differences of the score, or zero
+    without `curvature`.
     """
-    site, point, to_own = placed(data, state, beta, factor)
+    site, point, to_own = placed(data, state, beta, factor, dispersion)
     rows, size = site.by_group(), len(point)
     modes = np.zeros((len(rows.begin) - 1, rows.Z.shape[1]))
-    llf, *scores, means = score_at(site, point, modes)
+    llf, score, means = score_at(site, point, modes)
     block, key = GroupedMeans(site, slice(None)), point.tobytes()
-    site.keep(f"means {key.hex()}", lambda: rows.w * means)
+    distribution = site.request.distribution
+    site.keep(f"means {key.hex()}", lambda: row_vectors(distribution, point, rows, means))
 
     def each() -> Floats:
-        binomial = site.request.distribution.name == "Binomial"
-        return (rows.w * means * (1.0 - means if binomial else 1.0))[None]
+        return rows.w * row_weights(distribution, point, rows.y, means)
 
     nothing = {"spread": np.array(False), "llf": np.array(0.0)}
     nothing |= {"score": np.zeros(size), "information": np.zeros((size, size))}
@@ -506,28 +621,26 @@ def sum_scores(
     if curvature:
         for j in range(size):
             ends = [
-                np.concatenate(score_at(site, point + h * to_own[:, j], modes.copy())[1:3])
-                for h in (-DIFFERENCE, DIFFERENCE)
+                score_at(site, point + h * to_own[:, j], modes.copy())[1] for h in (-DIFFERENCE, DIFFERENCE)
             ]
             information[j] = to_own.T @ (ends[0] - ends[1]) / (2.0 * DIFFERENCE)
     return {
         "spread": np.array(True),
         "llf": np.array(llf),
-        "score": to_own.T @ np.concatenate(scores),
+        "score": to_own.T @ score,
         "information": (information + information.T) / 2.0,
     }
 
 
 def joint_factor(packed: Floats, sizes: Sequence[int]) -> tuple[Floats, list[tuple[int, int]]]:
-    """Return the factor of the covariance of all effects, and the places of the packed entries in it."""
+    """Return the factor of the covariance of all effects, and the places of the packed entries in it.
+
+    A dispersion may follow the entries.
+    """
     ends = np.cumsum(sizes).tolist()
-    L = np.zeros((ends[-1], ends[-1]))
-    places = [
-        (end - q + a, end - q + b) for end, q in zip(ends, sizes, strict=True) for a, b in lower_pairs(q)
-    ]
-    for value, place in zip(packed, places, strict=True):
-        L[place] = value
-    return L, places
+    pairs = zip(ends, sizes, strict=True)
+    places = [(end - q + a, end - q + b) for end, q in pairs for a, b in lower_pairs(q)]
+    return block_diag(*unpack_factors(packed, sizes)), places
 
 
 def averaged_slopes(distribution: DistributionSpec, eta: Floats, deviation: Floats) -> Floats:
@@ -557,12 +670,14 @@ def averaged_slopes(distribution: DistributionSpec, eta: Floats, deviation: Floa
         "third": summed("third derivatives, times products of effects", behind=WEIGHTED),
     },
 )
-def sum_effects(data: SiteData, state: State, beta: Floats, factor: Floats) -> dict[str, Array]:
+def sum_effects(
+    data: SiteData, state: State, beta: Floats, factor: Floats, dispersion: Array
+) -> dict[str, Array]:
     """Sum derivatives of the rows' means, averaged over the random effects.
 
     `first` is their sum, `second` (p,) and `third` (K,) its derivatives in coefficients and factors.
     """
-    site, point, _ = placed(data, state, beta, factor)
+    site, point, _ = placed(data, state, beta, factor, dispersion)
     block, key = GroupedMeans(site, slice(None)), SLOPES + point.tobytes()
     slopes = block.vectors((key,))
     state.report(
@@ -591,7 +706,7 @@ def sum_effects(data: SiteData, state: State, beta: Floats, factor: Floats) -> d
     },
 )
 def predict_site(
-    data: SiteData, state: State, beta: Floats, factor: Floats, center: Floats
+    data: SiteData, state: State, beta: Floats, factor: Floats, dispersion: Array, center: Floats
 ) -> dict[str, Array]:
     """Predict the random effects of the site at one point, ``effects`` (2, q): estimates, and errors.
 
@@ -603,11 +718,11 @@ def predict_site(
     if not whole:
         raise MessageError(f"{data.name}: the model has no random effect of the site")
     if not site.request.distribution.least_squares:
-        return {"effects": _site_mode(data, state, beta, factor)}
+        return {"effects": _site_mode(data, state, beta, factor, dispersion)}
     sizes, p = site.request.sizes, len(site.to_own)
     check_lengths(data.name, beta=(beta, p), factor=(factor, first_parameters(sizes)[-1]))
     T = [L @ L.T for L in unpack_factors(factor, sizes)]
-    covariance = np.concatenate([M[tuple(np.transpose(lower_pairs(len(M))))] for M in T])
+    covariance = pack(T)
     state.report(groups_at(site, covariance, False), WorkingWeights(lambda: np.ones((1, site.n))))
     S = marginal_products(site, covariance, float(center))[1][0]
     ends, found = site.to_own @ beta, []
@@ -621,23 +736,25 @@ def predict_site(
     return {"effects": np.column_stack([effects for _, effects in sorted(found, key=itemgetter(0))])}
 
 
-def _site_mode(data: SiteData, state: State, beta: Floats, factor: Floats) -> Floats:
+def _site_mode(data: SiteData, state: State, beta: Floats, factor: Floats, dispersion: Array) -> Floats:
     """Return the mode of the site's effects given its rows, and errors from the curvature there."""
-    site, point, _ = placed(data, state, beta, factor)
-    rows, p = site.by_group(), len(site.to_own)
+    site, point, _ = placed(data, state, beta, factor, dispersion)
+    # The mode is that of Laplace's approximation: with one node, means are those at the mode.
+    site = replace(site, request=replace(site.request, nodes=1))
+    rows = site.by_group()
     L, _ = joint_factor(factor, site.request.sizes)
     modes = np.zeros((1, len(L)))
-    score_at(site, point, modes)
+    _, _, means = score_at(site, point, modes)
     A = rows.Z @ L
-    mean = averaged_slopes(
-        site.request.distribution, rows.X @ point[:p] + rows.offset + A @ modes[0], np.zeros(site.n)
-    )
-    weights = rows.w * mean[0]
-    state.report(
-        NO_MEANS, WorkingWeights(lambda: weights[None]), groups_at(site, np.zeros(len(factor)), False)
-    )
-    inverse = np.linalg.inv(np.eye(len(L)) + (A * weights[:, None]).T @ A)
+    every = rows.w * row_weights(site.request.distribution, point, rows.y, means)
+    state.report(NO_MEANS, WorkingWeights(lambda: every), groups_at(site, np.zeros(len(factor)), False))
+    inverse = np.linalg.inv(np.eye(len(L)) + (A * every[-1][:, None]).T @ A)
     return np.array([L @ modes[0], np.sqrt(np.diag(L @ inverse @ L.T))])
+
+
+def pack(matrices: Sequence[Floats]) -> Floats:
+    """Return the lower triangles of matrices, one after the other."""
+    return np.array([M[pair] for M in matrices for pair in lower_pairs(len(M))])
 
 
 def unpack_factors(packed: Floats, sizes: Sequence[int]) -> list[Floats]:
@@ -647,10 +764,10 @@ def unpack_factors(packed: Floats, sizes: Sequence[int]) -> list[Floats]:
 
 def unpack_covariances(packed: Floats, sizes: Sequence[int]) -> list[Floats]:
     """Return the symmetric matrices whose lower triangles are packed one after the other."""
-    out, begin = [], first_parameters(sizes)
-    for term, q in enumerate(sizes):
+    out, values = [], iter(packed)
+    for q in sizes:
         matrix = np.zeros((q, q))
-        for value, (a, b) in zip(packed[begin[term] : begin[term + 1]], lower_pairs(q), strict=True):
-            matrix[a, b] = matrix[b, a] = value
+        for a, b in lower_pairs(q):
+            matrix[a, b] = matrix[b, a] = next(values)
         out.append(matrix)
     return out

@@ -343,7 +343,9 @@ def test_strict_sites_answer_and_owners_approve():
     ("settings", "error", "match"),
     [
         ({"groups": None}, ModelError, "groups: expected the column"),
-        ({"groups": "family"}, ModelError, "no column 'family'"),
+        ({"groups": "family"}, ModelError, "groups: there is no column 'family'"),
+        ({"time": "day"}, ModelError, "time: there is no column 'day'"),
+        ({"labels": ["day"]}, ModelError, "labels: there is no column 'day'"),
         ({"structure": "unstructured"}, ModelError, "cov_struct: expected one of 'independence'"),
         ({"structure": "ar1", "time": None}, ModelError, "time: cov_struct='ar1' needs"),
         ({"freq_weights": "weight"}, ModelError, r'freq_weights: .* weights="column" for a cluster'),

@@ -22,13 +22,20 @@ from fedstat.errors import (
     NotAvailableError,
     PolicyError,
 )
+from fedstat.kernels.mixed_effects import NEGATIVE_BINOMIAL
+from fedstat.models.mixed.steps import shape_constant
 
 FOLDER = Path(__file__).parents[2] / "reference" / "mixed"
-R = json.loads((FOLDER / "mixed.json").read_text())
+R, DISPERSED = (json.loads((FOLDER / f"{name}.json").read_text()) for name in ("mixed", "dispersed"))
 SLEEP, HERDS, PASTES = (pd.read_csv(FOLDER / f"{name}.csv") for name in ("sleepstudy", "cbpp", "pastes"))
 HERDS["period"] = HERDS["period"].astype(str)
+MEASURED = pd.read_csv(FOLDER / "visits.csv")
+NB, GAMMA = sm.families.NegativeBinomial(alpha=1.0), sm.families.Gamma(sm.families.links.Log())
 VISITS = fs.datasets.make_repeated(4, 12)
-PERSONS = VISITS.assign(person=VISITS["hospital"] + VISITS["patient"].astype(str))
+PERSONS = VISITS.assign(
+    person=VISITS["hospital"] + VISITS["patient"].astype(str),
+    days=np.random.default_rng(4).negative_binomial(2, VISITS["hospital"].map(len) / 14.0),
+)
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 SMALL = fs.Policy(min_count=2, min_events=0)
 SINGLE = fs.Policy(min_count=2, min_events=0, min_level_count=1)
@@ -102,6 +109,116 @@ def test_generalized_linear_mixed_models_are_those_of_lme4(family, nodes):
         assert_allclose(fit.predict(HERDS).iloc[:5], expected["fixed"], rtol=1e-5)
 
 
+COUNTS, COSTS = "count ~ x + offset(log(time)) + ({} | patient)", "cost ~ x + ({} | patient)"
+
+
+@pytest.mark.parametrize("effects", ["1", "1 + x"])
+@pytest.mark.parametrize(("name", "formula", "family"), [("counts", COUNTS, NB), ("costs", COSTS, GAMMA)])
+def test_models_with_a_dispersion_are_those_of_glmmtmb(name, formula, family, effects):
+    """Its optimizer stops before ours: estimates have about four to six digits, the likelihood has all."""
+    expected = DISPERSED[name if effects == "1" else f"{name}_slopes"]
+    fit = model_of(formula.format(effects), MEASURED, family=family).fit()
+    assert fit.converged and fit.iterations < 15
+    assert_allclose(fit.llf, expected["llf"], rtol=1e-10)
+    assert_allclose(fit.aic, 2.0 * (3 + fit._record.fit.effects.K) - 2.0 * expected["llf"], rtol=1e-10)
+    assert_allclose(fit.params, expected["coef"], rtol=1e-4)
+    assert_allclose(fit.bse, expected["se"], rtol=1e-5)
+    assert_allclose(fit._record.fit.covariance, np.atleast_1d(expected["variances"]), rtol=5e-5)
+    estimate, error = fit.dispersion
+    assert_allclose([estimate, error / estimate], [expected["dispersion"], expected["log_error"]], rtol=1e-5)
+    predicted = fit.predict(MEASURED, effects=fit.group_effects(MEASURED)).iloc[:5]
+    assert_allclose(predicted, expected["conditional"], rtol=3e-5)
+    assert f"{'Alpha' if family is NB else 'Scale'}: " in str(fit.summary())
+
+
+def test_many_nodes_of_a_negative_binomial_model_are_those_of_lme4():
+    fit = model_of(COUNTS.format("1"), MEASURED, family=NB, nagq=25).fit()
+    expected = DISPERSED["known_alpha"]
+    assert_allclose(fit.dispersion["estimate"], expected["alpha"], rtol=1e-6)
+    assert_allclose(fit.params, expected["coef"], rtol=1e-6)
+    assert_allclose(fit.variances["std_dev"], [expected["theta"]], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("formula", "family"), [(COUNTS, NB), (COSTS, GAMMA)])
+def test_the_errors_account_for_the_dispersion(formula, family):
+    """The information of all parameters, by numerical second derivatives of the pooled likelihood."""
+    fit = model_of(formula.format("1"), MEASURED, family=family, nagq=9).fit()
+    record = fit._record.fit
+    x, w = np.polynomial.hermite_e.hermegauss(80)
+    X = np.column_stack([np.ones(len(MEASURED)), MEASURED["x"]])
+    offset = np.log(MEASURED["time"].to_numpy()) if family is NB else 0.0
+    y = MEASURED["count" if family is NB else "cost"].to_numpy(float)[:, None]
+
+    def llf(parameters):
+        mean = np.exp((X @ parameters[:2] + offset)[:, None] + parameters[2] * x)
+        k = np.exp(-parameters[3])
+        if family is NB:
+            log = stats.nbinom.logpmf(y, k, k / (k + mean))
+        else:
+            log = stats.gamma.logpdf(y, k, scale=mean / k)
+        groups = pd.DataFrame(log).groupby(MEASURED["patient"].to_numpy()).sum().to_numpy()
+        return np.log(np.exp(groups) @ w / w.sum()).sum()
+
+    at = np.array([*record.params, record.theta[0], np.log(record.dispersion[0])])
+    assert_allclose(llf(at), fit.llf, rtol=1e-6)
+    assert_allclose(optimize.approx_fprime(at, llf, 1e-6), 0.0, atol=2e-3)
+    h, steps = 1e-3, np.eye(4) * 1e-3
+    hessian = [
+        [
+            (llf(at + a + b) - llf(at + a - b) - llf(at - a + b) + llf(at - a - b)) / (4.0 * h**2)
+            for a in steps
+        ]
+        for b in steps
+    ]
+    cov = np.linalg.inv(-np.array(hessian))
+    assert_allclose(fit.cov_params(), cov[:2, :2], rtol=1e-3)
+    assert_allclose(record.dispersion[1] / record.dispersion[0], np.sqrt(cov[3, 3]), rtol=1e-3)
+    # Taken as known, the dispersion would leave smaller errors.
+    known = np.linalg.inv(-np.array(hessian)[:3, :3])
+    assert (np.sqrt(np.diag(known)[:2]) < fit.bse).all()
+
+
+@pytest.mark.parametrize(("formula", "family"), [(COUNTS, NB), (COSTS, GAMMA)])
+def test_what_follows_a_fit_with_a_dispersion(formula, family, tmp_path):
+    fit = model_of(formula.format("1"), MEASURED, family=family).fit()
+    log = np.log1p(fit.dispersion["estimate"] + (1.0 / MEASURED["count"].mean() if family is NB else 0.0))
+    variance = fit.variances["variance"].iloc[0]
+    assert_allclose(fit.icc, [variance / (variance + log)], rtol=1e-8)
+    # Means of a random intercept are exp(eta + variance / 2), so derivatives of their mean are those of it.
+    record, X = fit._record.fit, np.column_stack([np.ones(len(MEASURED)), MEASURED["x"]])
+    offset = np.log(MEASURED["time"]).to_numpy() if family is NB else 0.0
+
+    def slope(at):
+        return at[1] * np.exp(X @ at[:2] + offset + at[2] ** 2 / 2.0).mean()
+
+    at, effect = np.array([*record.params, *record.theta, 0.0]), fit.get_margeff()
+    gradient = optimize.approx_fprime(at, slope, 1e-7)
+    assert_allclose(effect.margeff, [slope(at)], rtol=1e-6)
+    assert_allclose(effect.margeff_se, [np.sqrt(gradient @ record.joint @ gradient)], rtol=1e-4)
+    interval = fit.conf_int_variances()
+    assert (interval["conf_low"] < interval["std_dev"]).all() and (
+        interval["std_dev"] < interval["conf_high"]
+    ).all()
+    fit.save(tmp_path / "fit.fed")
+    pd.testing.assert_series_equal(fs.load(tmp_path / "fit.fed").dispersion, fit.dispersion)
+
+
+@pytest.mark.parametrize("shape", [0.3, 900.0, 1001.0, 1e6])
+def test_the_constant_of_counts_is_a_sum_over_smaller_counts(shape):
+    """log G(y + k) / G(k) k^y is the sum of log(1 + j / k), j < y."""
+    y = np.array([0.0, 1.0, 7.0, 400.0])
+    found, slope = shape_constant(NEGATIVE_BINOMIAL, shape, y)
+    j = np.concatenate([np.arange(one) for one in y])
+    assert found == pytest.approx(np.log1p(j / shape).sum(), rel=1e-9)
+    assert slope == pytest.approx(-(j / (shape * (shape + j))).sum(), rel=1e-7)
+
+
+def test_counts_without_overdispersion_are_refused():
+    table = MEASURED.assign(count=np.random.default_rng(2).poisson(np.exp(0.5 + 0.3 * MEASURED["x"])))
+    with pytest.raises(EstimationError, match=r"alpha goes to zero.*family Poisson"):
+        model_of("count ~ x + (1 | patient)", table, family=NB).fit()
+
+
 def test_binary_rows_give_the_estimate_of_their_counts():
     rows = HERDS.loc[HERDS.index.repeat(HERDS["size"])]
     ill = rows.groupby(level=0).cumcount() < rows["incidence"]
@@ -120,6 +237,9 @@ def test_one_site_equals_many(masked):
     assert_allclose(many.cov_params(), one.cov_params(), rtol=1e-6)
     assert_allclose(many.variances["variance"], one.variances["variance"], rtol=1e-6)
     assert_allclose([many.llf, *many.df], [one.llf, *one.df], rtol=1e-6)
+    many = model_of(COSTS.format("1"), MEASURED, policy=SINGLE, family=GAMMA, nagq=5).fit(masked=masked)
+    one = model_of(COSTS.format("1"), MEASURED.assign(site="all"), policy=SINGLE, family=GAMMA, nagq=5).fit()
+    assert_allclose([*many.params, *many.dispersion], [*one.params, *one.dispersion], rtol=1e-7)
 
 
 def test_the_estimate_is_that_of_statsmodels():
@@ -138,12 +258,17 @@ def test_a_variance_of_zero_is_reported_at_the_top():
     table["site"] = "S" + table["site"].astype(str)
     fit = model_of("y ~ x + (1 | g)", table).fit()
     assert fit.converged and fit.singular == ("(1 | g)",)
-    assert fit.variances.loc[("g", "Intercept"), "variance"] < 1e-10
+    assert fit.variances.loc[("g", "Intercept"), "variance"] == 0.0
     pooled = sm.OLS(table["y"], sm.add_constant(table["x"])).fit()
     assert_allclose(fit.params, pooled.params, rtol=1e-8)
     assert_allclose(fit.scale, pooled.scale, rtol=1e-8)
     assert "Singular fit" in str(fit.summary())
     assert_allclose(fit.test_variances()["p_value"], [1.0], atol=0.51)
+    assert "take the variances as known" not in str(fit.get_margeff().summary())
+    table["z"] = np.tile([0, 1, 1, 0], 60)
+    fit = model_of("z ~ x + (1 | g)", table, family=sm.families.Binomial()).fit()
+    assert fit.singular and fit.variances["variance"].tolist() == [0.0]
+    assert "errors take the variances as known" in str(fit.get_margeff().summary())
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -195,15 +320,27 @@ def test_shares_of_variance_are_those_of_the_variances():
         ("score ~ month + (1 | person) + (1 | hospital)", None),
         ("score ~ month + (1 + month || hospital)", None),
         ("relapse ~ month + (1 | hospital)", sm.families.Poisson()),
+        ("score ~ month + (1 | hospital)", GAMMA),
+        ("days ~ month + (1 | hospital)", NB),
     ],
 )
+@pytest.mark.filterwarnings("ignore::fedstat.errors.DataWarning")
 def test_effects_of_sites_are_those_of_the_pooled_rows(formula, family):
-    """Each site releases its own, also where sums are masked."""
-    fit = model_of(formula, PERSONS, "hospital", SINGLE, family=family).fit()
+    """Each site releases its own, also where sums are masked, and where rows lack values."""
+    table = PERSONS.assign(month=PERSONS["month"].mask(PERSONS.index == 5))
+    fit = model_of(formula, table, "hospital", SINGLE, family=family).fit()
     effects = fit.site_effects().set_index(["site", "effect"])
-    own = fit.group_effects(PERSONS).query("group == 'hospital'").set_index(["label", "effect"])
+    own = (
+        fit.group_effects(table.dropna(subset="month"))
+        .query("group == 'hospital'")
+        .set_index(["label", "effect"])
+    )
     assert_allclose(effects["estimate"], own["estimate"][effects.index], rtol=1e-6, atol=1e-8)
-    assert (effects["std_error"] > 0.0).all()
+    # Effects whose variance is zero are known to be zero.
+    varies = fit.variances.loc["hospital", "std_dev"][effects.index.get_level_values("effect")]
+    assert ((effects["std_error"] > 0.0).to_numpy() == (varies > 0.0).to_numpy()).all() and varies.iloc[
+        0
+    ] > 0.0
     assert len(fit.plot_site_effects().get_yticks()) == len(fit.model.partition.sites)
 
 
@@ -346,9 +483,14 @@ def test_what_leaves_a_site_is_what_explain_lists():
             "relapse ~ month + (1 | patient) + (1 | hospital)",
             {"family": sm.families.Binomial()},
             ModelError,
-            "several groups",
+            "closed form.* a dimension for each group",
         ),
-        ("score ~ month + (1 | patient)", {"family": sm.families.Gamma()}, ModelError, "a mixed model takes"),
+        (
+            "score ~ month + (1 | patient)",
+            {"family": sm.families.Gamma()},
+            ModelError,
+            r"takes .*Gamma\(link=Log\).*received Gamma\(link=InversePower\)",
+        ),
         (
             "relapse ~ month + (1 | patient)",
             {"family": sm.families.Poisson(), "reml": True},
@@ -403,6 +545,10 @@ def test_strict_sites_answer():
         "relapse ~ month + (1 | patient)", table, "hospital", policy, family=sm.families.Binomial()
     )
     assert len(relapses.fit().get_margeff().margeff) == 1
+    table["days"] = np.random.default_rng(4).negative_binomial(2, 0.3, len(table))
+    for response, family in (("score", GAMMA), ("days", NB)):
+        model = model_of(f"{response} ~ month + (1 | patient)", table, "hospital", policy, family=family)
+        assert model.fit().dispersion["std_error"] > 0.0
 
 
 def test_owners_approve_the_fit_and_what_follows():

@@ -8,7 +8,9 @@ from operating import make_federation, served_sites
 
 import fedstat as fs
 
-TABLE = fs.datasets.make_repeated(3, 20, seed=4)
+TABLE = fs.datasets.make_repeated(3, 20, seed=4).assign(
+    days=lambda table: np.random.default_rng(1).negative_binomial(2, 0.3, len(table))
+)
 NAMES = {"Aachen": "aachen", "Bonn": "bonn", "Chemnitz": "chemnitz"}
 
 
@@ -31,6 +33,11 @@ def both(tmp_path_factory):
     [
         ("score ~ month + (1 + month | patient)", {}, "test_variances"),
         ("relapse ~ month + (1 | patient)", {"family": sm.families.Binomial(), "nagq": 5}, "get_margeff"),
+        (
+            "days ~ month + (1 | patient)",
+            {"family": sm.families.NegativeBinomial(alpha=1.0)},
+            "conf_int_variances",
+        ),
     ],
 )
 def test_the_fit_is_that_of_one_process_to_the_bit(both, formula, settings, after):
