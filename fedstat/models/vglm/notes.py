@@ -49,7 +49,7 @@ def fit_notes(outcome: SelectionOutcome, ledger: Ledger) -> list[Note]:
     else:
         how = _sums(layout, outcome.folds) if fitted.points == 0 else _iterations(layout, outcome, ledger)
     return [
-        *([Note("left_out", f"{describe_incomplete(layout)}.")] if layout.left_out else []),
+        *_left_out(layout),
         *reused_pattern_notes(layout),
         *how,
         *_steps(outcome),
@@ -59,6 +59,12 @@ def fit_notes(outcome: SelectionOutcome, ledger: Ledger) -> list[Note]:
         *dealer_notes(fitted.dealers, bystanders=layout.bystanders),
         *dither_notes(layout),
     ]
+
+
+def _left_out(layout: Layout) -> Iterator[Note]:
+    if layout.left_out:
+        # Entities that a single missing value costs are the first thing that an analyst can mend.
+        yield Note("left_out", f"{describe_incomplete(layout)}.", "warning" if layout.lacking else "info")
 
 
 def _sums(layout: Layout, folds: int) -> Iterator[Note]:
@@ -75,6 +81,7 @@ def _blocks(layout: Layout, outcome: SelectionOutcome, observed: MissingBlocksFi
             f"Missing blocks (missing='em'): of {layout.n:,} entities these lack a site's columns: "
             f"{lacking}; {moments.n_complete:,} have all. No entity was left out for this reason"
             f"{describe_lacking(layout)}.",
+            "warning" if layout.lacking else "info",
         )
     yield Note(
         "assumptions",
