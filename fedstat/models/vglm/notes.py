@@ -52,6 +52,7 @@ def fit_notes(outcome: SelectionOutcome, ledger: Ledger) -> list[Note]:
         *_left_out(layout),
         *reused_pattern_notes(layout),
         *how,
+        *_border(outcome),
         *_steps(outcome),
         *_shrinkage(outcome),
         *_dispersion(distribution),
@@ -169,6 +170,18 @@ def _proposal_errors(errors: tuple[float, ...]) -> str:
     low, high = min(errors), max(errors)
     text = f"where one was solved, the criterion changed by {low:+.1f} to {high:+.1f}."
     return f"{text} Another lambda may have a smaller criterion." if low < -RELEVANT_DIFFERENCE else text
+
+
+def _border(outcome: SelectionOutcome) -> Iterator[Note]:
+    lambdas, select = outcome.fitted.path.lambdas, outcome.plan.choice.select
+    # The default path ends at a thousandth, where estimates are practically those without a penalty.
+    if outcome.fitted.chosen == len(lambdas) - 1 > 0 and lambdas[-1] > 1.1e-3 * lambdas[0]:
+        yield Note(
+            "smallest_lambda",
+            f"The smallest of {len(lambdas)} lambdas was chosen (select={select!r}): the criterion may still "
+            "decrease. Allow smaller ones by fit(ratio=...) or fit(lambdas=...).",
+            "warning",
+        )
 
 
 def _steps(outcome: SelectionOutcome) -> Iterator[Note]:
