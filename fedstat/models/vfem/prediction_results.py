@@ -104,7 +104,8 @@ class PredictionResults(MeanPredictions):
     def conf_int(self, obs: bool = False, alpha: float = 0.05) -> pd.DataFrame:
         """Return intervals of the mean, or with `obs` of a new response; columns 0 and 1.
 
-        With `obs`, errors count as normal with equal variances; :meth:`VFEMResults.predict_set` needs neither.
+        With `obs`, errors count as normal with equal variances, which :meth:`VFEMResults.predict_set` does
+        not need.
         """
         spread = np.sqrt(self.se_mean**2 + self.var_resid) if obs else self.se_mean
         half = normal_quantile(alpha) * spread
