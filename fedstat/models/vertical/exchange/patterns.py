@@ -381,8 +381,8 @@ def merged_by_site(exchange: PatternExchange) -> str:
     return (
         f" By site: {', '.join(parts)}; in brackets, the increase of the standard errors of its "
         "coefficients from the number of entities alone. It is larger if these entities have columns of more "
-        "sites than others. Nothing is merged if all owners allow small patterns (max_parameters of 1 or more) "
-        "and the partition has min_count=1."
+        "sites than others. Nothing is merged if all owners allow small patterns (max_parameters of 1 or "
+        "more) and the partition has min_count=1."
     )
 
 
