@@ -502,18 +502,22 @@ BASELINES = {
     ),
     "single": "Columns of other sites are left out; the coefficients are those of a smaller model.",
 }
+EQUAL_VARIANCES = (
+    "Intervals of new responses (get_prediction) rely on normal errors with equal variances; those of "
+    "predict_set do not."
+)
 NORMAL_RESPONSE = BASELINES | {
     "vfem": (
         "Maximum likelihood under normal errors and normal blocks that are independent between sites "
         "(between='independent'). Valid if missingness depends on observed values only (MAR) and blocks "
         "are not correlated; if they are, coefficients are biased under any missing-data mechanism. "
-        "R-squared is that of an entity with every block."
+        f"R-squared is that of an entity with every block. {EQUAL_VARIANCES}"
     ),
 }
 FREE_COVARIANCE = (
     "Maximum likelihood under normal errors and jointly normal columns, whose covariance is free between "
     "sites. Valid if missingness depends on observed values only (MAR). R-squared is that of an entity "
-    "with every block."
+    f"with every block. {EQUAL_VARIANCES}"
 )
 WEIGHTED = (
     "Moments of the entities that two sites share, with weights by which their response represents all "
