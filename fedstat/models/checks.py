@@ -122,7 +122,7 @@ def checks_arguments(call: Method) -> Method:
 
     The tracebacks of its errors end here; see :func:`~fedstat.errors.without_internal_frames`.
     """
-    code: CodeType = call.__code__  # type: ignore[attr-defined]
+    code: CodeType = call.__code__
 
     @wraps(call)
     def checked(model: Any, /, *args: Any, **given: Any) -> Any:
