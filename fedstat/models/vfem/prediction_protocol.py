@@ -432,6 +432,11 @@ def count_by_group(predictor: VFEMPredictor, partition: ClientPartition, groups:
         found, opened = yield from means()
         mean, of = found.mean[rows], _set_codes(opened)[rows]
         sets = np.unique(of)
+        if len(sets) * groups > len(rows):
+            raise ModelError(
+                f"groups: {len(sets)} sets of sites with {groups} ranges each are more groups than the "
+                f"{len(rows):,} calibration entities at '{holder}'; use fewer ranges, or more entities"
+            )
         parts = np.arange(1, groups) / groups
         edges = np.array([np.quantile(mean[of == s], parts) for s in sets]).reshape(len(sets), -1)
         question = {"response": response.text, "columns": response.columns}

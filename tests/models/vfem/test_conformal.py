@@ -100,6 +100,10 @@ def test_bad_arguments_are_named(fit):
         ({"calibration": new, "alpha": 1.0}, "alpha"),
         ({"calibration": new, "groups": 0}, "groups"),
         (
+            {"calibration": new, "groups": 90},
+            "4 sets of sites with 90 ranges each are more groups than the 300",
+        ),
+        (
             {"calibration": fs.ClientPartition.from_frames({"B": tables(4, 300)[0]["B"]}, on="id")},
             "lacks site A",
         ),
