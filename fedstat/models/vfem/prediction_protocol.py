@@ -460,14 +460,9 @@ def count_by_group(predictor: VFEMPredictor, partition: ClientPartition, groups:
 
 
 def conformal_intervals(
-    predictor: VFEMPredictor,
-    partition: ClientPartition,
-    calibration: ClientPartition,
-    alpha: float,
-    groups: int,
+    predictor: VFEMPredictor, partition: ClientPartition, known: ResidualGroups, alpha: float
 ) -> pd.DataFrame:
     """Predict means with the quantile of the absolute residuals of their group; infinite for small groups."""
-    known = count_by_group(predictor, calibration, groups)
     requester = _prediction_protocol(predictor, partition, mean_only=True)
     (found, opened), _ = predictor.run(CALL, partition, requester)
     of = _set_codes(opened)

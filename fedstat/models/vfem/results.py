@@ -25,7 +25,12 @@ from fedstat.models.vfem.corrections import Correction, refuse_ratio
 from fedstat.models.vfem.covariance.from_moments import CovType
 from fedstat.models.vfem.notes import SENSITIVITY_COLUMNS, sensitivity
 from fedstat.models.vfem.outcome import as_between, warn_unless_converged
-from fedstat.models.vfem.prediction_protocol import conformal_intervals, prediction_rsquared
+from fedstat.models.vfem.prediction_protocol import (
+    ResidualGroups,
+    conformal_intervals,
+    count_by_group,
+    prediction_rsquared,
+)
 from fedstat.models.vfem.prediction_results import GLMPredictionResults, PredictionResults
 from fedstat.models.vfem.submodels import leave_one_out, refit
 
@@ -66,6 +71,8 @@ class VFEMResults(
     """
 
     model_name = "VFEM regression"
+    _counted: tuple[ClientPartition, int, ResidualGroups] | None = None
+    """Residuals that were counted last, of which partition and with how many ranges."""
     _nested_otherwise = "refit (after exchange='moments') or "
 
     @property
@@ -291,7 +298,12 @@ class VFEMResults(
                 "calibration: this is the partition of the fit, whose residuals are too small. Fit the model "
                 "to a part of the entities, and calibrate with the others"
             )
-        return conformal_intervals(self._predictor(), partition, calibration, alpha, groups)
+        predictor, counted = self._predictor(), self._counted
+        # The counts serve any level and partition; another request would need another consent.
+        if counted is None or counted[0] is not calibration or counted[1] != groups:
+            counted = calibration, groups, count_by_group(predictor, calibration, groups)
+            self._counted = counted
+        return conformal_intervals(predictor, partition, counted[2], alpha)
 
     def prediction_rsquared(self, partition: ClientPartition) -> float:
         """Empirical R-squared on new entities that every site has.
