@@ -12,6 +12,48 @@ import numpy as np
 
 from fedstat.typing import Floats, Ints
 
+STEP = 0.02
+"""Width of a bin."""
+LOG_LOW, LOG_HIGH = -6.0, 4.0
+"""Range of the logarithms of absolute residuals, in a unit that does not depend on the residuals counted."""
+
+
+def residual_edges() -> Floats:
+    """Edges between bins of the logarithm of an absolute residual, (B - 1,)."""
+    return np.asarray(np.arange(LOG_LOW, LOG_HIGH + STEP / 2.0, STEP))
+
+
+def residual_limits(bins: Ints) -> Floats:
+    """Largest absolute residual up to a bin, (groups,); infinite for the last bin and for every bin.
+
+    Examples
+    --------
+    >>> residual_limits(np.array([300, 501, 502])).round(3)
+    array([ 1., inf, inf])
+    """
+    return np.asarray(np.exp(np.append(residual_edges(), [np.inf, np.inf])[bins]))
+
+
+def count_residuals(residuals: Floats, code: Ints, groups: int, least: int) -> Floats:
+    """Count absolute residuals (n,) by group (n,) and bin: (groups, B).
+
+    Groups with fewer than `least` residuals have no counts, and bins with fewer are merged.
+
+    Examples
+    --------
+    >>> counts = count_residuals(np.array([0.5, -1.5, 2.0, 0.1]), np.array([0, 0, 0, 1]), groups=2, least=2)
+    >>> counts.sum(axis=1), int(np.count_nonzero(counts))
+    (array([3., 0.]), 1)
+    """
+    with np.errstate(divide="ignore"):
+        at = np.searchsorted(residual_edges(), np.log(np.abs(residuals)))
+    counts = np.zeros((groups, len(residual_edges()) + 1))
+    for g in range(groups):
+        bins = np.bincount(at[code == g], minlength=counts.shape[1])
+        if bins.sum() >= max(least, 1):
+            np.add.at(counts[g], merge_upwards(bins, least), bins)
+    return counts
+
 
 def threshold_bins(counts: Floats, alpha: float) -> Ints:
     """Find the bins up to which new entities agree with probability 1 - alpha or more: (groups,).

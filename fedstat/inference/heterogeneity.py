@@ -565,9 +565,12 @@ class Heterogeneity(SiteComparison, Report):
         if not 0.0 < unit < np.inf:
             raise ModelError(f"plot_forest: expected unit to be a positive number, received {unit!r}")
         names = [str(name) for name in self.table.index]
+        printed = short_names(names)
+        if coefficient in printed:
+            coefficient = names[printed.index(coefficient)]
         if coefficient not in names:
-            close = difflib.get_close_matches(coefficient, names, n=3, cutoff=0.5)
-            hint = f"did you mean {' or '.join(close)}?" if close else f"there are: {', '.join(names)}"
+            close = difflib.get_close_matches(coefficient, printed, n=3, cutoff=0.5)
+            hint = f"did you mean {' or '.join(close)}?" if close else f"there are: {', '.join(printed)}"
             raise ModelError(f"plot_forest: {coefficient!r} is not a coefficient; {hint}")
         own = {"estimate": self.estimates[coefficient], "std_error": self.std_errors[coefficient]}
         rows = pd.DataFrame({name: unit * column for name, column in own.items()})

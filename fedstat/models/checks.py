@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from functools import wraps
 from inspect import Parameter, signature
 from numbers import Integral
+from types import CodeType
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -89,6 +90,20 @@ def check_arguments(model: type, given: Iterable[str], call: str) -> None:
         )
 
 
+def check_positions(model: type, beyond: int, call: str) -> None:
+    """Refuse values without a name where a call takes arguments by name only."""
+    if beyond > 0:
+        known = _named(model, call)
+        others = (
+            [name for name in _named(model, "from_formula") if name not in known] if call == "fit" else []
+        )
+        before = f"; those of {model.__name__}.from_formula are {', '.join(others)}" if others else ""
+        raise ModelError(
+            f"{model.__name__}.{call}: {beyond} value{'s' * (beyond > 1)} without a name; write name=value. "
+            f"Its arguments are {', '.join(known)}{before}"
+        )
+
+
 def _remedy(model: type, name: str, known: Sequence[str]) -> str:
     """Return the argument that is probably meant, or the call that has it."""
     names = (name, *OTHER_NAMES.get(name, ()))
@@ -107,11 +122,14 @@ def checks_arguments(call: Method) -> Method:
 
     The tracebacks of its errors end here; see :func:`~fedstat.errors.without_internal_frames`.
     """
+    code: CodeType = call.__code__
 
     @wraps(call)
     def checked(model: Any, /, *args: Any, **given: Any) -> Any:
         try:
-            check_arguments(model if isinstance(model, type) else type(model), given, call.__name__)
+            of = model if isinstance(model, type) else type(model)
+            check_arguments(of, given, call.__name__)
+            check_positions(of, len(args) + 1 - code.co_argcount, call.__name__)
             return call(model, *args, **given)
         except FedstatError as error:
             raise without_internal_frames(error) from error.__cause__

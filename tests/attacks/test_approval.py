@@ -508,6 +508,22 @@ def test_how_well_new_entities_are_predicted_is_one_analysis():
     assert found == plain.prediction_rsquared(other)
 
 
+def test_intervals_are_two_analyses_and_another_level_is_one():
+    partition, other = institutions(PREDICTED), institutions(replace(PREDICTED, approval="auto"))
+    result = approved(fs.VFEMRegression.from_formula("y ~ a + c + e", partition).fit, partition)
+    plain = fs.VFEMRegression.from_formula("y ~ a + c + e", other).fit()
+    counted = replace(PREDICTED, evaluation="any")
+    calibration, new = institutions(counted), institutions(replace(counted, approval="auto"))
+    with pytest.raises(ConsentError, match="pending"):
+        result.predict_set(partition, calibration)
+    (plan,) = calibration.sites["A"].pending.values()
+    assert plan.call == "predict_set()" and "y" in plan.columns
+    approve_all(calibration)
+    for alpha in (0.1, 0.2):
+        found = approved(lambda alpha=alpha: result.predict_set(partition, calibration, alpha), partition)
+        pd.testing.assert_frame_equal(found, plain.predict_set(other, new, alpha))
+
+
 @pytest.mark.parametrize("kind", [fs.VFEMRegression, fs.VerticalGLM])
 @pytest.mark.parametrize("response", ["y", "y > 0"])
 def test_an_evaluation_over_columns_waits_once(kind, response):

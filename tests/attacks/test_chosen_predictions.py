@@ -18,6 +18,7 @@ from fedstat.federation.design.vertical_design import design_request
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.site import load_families
 from fedstat.federation.protocols.secure_products import SecureProductSession
+from fedstat.inference.conformal import residual_edges
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.laser.request import OutcomeReply
 from fedstat.models.vertical.prediction.evaluation import average_in_groups, group_codes
@@ -266,3 +267,29 @@ def batch():
         "sizes": one,
         "head": 0 * one,
     }
+
+
+def incomes_from_residuals(part, i):
+    """The prediction of one entity is ten standard deviations away: it alone has the largest residual."""
+    far = INCOME.mean() + 60.0
+    counts = ask_bank(
+        part,
+        "vfem",
+        "residual_counts",
+        "income",
+        use=np.ones(N, dtype=bool),
+        predicted=np.where(np.arange(N) == i, far, INCOME.mean()),
+        code=np.zeros(N, dtype=np.int64),
+        groups=np.array(1),
+        unit=np.array(6.0),
+    )["counts"][0]
+    assert counts.sum() == N and ((counts == 0) | (counts >= 5)).all()
+    return far - 6.0 * np.exp(residual_edges()[np.flatnonzero(counts)[-1]])
+
+
+def test_residuals_are_not_counted_where_one_evaluation_is_allowed():
+    """Merged bins do not hide the largest residual, which reveals a response within the width of a bin."""
+    for i in (3, 70, 150):
+        assert incomes_from_residuals(sites("open"), i) == pytest.approx(INCOME[i], abs=2.0)
+        with pytest.raises(DescriptionError, match="count residuals"):
+            incomes_from_residuals(sites(Policy(evaluation="once")), i)

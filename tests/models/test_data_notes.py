@@ -7,6 +7,7 @@ import warnings
 import numpy as np
 import pandas as pd
 import pytest
+import statsmodels.api as sm
 import statsmodels.formula.api as smf
 
 import fedstat as fs
@@ -128,3 +129,60 @@ def test_a_large_one_has_its_size():
     assert f"I2 is large for a ({100 * row['I2']:.0f} %: standard deviation 0.5" in text
     assert "an average over sites, and need not be that of any" in text
     assert np.sqrt(row["tau2"]) == pytest.approx(0.55, abs=0.1)  # of 1 and 2, three times each
+
+
+def with_single_missing_cells():
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(rng.normal(size=(600, 4)), columns=list("abcd")).assign(id=range(600))
+    mean = table["a"] + 0.5 * table["b"] + 0.5 * table["d"]
+    table["y"] = (rng.random(600) < 1.0 / (1.0 + np.exp(-mean))).astype(float)
+    table["count"] = rng.poisson(np.exp(0.3 * mean))
+    table.loc[rng.random(600) < 0.3, "b"] = np.nan
+    table.loc[rng.random(600) < 0.1, "d"] = np.nan
+    frames = {"A": table[["id", "y", "count", "a"]], "B": table[["id", "b", "c"]]}
+    frames["C"] = table[["id", "d"]].assign(e=rng.normal(size=600))
+    return fs.ClientPartition.from_frames(frames, on="id"), table[["b", "d"]].isna().sum()
+
+
+def network(formula, partition, family, **options):
+    model = fs.LASER.from_formula(formula, partition, hidden=[2], width=1)
+    return model.fit(epochs=2, seed=0)
+
+
+def regression(model):
+    return lambda formula, partition, family, **options: model.from_formula(
+        formula, partition, family=family, **options
+    ).fit()
+
+
+@pytest.mark.parametrize(
+    ("fitted", "response", "family", "options", "conditions"),
+    [
+        (regression(fs.VFEMGLM), "y", sm.families.Binomial(), {}, True),
+        (regression(fs.VFEMGLM), "count", sm.families.Poisson(), {}, True),
+        (regression(fs.VFEMGLM), "y", sm.families.Binomial(), {"between": "independent"}, False),
+        (regression(fs.VFEMGLM), "count", sm.families.Poisson(), {"between": "independent"}, False),
+        (regression(fs.VerticalGLM), "y", sm.families.Binomial(), {}, False),
+        (regression(fs.VerticalGLM), "count", sm.families.Poisson(), {}, False),
+        (network, "y", sm.families.Binomial(), {}, False),
+    ],
+    ids=["binary", "count", "binary-independent", "count-independent", "selection", "counts", "networks"],
+)
+def test_columns_that_cost_entities_are_named_with_counts_at_the_top(
+    fitted, response, family, options, conditions
+):
+    partition, missing = with_single_missing_cells()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = fitted(f"{response} ~ a + b + c + d + e", partition, family, **options)
+    (note,) = [n for n in result.diagnostics().itertuples() if "only some of a site's columns" in n.note]
+    if conditions:
+        assert "conditions on the columns that they have" in note.note
+        shares = result.diagnostics().query("kind == 'missing_columns'")["note"].item()
+        assert f"{100 * missing['b'] / 600:.1f} % of b" in shares
+        return
+    named = f"lack values of 'b' {missing['b']}, 'd' {missing['d']}"
+    assert named in note.note and note.severity == "warning"
+    assert any(named in str(one.message) for one in caught)
+    above = result.diagnostics()["severity"].tolist()[: note.Index]
+    assert set(above) <= {"critical", "warning"}

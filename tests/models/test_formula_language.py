@@ -211,3 +211,17 @@ def test_a_centered_cubic_spline_is_the_natural_one_of_r():
     found = fitted.predict(frame).to_numpy()
     np.testing.assert_allclose(found[[0, 1, 2, 7, 19]], of_r, rtol=1e-10)
     np.testing.assert_allclose(found[20:23], [0.0142828797593, 0.6341212139670, 2.4240959458652], rtol=1e-10)
+
+
+@pytest.mark.parametrize("call", ["np.maximum(x - 15, 0)", "hinge(x, 15)", "pmax(x - 15, 0)"])
+def test_a_change_of_slope_is_a_linear_spline_as_the_refusal_says(call):
+    x = np.tile(np.linspace(1.0, 40.0, 30), 2)
+    frame = pd.DataFrame({"x": x, "y": np.sin(x / 5), "site": np.repeat(["A", "B"], 30)})
+    partition = fs.ClientPartition.from_frame(frame, by="site")
+    with pytest.raises(FormulaError, match=r"linear spline, bs\(x, knots=\(50,\), degree=1"):
+        fs.FederatedOLS.from_formula(f"y ~ x + {call}", partition)
+    spline = "bs(x, knots=(15,), degree=1, lower_bound=1, upper_bound=40)"
+    found = fs.FederatedOLS.from_formula(f"y ~ {spline}", partition).fit().predict(frame)
+    hinge = np.column_stack([np.ones(60), x, np.maximum(x - 15.0, 0.0)])
+    expected = hinge @ np.linalg.lstsq(hinge, frame["y"], rcond=None)[0]
+    np.testing.assert_allclose(found, expected, atol=1e-10)

@@ -54,12 +54,20 @@ def test_protocols_reach_the_engine_in_one_file():
     }
 
 
+def named_or_not(call):
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return [one for one in inspect.signature(call).parameters.values() if one.kind is kind]
+
+
 @pytest.mark.parametrize("model", CLASSES, ids=lambda one: one.__name__)
 def test_fits_show_their_own_parameters(model):
     kinds = {one.kind for one in inspect.signature(model.fit).parameters.values()}
     assert not kinds & {inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL}
     with pytest.raises(fs.errors.ModelError, match=rf"{model.__name__}.fit has no argument 'nonsense'"):
         model.fit(model.__new__(model), nonsense=1)
+    without_name = [None] * (9 + len(named_or_not(model.fit)) - 1)
+    with pytest.raises(fs.errors.ModelError, match=rf"{model.__name__}.fit: 9 values without a name"):
+        model.fit(model.__new__(model), *without_name)
 
 
 def test_the_order_of_a_run(monkeypatch):

@@ -11,6 +11,7 @@ import statsmodels.formula.api as smf
 from formulaic import model_matrix
 
 import fedstat as fs
+from fedstat.errors import ModelError
 from fedstat.spline_names import count_from_zero, short_names
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -105,3 +106,12 @@ def test_splines_that_differ_in_options_alone_keep_them():
 def test_other_names_stay():
     names = ["x", "C(bs)[1]", "bs[1]", "abs(x)[1]", "poly(x, 2)[1]", "bs(x, df=4)[0]"]
     assert count_from_zero(names) == tuple(names)
+
+
+def test_a_forest_takes_the_name_that_is_printed():
+    rows = fs.ClientPartition.from_frame(draw().assign(site=["A", "B"] * 45), by="site")
+    between = fs.FederatedOLS.from_formula(f"y ~ {SPLINE} + z", rows).fit().heterogeneity
+    titles = {between.plot_forest(name).get_title(loc="left") for name in ("bs(x)[0]", f"{SPLINE}[0]")}
+    assert len(titles) == 1
+    with pytest.raises(ModelError, match=r"'age' is not a coefficient; there are: Intercept, bs\(x\)\[0\]"):
+        between.plot_forest("age")

@@ -375,6 +375,7 @@ def _written(transform: Transform) -> dict[Any, Any]:
     if state is None:
         raise FormulaError(
             f"formula: {transform.text!r} needs knots=..., lower_bound=... and upper_bound=..., and no df, "
-            "where sites hold different rows: quantiles and extremes of all rows are values of single rows"
+            "where sites hold different rows: quantiles and extremes of all rows are values of single rows. "
+            "fs.quantiles(partition, column) releases rounded quantiles as knots; bounds are public knowledge"
         )
     return state

@@ -60,9 +60,14 @@ class FactorsRequested:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelEvaluation:
-    """A model is compared with the rows in cells of its predictions, by these sums for each cell."""
+    """A model is compared with the rows in cells of its predictions, by these sums for each cell.
+
+    `residuals` states that the sums count residuals of predictions from outside; averages of predictions do
+    not hide the largest residual of a few entities.
+    """
 
     sums: Floats
+    residuals: bool = False
 
 
 @dataclass(frozen=True, slots=True)

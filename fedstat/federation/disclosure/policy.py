@@ -160,7 +160,7 @@ class Policy:
         :mod:`fedstat.federation.disclosure.request_checks`.
     evaluation : {"any", "once"}
         "once" answers the evaluation of one model, with any response, and its repetition. Predictions from
-        outside are averaged over `min_count` entities first.
+        outside are averaged over `min_count` entities first, and their residuals are not counted.
     discrete : {"any", "bits"}
         "bits" releases sums of products by group only over enough entities that these sums do not determine
         columns of few values; see :mod:`fedstat.federation.tables.cardinality`.
@@ -417,7 +417,8 @@ class Policy:
         'How often fitted models may be compared with the rows. "once": the site evaluates one model, '
         "and repeats this evaluation on request. Single rows lie between the cuts of two evaluations. "
         "The site averages predictions from outside over min_count entities, because sums of losses "
-        'of chosen predictions reveal every label. "any": no limit.',
+        "of chosen predictions reveal every label, and counts none of their residuals. "
+        '"any": no limit.',
         strict="once",
         without={
             ANALYST: "Responses and predictions of single rows, from evaluations with different cuts, and "

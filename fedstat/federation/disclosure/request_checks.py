@@ -362,10 +362,18 @@ def check_evaluation(data: SiteData, state: State, fact: facts.ModelEvaluation) 
     Raises
     ------
     DescriptionError
-        Another one was evaluated before; names the line of the policy that would allow more.
+        Another one was evaluated before, or residuals are counted; names the line of the policy that would
+        allow more.
     """
     if data.policy.evaluation == "any":
         return
+    if fact.residuals:
+        raise DescriptionError.of_rule(
+            "evaluation once",
+            data.name,
+            "does not count residuals: with chosen predictions, the largest of a few residuals reveals a "
+            'response. The owner can allow it with  evaluation = "any"  in policy.toml',
+        )
     this = EVALUATION_KEY + hashlib.sha256(np.ascontiguousarray(fact.sums).tobytes()).hexdigest()
     if this in data.site_ledger.spent:
         return

@@ -136,7 +136,15 @@ class ColumnSource(MomentSource, VerticalModel):
             site_blocks(self.layout),
             tuple(exchange_notes(self.layout, found.dealers, int(np.bincount(code).min()))),
         )
-        return BoostResults._of(self, basis, boosting, steps, options.select, ledger=attempt.ledger)
+        return BoostResults._of(
+            self,
+            basis,
+            boosting,
+            steps,
+            options.select,
+            together=split_folds(options.folds, FOLDS)[1],
+            ledger=attempt.ledger,
+        )
 
     def _groups(self, options: BoostOptions) -> GroupFolds | None:
         column = split_folds(options.folds, FOLDS)[1]

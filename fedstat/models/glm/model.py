@@ -444,6 +444,7 @@ class FederatedOLS(FederatedGLM):
             )
         super().__init__(formula, partition, **settings)
 
+    @checks_arguments
     @inherits_signature(FederatedGLM.fit)
     def fit(self, **settings: Any) -> OLSResults:
         """Minimize the sum of squares over all sites' rows; see :meth:`FederatedGLM.fit`.

@@ -16,7 +16,7 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import Fit, FitProtocol
 from fedstat.federation.protocols.masked_sums import masked_protocol as mask_sums
 from fedstat.federation.protocols.secure_products import SecureProductSession
-from fedstat.inference.conformal import threshold_bins
+from fedstat.inference.conformal import residual_limits, threshold_bins
 from fedstat.models.laser.networks import Networks, Optimizer, of_scores
 from fedstat.models.laser.request import FAMILY, Outcome
 from fedstat.models.laser.response_steps import average
@@ -294,11 +294,7 @@ class ConformalSets:
         return pd.DataFrame(out, index=partition.entities, columns=list(classes))
 
     def _intervals(self, found: PredictedSets, limits: Ints, partition: ClientPartition) -> pd.DataFrame:
-        # The last bin, and sets that exclude nothing, have no upper edge.
-        edges = np.append(score_edges(0), [np.inf, np.inf])
-        half, mean = (
-            self.fitted.trained.sd * np.exp(edges[limits[:, 0]]),
-            points_of(self.fitted, found.predicted),
-        )
+        half = self.fitted.trained.sd * residual_limits(limits[:, 0])
+        mean = points_of(self.fitted, found.predicted)
         table = {"mean": mean, "low": mean - half, "high": mean + half}
         return pd.DataFrame(table, index=partition.entities)

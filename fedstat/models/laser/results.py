@@ -25,7 +25,7 @@ from fedstat.models.laser.prediction import ConformalSets, FittedNetworks, point
 from fedstat.models.laser.scoring import ScoreCounts
 from fedstat.models.laser.training import METHODS, TrainingFit, TrainingOptions
 from fedstat.models.results import Results
-from fedstat.models.vertical.layout import site_blocks
+from fedstat.models.vertical.layout import list_terms, site_blocks
 from fedstat.models.vertical.prediction.protocol import ResponseSource, released_specs
 from fedstat.plotting import COLORS, axes_for, label_y, legend_below, mark_x
 
@@ -51,6 +51,7 @@ class LASERRecord:
     parts: tuple[int, int, int]
     blocks: tuple[CoefficientBlock, ...]
     label_epsilon: float
+    partial: str = ""
 
 
 def notes_of(r: LASERRecord) -> Iterator[Note]:
@@ -80,6 +81,13 @@ def notes_of(r: LASERRecord) -> Iterator[Note]:
             "last_epoch",
             f"The last of {len(held)} epochs has the smallest loss of the validation entities. Take more "
             "epochs (epochs=).",
+            "warning",
+        )
+    if r.partial:
+        yield Note(
+            "partial",
+            "Entities with only some of a site's columns count as missing there, and lack values of "
+            f"{r.partial}. Leave such columns out, or fill them in at the site.",
             "warning",
         )
     yield Note("no_errors", "There are no standard errors: weights of networks are not identified.")
@@ -211,6 +219,7 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
             (len(training.entities), len(training.validation), len(training.calibration)),
             site_blocks(layout),
             label_epsilon,
+            list_terms(layout.lacking),
         )
         return cls(record, ledger)
 

@@ -9,24 +9,22 @@ from scipy.special import logit
 
 from fedstat.errors import MessageError
 from fedstat.federation.message import Reply
-from fedstat.inference.conformal import merge_upwards
+from fedstat.inference.conformal import STEP, merge_upwards, residual_edges
 from fedstat.typing import Bools, Floats, Ints
 
-STEP, FURTHEST = 0.02, 8.0
-"""Width of a bin of log odds, and the start of the outer bins."""
-LOG_LOW, LOG_HIGH = -6.0, 4.0
-"""Range of the logarithms of absolute residuals, in standard deviations of the response."""
+FURTHEST = 8.0
+"""Log odds at which the outer bins start."""
 
 
 def score_edges(classes: int) -> Floats:
     """Edges between the bins, (B - 1,); they depend on no row.
 
     The binned values are: for two classes the log odds of the second; for more classes minus the log odds of
-    the true class; for a normal response the logarithm of the absolute residual.
+    the true class; for a normal response the logarithm of the absolute residual, in standard deviations.
     """
     if classes:
         return np.asarray(STEP * np.arange(-round(FURTHEST / STEP), round(FURTHEST / STEP) + 1))
-    return np.asarray(np.arange(LOG_LOW, LOG_HIGH + STEP / 2.0, STEP))
+    return residual_edges()
 
 
 def scores_of(P: Floats, classes: int, of: Floats) -> Floats:

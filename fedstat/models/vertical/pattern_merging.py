@@ -65,9 +65,12 @@ class MergePlan:
         return out
 
 
-def min_entities(columns: int, min_count: int) -> int:
-    """Fewest entities of a pattern with this many observed columns, without 1 and the response."""
-    return max(min_count, MIN_ENTITIES_PER_EQUATION * (columns + 1))
+def min_entities(columns: int, min_count: int, each: float = MIN_ENTITIES_PER_EQUATION) -> int:
+    """Fewest entities of a pattern with this many observed columns, without 1 and the response.
+
+    `each` is the number of entities for an equation that all policies allow.
+    """
+    return max(min_count, int(np.ceil(each * (columns + 1))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +105,7 @@ class PatternRule:
     `units` distinguish patterns; by default every site is one. A site with some observed columns counts with
     all its columns, as its disclosure check counts them. `details` of each site and that of the response have
     the columns of few values if the sites' policies count the bits that sums reveal; see
-    :mod:`fedstat.federation.tables.cardinality`.
+    :mod:`fedstat.federation.tables.cardinality`. For `each` see :func:`min_entities`.
     """
 
     min_count: int
@@ -110,6 +113,7 @@ class PatternRule:
     details: tuple[ColumnCardinality | None, ...] = ()
     response: ColumnCardinality | None = None
     units: ColumnUnits | None = None
+    each: float = MIN_ENTITIES_PER_EQUATION
 
     @property
     def parts(self) -> ColumnUnits:
@@ -124,7 +128,7 @@ class PatternRule:
         return self._least(pattern)
 
     def _least(self, pattern: Pattern) -> int:
-        least = min_entities(sum(compress(self.sizes, pattern)), self.min_count)
+        least = min_entities(sum(compress(self.sizes, pattern)), self.min_count, self.each)
         if not self.in_bits:
             return least
         seen = [*compress(zip(self.sizes, self.details, strict=True), pattern), (1, self.response)]
@@ -142,7 +146,7 @@ class PatternRule:
     @property
     def by_equations(self) -> PatternRule:
         """Return the rule without the bits of columns of few values."""
-        return PatternRule(self.min_count, self.sizes, units=self.units)
+        return PatternRule(self.min_count, self.sizes, units=self.units, each=self.each)
 
 
 def plan_merges(

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedstat.docstrings import inherits_params
 from fedstat.errors import AssumptionWarning, ModelError, warn
+from fedstat.federation.disclosure.row_checks import entities_per_equation
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.models.checks import check_choice, check_integer, check_share, checks_arguments, kind_of
@@ -289,7 +290,9 @@ class VFEMRegression(VFEMModel):
     ) -> VFEMResults:
         layout = self._begin(method, partly=method == "vfem")
         check_variances(self._roles, layout)
-        small = SmallPatterns(self.partition.min_count, max_moved, ITERATIVE_ALTERNATIVE)
+        # Owners who allow sums over fewer entities lose no information by merged patterns.
+        each = max(entities_per_equation(site.policy) for site in self.partition.sites.values())
+        small = SmallPatterns(self.partition.min_count, max_moved, ITERATIVE_ALTERNATIVE, each)
         exchanging = exchange_patterns(
             layout,
             small,

@@ -34,7 +34,7 @@ from fedstat.models.vertical.joint_normal.fit import (
     name_sparse,
     sparse_pairs,
 )
-from fedstat.models.vertical.layout import Layout, missing_by_column
+from fedstat.models.vertical.layout import Layout, list_terms, missing_by_column
 from fedstat.models.vfem.corrections import DIFFERENCE_LEVEL, correction_notes, response_by_pattern
 from fedstat.models.vfem.covariance.from_moments import moments_covariance
 from fedstat.models.vfem.covariance.information import PsiCovariance
@@ -502,18 +502,22 @@ BASELINES = {
     ),
     "single": "Columns of other sites are left out; the coefficients are those of a smaller model.",
 }
+EQUAL_VARIANCES = (
+    "Intervals of new responses (get_prediction) rely on normal errors with equal variances; those of "
+    "predict_set do not."
+)
 NORMAL_RESPONSE = BASELINES | {
     "vfem": (
         "Maximum likelihood under normal errors and normal blocks that are independent between sites "
         "(between='independent'). Valid if missingness depends on observed values only (MAR) and blocks "
         "are not correlated; if they are, coefficients are biased under any missing-data mechanism. "
-        "R-squared is that of an entity with every block."
+        f"R-squared is that of an entity with every block. {EQUAL_VARIANCES}"
     ),
 }
 FREE_COVARIANCE = (
     "Maximum likelihood under normal errors and jointly normal columns, whose covariance is free between "
     "sites. Valid if missingness depends on observed values only (MAR). R-squared is that of an entity "
-    "with every block."
+    f"with every block. {EQUAL_VARIANCES}"
 )
 WEIGHTED = (
     "Moments of the entities that two sites share, with weights by which their response represents all "
@@ -599,7 +603,7 @@ def fit_notes(
 ) -> list[Note]:
     """Write the notes of one fit."""
     return [
-        *count_notes(outcome.method, counts, conditioned=bool(layout.has)),
+        *count_notes(outcome.method, counts, layout),
         *missing_notes(layout),
         *reused_pattern_notes(layout),
         *response_alarm(outcome, held),
@@ -663,7 +667,7 @@ def is_normal(outcome: VFEMOutcome) -> bool:
     return outcome.fit.distribution == NORMAL
 
 
-def count_notes(method: str, counts: EntityCounts, *, conditioned: bool = False) -> Iterator[Note]:
+def count_notes(method: str, counts: EntityCounts, layout: Layout) -> Iterator[Note]:
     """State which entities were left out or counted as missing."""
     if counts.dropped:
         yield Note(
@@ -677,8 +681,11 @@ def count_notes(method: str, counts: EntityCounts, *, conditioned: bool = False)
         )
     if counts.partial:
         listed = ", ".join(f"{n:,} at {site}" for site, n in counts.partial.items())
-        so = " The fit conditions on the columns that they have." if conditioned else ""
-        yield Note("partial", f"Entities with only some of a site's columns: {listed}.{so}")
+        so = " The fit conditions on the columns that they have." if layout.has else ""
+        if layout.lacking:
+            so = f" They count as missing there, and lack values of {list_terms(layout.lacking)}."
+        text = f"Entities with only some of a site's columns: {listed}.{so}"
+        yield Note("partial", text, "warning" if layout.lacking else "info")
 
 
 def missing_notes(layout: Layout) -> Iterator[Note]:

@@ -15,9 +15,10 @@ from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.vertical_design import design_request
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.inference.conformal import residual_limits, threshold_bins
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.quadrature import marginal_mean
-from fedstat.models.run import run_analysis
+from fedstat.models.run import PostFitAnalysis, run_analysis
 from fedstat.models.vertical.moments import number_patterns
 from fedstat.models.vertical.prediction.predictor import VerticalPredictor, covariance_factor
 from fedstat.models.vertical.prediction.protocol import (
@@ -357,9 +358,7 @@ def prediction_rsquared(predictor: VFEMPredictor, partition: ClientPartition) ->
     Raises ModelError if the partition lacks a site or the response, or has fewer than two complete entities.
     """
     holder = predictor.response.site
-    lacking = [k for k in (*predictor.sites, holder) if k not in partition.sites]
-    if lacking:
-        raise ModelError(f"R-squared of predictions: the partition lacks site {', '.join(lacking)}")
+    _check_sites("R-squared of predictions", (*predictor.sites, holder), partition)
     rows, response = partition.rows[holder], predictor.response
     question = {"response": response.text, "columns": response.columns}
 
@@ -373,12 +372,115 @@ def prediction_rsquared(predictor: VFEMPredictor, partition: ClientPartition) ->
         (reply,) = yield [vfem_request(holder, "prediction_errors", session, use=use, predicted=predicted)]
         return reply.arrays["sums"]
 
-    analysis = predictor.analysis("prediction_rsquared()", partition)
-    columns = {**analysis.columns, holder: (*analysis.columns.get(holder, ()), *response.columns)}
-    analysis = replace(analysis, columns=columns)
+    analysis = _with_response(predictor, "prediction_rsquared()", partition)
     n, sse, sst = run_analysis(analysis, requester, new_ledger(partition, holder))
     if n < 2 or sst <= 0.0:
         raise ModelError(
             f"R-squared of predictions: {n:.0f} entities of the partition have the response and every block"
         )
     return float(1.0 - sse / sst)
+
+
+def _check_sites(call: str, sites: tuple[str, ...], partition: ClientPartition) -> None:
+    if lacking := [k for k in sites if k not in partition.sites]:
+        raise ModelError(f"{call}: the partition lacks site {', '.join(lacking)}")
+
+
+def _with_response(predictor: VFEMPredictor, call: str, partition: ClientPartition) -> PostFitAnalysis:
+    """Describe a comparison of predictions with the response to owners."""
+    analysis, response = predictor.analysis(call, partition), predictor.response
+    columns = (*analysis.columns.get(response.site, ()), *response.columns)
+    return replace(analysis, columns={**analysis.columns, response.site: columns})
+
+
+# ----------------------------------------------------------------------------------------------------
+# Intervals of split conformal prediction: quantiles of absolute residuals by set of sites.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ResidualGroups:
+    """Counts (S G, B) of residuals by set of sites (S,), as bits, and G ranges of predictions.
+
+    `edges` (S, G - 1) divide the predictions of each set.
+    """
+
+    sets: Ints
+    edges: Floats
+    counts: Floats
+
+    @staticmethod
+    def code(sets: Ints, edges: Floats, of: Ints, mean: Floats) -> Ints:
+        """Return the number of the group of each entity, (n,); -1 for a set that is not among `sets`."""
+        out = np.full(len(of), -1)
+        for i, s in enumerate(sets.tolist()):
+            here = of == s
+            out[here] = i * (edges.shape[1] + 1) + np.searchsorted(edges[i], mean[here])
+        return out
+
+
+CALL = "predict_set()"
+
+
+def count_by_group(predictor: VFEMPredictor, partition: ClientPartition, groups: int) -> ResidualGroups:
+    """Have the holder of the response count residuals of a partition, by set of sites and range."""
+    response, holder = predictor.response, predictor.response.site
+    _check_sites("predict_set, calibration", (holder,), partition)
+    rows = partition.rows[holder]
+    means = _prediction_protocol(predictor, partition, mean_only=True)
+
+    def requester() -> FitProtocol[ResidualGroups]:
+        found, opened = yield from means()
+        mean, of = found.mean[rows], _set_codes(opened)[rows]
+        sets = np.unique(of)
+        if len(sets) * groups > len(rows):
+            raise ModelError(
+                f"groups: {len(sets)} sets of sites with {groups} ranges each are more groups than the "
+                f"{len(rows):,} calibration entities at '{holder}'; use fewer ranges, or more entities"
+            )
+        parts = np.arange(1, groups) / groups
+        edges = np.array([np.quantile(mean[of == s], parts) for s in sets]).reshape(len(sets), -1)
+        question = {"response": response.text, "columns": response.columns}
+        yield [design_request(holder, "open_response", opened.session, question)]
+        (reply,) = yield [
+            vfem_request(
+                holder,
+                "residual_counts",
+                opened.session,
+                use=np.ones(len(rows), dtype=bool),
+                predicted=mean,
+                code=ResidualGroups.code(sets, edges, of, mean),
+                groups=len(sets) * groups,
+                unit=np.sqrt(predictor.fit.s2),
+            )
+        ]
+        return ResidualGroups(sets, edges, reply.arrays["counts"])
+
+    analysis = _with_response(predictor, CALL, partition)
+    return run_analysis(analysis, requester, new_ledger(partition, holder))
+
+
+def conformal_intervals(
+    predictor: VFEMPredictor, partition: ClientPartition, known: ResidualGroups, alpha: float
+) -> pd.DataFrame:
+    """Predict means with the quantile of the absolute residuals of their group; infinite for small groups."""
+    requester = _prediction_protocol(predictor, partition, mean_only=True)
+    (found, opened), _ = predictor.run(CALL, partition, requester)
+    of = _set_codes(opened)
+    code = ResidualGroups.code(known.sets, known.edges, of, found.mean)
+    # The last limit, for code -1, is that of sets without calibration.
+    limits = np.append(residual_limits(threshold_bins(known.counts, alpha)), np.inf)
+    half = np.sqrt(predictor.fit.s2) * limits[code]
+    table = {"mean": found.mean, "low": found.mean - half, "high": found.mean + half}
+    frame = pd.DataFrame(table, index=partition.entities)
+    if wide := np.unique(of[np.isinf(half)]).tolist():
+        names = [" + ".join(k for i, k in enumerate(predictor.sites) if s >> i & 1) or "none" for s in wide]
+        frame.attrs["note"] = (
+            f"too few entities calibrate {', '.join(names)}: nothing is excluded there. A group needs at "
+            f"least {int(np.ceil(1.0 / alpha - 1.0 - 1e-9))} entities"
+        )
+    return frame
+
+
+def _set_codes(opened: OpenedBlocks) -> Ints:
+    """Sites that have each entity, as bits, (n,)."""
+    return np.asarray((~opened.missing) @ (1 << np.arange(opened.missing.shape[1])), dtype=np.int64)

@@ -102,7 +102,11 @@ class PredictionResults(MeanPredictions):
         self.var_resid = s2 + linear.variance
 
     def conf_int(self, obs: bool = False, alpha: float = 0.05) -> pd.DataFrame:
-        """Return intervals of the mean, or with `obs` of a new response; columns 0 and 1."""
+        """Return intervals of the mean, or with `obs` of a new response; columns 0 and 1.
+
+        With `obs`, errors count as normal with equal variances, which :meth:`VFEMResults.predict_set` does
+        not need.
+        """
         spread = np.sqrt(self.se_mean**2 + self.var_resid) if obs else self.se_mean
         half = normal_quantile(alpha) * spread
         return pd.DataFrame({0: self.predicted_mean - half, 1: self.predicted_mean + half})

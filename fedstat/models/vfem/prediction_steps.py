@@ -9,7 +9,15 @@ from fedstat.federation.design.vertical_design import block_of, response_of
 from fedstat.federation.disclosure.facts import EntityCount, ExternalWeights, ModelEvaluation
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, aggregate, check_lengths, per_entity, presence
+from fedstat.federation.message import (
+    ArrayDeclaration,
+    aggregate,
+    check_lengths,
+    control,
+    per_entity,
+    presence,
+)
+from fedstat.inference.conformal import count_residuals
 from fedstat.kernels.row_products import row_dots
 from fedstat.models.vertical.prediction.evaluation import average_in_groups, squared_errors
 from fedstat.models.vertical.prediction.steps import PREDICTOR
@@ -115,3 +123,44 @@ def prediction_errors(data: SiteData, state: State, use: Bools, predicted: Float
     sums = np.array([len(y), errors, deviation @ deviation])
     state.report(ModelEvaluation(sums))
     return {"sums": sums}
+
+
+@step(
+    FAMILY,
+    takes={
+        "use": presence("which entities are compared", dtype="bool"),
+        "predicted": per_entity("predictions", weighs="predictions"),
+        "code": presence("set of sites and range of predictions of each entity, by number", dtype="int64"),
+        "groups": control("number of groups", 0, dtype="int64"),
+        "unit": aggregate("standard deviation of the errors", 0),
+    },
+    releases={
+        "counts": aggregate(
+            "entities by group and size of their residual", 2, behind=(EntityCount, ModelEvaluation)
+        )
+    },
+)
+def residual_counts(
+    data: SiteData, state: State, use: Bools, predicted: Floats, code: Ints, groups: Ints, unit: Floats
+) -> dict[str, Array]:
+    """Count the absolute residuals of predictions (n,) for the rows in `use`, by group (n,) and bin.
+
+    No residual is released. Bins with fewer entities than the site's minimum are merged, and smaller groups
+    are left out.
+    """
+    response, G = response_of(state), int(groups)
+    check_lengths(data.name, use=(use, len(response)))
+    y = response[use]
+    check_lengths(data.name, predicted=(predicted, len(y)), code=(code, len(y)))
+    if (
+        not 1 <= G <= max(len(y), 1)
+        or not float(unit) > 0.0
+        or (len(y) and not 0 <= code.min() <= code.max() < G)
+    ):
+        raise MessageError(f"{data.name}: expected groups from 0 to {G - 1}, and a positive unit")
+    there = np.isfinite(y)
+    state.report(EntityCount(int(there.sum())))
+    residuals = (y[there] - predicted[there]) / float(unit)
+    counts = count_residuals(residuals, code[there], G, max(data.min_count, 1))
+    state.report(ModelEvaluation(counts.ravel(), residuals=True))
+    return {"counts": counts}

@@ -14,7 +14,7 @@ from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.likelihood import LRTest, check_nested, cox_snell, mcfadden
 from fedstat.kernels.glm.distributions import Family
-from fedstat.models.checks import check_choice
+from fedstat.models.checks import check_choice, check_integer, check_level
 from fedstat.models.results import CoefficientResults
 from fedstat.models.vertical.exchange.patterns import PatternExchange
 from fedstat.models.vertical.fit import MomentsFit
@@ -25,7 +25,12 @@ from fedstat.models.vfem.corrections import Correction, refuse_ratio
 from fedstat.models.vfem.covariance.from_moments import CovType
 from fedstat.models.vfem.notes import SENSITIVITY_COLUMNS, sensitivity
 from fedstat.models.vfem.outcome import as_between, warn_unless_converged
-from fedstat.models.vfem.prediction_protocol import prediction_rsquared
+from fedstat.models.vfem.prediction_protocol import (
+    ResidualGroups,
+    conformal_intervals,
+    count_by_group,
+    prediction_rsquared,
+)
 from fedstat.models.vfem.prediction_results import GLMPredictionResults, PredictionResults
 from fedstat.models.vfem.submodels import leave_one_out, refit
 
@@ -66,6 +71,8 @@ class VFEMResults(
     """
 
     model_name = "VFEM regression"
+    _counted: tuple[ClientPartition, int, ResidualGroups] | None = None
+    """Residuals that were counted last, of which partition and with how many ranges."""
     _nested_otherwise = "refit (after exchange='moments') or "
 
     @property
@@ -234,6 +241,69 @@ class VFEMResults(
 
     def _prediction(self, partition: ClientPartition | None, *, mean_only: bool) -> PredictionResults:
         return PredictionResults(self._linear(partition, mean_only=mean_only), self.scale)
+
+    def predict_set(
+        self, partition: ClientPartition, calibration: ClientPartition, alpha: float = 0.1, *, groups: int = 1
+    ) -> pd.DataFrame:
+        """Predict intervals that contain a new response with a probability of at least 1 - alpha.
+
+        Split conformal prediction by set of sites that have an entity (Vovk, Gammerman and Shafer 2005,
+        section 2.2 and 4.5). Unlike the intervals of :meth:`get_prediction`, it assumes neither normal errors
+        nor equal variances; entities of a set must be exchangeable with those that calibrate it. The holder
+        of the response receives predictions of the calibration entities, and releases how many absolute
+        residuals fall in bins of width 2 %, merged to its minimum count; no residual is released. With
+        chosen predictions, these counts reveal responses, so that a site with ``evaluation="once"`` refuses.
+
+        Parameters
+        ----------
+        partition : ClientPartition
+            New entities, as in :meth:`predict`.
+        calibration : ClientPartition
+            Entities with their response that were not used in the fit.
+        alpha : float
+        groups : int
+            Within a set, the predictions are divided into this number of ranges with equally many calibration
+            entities. Each range has its own width, for variances that change with the mean.
+
+        Returns
+        -------
+        DataFrame
+            ``mean``, ``low`` and ``high`` by entity. If fewer than ``1 / alpha - 1`` entities calibrate a
+            group, or fewer than the minimum count of the site, its intervals are infinite;
+            ``frame.attrs["note"]`` names these sets.
+
+        Raises
+        ------
+        ModelError
+            `alpha` is not between 0 and 1, `groups` is not positive, or the calibration is the partition of
+            the fit or lacks the response.
+        DescriptionError
+            The holder of the response has ``evaluation="once"``.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> data, other = (fs.datasets.make_blocks(600, seed=seed) for seed in (1, 2))
+        >>> partition, new = (fs.ClientPartition.from_frames(one.frames, on=one.key) for one in (data, other))
+        >>> fit = fs.VFEMRegression.from_formula("y ~ .", partition).fit()
+        >>> found = fit.predict_set(new, calibration=new, alpha=0.2)
+        >>> found.columns.tolist(), bool((found["low"] < found["high"]).all())
+        (['mean', 'low', 'high'], True)
+        """
+        check_level("alpha", alpha)
+        self._check_no_offset("predict_set")
+        check_integer("groups", groups, 1)
+        if self._model is not None and calibration is self._model.partition:
+            raise ModelError(
+                "calibration: this is the partition of the fit, whose residuals are too small. Fit the model "
+                "to a part of the entities, and calibrate with the others"
+            )
+        predictor, counted = self._predictor(), self._counted
+        # The counts serve any level and partition; another request would need another consent.
+        if counted is None or counted[0] is not calibration or counted[1] != groups:
+            counted = calibration, groups, count_by_group(predictor, calibration, groups)
+            self._counted = counted
+        return conformal_intervals(predictor, partition, counted[2], alpha)
 
     def prediction_rsquared(self, partition: ClientPartition) -> float:
         """Empirical R-squared on new entities that every site has.

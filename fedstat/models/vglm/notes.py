@@ -49,9 +49,10 @@ def fit_notes(outcome: SelectionOutcome, ledger: Ledger) -> list[Note]:
     else:
         how = _sums(layout, outcome.folds) if fitted.points == 0 else _iterations(layout, outcome, ledger)
     return [
-        *([Note("left_out", f"{describe_incomplete(layout)}.")] if layout.left_out else []),
+        *_left_out(layout),
         *reused_pattern_notes(layout),
         *how,
+        *_border(outcome),
         *_steps(outcome),
         *_shrinkage(outcome),
         *_dispersion(distribution),
@@ -59,6 +60,12 @@ def fit_notes(outcome: SelectionOutcome, ledger: Ledger) -> list[Note]:
         *dealer_notes(fitted.dealers, bystanders=layout.bystanders),
         *dither_notes(layout),
     ]
+
+
+def _left_out(layout: Layout) -> Iterator[Note]:
+    if layout.left_out:
+        # Entities that a single missing value costs are the first thing that an analyst can mend.
+        yield Note("left_out", f"{describe_incomplete(layout)}.", "warning" if layout.lacking else "info")
 
 
 def _sums(layout: Layout, folds: int) -> Iterator[Note]:
@@ -75,6 +82,7 @@ def _blocks(layout: Layout, outcome: SelectionOutcome, observed: MissingBlocksFi
             f"Missing blocks (missing='em'): of {layout.n:,} entities these lack a site's columns: "
             f"{lacking}; {moments.n_complete:,} have all. No entity was left out for this reason"
             f"{describe_lacking(layout)}.",
+            "warning" if layout.lacking else "info",
         )
     yield Note(
         "assumptions",
@@ -162,6 +170,18 @@ def _proposal_errors(errors: tuple[float, ...]) -> str:
     low, high = min(errors), max(errors)
     text = f"where one was solved, the criterion changed by {low:+.1f} to {high:+.1f}."
     return f"{text} Another lambda may have a smaller criterion." if low < -RELEVANT_DIFFERENCE else text
+
+
+def _border(outcome: SelectionOutcome) -> Iterator[Note]:
+    lambdas, select = outcome.fitted.path.lambdas, outcome.plan.choice.select
+    # The default path ends at a thousandth, where estimates are practically those without a penalty.
+    if outcome.fitted.chosen == len(lambdas) - 1 > 0 and lambdas[-1] > 1.1e-3 * lambdas[0]:
+        yield Note(
+            "smallest_lambda",
+            f"The smallest of {len(lambdas)} lambdas was chosen (select={select!r}): the criterion may still "
+            "decrease. Allow smaller ones by fit(ratio=...) or fit(lambdas=...).",
+            "warning",
+        )
 
 
 def _steps(outcome: SelectionOutcome) -> Iterator[Note]:

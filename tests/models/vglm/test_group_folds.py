@@ -104,6 +104,8 @@ def test_boosting_over_columns_has_folds_of_persons():
     persons = boosting().fit(steps=60, select="cv", folds=("person", 5))
     assert rows.cv["loss"].min() < 0.9 * persons.cv["loss"].min()
     np.testing.assert_array_equal(persons._record.boosting.moments.S[:, 0, 0], N // 5)
+    kinds = [set(one.refit().diagnostics()["kind"]) for one in (persons, rows)]
+    assert ["dependent_rows" in kind for kind in kinds] == [True, False]
     with pytest.raises(fs.errors.DesignError, match="48 rows a fold"):
         boosting().fit(steps=5, folds="person")
 
@@ -141,3 +143,11 @@ def test_folds_smaller_than_a_sum_may_be():
     groups = GroupFolds.of("person", made.partition, made._session, 0)
     with pytest.raises(EstimationError, match="the smallest of 5 folds by 'person' has 96 entities"):
         made.engine.run(groups.draw(made.layout, 5, 97), Ledger())
+
+
+def test_a_choice_at_the_border_of_the_path_is_named():
+    fits = [model().fit(select=select, lambdas=[0.3, 0.1, 0.05, 0.02]) for select in ("cv", "aic")]
+    fits.append(model().fit(select="bic", n_lambdas=15))
+    at_border = ["smallest_lambda" in set(one.diagnostics()["kind"]) for one in fits]
+    assert at_border == [True, True, False]
+    assert "smallest_lambda" not in set(model().fit(lam=0.1).diagnostics()["kind"])

@@ -94,10 +94,15 @@ NATURAL = (
     "knots=(30, 45, 60), lower_bound=18, upper_bound=90, constraints='center') for R's ns(x, knots=c(30, 45, "
     "60), Boundary.knots=c(18, 90)). Of df= knots are quantiles of the distinct values, in R of all values"
 )
+HINGE = (
+    "a slope that changes at 50 is a linear spline, bs(x, knots=(50,), degree=1, lower_bound=18, "
+    "upper_bound=90)"
+)
 PLACES: Mapping[str, str] = MappingProxyType(
     {
         "ns": NATURAL,
         "rcs": NATURAL,
+        **dict.fromkeys(("hinge", "pmax", "max", "np.maximum"), HINGE),
         "s": f"there are no penalized smooths; {NATURAL}",
         "factor": "a factor is C(x), with its reference level C(x, Treatment('level'))",
         "offset": "an offset is added to the right side, outside parentheses, products and transforms, as in "

@@ -11,6 +11,7 @@ import numpy as np
 from fedstat.errors import EstimationError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.formula.terms import parse_terms, term_columns
+from fedstat.federation.disclosure.row_checks import MIN_ENTITIES_PER_EQUATION
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.secure_products import SecureProductSession
@@ -90,6 +91,7 @@ class SmallPatterns:
     min_count: int
     max_moved: float | None = None
     otherwise: str = ""
+    each: float = MIN_ENTITIES_PER_EQUATION
 
 
 def random_groups(rule: PatternRule, patterns: Bools, code: Ints, most: int) -> tuple[Ints, Ints]:
@@ -118,7 +120,8 @@ def exchange_patterns(
     small, and ModelError if no third party can deal for two sites.
     """
     parts, unit = layout.units, layout.unit
-    rule = PatternRule(small.min_count, layout.sizes, layout.details, layout.response_detail, parts)
+    details = (layout.details, layout.response_detail)
+    rule = PatternRule(small.min_count, layout.sizes, *details, parts, small.each)
     share = small.max_moved
     if share is None:
         share = 1.0 if rule.in_bits else LARGEST_SHARE
@@ -378,7 +381,8 @@ def merged_by_site(exchange: PatternExchange) -> str:
     return (
         f" By site: {', '.join(parts)}; in brackets, the increase of the standard errors of its "
         "coefficients from the number of entities alone. It is larger if these entities have columns of more "
-        "sites than others."
+        "sites than others. Nothing is merged if all owners allow small patterns (max_parameters of 1 or "
+        "more) and the partition has min_count=1."
     )
 
 
