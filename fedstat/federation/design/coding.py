@@ -558,7 +558,8 @@ def _numbers(series: pd.Series, site: str, name: str, what: str) -> Floats:
         one = f"For one level against the others write {name} == 'level' on the left side. "
         remedies = {
             "a response": one + "For all levels use FederatedOrdinal or FederatedMultinomial.",
-            "an event": one + f"For competing events use CumulativeIncidence and C({name}, levels=[...]), with "
+            "an event": one
+            + f"For competing events use CumulativeIncidence and C({name}, levels=[...]), with "
             "the level of censoring first.",
         }
         raise DesignError(

@@ -312,10 +312,7 @@ def split_curve_columns(
                 f"{' and '.join(map(repr, holders)) or 'no site'}, and a curve is at one"
             )
         own[holders[0]][name] = curve
-    return {
-        site: with_curves(f"site {site!r}", table, own[site])
-        for site, table in tables.items()
-    }
+    return {site: with_curves(f"site {site!r}", table, own[site]) for site, table in tables.items()}
 
 
 def _stands_for(pattern: str, column: object) -> bool:
