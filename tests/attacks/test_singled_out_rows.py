@@ -148,6 +148,7 @@ FITS = {
     "weights": weighted,
     "single cells": single_cells,
     "predictions": new_entities,
+    "intervals": lambda: vfem().predict_set(partition(), partition()),
     "evaluations": lambda: vfem("z").evaluate(partition()),
     "evaluations of numbers": lambda: vfem().evaluate(partition()),
     "evaluations of counts": lambda: vfem("k").evaluate(partition()),
