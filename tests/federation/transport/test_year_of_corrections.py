@@ -146,7 +146,7 @@ def test_history_budget_and_disk_stay_within_bounds(tmp_path, capsys):
     first_computed, last_computed = np.median(computed[:20]), np.median(computed[-20:])
     with capsys.disabled():
         print(f"\nhistory {rows} rows, {columns} columns; {sizes}")
-        print(f"budget {({name: float(rho) for name, rho in guarded.spent().items()})}")
+        print(f"budget { ({name: float(rho) for name, rho in guarded.spent().items()}) }")
         print(f"seconds per analysis {first:.2f} at the start, {last:.2f} at the end")
         print(f"of the processor     {first_computed:.2f} at the start, {last_computed:.2f} at the end")
     # each correction adds the earlier versions, and at most the columns of a fit
