@@ -345,7 +345,7 @@ class LedgerFile:
     def holds(self, head: SignedCheckpoint) -> bool:
         """Return whether the ledger on disk had this head.
 
-        The file is read again only if it is not as the last line left it; the time would grow with its length.
+        It is read again only if it is not as the last line left it; the time would grow with its length.
         """
         now = self.stamp()
         if now != self._left or not self._is_in_place():

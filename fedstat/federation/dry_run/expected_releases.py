@@ -214,7 +214,8 @@ class PlanBuilder:
     """Makes the plan of every site from one dry run.
 
     `guessed` are steps of unknown size. `largest` has the most numbers of arrays whose size depends on the
-    data, by step and array. Where sites hold different columns, sums over the sites of a missing-data pattern may be over two only.
+    data, by step and array. Where sites hold different columns, sums over the sites of a missing-data
+    pattern may be over two only.
     """
 
     expected: ExpectedReleases
