@@ -295,14 +295,20 @@ def description_problems(site: str, published: Published, table: Table) -> Itera
         if seen.kind is None or seen.levels is None:
             continue
         if seen.kind != column.kind:
-            yield f"{site}: column '{name}' is published as a {column.kind} and holds a {seen.kind}"
+            yield (
+                f"{site}: column '{name}' is published as a {column.kind} and holds a {seen.kind}. Correct "
+                "its kind, or remove the column from the description"
+            )
         elif column.domain != seen.domain:
             yield f"{site}: curve '{name}' is published with another domain than {seen.domain}"
         elif column.range is not None and not (column.range[0] <= seen.low and seen.high <= column.range[1]):
-            yield f"{site}: column '{name}' has values outside its published range. Widen the range"
+            yield (
+                f"{site}: column '{name}' has values outside its published range. Correct them in the "
+                "source, widen the range, or remove the column from the description"
+            )
         elif column.kind == "category" and not set(seen.levels) <= set(column.levels):
             more = len(set(seen.levels) - set(column.levels))
             yield (
                 f"{site}: column '{name}' has {more:,} level(s) that its description does not list. Merge "
-                "them with others in the source, or publish them"
+                "them with others in the source, add them, or remove the column from the description"
             )
