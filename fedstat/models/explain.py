@@ -6,6 +6,7 @@ import copy
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import pandas as pd
@@ -48,6 +49,9 @@ class DryRunPlan:
 
     repeated: ClassVar[frozenset[str]] = frozenset()
     """Steps at the end of a fit that keep nothing; one dry reply counts for all of the same shape."""
+
+    largest: Mapping[tuple[str, str], int] = MappingProxyType({})
+    """Most numbers of an array, by step and array, where its size depends on the data."""
 
     nested: tuple[str, ...] = ()
     """Columns of groups that have one level a site."""
@@ -260,7 +264,8 @@ def plans_of(
     words = AnalysisDescription(
         call_of(model, arguments, method), model._description, model._distribution_text, learned
     )
-    maker = PlanBuilder(expected, words, plan.guessed, model.partition.layout == "horizontal")
+    by_rows = model.partition.layout == "horizontal"
+    maker = PlanBuilder(expected, words, plan.guessed, by_rows, plan.largest)
     return {
         site: maker.plan(site, model._columns_read(site), tuple(model._reported_afterwards(site)))
         for site in sites

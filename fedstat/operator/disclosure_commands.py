@@ -82,7 +82,7 @@ def describe_columns(folder: Path) -> int:
     dictionary = read_accepted(folder, description.coordinator)
     if dictionary is not None:
         return _describe_from(folder, description.name, table, dictionary)
-    withheld = withheld_columns(table)
+    withheld = withheld_columns(table, least)
     published = {name: one for name, one in propose(table, least).items() if name not in withheld}
     write_atomic(path, write_published(published).encode())
     show_columns(published, table.columns)
@@ -91,7 +91,6 @@ def describe_columns(folder: Path) -> int:
     print("" if not withheld else "\n", end="")
     print(f"  This proposal was made from the data and written to '{path}'. Read it before others do.")
     print("  Ranges are rounded outwards to two digits. Replace them with generally known bounds if you can.")
-    print(f"  Levels with fewer than {least} records are left out. Merge them, or add them.")
     print(f"\n  Next    fedstat site check {shell_path(folder)}")
     return 0
 

@@ -265,6 +265,11 @@ def _problems(
         for name in (name for name, one in sites.items() if one.waiting is None):
             yield f"{name} has no folder in '{federation.exchange}': the site has not been started"
         for name, one in sites.items():
+            if one.seen is None and one.waiting:
+                yield (
+                    f"{name}: {one.waiting} requests wait, and its service was never seen. Ask its owner "
+                    "for  fedstat site status"
+                )
             if one.seen is not None and one.seen > PATIENCE:
                 yield (
                     f"{name} was seen {one.seen:,.0f} s ago: its service is not running, or a request "

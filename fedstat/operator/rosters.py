@@ -221,8 +221,10 @@ def _changes(description: SiteDescription, reported: Roster) -> list[tuple[str, 
         if not same_fingerprint(known, key)
     ]
     rows += [(site, "removed", description.pinned[site]) for site in _leaving(description, reported)]
-    as_before = len(parties) - sum(row[1] != "removed" for row in rows)
-    return [*rows, (f"{as_before} known keys" if rows else "all", "as before", "")] if as_before else rows
+    # the owner knows its own key
+    same = parties.keys() - {row[0] for row in rows} - {description.name}
+    others = f"{len(same)} other key{'' if len(same) == 1 else 's'}"
+    return [*rows, (others if rows else "all", "as before", "")] if same else rows
 
 
 def _enter(folder: Path, description: SiteDescription, reported: Roster, known: dict[str, str]) -> None:

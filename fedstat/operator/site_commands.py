@@ -32,6 +32,7 @@ from fedstat.federation.tables.sources import SOURCE_KINDS, kind_of_file
 from fedstat.federation.tables.table import LabeledTable, Table
 from fedstat.federation.transport.bucket import given_exchange, open_bucket
 from fedstat.federation.transport.flare.provision import FLARE, check_flare_name
+from fedstat.federation.transport.live_config import ActiveRules
 from fedstat.federation.transport.mailbox import is_bucket
 from fedstat.federation.transport.site_folder import (
     COLUMNS,
@@ -294,6 +295,8 @@ def _examine(folder: Path) -> list[str]:
         problems += flare_site_problems(folder)
     if not ledger_is_held(folder):
         problems += _start_problems(folder, problems)
+    elif (held := ActiveRules.load(folder)) is not None and held.reload_problem:
+        problems.append(f"the running service {held.reload_problem}")
     return problems
 
 

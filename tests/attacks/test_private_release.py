@@ -24,7 +24,13 @@ from fedstat.federation.protocols.margins import BinsRequest
 from fedstat.federation.protocols.product_steps import ProductPart, as_bytes, deal_shares
 from fedstat.federation.tables.published import PublishedColumn
 from fedstat.models.copula.margins import Bins
-from fedstat.models.copula.request import PLACES, MarginsRequest, PatternRequest, PatternSumsRequest
+from fedstat.models.copula.request import (
+    PLACES,
+    FirstRequest,
+    MarginsRequest,
+    PatternRequest,
+    PatternSumsRequest,
+)
 from fedstat.models.copula_glm.request import MomentsRequest
 
 N = 60
@@ -52,7 +58,7 @@ class Departing:
 
     def margins(self, site, bins, keep=ALL, family="copula", variance=FREE):
         self.request(site, "find_complete", to_json([one.name for one in bins]), family)
-        request = to_json(MarginsRequest(tuple(bins), variance, variance))
+        request = to_json(FirstRequest(MarginsRequest(tuple(bins), variance, variance)))
         return self.request(site, "release_margins", request, family, keep=keep)
 
     def gram(self, site, request, levels, family="copula", group=NONE):

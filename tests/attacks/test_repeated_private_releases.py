@@ -106,6 +106,18 @@ def test_equivalent_requests_are_charged_until_the_budget_is_spent(make):
     assert max(spent(partition).values()) <= rho_of_budget(BUDGET, DELTA)
 
 
+def test_an_analysis_that_the_budget_does_not_allow_is_charged_nothing():
+    """The margins alone would fit into what is left, and the products not: neither is charged."""
+    partition, _, fit, _ = synthesis()
+    fit({"epsilon": 0.7})
+    before = spent(partition)
+    with pytest.raises(PolicyError, match=r"this analysis costs .* repeat an earlier one: it is free"):
+        fit({"epsilon": 0.4})
+    assert spent(partition) == before
+    fit({"epsilon": 0.7})
+    assert spent(partition) == before
+
+
 def test_the_epsilon_of_a_synthesis_is_that_of_the_accounts():
     partition, _, fit, _ = synthesis()
     parts = fit({}).privacy.set_index("record")

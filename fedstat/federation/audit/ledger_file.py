@@ -311,7 +311,8 @@ class LedgerFile:
         """Continue a ledger that was read, and sign new entries."""
         self._identity, self._read_as = identity, (reading.site, reading.keys, reading.secret)
         self._lines, self._digest, self.lost = reading.lines, reading.digest, reading.lost
-        self._size = self.path.stat().st_size
+        self._signed = {lines: head.digest for lines, head in reading.heads.items()}
+        self._size, self._left = self.path.stat().st_size, self.stamp()
         if reading.lines:
             self._show(reading.head)
 
@@ -342,13 +343,18 @@ class LedgerFile:
         (self.folder / ANSWERED_NEXT).replace(self.folder / ANSWERED_FILENAME)
 
     def holds(self, head: SignedCheckpoint) -> bool:
-        """Return whether the ledger on disk had this head."""
-        try:
-            now = read_lines(self.folder, *self._read_as)
-        except (SecurityError, OSError):
-            return False
-        found = now.heads.get(head.lines)
-        return found is not None and found.digest == head.digest
+        """Return whether the ledger on disk had this head.
+
+        It is read again only if it is not as the last line left it; the time would grow with its length.
+        """
+        now = self.stamp()
+        if now != self._left or not self._is_in_place():
+            try:
+                found = read_lines(self.folder, *self._read_as).heads
+            except (SecurityError, OSError):
+                return False
+            self._signed, self._left = {lines: one.digest for lines, one in found.items()}, now
+        return self._signed.get(head.lines) == head.digest
 
     def append(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Write lines, the last of them signed, and the new head next to them."""
@@ -356,7 +362,7 @@ class LedgerFile:
         if self._broken is not None:
             raise self._full(self._broken) from self._broken
         self._check_untouched()
-        digest = self._digest
+        untouched, digest = self.stamp() == self._left, self._digest
         for line in lines:
             digest = digest_with_line(digest, canonical_json(line))
         # A clock that was set back does not make a head older than the one before.
@@ -369,6 +375,9 @@ class LedgerFile:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(self._file.fileno())
             self._lines, self._digest, self._size = head.lines, digest, self._size + len(content)
+            self._signed[head.lines] = head.digest
+            if untouched:
+                self._left = self.stamp()
             self._show(head)
             self.followed()
         except OSError as error:
@@ -384,13 +393,17 @@ class LedgerFile:
 
     def _check_untouched(self) -> None:
         """Refuse to go on where somebody else wrote, cut or exchanged the file since the last line."""
-        held = os.fstat(self._file.fileno())
-        found = self.path.stat() if self.path.exists() else None
-        if found is None or (found.st_ino, found.st_size) != (held.st_ino, self._size):
+        if not self._is_in_place():
             raise SecurityError(
                 f"'{self.path}' was changed while the site was served, and not by it. "
                 f"{recovery_hint(self.folder)}"
             )
+
+    def _is_in_place(self) -> bool:
+        """Return whether the open file is the one in the folder, and as long as the site has written it."""
+        held = os.fstat(self._file.fileno())
+        found = self.path.stat() if self.path.exists() else None
+        return found is not None and (found.st_ino, found.st_size) == (held.st_ino, self._size)
 
     def _full(self, error: OSError) -> EngineError:
         return EngineError(

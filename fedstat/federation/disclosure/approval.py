@@ -98,8 +98,9 @@ class AnalysisPlan:
 
     `call`, `formula`, `distribution` and `learned` are texts of the coordinator. `columns` are those of this
     site. `rounds` is the largest number of rounds at all sites, and `among` the number of sites in masked
-    sums, 0 without any. The site itself enters `prepared`, and the `person`, `study` and `purpose` that the
-    coordinator has signed.
+    sums, 0 without any. The site itself enters `prepared`, the `person`, `study` and `purpose` that the
+    coordinator has signed, and `keys`, a digest of the keys of this coordinator and of the sites with which
+    sums are masked; empty if all sites are in one process.
     """
 
     site: str
@@ -115,6 +116,7 @@ class AnalysisPlan:
     person: str = ""
     study: str = ""
     purpose: str = ""
+    keys: str = ""
 
     @property
     def digest(self) -> str:

@@ -96,6 +96,9 @@ class NoiseRequired:
     kept : tuple of str
         The request without what differs between sessions, and the part of its reply: the array is kept for
         repetitions. Empty: it is not.
+    later : Fraction
+        Charges of later requests of the same analysis. The budget has to have room for them as well, so that
+        an analysis that it does not allow is refused before anything is charged.
     """
 
     array: str
@@ -104,6 +107,7 @@ class NoiseRequired:
     variance: Fraction
     of: Array | None = None
     kept: tuple[str, str] = ("", "")
+    later: Fraction = Fraction(0)
 
     @property
     def rho(self) -> Fraction:
@@ -161,9 +165,10 @@ class NoiseMechanism:
         known = self.site_ledger.charges.questions
         if not all(0 < one.variance <= LARGEST for one in reported):
             raise DescriptionError(f"{self.site}: expected a variance of noise above 0 and at most 2^100")
-        new = [one.rho for one in reported if self._question(request, one) not in known]
-        if any(new):
-            self._admit(sum(new, Fraction(0)))
+        new = [one for one in reported if one.rho and self._question(request, one) not in known]
+        if new:
+            later = max(one.later for one in new)
+            self._admit(sum((one.rho for one in new), later), "analysis" if later else "reply")
 
     def add(
         self,
@@ -238,7 +243,7 @@ class NoiseMechanism:
             answer=self._keyed("answer", question, behind).hex(),
         )
 
-    def _admit(self, cost: Fraction) -> None:
+    def _admit(self, cost: Fraction, what: str = "reply") -> None:
         budget, rule = self.policy.privacy, ("privacy budget", self.site)
         if budget is None:
             raise DescriptionError.of_rule(
@@ -259,7 +264,7 @@ class NoiseMechanism:
         raise DescriptionError.of_rule(
             *rule,
             f"has rho {float(stands.left):.3g} left of {float(Fraction(stands.total)):.3g} (epsilon "
-            f"{budget.epsilon:g} at delta {budget.delta:g}), and this reply costs {float(cost):.3g}. Reduce "
+            f"{budget.epsilon:g} at delta {budget.delta:g}), and this {what} costs {float(cost):.3g}. Reduce "
             "the request, or repeat an earlier one: it is free as long as no site's table has changed. The "
             "owner can allow it "
             f"with  epsilon = {round_up(needed):g}  in section [privacy] of policy.toml",

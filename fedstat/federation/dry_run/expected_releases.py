@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import prod
 from typing import TypeAlias
 
@@ -211,15 +211,18 @@ def plan_text_release(family: str, step: str) -> PlannedStep:
 
 @dataclass(frozen=True, slots=True)
 class PlanBuilder:
-    """Makes the plan of every site from one dry run; `guessed` are steps of unknown size.
+    """Makes the plan of every site from one dry run.
 
-    Where sites hold different columns, sums over the sites of a missing-data pattern may be over two only.
+    `guessed` are steps of unknown size. `largest` has the most numbers of arrays whose size depends on the
+    data, by step and array. Where sites hold different columns, sums over the sites of a missing-data
+    pattern may be over two only.
     """
 
     expected: ExpectedReleases
     words: AnalysisDescription
     guessed: frozenset[str]
     by_rows: bool
+    largest: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
     def plan(self, site: str, columns: Sequence[str], afterwards: Sequence[PlannedStep] = ()) -> AnalysisPlan:
         """Plan for one site with its columns; also steps that may be requested afterwards."""
@@ -262,7 +265,7 @@ class PlanBuilder:
                 if row.array == name and self._dry_run(row.sender, step, name) == gave
             ]
             unknown = step in self.guessed or name == TEXT
-            numbers = 0 if unknown else max([gave, *later])
+            numbers = 0 if unknown else max([gave, self.largest.get((step, name), 0), *later])
             hidden = masked and declared.maskable
             entities = max(one.entities for one in found)
             yield ReleasedArray(name, declared.kind, declared.what, hidden, numbers, entities)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from fedstat.codec import from_json, to_json
 from fedstat.errors import ConsentError, MessageError
+from fedstat.federation.crypto.keys import encode_parts, normalize_fingerprint
 from fedstat.federation.disclosure.approval import (
     APPROVAL_FAMILY,
     STATUS_MESSAGES,
@@ -46,7 +48,7 @@ def propose_plan(data: SiteData, state: State, text: str) -> tuple[dict[str, Arr
     if len(text) > LONGEST:
         raise MessageError(f"{where}: longer than {LONGEST:,} characters")
     plan = read_plan(text, where)
-    if plan.site != data.name or plan.prepared or plan.person or plan.study or plan.purpose:
+    if plan.site != data.name or plan.prepared or plan.person or plan.study or plan.purpose or plan.keys:
         raise MessageError(f"{where}: meant for another site, or says what only the site knows")
     if wrong := undeclared_part(plan, FAMILIES):
         raise MessageError(f"{where}: {wrong} is not declared so here")
@@ -58,10 +60,22 @@ def propose_plan(data: SiteData, state: State, text: str) -> tuple[dict[str, Arr
         person=subject.person,
         study=subject.study,
         purpose=subject.purpose,
+        keys=_keys_digest(subject.client, data.trust.pinned),
     )
     digest, status = data.approvals.propose(plan, subject)
     state.analysis.follow(plan, digest)
     return {}, to_json(PlanStatus(digest, status))
+
+
+def _keys_digest(client: str, pinned: Mapping[str, str]) -> str:
+    """Return a digest of the keys of the coordinator and of all trusted sites.
+
+    Another coordinator, or another site in a masked sum, is another analysis, even if its texts are equal.
+    """
+    if not client:
+        return ""
+    parts = [part for site, key in sorted(pinned.items()) for part in (site, normalize_fingerprint(key))]
+    return hashlib.sha256(encode_parts(normalize_fingerprint(client), *parts)).hexdigest()
 
 
 def propose_plans(plans: Mapping[str, AnalysisPlan], session: str) -> FitProtocol[None]:

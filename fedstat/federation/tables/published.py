@@ -197,9 +197,8 @@ class _ColumnSummary:
         few = self.kind == "category" or len(self.levels) + len(counts) <= 2 * MOST_LEVELS
         self.levels.update({level: int(counts[level]) for level in find_levels(present)} if few else {})
 
-    @property
-    def withheld(self) -> str:
-        """Why a column is not proposed; empty if there is no reason."""
+    def withheld(self, min_level_count: int) -> str:
+        """Return why a column is not proposed; empty if there is no reason."""
         if self.dates and self.rows:
             return (
                 "dates; to use them as days, declare them under [data.schema] in site.toml, for example  "
@@ -208,6 +207,14 @@ class _ColumnSummary:
         many = self.kind == "category" and self.levels is not None and len(self.levels) > MOST_LEVELS
         if many or (self.kind == "number" and self.distinct and self.rows > MOST_LEVELS):
             return "looks like an identifier: nearly every record has a value of its own"
+        if self.kind == "category" and self.levels is not None:
+            rare = sum(count < min_level_count for count in self.levels.values())
+            if rare:
+                return (
+                    f"{rare} of its {len(self.levels)} levels {'has' if rare == 1 else 'have'} fewer than "
+                    f"{min_level_count} records. Merge rare levels in the source, or write the column into "
+                    "columns.toml with all levels; the names of levels are then public"
+                )
         return ""
 
     def propose(self, min_level_count: int) -> PublishedColumn | None:
@@ -271,9 +278,10 @@ def propose(table: Table, min_level_count: int) -> dict[str, PublishedColumn]:
     return {name: column for name, column in found.items() if column is not None}
 
 
-def withheld_columns(table: Table) -> dict[str, str]:
-    """Return why columns should not be published: they hold dates, or look like identifiers."""
-    return {name: one.withheld for name, one in scan_table(table).items() if one.withheld}
+def withheld_columns(table: Table, min_level_count: int) -> dict[str, str]:
+    """Return why columns should not be published: dates, identifiers, and levels of fewer rows."""
+    found = {name: one.withheld(min_level_count) for name, one in scan_table(table).items()}
+    return {name: why for name, why in found.items() if why}
 
 
 def description_problems(site: str, published: Published, table: Table) -> Iterator[str]:
@@ -295,14 +303,20 @@ def description_problems(site: str, published: Published, table: Table) -> Itera
         if seen.kind is None or seen.levels is None:
             continue
         if seen.kind != column.kind:
-            yield f"{site}: column '{name}' is published as a {column.kind} and holds a {seen.kind}"
+            yield (
+                f"{site}: column '{name}' is published as a {column.kind} and holds a {seen.kind}. Correct "
+                "its kind, or remove the column from the description"
+            )
         elif column.domain != seen.domain:
             yield f"{site}: curve '{name}' is published with another domain than {seen.domain}"
         elif column.range is not None and not (column.range[0] <= seen.low and seen.high <= column.range[1]):
-            yield f"{site}: column '{name}' has values outside its published range. Widen the range"
+            yield (
+                f"{site}: column '{name}' has values outside its published range. Correct them in the "
+                "source, widen the range, or remove the column from the description"
+            )
         elif column.kind == "category" and not set(seen.levels) <= set(column.levels):
             more = len(set(seen.levels) - set(column.levels))
             yield (
                 f"{site}: column '{name}' has {more:,} level(s) that its description does not list. Merge "
-                "them with others in the source, or publish them"
+                "them with others in the source, add them, or remove the column from the description"
             )

@@ -344,7 +344,7 @@ class SessionFolder:
 
     def keep(self, session: str, answers: Answers) -> None:
         """Write a session's state after a reply; a session that cannot be written ends with the process."""
-        chain, state = self._chain(session), self._site.states.get(session)
+        chain, state = self._site.site_ledger.find(session), self._site.states.get(session)
         # A session that has ended here replies with refusals and must not start again.
         if chain is None or state is None or not session:
             return
@@ -364,7 +364,7 @@ class SessionFolder:
 
     def take_up(self, session: str) -> dict[str, Answers]:
         """Continue a session of an earlier process; return its latest replies, or nothing if it has ended."""
-        chain = self._chain(session)
+        chain = self._site.site_ledger.find(session)
         path = self._place(session) / STATE
         if chain is None or not chain.resumed or not path.exists():
             return {}
@@ -459,9 +459,6 @@ class SessionFolder:
 
     def _bound(self, *place: str) -> bytes:
         return encode_parts("fedstat session 1", self._site.name, *place)
-
-    def _chain(self, session: str) -> SessionChain | None:
-        return next((chain for chain in self._site.site_ledger.chains if chain.session == session), None)
 
     def _place(self, session: str) -> Path:
         return self.folder / hmac.digest(self._key, session.encode(), "sha256").hex()[:32]

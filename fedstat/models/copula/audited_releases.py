@@ -342,7 +342,7 @@ class Releases:
         yield [requester.request(site, "find_complete", to_json(some)) for site, some in names.items()]
         every = {site: np.arange(n) for site in names}
         present = Participation(n, every, {site: np.ones(n, dtype=np.bool_) for site in names})
-        margins = yield from request_margins(requester, sums.noise, present)
+        margins = yield from request_margins(requester, sums.noise, present, sums.site_cost)
         requests = {site: sums.requested(site) for site in names}
         group = {site: np.zeros(n, dtype=np.int64) for site in names}
         found = yield from request_pattern_sums(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import combinations
@@ -28,8 +28,9 @@ from fedstat.models.copula.correlation import (
     invert_products,
 )
 from fedstat.models.copula.margins import Bins, Margin, tree_depth
-from fedstat.models.copula.request import PLACES, GramPlan, GramRequest, NoisePlan
+from fedstat.models.copula.request import PLACES, FirstRequest, GramPlan, GramRequest, NoisePlan
 from fedstat.models.copula.steps import SCALED, SCORES
+from fedstat.privacy.zcdp import round_to_grid
 from fedstat.typing import Array, Bools, Floats, Ints
 
 FAR = 6.0
@@ -152,7 +153,7 @@ def fit_copula(
     groups = choose_groups(plan, table, missing)
     behind = groups.behind(table)
     _require(behind, clients, groups.method)
-    margins = yield from request_margins(requester, plan, present)
+    margins = yield from request_margins(requester, plan, present, groups.plan.site_cost)
     requests = {site: groups.plan.requested(site) for site in clients}
     held = {c: groups.of_site(c, table[:, k])[rows[c]] for k, c in enumerate(clients)}
     sums = yield from request_pattern_sums(requester, plan, requests, held, present, margins, sites)
@@ -200,12 +201,21 @@ def _covariance(plan: NoisePlan, groups: SummedPatterns, sums: SumsByGroup) -> F
 
 
 def request_margins(
-    requester: SecureProductSession, plan: NoisePlan, present: Participation
+    requester: SecureProductSession,
+    plan: NoisePlan,
+    present: Participation,
+    site_cost: Callable[[str], Fraction],
 ) -> FitProtocol[dict[str, list[Margin]]]:
-    """Request every site's margins, and estimate them from the noisy counts."""
+    """Request every site's margins, and estimate them from the noisy counts.
+
+    Sites refuse them if their budgets have no room for the whole analysis, which costs a site `site_cost`.
+    """
     requests = {site: plan.margins_requested(site) for site in plan.columns}
+    later = {site: round_to_grid(site_cost(site) - plan.margins_cost(site)) for site in requests}
     replies = yield [
-        requester.request(site, "release_margins", to_json(request), keep=present.seen[site])
+        requester.request(
+            site, "release_margins", to_json(FirstRequest(request, str(later[site]))), keep=present.seen[site]
+        )
         for site, request in requests.items()
     ]
     out: dict[str, list[Margin]] = {}

@@ -14,6 +14,7 @@ import numpy as np
 
 from fedstat.codec import Minimum, to_json
 from fedstat.errors import MessageError
+from fedstat.federation.audit.budget_charges import RHO_PATTERN
 from fedstat.kernels.copula import scores_of_codes
 from fedstat.models.copula.margins import Bins, Margin, tables_of
 from fedstat.privacy.sensitivity import clip_rows, gram_sensitivity
@@ -72,6 +73,20 @@ class MarginsRequest:
         """Require different columns."""
         if len({one.name for one in self.bins}) < len(self.bins) or not self.bins:
             raise MessageError("margins: expected different columns, one or more")
+
+
+@dataclass(frozen=True, slots=True)
+class FirstRequest:
+    """The margins, and what the site is charged by the later requests of the same analysis, as a fraction."""
+
+    margins: MarginsRequest
+    later: str = "0"
+
+    def check(self) -> None:
+        """Require a fraction."""
+        self.margins.check()
+        if not RHO_PATTERN.fullmatch(self.later):
+            raise MessageError("margins: expected the later charges as a fraction")
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ from fedstat.federation.protocols.product_steps import (
 )
 from fedstat.kernels.ring import grouped_gram
 from fedstat.models.copula.margins import Bins, Margin
-from fedstat.models.copula.request import PLACES, GramRequest, MarginsRequest, PatternSumsRequest
+from fedstat.models.copula.request import PLACES, FirstRequest, GramRequest, PatternSumsRequest
 from fedstat.typing import Array, Bools, Floats, Ints
 
 FAMILY = "copula"
@@ -168,7 +168,8 @@ def release_margins(
     ``levels`` are the counts of all columns with levels, one column after the other, ``trees`` those of all
     nodes of the other columns.
     """
-    request = read_question(MarginsRequest, text, f"{data.name}: the requested margins")
+    first = read_question(FirstRequest, text, f"{data.name}: the requested margins")
+    request, later = first.margins, Fraction(first.later)
     with by_question():
         check_lengths(data.name, keep=(keep, data.table.n_rows))
         names = state.use(ASKED, tuple)
@@ -179,7 +180,7 @@ def release_margins(
     flat, trees = ([one for one in request.bins if bool(one.levels) is is_flat] for is_flat in (True, False))
     for name, some, variance in (("levels", flat, request.of_levels), ("trees", trees, request.of_trees)):
         squared = sum(one.squared_sensitivity for one in some)
-        state.report(NoiseRequired(name, canonical, squared, Fraction(variance)))
+        state.report(NoiseRequired(name, canonical, squared, Fraction(variance), later=later))
     coded = CodedRows(request.bins, np.where(keep[:, None], read(data, request.bins), -1), keep)
     state.keep("copula codes", coded, int(np.count_nonzero(keep)))
     tallies = {one.name: one.tally(codes) for one, codes in zip(request.bins, coded.codes.T, strict=True)}

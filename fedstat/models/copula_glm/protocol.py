@@ -109,7 +109,7 @@ def release_moments(
     used, present = found.everywhere()
     n = int(np.count_nonzero(used))
     plan = question.plan(dict.fromkeys(clients, n))
-    margins = yield from request_margins(requester, plan, present)
+    margins = yield from request_margins(requester, plan, present, plan.site_cost)
     products, noise = yield from request_products(requester, plan, present, margins, sites)
     # The response is last in the row of its holder; here it is the last of all.
     last = plan.places()[plan.holder].stop - 1

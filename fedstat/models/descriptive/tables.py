@@ -49,11 +49,24 @@ ROWS = "rows of the table"
 Bounds = Mapping[str, tuple[float, float]]
 
 
+class TablePlan(DryRunPlan):
+    """The plan of a table: how many intervals are divided depends on where its quantiles are."""
+
+    def __init__(self, model: Any, given: Mapping[str, Any]) -> None:
+        super().__init__(model, given)
+        edges, shares, groups = given["edges"], given["shares"], len(model.group_names)
+        if edges is not None and len(shares):
+            # Of all rows and of each group, the row before and the row after each quantile.
+            divided = min(len(edges) - 1, len(ENDS) * len(shares) * (groups + 1))
+            intervals = len(edges) + 1 + divided * (DIVISIONS - 1)
+            self.largest = {("count_cells", "cells"): groups * intervals}
+
+
 class TableModel(HorizontalModel):
     """One column of a table: a number or a category, by groups."""
 
     model_name: ClassVar[str] = "Table"
-    _plan = DryRunPlan
+    _plan = TablePlan
     _goes_on = True
 
     def __init__(

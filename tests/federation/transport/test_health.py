@@ -198,3 +198,6 @@ def test_how_a_federation_stands_is_reported_to_programs(home, capsys):
     found = json.loads(reported(capsys, *words, "--json", code=0))
     assert found["sites"]["B"]["waiting"] == 0 and found["problems"] == []
     assert "roster accepted" in reported(capsys, *words, code=0)
+    assert main(["federation", "test", str(home / "study"), "--timeout", "0.2"]) == 1
+    (home / "study" / "exchange" / "B" / "alive").unlink(missing_ok=True)
+    assert "B: 1 requests wait, and its service was never seen" in reported(capsys, *words, code=1)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from operating import make_federation
+from operating import make_federation, printed
 from test_rules_in_force import Federation
 
 import fedstat as fs
@@ -139,6 +139,22 @@ def test_few_corrections_are_said_to_wait_for_more(federation):
     records.reload()
     with pytest.warns(DataWarning):
         assert fitted(federation).converged
+
+
+def test_check_says_what_a_start_would_while_the_service_keeps_the_earlier_records(tmp_path, capsys):
+    federation = served(tmp_path, key=False)
+    fitted(federation)
+    records = Records(federation)
+    before = records.path.read_bytes()
+    records.correct([3])
+    assert "could not read its rows again" in records.reload()
+    text = printed(capsys, "site", "check", tmp_path / "B", code=1)
+    assert "the running service could not read its rows again" in text and "Without a key" in text
+    records.path.write_bytes(before)
+    records.reload()
+    assert "The site is running" in printed(capsys, "site", "check", tmp_path / "B")
+    for site in federation.sites.values():
+        site.site.site_ledger.store.close()
 
 
 def test_records_that_are_put_back_give_the_earlier_results(federation):

@@ -93,7 +93,7 @@ def test_a_new_site_is_the_only_thing_that_the_next_roster_shows(home, capsys):
     assert "Roster 2 of study was made" in printed(capsys, "federation", "roster", home / "study")
     text = accept(home, capsys, "A")
     lines = [line.split()[:4] for line in text.splitlines()]
-    assert ["D", "new"] in [line[:2] for line in lines] and ["4", "known", "keys", "as"] in lines
+    assert ["D", "new"] in [line[:2] for line in lines] and ["3", "other", "keys", "as"] in lines
     assert last(home).sites["B"] not in text
     # an older one is put back, at the place from which sites take it
     (home / "study" / "exchange" / "roster.json").write_text(old)
