@@ -457,6 +457,11 @@ def test_other_sums_are_released_alone_at_any_number_of_rows(declared):
     request(site_of(min_own_rows=60), "sum")
 
 
+@pytest.mark.parametrize(("share", "least"), [(0.33, 2.0), (0.999, 2.0), (1.0, 1.0), (4.0, 0.25)])
+def test_an_owner_who_allows_a_coefficient_for_each_row_decides_on_entities_per_equation(share, least):
+    assert row_checks.entities_per_equation(Policy(max_parameters=share)) == least
+
+
 # ---- limits: the maximum passes, one more does not ----------------------------------------------------
 
 
