@@ -193,6 +193,8 @@ def welch_test(parts: Sequence[SiteWelchTerms]) -> JointTest:
     Johansen, The Welch-James approximation to the distribution of the residual sum of squares in a weighted
     linear regression, Biometrika 67 (1980) 85-92.
     """
+    if not parts:  # no site has a fit with all coefficients
+        return JointTest(0.0, float("nan"), 0)
     information = np.sum([part.information for part in parts], axis=0)
     score = np.sum([part.score for part in parts], axis=0)
     T = -float(score @ np.linalg.solve(information, score))

@@ -1,6 +1,7 @@
 """Estimating equations over sites are those of statsmodels and of R's geepack on the pooled table."""
 
 import json
+import re
 import runpy
 from pathlib import Path
 
@@ -264,6 +265,17 @@ def test_sites_are_compared_by_their_own_fits():
     alone = model_of("score", "ar1").fit(local=False)
     with pytest.raises(NotAvailableError, match="own fits"):
         _ = alone.heterogeneity
+
+
+def test_sites_that_lack_a_level_are_compared_by_coefficient_only():
+    """Every site has one sex, so that no own fit has all coefficients."""
+    sex = np.where(VISITS["hospital"] == VISITS["hospital"].iloc[0], "f", "m")
+    partition = fs.ClientPartition.from_frame(VISITS.assign(sex=sex), by="hospital")
+    with pytest.warns(fs.errors.SpellingWarning):
+        model = model_of("score", terms="dose + C(sex)", partition=partition)
+    fit = model.fit()
+    assert fit.heterogeneity.joint.df == 0 and fit.heterogeneity.std_errors["dose"].notna().all()
+    assert re.search(r"Heterogeneity:\s+not defined", fit.summary().as_text())
 
 
 def test_one_site_is_many():

@@ -16,18 +16,31 @@ import fedstat as fs
 
 ALLOW = fs.Policy(min_events=0, min_level_count=1, min_count=1)
 TRUE = {"program": 1.0, "x": 0.5}
-NORMAL = {}
-BINARY = {"family": sm.families.Binomial(), "nagq": 9}
+SETTINGS = {
+    "linear": {},
+    "logistic": {"family": sm.families.Binomial(), "nagq": 9},
+    "negative binomial": {"family": sm.families.NegativeBinomial(alpha=1.0), "nagq": 9},
+    "gamma": {"family": sm.families.Gamma(sm.families.links.Log()), "nagq": 9},
+}
+ALPHA, SHAPE = 0.5, 2.0
 
 
-def draw(rng, sites, patients, visits, between, within, binary=False):
+def draw(rng, sites, patients, visits, between, within, kind="linear"):
     """Visits of patients; about half of the sites have a program, x varies between visits."""
     n = sites * patients * visits
     site, patient = np.arange(n) // (patients * visits), np.arange(n) // visits
     program, x = (site % 2).astype(float), rng.normal(size=n)
     effects = between * rng.normal(size=sites)[site] + within * rng.normal(size=sites * patients)[patient]
     y = TRUE["program"] * program + TRUE["x"] * x + effects
-    y = y + rng.normal(size=n) if not binary else (rng.random(n) < 1 / (1 + np.exp(-y))).astype(float)
+    match kind:
+        case "linear":
+            y = y + rng.normal(size=n)
+        case "logistic":
+            y = (rng.random(n) < 1 / (1 + np.exp(-y))).astype(float)
+        case "negative binomial":
+            y = rng.poisson(np.exp(y) * rng.gamma(1 / ALPHA, ALPHA, n)).astype(float)
+        case "gamma":
+            y = np.exp(y) * rng.gamma(SHAPE, 1 / SHAPE, n)
     return pd.DataFrame({"site": site, "patient": patient, "program": program, "x": x, "y": y, "all": "one"})
 
 
@@ -45,19 +58,20 @@ def covers(fit):
     return np.abs(params - np.array(list(TRUE.values()))) < np.array(half)
 
 
-def coverage(rng, sites, binary):
+def coverage(rng, sites, kind):
     """One trial of coverage; patients have effects in the linear model only."""
-    if not binary:
+    if kind == "linear":
         formula = "y ~ program + x + (1 | patient) + (1 | site)"
-        return covers(fitted(draw(rng, sites, 8, 3, 1.0, 1.0), formula, NORMAL))
-    return covers(fitted(draw(rng, sites, 24, 1, 1.0, 0.0, True), "y ~ program + x + (1 | site)", BINARY))
+        return covers(fitted(draw(rng, sites, 8, 3, 1.0, 1.0), formula, {}))
+    table = draw(rng, sites, 24, 1, 1.0, 0.0, kind)
+    return covers(fitted(table, "y ~ program + x + (1 | site)", SETTINGS[kind]))
 
 
-def rejects(rng, sites, binary):
+def rejects(rng, sites, kind):
     """Whether variances of zero are rejected: of sites, of patients, (2,)."""
-    table, out = draw(rng, sites, 8, 3, 0.0, 0.0, binary), []
+    table, out = draw(rng, sites, 8, 3, 0.0, 0.0, kind), []
     for group in ("site", "patient"):
-        fit = fitted(table, f"y ~ program + x + (1 | {group})", BINARY if binary else NORMAL)
+        fit = fitted(table, f"y ~ program + x + (1 | {group})", SETTINGS[kind])
         out.append(fit.test_variances()["p_value"].iloc[0] < 0.05)
     return np.array(out)
 
@@ -69,12 +83,12 @@ def main(repeats=400, file="/dev/stdout"):
         print("| sites | model | program | x | size: sites | size: patients |", file=out)
         print("|---|---|---|---|---|---|", file=out)
         for sites in (5, 10, 30):
-            for binary in (False, True):
-                rng = np.random.default_rng([0, sites, binary])
-                hits = np.mean([coverage(rng, sites, binary) for _ in range(repeats)], axis=0)
-                size = np.mean([rejects(rng, sites, binary) for _ in range(repeats)], axis=0)
+            for number, kind in enumerate(SETTINGS):
+                rng = np.random.default_rng([0, sites, number])
+                hits = np.mean([coverage(rng, sites, kind) for _ in range(repeats)], axis=0)
+                size = np.mean([rejects(rng, sites, kind) for _ in range(repeats)], axis=0)
                 program, x = (", ".join(f"{one:.3f}" for one in column) for column in hits.T)
-                cells = [sites, "logistic" if binary else "linear", program, x, *(f"{s:.3f}" for s in size)]
+                cells = [sites, kind, program, x, *(f"{s:.3f}" for s in size)]
                 print(f"| {' | '.join(map(str, cells))} |", file=out)
 
 
