@@ -788,12 +788,13 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
                 "warning",
             )
         lowest = min(zip(fit.groups.tolist(), (term.group for term in fit.effects.terms), strict=True))
-        if fit.sums is None and FEW_GROUPS <= lowest[0] < MANY_GROUPS:
+        if fit.sums is None and lowest[0] < MANY_GROUPS:
             yield Note(
                 "normal_tests",
-                f"Tests are normal. With {lowest[0]:.0f} groups of {lowest[1]}, intervals for columns that "
-                "differ between groups are too narrow.",
-                "warning",
+                "CONFIDENCE INTERVALS ARE TOO NARROW for columns that differ between groups: tests are normal, "
+                f"and there are {lowest[0]:.0f} groups of {lowest[1]}. In simulations, intervals of 95 % covered "
+                "76 to 81 % with 5 groups, and 91 % with 10.",
+                "critical",
             )
         if fit.sums is None:
             averaged = "Effects averaged over groups are closer to zero."

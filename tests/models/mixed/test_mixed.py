@@ -578,3 +578,16 @@ def test_fits_are_compared_and_pooled():
     pooled = fs.pool([large, large])
     assert_allclose(pooled.params, large.params)
     assert_allclose(pooled.bse, large.bse)
+
+
+@pytest.mark.parametrize(("groups", "said"), [(4, True), (5, True), (19, True), (20, False)])
+def test_normal_intervals_with_few_groups_are_announced_at_the_top(groups, said):
+    rng = np.random.default_rng(3)
+    group = np.repeat(np.arange(groups), 24)
+    x = rng.normal(size=len(group))
+    y = (rng.random(len(group)) < 1.0 / (1.0 + np.exp(-x - rng.normal(size=groups)[group]))).astype(float)
+    table = pd.DataFrame({"y": y, "x": x, "group": group, "site": group % 2})
+    partition = fs.ClientPartition.from_frame(table, by="site")
+    model = fs.FederatedMixed.from_formula("y ~ x + (1 | group)", partition, family=sm.families.Binomial())
+    text = model.fit().summary().as_text()
+    assert text.startswith("*** CONFIDENCE INTERVALS ARE TOO NARROW") == said
