@@ -791,9 +791,9 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
         if fit.sums is None and lowest[0] < MANY_GROUPS:
             yield Note(
                 "normal_tests",
-                "CONFIDENCE INTERVALS ARE TOO NARROW for columns that differ between groups: tests are normal, "
-                f"and there are {lowest[0]:.0f} groups of {lowest[1]}. In simulations, intervals of 95 % covered "
-                "76 to 81 % with 5 groups, and 91 % with 10.",
+                "CONFIDENCE INTERVALS ARE TOO NARROW for columns that differ between groups: tests are "
+                f"normal, and there are {lowest[0]:.0f} groups of {lowest[1]}. In simulations, intervals of "
+                "95 % covered 76 to 81 % with 5 groups, and 91 % with 10.",
                 "critical",
             )
         if fit.sums is None:
