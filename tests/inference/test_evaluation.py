@@ -12,7 +12,7 @@ from scipy import special, stats
 
 import fedstat as fs
 from fedstat.errors import EstimationError, ModelError, NotAvailableError
-from fedstat.inference.discrimination import discrimination
+from fedstat.inference.discrimination import discrimination, roc_points
 from fedstat.inference.evaluation import ALL, Evaluation, merge_small_bins
 from fedstat.inference.likelihood import cox_snell, mcfadden
 from fedstat.inference.plots import STRIP, join_bins
@@ -97,6 +97,28 @@ def test_bounds_allow_for_rows_that_moved():
     assert found.auc == 1.0
     assert_allclose([found.at_least, found.at_most], [5 * 5 / (11 * 5), 1.0])
     assert discrimination(events, n - events).at_least == 1.0
+
+
+@pytest.mark.parametrize(
+    ("events", "others"),
+    [
+        ([[0, 0, 0, 2], [0, 0, 2, 0]], [[0, 0, 0, 0], [0, 2, 0, 0]]),
+        ([[0, 0, 0, 0], [0, 0, 2, 0]], [[2, 0, 0, 0], [0, 2, 0, 0]]),
+    ],
+    ids=["events moved up", "others moved down"],
+)
+def test_rows_may_come_from_any_empty_bin_beside_theirs(events, others):
+    """The second site has rows on either side, so that its own have not moved; the first may have anywhere."""
+    found = discrimination(np.array(events, dtype=float), np.array(others, dtype=float), least=2)
+    assert (found.at_least, found.auc, found.at_most) == (0.5, 1.0, 1.0)
+
+
+def test_points_with_the_same_counts_are_one():
+    thresholds = np.linspace(0.0, 1.0, 6)
+    events, others = np.array([0.0, 1.0, 0.0, 0.0, 1.0]), np.array([1.0, 0.0, 0.0, 0.0, 0.0])
+    points = roc_points(events, others, thresholds)
+    expected = [[1.0, 0.0, 0.0], [0.8, 0.0, 0.5], [0.2, 0.0, 1.0], [0.0, 1.0, 1.0]]
+    assert_allclose(points, expected)
 
 
 def exact_interval(score, event):
