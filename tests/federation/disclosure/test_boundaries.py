@@ -506,6 +506,12 @@ LIMITS = {
     "coefficients of an owner's own share": Limit(
         "maximum parameters per row", lambda n: facts.RowCount(10, n), 5, {"max_parameters": 0.5}
     ),
+    "coefficients for each cluster": Limit(
+        "maximum parameters per row",
+        lambda n: facts.ClusterCounts("patient", 10, n, {}),
+        5,
+        {"max_parameters": 0.5},
+    ),
     "keys": Limit("maximum keys", lambda n: facts.ExternalKeyList(n, 8), 100, {"max_keys": 100}),
     "keys for each key": Limit(
         "maximum keys", lambda n: facts.ExternalKeyList(n, 50), 100, {"alignment": "ask"}
