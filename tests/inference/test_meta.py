@@ -102,3 +102,23 @@ def test_two_sites_have_no_interval_of_a_further_one():
 def test_what_cannot_be_combined_is_named(given, options, message):
     with pytest.raises(ModelError, match=message):
         fs.meta(*given, **options)
+
+
+def test_estimators_that_disagree_on_a_variance_are_named():
+    estimates, errors = [0.3, -0.3, 1.6, 1.3], [0.9, 0.4, 1.3, 1.9]
+    notes = fs.meta(estimates, errors).diagnostics().set_index("kind")["note"]
+    assert "tau2 is 0.1040 by REML and 0.0000 by moments" in notes["two_estimators"]
+    alike = fs.meta(np.array(estimates) * 10.0, errors).diagnostics()["kind"].tolist()
+    assert "two_estimators" not in alike
+
+
+@pytest.mark.parametrize(("sites", "degrees"), [(2, "1 degree of"), (3, "2 degrees of")])
+def test_degrees_of_freedom_are_counted(sites, degrees):
+    notes = " ".join(fs.meta(np.arange(sites) * 1.0, np.ones(sites)).notes)
+    assert f"with {degrees} freedom" in notes
+
+
+@pytest.mark.parametrize(("sites", "few"), [(4, True), (5, False)])
+def test_few_sites_are_said_to_be_few(sites, few):
+    kinds = fs.meta(np.arange(sites) * 0.1, np.ones(sites)).diagnostics()["kind"].tolist()
+    assert ("few_sites" in kinds) == few
