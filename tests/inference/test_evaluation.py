@@ -108,7 +108,7 @@ def test_bounds_allow_for_rows_that_moved():
     ids=["events moved up", "others moved down"],
 )
 def test_rows_may_come_from_any_empty_bin_beside_theirs(events, others):
-    """The second site has rows on either side, so that its own have not moved; the first may have anywhere."""
+    """The second site has rows on either side: its own have not moved; the first site's may have anywhere."""
     found = discrimination(np.array(events, dtype=float), np.array(others, dtype=float), least=2)
     assert (found.at_least, found.auc, found.at_most) == (0.5, 1.0, 1.0)
 
