@@ -9,13 +9,17 @@ import pandas as pd
 import pytest
 import statsmodels.api as sm
 from refusals import refused_for
+from scipy import optimize, stats
 
 import fedstat as fs
 from fedstat.errors import PolicyError
+from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.disclosure import leverage
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.sums import Rows, mean_vectors, times_means
+from fedstat.models.glm import overdispersion
+from fedstat.models.glm.protocol import NO_SUMS, Newton, NewtonOptions
 from fedstat.models.horizontal.rows import answered_at
 from fedstat.models.horizontal.session import add
 from fedstat.models.run import FitAttempt
@@ -217,3 +221,54 @@ def test_vectors_are_those_of_their_definition(name):
         wide = random.normal(size=(3 + right.shape[1], 2))
         times = times_means(rows, beta, distribution, wide)
         np.testing.assert_allclose(times, np.column_stack([X, right]) @ wide, rtol=1e-9, atol=1e-12)
+
+
+# ---- log-likelihoods of counts at chosen dispersions --------------------------------------------------
+
+STRICT = fs.Policy.strict(approval="auto", formulas="any")
+
+
+def counts_model(policy, seed=3):
+    """A negative binomial model of counts up to 9, and one row of 14."""
+    random = np.random.default_rng(seed)
+    counts = random.negative_binomial(2, 0.5, 360).clip(0, 9)
+    counts[3] = 14
+    frame = pd.DataFrame({"x": random.normal(size=360), "z": counts, "site": np.arange(360) % 3})
+    partition = fs.ClientPartition.from_frame(frame, by="site", policy=policy)
+    family = sm.families.NegativeBinomial(alpha=1.0)
+    return counts, fs.GLORE.from_formula("z ~ x", partition, family=family)
+
+
+@pytest.mark.parametrize(
+    ("policy", "refused"), [(STRICT, True), (fs.Policy(), False)], ids=["strict", "default"]
+)
+def test_log_likelihoods_at_several_dispersions_count_the_rows_of_each_value(policy, refused):
+    """At coefficients of zero a log-likelihood is a sum of functions of the counts alone."""
+    counts, model = counts_model(policy)
+    session = model._open_session("glm", True)
+    newton = Newton(session, model.distribution, NewtonOptions(50, 1e-8, None), 1.0)
+    alphas, values = np.geomspace(0.02, 60.0, 24), []
+
+    def protocol():
+        yield from newton.open(local=True)
+        yield from newton.ascend(NO_SUMS)
+        for alpha in alphas:
+            llf, _, _ = yield from overdispersion._sums(newton, np.array([0.0, 0.0, np.log(alpha)]))
+            values.append(llf)
+
+    if refused:
+        with pytest.raises(PolicyError):
+            model.engine.run(session.hide(protocol()), Ledger())
+        assert len(values) < 12
+        return
+    # The default policy does not examine the rows behind chosen coefficients.
+    model.engine.run(session.hide(protocol()), Ledger())
+    functions = stats.nbinom.logpmf(np.arange(16), 1.0 / alphas[:, None], 1.0 / (1.0 + alphas[:, None]))
+    found = optimize.nnls(functions, np.array(values), maxiter=100_000)[0]
+    assert found.round().tolist() == np.bincount(counts, minlength=16).tolist()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_honest_fit_with_its_dispersion_is_answered(seed):
+    _, model = counts_model(STRICT, seed)
+    assert model.fit(dispersion="ml", local=False).converged

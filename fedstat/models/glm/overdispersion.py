@@ -12,10 +12,13 @@ from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import aggregate
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.convergence import ConvergenceTest
-from fedstat.kernels.glm.negative_binomial import evaluate_nb2
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.kernels.glm.loops import as_kernel_array
+from fedstat.kernels.glm.negative_binomial import evaluate_nb2, nb2_rows
+from fedstat.kernels.glm.sums import Rows, linear_predictor
 from fedstat.models.glm.protocol import MAX_HALVINGS, NO_SUMS, Newton
 from fedstat.models.glm.steps import BETA, COLUMNS, FAMILY, model_of
-from fedstat.models.horizontal.rows import INSIDE, summed
+from fedstat.models.horizontal.rows import INSIDE, summed, weighted_by
 from fedstat.models.horizontal.session import add
 from fedstat.typing import Array, Floats, Matrix
 
@@ -64,7 +67,9 @@ def sum_nb2(
     if not alpha > 0.0:
         raise EstimationError(f"{data.name}: alpha must be positive")
     own = T[:-1, :-1] @ beta
-    state.report(*model.answered_at(own, distribution=replace(model.distribution, alpha=float(alpha))))
+    at = replace(model.distribution, alpha=float(alpha))
+    _, densities = weighted_by(model.opened, model.chunks, model.n, own, at, log_densities)
+    state.report(*model.answered_at(own, distribution=at), densities)
     sums = evaluate_nb2(model.chunks(), own, float(alpha))
     inside = np.isfinite(sums.log_likelihood)
     return {
@@ -73,6 +78,18 @@ def sum_nb2(
         "information": T.T @ sums.information @ T,
         "llf": np.array(sums.log_likelihood if inside else 0.0),
     }
+
+
+def log_densities(rows: Rows, beta: Floats, distribution: DistributionSpec) -> Floats:
+    """Return log-densities of the counts at coefficients (p, R): (m, R).
+
+    Their sums at several alphas add up to the number of rows of each count.
+    """
+    y, alpha = as_kernel_array(rows.y), float(distribution.alpha or 1.0)
+    with np.errstate(all="ignore"):
+        found = [nb2_rows(y, as_kernel_array(linear_predictor(rows, one)), alpha)[-1] for one in beta.T]
+    densities = np.nan_to_num(np.column_stack(found))
+    return densities if rows.weight is None else densities * rows.weight[:, None]
 
 
 def estimate_alpha(newton: Newton) -> FitProtocol[Overdispersion]:
