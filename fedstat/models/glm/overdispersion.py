@@ -88,7 +88,7 @@ def log_densities(rows: Rows, beta: Floats, distribution: DistributionSpec) -> F
     y, alpha = as_kernel_array(rows.y), float(distribution.alpha or 1.0)
     with np.errstate(all="ignore"):
         found = [nb2_rows(y, as_kernel_array(linear_predictor(rows, one)), alpha)[-1] for one in beta.T]
-    densities = np.nan_to_num(np.column_stack(found))
+    densities: Floats = np.nan_to_num(np.column_stack(found))
     return densities if rows.weight is None else densities * rows.weight[:, None]
 
 

@@ -134,9 +134,9 @@ slow = pytest.mark.slow
 @pytest.mark.parametrize(
     ("made", "view"),
     [
-        ("regression", "coordinator"),
         ("regression", "B"),
-        ("em", "A"),
+        pytest.param("regression", "coordinator", marks=slow),
+        pytest.param("em", "A", marks=slow),
         pytest.param("regression", "A", marks=slow),
         pytest.param("em", "coordinator", marks=slow),
         pytest.param("em", "B", marks=slow),
@@ -153,8 +153,8 @@ def test_other_releases_pass_too(made, view):
     ("made", "array", "view", "words"),
     [
         ("regression", "share", "A", "noise on products of A and B is smaller"),
-        ("regression", "grams", "coordinator", "noise on products of A is smaller"),
         ("em", "share", "coordinator", "noise on products of A and B is smaller"),
+        pytest.param("regression", "grams", "coordinator", "noise on products of A is smaller", marks=slow),
         pytest.param(
             "regression", "share", "coordinator", "noise on products of A and B is smaller", marks=slow
         ),
