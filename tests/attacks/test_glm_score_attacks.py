@@ -228,9 +228,9 @@ def test_vectors_are_those_of_their_definition(name):
 STRICT = fs.Policy.strict(approval="auto", formulas="any")
 
 
-def counts_model(policy, seed=3):
+def counts_model(policy):
     """A negative binomial model of counts up to 9, and one row of 14."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(3)
     counts = random.negative_binomial(2, 0.5, 360).clip(0, 9)
     counts[3] = 14
     frame = pd.DataFrame({"x": random.normal(size=360), "z": counts, "site": np.arange(360) % 3})
@@ -259,7 +259,8 @@ def test_log_likelihoods_at_several_dispersions_count_the_rows_of_each_value(pol
     if refused:
         with pytest.raises(PolicyError):
             model.engine.run(session.hide(protocol()), Ledger())
-        assert len(values) < 12
+        # With the derivatives in alpha, 7 evaluations would determine 16 counts.
+        assert len(values) < 4
         return
     # The default policy does not examine the rows behind chosen coefficients.
     model.engine.run(session.hide(protocol()), Ledger())
@@ -270,5 +271,12 @@ def test_log_likelihoods_at_several_dispersions_count_the_rows_of_each_value(pol
 
 @pytest.mark.parametrize("seed", range(3))
 def test_an_honest_fit_with_its_dispersion_is_answered(seed):
-    _, model = counts_model(STRICT, seed)
-    assert model.fit(dispersion="ml", local=False).converged
+    """The counts have no value that is far from all others."""
+    random = np.random.default_rng(seed)
+    x = random.normal(size=600)
+    counts = random.poisson(np.exp(0.5 + 0.4 * x) * random.gamma(1.5, 1.0 / 1.5, 600))
+    frame = pd.DataFrame({"x": x, "z": counts, "site": np.arange(600) % 3})
+    partition = fs.ClientPartition.from_frame(frame, by="site", policy=STRICT)
+    family = sm.families.NegativeBinomial(alpha=1.0)
+    fit = fs.GLORE.from_formula("z ~ x", partition, family=family).fit(dispersion="ml", local=False)
+    assert fit.converged

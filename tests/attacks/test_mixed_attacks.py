@@ -5,18 +5,21 @@ design of the group. Sums at several covariances can be combined such that one g
 """
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 import statsmodels.api as sm
-from scipy import optimize, stats
+from scipy import optimize, special, stats
 
 import fedstat as fs
 from fedstat.errors import FedstatError, MessageError, PolicyError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.tables.table import FrameTable
+from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.mixed.protocol import MixedNewton
+from fedstat.models.mixed.steps import row_vectors
 
 CAREFUL = fs.Policy(max_share=0.2, min_level_count=5)
 """The rule on sums that single out few rows is on; sums need no masks."""
@@ -311,7 +314,7 @@ def test_log_likelihoods_at_several_dispersions_count_the_rows_of_each_value(mas
     if not masked:
         with pytest.raises(PolicyError, match="single out fewer than 5"):
             model.engine.run(session.hide(protocol()), Ledger())
-        assert len(values) < 12
+        assert len(values) < 8
         return
     model.engine.run(session.hide(protocol()), Ledger())
     functions = stats.nbinom.logpmf(np.arange(16), 1.0 / alphas[:, None], 1.0 / (1.0 + alphas[:, None]))
@@ -352,3 +355,23 @@ def test_fits_before_and_after_a_site_changes_few_visits(change, visits, refused
     total = relapses().loc[own, "y"].sum()
     expected = {"correct": 6.0, "add": total, "remove": -total}[change]
     assert (fits[1] - fits[0])[0, -1] == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("family", [NEGATIVE_BINOMIAL, sm.families.Gamma(sm.families.links.Log())])
+def test_functions_of_the_response_that_are_examined_are_a_density_and_its_derivative(family):
+    distribution = DistributionSpec.of(family)
+    rows = SimpleNamespace(y=np.array([1.0, 2.0, 5.0, 9.0]), w=np.ones(4))
+    mu, density = np.exp([0.3, 0.1, 1.0, 2.0]), {}
+    for shape in (1.7 - 1e-6, 1.7, 1.7 + 1e-6):
+        if distribution.name == "Gamma":
+            means = rows.y + shape - shape * rows.y / mu
+        else:
+            means = (rows.y + shape) * mu / (mu + shape)
+        density[shape] = row_vectors(distribution, np.array([-np.log(shape)]), rows, means)
+    if distribution.name == "Gamma":
+        expected = stats.gamma.logpdf(rows.y, 1.7, scale=mu / 1.7)
+    else:
+        expected = stats.nbinom.logpmf(rows.y, 1.7, 1.7 / (1.7 + mu)) + special.gammaln(rows.y + 1.0)
+    np.testing.assert_allclose(density[1.7][:, 1], expected, rtol=1e-12)
+    low, high = density[1.7 - 1e-6][:, 1], density[1.7 + 1e-6][:, 1]
+    np.testing.assert_allclose(density[1.7][:, 2], (high - low) / 2e-6, rtol=1e-6)

@@ -68,8 +68,8 @@ def sum_nb2(
         raise EstimationError(f"{data.name}: alpha must be positive")
     own = T[:-1, :-1] @ beta
     at = replace(model.distribution, alpha=float(alpha))
-    _, densities = weighted_by(model.opened, model.chunks, model.n, own, at, log_densities)
-    state.report(*model.answered_at(own, distribution=at), densities)
+    _, counts = weighted_by(model.opened, model.chunks, model.n, own, at, count_functions)
+    state.report(*model.answered_at(own, distribution=at), counts)
     sums = evaluate_nb2(model.chunks(), own, float(alpha))
     inside = np.isfinite(sums.log_likelihood)
     return {
@@ -80,16 +80,17 @@ def sum_nb2(
     }
 
 
-def log_densities(rows: Rows, beta: Floats, distribution: DistributionSpec) -> Floats:
-    """Return log-densities of the counts at coefficients (p, R): (m, R).
+def count_functions(rows: Rows, beta: Floats, distribution: DistributionSpec) -> Floats:
+    """Return log-densities of the counts and their derivatives in alpha, at coefficients (p, R): (m, 4 R).
 
-    Their sums at several alphas add up to the number of rows of each count.
+    Their sums at several alphas add up to the number of rows of each count. The other parts of the sums are
+    means and weights, see :func:`~fedstat.kernels.glm.sums.mean_vectors`.
     """
     y, alpha = as_kernel_array(rows.y), float(distribution.alpha or 1.0)
     with np.errstate(all="ignore"):
-        found = [nb2_rows(y, as_kernel_array(linear_predictor(rows, one)), alpha)[-1] for one in beta.T]
-    densities: Floats = np.nan_to_num(np.column_stack(found))
-    return densities if rows.weight is None else densities * rows.weight[:, None]
+        parts = [nb2_rows(y, as_kernel_array(linear_predictor(rows, one)), alpha) for one in beta.T]
+    functions: Floats = np.nan_to_num(np.vstack([one[[1, 3, 4, 5]] for one in parts]).T)
+    return functions if rows.weight is None else functions * rows.weight[:, None]
 
 
 def estimate_alpha(newton: Newton) -> FitProtocol[Overdispersion]:

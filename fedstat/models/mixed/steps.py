@@ -554,20 +554,23 @@ def row_weights(distribution: DistributionSpec, point: Floats, y: Floats, means:
 
 
 def row_vectors(distribution: DistributionSpec, point: Floats, rows: GroupedRows, means: Floats) -> Floats:
-    """Return what columns are multiplied with, (n,), and what is summed at a dispersion, (n, 2).
+    """Return what columns are multiplied with, (n,), and what is summed at a dispersion, (n, 3).
 
-    Log-densities of responses at several dispersions are functions of the responses whose sums add up to the
-    number of rows of each value.
+    Log-densities of responses at several dispersions, and their derivatives in the shape, are functions of
+    the responses whose sums add up to the number of rows of each value.
     """
     if not has_dispersion(distribution):
         return rows.w * means
     y, shape = rows.y, np.exp(-point[-1])
     if kind_of(distribution) == GAMMA:
-        density = shape * np.log(shape + y - means) - gammaln(shape) - (shape + y - means) - np.log(y)
+        g = shape + y - means
+        density = shape * np.log(g) - gammaln(shape) - g - np.log(y)
+        slope = np.log(g) + 1.0 - digamma(shape) - g / shape
     else:
         part = means / (y + shape)
         density = gammaln(y + shape) - gammaln(shape) + y * np.log(part) + shape * np.log1p(-part)
-    return np.column_stack([means, np.nan_to_num(density)])
+        slope = digamma(y + shape) - digamma(shape) + np.log1p(-part) + part - y * (1.0 - part) / shape
+    return np.column_stack([means, np.nan_to_num(density), np.nan_to_num(slope)])
 
 
 POINT = {
