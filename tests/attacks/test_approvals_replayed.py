@@ -99,7 +99,7 @@ def new_coordinator(served):
 
 
 def replace_site(served):
-    """A new site in the place of C, whose key the owners pin: one of three in every sum."""
+    """Another site is called C, and the owners pin its key: one of three in every sum."""
     old = load_identity(served.home / "C").public.fingerprint
     served.sites["C"].site.site_ledger.store.close()
     served.home.joinpath("C").rename(served.home / "gone")

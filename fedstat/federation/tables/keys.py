@@ -89,7 +89,7 @@ def split_rows(table: pd.DataFrame, by: str, key: Sequence[str]) -> Alignment:
     columns = non_key_columns(table, [*key, by])
     blocks = {}
     for site, rows in rows_by_site(table[by]).items():
-        # Rows are taken before the columns are chosen: the whole table is not copied.
+        # Rows are taken before the columns are chosen, so that the table is copied once.
         frame = table.take(rows)[columns]
         frame.index = pd.RangeIndex(len(rows))
         blocks[site] = AlignedBlock(frame, rows, 0)

@@ -72,7 +72,7 @@ class VFEMResults(
 
     model_name = "VFEM regression"
     _counted: tuple[ClientPartition, int, ResidualGroups] | None = None
-    """Residuals that were counted last, of which partition and with how many ranges."""
+    """The partition, the number of ranges and the counts of the latest residuals."""
     _nested_otherwise = "refit (after exchange='moments') or "
 
     @property
