@@ -10,7 +10,7 @@ from fractions import Fraction
 import numpy as np
 import pandas as pd
 import pytest
-from operating import main, make_federation
+from operating import add_second_tables, main, make_federation
 from test_rules_in_force import Federation
 
 import fedstat as fs
@@ -266,23 +266,16 @@ def budgeted(tmp_path, capsys):
     policy = Policy.strict(privacy=Budget(1.0, 1e-6))
     found = opened(tmp_path, policy)
     second_study(found)
-    icu = tmp_path / "icu"
-    assert main(["federation", "new", str(icu), "--name", "icu"]) == 0
-    for seed, name in enumerate(NAMES):
-        file = tmp_path / f"{name}-icu.csv"
-        frame(seed + 10).rename(columns={"age": "lactate"}).to_csv(file, index=False)
-        given = ["--data", str(file), "--exchange", str(icu / "exchange")]
-        assert main(["site", "add-table", str(tmp_path / name), "icu", *given]) == 0
+    tables = {name: frame(seed + 10).rename(columns={"age": "lactate"}) for seed, name in enumerate(NAMES)}
+    add_second_tables(tmp_path, tables, policy)
+    for name in NAMES:
         place = tmp_path / name / "tables" / "icu"
-        (place / "policy.toml").write_text(policy.to_toml())
-        assert main(["site", "pin", str(place), str(icu)]) == 0
-        assert main(["federation", "join", str(icu), str(tmp_path / name)]) == 0
         for folder in (tmp_path / name, place):
             assert main(["site", "describe", str(folder)]) == 0
     found.reopen()
-    tables = {name: SignedSite(tmp_path / name / "tables" / "icu") for name in NAMES}
-    yield found, tables
-    for site in (*found.sites.values(), *tables.values()):
+    second = {name: SignedSite(tmp_path / name / "tables" / "icu") for name in NAMES}
+    yield found, second
+    for site in (*found.sites.values(), *second.values()):
         site.site.site_ledger.store.close()
 
 

@@ -45,6 +45,20 @@ def make_federation(
     return study
 
 
+def add_second_tables(home: Path, frames: Mapping[str, pd.DataFrame], policy: Policy) -> None:
+    """Add a table "icu" to each site, under the policy, for a federation of its own."""
+    icu = home / "icu"
+    assert main(["federation", "new", str(icu), "--name", "icu"]) == 0
+    for name, frame in frames.items():
+        file, place = home / f"{name}-icu.csv", home / name / "tables" / "icu"
+        frame.to_csv(file, index=False)
+        given = ["--data", str(file), "--exchange", str(icu / "exchange")]
+        assert main(["site", "add-table", str(home / name), "icu", *given]) == 0
+        (place / "policy.toml").write_text(policy.to_toml())
+        assert main(["site", "pin", str(place), str(icu)]) == 0
+        assert main(["federation", "join", str(icu), str(home / name)]) == 0
+
+
 def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "fedstat.operator", *map(str, arguments)]
 

@@ -10,7 +10,7 @@ import warnings
 import numpy as np
 import pandas as pd
 import pytest
-from operating import main, make_federation, printed, served_sites, until_true
+from operating import add_second_tables, main, make_federation, printed, served_sites, until_true
 
 import fedstat as fs
 from fedstat.errors import ConsentError, FedstatError, PartitionError, PolicyError, SecurityError
@@ -268,17 +268,10 @@ def test_names_are_not_computed_by_a_spreadsheet_and_not_run_by_a_browser(site, 
 def test_one_service_answers_for_several_tables_with_a_ledger_each(tmp_path, capsys):
     frames = {name: records(seed) for seed, name in enumerate(NAMES)}
     make_federation(tmp_path, frames, policy=Policy.strict(formulas="any"))
-    icu = tmp_path / "icu"
-    assert main(["federation", "new", str(icu), "--name", "icu"]) == 0
-    for seed, name in enumerate(NAMES):
-        file = tmp_path / f"{name}-icu.csv"
-        records(seed + 10).rename(columns={"bmi": "lactate"}).to_csv(file, index=False)
-        given = ["--data", str(file), "--exchange", str(icu / "exchange")]
-        assert main(["site", "add-table", str(tmp_path / name), "icu", *given]) == 0
+    tables = {name: records(seed + 10).rename(columns={"bmi": "lactate"}) for seed, name in enumerate(NAMES)}
+    add_second_tables(tmp_path, tables, Policy.strict(formulas="any"))
+    for name in NAMES:
         place = tmp_path / name / "tables" / "icu"
-        (place / "policy.toml").write_text(Policy.strict(formulas="any").to_toml())
-        assert main(["site", "pin", str(place), str(icu)]) == 0
-        assert main(["federation", "join", str(icu), str(tmp_path / name)]) == 0
         for other in NAMES:
             assert main(["site", "pin", str(place), str(tmp_path / other)]) == 0
     with served_sites(tmp_path, NAMES):
