@@ -185,7 +185,7 @@ def request_scores(model: Any, site: str, slot: int) -> Floats:
         (reply,) = yield [model._requester.request(site, "release_scores", slot=np.array(slot))]
         return reply.arrays["scores"]
 
-    width = model.n_factors * len(model._agreed.modalities[site])
+    width = sum(one.factors(model.n_factors) for one in model._agreed.modalities[site])
     shapes = {site: {"scores": (len(model._subjects.place[site]), width)}}
     call, columns = f"M2SEMResults.factor_scores({site!r})", {site: model._columns_read(site)}
     analysis = analysis_of(model.partition, call, model._description, columns, "release_scores", shapes)

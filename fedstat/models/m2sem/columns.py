@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat.codec import to_json
-from fedstat.errors import DescriptionError, DesignError, MessageError
+from fedstat.errors import DescriptionError, DesignError, MessageError, PolicyError
 from fedstat.federation.design.block import CodedBlock, apply_block, build_block
 from fedstat.federation.design.coding import BlockSpec, read_terms
 from fedstat.federation.design.formula.facts import term_facts
@@ -214,8 +214,16 @@ def _describe_column(
             "out"
         )
     counts = present.value_counts()
-    if category or said is not None or len(levels) <= FEW_VALUES:
-        state.report(LevelRowCounts(name, [int(counts[level]) for level in levels]))
+    counted = LevelRowCounts(name, [int(counts[level]) for level in levels])
+    if category or said is not None:
+        state.report(counted)
+    elif len(levels) <= FEW_VALUES:
+        try:
+            state.report(counted)
+        except PolicyError:
+            # Measurements may have rare values. The analyst states the kind first, of all such columns at
+            # once.
+            return ColumnReply("counted")
     return _of_levels(present, levels, category, said)
 
 

@@ -24,9 +24,10 @@ def make_modality(
 ) -> Modality:
     """Make a modality of one site's columns, with a number of factors and nodes for each.
 
-    For new rows, `units` are those of the columns in the fit.
+    It has no more factors than columns. For new rows, `units` are those of the columns in the fit.
     """
     request = opened.requested
+    factors = request.factors(factors)
     if request.continuous:
         return GaussianModality(opened.values, request.names, factors, covariates, units)
     kinds, levels = [c.kind for c in request.columns], [len(c.levels) for c in request.columns]
@@ -242,7 +243,7 @@ def restored(
             one, request.factors, request.nodes, opened.standardized, units[first : first + width]
         )
         first += width
-        m.means = np.zeros((request.clusters, request.factors))
+        m.means = np.zeros((request.clusters, m.Q))
         size = m.state().size
         if at + size > len(parameters):
             break

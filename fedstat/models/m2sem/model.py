@@ -71,7 +71,7 @@ class M2SEM(Explainable):
     n_clusters : int
         K; :meth:`search` compares several.
     n_factors : int
-        Q, of every modality.
+        Q, of every modality; a modality with fewer columns has as many factors as columns.
     columns : sequence of str, optional
         Columns for clustering; the default is all.
     modalities : mapping of str to sequence of str, optional

@@ -84,8 +84,8 @@ def fit_mixture(
             np.arange(len(m.columns) + 1) < len(m.columns) for c in sorted(modalities) for m in modalities[c]
         ]
         columns = np.concatenate(places)
-        path = SupportPath(exchange, plan.select, min(PATH_STEPS, plan.local_steps), columns)
-        one = yield from select_support(exchange, one, path)
+        path = SupportPath(exchange, one, plan.select, min(PATH_STEPS, plan.local_steps), columns)
+        one = yield from select_support(exchange, path)
         if plan.half_samples and path.met:
             frequencies = yield from select_in_halves(exchange, path, plan.half_samples, kept=[one])
         judged = path.table()
@@ -129,13 +129,14 @@ def finish(
     coarse: float,
 ) -> FitProtocol[MixtureFit]:
     """Request parameters and profiles, with the largest cluster first."""
-    order = np.argsort(-one.r.sum(axis=0), kind="stable")
-    if plan.observed:
-        yield from settle(exchange, one)
+    # One more step, so that sites have one set of posteriors behind their parameters and their information.
+    behind = one.sent
+    yield from exchange.improve([one], 1)
+    order = np.argsort(-behind.sum(axis=0), kind="stable")
     replies = yield from exchange.release(one, order)
     observed = ObservedInformation.none(plan.clusters, plan.withheld) if plan.withheld else None
     if plan.observed:
-        r, w = np.ascontiguousarray(one.r[:, order]), one.w[order]
+        r, w = np.ascontiguousarray(behind[:, order]), one.w[order]
         observed = yield from request_information(exchange.requester, one.slot, r, w, exchange.subjects.place)
     r = np.ascontiguousarray(one.r[:, order])
     return MixtureFit(
@@ -151,10 +152,3 @@ def finish(
         coarse=coarse,
         observed=observed,
     )
-
-
-def settle(exchange: MixtureExchange, one: MixtureState) -> FitProtocol[None]:
-    """Give sites the posteriors at their present parameters: the information belongs to one point."""
-    r, w, loglik, trace, change = one.r, one.w, one.loglik, list(one.trace), one.change
-    yield from exchange.improve([one], 0)
-    one.r, one.w, one.loglik, one.trace, one.change = r, w, loglik, trace, change

@@ -69,6 +69,10 @@ class ModalityRequest:
         """Names of its columns."""
         return tuple(column.name for column in self.columns)
 
+    def factors(self, most: int) -> int:
+        """Return the number of factors, at most `most`: no more than columns."""
+        return min(most, len(self.columns))
+
     @property
     def most_levels(self) -> int:
         """Number of levels of the column that has most; one for numbers."""

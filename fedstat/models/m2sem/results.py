@@ -245,7 +245,7 @@ class M2SEMResults(
         names = [
             (one.name, q + 1)
             for one in self._record.sites[site].modalities
-            for q in range(self._record.factors)
+            for q in range(one.factors(self._record.factors))
         ]
         rows = live.model._subjects.place[site]
         columns = pd.MultiIndex.from_tuples(names, names=["modality", "factor"])

@@ -35,9 +35,13 @@ class EvaluatedSupport:
 
 @dataclass(slots=True, eq=False)
 class SupportPath:
-    """Refits of all supports on a path. `columns` are indices of a support that are not modalities."""
+    """Refits of all supports on a path from a fit.
+
+    `columns` are indices of a support that are not modalities.
+    """
 
     exchange: MixtureExchange
+    fit: MixtureState
     select: str
     steps: int
     columns: Bools
@@ -47,8 +51,8 @@ class SupportPath:
     left: set[bytes] = field(default_factory=set)
 
     def kept(self) -> list[MixtureState]:
-        """List the mixtures that sites must keep."""
-        return [one for one in (*self.refits.values(), *self.penalized.values()) if one.slot >= 0]
+        """List the mixtures that sites must keep; the fit remains if no support is refitted."""
+        return [one for one in (self.fit, *self.refits.values(), *self.penalized.values()) if one.slot >= 0]
 
     def criterion(self, one: MixtureState) -> float:
         """Return the criterion of a refit."""
@@ -120,19 +124,17 @@ def continued(
     )
 
 
-def select_support(
-    exchange: MixtureExchange, fit: MixtureState, path: SupportPath
-) -> FitProtocol[MixtureState]:
+def select_support(exchange: MixtureExchange, path: SupportPath) -> FitProtocol[MixtureState]:
     """Follow the penalties of loadings, then penalize the best refits again; return the best of all.
 
     If no round is left for this, it is the fit as it was.
     """
-    first = yield from _penalize(exchange, fit, Penalties(), path, weigh=True)
+    first = yield from _penalize(exchange, path.fit, Penalties(), path, weigh=True)
     if first.failed:
-        return fit
+        return path.fit
     yield from _along(exchange, first, path)
     if all(one.failed for one in path.refits.values()):
-        return fit
+        return path.fit
     for number in range(ANEW):
         best = path.best()
         yield from _restart(exchange, path, number + 1)

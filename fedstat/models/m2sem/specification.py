@@ -141,7 +141,9 @@ def check_counted(reported: Mapping[str, Mapping[str, ColumnReply]]) -> None:
     """Require the kind of whole numbers with few values; a DesignError lists all of them."""
     unclear = {
         site: [
-            f"{name!r} ({len(one.levels)} values)" for name, one in columns.items() if one.kind == "counted"
+            f"{name!r} ({f'{len(one.levels)} values' if one.levels else 'rare values, so only continuous'})"
+            for name, one in columns.items()
+            if one.kind == "counted"
         ]
         for site, columns in reported.items()
     }
@@ -314,17 +316,10 @@ def check_sizes(agreed: AgreedColumns, subjects: EntityIndex, clusters: int, fac
             f"n_clusters: expected at most {n // PER_CLUSTER} for {n:,} entities, {PER_CLUSTER} for each; "
             f"received {clusters}"
         )
-    for site, some in agreed.modalities.items():
+    for site in agreed.modalities:
         here = len(subjects.place[site])
         if here < PER_FACTOR * factors:
             raise ModelError(
                 f"n_factors: '{site}' has {here:,} entities, but {factors} factors need "
                 f"{PER_FACTOR * factors}. Take fewer factors, or leave its columns out"
             )
-        for one in some:
-            if factors > len(one.columns):
-                raise ModelError(
-                    f"n_factors: modality '{one.name}' of '{site}' has {len(one.columns)} column(s) "
-                    f"({', '.join(one.names[:4])}), fewer than {factors} factors. Take n_factors="
-                    f"{len(one.columns)}, or join it with others by modalities={{...}}"
-                )

@@ -307,23 +307,25 @@ def release_modalities(
     if not np.array_equal(np.sort(order), np.arange(r.shape[1])):
         raise MessageError(f"{data.name}: expected an order of {r.shape[1]} clusters")
     rows = np.flatnonzero(held.opened.seen)
-    shaped = r if found.shaped is None else found.shaped
     if held.reported is not None and held.reported is not found:
         raise DescriptionError(
             f"{data.name}: a fit releases the estimates of one mixture, and those of another were released. "
             "Estimates from two sets of posteriors that differ in one entity would reveal that entity. "
             "Start another fit"
         )
-    r = np.ascontiguousarray(r[:, order])
+    # All that follows uses the posteriors behind the parameters, also in place of those that were sent last.
+    # At the end of a fit both are nearly equal, so their difference belongs almost entirely to the few rows
+    # that still move, and sums under both would reveal these.
+    r = np.ascontiguousarray((r if found.shaped is None else found.shaped)[:, order])
     check_posteriors(state, r)
     state.report(RowGroups("", np.argmax(r, axis=1).astype(np.int64), rows))
-    state.report(WeightedEstimates(np.hstack([shaped, r]), rows))
+    state.report(WeightedEstimates(r, rows))
     workspace = held.workspace(found.factors, found.nodes)
     workspace.put(found)
     for m in workspace.modalities:
         m.means = m.means[order]
     weights = [(one.weights, one.weight) for one in found.modalities]
-    held.reported = workspace.take(found.factors, found.nodes, weights, r, shaped[:, order])
+    held.reported = workspace.take(found.factors, found.nodes, weights, r, r)
     held.slots[int(slot)] = held.reported
     state.keep(MIXTURES, held, len(held.place))
     shares = r.mean(axis=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from fedstat.inference.mixtures import OVERLAP
 from fedstat.inference.summary import Note, blank_repeats, header_sheet, released_kinds
 from fedstat.inference.tables import Sheet, human_bytes, number
 from fedstat.models.m2sem.record import M2SEMRecord
-from fedstat.models.m2sem.tables import has_errors, profile_errors, wald_tests
+from fedstat.models.m2sem.tables import diverged_columns, has_errors, profile_errors, wald_tests
 
 COARSE = 0.01
 """Smallest change of a posterior due to fewer nodes that the summary reports."""
@@ -185,6 +185,7 @@ def notes(r: M2SEMRecord) -> Iterator[Note]:
             f"1982){more}. chi2 and P are of the Wald test that all clusters are the same in a column. "
             "Members: the mean or share of entities whose most likely cluster this is.",
         )
+        yield from _diverged(r)
     if r.entropy < OVERLAP and len(r.shares) > 1:
         little = r.entropy < LITTLE
         yield Note(
@@ -206,12 +207,10 @@ def notes(r: M2SEMRecord) -> Iterator[Note]:
             "half of the largest one. There may be fewer clusters.",
             "warning",
         )
-    floors = [f"'{name}' at '{site}'" for site, held in r.sites.items() for name in held.floor]
-    if floors:
-        more = f" and {len(floors) - SHOWN} more" if len(floors) > SHOWN else ""
+    if floors := _listed([(site, name) for site, held in r.sites.items() for name in held.floor]):
         yield Note(
             "variance_floor",
-            f"The error variance of {', '.join(floors[:SHOWN])}{more} is at its lower bound: other columns "
+            f"The error variance of {floors} is at its lower bound: other columns "
             "of the modality determine it, so the likelihood has no maximum. Leave a column out, or take "
             "fewer factors.",
             "warning",
@@ -225,6 +224,24 @@ def notes(r: M2SEMRecord) -> Iterator[Note]:
             {"largest": r.coarse},
         )
     yield from disclosed(r)
+
+
+def _diverged(r: M2SEMRecord) -> Iterator[Note]:
+    """Name columns of levels whose loadings grow without limit."""
+    if columns := _listed(diverged_columns(r)):
+        yield Note(
+            "diverging_loading",
+            f"The loading of {columns} diverges: the factors of the modality determine its level, so the "
+            "likelihood has no maximum, and its standard errors and tests are withheld. Leave the column "
+            "out, merge its levels, or take fewer factors.",
+            "warning",
+        )
+
+
+def _listed(columns: Sequence[tuple[str, str]]) -> str:
+    """Name columns, as (site, name), in a sentence."""
+    more = f" and {len(columns) - SHOWN} more" if len(columns) > SHOWN else ""
+    return ", ".join(f"'{name}' at '{site}'" for site, name in columns[:SHOWN]) + more
 
 
 def misfits(r: M2SEMRecord) -> Iterator[Note]:

@@ -20,12 +20,38 @@ from fedstat.typing import Floats
 
 KEYS = ["site", "modality", "column", "level"]
 
+DIVERGED = 0.99
+"""Communality of a column of levels from which its loading counts as infinite.
+
+Its factors then determine the level, as a covariate that separates the outcomes of a logistic regression
+does: one standard deviation of the factor multiplies the odds by more than e^18. The likelihood has no
+maximum there, and its curvature says nothing about errors.
+"""
+
+
+def has_diverged(kind: str, communality: float) -> bool:
+    """Return whether the loading of a column of levels grows without limit."""
+    return kind != "continuous" and communality >= DIVERGED
+
+
+def diverged_columns(r: M2SEMRecord) -> tuple[tuple[str, str], ...]:
+    """Name the columns, and their sites, whose errors are withheld because their loadings diverge."""
+    return tuple(
+        (one.key[0], one.key[2]) for one in statements_of(r) if has_diverged(one.kind, one.communality[0])
+    )
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ColumnStatements:
-    """Estimates (K, C) of a column by cluster, with covariance (K C, K C); communality with its error."""
+    """Estimates (K, C) of a column by cluster, with covariance (K C, K C); communality with its error.
+
+    `kind` is that of the column, and `factors` how many its modality has. The covariance of a column whose
+    loading `diverges` is not a number.
+    """
 
     key: tuple[str, str, str]
+    kind: str
+    factors: int
     levels: tuple[str, ...]
     estimates: Floats
     cov: Floats
@@ -53,10 +79,12 @@ def statements_of(r: M2SEMRecord) -> Iterator[ColumnStatements]:
     """Iterate over all columns, in the order of the profiles."""
     observed = require_errors(r)
     for site, held in r.sites.items():
-        yield from _of_site(site, held, observed.of_site(site), observed.communalities[site])
+        yield from _of_site(site, held, r.factors, observed.of_site(site), observed.communalities[site])
 
 
-def _of_site(site: str, held: FittedSite, cov: Floats, communalities: Floats) -> Iterator[ColumnStatements]:
+def _of_site(
+    site: str, held: FittedSite, factors: int, cov: Floats, communalities: Floats
+) -> Iterator[ColumnStatements]:
     start = first = 0
     for one, profiles, norms, _ in held.parts:
         K, P, C = profiles.shape
@@ -65,13 +93,17 @@ def _of_site(site: str, held: FittedSite, cov: Floats, communalities: Floats) ->
         for p, column in enumerate(one.columns):
             levels = len(column.levels) or 1
             at = places[:, p, :levels].ravel()
-            variance = float(cov[start + p, start + p])
+            communality, variance = float(communalities[first + p]), float(cov[start + p, start + p])
+            error = float(max(variance, 0.0) ** 0.5) if norms[p] else 0.0
+            known = np.nan if has_diverged(column.kind, communality) else 1.0
             yield ColumnStatements(
                 (site, one.name, column.name),
+                column.kind,
+                one.factors(factors),
                 tuple(str(level) for level in column.levels or ("",)),
                 profiles[:, p, :levels],
-                cov[np.ix_(at, at)],
-                (float(communalities[first + p]), float(max(variance, 0.0) ** 0.5) if norms[p] else 0.0),
+                known * cov[np.ix_(at, at)],
+                (communality, known * error),
             )
         start, first = start + P, first + P
 
@@ -113,23 +145,37 @@ def contrasts(r: M2SEMRecord, alpha: float) -> pd.DataFrame:
 
 
 def wald_tests(r: M2SEMRecord) -> pd.DataFrame:
-    """Wald test, by column, that all clusters have the same distribution."""
+    """Wald test, by column, that all clusters have the same distribution.
+
+    A continuous or ordinal column depends on the cluster by one number, the mean of its predictor. The test
+    of an ordinal one is that of the mean number of the level, which increases with it. The logits of a
+    nominal column with C levels and Q factors depend on min(Q, C - 1) numbers.
+    """
     rows, keys = [], []
     for one in statements_of(r):
         K, C = one.estimates.shape
-        # Probabilities add up to one, so the last level adds no information.
-        free = max(C - 1, 1)
-        R = np.concatenate([_between(K, C, k, K - 1)[:free] for k in range(K - 1)])
-        V, d = R @ one.cov @ R.T, R @ one.estimates.ravel()
-        values, vectors = np.linalg.eigh(V)
-        # Profiles depend on the factors, which have fewer directions than there are differences.
-        there = values > 1e-9 * max(float(values[-1]), 1e-300)
-        df = int(there.sum()) if values[-1] > 0.0 else 0
-        chi2 = float((((vectors.T @ d)[there]) ** 2 / values[there]).sum()) if df else np.nan
-        rows.append((chi2, df, float(stats.chi2.sf(chi2, df)) if df else np.nan))
         keys.append(one.key)
+        # Probabilities add up to one, so the last level adds no information.
+        by_level = np.eye(C)[: C - 1] if one.kind == "nominal" else np.arange(C)[None] if C > 1 else np.eye(1)
+        R = np.vstack([by_level @ _between(K, C, k, K - 1) for k in range(K - 1)])
+        most = (K - 1) * min(len(by_level), one.factors if one.kind == "nominal" else 1)
+        rows.append(_wald(R @ one.estimates.ravel(), R @ one.cov @ R.T, most))
     index = pd.MultiIndex.from_tuples(keys, names=KEYS[:3])
     return pd.DataFrame(rows, index=index, columns=["statistic", "df", "p_value"])
+
+
+def _wald(d: Floats, V: Floats, most: int) -> tuple[float, int, float]:
+    """Statistic, degrees of freedom (at most `most`) and p-value of differences d with covariance V."""
+    if np.isnan(V).any():
+        return np.nan, 0, np.nan
+    values, vectors = np.linalg.eigh(V)
+    # Differences of clusters that are fixed at zero have no variance.
+    there = values > 1e-9 * max(float(values[-1]), 1e-300)
+    there[: len(there) - most] = False
+    if not there.any() or values[-1] <= 0.0:
+        return np.nan, 0, np.nan
+    df, chi2 = int(there.sum()), float((((vectors.T @ d)[there]) ** 2 / values[there]).sum())
+    return chi2, df, float(stats.chi2.sf(chi2, df))
 
 
 def covariate_effects(r: M2SEMRecord, alpha: float) -> pd.DataFrame:

@@ -173,7 +173,6 @@ def test_whole_numbers_of_few_values_are_asked_about():
     "options, kind, words",
     [
         ({"n_clusters": 7}, "ModelError", "at most 6 for 60 entities"),
-        ({"n_factors": 4}, "ModelError", "fewer than 4 factors"),
         ({"columns": ["a0", "nix"]}, "ModelError", "no site has a column 'nix'"),
         ({"modalities": {"both": ["a0", "b0"]}}, "ModelError", "cannot share factors"),
         ({"ordinal": "a0"}, "ModelError", "expected a list of names"),
@@ -192,6 +191,60 @@ def test_a_constant_column_and_an_entity_that_nobody_has():
     frames["C"] = pd.DataFrame({"id": range(60), "c": np.arange(60.0)})
     with pytest.raises(fs.errors.EstimationError, match="1 of 60 entities have no value"):
         fs.M2SEM(partition_of(frames), columns=["a0", "a1", "b0", "b1"])
+
+
+def three_groups(seed, n=50, step=2.0, rounded=1):
+    """Four columns of three groups, two at each site; two groups are close together."""
+    rng = np.random.default_rng(seed)
+    means = np.array(
+        [[0.0, 0.0, 0.0, 0.0], [step, -step / 3, 3 * step, step], [1.6 * step, 0.0, 4 * step, 2 * step]]
+    )
+    root = np.linalg.cholesky(0.15 * np.eye(4) + 0.1)
+    X = np.repeat(means, n, axis=0) + rng.standard_normal((3 * n, 4)) @ root.T
+    d = pd.DataFrame(X.round(rounded), columns=list("abcd")).assign(id=range(3 * n))
+    return {"A": d[["id", "a", "b"]], "B": d[["id", "c", "d"]]}
+
+
+@pytest.mark.parametrize("seed, n, step", [(0, 50, 1.0), (1, 50, 1.5), (2, 100, 2.0)])
+def test_the_releases_of_one_fit_do_not_collide(seed, n, step):
+    """A default fit of separated groups: the last posteriors differ from those before in few rows only."""
+    found = fs.M2SEM(partition_of(three_groups(seed, n, step)), 3).fit(n_init=1, starts="sum")
+    assert found.converged and found.tidy()["std_error"].notna().all()
+    assert found.sizes["entities"].between(0.8 * n, 1.2 * n).all()
+
+
+def test_a_site_with_one_column_has_one_factor():
+    frames = make_frames()[0]
+    frames["C"] = frames["C"].iloc[:, :2]
+    found = fs.M2SEM(partition_of(frames), 2, 2).fit(select=None, n_init=1, starts="sum", cov_type=None)
+    (own,) = found._record.sites["C"].modalities
+    assert own.factors(2) == 1 and len(own.columns) == 1
+    assert found.factor_scores("C").shape[1] == 1 and found.factor_scores("A").shape[1] == 2
+
+
+def test_all_columns_of_unclear_kind_are_named_at_once():
+    rng = np.random.default_rng(1)
+    counts = pd.DataFrame(
+        {"id": range(60), "n": rng.poisson(0.4, 60), "m": np.arange(60) % 4, "b0": rng.normal(size=60)}
+    )
+    counts.loc[0, "n"] = 9
+    frames = {"A": plain()["A"], "B": counts}
+    with pytest.raises(
+        fs.errors.DesignError, match=r"'n' \(rare values, so only continuous\), 'm' \(4 values\)"
+    ):
+        fs.M2SEM(partition_of(frames), 2)
+    model = fs.M2SEM(partition_of(frames), 2, continuous=["n"], ordinal=["m"])
+    assert [one.name for one in model._agreed.modalities["B"]] == ["B (continuous)", "B (categorical)"]
+
+
+def test_a_fit_without_any_refit_remains_at_the_sites():
+    """Penalties empty a cluster at once, so the fit itself is released; sites must still have it."""
+    rng = np.random.default_rng(1)
+    d = pd.DataFrame({"id": range(300), "a": rng.normal(size=300), "b": rng.normal(size=300)})
+    d["n"] = rng.poisson(0.4, 300)
+    d.loc[0, "n"] = 9
+    frames = {"A": d[["id", "a", "b"]], "B": d[["id", "n"]]}
+    assert np.isfinite(fs.M2SEM(partition_of(frames), 2, 1, continuous=["n"]).fit().llf)
 
 
 def test_named_groups_share_factors_by_kind():

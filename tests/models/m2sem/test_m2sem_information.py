@@ -3,11 +3,13 @@
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.special import logsumexp
 
 import fedstat as fs
 from fedstat.errors import NotAvailableError
+from fedstat.models.m2sem import protocol
 from fedstat.models.m2sem.information import (
     SiteInformation,
     _places,
@@ -17,10 +19,13 @@ from fedstat.models.m2sem.information import (
     free_and_flat,
     invert,
     local_information,
+    request_information,
 )
 from fedstat.models.m2sem.modality.categorical import CategoricalModality
 from fedstat.models.m2sem.modality.gaussian import GaussianModality
 from fedstat.models.m2sem.model import M2SEM
+from fedstat.models.m2sem.summary import notes
+from fedstat.models.m2sem.tables import DIVERGED, statements_of, wald_tests
 
 
 def modalities_of(data, Q=1, nodes=7):
@@ -158,16 +163,22 @@ def test_how_factors_are_turned_and_which_site_holds_what_does_not_matter():
 def fitted():
     data = fs.datasets.make_clusters(200, separation=2.4, missing=0.1, seed=2)
     partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
-    with pytest.warns(fs.errors.DisclosureWarning):
+    behind = []
+
+    def recorded(requester, slot, r, w, place):
+        behind.append((r, w))
+        return request_information(requester, slot, r, w, place)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.warns(fs.errors.DisclosureWarning):
+        patch.setattr(protocol, "request_information", recorded)
         result = M2SEM(partition, 2, 1).fit(select=None, n_init=1)
-    return data, partition, result
+    return data, partition, result, *behind
 
 
 def test_over_sites_and_secure_products_it_is_the_same(fitted):
-    """At the released parameters and posteriors, from the pooled rows."""
-    data, partition, result = fitted
-    r, state = result.posterior.to_numpy(), result._live.fit.state
-    w = state.w[np.argsort(-state.r.sum(axis=0))]
+    """At the released parameters and the posteriors behind them, from the pooled rows."""
+    data, partition, result, behind = fitted
+    r, w = behind
     n, K = r.shape
     parts, columns = {}, {}
     for site, held in result._record.sites.items():
@@ -194,7 +205,7 @@ def test_over_sites_and_secure_products_it_is_the_same(fitted):
 
 
 def test_tables_with_errors(fitted):
-    data, _, result = fitted
+    data, _, result, _ = fitted
     tidy, contrasts, tests = result.tidy(), result.contrasts(), result.tests()
     assert list(tidy.columns[-4:]) == ["estimate", "std_error", "conf_low", "conf_high"]
     assert len(tidy) == 24 and len(contrasts) == 12 and len(tests) == 12
@@ -215,7 +226,7 @@ def test_tables_with_errors(fitted):
 
 
 def test_results_come_back_from_a_file_with_their_errors(fitted, tmp_path):
-    _, _, result = fitted
+    _, _, result, _ = fitted
     result.save(tmp_path / "clusters")
     again = fs.load(tmp_path / "clusters")
     assert again.contrasts().equals(result.contrasts())
@@ -287,3 +298,68 @@ def test_where_sums_are_judged_by_bits_a_fit_goes_on_without_errors_and_says_wha
     assert "No standard errors: Client 2: its policy" in text and 'discrete = "any"' in text
     with pytest.raises(NotAvailableError, match='discrete = "any"'):
         found.contrasts()
+
+
+@pytest.fixture(scope="module")
+def by_kind():
+    """Three clusters, and an ordinal and a nominal column that they do not change."""
+    rng = np.random.default_rng(3)
+    n = 600
+    k = rng.integers(3, size=n)
+    eta = rng.standard_normal((n, 2)) + 2.2 * np.eye(3)[k, :2]
+    numbers = eta[:, [0]] * [1.0, 0.8, 0.9] + rng.standard_normal((n, 3))
+    A = pd.DataFrame(numbers, columns=["a0", "a1", "a2"]).assign(id=range(n))
+    latent = eta[:, [1]] * [1.4, 1.2, 1.0, 0.0] + rng.logistic(size=(n, 4))
+    B = pd.DataFrame(
+        {f"b{j}": pd.Categorical(np.digitize(latent[:, j], [-1, 1, 3]), ordered=True) for j in range(4)}
+    )
+    B["town"] = rng.choice(["u", "v", "w"], n)
+    partition = fs.ClientPartition.from_frames({"A": A, "B": B.assign(id=range(n))}, on="id")
+    with pytest.warns(fs.errors.DisclosureWarning):
+        return M2SEM(partition, 3, 1).fit(select=None, n_init=1, starts="sum", maxiter=400)
+
+
+def test_degrees_of_freedom_are_those_of_the_predictors(by_kind):
+    """A column of levels depends on the cluster by one number for each factor, not by each of its levels."""
+    tests = by_kind.tests().droplevel(["site", "modality"])
+    assert (tests["df"] == 2).all() and list(tests.index) == [
+        "a0",
+        "a1",
+        "a2",
+        "b0",
+        "b1",
+        "b2",
+        "b3",
+        "town",
+    ]
+    assert (tests.loc[["a0", "b0", "b1"], "p_value"] < 1e-4).all() and (
+        tests.loc[["b3", "town"], "p_value"] > 0.01
+    ).all()
+
+
+def test_the_test_of_an_ordinal_column_is_that_of_its_mean_level(by_kind):
+    """From the released profiles and their covariance."""
+    for one in statements_of(by_kind._record):
+        if one.kind != "ordinal":
+            continue
+        K, C = one.estimates.shape
+        mean = np.kron(np.eye(K), np.arange(C))
+        R = np.hstack([np.eye(K - 1), -np.ones((K - 1, 1))]) @ mean
+        d = R @ one.estimates.ravel()
+        expected = d @ np.linalg.solve(R @ one.cov @ R.T, d)
+        np.testing.assert_allclose(by_kind.tests().loc[one.key, "statistic"], expected, rtol=1e-8)
+
+
+def test_errors_of_a_diverging_loading_are_withheld(by_kind):
+    record = by_kind._record
+    place = [column.name for one in record.sites["B"].modalities for column in one.columns].index("b1")
+    for share, withheld in ((np.nextafter(DIVERGED, 0.0), False), (DIVERGED, True)):
+        shared = record.observed.communalities["B"].copy()
+        shared[place] = share
+        observed = replace(record.observed, communalities={**record.observed.communalities, "B": shared})
+        changed = replace(record, observed=observed)
+        found = {one.key[2]: np.isnan(one.cov).all() for one in statements_of(changed)}
+        assert found == {name: withheld and name == "b1" for name in found}
+        assert wald_tests(changed).loc[("B", "B", "b1"), "statistic"].item() > 0.0 or withheld
+        noted = [note.text for note in notes(changed) if note.kind == "diverging_loading"]
+        assert bool(noted) == withheld and all("'b1' at 'B'" in text for text in noted)
