@@ -228,8 +228,9 @@ def check_unequal_weights(data: SiteData, state: State, fact: facts.UnequalWeigh
             f"requires that no curve of the response has missing or individual points, or {least:,} curves "
             "do "
             f"in every fold, for {fact.times} weighted sums of products of {fact.columns} columns; "
-            f"there are {fact.n:,}. Leave them out with Curve(..., max_gap=0), use fewer knots, or put the "
-            "response on one grid; the owner can allow it with  max_share = 1.0  in policy.toml",
+            f"there are {fact.n:,}. Curve(..., max_gap=0.1) leaves out longer gaps and fills the others; or "
+            "use fewer knots, or put the response on one grid; the owner can allow it with  "
+            "max_share = 1.0  in policy.toml",
         )
 
 

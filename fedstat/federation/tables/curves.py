@@ -46,7 +46,9 @@ class Curve:
     max_gap : float, optional
         Longest stretch, as a share of the domain, within which a curve may be unknown, its ends included; a
         curve with a longer one counts as missing, and with 0 every curve that was not measured at all points.
-        By default a tenth where a curve is integrated, and any where it is the response.
+        By default a tenth where a curve is integrated, and any where it is the response. If the sites hold
+        different columns, or if too few curves of a response lack points, these points are interpolated
+        in stretches of at most `max_gap`, by default a tenth.
 
     Examples
     --------
@@ -242,6 +244,21 @@ class CurveArray(ExtensionArray):
         width = (largest + ROUNDING) * (high - low) + step * (1.0 + ROUNDING)
         out[rows] = (stretch > width) | (seen.sum(axis=1) < 2)
         return out
+
+    def filled(self) -> Self:
+        """Replace missing points in short gaps by linear interpolation, at the ends by the nearest value.
+
+        A gap is short if its stretch is at most `max_gap`, or else a tenth of the domain. Other curves, and
+        curves with points of their own, stay as they are.
+        """
+        rows = np.flatnonzero(self.uneven & ~self.isna() & ~self.gappy())
+        if self.own or not len(rows):
+            return self
+        values = self.values.copy()
+        for row in rows:
+            seen = ~np.isnan(values[row])
+            values[row] = np.interp(self.grid, self.grid[seen], values[row, seen])
+        return self._like(values, None)
 
     def flat(self) -> tuple[Floats, Floats, Ints]:
         """All points that were measured, and their values, (N,), and of how many rows each has, (n,)."""

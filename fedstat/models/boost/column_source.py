@@ -32,7 +32,12 @@ from fedstat.models.boost.learning.prepared_learners import PenaltyKind
 from fedstat.models.boost.report.record import BlocksBasis
 from fedstat.models.boost.results import BoostResults
 from fedstat.models.boost.source import BoostOptions, MomentSource
-from fedstat.models.boost.vertical.protocol import AgreedDesign, agree_columns, exchange_moments
+from fedstat.models.boost.vertical.protocol import (
+    AgreedDesign,
+    agree_columns,
+    exchange_moments,
+    without_response,
+)
 from fedstat.models.boost.vertical.steps import FAMILY, POINTS, WIDTH, curves_by_owner, find_owners
 from fedstat.models.checks import check_integer
 from fedstat.models.explain import DryRunPlan
@@ -41,6 +46,13 @@ from fedstat.models.vertical.exchange.patterns import dealer_notes, dither_notes
 from fedstat.models.vertical.group_folds import GroupFolds, split_folds
 from fedstat.models.vertical.layout import Layout, complete_at, lay_out, site_blocks
 from fedstat.models.vertical.model import VerticalModel
+
+INTERPOLATED = (
+    "some curves of the response '{response}' lack points: single points are interpolated linearly between "
+    "their "
+    "neighbors, and curves with a longer gap are left out. Curve(..., max_gap=0) leaves out all of these "
+    "curves"
+)
 
 
 class ColumnSource(MomentSource, VerticalModel):
@@ -195,13 +207,15 @@ class ColumnSource(MomentSource, VerticalModel):
 
     def _report_left_out(self) -> None:
         without, lacking = self.design.n_dropped, self.layout.left_out
+        holder = self.apart.holder
         if without or lacking:
             listed = ", ".join(f"{count:,} at {site}" for site, count in self.layout.absent.items())
-            warn(
-                f"left out {without:,} entities without a response, and {lacking:,} that are incomplete at "
-                f"a site{f' ({listed})' if listed else ''}",
-                DataWarning,
-            )
+            n, records = self.design.n, len(self.partition.rows[holder])
+            parts = [without_response(holder, n + without, records, n)] if without else []
+            parts += [f"{lacking:,} entities that are incomplete at a site ({listed})"] if lacking else []
+            warn(f"left out {' and '.join(parts)}", DataWarning)
+        if self.boost.functional and self.curves[self.boost.response].gaps:
+            warn(INTERPOLATED.format(response=self.boost.response), DataWarning)
 
     def _check_size(self, folds: int, fewest: int | None = None) -> None:
         """Require entities for the columns of all learners, by fold, as the owners do.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from fedstat import codec
-from fedstat.errors import EstimationError
+from fedstat.errors import DataWarning, EstimationError, warn
 from fedstat.federation.design.horizontal_design import open_requests
 from fedstat.federation.message import Reply, Request
 from fedstat.federation.protocols.engine import FitProtocol
@@ -41,6 +41,13 @@ def take_moments(
     Sums of an `uneven` response, whose curves have different points, are shown at `basis` (G, L).
     """
     answers = yield from _answers(session, request, "sum_uneven_curves" if uneven else "sum_curves")
+    if filled := [one.site for one in answers if uneven and one.arrays["filled"]]:
+        warn(
+            f"at {', '.join(map(repr, filled))} few curves of the response lack points, which are "
+            "interpolated linearly: sums with the weights of few curves would reveal these curves. "
+            "Curve(..., max_gap=0) leaves such curves out",
+            DataWarning,
+        )
     sums = _together(answers, IRREGULAR_SUMS if uneven else REGULAR_SUMS, by_site)
     return (_irregular(sums, request, basis) if uneven else CurveMoments.of(sums)), None
 

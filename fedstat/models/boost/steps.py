@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 import pandas as pd
 
 from fedstat import codec
-from fedstat.errors import DesignError, MessageError
+from fedstat.errors import DesignError, MessageError, PolicyError
 from fedstat.federation.crypto.masks import hides
 from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows, rows_of
 from fedstat.federation.design.site_rows import CompleteRows
@@ -95,6 +95,13 @@ OWN: Mapping[str, ArrayDeclaration] = {
     "banded": _sum("the same, weighted by pairs of splines over a curve's points", 3, UnequalWeights),
     "score": _sum("their products with the response in its basis, by fold", 3, UnequalWeights),
     "totals": _sum("points of the response, and sums of its square, by fold", 2, UnequalWeights),
+    "filled": ArrayDeclaration(
+        "aggregate",
+        "whether points that few curves lack are interpolated",
+        0,
+        dtype="bool",
+        behind=(UnequalWeights,),
+    ),
 }
 
 
@@ -146,6 +153,10 @@ def _sum_by_fold(
     n = state.entities
     made.hold(n)
     fold = deal(n, request, data.name, _together(data, state, made.opened, request))
+    if along and uneven:
+        _declare_weights(state, made, fold)
+    elif uneven:
+        made = fill_few(state, made, fold)
     declare_summed_columns(state, made, fold)
     sums: dict[str, Array] = {}
     first = 0
@@ -155,7 +166,22 @@ def _sum_by_fold(
         first += len(response)
     if along:
         sums |= _sum_along(made, fold)
-    return sums, ""
+    return sums | ({"filled": np.array(made.filled)} if uneven else {}), ""
+
+
+def fill_few(state: State, made: LearnerColumns, fold: Ints) -> LearnerColumns:
+    """Fill short gaps of the response where too few curves have gaps for sums with their weights.
+
+    Every curve with a gap has weights of its own. Weights that few curves have would reveal these curves;
+    filled curves have the weights of all others.
+    """
+    try:
+        _declare_weights(state, made, fold)
+    except PolicyError:
+        made = replace(made, filled=True, held=())
+        made.hold(len(fold))
+        _declare_weights(state, made, fold)
+    return made
 
 
 def _sum_along(made: LearnerColumns, fold: Ints) -> dict[str, Array]:
@@ -222,12 +248,14 @@ class LearnerColumns:
     """Columns of all learners and the response, by blocks of rows.
 
     They are `held` after the first pass unless there are too many; otherwise they are computed in every pass.
+    Short gaps of the response may be `filled`.
     """
 
     data: SiteData
     opened: OpenRows
     requested: CurveSumsRequest
     uneven: bool = False
+    filled: bool = False
     held: Sequence[tuple[list[Floats], Response]] = ()
 
     def hold(self, n: int) -> None:
@@ -297,6 +325,8 @@ class LearnerColumns:
         curves = curves_of(rows.frame[self.opened.question.curve_response])
         if self.uneven:
             offset = None if self.requested.offset is None else np.array(self.requested.offset)
+            if self.filled:
+                curves = curves.filled()
             return IrregularResponse.of(curves, self.requested.time, offset)
         if curves.gaps:
             raise DesignError(
@@ -340,15 +370,14 @@ def declare_summed_columns(state: State, made: LearnerColumns, fold: Ints) -> No
         size = np.concatenate(sizes)
         all_made = partial(_side_by_side, [own for _, own in columns], size)
         state.report(DesignDirections(all_made, n, names))
-    if made.uneven:
-        _declare_weights(state, made, fold, width)
     rows = np.flatnonzero(_used(made.opened))
     state.report(SummedProducts(made.side_by_side, names, rows, joined, code=fold))
     state.report(RowGroups("", fold, rows))
 
 
-def _declare_weights(state: State, made: LearnerColumns, fold: Ints, width: int) -> None:
+def _declare_weights(state: State, made: LearnerColumns, fold: Ints) -> None:
     """Declare the sites whose curves have different weights: other weights cancel."""
+    width = 1 + sum(next(made.of(p)).shape[1] for p in range(len(made.requested.learners)))
     parts = [(one.weights, one.uneven) for one in made.responses() if isinstance(one, IrregularResponse)]
     weights, n = [W for W, _ in parts], len(fold)
     r, size = weights[0].shape[1], _size(weights)

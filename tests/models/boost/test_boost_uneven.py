@@ -163,3 +163,58 @@ def test_sums_of_an_even_response_give_the_same_path(penalty):
     np.testing.assert_allclose(path_uneven.coef, path.coef, atol=1e-6 * np.abs(path.coef).max())
     np.testing.assert_allclose(other.cross_validate(20), one.cross_validate(20), rtol=1e-7)
     np.testing.assert_allclose(uneven.total.mean, offset, rtol=1e-9)
+
+
+def even_and_uneven(n, curves, points, seed=1, **declared):
+    """A fit of smooth curves of three sites, and the same if some of the curves lack points."""
+    rng = np.random.default_rng(seed)
+    z = rng.normal(size=n)
+    Y = np.outer(z, np.linspace(0, 1, 20)) + 0.1 * rng.normal(size=(n, 20))
+    lost = Y.copy()
+    for row in range(curves):
+        lost[row, rng.choice(20, points, replace=False)] = np.nan
+    out = []
+    for values in (Y, lost):
+        frame = pd.DataFrame(values, columns=[f"y_{j:02d}" for j in range(20)])
+        frame = frame.assign(z=z, site=np.array(list("ABC"))[np.arange(n) % 3])
+        curve = fs.Curve("y_*", domain=(0, 1), **declared)
+        partition = fs.ClientPartition.from_frame(frame, by="site", curves={"y": curve})
+        out.append(
+            fs.FedFunctionBoost.from_formula("y(t) ~ bols(z)", partition, time="bbs(t, knots=5, df=4)")
+        )
+    return out
+
+
+@pytest.mark.parametrize("curves", [1, 12, 60])
+def test_points_that_few_curves_lack_are_interpolated(curves):
+    """One missing point does not refuse the fit; the estimates differ by less than the noise of a point."""
+    even, uneven = even_and_uneven(90, curves, 1)
+    with pytest.warns(fs.errors.DataWarning, match="lack points, which are interpolated"):
+        found = uneven.fit(steps=50)
+    assert found.nobs == 90 and np.abs(found.coef - even.fit(steps=50).coef).max() < 0.02
+
+
+def test_long_gaps_of_few_curves_are_refused_with_a_remedy_that_works():
+    uneven = even_and_uneven(90, 3, 9)[1]
+    with pytest.raises(fs.errors.PolicyError, match=r"max_gap=0\.1\) leaves out longer gaps"):
+        uneven.fit(steps=5)
+    with pytest.warns(fs.errors.DataWarning, match="left out rows"):
+        assert even_and_uneven(90, 3, 9, max_gap=0.1)[1].fit(steps=5).nobs == 87
+
+
+def test_short_gaps_are_filled_and_long_ones_are_not():
+    values = np.array(
+        [[0.0, np.nan, 2.0, 3.0, 4.0], [np.nan, 1.0, 2.0, 3.0, 5.0], [0.0, np.nan, np.nan, 3.0, 4.0]]
+    )
+    frame = pd.DataFrame(values, columns=[f"y_{j}" for j in range(5)]).assign(site="A")
+
+    def filled(**declared):
+        curve = {"y": fs.Curve("y_*", grid=np.linspace(0, 1, 5), domain=(0, 1), **declared)}
+        partition = fs.ClientPartition.from_frame(frame, by="site", curves=curve)
+        return partition.curves["A"]["y"].filled().values
+
+    np.testing.assert_array_equal(filled(max_gap=0.25)[0], [0.0, 1.0, 2.0, 3.0, 4.0])
+    np.testing.assert_array_equal(filled(max_gap=0.25)[1], [1.0, 1.0, 2.0, 3.0, 5.0])
+    np.testing.assert_array_equal(np.isnan(filled(max_gap=0.25)).sum(axis=1), [0, 0, 2])
+    np.testing.assert_array_equal(filled(max_gap=0.5)[2], [0.0, 1.0, 2.0, 3.0, 4.0])
+    np.testing.assert_array_equal(np.isnan(filled(max_gap=0.0)).sum(axis=1), [1, 1, 2])

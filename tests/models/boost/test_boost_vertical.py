@@ -86,7 +86,7 @@ def test_entities_that_a_site_lacks_are_left_out_and_counted():
     frame = without(without(without(FRAME, "x1", range(40)), "g", range(40)), "y", range(30, 70))
     frame = without(frame, "mean", range(30, 70))
     with pytest.warns(
-        DataWarning, match=r"left out 40 entities without a response, and 30 that .*Laboratory"
+        DataWarning, match=r"left out 40 entities without a record at site 'Clinic' .* and 30 .*Laboratory"
     ):
         found = fitted(frame=frame)
     assert found.nobs == len(FRAME) - 70
@@ -291,3 +291,41 @@ def test_a_curve_is_at_one_site():
             "B": tables["A"].rename(columns=lambda n: n.replace("x1_0", "x1_99")).iloc[:, [0, -1]],
         }
         fs.ClientPartition.from_frames(both, on="id", curves=declared("x1"))
+
+
+def test_single_points_of_the_response_are_interpolated():
+    """Half of the curves lack one point; all stay, and the fit is that of the interpolated curves."""
+    names = [name for name in FRAME if name.startswith("y_")]
+    lost, rng = FRAME.copy(), np.random.default_rng(2)
+    rows = rng.permutation(len(FRAME))[: len(FRAME) // 2]
+    Y = lost[names].to_numpy(copy=True)
+    Y[rows, rng.integers(1, len(names) - 1, len(rows))] = np.nan
+    lost[names] = Y
+    with pytest.warns(DataWarning, match="lack points: single points are interpolated"):
+        found = fitted(frame=lost)
+    expected = fitted(frame=lost.assign(**pd.DataFrame(Y, columns=names).interpolate(axis=1)))
+    assert found.nobs == len(FRAME)
+    np.testing.assert_allclose(found.coef, expected.coef, atol=1e-6)
+
+
+def test_entities_without_a_response_are_counted_by_reason():
+    """No record at the site of the response, as after keys that differ, or no complete response there."""
+    rng = np.random.default_rng(1)
+    z = rng.normal(size=80)
+    Y = np.outer(z, np.linspace(0, 1, 12)) + 0.1 * rng.normal(size=(80, 12))
+    Y[:4, 3:9] = np.nan
+    curves = {"y": fs.Curve("y_*", domain=(0, 1))}
+    lab = pd.DataFrame(Y, columns=[f"y_{j:02d}" for j in range(12)]).assign(id=range(80)).iloc[:70]
+    frames = {"Lab": lab, "Reg": pd.DataFrame({"id": range(80), "z": z})}
+    partition = fs.ClientPartition.from_frames(frames, on="id", curves=curves)
+    text, time = "y(t) ~ bols(z)", "bbs(t, knots=4, df=3)"
+    reasons = (
+        r"10 entities without a record at site 'Lab' \(the response\) and 4 entities whose response at site"
+    )
+    with (
+        pytest.warns(DataWarning, match=f"left out {reasons}"),
+        pytest.warns(DataWarning, match="longer gap"),
+    ):
+        assert fs.FedFunctionBoost.from_formula(text, partition, time=time).fit(steps=5).nobs == 66
+    with pytest.raises(DesignError, match=f"{reasons}.*write the key alike"):
+        fs.FedFunctionBoost.from_formula(text, partition, time=time, missing="raise")

@@ -77,7 +77,7 @@ def agree_columns(
     (reply,) = yield [_request_response(apart, session)]
     has: Bools = next(iter(reply.arrays.values()))
     entities = rows[holder][has]
-    _check_entities(apart, n_entities, len(entities), missing)
+    _check_entities(apart, n_entities, len(rows[holder]), len(entities), missing)
     use = {site: np.isin(rows[site], entities) for site in apart.sites}
     requests = [
         one
@@ -155,13 +155,23 @@ def _request_blocks(
     return out
 
 
-def _check_entities(apart: VerticalLearners, n_entities: int, n: int, missing: MissingRule) -> None:
-    without = n_entities - n
-    if without and missing == "raise":
+def without_response(holder: str, n_entities: int, n_records: int, n: int) -> str:
+    """State how many entities have no record at the site of the response, or no complete response."""
+    counts = {
+        f"without a record at site '{holder}' (the response)": n_entities - n_records,
+        f"whose response at site '{holder}' is missing or incomplete": n_records - n,
+    }
+    return " and ".join(f"{count:,} entities {reason}" for reason, count in counts.items() if count)
+
+
+def _check_entities(
+    apart: VerticalLearners, n_entities: int, n_records: int, n: int, missing: MissingRule
+) -> None:
+    if n < n_entities and missing == "raise":
         raise DesignError(
-            f"the response '{apart.formula.response}' at site '{apart.holder}' is missing, or incomplete, "
-            f'for {without:,} of {n_entities:,} entities; pass missing="drop" to leave them out (they '
-            "will be counted)"
+            f"{apart.formula.response}: {without_response(apart.holder, n_entities, n_records, n)}, of "
+            f'{n_entities:,}. Check that all sites write the key alike, or pass missing="drop" to leave them '
+            "out (they will be counted)"
         )
     if n < 2:
         raise DesignError(

@@ -45,7 +45,7 @@ from fedstat.typing import Array, Bools, Floats, Ints
 
 @dataclass(frozen=True, slots=True)
 class CurvesRequest:
-    """Curves of the right side, which must have no long gap, or the response, which must have no gap."""
+    """Curves of the right side, or of the response, which must have no long gap."""
 
     curves: tuple[str, ...]
     response: str = ""
@@ -197,7 +197,7 @@ RULES = ExchangeRules(remembers=True, flat=True, terms=learners_of_columns)
 def open_curves(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Return which rows have the requested curves, without a long gap: ``seen`` (n_rows,).
 
-    A response must be measured at all of its points.
+    A response must be measured at all of its points, except in short gaps, which are interpolated.
     """
     request = codec.from_json(CurvesRequest, text, f"{data.name}: the request for curves")
     names = (*request.curves, *([request.response] if request.response else []))
@@ -210,7 +210,7 @@ def open_curves(data: SiteData, state: State, text: str) -> tuple[dict[str, Arra
     for name in request.curves:
         seen &= ~curves_of(data.frame[name]).gappy()
     if request.response:
-        seen &= ~np.isnan(curves_of(data.frame[request.response]).values).any(axis=1)
+        seen &= ~np.isnan(curves_of(data.frame[request.response]).filled().values).any(axis=1)
     return {"seen": seen}, ""
 
 
@@ -241,11 +241,11 @@ def make_columns(data: SiteData, state: State, text: str, use: Bools) -> tuple[d
     frame = data.frame[use]
     made = [learner_columns(one, frame, coded, spec.term_names) for one in request.learners]
     if request.response:
-        Y = response_of(state)[use][:, None] if request.number else curves_of(frame[request.response]).values
+        curves = None if request.number else curves_of(frame[request.response]).filled()
+        Y = response_of(state)[use][:, None] if curves is None else curves.values
         if not np.isfinite(Y).all():
             raise MessageError(f"{data.name}: array 'use' names rows without a response")
-        grid = np.zeros(1) if request.number else curves_of(frame[request.response]).grid
-        made.append(Y @ time_basis(request.time, grid))
+        made.append(Y @ time_basis(request.time, np.zeros(1) if curves is None else curves.grid))
         state.keep(POINTS, Y, len(Y))
     for label, Z in zip([*(one.label for one in request.learners), request.response], made, strict=False):
         _declare_directions(state, label, Z)
