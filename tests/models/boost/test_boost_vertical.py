@@ -322,7 +322,8 @@ def test_entities_without_a_response_are_counted_by_reason():
     reasons = (
         r"10 entities without a record at site 'Lab' \(the response\) and 4 entities whose response at site"
     )
-    with (
+    left_out = pytest.warns(DataWarning, match=f"left out {reasons}")
+    with left_out, pytest.warns(DataWarning, match="longer gap"):
         pytest.warns(DataWarning, match=f"left out {reasons}"),
         pytest.warns(DataWarning, match="longer gap"),
     ):
