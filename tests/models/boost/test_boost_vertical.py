@@ -324,9 +324,6 @@ def test_entities_without_a_response_are_counted_by_reason():
     )
     left_out = pytest.warns(DataWarning, match=f"left out {reasons}")
     with left_out, pytest.warns(DataWarning, match="longer gap"):
-        pytest.warns(DataWarning, match=f"left out {reasons}"),
-        pytest.warns(DataWarning, match="longer gap"),
-    ):
         assert fs.FedFunctionBoost.from_formula(text, partition, time=time).fit(steps=5).nobs == 66
     with pytest.raises(DesignError, match=f"{reasons}.*write the key alike"):
         fs.FedFunctionBoost.from_formula(text, partition, time=time, missing="raise")

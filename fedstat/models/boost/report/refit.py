@@ -458,9 +458,14 @@ GIVEN = "Learners were given; where they were chosen by these rows, intervals an
 FEW_KNOTS = 8
 """Knots below which a refit needs a test of them."""
 KNOT_LEVEL = 0.05
-UNTESTED_KNOTS = (
-    "FEW KNOTS, NOT TESTED: fewer than {1} knots in {0}. If an effect has finer features, intervals and "
-    "bands do not contain it ({2}). from_formula(..., check_knots=True) tests the knots"
+FEW_KNOTS_TEXT = (
+    "FEW KNOTS: fewer than {1} knots in {0}. If an effect has finer features, intervals and bands do not "
+    "contain it ({2})."
+)
+CHANCE = "Twice as many knots explain no more than chance (smallest P = {:.3f}, adjusted for {} tests)."
+TESTED = "from_formula(..., check_knots=True) tests the knots."
+DOUBLED = (
+    "The test misses features that are small compared with the noise: refit(doubled=True) can represent them."
 )
 TOO_FEW_KNOTS = (
     "TOO FEW KNOTS: {} (P = {:.3f}, adjusted for {} tests). The effects have features that these knots "
@@ -654,29 +659,28 @@ class SurfaceFit(Report):
             )
 
     def _knot_notes(self) -> Iterator[Note]:
+        """Announce few knots, also where the test finds no lack of fit, which noise may hide."""
         design = self._held.boosting.design
+        wide = (design.learners[p] for p in self._fitted.learners)
+        made = [one.label for one in wide if doubled(one) is not one and one.knots < FEW_KNOTS]
+        made += ["time"] if design.time is not None and design.time.knots < FEW_KNOTS else []
+        tests = self.knots
+        few = None if tests is None else tests[tests["p_adjusted"] < KNOT_LEVEL]
+        chance = (
+            "" if tests is None or not len(tests) else CHANCE.format(tests["p_adjusted"].min(), len(tests))
+        )
+        if tests is not None and few is not None and len(few):
+            listed = ", ".join(f"{label} along {along}" for label, along in few.index)
+            text = TOO_FEW_KNOTS.format(listed, few["p_adjusted"].max(), len(tests))
+            yield Note("few_knots", f"{text}.", "critical")
+        elif made:
+            remedy = DOUBLED if chance else "" if self._doubled else TESTED
+            text = FEW_KNOTS_TEXT.format(", ".join(made), FEW_KNOTS, SIMULATED)
+            yield Note("few_knots", " ".join(part for part in (text, chance, remedy) if part), "critical")
+        elif chance:
+            yield Note("knots", chance)
         if self._doubled:
             yield Note("knots", "The knots are twice those of the formula, and were not tested themselves.")
-            return
-        if self.knots is None:
-            wide = (design.learners[p] for p in self._fitted.learners)
-            made = [one.label for one in wide if doubled(one) is not one and one.knots < FEW_KNOTS]
-            made += ["time"] if design.time is not None and design.time.knots < FEW_KNOTS else []
-            if made:
-                listed = ", ".join(made)
-                yield Note("few_knots", UNTESTED_KNOTS.format(listed, FEW_KNOTS, SIMULATED) + ".", "critical")
-            return
-        few = self.knots[self.knots["p_adjusted"] < KNOT_LEVEL]
-        if len(few):
-            listed = ", ".join(f"{label} along {along}" for label, along in few.index)
-            text = TOO_FEW_KNOTS.format(listed, few["p_adjusted"].max(), len(self.knots))
-            yield Note("few_knots", f"{text}.", "critical")
-        elif len(self.knots):
-            yield Note(
-                "knots",
-                f"Twice as many knots explain no more than chance (smallest P = "
-                f"{self.knots['p_adjusted'].min():.3f}, adjusted for {len(self.knots)} tests).",
-            )
 
     def _entry_notes(self) -> Iterator[Note]:
         """Explain a difference between the tests here and the entry test."""
