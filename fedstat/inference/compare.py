@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -12,7 +12,7 @@ import pandas as pd
 from fedstat.errors import ModelError
 from fedstat.inference.summary import blank_repeats
 from fedstat.inference.tables import Sheet, SheetSummary, human_bytes, number
-from fedstat.spline_names import count_from_zero
+from fedstat.spline_names import canonical_name, count_from_zero
 
 JUDGED = "Entities Judged"
 BOTTOM = (
@@ -143,6 +143,7 @@ def compare(
     for heading, result in results.items():
         _check_fit(heading, result)
     columns = {heading: _column(result, stars, digits) for heading, result in results.items()}
+    columns = dict(zip(columns, _named_alike(list(columns.values())), strict=True))
     cells = {heading: column.cells for heading, column in columns.items()}
     index = _row_order(list(columns.values()))
     names = index.get_level_values("name")
@@ -187,6 +188,19 @@ def _column(result: object, stars: Sequence[float], digits: int) -> _Column:
         lacking=_lacking(result) if bse is None else "",
         converged=getattr(result, "converged", True),
     )
+
+
+def _named_alike(columns: Sequence[_Column]) -> list[_Column]:
+    """Give a coefficient the name that it has in the first fit: ``b:a`` is ``a:b``."""
+    first: dict[str, str] = {}
+    out = []
+    for column in columns:
+        own = {name: first.setdefault(canonical_name(name), name) for name in column.cells}
+        parts = ({own[name]: one for name, one in part.items()} for part in (column.cells, column.sites))
+        cells, sites = parts
+        # Two coefficients of one fit keep their names.
+        out.append(replace(column, cells=cells, sites=sites) if len(cells) == len(own) else column)
+    return out
 
 
 def _bottom(result: object) -> tuple[str, ...]:

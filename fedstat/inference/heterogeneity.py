@@ -26,7 +26,7 @@ from fedstat.inference.meta_analysis import (
 from fedstat.inference.plots import plot_forest
 from fedstat.inference.summary import Note, Report
 from fedstat.inference.tables import Sheet, number
-from fedstat.spline_names import short_names
+from fedstat.spline_names import canonical_name, find_name, short_names
 from fedstat.typing import Floats
 
 if TYPE_CHECKING:
@@ -472,8 +472,9 @@ class Heterogeneity(SiteComparison, Report):
         (2, 6, True)
         """
         names = [str(name) for name in self.estimates.columns]
-        of_term = [name for name, one in zip(names, self.terms, strict=False) if one == term]
-        wanted = of_term or ([term] if isinstance(term, str) else list(term))
+        form = canonical_name(term) if isinstance(term, str) else ""
+        of_term = [name for name, one in zip(names, self.terms, strict=False) if canonical_name(one) == form]
+        wanted = of_term or [find_name(name, names) for name in ([term] if isinstance(term, str) else term)]
         unknown = [name for name in wanted if name not in names]
         if unknown or not wanted:
             known = dict.fromkeys([*self.terms, *names])
@@ -566,7 +567,8 @@ class Heterogeneity(SiteComparison, Report):
             raise ModelError(f"plot_forest: expected unit to be a positive number, received {unit!r}")
         names = [str(name) for name in self.table.index]
         printed = short_names(names)
-        if coefficient in printed:
+        coefficient = find_name(coefficient, [*names, *printed])
+        if coefficient not in names and coefficient in printed:
             coefficient = names[printed.index(coefficient)]
         if coefficient not in names:
             close = difflib.get_close_matches(coefficient, printed, n=3, cutoff=0.5)

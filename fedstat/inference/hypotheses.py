@@ -23,7 +23,7 @@ from statsmodels.stats.contrast import ContrastResults, WaldTestResults
 from fedstat.errors import FedstatWarning, ModelError, NotAvailableError, warn
 from fedstat.inference.covariance import delta_method
 from fedstat.inference.likelihood import format_test
-from fedstat.spline_names import short_names
+from fedstat.spline_names import short_names, spellings
 from fedstat.typing import Floats
 
 Hypothesis: TypeAlias = str | Sequence[str] | ArrayLike | tuple[ArrayLike, ArrayLike]
@@ -238,12 +238,17 @@ def _row_label(row: Floats, i: int, names: Sequence[str]) -> str:
 
 def _code_names(text: str, names: Sequence[str]) -> str:
     """Replace the i-th name by ``_i_``: names may contain operators, brackets and commas."""
-    index: dict[str, int] = {name: i for i, name in enumerate(short_names(names))}
-    index |= {name: i for i, name in enumerate(names)}
+    spelled: dict[str, int] = {}
+    for way in (short_names(names), names):
+        for i, name in enumerate(way):
+            spelled |= dict.fromkeys(spellings(name), i)
+    # A name as it is printed comes before another one in a different order of its factors.
+    spelled |= {spellings(name)[0]: i for i, name in enumerate(names)}
     # `a:b` before `a`, otherwise the shorter name would be found inside the longer one.
-    longest_first = "|".join(re.escape(name) for name in sorted(index, key=len, reverse=True))
-    pattern = re.compile(rf"(`?)(?<![\w.:])({longest_first})\1(?![\w\[(.:])")
-    return pattern.sub(lambda match: f"_{index[match[2]]}_", text)
+    ordered = sorted(spelled, key=len, reverse=True)
+    # One group in each alternative: the group that matches names the coefficient.
+    pattern = re.compile(rf"(`?)(?<![\w.:])(?:{'|'.join(f'({one})' for one in ordered)})\1(?![\w\[(.:])")
+    return pattern.sub(lambda match: f"_{spelled[ordered[(match.lastindex or 0) - 2]]}_", text)
 
 
 def _decode(text: str, names: Sequence[str]) -> str:

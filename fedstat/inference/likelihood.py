@@ -11,6 +11,7 @@ from scipy.special import gammaln
 
 from fedstat.errors import ModelError
 from fedstat.inference.estimate import Estimate
+from fedstat.spline_names import canonical_name
 from fedstat.typing import Floats
 
 # ----------------------------------------------------------------------------------------------------
@@ -214,7 +215,8 @@ def _check_same_data(full: Estimate, restricted: Estimate) -> None:
 
 
 def _check_smaller(full: Estimate, restricted: Estimate) -> None:
-    extra = [name for name in restricted.names if name not in full.names]
+    known = set(map(canonical_name, full.names))
+    extra = [name for name in restricted.names if canonical_name(name) not in known]
     if extra or restricted.df_model >= full.df_model:
         raise ModelError(
             "compare_lr_test: expected a restricted fit with some of the coefficients of this fit; "

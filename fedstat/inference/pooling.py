@@ -14,6 +14,7 @@ from fedstat.errors import ModelError, NotAvailableError
 from fedstat.inference.hypotheses import Hypothesis, HypothesisTest, read_constraints
 from fedstat.inference.summary import STATEMENTS, Note, Report, coefficient_sheet
 from fedstat.inference.tables import Sheet, SheetSummary
+from fedstat.spline_names import canonical_name
 from fedstat.typing import Floats
 
 # ----------------------------------------------------------------------------------------------------
@@ -39,21 +40,32 @@ def read_analyses(
             raise ModelError(
                 f"{call}: result {place} has no named params and bse; received {type(result).__name__}"
             )
-    names = [list(result.params.index) for result in results]  # type: ignore[attr-defined]
-    for place, here in enumerate(names):
-        if here != names[0]:
-            other = sorted(set(map(str, here)) ^ set(map(str, names[0]))) or ["in another order"]
-            raise ModelError(
-                f"{call}: result {place} has other coefficients than result 0: {', '.join(other)}; levels "
-                "that a table lacks can be declared with C(column, levels=[...])"
-            )
+    names = [str(name) for name in results[0].params.index]  # type: ignore[attr-defined]
+    orders = [_order(call, place, result, names) for place, result in enumerate(results)]
     params, errors = (
-        pd.DataFrame([getattr(result, part) for result in results]).reset_index(drop=True)
+        pd.DataFrame(
+            [getattr(one, part).to_numpy()[order] for one, order in zip(results, orders, strict=True)],
+            columns=pd.Index(names),
+        )
         for part in ("params", "bse")
     )
     if not (np.isfinite(params).all(axis=None) and np.isfinite(errors).all(axis=None)):
         raise ModelError(f"{call}: a coefficient or a standard error is not a finite number")
     return params, errors, str(getattr(getattr(results[0], "model", None), "endog_names", f"{call}d"))
+
+
+def _order(call: str, place: int, result: object, names: Sequence[str]) -> list[int]:
+    """Return where the coefficients of a result are that the first result has; ``b:a`` is ``a:b``."""
+    here: list[str] = [str(name) for name in result.params.index]  # type: ignore[attr-defined]
+    places = {canonical_name(name): j for j, name in enumerate(here)}
+    wanted = list(map(canonical_name, names))
+    if len(places) == len(here) == len(names) and places.keys() == set(wanted):
+        return [places[name] for name in wanted]
+    other = sorted(set(here) ^ set(names))
+    raise ModelError(
+        f"{call}: result {place} has other coefficients than result 0: {', '.join(other)}; levels "
+        "that a table lacks can be declared with C(column, levels=[...])"
+    )
 
 
 class MeanResults(Report):
@@ -390,7 +402,8 @@ def _covariances(results: Sequence[object], p: int) -> Floats | None:
             return None
         if one.shape != (p, p):
             raise ModelError(f"pool: result {place} has a covariance of shape {one.shape} for {p} params")
-        found.append(one)
+        order = _order("pool", place, result, [str(name) for name in results[0].params.index])  # type: ignore[attr-defined]
+        found.append(one[np.ix_(order, order)])
     return np.array(found)
 
 

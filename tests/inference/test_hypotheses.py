@@ -37,6 +37,7 @@ NAMES = (
             {"C(Race, Treatment('White'))[T.Other White]": 1, "x:x1": -1},
             0,
         ),
+        ("x1 : x + np.log( x )", {"x:x1": 1, "np.log(x)": 1}, 0),
         ("age group = `age group` / 4 + 1e-3", {"age group": 0.75}, 1e-3),
         ("C(g)[T.5-10] + C(g)[T.=< 5, poor] = -1.5e2", {"C(g)[T.5-10]": 1, "C(g)[T.=< 5, poor]": 1}, -150),
     ],
@@ -58,7 +59,7 @@ def test_labels_are_the_constraints():
     [
         ("x2 = 0", "'x2', which is not a coefficient; did you mean"),
         ("Sex[T.mal] = x", r"'Sex\[T.mal\]', which is not a coefficient; did you mean 'Sex\[T.male\]'"),
-        ("x1:x = 0", "'x1:x', which is not"),
+        ("x1:age = 0", "'x1:age', which is not"),
         ("x = 2 * (x2 - x)", "'x2', which is not"),
         ("y - x = 0", "'y', which is not a coefficient; there are: Intercept, x, x1"),
         ("np.log(x1) = 0", r"'np.log\(x1\)', which is not"),
