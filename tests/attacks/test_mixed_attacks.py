@@ -52,7 +52,7 @@ def ask(model, covariances, masked=False, name="products"):
         yield from newton.open()
         out = []
         for T in covariances:
-            arrays = {"covariance": np.atleast_1d(T).astype(float), "center": np.array(0.0)}
+            arrays = {"covariance": np.atleast_1d(T).astype(float), "center": np.zeros(2)}
             out.append((yield session.request_all("sum_products", arrays)))
         return [[reply.arrays[name] for reply in replies] for replies in out]
 
@@ -132,8 +132,8 @@ def test_effects_of_a_site_at_many_points_single_out_no_patient():
     def protocol():
         yield from newton.open()
         for t in np.linspace(0.1, 2.0, 8):
-            arrays = {"beta": np.zeros(2), "factor": np.array([t, 1.0])}
-            arrays |= {"dispersion": np.array(1.0), "center": np.array(0.0)}
+            arrays = {"beta": np.zeros(2), "factor": np.array([t, 1.0]), "basis": np.ones(2)}
+            arrays |= {"dispersion": np.array(1.0), "center": np.zeros(2)}
             received.append((yield session.request_all("predict_site", arrays)))
 
     with pytest.raises(PolicyError, match=r"fewer than 3 groups\. .*: leave out groups of rare sizes"):
@@ -170,7 +170,7 @@ def test_coefficients_that_give_weight_to_few_rows():
     model = model_of(table, formula="z ~ x + (1 | patient)", family=sm.families.Binomial())
     session = model._open_session("mixed", False)
     newton = MixedNewton(session, model.formula.random, model.distribution)
-    arrays = {"beta": np.array([0.0, 3000.0]), "factor": np.array([0.0])}
+    arrays = {"beta": np.array([0.0, 3000.0]), "factor": np.array([0.0]), "basis": np.ones(1)}
     arrays |= {"dispersion": np.array(1.0), "curvature": np.array(True)}
 
     def protocol():
@@ -199,7 +199,7 @@ def test_more_points_than_a_fit_needs_single_out_rows_of_a_small_site():
     def protocol():
         yield from newton.open()
         for _ in range(40):
-            arrays = {"beta": rng.normal(size=2), "factor": rng.random(1)}
+            arrays = {"beta": rng.normal(size=2), "factor": rng.random(1), "basis": np.ones(1)}
             arrays |= {"dispersion": np.array(1.0), "curvature": np.array(False)}
             yield session.request_all("sum_scores", arrays)
 
@@ -232,6 +232,15 @@ def fits_with_and_without(formula, left_out, policy=KEPT, **settings):
     return model, again, table[table["kept"].isna()]
 
 
+def products_in_units(fit):
+    """Return (X, y)'(X, y) in the units of the data, (p + 1, p + 1), from the sums of a fit."""
+    record = fit._record.fit
+    back = np.eye(len(record.params) + 1)
+    back[:-1, :-1] = np.linalg.inv(record.null.units)
+    back[0, -1] = record.mean
+    return back.T @ record.null.products[0] @ back
+
+
 @pytest.mark.parametrize("visits", [1, 4])
 @pytest.mark.parametrize("settings", [{}, {"family": sm.families.Binomial()}])
 def test_a_session_without_few_visits_is_refused(visits, settings):
@@ -252,7 +261,7 @@ def test_a_patient_with_many_visits_is_the_difference_of_two_sessions():
             "y ~ x + (1 | patient)", lambda table: table["patient"] == 3, replace(KEPT, min_count=7)
         )
     both = fits_with_and_without("y ~ x + (1 | patient)", lambda table: table["patient"] == 3)
-    first, second = (fit._record.fit.null.products[0] for fit in both[:2])
+    first, second = map(products_in_units, both[:2])
     own = both[2]
     (n, _, total), (_, _, cross), (_, _, square) = first - second
     assert n == pytest.approx(6.0) and total == pytest.approx(own["y"].sum(), abs=1e-6)
@@ -351,7 +360,7 @@ def test_fits_before_and_after_a_site_changes_few_visits(change, visits, refused
                 fs.FederatedMixed.from_formula("y ~ x + (1 | patient)", partition).fit()
             return
         fit = fs.FederatedMixed.from_formula("y ~ x + (1 | patient)", partition).fit()
-        fits.append(fit._record.fit.null.products[0])
+        fits.append(products_in_units(fit))
     total = relapses().loc[own, "y"].sum()
     expected = {"correct": 6.0, "add": total, "remove": -total}[change]
     assert (fits[1] - fits[0])[0, -1] == pytest.approx(expected, abs=1e-5)
@@ -367,7 +376,7 @@ def test_functions_of_the_response_that_are_examined_are_a_density_and_its_deriv
             means = rows.y + shape - shape * rows.y / mu
         else:
             means = (rows.y + shape) * mu / (mu + shape)
-        density[shape] = row_vectors(distribution, np.array([-np.log(shape)]), rows, means)
+        density[shape] = row_vectors(distribution, shape, rows, means)
     if distribution.name == "Gamma":
         expected = stats.gamma.logpdf(rows.y, 1.7, scale=mu / 1.7)
     else:

@@ -98,12 +98,16 @@ class CodedColumns:
     """A coded design without the intercept, (n_seen, p): its columns, and the term that each belongs to.
 
     `cells` (n_seen,) number the cells of terms of categories whose columns are no indicators of them.
+    `effects` are the columns of each random effect; those that no fixed term has follow the first `fixed`
+    ones.
     """
 
     X: Floats
     names: tuple[str, ...]
     term_names: tuple[str, ...]
     cells: Mapping[str, Ints] = field(default_factory=dict)
+    effects: tuple[tuple[str, ...], ...] = ()
+    fixed: int = -1
 
 
 def evaluate(tree: Tree, numbers: Mapping[str, Floats], state: TransformStates, where: str) -> Any:
@@ -607,6 +611,24 @@ class BlockSpec:
     def from_json(cls, text: str) -> BlockSpec:
         """Read what :meth:`to_json` wrote, and check it as if a stranger had written it."""
         return codec.from_json(cls, text, "block specification (BlockSpec)", DesignError)
+
+    def part(self, terms: Sequence[str]) -> BlockSpec:
+        """Return the specification of some of the terms; names of columns are left out."""
+        parsed = tuple(map(_read_term, terms))
+        columns = tuple(dict.fromkeys(name for term in parsed for name in term_columns(term)))
+        kinds = {name: kind for name, kind in self.kinds.items() if name in columns}
+        texts = {t.text for term in parsed for factor in term for t in iter_transforms(factor.tree)}
+        return replace(
+            self,
+            terms=tuple(terms),
+            columns=columns,
+            names=(),
+            term_names=(),
+            kinds=kinds,
+            levels={name: self.levels[name] for name in coded_columns(parsed, kinds)},
+            state={text: state for text, state in self.state.items() if text in texts},
+            means={name: mean for name, mean in self.means.items() if name in columns},
+        )
 
     def check(self) -> None:
         """Require terms of the formula language and a state that belongs to them.

@@ -64,7 +64,8 @@ class RowsAgreement:
 class RowsDesign:
     """The coded design: p columns, the intercept first where there is one, and the term of each.
 
-    By site the number of rows; over all sites the mean and standard deviation of every column.
+    By site the number of rows; over all sites the mean and standard deviation of every column. `effects` are
+    the columns of each random effect, of which the last `further` columns are those that no fixed term has.
     """
 
     names: Annotated[tuple[str, ...], "p"]
@@ -73,6 +74,15 @@ class RowsDesign:
     n: Annotated[Ints, "K"]
     mean: Vector
     spread: Vector
+    effects: tuple[tuple[str, ...], ...] = ()
+    further: int = 0
+
+    @property
+    def fixed(self) -> RowsDesign:
+        """The columns of the fixed terms."""
+        p = len(self.names) - self.further
+        parts = {name: getattr(self, name)[:p] for name in ("names", "term_names", "mean", "spread")}
+        return replace(self, **parts, effects=(), further=0)
 
 
 def rows_request(session: str) -> Callable[[str, str, Any], Request]:
@@ -152,10 +162,10 @@ def agree_coding(
         listed = question.categories
         categories = agreed_categories(columns, name, levels.pop(name), listed=listed, ordered=ordered)
         question = question.with_categories(categories)
-    terms = question.read_terms()
+    terms = question.read_every_term()
     check_references(terms, levels, "")
     spec = BlockSpec(
-        terms=question.terms,
+        terms=question.every_term,
         columns=question.columns,
         intercept=question.intercept,
         kinds=kinds,
@@ -197,7 +207,11 @@ def assemble_design(
     intercept = agreement.question.intercept
     head = (INTERCEPT,) if intercept else ()
     names = (*head, *reported[0].names)
+    effects, fixed = reported[0].effects, reported[0].fixed
+    further = len(reported[0].names) - fixed if fixed >= 0 else 0
     varies = varying(mean, spread, intercept)
+    if further:  # effects may have a constant
+        varies[-further:] |= mean[-further:] != 0.0
     if not varies.all():
         raise DesignError(
             f"design column {names[int(np.argmin(varies))]!r} is constant over the complete rows of all "
@@ -205,7 +219,8 @@ def assemble_design(
             "Leave the term out, or merge the levels that it separates."
         )
     n = np.array([row.n for row in agreement.sites], dtype=np.int64)
-    return RowsDesign(names, (*head, *reported[0].term_names), intercept, n, mean, spread)
+    terms = (*head, *reported[0].term_names)
+    return RowsDesign(names, terms, intercept, n, mean, spread, effects, further)
 
 
 def pool_moments(sums: Floats) -> tuple[Floats, Floats]:

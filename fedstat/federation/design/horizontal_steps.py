@@ -25,7 +25,13 @@ from fedstat.federation.design.formula.syntax_tree import (
 )
 from fedstat.federation.design.formula.terms import Term, term_text
 from fedstat.federation.design.levels import LevelCounts, SiteColumns, check_declared, declared_levels
-from fedstat.federation.design.site_rows import CompleteRows, RowsRequest, design_matrix, find_complete_rows
+from fedstat.federation.design.site_rows import (
+    INTERCEPT,
+    CompleteRows,
+    RowsRequest,
+    design_matrix,
+    find_complete_rows,
+)
 from fedstat.federation.design.transform_states import (
     ColumnExtremes,
     TransformRequest,
@@ -78,6 +84,7 @@ class RowCounts:
     _weights: Floats = field(default_factory=lambda: np.zeros(2))
     _extremes: dict[str, ColumnExtremes] = field(default_factory=dict)
     _cells: dict[str, Counter[int]] = field(default_factory=dict)
+    columns: NamedColumns | None = None
 
     def look(self, rows: CompleteRows) -> None:
         """Enter which rows of a chunk are used, before they are coded."""
@@ -88,6 +95,7 @@ class RowCounts:
     def add(self, rows: CompleteRows, coded: CodedColumns) -> None:
         """Enter the coded rows of the chunk looked at last."""
         X, self.names, self.term_names = coded.X, coded.names, coded.term_names
+        self.columns = NamedColumns(coded.names, coded.term_names, coded.effects, coded.fixed)
         for term, codes in coded.cells.items():
             cells, counts = np.unique(codes, return_counts=True)
             found = dict(zip(cells.tolist(), counts.tolist(), strict=True))
@@ -229,7 +237,7 @@ def count_ones(X: Floats) -> Ints:
 CONSTANT = 1e-12
 FEW_VALUES = 3
 """Values of a number up to which sums of its powers that every fit releases are sums by value."""
-INTERCEPT, OFFSET = "Intercept", "offset"
+OFFSET = "offset"
 MOST_LEVELS = 1000
 
 
@@ -239,7 +247,7 @@ class OpenRows:
 
     Columns are standardized by the site's own `shift` and `scale`; `own` are its means and deviations,
     (2, p), `names` and `term_names` column and term of each but the intercept, and `used` (n_rows,) the rows
-    that are whole.
+    that are whole. Columns after the first `fixed` names are those of random effects alone.
     """
 
     MADE_AGAIN: ClassVar = ("held",)
@@ -257,6 +265,7 @@ class OpenRows:
     names: tuple[str, ...] = ()
     term_names: tuple[str, ...] = ()
     used: Bools = field(default_factory=lambda: np.zeros(0, dtype=bool))
+    fixed: int = 0
 
     def chunks(self) -> Iterator[tuple[CompleteRows, Floats]]:
         """Whole rows and their standardized design, (m, p), chunk by chunk."""
@@ -265,7 +274,7 @@ class OpenRows:
             return
         for rows in find_complete_rows(self.data, self.question):
             if len(rows.frame):
-                coded = design_matrix(rows, self.question, self.terms, self.spec, self.data.name)
+                coded = design_matrix(rows, self.question, self.spec, self.data.name)
                 yield rows, self.standardize(coded.X)
 
     def make_again(self) -> None:
@@ -475,7 +484,7 @@ def survey_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Arra
     """Count complete rows, and release the kind of every column and the levels of categories."""
     question = RowsRequest.from_json(text)
     state.report(*question.requested())
-    terms = question.read_terms()
+    terms = question.read_every_term()
     listed = declared_levels(terms, data.published)
     if question.categories:
         listed |= {question.response_columns[0]: question.categories}
@@ -555,10 +564,16 @@ class RowsCoding:
 
 @dataclass(frozen=True, slots=True)
 class NamedColumns:
-    """Design columns without the intercept, and the term of each."""
+    """Design columns without the intercept, and the term of each.
+
+    `effects` are the columns of each random effect; those that no fixed term has follow the first `fixed`
+    ones.
+    """
 
     names: tuple[str, ...]
     term_names: tuple[str, ...]
+    effects: tuple[tuple[str, ...], ...] = ()
+    fixed: int = -1
 
 
 OPEN_ROWS = (
@@ -595,7 +610,7 @@ def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
     request = codec.from_json(RowsCoding, text, f"{data.name}: the question about its rows")
     question, spec = RowsRequest.from_json(request.question), BlockSpec.from_json(request.spec)
     state.report(*question.requested())
-    opened = OpenRows(data, question, spec, question.read_terms())
+    opened = OpenRows(data, question, spec, question.read_every_term())
     # Before it is coded: with far more columns than rows it may be very large.
     state.report(RowCount(data.table.n_rows, most_columns(question, opened.terms, spec)))
     tally = RowCounts(data, question)
@@ -604,7 +619,7 @@ def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
         if len(rows.frame):
             levels = keep_result(data.table, (text, chunk, "levels"), partial(unknown_levels, rows, spec))
             state.report(*levels)
-            code = partial(design_matrix, rows, question, opened.terms, spec, data.name)
+            code = partial(design_matrix, rows, question, spec, data.name)
             coded = keep_result(data.table, (text, chunk), code)
             coded = replace(coded, X=coded.X.copy())  # it is standardized in place
             tally.add(rows, coded)
@@ -613,6 +628,7 @@ def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
     n, mean, spread = tally.report_counts(state)
     opened.settle(mean, spread)
     opened.names, opened.term_names, opened.used = tally.names, tally.term_names, tally.used
+    opened.fixed = len(tally.names) if tally.columns.fixed < 0 else tally.columns.fixed
     head = (INTERCEPT,) if question.intercept else ()
     # Judged on standardized columns, where a direction that few rows have does not hide behind units.
     design = DesignDirections(opened.directions, tally.n, (*head, *tally.names, *opened.offset_name))
@@ -622,7 +638,7 @@ def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
     state.report(question.column_sums(tally.used))
     state.play(question.needed)
     state.keep("rows", opened, int(n[0]), columns=len(tally.names))
-    return {}, codec.to_json(NamedColumns(tally.names, tally.term_names))
+    return {}, codec.to_json(tally.columns)
 
 
 @step(

@@ -36,12 +36,21 @@ from fedstat.federation.tables.columns import (
 )
 from fedstat.federation.tables.curves import LARGEST_GAP, curves_of
 from fedstat.federation.tables.table import in_memory, keep_result
-from fedstat.typing import Bools, Floats
+from fedstat.typing import Bools, Floats, Ints
 
 BLOCK = 4096
+INTERCEPT = "Intercept"
 WEIGHTS = ("freq_weights", "var_weights", "exposure")
 MOST_NAMES = 10_000
 """Terms or columns of a question."""
+
+
+@dataclass(frozen=True, slots=True)
+class EffectTerms:
+    """The terms of one random effect, which have a coding of their own; none for an intercept alone."""
+
+    intercept: bool
+    terms: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +60,8 @@ class RowsRequest:
     `response` is the left side, with times where it is ``Surv(...)``, categories where it is ``C(...)``,
     `offsets` are expressions inside ``offset()``, each with the columns that it reads; `terms` are empty for
     an intercept alone. `weights` are columns by role ("freq_weights", "var_weights", "exposure"), `labels`
-    columns of groups: clusters, strata. `curves` are integrated, so no long stretch of one may be unknown; a
+    columns of groups: clusters, strata. `effects` are the designs of random effects, whose columns are among
+    `columns` as well. `curves` are integrated, so no long stretch of one may be unknown; a
     `curve_response` replaces the response.
     """
 
@@ -64,6 +74,7 @@ class RowsRequest:
     intercept: bool = True
     weights: Mapping[str, str] = field(default_factory=dict)
     labels: tuple[str, ...] = ()
+    effects: tuple[EffectTerms, ...] = ()
     curves: tuple[str, ...] = ()
     curve_response: str = ""
 
@@ -119,7 +130,7 @@ class RowsRequest:
         """
         if not set(self.weights) <= set(WEIGHTS):
             raise MessageError("the question about a table's rows names unknown roles")
-        if max(map(len, (self.terms, self.needed))) > MOST_NAMES:
+        if max(map(len, (self.every_term, self.needed))) > MOST_NAMES:
             raise MessageError(f"the question about a table's rows has more than {MOST_NAMES:,} names")
         if self.curve_response:
             if self.response or self.response_columns:
@@ -139,7 +150,7 @@ class RowsRequest:
     def requested(self) -> tuple[FactorsRequested, ...]:
         """Report what is to be computed, which the site checks before a row is read."""
         return (
-            term_facts(self.read_terms()),
+            term_facts(self.read_every_term()),
             *([response_facts(self.response)] if self.response else []),
             offset_facts(self.offsets),
             column_facts((*self.weights.values(), *self.labels, *self.read_curves)),
@@ -157,8 +168,17 @@ class RowsRequest:
         return tuple(dict.fromkeys((*([self.curve_response] if self.curve_response else []), *self.curves)))
 
     def read_terms(self) -> tuple[Term, ...]:
-        """Read the terms of the right side again, checked."""
-        return read_terms(self.terms, self.columns) if self.terms else ()
+        """Read the fixed terms of the right side again, checked."""
+        return self.read_every_term()[: len(self.terms)]
+
+    @property
+    def every_term(self) -> tuple[str, ...]:
+        """Texts of the fixed terms, and of those that random effects have beyond them."""
+        return tuple(dict.fromkeys((*self.terms, *(text for one in self.effects for text in one.terms))))
+
+    def read_every_term(self) -> tuple[Term, ...]:
+        """Read the fixed terms, and those of random effects, again, checked."""
+        return read_terms(self.every_term, self.columns) if self.every_term else ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -284,24 +304,72 @@ def _weights(frame: pd.DataFrame, question: RowsRequest, site: str) -> dict[str,
     return weights
 
 
-def design_matrix(
-    rows: CompleteRows, question: RowsRequest, terms: tuple[Term, ...], spec: BlockSpec, site: str
-) -> CodedColumns:
+def design_matrix(rows: CompleteRows, question: RowsRequest, spec: BlockSpec, site: str) -> CodedColumns:
     """Code complete rows by an agreed specification.
 
     The design is (m, q), C-contiguous, its first column one where there is an intercept, which has no name
-    and no term.
+    and no term. Columns that only random effects have follow those of the fixed terms.
     """
-    m = len(rows.frame)
+    m, terms = len(rows.frame), question.read_terms()
     plain = [name for term in terms if (name := _plain_column(term, spec)) is not None]
     # Numeric columns as they stand need no coding: formulaic would only copy them.
     if len(plain) == len(terms):
         numbers = [as_numbers(rows.frame[name], site, name) for name in plain]
-        return CodedColumns(_stack(numbers, m, question.intercept), tuple(plain), question.terms)
-    series = {name: rows.frame[name] for name in question.columns}
-    coded = code_rows(series, terms, spec, m, site)
-    X = np.column_stack([np.ones(m), coded.X]) if question.intercept else coded.X
-    return replace(coded, X=np.ascontiguousarray(X))
+        fixed = CodedColumns(_stack(numbers, m, question.intercept), tuple(plain), question.terms)
+    else:
+        coded = _coded(rows.frame, question, question.terms, spec, site)
+        X = np.column_stack([np.ones(m), coded.X]) if question.intercept else coded.X
+        fixed = replace(coded, X=np.ascontiguousarray(X))
+    return _with_effects(fixed, rows.frame, question, spec, site) if question.effects else fixed
+
+
+def _coded(
+    frame: pd.DataFrame, question: RowsRequest, terms: tuple[str, ...], spec: BlockSpec, site: str
+) -> CodedColumns:
+    own = spec.part(terms)
+    series = {name: frame[name] for name in own.columns}
+    return code_rows(series, read_terms(own.terms, own.columns), own, len(frame), site)
+
+
+def code_effects(
+    frame: pd.DataFrame, question: RowsRequest, spec: BlockSpec, site: str
+) -> Iterator[CodedColumns]:
+    """Code the columns of each random effect as a design of its own, as R does: (m, q), an intercept first.
+
+    A factor whose margin is absent has a column for each level.
+    """
+    for effect in question.effects:
+        X, names, terms = np.ones((len(frame), 0)), tuple[str, ...](), tuple[str, ...]()
+        cells: Mapping[str, Ints] = {}
+        if effect.terms:
+            own = _coded(frame, question, effect.terms, replace(spec, intercept=effect.intercept), site)
+            X, names, terms, cells = own.X, own.names, own.term_names, own.cells
+        if effect.intercept:
+            X, names, terms = (
+                np.column_stack([np.ones(len(frame)), X]),
+                (INTERCEPT, *names),
+                (INTERCEPT, *terms),
+            )
+        yield CodedColumns(X, names, terms, cells)
+
+
+def _with_effects(
+    fixed: CodedColumns, frame: pd.DataFrame, question: RowsRequest, spec: BlockSpec, site: str
+) -> CodedColumns:
+    """Add the columns that only random effects have; equal names are equal columns."""
+    known = dict.fromkeys((*((INTERCEPT,) if question.intercept else ()), *fixed.names))
+    parts, names, terms, cells = [fixed.X], list(fixed.names), list(fixed.term_names), dict(fixed.cells)
+    effects = []
+    for own in code_effects(frame, question, spec, site):
+        new = [j for j, name in enumerate(own.names) if name not in known]
+        known |= dict.fromkeys(own.names)
+        parts.append(own.X[:, new])
+        names += [own.names[j] for j in new]
+        terms += [own.term_names[j] for j in new]
+        cells |= own.cells
+        effects.append(own.names)
+    X = np.ascontiguousarray(np.column_stack(parts))
+    return CodedColumns(X, tuple(names), tuple(terms), cells, tuple(effects), len(fixed.names))
 
 
 def _plain_column(term: Term, spec: BlockSpec) -> str | None:

@@ -118,13 +118,13 @@ def stateful(terms: Sequence[Term]) -> list[Transform]:
 
 def needs_sums(question: RowsRequest) -> bool:
     """Tell whether some transform has a state that follows from sums over rows."""
-    return any(not is_written(t) for t in stateful(question.read_terms()))
+    return any(not is_written(t) for t in stateful(question.read_every_term()))
 
 
 def assumed_states(question: RowsRequest) -> TransformStates:
     """States with the shape of the real ones, for the parts of a design that are known before any sums."""
     protocol = agree_states(question, ("",), lambda site, step, content: Request(site, "", step))
-    transforms = stateful(question.read_terms())
+    transforms = stateful(question.read_every_term())
     replies = [Reply("", {"sums": assumed_sums(transforms)})]
     try:
         next(protocol)
@@ -142,7 +142,7 @@ def agree_states(
     `ask(site, step, content)` addresses a step. With `added` only sums over the sites are used. Raises a
     FormulaError for a spline without its knots and bounds.
     """
-    terms = question.read_terms()
+    terms = question.read_every_term()
     pending = stateful(terms)
     written = {t.text: _written(t) for t in pending if t.function in SPLINES}
     state: TransformStates = {t.text: written[t.text] for t in pending if is_written(t)}
@@ -175,7 +175,7 @@ def assumed_sums(transforms: Sequence[Transform]) -> Floats:
 
 def targeted(request: TransformRequest) -> list[Transform]:
     """List the transforms that are due, in the order of their sums."""
-    transforms = {t.text: t for t in stateful(RowsRequest.from_json(request.question).read_terms())}
+    transforms = {t.text: t for t in stateful(RowsRequest.from_json(request.question).read_every_term())}
     return [transforms[text] for text in request.targets]
 
 
@@ -203,7 +203,7 @@ def transform_sums(data: SiteData, state: State, request: TransformRequest) -> d
     """
     question, growing = RowsRequest.from_json(request.question), request.targets
     state.report(*question.requested())
-    transforms = {t.text: t for t in stateful(question.read_terms())}
+    transforms = {t.text: t for t in stateful(question.read_every_term())}
     _check_request(request, transforms, data.name)
     known: TransformStates = restore_state(request.state)
     total = np.zeros((len(growing), _width(targeted(request))))

@@ -11,10 +11,9 @@ import numpy as np
 import pandas as pd
 
 from fedstat.codec import from_json, to_json
-from fedstat.federation.design.block import code_rows
 from fedstat.federation.design.horizontal_design import RowsAgreement
 from fedstat.federation.design.horizontal_steps import OPEN_ROWS, NamedColumns, OpenRows
-from fedstat.federation.design.site_rows import CompleteRows, RowsRequest
+from fedstat.federation.design.site_rows import CompleteRows, RowsRequest, design_matrix
 from fedstat.federation.design.transform_states import (
     TransformRequest,
     assumed_sums,
@@ -194,8 +193,9 @@ def open_synthetic_rows(data: SiteData, agreement: RowsAgreement, rows: Complete
     """Open (m, q) drawn columns, standardized as a site standardizes its own."""
     question, held = agreement.question, (rows, np.ascontiguousarray(X))
     coded = coded_names(agreement)
-    out = OpenRows(data, question, agreement.spec, question.read_terms(), held=held)
+    out = OpenRows(data, question, agreement.spec, question.read_every_term(), held=held)
     out.names, out.term_names = coded.names, coded.term_names
+    out.fixed = len(coded.names) if coded.fixed < 0 else coded.fixed
     out.settle(X.mean(axis=0), X.std(axis=0))
     return out
 
@@ -220,12 +220,12 @@ def draw_group_codes(question: RowsRequest, site: str, m: int, nested: tuple[str
 
 def coded_names(agreement: RowsAgreement) -> NamedColumns:
     """Names of the design columns without the intercept, and the term of each: no row is needed for that."""
-    spec, terms = agreement.spec, agreement.question.read_terms()
-    if not terms:
-        return NamedColumns((), ())
+    spec, question = agreement.spec, agreement.question
     empty: dict[str, Any] = {name: pd.Series([], dtype=float) for name in spec.columns}
     for name, levels in spec.levels.items():
         if spec.kinds[name] == "category":  # a number inside C() has levels as well
             empty[name] = pd.Series(pd.Categorical([], levels))
-    coded = code_rows(empty, terms, spec, 0, "")
-    return NamedColumns(coded.names, coded.term_names)
+    none = np.zeros(0)
+    rows = CompleteRows(pd.DataFrame(empty, index=range(0)), none.astype(bool), none, None, {})
+    coded = design_matrix(rows, question, spec, "")
+    return NamedColumns(coded.names, coded.term_names, coded.effects, coded.fixed)

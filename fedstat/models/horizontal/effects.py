@@ -43,7 +43,9 @@ def effect_contrasts(
     Columns that do not interact with it cancel. A ModelError names a column that is not in the model or that
     holds categories, and columns with which it interacts and that `at` lacks.
     """
-    names, levels = agreement.spec.columns, agreement.spec.levels
+    # Columns that only random effects have cancel.
+    spec = agreement.spec.part(agreement.question.terms)
+    names, levels = spec.columns, spec.levels
     if column not in names:
         raise ModelError(f"effect: the model has no column {column!r}; its columns: {', '.join(names)}")
     if column in levels:

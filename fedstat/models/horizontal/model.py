@@ -33,7 +33,7 @@ from fedstat.federation.design.horizontal_design import (
     agree_transforms,
 )
 from fedstat.federation.design.levels import check_units
-from fedstat.federation.design.site_rows import RowsRequest
+from fedstat.federation.design.site_rows import EffectTerms, RowsRequest
 from fedstat.federation.design.transform_states import needs_sums
 from fedstat.federation.design.vertical_design import MissingRule
 from fedstat.federation.disclosure.policy import Policy
@@ -237,11 +237,11 @@ class HorizontalModel(Explainable):
         ----------
         formula : str
             ``response ~ terms``; ``.`` is every other column. The column that names the sites is allowed, as
-            ``C(hospital)``. Allowed are ``+ - : * ^``, ``C()``, also with ``levels=["one", "two"]``, by which
-            a row with another level is an error, ``log``, ``exp``, ``sqrt``, ``scale``, ``center``, ``bs``,
-            ``cr`` and ``cc`` (with knots and bounds), ``poly``, ``C(x, Sum)``, ``Helmert``, ``Diff`` or
-            ``Poly``, ``I(x > 3)``, ``Q()`` and ``offset()``; on the left a comparison such as ``num > 0``, or
-            ``cbind(successes, failures)``. For survival the left side is ``Surv(time, event)`` or
+            ``C(hospital)``. Allowed are ``+ - : * / ^``, ``C()``, also with ``levels=["one", "two"]``, by
+            which a row with another level is an error, ``log``, ``exp``, ``sqrt``, ``scale``, ``center``,
+            ``bs``, ``cr`` and ``cc`` (with knots and bounds), ``poly``, ``C(x, Sum)``, ``Helmert``, ``Diff``
+            or ``Poly``, ``I(x > 3)``, ``Q()`` and ``offset()``; on the left a comparison such as ``num > 0``,
+            or ``cbind(successes, failures)``. For survival the left side is ``Surv(time, event)`` or
             ``Surv(start, stop, event)``, and the right side may have ``strata(x)`` and ``cluster(id)``. For
             categories it is their column, or ``C(y, levels=["low", "high"])``. For mixed models the right
             side has random effects, ``(1 + x | group)``.
@@ -438,7 +438,9 @@ class HorizontalModel(Explainable):
                 raise ModelError(f"{what}: expected a list of columns, received a text; write [{listed!r}]")
         labels = tuple(dict.fromkeys((*labels, *formula.strata, *formula.clusters, *complete)))
         (terms,) = formula.sites
-        for name in (*formula.response_columns, *terms.columns, *formula.offset_columns):
+        effects = [name for one in formula.random for name in one.effect_columns]
+        columns_read = tuple(dict.fromkeys((*terms.columns, *effects)))
+        for name in (*formula.response_columns, *columns_read, *formula.offset_columns):
             self._check_held("formula", name)
         named = [(self._label_roles.get(name, "labels"), name) for name in labels]
         for role, name in [*self._roles.items(), *named]:
@@ -452,12 +454,13 @@ class HorizontalModel(Explainable):
             formula.response,
             formula.response_columns,
             terms.terms,
-            terms.columns,
+            columns_read,
             offsets=offsets,
             offset_columns=tuple(dict.fromkeys(columns)),
             intercept=formula.intercept,
             weights=dict(self.weights),
             labels=tuple(labels),
+            effects=tuple(EffectTerms(one.intercept, one.terms) for one in formula.random),
         )
 
     def _check_held(self, role: str, name: object) -> None:

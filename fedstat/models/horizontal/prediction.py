@@ -68,7 +68,8 @@ def code_frame(agreement: RowsAgreement, design: RowsDesign, frame: pd.DataFrame
     seen, X = np.ones(len(frame), dtype=bool), np.empty((len(frame), 0))
     if agreement.question.terms:
         first = int(design.intercept)
-        spec = replace(agreement.spec, names=design.names[first:], term_names=design.term_names[first:])
+        names = {"names": design.names[first:], "term_names": design.term_names[first:]}
+        spec = replace(agreement.spec.part(agreement.question.terms), **names)
         block = apply_block(frame, spec)
         seen, X = block.seen, block.X
     return seen, np.column_stack([np.ones(len(X)), X]) if design.intercept else X

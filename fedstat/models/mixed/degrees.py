@@ -18,16 +18,25 @@ FLAT = 1e-6
 class CoefficientCovariance:
     """Covariance of the coefficients, (p, p), and what its degrees of freedom follow from.
 
-    `slopes` (m, p, p) are its derivatives in the parameters of the variances, whose covariance is `W` (m, m).
+    `slopes` (m, p, p) are the derivatives of `standardized`, the covariance of coefficients of standardized
+    columns, in the parameters of the variances, whose covariance is `W` (m, m). `units` (p, p) takes these
+    coefficients to those in the units of the data.
     """
 
-    cov: Floats
+    standardized: Floats
     slopes: Floats
     W: Floats
+    units: Floats
+
+    @property
+    def cov(self) -> Floats:
+        """Covariance in the units of the data."""
+        return np.asarray(self.units @ self.standardized @ self.units.T)
 
     def df(self, contrast: Floats) -> float:
         """Return the degrees of freedom of a contrast (p,), by the method of Satterthwaite."""
-        variance = float(contrast @ self.cov @ contrast)
+        contrast = contrast @ self.units
+        variance = float(contrast @ self.standardized @ contrast)
         slope = np.einsum("i,kij,j->k", contrast, self.slopes, contrast)
         return 2.0 * variance**2 / max(float(slope @ self.W @ slope), 1e-300)
 
@@ -54,24 +63,28 @@ def satterthwaite(fit: MixedFit, sums: NormalSums) -> CoefficientCovariance:
     kept = values > FLAT
     W = 2.0 * (vectors[:, kept] / values[kept]) @ vectors[:, kept].T * np.outer(unit, unit)
     slopes = s * np.tensordot(first.T, inverse.values[1 : 1 + K], 1)
-    return CoefficientCovariance(fit.cov, np.concatenate([slopes, inverse.values[:1]]), W)
+    cov = s * inverse.values[0]
+    return CoefficientCovariance(cov, np.concatenate([slopes, inverse.values[:1]]), W, sums.units)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KenwardRoger:
     """The adjusted covariance of the coefficients, and degrees of freedom of contrasts.
 
-    `P` (m, p, p) are derivatives of the information of the coefficients in the variances, whose covariance is
-    `W` (m, m).
+    `P` (m, p, p) are derivatives of the information of the coefficients of standardized columns in the
+    variances, whose covariance is `W` (m, m); `unadjusted` is the covariance of these coefficients, and
+    `units` (p, p) takes them to those in the units of the data.
     """
 
     cov: Floats
     unadjusted: Floats
     P: Floats
     W: Floats
+    units: Floats
 
     def df(self, contrast: Floats) -> float:
         """Return the degrees of freedom of a contrast (p,): Kenward and Roger (1997), section 3, one row."""
+        contrast = contrast @ self.units
         v = self.unadjusted @ contrast
         slope = np.einsum("i,kij,j->k", v, self.P, v) / float(contrast @ v)
         A = float(slope @ self.W @ slope)
@@ -105,7 +118,7 @@ def kenward_roger(fit: MixedFit, sums: NormalSums) -> KenwardRoger:
     for j in range(K + 1):
         second[K, j] = second[j, K] = (-2.0 * first[j] - np.tensordot(gamma[:K], second[:K, j], 1)) / s
         curve[K, j] = curve[j, K] = (-slope[j] - gamma[:K] @ curve[:K, j]) / s
-    cov, size = fit.cov, K + 1
+    cov, size = s * sums.parts()[0].values[0], K + 1
     expected, inner = np.zeros((size, size)), np.zeros((size, size, p, p))
     for a in range(size):
         for b in range(size):
@@ -114,4 +127,5 @@ def kenward_roger(fit: MixedFit, sums: NormalSums) -> KenwardRoger:
             expected[a, b] = -curve[a, b] - np.sum(cov * (second[a, b] - product))
     W = np.asarray(2.0 * np.linalg.inv(expected), dtype=np.float64)
     added = np.tensordot(W, inner, 2)
-    return KenwardRoger(cov + 2.0 * cov @ (added + added.T) / 2.0 @ cov, cov, first, W)
+    adjusted = cov + 2.0 * cov @ (added + added.T) / 2.0 @ cov
+    return KenwardRoger(sums.units @ adjusted @ sums.units.T, cov, first, W, sums.units)

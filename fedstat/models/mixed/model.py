@@ -11,6 +11,7 @@ from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.design.vertical_design import MissingRule
 from fedstat.federation.dry_run.execution import DryRunRecord
 from fedstat.federation.dry_run.expected_releases import ExpectedReleases, IterationLoop
+from fedstat.federation.dry_run.synthetic_rows import coded_names
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.models.checks import check_integer, check_masked, check_positive, checks_arguments
 from fedstat.models.explain import DryRunPlan
@@ -102,16 +103,7 @@ class FederatedMixed(HorizontalModel):
                 "formula: a mixed model needs a random effect, as in 'y ~ x + (1 | patient)'; without one "
                 "use FederatedGLM or FederatedOLS"
             )
-        written = {frozenset(term.split(":")) for one in formula.sites for term in one.terms}
-        for term in formula.random:
-            lacking = [text for text in term.terms if frozenset(text.split(":")) not in written]
-            lacking += ["1"] if term.intercept and not formula.intercept else []
-            if lacking:
-                raise FormulaError(
-                    f"formula: {term.text}: effects vary around that of a fixed term, and {lacking[0]!r} is "
-                    "none. Add it to the right side"
-                )
-        self._groups = tuple(dict.fromkeys(term.group for term in formula.random))
+        self._groups = tuple(dict.fromkeys(name for term in formula.random for name in term.columns))
         super().__init__(
             formula,
             partition,
@@ -122,6 +114,11 @@ class FederatedMixed(HorizontalModel):
             complete=complete,
             missing=missing,
         )
+        # Sites code each term by itself, and report its columns under these names.
+        self._effects = coded_names(self.agreement).effects
+        for term, names in zip(formula.random, self._effects, strict=True):
+            if not names:
+                raise FormulaError(f"formula: {term.text} has no column. Leave the term out")
         self._check_likelihood(reml, nagq)
 
     @classmethod
@@ -201,7 +198,7 @@ class FederatedMixed(HorizontalModel):
         self.reml = normal if reml is None else bool(reml)
         self.nagq = 1 if nagq is None else nagq
         check_integer("nagq", self.nagq, 1)
-        scalar = len(self.formula.random) == 1 and self.formula.random[0].scalar
+        scalar = sum(map(len, self._effects)) == 1
         if self.nagq > MOST_NODES or (self.nagq > 1 and not scalar):
             raise ModelError(
                 f"nagq: expected 1 to {MOST_NODES} nodes, and more than 1 for a single random intercept or "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import stats
@@ -35,12 +35,19 @@ class Profiles:
 
     Parameters ``x`` are, for normal responses, the factors of the covariances in the units of the response
     (K,) and the residual standard deviation; for others the standardized coefficients (p,), the factors (K,),
-    and the logarithm of a dispersion that is estimated. A standard deviation is then the length of a row of a
-    factor.
+    and the logarithm of a dispersion that is estimated. The effects are in a basis that has the effect in
+    question first, so that its standard deviation is an entry of a factor (:meth:`of`).
     """
 
     newton: MixedNewton
     fit: MixedFit
+
+    @classmethod
+    def of(cls, newton: MixedNewton, fit: MixedFit, term: int, effect: int) -> Profiles:
+        """Choose the basis for one effect of a term."""
+        newton.effects = fit.effects.apart(term, effect)
+        theta = newton.effects.of_basis(fit.theta, fit.effects)
+        return cls(newton, replace(fit, effects=newton.effects, theta=theta))
 
     @property
     def estimate(self) -> Floats:
@@ -51,18 +58,20 @@ class Profiles:
         start = np.linalg.solve(self.newton.translation, fit.params)
         return np.concatenate([start, fit.theta, fit.log_dispersion])
 
-    def row(self, term: int, effect: int) -> list[int]:
-        """Return the places in x of the row of an effect in its factor; the diagonal is the last one."""
-        return [place for place, pair in self._entries(term) if pair[0] == effect]
+    def place(self, term: int) -> list[int]:
+        """Return the place in x of the standard deviation of the first effect of a term."""
+        return self.without(term)[:1]
 
-    def both(self, term: int, effect: int) -> list[int]:
-        """Return the places of its row and its column, which are zero without the effect."""
-        return [place for place, pair in self._entries(term) if effect in pair]
-
-    def _entries(self, term: int) -> list[tuple[int, tuple[int, int]]]:
+    def without(self, term: int) -> list[int]:
+        """Return the places of the row and the column of this effect, which are zero without it."""
         sizes = self.fit.effects.sizes
         begin = first_parameters(sizes)[term] + (len(self.fit.params) if self.fit.sums is None else 0)
-        return list(enumerate(lower_pairs(sizes[term]), begin))
+        return [place for place, pair in enumerate(lower_pairs(sizes[term]), begin) if 0 in pair]
+
+    def unit(self, term: int, effect: int) -> float:
+        """Return the standard deviation of an effect, in the units of the data, over its parameter."""
+        effects = self.fit.effects
+        return float(np.linalg.norm(effects.in_units[term][effect] @ effects.basis[term]))
 
     def at_length(self, x: Floats, places: Sequence[int], length: float) -> Floats:
         """Return x with the length of some parameters changed; without a direction, the last one has it."""
@@ -176,37 +185,41 @@ class Profiles:
         return length
 
 
-def profiles(session: RowsSession, fit: MixedFit) -> FitProtocol[Profiles]:
+def reopened(session: RowsSession, fit: MixedFit) -> FitProtocol[MixedNewton]:
     """Open a session at an estimate."""
     newton = MixedNewton(session, fit.effects.terms, fit.distribution, fit.nodes)
-    yield from newton.open()
-    return Profiles(newton, fit)
+    yield from newton.reopen(fit)
+    if fit.sums is not None:
+        newton.center = np.linalg.solve(newton.translation, fit.params)
+    return newton
 
 
 def increases_at_zero(session: RowsSession, fit: MixedFit) -> FitProtocol[Floats]:
     """Return by how much -2 log L is larger without each random effect, in the order of the terms."""
-    found = yield from profiles(session, fit)
-    return (yield from _increases(found))
+    newton = yield from reopened(session, fit)
+    return (yield from _increases(newton, fit))
 
 
-def _increases(found: Profiles) -> FitProtocol[Floats]:
+def _increases(newton: MixedNewton, fit: MixedFit) -> FitProtocol[Floats]:
     out = []
-    for term, q in enumerate(found.fit.effects.sizes):
+    for term, q in enumerate(fit.effects.sizes):
         for effect in range(q):
-            _, value, _ = yield from found.minimize(found.estimate, found.both(term, effect), 0.0)
-            out.append(max(value - found.fit.deviance, 0.0))
+            found = Profiles.of(newton, fit, term, effect)
+            _, value, _ = yield from found.minimize(found.estimate, found.without(term), 0.0)
+            out.append(max(value - fit.deviance, 0.0))
     return np.array(out)
 
 
 def intervals(session: RowsSession, fit: MixedFit, alpha: float) -> FitProtocol[Floats]:
     """Return intervals of standard deviations in units of the data, (m, 2), that of the residuals last."""
-    found = yield from profiles(session, fit)
-    at_zero = (yield from _increases(found)).tolist()
+    newton = yield from reopened(session, fit)
+    at_zero = (yield from _increases(newton, fit)).tolist()
     out = []
-    for term, length in enumerate(fit.effects.length):
-        for effect, unit in enumerate(length):
-            ends = yield from found.interval(found.row(term, effect), at_zero.pop(0), alpha)
-            out.append(np.array(ends) / unit)
+    for term, q in enumerate(fit.effects.sizes):
+        for effect in range(q):
+            found = Profiles.of(newton, fit, term, effect)
+            ends = yield from found.interval(found.place(term), at_zero.pop(0), alpha)
+            out.append(np.array(ends) * found.unit(term, effect))
     if fit.sums is not None:
         ends = yield from found.interval([len(found.estimate) - 1], np.inf, alpha)
         out.append(np.array(ends))

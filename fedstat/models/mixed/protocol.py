@@ -7,10 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 import numpy as np
+from scipy.linalg import block_diag
 
 from fedstat.codec import to_json
 from fedstat.errors import EstimationError
-from fedstat.federation.design.formula.terms import RandomTerm
+from fedstat.federation.design.coding import BlockSpec
+from fedstat.federation.design.formula.syntax_tree import TREATMENT, Category, Column, Relation
+from fedstat.federation.design.formula.terms import RandomTerm, parse_term
 from fedstat.federation.design.horizontal_design import RowsDesign
 from fedstat.federation.design.horizontal_steps import INTERCEPT, standardization, translation
 from fedstat.federation.protocols.engine import FitProtocol
@@ -22,6 +25,7 @@ from fedstat.models.horizontal.session import RowsSession, add
 from fedstat.models.mixed.steps import (
     MixedRequest,
     averaged_slopes,
+    effect_units,
     first_parameters,
     has_dispersion,
     joint_factor,
@@ -30,6 +34,7 @@ from fedstat.models.mixed.steps import (
     unpack_covariances,
     unpack_factors,
 )
+from fedstat.spline_names import factors_of
 from fedstat.typing import Array, Floats, Matrix, Vector
 
 SINGULAR = 1e-4
@@ -38,6 +43,8 @@ MOST_HALVINGS, SADDLE, SMALLEST = 30, 0.1, 1e-6
 LOWEST, HIGHEST_SHARE = 0.01, 0.99
 """Limits of the mean at which the iteration starts; the upper one is for shares."""
 LEAST_ALPHA = 1e-6
+COLLINEAR = 1e-11
+"""Eigenvalue of the products of the columns of effects, relative to the largest, of collinear columns."""
 CONCENTRATED = (
     "no step increases the likelihood with weight on more than a few rows of every site, as where columns "
     "separate the outcomes. Leave out such columns, or merge rare levels"
@@ -82,48 +89,114 @@ class Jet:
 class Effects:
     """The random effects: their terms, design columns, and the units in which these are fitted.
 
-    Parameters are the entries of lower triangular factors L of the covariances ``T = L L'``, for columns of
-    unit length; they may be zero, where the logarithm of a Cholesky factor would be infinite.
+    The sites take columns less `shift`, over `scale`: deviations from the mean, if some columns add up to
+    one, `constant`, such as an intercept. Effects of these columns are `basis` (q, q) times others that are
+    uncorrelated over the rows and of unit length. Parameters are the entries of lower triangular factors L of
+    the covariances ``T = L L'`` of the latter; they may be zero, where the logarithm of a Cholesky factor
+    would be infinite. So a slope of a calendar year or of an income is fitted as one of any other column.
     """
 
     terms: tuple[RandomTerm, ...]
     columns: Annotated[tuple[tuple[str, ...], ...], "R"]
     sizes: Annotated[tuple[int, ...], "R"]
-    length: Annotated[tuple[Floats, ...], "R"]
+    mean: Annotated[tuple[Floats, ...], "R"]
+    shift: Annotated[tuple[Floats, ...], "R"]
+    scale: Annotated[tuple[Floats, ...], "R"]
+    constant: Annotated[tuple[Floats, ...], "R"]
+    basis: Annotated[tuple[Floats, ...], "R"]
 
     @classmethod
-    def of(cls, terms: Sequence[RandomTerm], design: RowsDesign) -> Effects:
-        """Find the columns of the terms in the design."""
-        columns, length = [], []
-        for term in terms:
-            texts = {INTERCEPT: term.intercept, **dict.fromkeys(term.terms, True)}
-            places = [j for j, text in enumerate(design.term_names) if texts.get(text)]
-            columns.append(tuple(design.names[j] for j in places))
-            length.append(np.sqrt(design.mean[places] ** 2 + design.spread[places] ** 2))
-        return cls(tuple(terms), tuple(columns), tuple(map(len, columns)), tuple(length))
+    def of(cls, terms: Sequence[RandomTerm], design: RowsDesign, spec: BlockSpec) -> Effects:
+        """Choose units by the moments of the columns."""
+        parts = []
+        for term, names in zip(terms, design.effects, strict=True):
+            places = [design.names.index(name) for name in names]
+            constant = constant_columns(term, names, spec)
+            mean, spread = design.mean[places], design.spread[places]
+            shift = mean * (1.0 - constant) if constant.any() else np.zeros(len(mean))
+            length = np.sqrt((mean - shift) ** 2 + spread**2)
+            parts.append((mean, shift, np.where(length > 0.0, length, 1.0), constant, np.eye(len(mean))))
+        sizes = tuple(map(len, design.effects))
+        return cls(tuple(terms), design.effects, sizes, *zip(*parts, strict=True))
+
+    def uncorrelated(self, moments: Floats) -> Effects:
+        """Return the effects with a basis of uncorrelated columns, by the packed moments of the sites' ones.
+
+        The basis is triangular: with M = U U' it is the inverse of U', for the upper triangular U.
+        """
+        basis = []
+        for term, M in zip(self.terms, unpack_covariances(moments, self.sizes), strict=True):
+            values, vectors = np.linalg.eigh(M)
+            if values[0] < COLLINEAR * values[-1]:
+                involved = np.abs(vectors[:, 0]) > 0.1
+                names = [name for name, one in zip(self.columns[len(basis)], involved, strict=True) if one]
+                raise EstimationError(
+                    f"{term.text}: the columns {', '.join(map(repr, names))} of its effects are collinear. "
+                    "Leave out one of them"
+                )
+            U = np.linalg.cholesky(M[::-1, ::-1])[::-1, ::-1]
+            basis.append(np.linalg.inv(U.T))
+        return replace(self, basis=tuple(basis))
+
+    def apart(self, term: int, effect: int) -> Effects:
+        """Return the effects in a basis whose first one is an effect of a term in the units of the data."""
+        row = self.in_units[term][effect] @ self.basis[term]
+        turn = np.linalg.qr(np.column_stack([row, np.eye(len(row))]))[0]
+        turn[:, 0] *= np.sign(turn[:, 0] @ row)
+        return replace(self, basis=tuple(B @ turn if t == term else B for t, B in enumerate(self.basis)))
+
+    def of_basis(self, theta: Floats, other: Effects) -> Floats:
+        """Return the parameters, in this basis, of the covariances with parameters in another one."""
+        pairs = zip(self.basis, other.basis, other.factors(theta), strict=True)
+        roots = [np.linalg.solve(own, there @ L) for own, there, L in pairs]
+        # A lower triangular factor with the same covariance.
+        found = [np.linalg.qr(root.T)[1].T for root in roots]
+        return pack([L * np.where(np.diag(L) < 0.0, -1.0, 1.0) for L in found])
 
     @property
     def K(self) -> int:  # noqa: N802
         """Number of parameters."""
         return first_parameters(self.sizes)[-1]
 
+    @property
+    def in_units(self) -> list[Floats]:
+        """Matrices that take effects of the sites' columns to those of columns in the units of the data."""
+        return list(map(effect_units, self.shift, self.scale, self.constant))
+
     def start(self) -> Floats:
         """Return parameters of independent effects with the residual variance."""
         return np.array([float(a == b) for q in self.sizes for a, b in lower_pairs(q)])
 
-    def units(self) -> Floats:
-        """Return the products of lengths by which parameters of T, in units of the data, are multiplied."""
-        return np.array(
-            [s[a] * s[b] for s, q in zip(self.length, self.sizes, strict=True) for a, b in lower_pairs(q)]
-        )
+    def moves(self) -> Floats:
+        """Return the matrix from packed covariances in the basis to those of the sites' columns, (K, K)."""
+        blocks = []
+        for B, q in zip(self.basis, self.sizes, strict=True):
+            pairs = lower_pairs(q)
+            block = np.zeros((len(pairs), len(pairs)))
+            for k, (a, b) in enumerate(pairs):
+                E = np.zeros((q, q))
+                E[a, b] = E[b, a] = 1.0
+                block[:, k] = pack([B @ E @ B.T])
+            blocks.append(block)
+        return np.asarray(block_diag(*blocks))
 
     def factors(self, theta: Floats) -> list[Floats]:
         """Return the lower triangular factors, with nonnegative diagonals."""
         return [L * np.where(np.diag(L) < 0.0, -1.0, 1.0) for L in unpack_factors(theta, self.sizes)]
 
     def covariance(self, theta: Floats) -> Floats:
-        """Return the entries of the covariances, in units of the data and of the residual variance."""
-        return pack([L @ L.T for L in self.factors(theta)]) / self.units()
+        """Return the entries of the covariances of effects of the sites' columns."""
+        roots = [B @ L for B, L in zip(self.basis, self.factors(theta), strict=True)]
+        return pack([root @ root.T for root in roots])
+
+    def factors_in_units(self, theta: Floats) -> list[Floats]:
+        """Return factors of the covariances in the units of the data; they are not triangular."""
+        parts = zip(self.in_units, self.basis, self.factors(theta), strict=True)
+        return [S @ B @ L for S, B, L in parts]
+
+    def covariance_in_units(self, theta: Floats) -> Floats:
+        """Return the entries of the covariances in the units of the data."""
+        return pack([root @ root.T for root in self.factors_in_units(theta)])
 
     def chain(self, theta: Floats) -> tuple[Floats, Floats]:
         """Return derivatives of the scaled covariances in the parameters: (K, K) and (K, K, K)."""
@@ -147,18 +220,34 @@ class Effects:
         return [term for term, least in enumerate(lowest) if least < SINGULAR]
 
 
+def constant_columns(term: RandomTerm, names: Sequence[str], spec: BlockSpec) -> Floats:
+    """Return ones at the columns that add up to one: the intercept, or all levels of a factor, (q,)."""
+    if term.intercept:
+        return np.array([float(name == INTERCEPT) for name in names])
+    for (factor,) in (parsed for parsed in map(parse_term, term.terms) if len(parsed) == 1):
+        tree = factor.tree
+        coded = isinstance(tree, Column) and tree.name in spec.levels
+        if coded or (isinstance(tree, Category) and tree.coding == TREATMENT) or isinstance(tree, Relation):
+            own = [factors_of(name) == (name,) and name.startswith(f"{factor.label}[") for name in names]
+            return np.array(own, dtype=np.float64)
+    return np.zeros(len(names))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class NormalSums:
     """Sums over sites at a covariance T of the random effects, with derivatives in its entries.
 
-    `logdet` (J,) is log det V, `products` (J, p + 1, p + 1) is (X, y)'V^-1 (X, y), for a residual variance of
-    one, columns X in the units of the data, and the response.
+    `logdet` (J,) is log det V, `products` (J, p + 1, p + 1) is (X, r)'V^-1 (X, r), for a residual variance of
+    one, standardized columns X, and the response less fitted values r. `units` (p, p) takes coefficients of
+    standardized columns to those of columns in the units of the data. Products of columns that are not
+    centered would lose digits: of a response with mean 1e8, all of them.
     """
 
     logdet: Annotated[Floats, "J"]
     products: Annotated[Floats, "J w w"]
     n: float
     reml: bool
+    units: Matrix
 
     @property
     def df(self) -> float:
@@ -166,9 +255,13 @@ class NormalSums:
         return float(self.n - (self.products.shape[1] - 1.0) * self.reml)
 
     def parts(self) -> tuple[Jet, Floats, Jet, Jet]:
-        """Return (X'V^-1 X)^-1, log det X'V^-1 X, the coefficients, and the weighted residual squares."""
+        """Return (X'V^-1 X)^-1, log det X'V^-1 X, the coefficients, and the weighted residual squares.
+
+        The log-determinant is that of columns in the units of the data.
+        """
         p = self.products.shape[1] - 1
         inverse, logdet = Jet(self.products[:, :p, :p]).inverse()
+        logdet[0] -= 2.0 * np.linalg.slogdet(self.units)[1]
         right = Jet(self.products[:, :p, p:])
         beta = inverse @ right
         fitted = Jet(self.products[:, p:, :p]) @ beta
@@ -204,7 +297,8 @@ class MixedFit:
     """The maximum, in the units of the data, and the sums at it.
 
     `theta` are the entries of the factors, see :class:`Effects`; `covariance` the entries of the covariances
-    of the random effects in the units of the data. `null` are sums without random effects. `cov` is the
+    of the random effects in the units of the data. `null` are sums without random effects over rows of total
+    `weight`, and `mean` is that of the response. `cov` is the
     covariance of the coefficients; for responses that are not normal `joint` is that of coefficients and
     `theta`, unless variances are at the end of their range. `dispersion` is the negative binomial's alpha or
     the gamma's scale with its standard error, if the response has one; `cov` and `joint` account for its
@@ -220,6 +314,8 @@ class MixedFit:
     joint: Annotated[Floats, "h h"] | None
     sums: NormalSums | None
     null: NormalSums
+    weight: float
+    mean: float
     effects: Effects
     groups: Annotated[Floats, "R"]
     design: RowsDesign
@@ -245,19 +341,18 @@ class MixedFit:
         return unpack_covariances(self.covariance, self.effects.sizes)
 
     def slopes_at(self, row: Floats) -> tuple[float, Floats, Floats]:
-        """Return the derivative of the mean at a row (p,), and its own ones in coefficients and factors."""
-        names, L = self.design.names, joint_factor(self.theta, self.effects.sizes)[0]
-        z = np.concatenate(
-            [
-                row[[names.index(name) for name in columns]] / length
-                for columns, length in zip(self.effects.columns, self.effects.length, strict=True)
-            ]
-        )
+        """Return the derivative of the mean at a row (p,), and its own ones in coefficients and factors.
+
+        Columns of the random effects are at their means.
+        """
+        effects = self.effects
+        L, places = joint_factor(self.theta, effects.sizes)
+        parts = zip(effects.mean, effects.shift, effects.scale, effects.basis, strict=True)
+        z = np.concatenate([((mean - shift) / scale) @ B for mean, shift, scale, B in parts])
         deviation = np.linalg.norm(z @ L)
         first, second, third = averaged_slopes(
             self.distribution, np.array([row @ self.params]), np.array([deviation])
         )[:, 0]
-        places = joint_factor(self.theta, self.effects.sizes)[1]
         product = np.outer(z, z @ L)
         return float(first), second * row, third * np.array([product[place] for place in places])
 
@@ -277,18 +372,26 @@ class MixedNewton:
     def open(self) -> FitProtocol[None]:
         """Open the rows, and group them."""
         session = self.session
-        self.design = session.opened((yield session.opening()))
-        self.effects = Effects.of(self.terms, self.design)
+        design = session.opened((yield session.opening()))
+        self.design, self.effects = design.fixed, Effects.of(self.terms, design, session.agreement.spec)
         self.shift, self.scale = standardization(self.design.mean, self.design.spread, self.design.intercept)
         request = MixedRequest(
-            self.distribution, self.nodes, tuple(term.group for term in self.terms), self.effects.columns
+            self.distribution, self.nodes, tuple(term.columns for term in self.terms), self.effects.columns
         )
-        arrays: dict[str, Array] = {"shift": self.shift, "scale": self.scale}
+        arrays: dict[str, Array] = {
+            "shift": self.shift,
+            "scale": self.scale,
+            "effect_shift": np.concatenate(self.effects.shift),
+            "effect_scale": np.concatenate(self.effects.scale),
+            "effect_constant": np.concatenate(self.effects.constant),
+        }
         replies = yield session.request_all("start", arrays, to_json(request))
         self.groups = add(replies, "groups")
-        weight, total = add(replies, "response").tolist()
-        self.center = total / weight if self.design.intercept else 0.0
-        self.mean = total / weight
+        self.weight, total = add(replies, "response").tolist()
+        self.mean = total / self.weight
+        self.center = np.zeros(len(self.design.names))
+        if self.design.intercept:
+            self.center[0] = self.mean
         for term, count, q in zip(self.terms, self.groups.tolist(), self.effects.sizes, strict=True):
             if count <= q or (count >= self.design.n.sum() and self.spreads):
                 raise EstimationError(
@@ -297,25 +400,37 @@ class MixedNewton:
                     "effects, or leave the term out"
                 )
 
+    def reopen(self, fit: MixedFit) -> FitProtocol[None]:
+        """Open the rows of a fit again, with its units."""
+        yield from self.open()
+        self.effects = fit.effects
+
     # -- normal responses ------------------------------------------------------------------------
 
     def evaluate(self, theta: Floats, reml: bool) -> FitProtocol[NormalSums]:
-        """Request the sums at parameters; derivatives are in the scaled covariances."""
-        arrays: dict[str, Array] = {
-            "covariance": self.effects.covariance(theta),
-            "center": np.array(self.center),
-        }
+        """Request the sums at parameters; derivatives are in the covariances of uncorrelated effects."""
+        arrays: dict[str, Array] = {"covariance": self.effects.covariance(theta), "center": self.center}
         replies = yield self.session.request_all("sum_products", arrays)
         width, K = len(self.design.names) + 1, self.effects.K
-        units = 1.0 / self.effects.units()
-        jets = np.concatenate([[1.0], units, [units[k] * units[m] for k in range(K) for m in range(k, K)]])
-        products = add(replies, "products").reshape(jet_length(K), width, width) * jets[:, None, None]
-        # Back to columns and response in the units of the data.
-        back = np.eye(width)
-        back[:-1, :-1] = np.linalg.inv(self.translation)
-        back[0, -1] = self.center
-        n = float(self.design.n.sum())
-        return NormalSums(add(replies, "logdet") * jets, back.T @ products @ back, n, reml)
+        products = add(replies, "products").reshape(jet_length(K), width, width)
+        moves, n = self.effects.moves(), float(self.design.n.sum())
+        logdet = moved_jet(add(replies, "logdet"), moves)
+        return NormalSums(logdet, moved_jet(products, moves), n, reml, self.translation)
+
+    def without_effects(self, reml: bool) -> FitProtocol[NormalSums]:
+        """Request the sums without random effects, and take the units of effects and response from them.
+
+        Derivatives of the log-determinant are then the products of the effects' columns.
+        """
+        zero = np.zeros(self.effects.K)
+        null = yield from self.evaluate(zero, reml)
+        require_independent(null.products[0, :-1, :-1], self.design.names)
+        both = [1.0 + (a != b) for q in self.effects.sizes for a, b in lower_pairs(q)]
+        moments = null.logdet[1 : 1 + self.effects.K] / both / self.weight
+        self.effects = self.effects.uncorrelated(moments)
+        # Around the least-squares fit, so that no digits are lost where fitted values are large.
+        self.center = self.center + null.parts()[2].values[0, :, 0]
+        return null
 
     @property
     def spreads(self) -> bool:
@@ -357,22 +472,23 @@ class MixedNewton:
     def normal(self, reml: bool) -> FitProtocol[MixedFit]:
         """Fit a linear mixed model."""
         yield from self.open()
-        null = yield from self.evaluate(np.zeros(self.effects.K), reml)
-        require_independent(null.products[0, :-1, :-1], self.design.names)
+        null = yield from self.without_effects(reml)
         theta, sums, converged = yield from self.maximize(self.effects.start(), reml)
         theta = without_rounding(theta)
         inverse, _, beta, squares = sums.parts()
         scale = float(squares.values[0, 0, 0]) / sums.df
         return MixedFit(
-            params=beta.values[0, :, 0],
-            cov=scale * inverse.values[0],
+            params=sums.units @ (self.center + beta.values[0, :, 0]),
+            cov=scale * sums.units @ inverse.values[0] @ sums.units.T,
             scale=scale,
             deviance=sums.deviance()[0],
             theta=theta,
-            covariance=scale * self.effects.covariance(theta),
+            covariance=scale * self.effects.covariance_in_units(theta),
             joint=None,
             sums=sums,
             null=null,
+            weight=self.weight,
+            mean=self.mean,
             effects=self.effects,
             groups=self.groups,
             design=self.design,
@@ -385,26 +501,28 @@ class MixedNewton:
 
     # -- other responses -------------------------------------------------------------------------
 
-    def point(self, at: Floats) -> tuple[dict[str, Array], Floats]:
-        """Return the parameters as arrays of a request, and the units of all.
+    def point(self, at: Floats) -> dict[str, Array]:
+        """Return the parameters as arrays of a request.
 
         They are standardized coefficients, factors, and the logarithm of a dispersion that is estimated.
         """
         p, end = len(self.design.names), len(self.design.names) + self.effects.K
-        pairs = zip(self.effects.length, self.effects.sizes, strict=True)
-        unit = np.ones(len(at))
-        unit[p:end] = [1.0 / s[a] for s, q in pairs for a, _ in lower_pairs(q)]
         dispersion = np.exp(at[end]) if len(at) > end else 1.0
-        return {"beta": at[:p], "factor": (at * unit)[p:end], "dispersion": np.array(dispersion)}, unit
+        return {
+            "beta": at[:p],
+            "factor": at[p:end],
+            "basis": np.concatenate([B.ravel() for B in self.effects.basis]),
+            "dispersion": np.array(dispersion),
+        }
 
     def score(self, at: Floats, curvature: bool) -> FitProtocol[MarginalSums | None]:
         """Request -2 log L with its derivatives in standardized coefficients and factors; None if refused."""
-        arrays, unit = self.point(at)
-        replies = yield self.session.request_all("sum_scores", arrays | {"curvature": np.array(curvature)})
+        arrays = self.point(at) | {"curvature": np.array(curvature)}
+        replies = yield self.session.request_all("sum_scores", arrays)
         if int(add(replies, "spread")) < len(replies):
             return None
-        hessian = 2.0 * np.outer(unit, unit) * add(replies, "information") if curvature else None
-        return MarginalSums(-2.0 * float(add(replies, "llf")), -2.0 * unit * add(replies, "score"), hessian)
+        hessian = 2.0 * add(replies, "information") if curvature else None
+        return MarginalSums(-2.0 * float(add(replies, "llf")), -2.0 * add(replies, "score"), hessian)
 
     def climb(self, at: Floats) -> FitProtocol[tuple[Floats, MarginalSums, Floats, bool]]:
         """Minimize -2 log L; the Hessian is renewed where steps with the last one do not shrink fast."""
@@ -444,8 +562,7 @@ class MixedNewton:
         """Fit a generalized linear mixed model."""
         yield from self.open()
         p, K = len(self.design.names), self.effects.K
-        null = yield from self.evaluate(np.zeros(K), False)
-        require_independent(null.products[0, :-1, :-1], self.design.names)
+        null = yield from self.without_effects(False)
         dispersed = has_dispersion(self.distribution)
         alpha = self.distribution.alpha or 1.0
         start = np.concatenate([np.zeros(p), self.effects.start(), [np.log(alpha)] if dispersed else []])
@@ -471,10 +588,12 @@ class MixedNewton:
             scale=1.0 if dispersion is None or distribution.alpha is not None else float(dispersion[0]),
             deviance=found.deviance,
             theta=theta,
-            covariance=self.effects.covariance(theta),
+            covariance=self.effects.covariance_in_units(theta),
             joint=None if flat else joint,
             sums=None,
             null=null,
+            weight=self.weight,
+            mean=self.mean,
             effects=self.effects,
             groups=self.groups,
             design=self.design,
@@ -520,29 +639,40 @@ def newton_step(gradient: Floats, hessian: Floats, longest: float) -> tuple[Floa
     return np.asarray(vectors @ step * min(1.0, longest / max(length, 1e-300))), size
 
 
+def moved_jet(jet: Floats, moves: Floats) -> Floats:
+    """Take a jet (J, ...) in parameters ``t = moves s`` to one in s."""
+    K = len(moves)
+    rows, columns = np.triu_indices(K)
+    hessian = np.zeros((K, K, *jet.shape[1:]))
+    hessian[rows, columns] = hessian[columns, rows] = jet[1 + K :]
+    hessian = np.tensordot(moves, np.tensordot(moves, hessian, (0, 1)), (0, 1))
+    return np.concatenate([jet[:1], np.tensordot(moves.T, jet[1 : 1 + K], 1), hessian[rows, columns]])
+
+
 def sum_slopes(session: RowsSession, fit: MixedFit) -> FitProtocol[tuple[float, Floats, Floats]]:
     """Request the mean derivative of the means over rows, and its own ones in coefficients and factors."""
     newton = MixedNewton(session, fit.effects.terms, fit.distribution, fit.nodes)
-    yield from newton.open()
+    yield from newton.reopen(fit)
     start = np.linalg.solve(newton.translation, fit.params)
-    arrays, unit = newton.point(np.concatenate([start, fit.theta, fit.log_dispersion]))
+    arrays = newton.point(np.concatenate([start, fit.theta, fit.log_dispersion]))
     replies = yield session.request_all("sum_effects", arrays)
-    n, p = float(fit.design.n.sum()), len(start)
+    n = float(fit.design.n.sum())
     by_params = np.linalg.solve(newton.translation.T, add(replies, "second")) / n
     return (
         float(add(replies, "first")) / n,
         np.asarray(by_params, dtype=np.float64),
-        add(replies, "third") * unit[p : p + fit.effects.K] / n,
+        add(replies, "third") / n,
     )
 
 
 def predict_sites(session: RowsSession, fit: MixedFit) -> FitProtocol[Floats]:
     """Request the predicted random effects of every site, with errors, (sites, 2, q)."""
     newton = MixedNewton(session, fit.effects.terms, fit.distribution, fit.nodes)
-    yield from newton.open()
+    yield from newton.reopen(fit)
     start = np.linalg.solve(newton.translation, fit.params)
-    start[0] -= newton.center if fit.sums is not None else 0.0
-    arrays, _ = newton.point(np.concatenate([start, fit.theta, fit.log_dispersion]))
-    replies = yield session.request_all("predict_site", arrays | {"center": np.array(newton.center)})
+    if fit.sums is not None:
+        newton.center, start = start, np.zeros_like(start)
+    arrays = newton.point(np.concatenate([start, fit.theta, fit.log_dispersion]))
+    replies = yield session.request_all("predict_site", arrays | {"center": newton.center})
     found = np.array([reply.arrays["effects"] for reply in replies])
     return np.asarray(found * [[1.0], [np.sqrt(fit.scale) if fit.sums is not None else 1.0]])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -14,6 +14,7 @@ from scipy import stats
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.coding import build_response
+from fedstat.federation.design.site_rows import code_effects
 from fedstat.inference.likelihood import LRTest
 from fedstat.inference.summary import WIDTH, Note
 from fedstat.inference.tables import Sheet, number
@@ -35,14 +36,25 @@ from fedstat.models.mixed.protocol import MixedFit, NormalSums, predict_sites, s
 from fedstat.models.mixed.steps import FAMILY, KINDS
 from fedstat.models.results import CoefficientResults, EstimateRecord
 from fedstat.plotting import axes_for, label_x, set_headline
+from fedstat.typing import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FORMAT = "fedstat mixed results 2"
+FORMAT = "fedstat mixed results 3"
 RESIDUAL = "Residual"
+CONSTANT = 1e-9
+"""Mean squared deviation of a combination of columns from one, where it is the constant."""
 FEW_GROUPS, MANY_GROUPS = 5, 20
 """Groups below which a variance is hardly known (Gelman and Hill 2007, 12.9), and tests are not normal."""
+
+
+def group_labels(frame: pd.DataFrame, columns: Sequence[str]) -> pd.Series:
+    """Return the label of the group of each row: a level, or several as ``"a:b"``."""
+    if len(columns) == 1:
+        return frame[columns[0]]
+    parts = [frame[name].astype(str) for name in columns]
+    return parts[0].str.cat(parts[1:], sep=":")
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -369,13 +381,17 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
         fit, n = self._record.fit, float(self.nobs)
         if self.basis.agreement.question.weights:
             raise NotAvailableError("icc, r_squared: rows have different residual variances")
-        square = fit.null.products[0, :-1, :-1] / n
-        mean = fit.design.mean
-        fixed = float(fit.params @ (square - np.outer(mean, mean)) @ fit.params) * n / (n - 1.0)
-        terms = []
-        for names, T in zip(fit.effects.columns, fit.matrices(), strict=True):
-            places = [fit.design.names.index(name) for name in names]
-            terms.append(float(np.sum(T * square[np.ix_(places, places)])))
+        # In standardized columns, whose products have all digits.
+        beta = np.linalg.solve(fit.null.units, fit.params)
+        square = fit.null.products[0, :-1, :-1] / fit.weight
+        mean = square[0] if fit.design.intercept else fit.null.units.T @ fit.design.mean
+        constant = np.linalg.solve(square, mean)
+        if abs(mean @ constant - 1.0) < CONSTANT:  # a large mean is left out before the squares
+            beta = beta - (mean @ beta) * constant
+        fixed = float(beta @ square @ beta - (mean @ beta) ** 2) * n / (n - 1.0)
+        # Columns in the basis of the effects are uncorrelated, of unit length.
+        scale = fit.scale if fit.sums is not None else 1.0
+        terms = [float(scale * np.sum(L**2)) for L in fit.effects.factors(fit.theta)]
         return fixed, terms, self._residual()
 
     def _residual(self) -> float:
@@ -387,9 +403,7 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
             return float(np.pi**2 / 3.0)
         relative = 0.0 if fit.dispersion is None else float(fit.dispersion[0])
         if fit.distribution.name != "Gamma":
-            if not fit.design.intercept:
-                raise NotAvailableError("icc, r_squared: counts of a model without intercept have no mean")
-            relative += self.nobs / float(fit.null.products[0, 0, -1])
+            relative += 1.0 / fit.mean
         return float(np.log1p(relative))
 
     @property
@@ -530,44 +544,52 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
         """
         fit, question = self._record.fit, self.basis.agreement.question
         known = predict_rows(self.basis.agreement, fit.design, fit.params, frame).linear
-        names = [*question.response_columns, *(term.group for term in fit.effects.terms)]
-        if known.isna().any() or frame[names].isna().to_numpy().any():
+        terms = fit.effects.terms
+        read = [name for term in terms for name in (*term.columns, *term.effect_columns)]
+        if known.isna().any() or frame[[*question.response_columns, *read]].isna().to_numpy().any():
             raise ModelError("group_effects: expected rows without missing values")
         y = build_response(frame, question.response, question.response_columns, "frame")
         _, X = code_frame(self.basis.agreement, fit.design, frame)
-        Z, labels, L = [], [], []
-        for term, columns, T in zip(fit.effects.terms, fit.effects.columns, fit.matrices(), strict=True):
-            places = [fit.design.names.index(name) for name in columns]
-            code, found = pd.factorize(frame[term.group])
+        A, labels, roots = [], [], []
+        factors = zip(fit.effects.factors(fit.theta), fit.effects.factors_in_units(fit.theta), strict=True)
+        for t, (Z, (L, in_units)) in enumerate(zip(self._effect_columns(frame), factors, strict=True)):
+            columns, own = fit.effects.columns[t], group_labels(frame, terms[t].columns)
+            code, found = pd.factorize(own)
             wide = np.zeros((len(X), len(found), len(columns)))
-            wide[np.arange(len(X)), code] = X[:, places]
-            Z.append(wide.reshape(len(X), -1))
-            values, vectors = np.linalg.eigh(T)
-            residual = fit.scale if fit.sums is not None else 1.0
-            root = vectors * np.sqrt(np.maximum(values, 0.0) / residual)
-            L.append(np.kron(np.eye(len(found)), root))
-            labels += [(term.group, label, name) for label in found for name in columns]
-        A = np.column_stack([part @ root for part, root in zip(Z, L, strict=True)])
-        eta = known.to_numpy()
-        if fit.sums is not None:
-            weights = [frame[name].to_numpy(float) for name in question.weights.values()]
-            W = A.T * (weights[0] if weights else 1.0)
-            u = np.linalg.solve(W @ A + np.eye(A.shape[1]), W @ (y - eta))
-        else:
-            trials = y.sum(axis=1) if y.ndim == 2 else np.ones(len(y))
-            share = y[:, 0] / trials if y.ndim == 2 else y
-            modes, begin = np.zeros((1, A.shape[1])), np.array([0, len(A)])
-            one = np.zeros(1), np.ones(1), modes, np.zeros(len(A))
-            kind, eye = KINDS[fit.distribution.name, fit.distribution.link], np.eye(A.shape[1])
-            shape = 1.0 if fit.dispersion is None else 1.0 / float(fit.dispersion[0])
-            marginal_score(kind, shape, X, np.ascontiguousarray(A), share, trials, eta, eye, begin, *one)
-            u = modes[0]
+            wide[np.arange(len(X)), code] = Z @ L
+            A.append(wide.reshape(len(X), -1))
+            roots.append(np.kron(np.eye(len(found)), in_units))
+            labels += [(terms[t].group, label, name) for label in found for name in columns]
+        u = self._modes(frame, np.column_stack(A), X, y, known.to_numpy())
         at, estimates = 0, []
-        for root in L:
+        for root in roots:
             estimates.append(root @ u[at : at + len(root)])
             at += len(root)
         found_effects = pd.DataFrame(labels, columns=["group", "label", "effect"])
         return found_effects.assign(estimate=np.concatenate(estimates))
+
+    def _effect_columns(self, frame: pd.DataFrame) -> Iterator[Floats]:
+        """Code the columns of each term's effects, in the basis of the fit, (m, q)."""
+        agreement, effects = self.basis.agreement, self._record.fit.effects
+        coded = code_effects(frame, agreement.question, agreement.spec, "frame")
+        for own, shift, scale, basis in zip(coded, effects.shift, effects.scale, effects.basis, strict=True):
+            yield ((own.X - shift) / scale) @ basis
+
+    def _modes(self, frame: pd.DataFrame, A: Floats, X: Floats, y: Floats, eta: Floats) -> Floats:
+        """Return the modes of independent effects of unit variance with columns A (m, g)."""
+        fit, question = self._record.fit, self.basis.agreement.question
+        if fit.sums is not None:
+            weights = [frame[name].to_numpy(float) for name in question.weights.values()]
+            W = A.T * (weights[0] if weights else 1.0)
+            return np.asarray(np.linalg.solve(W @ A + np.eye(A.shape[1]), W @ (y - eta)))
+        trials = y.sum(axis=1) if y.ndim == 2 else np.ones(len(y))
+        share = y[:, 0] / trials if y.ndim == 2 else y
+        modes, begin = np.zeros((1, A.shape[1])), np.array([0, len(A)])
+        one = np.zeros(1), np.ones(1), modes, np.zeros(len(A))
+        kind, eye = KINDS[fit.distribution.name, fit.distribution.link], np.eye(A.shape[1])
+        shape = 1.0 if fit.dispersion is None else 1.0 / float(fit.dispersion[0])
+        marginal_score(kind, shape, X, np.ascontiguousarray(A), share, trials, eta, eye, begin, *one)
+        return np.asarray(modes[0])
 
     # -- prediction ------------------------------------------------------------------------------
 
@@ -616,17 +638,27 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
         found = self._predicted(frame)
         assert frame is not None
         eta = found.linear.copy()
-        pairs = zip(fit.effects.terms, fit.effects.columns, strict=True)
-        for term, name in ((term, name) for term, columns in pairs for name in columns):
-            if effects is None:
-                continue
-            place = fit.design.names.index(name)
-            own = effects.query("group == @term.group and effect == @name").set_index("label")["estimate"]
-            added = frame[term.group].map(own).fillna(0.0).to_numpy(float)[found.complete]
-            eta[found.complete] += added * found.X[:, place]
+        if effects is not None:
+            eta[found.complete] += self._added(frame[found.complete], effects)
         if which == "linear" or fit.sums is not None:
             return eta
         return pd.Series(fit.distribution.make().link.inverse(eta.to_numpy()), index=eta.index)
+
+    def _added(self, frame: pd.DataFrame, effects: pd.DataFrame) -> Floats:
+        """Return the sum of predicted effects in complete rows, (m,); other groups have none."""
+        fit, agreement = self._record.fit, self.basis.agreement
+        lacking = [name for term in fit.effects.terms for name in term.effect_columns if name in frame]
+        if frame[lacking].isna().to_numpy().any():
+            raise ModelError("predict: expected rows with all columns of the random effects")
+        added = np.zeros(len(frame))
+        coded = code_effects(frame, agreement.question, agreement.spec, "frame")
+        for term, own in zip(fit.effects.terms, coded, strict=True):
+            labels = group_labels(frame, term.columns)
+            here = effects[effects["group"] == term.group]
+            for name, column in zip(own.names, own.X.T, strict=True):
+                known = here[here["effect"] == name].set_index("label")["estimate"]
+                added += labels.map(known).fillna(0.0).to_numpy(float) * column
+        return added
 
     def get_margeff(
         self, at: Literal["overall", "mean"] = "overall", method: Literal["dydx"] = "dydx"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from operator import itemgetter
 from typing import Any, ClassVar
 
 import numpy as np
@@ -58,17 +57,19 @@ AVERAGED_NODES = 61
 """Nodes of quadrature that does not adapt, for means over the random effects."""
 SLOPES, VALUES = b"slopes", b"values"
 """Begin points at which rows have derivatives of their means, and groups have weights without derivatives."""
+ROUNDING = 1e-6
+"""Deviation from one of the sum of indicators of all levels."""
 DIFFERENCE = 1e-4
 """Half the distance of the points between which the score is differenced."""
 
 
 @dataclass(frozen=True, slots=True)
 class MixedRequest:
-    """Family, nodes of quadrature, and random effects: for each term its group and columns."""
+    """Family, nodes of quadrature, and random effects: for each term columns of groups, and of the design."""
 
     distribution: DistributionSpec
     nodes: int
-    groups: tuple[str, ...]
+    groups: tuple[tuple[str, ...], ...]
     effects: tuple[tuple[str, ...], ...]
 
     @property
@@ -87,6 +88,16 @@ def has_dispersion(distribution: DistributionSpec) -> bool:
     return kind_of(distribution) in DISPERSED
 
 
+def group_codes(frame: pd.DataFrame, columns: Sequence[str]) -> tuple[Ints, int]:
+    """Return the group of each row, (n,), by the levels of columns, and the number of groups."""
+    code, groups = np.zeros(len(frame), dtype=np.int64), 1
+    for name in columns:
+        own, labels = pd.factorize(frame[name])
+        code, found = pd.factorize(code * len(labels) + own)
+        groups = len(found)
+    return np.asarray(code, dtype=np.int64), groups
+
+
 def lower_pairs(q: int) -> list[tuple[int, int]]:
     """Return the entries of a lower triangle, (row, column), in the order of parameters."""
     return [(a, b) for b in range(q) for a in range(b, q)]
@@ -97,14 +108,33 @@ def first_parameters(sizes: Sequence[int]) -> list[int]:
     return [0, *np.cumsum([q * (q + 1) // 2 for q in sizes]).tolist()]
 
 
+def effect_units(shift: Floats, scale: Floats, constant: Floats) -> Floats:
+    """Return the matrix that takes effects of shifted and scaled columns to those of the data's, (q, q).
+
+    What is shifted enters the effects of the columns that add up to one, `constant`.
+    """
+    return np.asarray(np.diag(1.0 / scale) - np.outer(constant, shift / scale))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupLevel:
-    """One term: its columns of the design, and the group of each row, (n,)."""
+    """One term: its columns of the design with their units, and the group of each row, (n,).
+
+    Columns less `shift`, over `scale`, are those of the effects.
+    """
 
     term: int
     columns: Ints
     code: Ints
     groups: int
+    shift: Floats
+    scale: Floats
+    constant: Floats
+    """One at the columns that add up to one in every row: the intercept, or all levels of a factor."""
+
+    def to_units(self) -> Floats:
+        """Return the matrix that takes effects to effects of columns in the units of the data, (q, q)."""
+        return effect_units(self.shift, self.scale, self.constant)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,6 +151,8 @@ class GroupedRows:
     offset: Floats
     begin: Ints
     constant: float
+    wide: Floats
+    """X, and the columns that only effects have."""
 
     def score(
         self, kind: int, shape: float, beta: Floats, L: Floats, nodes: int, modes: Floats
@@ -169,6 +201,10 @@ class MixedRows:
     request: MixedRequest
     n: int
     to_own: Floats
+    shift: Floats
+    scale: Floats
+    constant: Floats
+    """Of the columns of all effects, term by term."""
     held: dict[str, Any] | None = None
 
     def make_again(self) -> None:
@@ -184,8 +220,13 @@ class MixedRows:
         return self.held[name]
 
     @property
+    def p(self) -> int:
+        """Number of columns with coefficients; those that only effects have follow them."""
+        return self.opened.fixed + self.opened.question.intercept
+
+    @property
     def rows(self) -> tuple[Floats, Floats, Floats]:
-        """Design by the site's own standardization (n, p), response (n,), and weights (n,).
+        """Design by the site's own standardization (n, p + r), response (n,), and weights (n,).
 
         The offset of a normal response is subtracted.
         """
@@ -219,38 +260,65 @@ class MixedRows:
 
     def _levels(self) -> tuple[GroupLevel, ...]:
         names = [*((INTERCEPT,) if self.opened.question.intercept else ()), *self.opened.names]
-        frame = pd.concat([rows.frame[list(set(self.request.groups))] for rows, _ in self.opened.chunks()])
-        found = []
-        for term, (group, effects) in enumerate(zip(self.request.groups, self.request.effects, strict=True)):
-            code, labels = pd.factorize(frame[group])
+        request = self.request
+        needed = list(dict.fromkeys(name for columns in request.groups for name in columns))
+        frame = pd.concat([rows.frame[needed] for rows, _ in self.opened.chunks()])
+        found, begin = [], np.append(0, np.cumsum(request.sizes))
+        for term, (group, effects) in enumerate(zip(request.groups, request.effects, strict=True)):
+            code, groups = group_codes(frame, group)
             columns = np.array([names.index(name) for name in effects], dtype=np.int64)
-            found.append(GroupLevel(term, columns, code.astype(np.int64), len(labels)))
+            own = slice(begin[term], begin[term + 1])
+            units = self.shift[own], self.scale[own], self.constant[own]
+            found.append(GroupLevel(term, columns, code, groups, *units))
         found.sort(key=lambda level: -level.groups)
         for inner, outer in pairwise(found):
             if len(np.unique(np.column_stack([inner.code, outer.code]), axis=0)) > inner.groups:
-                one, other = (self.request.groups[level.term] for level in (inner, outer))
+                one, other = (":".join(request.groups[level.term]) for level in (inner, outer))
                 raise DesignError(
                     f"site {self.data.name!r}: groups of {one!r} are in several groups of {other!r}. Random "
-                    "effects must be nested. If labels are used again in each group, make them unique; "
-                    "effects that cross are not supported: use a fixed effect for one of them"
+                    "effects must be nested. If labels are used again in each group, write "
+                    f"(1 | {other}/{one}); effects that cross are not supported: use a fixed effect for one "
+                    "of them"
                 )
         return tuple(found)
 
-    def effect_columns(self, level: GroupLevel) -> Floats:
-        """Return the columns whose effects vary in a term, (n, q), in the units of the data."""
-        return self.opened.in_units(self.rows[0])[:, level.columns]
+    def require_constant(self, level: GroupLevel) -> None:
+        """Require columns that add up to one where others are shifted.
 
-    def products(self, center: float) -> tuple[Floats, Floats]:
-        """Sum products of effects, columns and response by innermost group, and the logarithms of weights."""
+        A shifted column is then a combination of the columns of the effects, and no other one.
+        """
+        at = level.constant == 1.0
+        # Of columns in the units of the data, and unshifted.
+        total = (self.effect_columns(level)[:, at] * level.scale[at]).sum(axis=1)
+        shifted = (level.shift != 0.0).any()
+        if level.shift[at].any() or (shifted and np.abs(total - 1.0).max(initial=0.0) > ROUNDING):
+            raise MessageError(f"{self.data.name}: effects are shifted without columns that add up to one")
+
+    def effect_columns(self, level: GroupLevel) -> Floats:
+        """Return the columns whose effects vary in a term, (n, q), shifted and scaled."""
+        own, scale = self.opened.shift[level.columns], self.opened.scale[level.columns]
+        X = self.rows[0][:, level.columns]
+        # From standardized columns, which have digits that large columns in the units of the data lack.
+        return np.asarray(X * (scale / level.scale) + (own - level.shift) / level.scale)
+
+    def products(self, center: Floats, last: int = -1) -> tuple[Floats, Floats]:
+        """Sum products of effects, columns and response by innermost group, and the logarithms of weights.
+
+        The response is taken less the fitted values of the coefficients `center` (p,) of common columns. The
+        effects of the term `last` are repeated after the columns.
+        """
 
         def compute() -> tuple[Floats, Floats]:
             X, y, weight = self.rows
+            X = X[:, : self.p]
             Z = [self.effect_columns(level) for level in self.levels]
-            W = np.ascontiguousarray(np.column_stack([*Z, X, y - center]))
+            again = [Z[k] for k, level in enumerate(self.levels) if level.term == last]
+            W = np.column_stack([*Z, X, *again, y - X @ (self.to_own @ center)])
             inner = self.levels[0]
-            return cluster_products(W, weight, inner.code, inner.groups), np.log(weight).sum()
+            sums = cluster_products(np.ascontiguousarray(W), weight, inner.code, inner.groups)
+            return sums, np.log(weight).sum()
 
-        return self.keep(f"products {center!r}", compute)  # type: ignore[no-any-return]
+        return self.keep(f"products {center.tobytes().hex()} {last}", compute)  # type: ignore[no-any-return]
 
     def by_group(self) -> GroupedRows:
         """Return rows, effects and constants of the likelihood in the order of the groups."""
@@ -270,13 +338,14 @@ class MixedRows:
                 constant += (gammaln(w + 1.0) - gammaln(w - counts + 1.0)).sum()
             begin = np.append(0, np.cumsum(np.bincount(code)))
             return GroupedRows(
-                np.ascontiguousarray(X[order]),
+                np.ascontiguousarray(X[order, : self.p]),
                 Z,
                 y[order],
                 w[order],
                 self.offset[order],
                 begin,
                 float(constant),
+                X[order],
             )
 
         return self.keep("grouped", compute)  # type: ignore[no-any-return]
@@ -312,7 +381,8 @@ class GroupWeights:
         return np.column_stack([self._at(point) for point in points])[self.rows]
 
     def _at(self, point: bytes) -> Floats:
-        weights = marginal_products(self.site, np.frombuffer(point.removeprefix(VALUES)), 0.0)[2]
+        at = np.frombuffer(point.removeprefix(VALUES))
+        weights = marginal_products(self.site, at, np.zeros(self.site.p))[2]
         wide = jet_length(first_parameters(self.site.request.sizes)[-1])
         out = [np.zeros((0, wide))]
         for P in (P for P in weights if len(P) > 1):
@@ -342,7 +412,7 @@ def groups_at(site: MixedRows, covariance: Floats, derivatives: bool = True) -> 
 
 
 def marginal_products(
-    site: MixedRows, covariance: Floats, center: float
+    site: MixedRows, covariance: Floats, center: Floats, last: int = -1
 ) -> tuple[Floats, Floats, list[Floats]]:
     """Integrate all random effects: log-determinant (J,), products (J, p + 1, p + 1), weights by level.
 
@@ -351,7 +421,7 @@ def marginal_products(
     """
     sizes = site.request.sizes
     begin, K = first_parameters(sizes), first_parameters(sizes)[-1]
-    S, _ = site.products(center)
+    S, _ = site.products(center, last)
     order: list[int] = []
     logdet, weights = np.zeros(jet_length(K)), []
     for level, (outer, groups) in zip(site.levels, site.outer_codes(), strict=True):
@@ -380,13 +450,23 @@ def _places(order: Sequence[int], K: int) -> list[int]:
 
 SHIFT = aggregate("means of the columns over all sites", common=True)
 SCALE = aggregate("standard deviations of the columns over all sites", common=True)
+EFFECT_SHIFT = aggregate("means of the columns of effects over all sites, or zero", common=True)
+EFFECT_SCALE = aggregate("units of the columns of effects", common=True)
+EFFECT_CONSTANT = control("ones at the columns of effects that add up to one", 1)
+CENTER = aggregate("coefficients whose fitted values are subtracted from the response", common=True)
 GROUPS = (*OPEN_ROWS, ClusterCounts)
 GROUP_SUMS = (*GROUPS, FittedMeanSums)
 
 
 @step(
     FAMILY,
-    takes={"shift": SHIFT, "scale": SCALE},
+    takes={
+        "shift": SHIFT,
+        "scale": SCALE,
+        "effect_shift": EFFECT_SHIFT,
+        "effect_scale": EFFECT_SCALE,
+        "effect_constant": EFFECT_CONSTANT,
+    },
     releases={
         "response": summed("sums of weights and of the weighted response", behind=GROUPS),
         "groups": summed("number of groups of each term", behind=GROUPS),
@@ -395,32 +475,47 @@ GROUP_SUMS = (*GROUPS, FittedMeanSums)
     requests=control("family, and the random effects", common=True),
 )
 def start(
-    data: SiteData, state: State, request: MixedRequest, shift: Floats, scale: Floats
+    data: SiteData,
+    state: State,
+    request: MixedRequest,
+    shift: Floats,
+    scale: Floats,
+    effect_shift: Floats,
+    effect_scale: Floats,
+    effect_constant: Floats,
 ) -> dict[str, Array]:
     """Group the rows, and sum the response: ``response`` (2,); count ``groups`` (terms,)."""
     opened = rows_of(state)
-    check_lengths(data.name, shift=(shift, len(opened.shift)), scale=(scale, len(opened.shift)))
+    p, q = opened.fixed + opened.question.intercept, sum(request.sizes)
+    check_lengths(data.name, shift=(shift, p), scale=(scale, p))
+    check_lengths(data.name, effect_shift=(effect_shift, q), effect_scale=(effect_scale, q))
+    check_lengths(data.name, effect_constant=(effect_constant, q))
     names = {*((INTERCEPT,) if opened.question.intercept else ()), *opened.names}
-    if not (scale > 0.0).all() or not request.groups or len(request.groups) != len(request.effects):
-        raise MessageError(f"{data.name}: 'scale' must be positive, and each term needs a group")
+    positive = (scale > 0.0).all() and (effect_scale > 0.0).all()
+    if not positive or not request.groups or len(request.groups) != len(request.effects):
+        raise MessageError(f"{data.name}: scales must be positive, and each term needs a group")
     if not 1 <= request.nodes <= MOST_NODES or (request.nodes > 1 and sum(request.sizes) > 1):
         raise MessageError(f"{data.name}: nodes: expected 1 to {MOST_NODES}, and 1 for several effects")
-    known = set(request.groups) <= set(opened.question.labels)
+    known = all(group and set(group) <= set(opened.question.labels) for group in request.groups)
     if not known or not all(effects and set(effects) <= names for effects in request.effects):
         raise MessageError(f"{data.name}: the model opened no such columns of groups or effects")
-    to_own = translation(opened.shift, opened.scale, shift, scale)
-    site = MixedRows(data, opened, request, state.entities, to_own)
+    to_own = translation(opened.shift[:p], opened.scale[:p], shift, scale)
+    units = effect_shift, effect_scale, effect_constant
+    site = MixedRows(data, opened, request, state.entities, to_own, *units)
     for rows, X in opened.chunks():
         require_response(data.name, glm_rows(rows, X), request.distribution, opened.question.response)
     label = data.table.name if isinstance(data.table, LabeledTable) else None
     # Before anything about the nesting of few groups is known.
     frame = pd.concat([rows.frame for rows, _ in opened.chunks()])
-    for name in request.groups:
-        count, remedy = frame[name].nunique(), "leave this random effect out"
+    for group in request.groups:
+        name, remedy = ":".join(group), "leave this random effect out"
+        count = group_codes(frame, group)[1]
         state.report(ClusterCounts(name, count, whole=name == label, remedy=remedy))
     counts = np.zeros(len(request.groups))
     for level in site.levels:
         counts[level.term] = level.groups
+    for level in site.levels:
+        site.require_constant(level)
     _, y, weight = site.rows
     state.keep(FAMILY, site, state.entities)
     return {"response": np.array([weight.sum(), weight @ y]), "groups": counts}
@@ -438,7 +533,7 @@ def mixed_rows(state: State) -> MixedRows:
         "covariance": aggregate(
             "covariances of the random effects, relative to the residual variance", common=True
         ),
-        "center": control("what is subtracted from the response", 0),
+        "center": CENTER,
     },
     releases={
         "logdet": summed("log-determinant of the variance, with derivatives", behind=GROUP_SUMS),
@@ -451,17 +546,18 @@ def sum_products(data: SiteData, state: State, covariance: Floats, center: Float
     """Sum what a normal likelihood needs at a covariance of the random effects.
 
     With the variance V of the rows, relative to the residual variance, ``logdet`` (J,) has log det V, and
-    ``products`` (J (p + 1), p + 1) has (X, y)'V^-1 (X, y), each with its first and second derivatives.
+    ``products`` (J (p + 1), p + 1) has (X, r)'V^-1 (X, r), each with its first and second derivatives, for
+    the response less fitted values r.
     """
     site = mixed_rows(state)
     sizes = site.request.sizes
-    check_lengths(data.name, covariance=(covariance, first_parameters(sizes)[-1]))
+    check_lengths(data.name, covariance=(covariance, first_parameters(sizes)[-1]), center=(center, site.p))
     for matrix in unpack_covariances(covariance, sizes):
         if np.linalg.eigvalsh(matrix)[0] < -1e-8 * max(np.trace(matrix), 1e-300):
             raise MessageError(f"{data.name}: 'covariance' must be positive semidefinite")
     state.report(groups_at(site, covariance))
-    logdet, products, _ = marginal_products(site, covariance, float(center))
-    logdet[0] -= site.products(float(center))[1]
+    logdet, products, _ = marginal_products(site, covariance, center)
+    logdet[0] -= site.products(center)[1]
     T = np.pad(site.to_own, ((0, 1), (0, 1)))
     T[-1, -1] = 1.0
     products = T.T @ products @ T
@@ -477,22 +573,21 @@ class GroupedMeans:
 
     @property
     def columns(self) -> Floats:
-        """Columns of the design, (m, p)."""
-        return self.site.by_group().X[self.rows]
+        """Columns of the design and of the effects, (m, p + r)."""
+        return self.site.by_group().wide[self.rows]
 
     def vectors(self, points: tuple[bytes, ...]) -> Floats:
         """Means times weights at points, or three derivatives of the means, (m, k)."""
         found = [self.site.keep(f"means {point.hex()}", lambda p=point: self._at(p)) for point in points]
         return np.column_stack(found)[self.rows]
 
-    def _at(self, point: bytes) -> Floats:
-        rows = self.site.by_group()
-        if not point.startswith(SLOPES):
-            at = np.frombuffer(point)
-            return row_vectors(self.site.request.distribution, at, rows, score_at(self.site, at)[2])
-        at, p = np.frombuffer(point[len(SLOPES) :]), rows.X.shape[1]
-        deviation = np.linalg.norm(rows.Z @ joint_factor(at[p:], self.site.request.sizes)[0], axis=1)
-        return averaged_slopes(self.site.request.distribution, rows.X @ at[:p] + rows.offset, deviation).T
+    def _at(self, key: bytes) -> Floats:
+        rows, distribution = self.site.by_group(), self.site.request.distribution
+        at = OwnPoint.of_key(self.site, key.removeprefix(SLOPES))
+        if not key.startswith(SLOPES):
+            return row_vectors(distribution, at.shape, rows, score_at(self.site, at)[3])
+        deviation = np.linalg.norm(rows.Z @ at.L, axis=1)
+        return averaged_slopes(distribution, rows.X @ at.beta + rows.offset, deviation).T
 
     def times(self, points: tuple[bytes, ...], wide: Floats) -> Floats:
         """Columns and vectors at points, times a matrix (p + k, q)."""
@@ -503,41 +598,98 @@ class GroupedMeans:
         return replace(self, rows=slice(first, None, step))
 
 
-def score_at(site: MixedRows, point: Floats, modes: Floats | None = None) -> tuple[float, Floats, Floats]:
-    """Return log-likelihood, score (p + K,) and means at own coefficients and packed factors.
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnPoint:
+    """Parameters at one site: coefficients of its own columns, factor of all effects (q, q), and shape."""
 
-    With a dispersion, its logarithm is the last parameter.
-    """
-    rows, p = site.by_group(), site.opened.scale.size
-    dispersed = has_dispersion(site.request.distribution)
-    shape = float(np.exp(-point[-1])) if dispersed else 1.0
-    L, places = joint_factor(point[p:], site.request.sizes)
-    start = np.zeros((len(rows.begin) - 1, len(L))) if modes is None else modes
+    beta: Floats
+    L: Floats
+    shape: float
+
+    @property
+    def key(self) -> bytes:
+        """What identifies the point."""
+        return np.concatenate([self.beta, self.L.ravel(), [self.shape]]).tobytes()
+
+    @classmethod
+    def of_key(cls, site: MixedRows, key: bytes) -> OwnPoint:
+        """Read a key."""
+        values, p, q = np.frombuffer(key), site.p, sum(site.request.sizes)
+        return cls(values[:p], values[p:-1].reshape(q, q), float(values[-1]))
+
+
+def score_at(
+    site: MixedRows, at: OwnPoint, modes: Floats | None = None
+) -> tuple[float, Floats, Floats, Floats, float]:
+    """Return log-likelihood, derivatives in coefficients and factor (q, q), means, and that in log shape."""
+    rows = site.by_group()
+    start = np.zeros((len(rows.begin) - 1, len(at.L))) if modes is None else modes
     kind = KINDS[site.request.distribution.name, site.request.distribution.link]
-    found = rows.score(kind, shape, point[:p], L, site.request.nodes, start)
+    found = rows.score(kind, at.shape, at.beta, at.L, site.request.nodes, start)
     llf, score, by_factor, by_shape, means = found
-    last = [-shape * by_shape] if dispersed else []
-    return llf, np.array([*score, *(by_factor[place] for place in places), *last]), means
+    return llf, score, by_factor, means, at.shape * by_shape
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CommonPoint:
+    """The parameters of a request at a site: coefficients, packed factors, and log dispersion (h,).
+
+    `basis` (q, q) takes effects to those of the site's columns.
+    """
+
+    site: MixedRows
+    values: Floats
+    basis: Floats
+
+    @property
+    def dispersed(self) -> bool:
+        """Whether the last parameter is the logarithm of a dispersion."""
+        return has_dispersion(self.site.request.distribution)
+
+    def own(self, move: Floats | float = 0.0) -> OwnPoint:
+        """Return the site's own parameters, after a move of the common ones (h,)."""
+        values, p = self.values + move, self.site.p
+        factor, _ = joint_factor(values[p:], self.site.request.sizes)
+        shape = float(np.exp(-values[-1])) if self.dispersed else 1.0
+        return OwnPoint(self.site.to_own @ values[:p], self.basis @ factor, shape)
+
+    def in_factors(self, by_factor: Floats) -> Floats:
+        """Take derivatives in the site's factor (q, q) to those in the packed factors (K,)."""
+        _, places = joint_factor(self.values[self.site.p :], self.site.request.sizes)
+        by_common = self.basis.T @ by_factor
+        return np.array([by_common[place] for place in places])
+
+    def score(self, move: Floats | float = 0.0, modes: Floats | None = None) -> tuple[float, Floats, Floats]:
+        """Return log-likelihood, score (h,) and means."""
+        llf, by_beta, by_factor, means, by_shape = score_at(self.site, self.own(move), modes)
+        last = [-by_shape] if self.dispersed else []
+        return llf, np.array([*(self.site.to_own.T @ by_beta), *self.in_factors(by_factor), *last]), means
 
 
 def placed(
-    data: SiteData, state: State, beta: Floats, factor: Floats, dispersion: Array
-) -> tuple[MixedRows, Floats, Floats]:
-    """Return the rows of this fit, own parameters, and the matrix that takes common ones to these."""
+    data: SiteData, state: State, beta: Floats, factor: Floats, basis: Floats, dispersion: Array
+) -> CommonPoint:
+    """Return the parameters of a request, checked."""
     site = mixed_rows(state)
-    p, K = len(site.to_own), first_parameters(site.request.sizes)[-1]
-    check_lengths(data.name, beta=(beta, p), factor=(factor, K))
+    sizes = site.request.sizes
+    check_lengths(data.name, beta=(beta, site.p), factor=(factor, first_parameters(sizes)[-1]))
+    check_lengths(data.name, basis=(basis, sum(q * q for q in sizes)))
     if kind_of(site.request.distribution) is None or len(set(site.request.groups)) > 1:
         raise MessageError(f"{data.name}: no quadrature for this distribution, or for several groups")
     if not 0.0 < dispersion < np.inf:
         raise MessageError(f"{data.name}: 'dispersion' must be positive")
     last = [np.log(dispersion)] if has_dispersion(site.request.distribution) else []
-    to_own = np.eye(p + K + len(last))
-    to_own[:p, :p] = site.to_own
-    return site, to_own @ np.concatenate([beta, factor, last]), to_own
+    return CommonPoint(site, np.concatenate([beta, factor, last]), joint_basis(basis, sizes))
 
 
-def row_weights(distribution: DistributionSpec, point: Floats, y: Floats, means: Floats) -> Floats:
+def joint_basis(packed: Floats, sizes: Sequence[int]) -> Floats:
+    """Return the basis of all effects, (q, q), from those of each term, one after the other."""
+    ends = np.cumsum([q * q for q in sizes])
+    blocks = [packed[end - q * q : end].reshape(q, q) for end, q in zip(ends, sizes, strict=True)]
+    return np.asarray(block_diag(*blocks))
+
+
+def row_weights(distribution: DistributionSpec, shape: float, y: Floats, means: Floats) -> Floats:
     """Return the sizes of the rows' weights in score and information, by row: (k, n).
 
     They are known from :func:`marginal_score`'s means: derivatives of the log-densities, and -l'' as a
@@ -548,12 +700,11 @@ def row_weights(distribution: DistributionSpec, point: Floats, y: Floats, means:
         return means[None]
     if kind == LOGIT:
         return (means * (1.0 - means))[None]
-    shape = np.exp(-point[-1])
     second = means * (1.0 - means / (y + shape)) if kind == NEGATIVE_BINOMIAL else shape + y - means
     return np.abs([y - means, second])
 
 
-def row_vectors(distribution: DistributionSpec, point: Floats, rows: GroupedRows, means: Floats) -> Floats:
+def row_vectors(distribution: DistributionSpec, shape: float, rows: GroupedRows, means: Floats) -> Floats:
     """Return what columns are multiplied with, (n,), and what is summed at a dispersion, (n, 3).
 
     Log-densities of responses at several dispersions, and their derivatives in the shape, are functions of
@@ -561,7 +712,7 @@ def row_vectors(distribution: DistributionSpec, point: Floats, rows: GroupedRows
     """
     if not has_dispersion(distribution):
         return rows.w * means
-    y, shape = rows.y, np.exp(-point[-1])
+    y = rows.y
     if kind_of(distribution) == GAMMA:
         g = shape + y - means
         density = shape * np.log(g) - gammaln(shape) - g - np.log(y)
@@ -576,6 +727,7 @@ def row_vectors(distribution: DistributionSpec, point: Floats, rows: GroupedRows
 POINT = {
     "beta": aggregate("coefficients of the standardized columns", common=True),
     "factor": aggregate("factors of the covariances of the random effects", common=True),
+    "basis": aggregate("bases of the random effects, in which these have the factors", common=True),
     "dispersion": aggregate("dispersion of the response; one where it is known", 0, common=True),
 }
 WEIGHTED = (*GROUP_SUMS, WorkingWeights)
@@ -593,7 +745,13 @@ WEIGHTED = (*GROUP_SUMS, WorkingWeights)
     },
 )
 def sum_scores(
-    data: SiteData, state: State, beta: Floats, factor: Floats, dispersion: Array, curvature: Array
+    data: SiteData,
+    state: State,
+    beta: Floats,
+    factor: Floats,
+    basis: Floats,
+    dispersion: Array,
+    curvature: Array,
 ) -> dict[str, Array]:
     """Sum the marginal log-likelihood of responses that are not normal, with its derivatives.
 
@@ -601,16 +759,16 @@ def sum_scores(
     ``information`` (h, h) is the negative second derivative, from central differences of the score, or zero
     without `curvature`.
     """
-    site, point, to_own = placed(data, state, beta, factor, dispersion)
-    rows, size = site.by_group(), len(point)
+    point = placed(data, state, beta, factor, basis, dispersion)
+    site, size, at = point.site, len(point.values), point.own()
+    rows, distribution = site.by_group(), site.request.distribution
     modes = np.zeros((len(rows.begin) - 1, rows.Z.shape[1]))
-    llf, score, means = score_at(site, point, modes)
-    block, key = GroupedMeans(site, slice(None)), point.tobytes()
-    distribution = site.request.distribution
-    site.keep(f"means {key.hex()}", lambda: row_vectors(distribution, point, rows, means))
+    llf, score, means = point.score(modes=modes)
+    block = GroupedMeans(site, slice(None))
+    site.keep(f"means {at.key.hex()}", lambda: row_vectors(distribution, at.shape, rows, means))
 
     def each() -> Floats:
-        return rows.w * row_weights(distribution, point, rows.y, means)
+        return rows.w * row_weights(distribution, at.shape, rows.y, means)
 
     nothing = {"spread": np.array(False), "llf": np.array(0.0)}
     nothing |= {"score": np.zeros(size), "information": np.zeros((size, size))}
@@ -618,19 +776,17 @@ def sum_scores(
     state.report(
         NO_MEANS,
         WorkingWeights(each, instead=nothing),
-        FittedMeanSums(site.opened, site.n, key, lambda: iter([block]), groups=True),
+        FittedMeanSums(site.opened, site.n, at.key, lambda: iter([block]), groups=True),
     )
     information = np.zeros((size, size))
     if curvature:
-        for j in range(size):
-            ends = [
-                score_at(site, point + h * to_own[:, j], modes.copy())[1] for h in (-DIFFERENCE, DIFFERENCE)
-            ]
-            information[j] = to_own.T @ (ends[0] - ends[1]) / (2.0 * DIFFERENCE)
+        for j, move in enumerate(DIFFERENCE * np.eye(size)):
+            ends = [point.score(h * move, modes.copy())[1] for h in (-1.0, 1.0)]
+            information[j] = (ends[0] - ends[1]) / (2.0 * DIFFERENCE)
     return {
         "spread": np.array(True),
         "llf": np.array(llf),
-        "score": to_own.T @ score,
+        "score": score,
         "information": (information + information.T) / 2.0,
     }
 
@@ -674,14 +830,15 @@ def averaged_slopes(distribution: DistributionSpec, eta: Floats, deviation: Floa
     },
 )
 def sum_effects(
-    data: SiteData, state: State, beta: Floats, factor: Floats, dispersion: Array
+    data: SiteData, state: State, beta: Floats, factor: Floats, basis: Floats, dispersion: Array
 ) -> dict[str, Array]:
     """Sum derivatives of the rows' means, averaged over the random effects.
 
     `first` is their sum, `second` (p,) and `third` (K,) its derivatives in coefficients and factors.
     """
-    site, point, _ = placed(data, state, beta, factor, dispersion)
-    block, key = GroupedMeans(site, slice(None)), SLOPES + point.tobytes()
+    point = placed(data, state, beta, factor, basis, dispersion)
+    site, at = point.site, point.own()
+    block, key = GroupedMeans(site, slice(None)), SLOPES + at.key
     slopes = block.vectors((key,))
     state.report(
         NO_MEANS,
@@ -689,19 +846,18 @@ def sum_effects(
         FittedMeanSums(site.opened, site.n, key, lambda: iter([block]), groups=True),
     )
     rows = site.by_group()
-    L, places = joint_factor(factor, site.request.sizes)
-    third = rows.Z.T @ (slopes[:, 2:] * (rows.Z @ L))
+    third = rows.Z.T @ (slopes[:, 2:] * (rows.Z @ at.L))
     return {
         "first": np.array(slopes[:, 0].sum()),
         "second": site.to_own.T @ (rows.X.T @ slopes[:, 1]),
-        "third": np.array([third[place] for place in places]),
+        "third": point.in_factors(third),
     }
 
 
 @step(
     FAMILY,
     "start predict_site",
-    takes={**POINT, "center": control("what is subtracted from the response", 0)},
+    takes={**POINT, "center": CENTER},
     releases={
         "effects": aggregate(
             "predicted random effects of the site, and their errors", 2, behind=(*GROUP_SUMS, WorkingWeights)
@@ -709,49 +865,61 @@ def sum_effects(
     },
 )
 def predict_site(
-    data: SiteData, state: State, beta: Floats, factor: Floats, dispersion: Array, center: Floats
+    data: SiteData,
+    state: State,
+    beta: Floats,
+    factor: Floats,
+    basis: Floats,
+    dispersion: Array,
+    center: Floats,
 ) -> dict[str, Array]:
     """Predict the random effects of the site at one point, ``effects`` (2, q): estimates, and errors.
 
-    For a normal response these are relative to the residual standard deviation.
+    They are in the units of the data. For a normal response these are relative to the residual standard
+    deviation, and `beta` are coefficients beyond `center`.
     """
     site = mixed_rows(state)
     label = data.table.name if isinstance(data.table, LabeledTable) else None
-    whole = [term for term, group in enumerate(site.request.groups) if group == label]
+    whole = [level for level in site.levels if ":".join(site.request.groups[level.term]) == label]
     if not whole:
         raise MessageError(f"{data.name}: the model has no random effect of the site")
     if not site.request.distribution.least_squares:
-        return {"effects": _site_mode(data, state, beta, factor, dispersion)}
-    sizes, p = site.request.sizes, len(site.to_own)
+        return {"effects": _site_mode(data, state, beta, factor, basis, dispersion)}
+    sizes, p = site.request.sizes, site.p
     check_lengths(data.name, beta=(beta, p), factor=(factor, first_parameters(sizes)[-1]))
-    T = [L @ L.T for L in unpack_factors(factor, sizes)]
+    check_lengths(data.name, basis=(basis, sum(q * q for q in sizes)), center=(center, p))
+    L = joint_basis(basis, sizes) @ joint_factor(factor, sizes)[0]
+    ends = np.append(0, np.cumsum(sizes))
+    T = [L[a:b, a:b] @ L[a:b, a:b].T for a, b in pairwise(ends)]
     covariance = pack(T)
     state.report(groups_at(site, covariance, False), WorkingWeights(lambda: np.ones((1, site.n))))
-    S = marginal_products(site, covariance, float(center))[1][0]
-    ends, found = site.to_own @ beta, []
-    to_units = translation(site.opened.shift, site.opened.scale, np.zeros(p), np.ones(p))
-    for level in site.levels:
-        if level.term in whole:
-            A = to_units[:, level.columns]
-            estimate = T[level.term] @ A.T @ (S[:p, p] - S[:p, :p] @ ends)
-            left = T[level.term] - T[level.term] @ A.T @ S[:p, :p] @ A @ T[level.term]
-            found.append((level.term, np.array([estimate, np.sqrt(np.maximum(np.diag(left), 0.0))])))
-    return {"effects": np.column_stack([effects for _, effects in sorted(found, key=itemgetter(0))])}
+    found = []
+    for level in sorted(whole, key=lambda level: level.term):
+        # Products of the effects' own columns, weighted by the inverse variance of the rows.
+        S, own = marginal_products(site, covariance, center, level.term)[1][0], T[level.term]
+        z, units = slice(p, p + len(level.columns)), level.to_units()
+        estimate = units @ own @ (S[z, -1] - S[z, :p] @ (site.to_own @ beta))
+        left = units @ (own - own @ S[z, z] @ own) @ units.T
+        found.append(np.array([estimate, np.sqrt(np.maximum(np.diag(left), 0.0))]))
+    return {"effects": np.column_stack(found)}
 
 
-def _site_mode(data: SiteData, state: State, beta: Floats, factor: Floats, dispersion: Array) -> Floats:
+def _site_mode(
+    data: SiteData, state: State, beta: Floats, factor: Floats, basis: Floats, dispersion: Array
+) -> Floats:
     """Return the mode of the site's effects given its rows, and errors from the curvature there."""
-    site, point, _ = placed(data, state, beta, factor, dispersion)
+    point = placed(data, state, beta, factor, basis, dispersion)
     # The mode is that of Laplace's approximation: with one node, means are those at the mode.
-    site = replace(site, request=replace(site.request, nodes=1))
-    rows = site.by_group()
-    L, _ = joint_factor(factor, site.request.sizes)
-    modes = np.zeros((1, len(L)))
-    _, _, means = score_at(site, point, modes)
-    A = rows.Z @ L
-    every = rows.w * row_weights(site.request.distribution, point, rows.y, means)
+    site = replace(point.site, request=replace(point.site.request, nodes=1))
+    rows, at = site.by_group(), point.own()
+    modes = np.zeros((1, len(at.L)))
+    means = score_at(site, at, modes)[3]
+    A = rows.Z @ at.L
+    every = rows.w * row_weights(site.request.distribution, at.shape, rows.y, means)
     state.report(NO_MEANS, WorkingWeights(lambda: every), groups_at(site, np.zeros(len(factor)), False))
-    inverse = np.linalg.inv(np.eye(len(L)) + (A * every[-1][:, None]).T @ A)
+    inverse = np.linalg.inv(np.eye(len(at.L)) + (A * every[-1][:, None]).T @ A)
+    ordered = sorted(site.levels, key=lambda level: level.term)
+    L = block_diag(*(level.to_units() for level in ordered)) @ at.L
     return np.array([L @ modes[0], np.sqrt(np.diag(L @ inverse @ L.T))])
 
 

@@ -108,7 +108,7 @@ class VerticalModel(Explainable):
         Parameters
         ----------
         formula : str
-            ``response ~ terms``; ``.`` is every other column of every site. Allowed are ``+ - : * ^``,
+            ``response ~ terms``; ``.`` is every other column of every site. Allowed are ``+ - : * / ^``,
             ``C()``, also ``C(x, Sum)``, ``Helmert``, ``Diff`` or ``Poly``, ``log``, ``exp``, ``sqrt``,
             ``scale``, ``center``, ``bs``, ``cr``, ``cc``, ``poly``, ``I(x > 3)`` and ``Q()``.
         partition : ClientPartition

@@ -409,7 +409,7 @@ def test_marginal_effects_are_averages_over_rows_and_random_effects(effects):
 
     def effect(parameters):
         beta, theta = parameters[:2], parameters[2:]
-        L = record.effects.factors(theta)[0] / record.effects.length[0][:, None]
+        L = record.effects.factors_in_units(theta)[0]
         eta = X @ beta + np.linalg.norm(Z @ L, axis=-1) * nodes[:, None]
         mean = 1.0 / (1.0 + np.exp(-eta))
         return beta[1] * (weights @ (mean * (1.0 - mean))).mean() / weights.sum()
@@ -463,8 +463,6 @@ def test_what_leaves_a_site_is_what_explain_lists():
     ("formula", "settings", "error", "match"),
     [
         ("score ~ month", {}, FormulaError, "needs a random effect"),
-        ("score ~ arm + (1 + month | patient)", {}, FormulaError, "'month' is none"),
-        ("score ~ 0 + month + (1 | patient)", {}, FormulaError, "'1' is none"),
         ("score ~ month + (1 | patient)", {"nagq": 9}, ModelError, "no quadrature"),
         ("relapse ~ month + (1 | patient)", {"family": sm.families.Binomial(), "nagq": 26}, ModelError, "25"),
         (

@@ -217,7 +217,7 @@ def _assemble(
     holdings.require(offset_columns)
     labels = right_side.labels
     holdings.require(name for names in labels.values() for name in names)
-    holdings.require(term.group for term in right_side.random)
+    holdings.require(name for one in right_side.random for name in (*one.columns, *one.effect_columns))
     _require_other_columns(right_side, response)
     sites = tuple(_by_site(right_side.terms, holdings))
     return Formula(
@@ -277,6 +277,7 @@ def _require_other_columns(right: RightSide, response: Expression) -> None:
     """Refuse a column of the response among the terms and offsets."""
     read = [(term_text(term), term_columns(term)) for term in right.terms]
     read += [(f"offset({offset.text})", offset.columns) for offset in right.offsets]
+    read += [(one.text, (*one.columns, *one.effect_columns)) for one in right.random]
     for text, columns in read:
         both = [name for name in columns if name in response.columns]
         if both:

@@ -1,14 +1,14 @@
 """The algebra of terms: ``a*b - c + (d + e)^2`` becomes an ordered list of products of factors.
 
-The operators and their precedence are those of R and formulaic: ``^`` before ``:`` before ``*`` before
-``+`` and ``-``. Factors are checked as they are read (`formula_expression`).
+The operators and their precedence are those of R and formulaic: ``^`` before ``:`` before ``*`` and ``/``
+before ``+`` and ``-``. Factors are checked as they are read (`formula_expression`).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import product
 from typing import NamedTuple, TypeAlias
@@ -30,7 +30,7 @@ MAX_TERMS = 100_000
 Term: TypeAlias = tuple[Expression, ...]
 TermSet: TypeAlias = dict[frozenset[str], Term]
 
-_OPERATORS = "allowed between terms are + - : * ^ and parentheses"
+_OPERATORS = "allowed between terms are + - : * / ^ and parentheses"
 _RANDOM_EFFECTS = (
     "random effects are for FederatedMixed, in parentheses of their own, as in 'y ~ x + (1 + x | patient) + "
     "(1 | site)'"
@@ -38,7 +38,7 @@ _RANDOM_EFFECTS = (
 _TOKEN = re.compile(
     r"""\s*(?: (?P<quoted>`[^`]+`) | (?P<offset>offset\s*\()
              | (?P<labels>(?:strata|cluster)\s*\() | (?P<call>[^\W\d][\w.]*\s*\()
-             | (?P<name>[^\W\d][\w.]*) | (?P<number>\d+(?![\w.])) | (?P<operator>\*\*|[-+:*^().]) )""",
+             | (?P<name>[^\W\d][\w.]*) | (?P<number>\d+(?![\w.])) | (?P<operator>\*\*|[-+:*/^().]) )""",
     re.VERBOSE,
 )
 _QUOTED_OR_BAR = re.compile(r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|`[^`]*`|[()]|\|\|?")
@@ -52,24 +52,30 @@ class _Token(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RandomTerm:
-    """``(terms | group)``: effects that vary between groups of rows, around those of the fixed terms.
+    """``(terms | group)``: effects that vary between groups of rows.
 
-    `terms` are formula texts, none for an intercept alone; `group` is a column.
+    `terms` are formula texts, none for an intercept alone; `columns` are those whose levels make a group, one
+    for ``(1 | a)`` and two for ``(1 | a:b)``.
     """
 
-    group: str
+    columns: tuple[str, ...]
     intercept: bool
     terms: tuple[str, ...] = ()
+
+    @property
+    def group(self) -> str:
+        """Name of the groups, ``"a"`` or ``"a:b"``."""
+        return ":".join(self.columns)
+
+    @property
+    def effect_columns(self) -> tuple[str, ...]:
+        """Columns that the effects read, each once."""
+        return tuple(dict.fromkeys(name for text in self.terms for name in term_columns(parse_term(text))))
 
     @property
     def text(self) -> str:
         """The term as it is written."""
         return f"({' + '.join(['1' if self.intercept else '0', *self.terms])} | {self.group})"
-
-    @property
-    def scalar(self) -> bool:
-        """Whether there is one term, which is one effect unless it codes categories."""
-        return self.intercept + len(self.terms) == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,26 +220,33 @@ def _split_bar(text: str) -> list[str]:
 def parse_random(text: str) -> list[RandomTerm]:
     """Read ``(terms | group)``, or ``(terms || group)`` for independent effects: one term for each."""
     parts = _split_bar(text[1:-1])
-    group = parts[-1].strip()
-    if group[:1] == "`" == group[-1:]:
-        group = group[1:-1]
-    elif re.fullmatch(r"[^\W\d][\w.]*", group) is None:
-        raise refuse_formula(
-            f"the group {group!r}",
-            text,
-            "groups are one column. Write (1 | a) + (1 | b) for a/b, with labels of b that differ between "
-            "groups of a",
-        )
     if len(parts) != 3:
         raise refuse_formula("more than one bar", text, _RANDOM_EFFECTS)
     inside = parse_terms(parts[0])
     terms = tuple(map(term_text, inside.terms))
     if not terms and not inside.intercept:
         raise refuse_formula("a term without effects", text, "write (1 | group) for an intercept")
-    if parts[1] == "|":
-        return [RandomTerm(group, inside.intercept, terms)]
-    first = [RandomTerm(group, True)] if inside.intercept else []
-    return [*first, *(RandomTerm(group, False, (term,)) for term in terms)]
+    found = []
+    for columns in _groups(parts[-1].strip(), text):
+        if parts[1] == "|":
+            found.append(RandomTerm(columns, inside.intercept, terms))
+            continue
+        found += [RandomTerm(columns, True)] if inside.intercept else []
+        found += [RandomTerm(columns, False, (term,)) for term in terms]
+    return found
+
+
+def _groups(group: str, text: str) -> list[tuple[str, ...]]:
+    """Read the groups right of the bar: the columns of ``a``, of ``a:b``, and of both for ``a/b``."""
+    plain = all(token.kind in ("name", "quoted") or token.text in (":", "/") for token in _tokens(group))
+    if not group or not plain:
+        raise refuse_formula(
+            f"the group {group!r}",
+            text,
+            "groups are a column, (1 | a), combinations of columns, (1 | a:b), or nested ones, (1 | a/b), "
+            "which is (1 | a) + (1 | a:b)",
+        )
+    return [term_columns(term) for term in parse_terms(group).terms]
 
 
 def _closing(text: str, start: int) -> int:
@@ -269,7 +282,7 @@ class _TermsReader:
             raise self._unexpected()
         # Stable: within a degree the order is that in which terms were written, as in R.
         ordered = tuple(sorted(terms.values(), key=len))
-        offsets, random = tuple(self.offsets), tuple(self.random)
+        offsets, random = tuple(self.offsets), tuple(_as_written(self.random, ordered))
         return RightSide(self.intercept, ordered, offsets, self.constant, self.labels, random)
 
     def _peek(self, *operators: str) -> bool:
@@ -349,9 +362,8 @@ class _TermsReader:
         if not plus or not self._is_summand():
             raise refuse_formula("a random effect at this place", text, _RANDOM_EFFECTS)
         for term in parse_random(text):
-            effects = {term.intercept and "1", *term.terms} - {False}
             for one in self.random:
-                if one.group == term.group and effects & {one.intercept and "1", *one.terms}:
+                if set(one.columns) == set(term.columns) and _effects(one) & _effects(term):
                     raise refuse_formula("the same random effect twice", text, "leave one of them out")
             self.random.append(term)
 
@@ -362,9 +374,14 @@ class _TermsReader:
 
     def _product(self) -> TermSet:
         terms = self._interaction()
-        while self._peek("*"):
-            self._take()
+        while self._peek("*", "/"):
+            nested = self._take().text == "/"
             right = self._interaction()
+            if nested:
+                # b nested in a + c is a:c:b: all factors of the left side, once.
+                outer = tuple({factor.text: factor for term in terms.values() for factor in term}.values())
+                terms = _union(terms, self._cross({_key(outer): outer}, right))
+                continue
             crossed = self._cross(terms, right)
             terms = _union(_union(terms, right), crossed)
         return terms
@@ -441,6 +458,23 @@ def _union(terms: TermSet, more: TermSet) -> TermSet:
     for key, term in more.items():
         terms.setdefault(key, term)
     return terms
+
+
+def _effects(term: RandomTerm) -> set[frozenset[str]]:
+    """Return the terms of a random effect in a form that does not depend on their spelling."""
+    constant: set[frozenset[str]] = {frozenset()} if term.intercept else set()
+    return constant | {_key(parse_term(text)) for text in term.terms}
+
+
+def _as_written(random: Sequence[RandomTerm], fixed: Sequence[Term]) -> list[RandomTerm]:
+    """Write the terms of random effects as the formula writes the fixed ones: ``x:f`` is ``f:x``."""
+    known: TermSet = {_key(term): term for term in fixed}
+    out = []
+    for one in random:
+        terms = [parse_term(text) for text in one.terms]
+        texts = tuple(term_text(known.setdefault(_key(term), term)) for term in terms)
+        out.append(replace(one, terms=texts))
+    return out
 
 
 def _as_set(factors: Sequence[Expression]) -> TermSet:
