@@ -130,7 +130,8 @@ class RowsRequest:
         """
         if not set(self.weights) <= set(WEIGHTS):
             raise MessageError("the question about a table's rows names unknown roles")
-        if max(map(len, (self.every_term, self.needed))) > MOST_NAMES:
+        n_terms = len(self.terms) + sum(1 + len(one.terms) for one in self.effects)
+        if max(n_terms, len(self.needed)) > MOST_NAMES:
             raise MessageError(f"the question about a table's rows has more than {MOST_NAMES:,} names")
         if self.curve_response:
             if self.response or self.response_columns:

@@ -335,7 +335,14 @@ def parse_random_of(right, *more):
         ("time + (0 + time | patient)", ["(0 + time | patient)"]),
         ("time + (1 + time || patient)", ["(1 | patient)", "(0 + time | patient)"]),
         ("(1 | patient)", ["(1 | patient)"]),
-        ("time * C(arm) + (C(arm):time - 1 | patient)", ["(0 + C(arm):time | patient)"]),
+        ("time * C(arm) + (C(arm):time - 1 | patient)", ["(0 + time:C(arm) | patient)"]),
+        ("time + arm:time + (arm:time | patient)", ["(1 + arm:time | patient)"]),
+        ("time * arm + (0 + arm:time | patient)", ["(0 + time:arm | patient)"]),
+        ("time + (1 | arm:patient)", ["(1 | arm:patient)"]),
+        (
+            "time + (time || arm/patient)",
+            [f"({one} | {g})" for g in ("arm", "arm:patient") for one in ("1", "0 + time")],
+        ),
     ],
 )
 def test_random_effects_are_terms_by_group(right, expected):
@@ -345,7 +352,12 @@ def test_random_effects_are_terms_by_group(right, expected):
 @pytest.mark.parametrize(
     ("right", "match"),
     [
-        ("time + (1 | a/b)", r"groups are one column. Write \(1 \| a\)"),
+        ("time + (1 | a/b)", "no column 'a'"),
+        ("time + (1 | arm + patient)", r"groups are a column.*\(1 \| a/b\)"),
+        ("time + (1 | log(patient))", "groups are a column"),
+        ("time + (1 | arm:patient) + (1 | patient:arm)", "same random effect twice"),
+        ("arm:time + (arm:time | patient) + (time:arm | patient)", "same random effect twice"),
+        ("time + (y | patient)", "'y' is in the response"),
         ("time:(1 | patient)", "at this place"),
         ("time - (1 | patient)", "at this place"),
         ("((1 | patient) + time)", "at this place"),
@@ -359,3 +371,21 @@ def test_random_effects_are_terms_by_group(right, expected):
 def test_random_effects_that_cannot_be_read_are_refused(right, match):
     with pytest.raises(FormulaError, match=match):
         parse_random_of(right)
+
+
+@pytest.mark.parametrize(
+    ("nested", "written"),
+    [
+        ("a/b", "a + a:b"),
+        ("a/b/x", "a + a:b + a:b:x"),
+        ("(a + b)/x", "a + b + a:b:x"),
+        ("a/(b + x)", "a + a:b + a:x"),
+    ],
+)
+def test_a_slash_nests_as_in_r(nested, written):
+    columns = ["y", "a", "b", "x"]
+    found, expected = (parse_pooled_formula(f"y ~ {right}", columns) for right in (nested, written))
+    assert found.sites[0].terms == expected.sites[0].terms
+    assert (
+        parse_formula(f"~ {nested}", {"A": columns}, response=False).sites[0].terms == expected.sites[0].terms
+    )
