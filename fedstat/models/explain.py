@@ -53,6 +53,9 @@ class DryRunPlan:
     largest: Mapping[tuple[str, str], int] = MappingProxyType({})
     """Most numbers of an array, by step and array, where its size depends on the data."""
 
+    checks: tuple[str, ...] = ()
+    """Steps of tests of assumptions at the end of a fit, which stands if a site refuses them."""
+
     nested: tuple[str, ...] = ()
     """Columns of groups that have one level a site."""
 
@@ -196,7 +199,7 @@ class Explainable:
 def explain_fit(model: Explainable, plan: DryRunPlan, arguments: Mapping[str, Any]) -> Explanation:
     """Rehearse a fit with these arguments, and say what it would ask for."""
     dry_run = rehearse(model, plan, arguments)
-    expected = ExpectedReleases(dry_run, plan.loops(dry_run))
+    expected = ExpectedReleases(dry_run, plan.loops(dry_run), plan.checks)
     planned = expected.planned()
     return Explanation(
         call=call_of(model, arguments),
@@ -207,6 +210,7 @@ def explain_fit(model: Explainable, plan: DryRunPlan, arguments: Mapping[str, An
         notes=[
             *iteration_notes(expected),
             *plan.notes(expected),
+            *check_notes(expected),
             *dry_run_notes(dry_run),
             *consent_notes(model),
             *vector_notes(model, planned),
@@ -355,6 +359,15 @@ def iteration_notes(expected: ExpectedReleases) -> Iterator[str]:
             "The number of iterations depends on the data. Counts are those of a dry run on synthetic "
             f"data; in parentheses are those with one iteration and at the fit's limit: {counts}. Shortened "
             "steps add rounds."
+        )
+
+
+def check_notes(expected: ExpectedReleases) -> Iterator[str]:
+    """Say which sites refuse the tests of assumptions, without which the fit stands."""
+    if refused := expected.unchecked():
+        yield (
+            f"The fit stands without its tests of assumptions, which {join_names(refused)} "
+            f"refuse{'s' * (len(refused) == 1)}: " + " ".join(dict.fromkeys(map(str, refused.values())))
         )
 
 

@@ -101,10 +101,14 @@ class ExpectedArray:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedReleases:
-    """The requests of a fit: with one iteration, as in the dry run, and at the limit."""
+    """The requests of a fit: with one iteration, as in the dry run, and at the limit.
+
+    The fit stands if a site refuses the steps in `checks`.
+    """
 
     dry_run: DryRunRecord
     loops: Sequence[IterationLoop] = ()
+    checks: Sequence[str] = ()
 
     def rounds(self) -> list[tuple[tuple[str, ...], FitLengths]]:
         """Kinds of rounds in the order in which they first come, with how many there are of each."""
@@ -172,10 +176,15 @@ class ExpectedReleases:
     def refusals(self) -> dict[str, list[PolicyError]]:
         """List the refusals of policies, by site, including local ones at the coordinator's own site."""
         out: dict[str, list[PolicyError]] = {}
-        for (site, _), found in self.dry_run.refused.items():
-            if found:
+        for (site, step), found in self.dry_run.refused.items():
+            if found and step not in self.checks:
                 out.setdefault(site, []).extend(found)
         return out
+
+    def unchecked(self) -> dict[str, PolicyError]:
+        """Return the first refusal of a step in `checks`, by site."""
+        found = self.dry_run.refused.items()
+        return {site: errors[0] for (site, step), errors in found if errors and step in self.checks}
 
 
 # ----------------------------------------------------------------------------------------------------

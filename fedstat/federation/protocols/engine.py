@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from fedstat.errors import EngineError, FedstatError, MessageError, SessionError
+from fedstat.errors import EngineError, FedstatError, MessageError, PolicyError, SessionError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.site import FAMILIES, RECEIPT_FAMILY
@@ -36,6 +36,8 @@ class RoundEngine:
     def run(self, protocol: FitProtocol[Fit], ledger: Ledger) -> Fit:
         """Run a protocol to its end, and return its value; a DisclosureError if a site refuses.
 
+        A refusal is raised in the protocol, which may go on without that round; see :func:`attempt`.
+
         Replies are passed back in the order of the requests, never in the order of arrival, so that sums over
         sites are the same to the bit on every engine.
 
@@ -51,7 +53,11 @@ class RoundEngine:
             while True:
                 if any(leaves(request, ledger) for request in requests):
                     ledger.begin_round()
-                replies = self._round(requests, ledger)
+                try:
+                    replies = self._round(requests, ledger)
+                except PolicyError as refusal:
+                    requests = protocol.throw(refusal)
+                    continue
                 line.step()
                 requests = protocol.send(replies)
         except StopIteration as stop:
@@ -66,6 +72,14 @@ class RoundEngine:
     def _round(self, requests: Sequence[Request], ledger: Ledger) -> list[Reply]:
         """Have the questions of one round answered, in their order, and enter what passed."""
         raise NotImplementedError
+
+
+def attempt(protocol: FitProtocol[Fit]) -> FitProtocol[Fit | PolicyError]:
+    """Run a part of a protocol without which a fit can go on; its value, or the refusal of a site."""
+    try:
+        return (yield from protocol)
+    except PolicyError as refusal:
+        return refusal
 
 
 def side_by_side(first: FitProtocol[Fit], second: FitProtocol[Other]) -> FitProtocol[tuple[Fit, Other]]:

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from fedstat.errors import MessageError
+from fedstat.errors import MessageError, PolicyError
 from fedstat.federation.crypto.masks import unmask_sum
 from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.message import Reply, Request
@@ -50,7 +50,14 @@ def masked_protocol(
             # Masks of a round are used once: the same stream under two sums would give away their difference.
             number += len(groups)
             numbered = [replace(request, masked=rounds.get(i)) for i, request in enumerate(requests)]
-            replies = yield [*about_keys, *numbered]
+            try:
+                replies = yield [*about_keys, *numbered]
+            except PolicyError as refusal:
+                if about_keys:
+                    raise  # keys are agreed on in this round: nothing can be masked without it
+                # The masks of this round are spent. Without the refused part no sum of it can be unmasked.
+                requests = protocol.throw(refusal)
+                continue
             reported, replies = replies[: len(about_keys)], replies[len(about_keys) :]
             about_keys = go_on(agreement, reported) if about_keys else []
             for places in groups:

@@ -272,6 +272,8 @@ class RemoteEngine(RoundEngine):
             else:
                 replies.append(outcome)
         if errors:
+            if all(isinstance(error, PolicyError) for _, error in errors):
+                self._number += 1  # a protocol may go on without this round, which is stored as refused
             raise self._explained(errors)
         self._number += 1
         return replies

@@ -18,7 +18,7 @@ from fedstat.federation.dry_run.expected_releases import IterationLoop
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.tables.columns import LevelValue
 from fedstat.kernels.categories import BASELINE, LINKS
-from fedstat.models.categories.protocol import CategoryFit, CategoryNewton
+from fedstat.models.categories.protocol import CategoryNewton
 from fedstat.models.categories.results import CategoryResults, MultinomialResults, OrdinalResults
 from fedstat.models.categories.steps import FAMILY, CategoryRequest
 from fedstat.models.checks import check_choice, check_integer, check_masked, check_positive, checks_arguments
@@ -36,6 +36,8 @@ COV_TYPES = ("nonrobust", "robust", "HC0", "HC1", "cluster")
 
 class CategoryPlan(OwnFitsPlan):
     """Facts about a regression of categories before it is fitted."""
+
+    checks = ("sum_separate_scores",)
 
     def __init__(self, model: Any, given: Mapping[str, Any]) -> None:
         super().__init__(model, given)
@@ -174,6 +176,7 @@ class CategoryModel(HorizontalModel):
         maxiter: int = 50,
         tol: float = 1e-8,
         local: bool = True,
+        check_assumptions: bool = True,
         masked: bool | None = None,
         progress: bool | None = None,
     ) -> Any:
@@ -194,6 +197,10 @@ class CategoryModel(HorizontalModel):
             Length of the last step, in standard errors.
         local : bool
             Whether every site also fits its own rows and releases that fit, for the comparison of sites.
+        check_assumptions : bool
+            Whether to test with the fit, in one more round, that coefficients are the same at all thresholds;
+            categories without an order have no such assumption. The summary begins with a test that fails at
+            the level 0.01. If a site refuses the sums, the fit stands, and a note says that there is no test.
         masked : bool, optional
             Whether pairwise masks hide each site's part of the sums; by default with at least three sites,
             and with two where an owner requires it.
@@ -237,7 +244,8 @@ class CategoryModel(HorizontalModel):
         kind = (
             "HC1" if cov_type == "robust" else "sites" if groups == self.partition.site_column else cov_type
         )
-        return run_fit(self, call, CategoryModel._estimate, kind, groups, maxiter, tol, local, masked)
+        options = kind, groups, maxiter, tol, local, check_assumptions, masked
+        return run_fit(self, call, CategoryModel._estimate, *options)
 
     def _check_groups(self, cov_type: str, kwds: object) -> str | None:
         """Return the column of clusters, checked."""
@@ -262,15 +270,17 @@ class CategoryModel(HorizontalModel):
         maxiter: int,
         tol: float,
         local: bool,
+        check_assumptions: bool,
         masked: object,
     ) -> CategoryResults:
         session = self._open_session(FAMILY, check_masked(masked, len(self.sites), self._masks_wanted))
         clusters = (groups,) if kind == "cluster" and groups is not None else ()
         newton = CategoryNewton(session, CategoryRequest(self.link, clusters), maxiter, tol)
-        fit: CategoryFit = attempt.run(newton.run(kind, local), session.masked_sites)
+        protocol = newton.run(kind, local, check_assumptions)
+        fit, outcomes = attempt.run(protocol, session.masked_sites)
         if not fit.converged:
             warn(f"{self.model_name} did not converge after {maxiter} steps", ConvergenceWarning)
-        return self._results._of(self, fit, kind, groups, attempt.ledger)
+        return self._results._of(self, fit, kind, groups, outcomes, attempt.ledger)
 
 
 class FederatedOrdinal(CategoryModel):

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import numpy as np
 
 from fedstat.codec import to_json
-from fedstat.errors import EstimationError
+from fedstat.errors import EstimationError, PolicyError
 from fedstat.federation.design.horizontal_design import RowsDesign
 from fedstat.federation.design.horizontal_steps import standardization, translation
 from fedstat.federation.message import Reply
-from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.protocols.engine import FitProtocol, attempt
 from fedstat.federation.tables.columns import LevelValue
+from fedstat.inference.assumptions import NOT_REQUESTED, SINGULAR, Outcome, reason_of, score_outcome
 from fedstat.inference.heterogeneity import SiteFit
 from fedstat.kernels.categories import coefficient_map, moved
 from fedstat.models.categories.steps import CategoryRequest, first_parameters
@@ -70,6 +71,11 @@ class CategoryFit:
         return self.total.by_site is None
 
     @property
+    def has_thresholds_to_compare(self) -> bool:
+        """Whether there are coefficients that could differ by threshold."""
+        return self.request.proportional and len(self.categories) > 2 and len(self.design.names) > 1
+
+    @property
     def map(self) -> Floats:
         """Matrix from parameters to the coefficients of all predictors."""
         return coefficient_map(len(self.categories), len(self.design.names), self.request.proportional)
@@ -107,8 +113,23 @@ def to_units(design: RowsDesign) -> Floats:
 class CategoryNewton(LikelihoodNewton):
     """Newton's method with halved steps, from the shares of the categories."""
 
-    def run(self, cov_type: str, local: bool) -> FitProtocol[CategoryFit]:
-        """Open the rows, maximize, and request what the summary needs."""
+    def run(
+        self, cov_type: str, local: bool, check_assumptions: bool = True
+    ) -> FitProtocol[tuple[CategoryFit, Outcomes]]:
+        """Open the rows, maximize, and request what the summary needs, and the test of the assumption."""
+        fit = yield from self.estimate(cov_type, local)
+        if not fit.has_thresholds_to_compare:
+            return fit, {}
+        if not check_assumptions:
+            return fit, {PROPORTIONAL: NOT_REQUESTED}
+        point = Point(fit.design, fit.map, [str(level) for level in fit.categories])
+        found = yield from attempt(separate_scores_at(self.session, fit, point, fit.gamma))
+        if isinstance(found, PolicyError):
+            return fit, {PROPORTIONAL: reason_of(found)}
+        return fit, {PROPORTIONAL: proportional_outcome(fit, found)}
+
+    def estimate(self, cov_type: str, local: bool) -> FitProtocol[CategoryFit]:
+        """Open the rows, maximize, and request what the estimates of the summary need."""
         session, K = self.session, len(self.session.sites)
         # 1. Open the rows and count the categories; sites fit their own rows.
         requests = session.opening() + session.request_all("start", {}, to_json(self.request))
@@ -281,14 +302,51 @@ def at_point(point: Point, fit: CategoryFit) -> Floats:
     return np.asarray(np.linalg.solve(moved(point.M, to_units(point.design)), fit.params))
 
 
-def separate_scores(session: RowsSession, fit: CategoryFit) -> FitProtocol[tuple[Floats, Floats]]:
-    """Request score and information of coefficients that differ by threshold, at the common ones."""
+PROPORTIONAL = "proportional_odds"
+Outcomes: TypeAlias = Mapping[str, Outcome | str]
+"""Outcome of each test by the kind of its note, or the reason why it was not made."""
+SeparateScores: TypeAlias = tuple[Floats, Floats, bool]
+"""Score and information of coefficients of each threshold, and whether all sites could sum them."""
+
+
+def separate_scores(session: RowsSession, fit: CategoryFit) -> FitProtocol[SeparateScores]:
+    """Open the rows of a fit again, and request the sums of :func:`separate_scores_at`."""
     point = yield from open_at(session, fit)
-    beta = fit.map @ at_point(point, fit)
+    return (yield from separate_scores_at(session, fit, point, at_point(point, fit)))
+
+
+def separate_scores_at(session: RowsSession, fit: CategoryFit, point: Point) -> FitProtocol[SeparateScores]:
+    """Request score and information of coefficients that differ by threshold, at the common ones."""
+    beta = fit.map @ gamma
     replies = yield session.request_all("sum_separate_scores", point.arrays(beta))
-    if int(add(replies, "spread")) < len(replies):
-        raise EstimationError("test_proportional_odds: a row's category has no probability at the estimate")
-    return add(replies, "score"), add(replies, "information")
+    finite = int(add(replies, "spread")) == len(replies)
+    return add(replies, "score"), add(replies, "information"), finite
+
+
+def separate_parameters(fit: CategoryFit, columns: Sequence[int]) -> Floats:
+    """Matrix from the parameters, and those of some columns at all thresholds but the first, to all."""
+    width, p = len(fit.categories) - 1, len(fit.design.names)
+    own = np.zeros((width, p, width, p))
+    for j in range(1, width):
+        own[j, columns, j, columns] = 1.0
+    more = own.reshape(width * p, -1)
+    return np.hstack([fit.map, more[:, np.abs(more).any(axis=0)]])
+
+
+def proportional_outcome(fit: CategoryFit, found: SeparateScores) -> Outcome | str:
+    """Test that coefficients are the same at all thresholds (Peterson and Harrell 1990)."""
+    score, information, finite = found
+    if not finite:
+        return "a category of a row has no probability at the estimate"
+    M, q = separate_parameters(fit, range(1, len(fit.design.names))), fit.map.shape[1]
+    U, V = M.T @ score, M.T @ information @ M
+    try:
+        left = V[q:, q:] - V[q:, :q] @ np.linalg.solve(V[:q, :q], V[:q, q:])
+    except np.linalg.LinAlgError:
+        return SINGULAR
+    # The columns of M are ordered by threshold, and by column of the design within each.
+    terms = fit.design.term_names[1:] * (len(fit.categories) - 2)
+    return score_outcome(U[q:] - V[q:, :q] @ np.linalg.solve(V[:q, :q], U[:q]), left, terms)
 
 
 def sum_effects(session: RowsSession, fit: CategoryFit) -> FitProtocol[tuple[Floats, Floats]]:

@@ -11,9 +11,10 @@ import pandas as pd
 from scipy import stats
 from scipy.special import expit, logit
 
-from fedstat.errors import ModelError, NotAvailableError
+from fedstat.errors import EstimationError, ModelError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.partition.partition import ClientPartition
+from fedstat.inference.assumptions import Assumption
 from fedstat.inference.heterogeneity import MaskedSiteSums, SiteFit
 from fedstat.inference.likelihood import mcfadden
 from fedstat.inference.plots import draw_bands
@@ -22,10 +23,13 @@ from fedstat.inference.tables import Sheet, number
 from fedstat.kernels.categories import CategoryRows, probabilities
 from fedstat.models.categories.evaluation import CategoryEvaluation, evaluate_categories
 from fedstat.models.categories.protocol import (
+    PROPORTIONAL,
     CategoryFit,
     CategoryNewton,
+    Outcomes,
     likelihoods_without,
     parameter_names,
+    separate_parameters,
     separate_scores,
     sum_effects,
 )
@@ -49,6 +53,19 @@ if TYPE_CHECKING:
 
 FEW_ROWS = 10
 """Rows of the rarest category per coefficient of it."""
+
+
+def proportional(fit: CategoryFit) -> Assumption:
+    """Return the assumption of equal coefficients at all thresholds, in the words of the link."""
+    odds = fit.request.link == "logit"
+    return Assumption(
+        PROPORTIONAL,
+        "score test of coefficients that differ by threshold",
+        "NON-PROPORTIONAL ODDS" if odds else "COEFFICIENTS DIFFER BY THRESHOLD",
+        "Coefficients are assumed to be the same at all thresholds",
+        "A coefficient is then an average over the thresholds. See test_proportional_odds(), or fit "
+        "FederatedMultinomial.",
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -96,7 +113,13 @@ class CategoryResults(SiteFitsResults):
 
     @classmethod
     def _of(
-        cls, model: HorizontalModel, fit: CategoryFit, kind: str, groups: str | None, ledger: Ledger
+        cls,
+        model: HorizontalModel,
+        fit: CategoryFit,
+        kind: str,
+        groups: str | None,
+        outcomes: Outcomes,
+        ledger: Ledger,
     ) -> Self:
         """Make results of a fit."""
         design, width = fit.design, len(fit.design.names) - 1
@@ -119,7 +142,11 @@ class CategoryResults(SiteFitsResults):
         )
         df_model = float(width if cls._proportional else width * (len(fit.categories) - 1))
         record = CategoryRecord(
-            estimate=replace(estimate, df_model=df_model), fit=fit, basis=RowsBasis.of(model), groups=groups
+            estimate=replace(estimate, df_model=df_model),
+            fit=fit,
+            basis=RowsBasis.of(model),
+            groups=groups,
+            notes=tuple(proportional(fit).note(outcome) for outcome in outcomes.values()),
         )
         return cls(record, ledger, model)
 
@@ -523,14 +550,15 @@ class CategoryResults(SiteFitsResults):
             )
         yield from self._few_clusters_note(fit.clusters)
         yield from self._left_out_note()
-        yield self._assumption()
+        yield from self._assumptions()
         yield from self._masking_note()
         yield from self._own_fits_note()
         if fit.clusters is None:
             yield from self._difference_note()
 
-    def _assumption(self) -> Note:
-        raise NotImplementedError
+    def _assumptions(self) -> Iterator[Note]:
+        """State what is assumed and not tested."""
+        yield from ()
 
 
 def shown(fit: CategoryFit, params: Floats) -> tuple[Floats, Floats]:
@@ -655,21 +683,20 @@ class OrdinalResults(CategoryResults, saved_as="fedstat ordinal results 1", reco
         [3, 3, 6]
         """
         fit = self._record.fit
-        width, p = len(fit.categories) - 1, len(fit.design.names)
-        if width < 2 or p < 2:
+        if not fit.has_thresholds_to_compare:
             raise NotAvailableError(
                 "test_proportional_odds: it needs three categories and one column, or more"
             )
-        U, V = self._after_fit(
+        U, V, finite = self._after_fit(
             "test_proportional_odds()", FAMILY, lambda session: separate_scores(session, fit)
         )
+        if not finite:
+            raise EstimationError(
+                "test_proportional_odds: a row's category has no probability at the estimate"
+            )
 
         def statistic(places: list[int]) -> tuple[float, int]:
-            own = np.zeros((width, p, width, p))
-            for j in range(1, width):
-                own[j, np.add(places, 1), j, np.add(places, 1)] = 1.0
-            more = own.reshape(len(U), -1)
-            M = np.hstack([fit.map, more[:, np.abs(more).any(axis=0)]])
+            M = separate_parameters(fit, [place + 1 for place in places])
             return quadratic(M.T @ U, M.T @ V @ M), M.shape[1] - fit.map.shape[1]
 
         return ProportionalOddsTest(score_tests(fit.design.term_names[1:], statistic))
@@ -715,12 +742,6 @@ class OrdinalResults(CategoryResults, saved_as="fedstat ordinal results 1", reco
 
     def _link_words(self) -> str:
         return f"cumulative {self._record.fit.request.link}"
-
-    def _assumption(self) -> Note:
-        return Note(
-            "proportional",
-            "Coefficients are assumed to be the same at all thresholds; test_proportional_odds() tests it.",
-        )
 
 
 class MultinomialResults(CategoryResults, saved_as="fedstat multinomial results 1", record=CategoryRecord):
@@ -779,8 +800,8 @@ class MultinomialResults(CategoryResults, saved_as="fedstat multinomial results 
     def _link_words(self) -> str:
         return f"logit against {self.categories[0]}"
 
-    def _assumption(self) -> Note:
-        return Note(
+    def _assumptions(self) -> Iterator[Note]:
+        yield Note(
             "reference",
             f"Coefficients compare a category with {self.categories[0]!r}; the ratio of the probabilities "
             "of two "

@@ -354,7 +354,7 @@ def sum_scores(data: SiteData, state: State, shift: Floats, scale: Floats, beta:
     return scores_at(state, site, site.place(shift, scale, beta, site.request.proportional), True)
 
 
-@step(FAMILY, "sum_scores", takes=POINT, releases=SCORES)
+@step(FAMILY, "sum_scores finish", takes=POINT, releases=SCORES)
 def sum_separate_scores(
     data: SiteData, state: State, shift: Floats, scale: Floats, beta: Floats
 ) -> dict[str, Array]:

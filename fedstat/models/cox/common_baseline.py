@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
@@ -62,7 +62,8 @@ class CommonFit:
     """Maximum of the partial likelihood with one baseline hazard, for standardized columns.
 
     `gamma` is one step from the coefficients of `at`, where the sums were requested. `edges` (J,) are the
-    ends of the intervals, after those with few rows were merged; there were `requested` ones.
+    ends of the intervals, after those with few rows were merged; there were `requested` ones. `mean_event`
+    are the means of the columns over the events.
     """
 
     gamma: Vector
@@ -77,6 +78,7 @@ class CommonFit:
     converged: bool
     meat: Matrix | None
     clusters: int | None
+    mean_event: Vector
 
 
 def secant_update(information: Floats, move: Floats, change: Floats) -> Floats:
@@ -165,6 +167,7 @@ class CommonNewton:
             converged=size < NEAR,
             meat=meat,
             clusters=clusters,
+            mean_event=columns / w.sum(),
         )
 
     def merge(self, request: IntervalRequest) -> FitProtocol[None]:
@@ -208,6 +211,45 @@ class CommonNewton:
         arrays = {"beta": at.gamma, "at_risk": sums[:, 1], "tied": sums[:, 2], "g": g}
         replies = yield self.session.request_all("sum_products", arrays)
         return np.asarray(add(replies, "score")), np.asarray(add(replies, "products"))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IntervalChecks:
+    """Sums for tests of a fit with one baseline hazard, at its last coefficients.
+
+    `score`, `cross` and `square` are those of coefficients of x g(t); `baseline` are the sum of (O - E)^2 / E
+    over the sites, and its degrees of freedom.
+    """
+
+    score: Vector
+    cross: Matrix
+    square: Matrix
+    baseline: tuple[float, float]
+
+
+def interval_checks(
+    session: RowsSession, common: CommonFit, transform: Callable[[Floats], Floats]
+) -> FitProtocol[IntervalChecks]:
+    """Request the sums for the tests of a fit; `transform` is the function g of time."""
+    at = common.at
+    g = np.tile(transform(common.edges), len(at.events[0]) // len(common.edges))
+    sums = at.sums
+    arrays = {
+        "beta": at.gamma,
+        "at_risk": sums[:, 1],
+        "tied": sums[:, 2],
+        "g": g,
+        "center": common.mean_event,
+        "inverse": np.linalg.inv(common.information),
+    }
+    replies = yield session.request_all("check_intervals", arrays)
+    score, cross, square = (np.asarray(add(replies, name)) for name in ("score", "cross", "square"))
+    cross, square = cross - at.lacking(g), square - at.lacking(g**2)
+    statistic, left = add(replies, "baseline").tolist()
+    # The sums are those before the last step.
+    score = score - cross @ (common.gamma - at.gamma)
+    # The expected events of all sites are their events: one degree of freedom less.
+    return IntervalChecks(score, cross, square, (statistic, left - 1.0))
 
 
 def agree_strata(

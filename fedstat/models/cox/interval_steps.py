@@ -436,6 +436,69 @@ def sum_products(
 
 @step(
     FAMILY,
+    "sum_intervals sum_products sum_residuals",
+    takes={
+        "beta": BETA,
+        "at_risk": aggregate("hazard of each interval", common=True),
+        "tied": aggregate("part of it that its own events do not have", common=True),
+        "g": aggregate("function of time at the ends of the intervals", common=True),
+        "center": aggregate("mean of the columns over the events of all sites", common=True),
+        "inverse": aggregate("inverse information of all sites", 2, common=True),
+    },
+    releases={
+        "score": summed("scores of coefficients that vary with time", behind=AT_POINT),
+        "cross": summed("information between constant and varying coefficients", 2, behind=AT_POINT),
+        "square": summed("information of coefficients that vary with time", 2, behind=AT_POINT),
+        "baseline": summed(
+            "test of one baseline hazard: the site's part, and its degrees of freedom", behind=AT_POINT
+        ),
+    },
+)
+def check_intervals(
+    data: SiteData,
+    state: State,
+    beta: Floats,
+    at_risk: Floats,
+    tied: Floats,
+    g: Floats,
+    center: Floats,
+    inverse: Floats,
+) -> dict[str, Array]:
+    """Sum what two tests need, at hazards from outside: of effects that vary with time, of one baseline.
+
+    ``score`` (p,), ``cross`` and ``square`` (p, p) are those of the coefficients of x g(t). ``baseline`` (2,)
+    has (O - E)^2 / E, with the site's events O and their expected number E, and the share of the variance of
+    O - E over E that the estimated coefficients leave. The share is that of a site with few of all rows.
+    """
+    intervals = intervals_of(state)
+    T, p = len(intervals.rows.table.times), intervals.rows.X.shape[1]
+    check_lengths(data.name, beta=(beta, p), center=(center, p))
+    check_lengths(data.name, at_risk=(at_risk, T), tied=(tied, T), g=(g, T))
+    if inverse.shape != (p, p):
+        raise MessageError(f"{data.name}: array 'inverse' must be of shape ({p}, {p})")
+    if (at_risk < 0.0).any() or (tied < 0.0).any() or (tied > at_risk).any():
+        raise MessageError(f"{data.name}: 'at_risk' and 'tied' must be hazards")
+    _describe(state, intervals, hashlib.sha256(beta.tobytes()).hexdigest()[:16])
+    for factor in (np.ones(T), g, g**2):
+        point = (beta.tobytes(), (factor * at_risk).tobytes(), (factor * tied).tobytes())
+        state.report(*_facts_at(intervals, _vectors(intervals), point))
+    now = intervals.expected_at(beta, _hazards(at_risk, tied), *_empty_sums(intervals))
+    e = now.expected()
+    expected, events = float(e.sum()), float(now.table.weight[now.table.event].sum())
+    baseline = np.zeros(2)
+    if expected > 0.0:
+        moved = intervals.rows.X.T @ e - expected * center
+        baseline[:] = (events - expected) ** 2 / expected, 1.0 - moved @ inverse @ moved / expected
+    return {
+        "score": now.score(g),
+        "cross": now.products(g),
+        "square": now.products(g**2),
+        "baseline": baseline,
+    }
+
+
+@step(
+    FAMILY,
     "sum_products",
     takes={
         "beta": BETA,

@@ -25,7 +25,7 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.tables.columns import ColumnKind
 from fedstat.models.checks import check_choice, check_integer, check_masked, check_positive, checks_arguments
 from fedstat.models.cox.common_baseline import POINTS
-from fedstat.models.cox.protocol import CoxFit, CoxNewton
+from fedstat.models.cox.protocol import CoxNewton
 from fedstat.models.cox.results import CoxResults
 from fedstat.models.cox.steps import FAMILY, CoxRequest
 from fedstat.models.explain import DryRunPlan
@@ -40,8 +40,16 @@ class CoxPlan(OwnFitsPlan):
 
     own_fit = "the standard deviations of its columns"
     guessed: ClassVar[frozenset[str]] = frozenset(
-        {"flag_intervals", "start_intervals", "sum_intervals", "sum_products", "sum_residuals"}
+        {
+            "flag_intervals",
+            "start_intervals",
+            "sum_intervals",
+            "sum_products",
+            "sum_residuals",
+            "check_intervals",
+        }
     )
+    checks = ("sum_time_scores", "check_intervals")
 
     def arguments(self) -> Mapping[str, Any]:
         """Spread as many intervals over the times of synthetic rows."""
@@ -156,6 +164,7 @@ class FederatedCox(HorizontalModel):
         maxiter: int = 50,
         tol: float = 1e-8,
         local: bool = True,
+        check_assumptions: bool = True,
         masked: bool | None = None,
         progress: bool | None = None,
     ) -> CoxResults:
@@ -184,6 +193,10 @@ class FederatedCox(HorizontalModel):
             Length of the last step, in standard errors.
         local : bool
             Whether every site also fits its own rows and releases that fit, for the comparison of sites.
+        check_assumptions : bool
+            Whether to test with the fit, in one more round, that hazard ratios do not change with time, and
+            with a common baseline that the sites have one. The summary begins with a test that fails at the
+            level 0.01. If a site refuses the sums, the fit stands, and a note says that there is no test.
         masked : bool, optional
             Whether pairwise masks hide each site's part of the sums; by default with at least three sites,
             and with two where an owner requires it.
@@ -240,7 +253,8 @@ class FederatedCox(HorizontalModel):
                 "cov_type: 'cluster' needs the clusters in the formula, as in 'Surv(months, died) ~ age + "
                 "cluster(family)'"
             )
-        return run_fit(self, call, FederatedCox._estimate, cov_type, ties, edges, maxiter, tol, local, masked)
+        options = cov_type, ties, edges, maxiter, tol, local, check_assumptions, masked
+        return run_fit(self, call, FederatedCox._estimate, *options)
 
     def _invent_sites(self, plan: DryRunPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
         sites = super()._invent_sites(plan, policies)
@@ -270,6 +284,7 @@ class FederatedCox(HorizontalModel):
         maxiter: int,
         tol: float,
         local: bool,
+        check_assumptions: bool,
         masked: object,
     ) -> CoxResults:
         session = self._open_session(FAMILY, check_masked(masked, len(self.sites), self._masks_wanted))
@@ -278,8 +293,9 @@ class FederatedCox(HorizontalModel):
         )
         site_column = self.partition.site_column
         newton = CoxNewton(session, request, maxiter, tol)
-        fit: CoxFit = attempt.run(newton.run(cov_type, local, edges, site_column), session.masked_sites)
+        protocol = newton.run(cov_type, local, edges, site_column, check_assumptions)
+        fit, outcomes = attempt.run(protocol, session.masked_sites)
         if not fit.converged:
             count = maxiter if fit.common is None else len(fit.common.trace)
             warn(f"{self.model_name} did not converge after {count} evaluations", ConvergenceWarning)
-        return CoxResults._of(self, fit, cov_type, attempt.ledger)
+        return CoxResults._of(self, fit, cov_type, outcomes, attempt.ledger)

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import numpy as np
+from scipy import stats
 
 from fedstat.codec import to_json
-from fedstat.errors import EstimationError
+from fedstat.errors import EstimationError, PolicyError
 from fedstat.federation.design.horizontal_design import RowsDesign
 from fedstat.federation.message import Reply
-from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.protocols.engine import FitProtocol, attempt
 from fedstat.federation.tables.columns import LevelValue
+from fedstat.inference.assumptions import NOT_REQUESTED, Outcome, reason_of, score_outcome
 from fedstat.inference.heterogeneity import MaskedSiteSums, SiteFit
 from fedstat.models.cox.common_baseline import (
     POINTS,
     POINTS_WITHOUT_START,
     CommonFit,
     CommonNewton,
+    IntervalChecks,
     agree_strata,
+    interval_checks,
 )
 from fedstat.models.cox.steps import TRANSFORMS, CoxRequest
 from fedstat.models.horizontal.estimability import require_independent
@@ -119,13 +123,42 @@ class CoxNewton(LikelihoodNewton):
     """Newton's method with halved steps, from zero."""
 
     def run(
-        self, cov_type: str, local: bool, edges: Floats | None = None, site_column: str = ""
-    ) -> FitProtocol[CoxFit]:
-        """Open the rows, maximize, and request what the summary needs.
+        self,
+        cov_type: str,
+        local: bool,
+        edges: Floats | None = None,
+        site_column: str = "",
+        check_assumptions: bool = True,
+    ) -> FitProtocol[tuple[CoxFit, Outcomes]]:
+        """Open the rows, maximize, and request what the summary needs, and the tests of assumptions.
 
         With `edges` (J,) of intervals the sites have one baseline hazard. The estimate with a baseline for
         each site is then the start, from which few coefficient vectors are enough.
         """
+        fit = yield from self.estimate(cov_type, local, edges, site_column)
+        if not check_assumptions:
+            return fit, dict.fromkeys(tested(fit), NOT_REQUESTED)
+        return fit, (yield from self.outcomes(fit))
+
+    def outcomes(self, fit: CoxFit) -> FitProtocol[Outcomes]:
+        """Request the tests of the assumptions in one round, without which the fit stands as well."""
+        if fit.common is None:
+            scores = time_scores_at(self.session, fit, self.point(fit.scale, fit.gamma), TRANSFORM)
+            found = yield from attempt(scores)
+            if isinstance(found, PolicyError):
+                return dict.fromkeys(tested(fit), reason_of(found))
+            return {PROPORTIONAL: time_outcome(fit, found)}
+        checks = yield from attempt(interval_checks(self.session, fit.common, TRANSFORMS[TRANSFORM]))
+        if isinstance(checks, PolicyError):
+            return dict.fromkeys(tested(fit), reason_of(checks))
+        found = checks.score, checks.cross, checks.square
+        outcomes = {PROPORTIONAL: time_outcome(fit, found), ONE_BASELINE: baseline_outcome(checks)}
+        return {kind: outcomes[kind] for kind in tested(fit)}
+
+    def estimate(
+        self, cov_type: str, local: bool, edges: Floats | None, site_column: str
+    ) -> FitProtocol[CoxFit]:
+        """Open the rows, maximize, and request what the estimates of the summary need."""
         session, K = self.session, len(self.session.sites)
         levels: tuple[tuple[LevelValue, ...], ...] = ()
         if edges is not None:
@@ -238,6 +271,48 @@ def monotone(step: Floats, names: Sequence[str]) -> EstimationError:
     )
 
 
+# ----------------------------------------------------------------------------------------------------
+# Tests of the assumptions, with the fit and after it.
+
+PROPORTIONAL, ONE_BASELINE = "proportional_hazards", "one_baseline"
+TRANSFORM = "log"
+"""Function of time of the test that runs with the fit."""
+LEAST_DF = 0.5
+"""Degrees of freedom below which the coefficients leave no difference between the sites to be tested."""
+Outcomes: TypeAlias = Mapping[str, Outcome | str]
+"""Outcome of each test by the kind of its note, or the reason why it was not made."""
+TimeScores: TypeAlias = tuple[Floats, Floats, Floats]
+
+
+def tested(fit: CoxFit) -> tuple[str, ...]:
+    """Kinds of the tests that a fit makes."""
+    return (PROPORTIONAL,) if fit.common is None or len(fit.local) < 2 else (PROPORTIONAL, ONE_BASELINE)
+
+
+def time_information(fit: CoxFit, found: TimeScores) -> Floats:
+    """Covariance of the score of coefficients that vary with time, those of the fit being estimated."""
+    _, cross, square = found
+    return np.asarray(square - cross @ np.linalg.solve(fit.information, cross.T))
+
+
+def time_outcome(fit: CoxFit, found: TimeScores) -> Outcome | str:
+    """Test that no coefficient changes with time (Grambsch and Therneau 1994)."""
+    return score_outcome(found[0], time_information(fit, found), fit.design.term_names)
+
+
+def baseline_outcome(checks: IntervalChecks) -> Outcome | str:
+    """Test that the sites have one baseline hazard, by the events that are expected at each of them.
+
+    Without coefficients this is the log-rank test of the sites in the form of Peto and Peto (1972), sum of
+    (O - E)^2 / E. Its mean without a difference is the sum of the shares of variance that the coefficients
+    leave, and this mean is taken for the degrees of freedom.
+    """
+    statistic, df = checks.baseline
+    if not df >= LEAST_DF:
+        return "the columns of the model explain all differences between the sites"
+    return Outcome(statistic, df, float(stats.chi2.sf(statistic, df)))
+
+
 def open_at(session: RowsSession, fit: CoxFit) -> FitProtocol[dict[str, Array]]:
     """Open the rows of a fit again, and return the arrays that name its estimate."""
     K = len(session.sites)
@@ -248,12 +323,17 @@ def open_at(session: RowsSession, fit: CoxFit) -> FitProtocol[dict[str, Array]]:
     return point
 
 
-def time_scores(
-    session: RowsSession, fit: CoxFit, transform: str
-) -> FitProtocol[tuple[Floats, Floats, Floats]]:
-    """Request score, cross and square information of coefficients that vary with time, standardized."""
+def time_scores(session: RowsSession, fit: CoxFit, transform: str) -> FitProtocol[TimeScores]:
+    """Open the rows of a fit again, and request the sums of :func:`time_scores_at`."""
     point = yield from open_at(session, fit)
-    scale = point["scale"]
+    return (yield from time_scores_at(session, fit, point, transform))
+
+
+def time_scores_at(
+    session: RowsSession, fit: CoxFit, point: dict[str, Array], transform: str
+) -> FitProtocol[TimeScores]:
+    """Request score, cross and square information of coefficients that vary with time, standardized."""
+    scale = np.asarray(point["scale"])
     replies = yield session.request_all("sum_time_scores", point, transform)
     factor = fit.scale / scale
     products = np.outer(factor, factor)
@@ -279,23 +359,17 @@ def average_hazard(
     return hazard.cumsum() / n, variance.cumsum() / n**2, centers.cumsum(axis=0) / n
 
 
-def common_time_scores(
-    session: RowsSession, fit: CoxFit, transform: str
-) -> FitProtocol[tuple[Floats, Floats, Floats]]:
+def common_time_scores(session: RowsSession, fit: CoxFit, transform: str) -> FitProtocol[TimeScores]:
     """Request the same as :func:`time_scores` for a common baseline, with times at the ends of intervals."""
     common = fit.common
     assert common is not None
     yield session.opening() + session.request_all("start", {}, to_json(fit.request))
-    edges, levels = common.edges, common.request.stratum_levels
-    newton = CommonNewton(session, fit.request, edges, levels, fit.scale, fit.design.mean)
+    levels = common.request.stratum_levels
+    newton = CommonNewton(session, fit.request, common.edges, levels, fit.scale, fit.design.mean)
     yield from newton.start(common.request)
     yield from newton.sum_at(common.at.gamma, common.at.events, True)
-    g = np.tile(TRANSFORMS[transform](edges), len(common.at.events[0]) // len(edges))
-    score, cross = yield from newton.products(common.at, g)
-    square = (yield from newton.products(common.at, g**2))[1] - common.at.lacking(g**2)
-    cross = cross - common.at.lacking(g)
-    # The sums are those before the last step.
-    return score - cross @ (common.gamma - common.at.gamma), cross, square
+    checks = yield from interval_checks(session, common, TRANSFORMS[transform])
+    return checks.score, checks.cross, checks.square
 
 
 def common_hazard(fit: CoxFit) -> tuple[Floats, Floats, Floats]:

@@ -14,6 +14,7 @@ from scipy import stats
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.partition.partition import ClientPartition
+from fedstat.inference.assumptions import Assumption
 from fedstat.inference.covariance import gvif
 from fedstat.inference.estimate import Estimate
 from fedstat.inference.summary import WIDTH, CoefficientBlock, Note
@@ -24,10 +25,14 @@ from fedstat.models.cox.baseline import BaselineHazard
 from fedstat.models.cox.common_baseline import CommonFit
 from fedstat.models.cox.evaluation import evaluate_survival
 from fedstat.models.cox.protocol import (
+    ONE_BASELINE,
+    PROPORTIONAL,
     CoxFit,
+    Outcomes,
     average_hazard,
     common_hazard,
     common_time_scores,
+    time_information,
     time_scores,
 )
 from fedstat.models.cox.steps import FAMILY, NO_EVENTS
@@ -49,9 +54,27 @@ from fedstat.typing import Floats
 if TYPE_CHECKING:
     pass
 
-FORMAT = "fedstat cox results 2"
+FORMAT = "fedstat cox results 3"
 FEW_EVENTS = 10
 """Events per coefficient below which Wald intervals are unreliable (Peduzzi et al. 1995)."""
+ASSUMPTIONS = {
+    PROPORTIONAL: Assumption(
+        PROPORTIONAL,
+        "score test of x log(t)",
+        "NON-PROPORTIONAL HAZARDS",
+        "Hazard ratios are assumed to be the same at all times",
+        "A hazard ratio is then an average over the times of the events. Let the column define strata, as in "
+        "strata(x), or see test_proportional_hazards().",
+    ),
+    ONE_BASELINE: Assumption(
+        ONE_BASELINE,
+        "log-rank test of the sites, given the columns,",
+        "THE SITES DIFFER IN THEIR BASELINE HAZARDS",
+        "All sites are assumed to have the same baseline hazard",
+        "Effects of columns that differ between sites are then biased. Fit with baseline='site'.",
+    ),
+}
+"""Assumptions that are tested with the fit, by the kind of their notes."""
 FEW_INTERVALS, MOST_ENDS = 20, 8
 TIES = {"efron": "Efron", "breslow": "Breslow"}
 
@@ -101,7 +124,9 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
     _exponentiates = True
 
     @classmethod
-    def _of(cls, model: HorizontalModel, fit: CoxFit, cov_type: str, ledger: Ledger) -> Self:
+    def _of(
+        cls, model: HorizontalModel, fit: CoxFit, cov_type: str, outcomes: Outcomes, ledger: Ledger
+    ) -> Self:
         """Make results of a fit."""
         width = len(fit.design.names)
         evaluations = len(fit.trace) + (0 if fit.common is None else len(fit.common.trace))
@@ -126,7 +151,8 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
             ),
             reasons={"rsquared": "a Cox model has concordance instead"},
         )
-        record = CoxRecord(estimate=estimate, fit=fit, basis=RowsBasis.of(model))
+        notes = tuple(ASSUMPTIONS[kind].note(outcome) for kind, outcome in outcomes.items())
+        record = CoxRecord(estimate=estimate, fit=fit, basis=RowsBasis.of(model), notes=notes)
         return cls(record, ledger, model)
 
     @property
@@ -356,7 +382,7 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
         score, cross, square = self._after_fit(
             call, FAMILY, lambda session: requested(session, fit, transform)
         )
-        information = square - cross @ np.linalg.solve(fit.information, cross.T)
+        information = time_information(fit, (score, cross, square))
 
         def statistic(places: list[int]) -> tuple[float, int]:
             return quadratic(score[places], information[np.ix_(places, places)]), len(places)
@@ -568,8 +594,7 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
             yield from _common_notes(fit.common)
         yield from self._left_out_note()
         yield Note(
-            "proportional",
-            "Hazard ratios are assumed to be the same at all times; test_proportional_hazards() tests it. "
+            "censoring",
             "Censoring is assumed to be independent of the time of the event, given the columns.",
         )
         yield from self._masking_note()
@@ -604,10 +629,7 @@ def _common_notes(common: CommonFit) -> Iterator[Note]:
     empty = [":".join(map(str, one)) for one, d in zip(combinations, by_stratum, strict=True) if d == 0.0]
     if empty:
         yield Note("strata_without_events", f"Strata without events do not count: {', '.join(empty)}.")
-    yield Note(
-        "common_baseline",
-        "All sites are assumed to have the same baseline hazard. Times count as the end of their interval.",
-    )
+    yield Note("common_baseline", "Times count as the end of their interval.")
 
 
 def human_list(edges: Floats) -> str:

@@ -376,7 +376,7 @@ def shared_columns(risks: SiteRisks, code: Ints) -> Ints:
 
 @step(
     FAMILY,
-    "sum_scores",
+    "sum_scores finish",
     takes={"scale": SCALE, "beta": BETA},
     releases={
         "score": summed("scores of coefficients that vary with time"),
