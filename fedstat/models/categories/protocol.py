@@ -315,7 +315,9 @@ def separate_scores(session: RowsSession, fit: CategoryFit) -> FitProtocol[Separ
     return (yield from separate_scores_at(session, fit, point, at_point(point, fit)))
 
 
-def separate_scores_at(session: RowsSession, fit: CategoryFit, point: Point) -> FitProtocol[SeparateScores]:
+def separate_scores_at(
+    session: RowsSession, fit: CategoryFit, point: Point, gamma: Floats
+) -> FitProtocol[SeparateScores]:
     """Request score and information of coefficients that differ by threshold, at the common ones."""
     beta = fit.map @ gamma
     replies = yield session.request_all("sum_separate_scores", point.arrays(beta))
