@@ -364,9 +364,11 @@ def iteration_notes(expected: ExpectedReleases) -> Iterator[str]:
 
 def check_notes(expected: ExpectedReleases) -> Iterator[str]:
     """Say which sites refuse the tests of assumptions, without which the fit stands."""
-    if refused := expected.unchecked():
+    against = expected.refusals()
+    refused = {site: error for site, error in expected.unchecked().items() if site not in against}
+    if refused:
         yield (
-            f"The fit stands without its tests of assumptions, which {join_names(refused)} "
+            f"The fit stands without its tests of assumptions, which {join_names([*refused])} "
             f"refuse{'s' * (len(refused) == 1)}: " + " ".join(dict.fromkeys(map(str, refused.values())))
         )
 
