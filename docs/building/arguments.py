@@ -44,6 +44,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "labels": "Columns of clusters, strata or persons.",
         "reml": "Whether variances maximize the restricted likelihood.",
         "nagq": "Nodes of quadrature over a random effect.",
+        "check_assumptions": "Test the assumptions of the model with the fit, and announce tests that fail.",
         "check_knots": "Sum products for twice as many knots, and test by them whether knots are too few.",
         "complete": "Columns that rows must have, although they are not in the model.",
         "missing": "What happens to rows or entities that lack values.",
