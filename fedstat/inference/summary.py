@@ -173,9 +173,14 @@ def header_sheet(title: str, left: Pairs, right: Pairs) -> Sheet:
 
 
 def coefficient_sheet(
-    coefficients: pd.DataFrame, parts: Mapping[str, Floats], inference: bool, alpha: float, z: str
+    coefficients: pd.DataFrame,
+    parts: Mapping[str, Floats],
+    inference: bool,
+    alpha: float,
+    z: str,
+    further: Mapping[str, Floats] | None = None,
 ) -> Sheet:
-    """List coefficients below the name of their site."""
+    """List coefficients below the name of their site, with `further` columns, blank where nan, at the end."""
     given = coefficients["site"].tolist()
     # Stable: within a site the order of the design is kept, and those without a site come first.
     places = {site: place for place, site in enumerate(dict.fromkeys(["", *given]))}
@@ -186,16 +191,22 @@ def coefficient_sheet(
     count = len(labels) if inference else 1
     all_widths = tuple(NUMBERS.values())
     widths = (*all_widths[:2], *[PART] * len(parts), *all_widths[2:])[:count]
+    further = further or {}
+    last = np.column_stack([np.empty((len(given), 0)), *further.values()])[order].tolist()
     rows: list[tuple[str, ...]] = []
     names = list(short_names(coefficients["term"].tolist()))
     sites, names = [given[row] for row in order], [names[row] for row in order]
-    stubs = zip(blank_repeats(sites), sites, names, table, strict=True)
-    for heading, site, name, values in stubs:
+    stubs = zip(blank_repeats(sites), sites, names, table, last, strict=True)
+    for heading, site, name, values, ends in stubs:
         if heading:
-            rows.append((heading, *[""] * count))
-        rows.append(((INDENT if site else "") + str(name), *_numbers(values)[:count]))
+            rows.append((heading, *[""] * (count + len(further))))
+        texts = ("" if np.isnan(value) else number(value, 3) for value in ends)
+        rows.append(((INDENT if site else "") + str(name), *_numbers(values)[:count], *texts))
+    labels, widths = (*labels[:count], *further), (*widths, *[PART] * len(further))
+    count += len(further)
     stub = WIDTH - sum(widths) - count
-    return Sheet(("", *labels[:count]), tuple(rows), "l" + "r" * count, (stub, *widths))
+    # With further columns, little room is left for names of sites.
+    return Sheet(("", *labels), tuple(rows), "l" + "r" * count, (stub, *widths), wrap=bool(further))
 
 
 def released_kinds(site: str, kinds: Mapping[str, Sequence[str]] | None) -> str:

@@ -638,7 +638,7 @@ class CoefficientResults(Results[Any]):
     def _coefficient_sheet(self, alpha: float) -> Sheet:
         inference, z = self.estimate.cov is not None, "t" if self.use_t else "z"
         frame = self._coefficients(1.0 - alpha)
-        return coefficient_sheet(frame, self._error_parts(), inference, alpha, z)
+        return coefficient_sheet(frame, self._error_parts(), inference, alpha, z, self._further_columns())
 
     def _site_sheet(self) -> Sheet:
         return coefficient_block_sheet(self.estimate.blocks, self._kinds())
@@ -760,6 +760,10 @@ class CoefficientResults(Results[Any]):
 
     def _error_parts(self) -> dict[str, Floats]:
         """Parts of the standard errors to print with them, by heading: (d,) each."""
+        return {}
+
+    def _further_columns(self) -> dict[str, Floats]:
+        """Columns to print after the intervals, by heading: (d,) each, nan where one is blank."""
         return {}
 
     def _summary_notes(self) -> Iterator[Note]:

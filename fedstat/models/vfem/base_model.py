@@ -142,7 +142,7 @@ class VFEMModel(VerticalModel):
         partition: Any,
         *,
         family: Family | None = None,
-        between: Between = "free",
+        between: Between | None = None,
         offset: str | None = None,
         freq_weights: str | None = None,
         var_weights: str | None = None,
@@ -151,8 +151,9 @@ class VFEMModel(VerticalModel):
     ) -> None:
         if family is not None:
             self.distribution = DistributionSpec.of(family)
-        check_choice("between", between, get_args(Between))
-        self.between: Between = between
+        if between is not None:
+            check_choice("between", between, get_args(Between))
+        self.between: Between | None = between
         given = {"offset": offset, "freq_weights": freq_weights, "var_weights": var_weights}
         self._roles = {role: name for role, name in given.items() if name is not None}
         self._check_distribution()
@@ -182,10 +183,16 @@ class VFEMModel(VerticalModel):
         family : statsmodels family
             Distribution of the response. VFEMRegression is for a normal one. VFEMGLM supports ``Binomial()``
             with the logit or probit link, ``Poisson()`` and ``NegativeBinomial(alpha=...)``.
-        between : {"free", "independent"}
-            Covariance of the columns of two sites: estimated (the default), or zero, as in the publication.
-            Two sites that share almost no entity count as independent given all other columns; the summary
-            names them. ``exchange="iterative"`` requires "independent".
+        between : {"free", "independent"}, optional
+            Covariance of the columns of two sites: estimated ("free"), or zero, as in the publication
+            ("independent"). By default it is estimated if the data determine it. If two sites share fewer
+            entities than they have columns, nothing in the data determines it. Blocks are then taken as
+            independent, unless the other sites contradict this (likelihood ratio test at the level .05, or
+            Wilks' test of one pair at .01, times the number of pairs). The first line of the summary names
+            the sites and the p-value, and two columns have the values that the data leave open. Otherwise
+            covariances are free, and the two sites count as independent given all other columns; intervals
+            and p-values contain what the data leave open. What the sites release does not depend on this
+            choice. ``exchange="iterative"`` requires "independent".
         missing, coordinator
             As in :meth:`VerticalModel.from_formula`.
         offset : str, optional
@@ -275,6 +282,7 @@ class VFEMModel(VerticalModel):
             options=wanted.options,
             fit=found.fit,
             covariance=found.covariance,
+            choice=found.choice,
         )
         if found.exchange is not None:
             self._keep_division(layout, found.exchange)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Generic, Self, TypeVar
 
@@ -15,18 +15,16 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.estimate import INTERCEPT, LedgerLike
 from fedstat.inference.likelihood import LRTest
 from fedstat.inference.plots import plot_convergence
-from fedstat.inference.summary import WIDTH
-from fedstat.inference.tables import Sheet
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.results import CoefficientResults, EstimateRecord
-from fedstat.models.vertical.joint_normal.fit import JointNormalFit, open_ranges
+from fedstat.models.vertical.joint_normal.fit import open_ranges
 from fedstat.models.vertical.layout import Layout, complete_at
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vertical.prediction.marginal_effects import FittedMean
 from fedstat.models.vertical.prediction.predictor import VerticalPredictions
 from fedstat.models.vertical.prediction.protocol import ResponseSource, released_specs
 from fedstat.models.vfem.iteration.site_state import NORMAL
-from fedstat.models.vfem.notes import fit_notes, role_notes
+from fedstat.models.vfem.notes import OPEN, fit_notes, role_notes
 from fedstat.models.vfem.outcome import (
     EntityCounts,
     SessionArtifacts,
@@ -41,13 +39,14 @@ from fedstat.models.vfem.prediction_protocol import (
     predict_linear,
 )
 from fedstat.models.vfem.prediction_results import MeanPredictions
-from fedstat.spline_names import short_names
 from fedstat.typing import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Predictions = TypeVar("Predictions", bound=MeanPredictions)
+KNOWN = 1e-6
+"""Length of a range, relative to its limits, below which the data determine the coefficient."""
 METHODS = {
     "vfem": "maximum likelihood",
     "weighted": "weighted moments",
@@ -75,21 +74,14 @@ class VFEMRecord(EstimateRecord):
 
 
 def ranges_left_open(outcome: VFEMOutcome, held: SessionArtifacts) -> Floats | None:
-    """Return the ranges of coefficients with one likelihood, of a normal response with free covariances."""
+    """Return the ranges of coefficients with one likelihood, of a normal response.
+
+    None if independent blocks were requested: these leave nothing open.
+    """
     fit = held.moments_fit
-    if not isinstance(fit, JointNormalFit) or outcome.fit.distribution != NORMAL:
+    if fit is None or outcome.method != "vfem" or outcome.fit.distribution != NORMAL:
         return None
-    return open_ranges(fit) if as_between(outcome) == "free" else None
-
-
-def ranges_sheet(names: Sequence[str], ranges: Floats) -> Sheet:
-    """List the smallest and the largest value of each coefficient with the likelihood of the estimate."""
-    rows = tuple(
-        (str(name), *(f"{value:.4g}" for value in both))
-        for name, both in zip(short_names(list(names)), ranges.T, strict=True)
-    )
-    headers = ("Values that the data leave open, without sampling error", "lowest", "highest")
-    return Sheet(headers, rows, "lrr", (WIDTH - 26, 12, 12))
+    return open_ranges(fit) if outcome.choice is not None or as_between(outcome) == "free" else None
 
 
 class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
@@ -178,34 +170,51 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
     def conf_int(self, alpha: float = 0.05) -> pd.DataFrame:
         """Intervals of level ``1 - alpha``.
 
-        If two sites share too few entities for a covariance of their columns, an interval contains every
-        value that has the likelihood of the estimate, and the sampling error at both limits.
+        If two sites share too few entities for a covariance of their columns, and blocks are not taken as
+        independent, an interval contains every value that has the likelihood of the estimate, and the
+        sampling error at both limits.
 
         Returns
         -------
         DataFrame
             Rows by name; column 0 the lower, column 1 the upper limit.
         """
-        limits, ranges = super().conf_int(alpha), self._record.ranges
+        limits, ranges = super().conf_int(alpha), self._included_ranges
         if ranges is not None:
-            low, high = np.minimum(ranges[0] - self.params, 0.0), np.maximum(ranges[1] - self.params, 0.0)
-            limits = pd.DataFrame({0: limits[0] + low, 1: limits[1] + high})
+            limits = limits + (ranges - self.params.to_numpy()).T
         return limits
 
     @property
-    def pvalues(self) -> pd.Series:
-        """Two-sided p-values of each coefficient being zero; the largest over values that are left open."""
+    def _open_ranges(self) -> Floats | None:
+        """Limits (2, 1 + P) of what the data leave open, which include the estimates."""
         ranges = self._record.ranges
         if ranges is None:
-            return super().pvalues
-        nearest = np.clip(0.0, np.minimum(ranges[0], self.params), np.maximum(ranges[1], self.params))
-        return self._series(2.0 * self._test_distribution.sf(np.abs(nearest / self.bse.to_numpy())))
+            return None
+        params = self.estimate.params
+        return np.array([np.minimum(ranges[0], params), np.maximum(ranges[1], params)])
 
-    def _sheets(self, alpha: float = 0.05) -> Iterator[Sheet]:
-        for place, sheet in enumerate(super()._sheets(alpha)):
-            yield sheet
-            if place == 1 and self._record.ranges is not None:
-                yield ranges_sheet(self.estimate.names, self._record.ranges)
+    @property
+    def _included_ranges(self) -> Floats | None:
+        """The same, if tests and intervals contain them: where blocks are not taken as independent."""
+        return None if as_between(self._record.outcome) == "independent" else self._open_ranges
+
+    @property
+    def tvalues(self) -> pd.Series:
+        """Coefficients over their standard errors; those nearest zero of the values that are left open.
+
+        The second applies where :meth:`conf_int` contains these values.
+        """
+        ranges = self._included_ranges
+        if ranges is None:
+            return super().tvalues
+        return self._series(np.clip(0.0, *ranges)) / self.bse
+
+    def _further_columns(self) -> dict[str, Floats]:
+        ranges = self._open_ranges
+        if ranges is None:
+            return {}
+        known = np.ptp(ranges, axis=0) <= KNOWN * np.abs(ranges).max(axis=0)
+        return dict(zip(OPEN, np.where(known, np.nan, ranges), strict=True))
 
     # -- statements ------------------------------------------------------------------------------
 

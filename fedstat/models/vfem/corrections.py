@@ -89,14 +89,19 @@ def refuse_ratio(what: str, correction: Correction | None) -> None:
         )
 
 
-def check_correction(correction: Correction | None, cov_type: str, free: bool) -> None:
-    """Refuse a correction unless the fit is from moments with free covariance and its own covariance type."""
+def check_correction(
+    correction: Correction | None, cov_type: str, method: str, between: str | None, exchange: str = "moments"
+) -> None:
+    """Refuse a correction unless the fit is from moments, of all entities, with its own covariance type."""
     if correction is None:
         return
     check_choice("correction", correction, get_args(Correction))
-    if not free:
+    if (method, exchange) != ("vfem", "moments"):
+        raise ModelError(f"correction='{correction}' requires method='vfem' and exchange='moments'")
+    if correction == "skewness" and between == "independent":
         raise ModelError(
-            f"correction='{correction}' requires method='vfem', exchange='moments' and between='free'"
+            "correction='skewness' requires between='free': leave between out of from_formula(...), or use "
+            "correction='small-sample'"
         )
     if correction == "skewness" and cov_type not in ("observed", "none"):
         raise ModelError(

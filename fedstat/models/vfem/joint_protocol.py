@@ -18,7 +18,9 @@ from fedstat.federation.protocols.running_sums import ColumnOpening
 from fedstat.federation.protocols.secure_products import ProductOperand
 from fedstat.models.vertical.exchange.patterns import PatternExchange, value_names
 from fedstat.models.vertical.exchange.protocol import dealing_sites
+from fedstat.models.vertical.joint_normal.assumption_tests import BetweenChoice, choose_between
 from fedstat.models.vertical.joint_normal.fit import (
+    Between,
     FreeParameters,
     JointNormalFit,
     JointNormalPoint,
@@ -101,6 +103,8 @@ class JointIteration(QuasiNewtonIteration):
     """
 
     exchange: PatternExchange = field(kw_only=True)
+    between: Between | None = field(kw_only=True, default=None)
+    choice: BetweenChoice | None = field(init=False, default=None)
     linear: JointNormalFit = field(init=False)
     alone_moments: PatternMoments = field(init=False)
     moves: FreeParameters = field(init=False)
@@ -114,7 +118,10 @@ class JointIteration(QuasiNewtonIteration):
 
     def __post_init__(self) -> None:
         moments = reorder_patterns(self.exchange.moments, ~self.layout.missing[:, self.layout.unit])
-        self.moves = all_effects(edges_between(moments, "free"))
+        if self.between is None:
+            self.choice = choose_between(moments)
+            self.between = self.choice.between if self.choice else "free"
+        self.moves = all_effects(edges_between(moments, self.between))
         self.linear = fit_joint_normal(moments, self.moves.edges)
         self.alone_moments = columns_alone(self.linear.moments)
         # The disclosure checks at the sites refuse more rounds than this; their decision is final.
@@ -363,7 +370,10 @@ class JointIteration(QuasiNewtonIteration):
             null=float(self.null),
             estimates_alpha=self.estimates_alpha,
             joint=NormalModel(
-                np.append(mu, joint.a), joint_normal_covariance(Sigma, beta, 0.0), self.moves.edges
+                np.append(mu, joint.a),
+                joint_normal_covariance(Sigma, beta, 0.0),
+                self.moves.edges,
+                self.between or "free",
             ),
         )
 

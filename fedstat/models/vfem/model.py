@@ -70,7 +70,14 @@ ITERATIVE_ALTERNATIVE = ", or fit with exchange='iterative', which releases valu
 
 def warn_of_open_ranges(result: VFEMResults) -> None:
     """Warn if the data do not determine the coefficients, which the banner of the summary states in full."""
-    if result._record.ranges is not None:
+    choice = result._record.outcome.choice
+    if choice is not None and choice.between == "independent":
+        warn(
+            f"{'; '.join(choice.unchecked)} share too few entities for a covariance of their columns. The "
+            "other sites do not contradict independent blocks, so the fit assumes these; see .sensitivity()",
+            AssumptionWarning,
+        )
+    elif result._record.ranges is not None:
         warn(
             "the data do not determine all coefficients, because two sites share too few entities for a "
             "covariance of their columns. Intervals and p-values contain all values that the data leave "
@@ -240,21 +247,19 @@ class VFEMRegression(VFEMModel):
             return run_fit(self, call, VFEMRegression._fit_weighted, Iteration()._options(maxiter))
         if exchange == "moments":
             weighted = self._roles.keys() - {"offset"}
-            free = method == "vfem" and self.between == "free" and not weighted
+            free = method == "vfem" and self.between != "independent" and not weighted
             check_cov_type(cov_type, free=free)
             if iteration is not None:
                 raise ModelError(
                     "iteration: has no effect with exchange='moments', which exchanges sums once and "
                     "chooses its own start. Leave it out, or use exchange='iterative'"
                 )
-        elif self.between == "free":
+        elif self.between != "independent":
             raise ModelError(
                 "exchange='iterative' requires between='independent', as in the publication: use "
                 "from_formula(..., between='independent'), or keep exchange='moments'"
             )
-        check_correction(
-            correction, cov_type, (method, exchange, self.between) == ("vfem", "moments", "free")
-        )
+        check_correction(correction, cov_type, method, self.between, exchange)
         check_weights(self._roles, exchange, correction)
         check_share("max_moved", max_moved)
         iteration = Iteration() if iteration is None else iteration
@@ -263,7 +268,10 @@ class VFEMRegression(VFEMModel):
         check_integer("memory", iteration.memory, SMALLEST_MEMORY)
         options = iteration._options(maxiter)
         if exchange == "moments":
-            request = MomentsOptions(cov_type, self.between if method == "vfem" else "independent", maxiter)
+            between = self.between if method == "vfem" else "independent"
+            if correction == "skewness":
+                between = "free"
+            request = MomentsOptions(cov_type, between, maxiter, jointly=correction is not None)
             return run_fit(
                 self, call, VFEMRegression._fit_moments, method, request, options, max_moved, correction
             )
@@ -301,11 +309,11 @@ class VFEMRegression(VFEMModel):
         )
         exchange = attempt.run(exchanging)
         self._keep_division(layout, exchange)
-        found, covariance = estimate_from_moments(exchange.moments, request, exchange.by_group)
-        made = apply_correction(found, covariance, correction)
+        estimate = estimate_from_moments(exchange.moments, request, exchange.by_group)
+        made = apply_correction(estimate.found, estimate.covariance, correction)
         if method == "vfem" and self.between == "independent":
             warn_of_dependence(exchange.moments)
-        fit = fit_by_site(made.reported, request.between)
+        fit = fit_by_site(made.reported, estimate.between)
         outcome = VFEMOutcome(
             method,
             request.cov_type,
@@ -315,8 +323,9 @@ class VFEMRegression(VFEMModel):
             made.covariance,
             correction=correction,
             gap=made.gap,
+            choice=estimate.choice,
         )
-        held = SessionArtifacts(exchange=exchange, moments_fit=found)
+        held = SessionArtifacts(exchange=exchange, moments_fit=estimate.found)
         result = VFEMResults._of(self, layout, outcome, held, attempt.ledger)
         warn_unless_converged(result._fit)
         warn_of_open_ranges(result)
@@ -545,7 +554,7 @@ class VFEMGLM(VFEMModel):
 
     def _fits_jointly(self, method: VFEMMethod) -> bool:
         """Whether a covariance between sites is estimated, which a single block does not have."""
-        return self.between == "free" and method == "vfem" and len(self.design.blocks) > 1
+        return self.between != "independent" and method == "vfem" and len(self.design.blocks) > 1
 
     def _iterate(
         self, wanted: IterativeOptions, layout: Layout, report: Progress | None
@@ -579,13 +588,17 @@ class VFEMGLM(VFEMModel):
                 **shared,
                 exchange=exchange,
                 estimates_alpha=wanted.estimates_alpha,
+                between=self.between,
             )
 
         return fit_joint(layout, wanted.small, conversation, make)
 
 
 def check_weighted(
-    given: Mapping[str, object], iteration: Iteration | None, roles: Mapping[str, str], between: str
+    given: Mapping[str, object],
+    iteration: Iteration | None,
+    roles: Mapping[str, str],
+    between: str | None,
 ) -> None:
     """Refuse arguments that the weighted estimate does not have."""
     default = {"cov_type": "observed", "exchange": "moments", "max_moved": None, "correction": None}
@@ -596,8 +609,11 @@ def check_weighted(
             f"method='weighted': has no {', '.join(other)}. Its standard errors come from a jackknife over "
             "random groups; leave the argument out"
         )
-    if between != "free":
-        raise ModelError("method='weighted': requires from_formula(..., between='free')")
+    if between == "independent":
+        raise ModelError(
+            "method='weighted': requires free covariances between sites; leave between='independent' out of "
+            "from_formula(...)"
+        )
 
 
 def check_robust(method: str, cov_type: str) -> None:

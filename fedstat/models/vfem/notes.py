@@ -13,7 +13,7 @@ from scipy import stats
 from fedstat.errors import EstimationError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.crypto.masks import TWO_SITES, hides
-from fedstat.inference.likelihood import format_lr_test
+from fedstat.inference.likelihood import format_lr_test, format_pvalue
 from fedstat.inference.summary import Note
 from fedstat.models.vertical.exchange.patterns import (
     MANTISSA_BITS,
@@ -26,13 +26,19 @@ from fedstat.models.vertical.exchange.patterns import (
     solvable_note,
     sums_note,
 )
-from fedstat.models.vertical.joint_normal.assumption_tests import independence_lr_test, most_correlated
+from fedstat.models.vertical.fit import MomentsFit
+from fedstat.models.vertical.joint_normal.assumption_tests import (
+    BetweenChoice,
+    independence_lr_test,
+    most_correlated,
+    name_undetermined,
+)
 from fedstat.models.vertical.joint_normal.fit import (
     JointNormalFit,
     extremes,
     fit_joint_model,
     name_sparse,
-    sparse_pairs,
+    undetermined_pairs,
 )
 from fedstat.models.vertical.layout import Layout, list_terms, missing_by_column
 from fedstat.models.vfem.corrections import DIFFERENCE_LEVEL, correction_notes, response_by_pattern
@@ -303,29 +309,63 @@ def dependence_notes(fit: JointNormalFit, errors: Floats) -> Iterator[Note]:
 
 UNDETERMINED = 2.0
 """Range of a coefficient at one likelihood, in standard errors, above which it is not identified."""
+OPEN = ("lowest", "highest")
+"""Columns of the summary with what the data leave open."""
 SENSITIVITY_COLUMNS = ["first", "second", "n", "term", "estimate", "low", "high"]
 
 
-def sensitivity(fit: JointNormalFit) -> pd.DataFrame:
+def sensitivity(fit: MomentsFit | JointNormalFit) -> pd.DataFrame:
     """Range of every coefficient that is compatible with the data, by pair of sites without a covariance."""
     rows: list[tuple[object, ...]] = []
     names = [name.replace("'", "") for name in fit.moments.unit_names]
-    for pair in sparse_pairs(fit.moments):
-        if pair.undetermined:
-            sites = names[pair.first], names[pair.second]
-            each = zip(fit.moments.names, fit.beta, *extremes(fit, pair)[:, 1:], strict=True)
-            rows += [(*sites, pair.n, *of_column) for of_column in each]
+    for pair in undetermined_pairs(fit.moments):
+        sites = names[pair.first], names[pair.second]
+        each = zip(fit.moments.names, fit.beta, *extremes(fit, pair)[:, 1:], strict=True)
+        rows += [(*sites, pair.n, *of_column) for of_column in each]
     return pd.DataFrame(rows, columns=SENSITIVITY_COLUMNS)
 
 
-def undetermined_names(fit: JointNormalFit) -> str:
-    """Name the pairs of sites whose covariance the data do not determine; empty if there are none."""
-    names = [name.replace("'", "") for name in fit.moments.unit_names]
-    pairs = [pair for pair in sparse_pairs(fit.moments) if pair.undetermined]
-    return "; ".join(f"{names[pair.first]} and {names[pair.second]}" for pair in pairs)
+def choice_notes(choice: BetweenChoice, *, ranges: bool) -> Iterator[Note]:
+    """State why blocks count as independent; with `ranges`, the table has what the data leave open."""
+    if choice.between == "free":
+        return
+    assert choice.pvalue is not None
+    yield Note(
+        "assumed_independent",
+        f"BLOCKS ASSUMED INDEPENDENT: {'; '.join(choice.unchecked)} share too few entities to check this; "
+        f"the other sites do not contradict it ({format_pvalue(choice.pvalue)})"
+        + ("; see .sensitivity()" if ranges else ""),
+        "critical",
+    )
+    yield Note(
+        "between_chosen",
+        "Estimates, standard errors, tests and intervals assume independent blocks, which the data chose "
+        "(between=None)."
+        + (
+            f" The columns '{OPEN[0]}' and '{OPEN[1]}' have the smallest and the largest value of a "
+            "coefficient if the sites that cannot be checked are correlated, without sampling error; they "
+            "are blank where the data determine the coefficient."
+            if ranges
+            else ""
+        )
+        + " A correlation that the test does not detect biases coefficients; between='free' estimates those "
+        "that it can.",
+        "warning",
+    )
 
 
-def sparse_notes(fit: JointNormalFit, errors: Floats | None) -> Iterator[Note]:
+def contradiction(choice: BetweenChoice | None) -> str:
+    """State that the data chose free covariances, and why; empty if they did not choose."""
+    if choice is None:
+        return ""
+    if choice.pvalue is None:
+        return "; no other two sites can be checked for independent blocks"
+    return f"; the other sites contradict independent blocks ({format_pvalue(choice.pvalue)})"
+
+
+def sparse_notes(
+    fit: JointNormalFit, errors: Floats | None, choice: BetweenChoice | None = None
+) -> Iterator[Note]:
     """Name the pairs and the range of a coefficient; `errors` are standard errors."""
     text = name_sparse(fit.moments)
     if not text:
@@ -346,8 +386,9 @@ def sparse_notes(fit: JointNormalFit, errors: Floats | None) -> Iterator[Note]:
             yield Note(
                 "not_identified",
                 f"NOT IDENTIFIED: too few entities have records at both {one['first']} and {one['second']} "
-                f"to determine all coefficients, among them {one['term']}; intervals and p-values of the "
-                "table contain what the data leave open, standard errors and other tests do not",
+                f"to determine all coefficients, among them {one['term']}{contradiction(choice)}. Intervals, "
+                f"z and p-values of the table contain what the data leave open, from '{OPEN[0]}' to "
+                f"'{OPEN[1]}'; standard errors and other tests do not",
                 "critical",
             )
     yield Note("sparse_pairs", text, "warning")
@@ -358,19 +399,25 @@ def sparse_notes(fit: JointNormalFit, errors: Floats | None) -> Iterator[Note]:
 
 JOINT_NOTE = (
     "Joint maximum likelihood of the response and the columns, including all parameters of the columns' "
-    "joint normal distribution; its covariance is free between sites. Valid when missingness depends on "
+    "joint normal distribution; its covariance is {between}. Valid when missingness depends on "
     "observed values only (MAR), including the response. Columns of a site that lacks entities count as "
     "normal, which is an approximation for columns such as indicators."
 )
+INDEPENDENT = "zero between sites (independent blocks)"
+INDEPENDENT_BIAS = "If blocks are correlated, coefficients are biased under any missing-data mechanism."
 KNOWN_NOTE = (
     "The coordinator computes these coefficients and knows them. If an entity has fewer columns than the "
     "numbers released about it, the coordinator can solve for its row."
 )
 
 
-def joint_assumptions(linear: JointNormalFit) -> Iterator[Note]:
+def joint_assumptions(linear: JointNormalFit, choice: BetweenChoice | None = None) -> Iterator[Note]:
     """State the assumptions, and which of them the data contradict or cannot test."""
-    yield Note("assumptions", JOINT_NOTE)
+    if choice is not None and choice.between == "independent":
+        yield from choice_notes(choice, ranges=False)
+        yield Note("assumptions", f"{JOINT_NOTE.format(between=INDEPENDENT)} {INDEPENDENT_BIAS}")
+        return
+    yield Note("assumptions", JOINT_NOTE.format(between="free between sites"))
     try:
         test = independence_lr_test(linear)
         yield Note(
@@ -383,11 +430,12 @@ def joint_assumptions(linear: JointNormalFit) -> Iterator[Note]:
     except (EstimationError, NotAvailableError):
         pass
     if sparse := name_sparse(linear.moments):
-        if named := undetermined_names(linear):
+        if named := "; ".join(name_undetermined(linear.moments)):
             yield Note(
                 "not_identified",
-                f"NOT IDENTIFIED: too few entities have records at both {named}; coefficients, standard "
-                "errors and tests assume that these sites are independent given all other columns",
+                f"NOT IDENTIFIED: too few entities have records at both {named}{contradiction(choice)}. "
+                "Coefficients, standard errors and tests assume that these sites are independent given all "
+                "other columns",
                 "critical",
             )
         yield Note("sparse_pairs", sparse)
@@ -638,7 +686,7 @@ def _assumptions(outcome: VFEMOutcome, held: SessionArtifacts) -> Iterator[Note]
     """State the assumptions, and which of them the data contradict or cannot test."""
     fit, covariance = held.moments_fit, outcome.covariance
     if isinstance(fit, JointNormalFit) and not is_normal(outcome):
-        yield from joint_assumptions(fit)
+        yield from joint_assumptions(fit, outcome.choice)
         return
     if outcome.method == "weighted":
         groups = 0 if covariance is None else covariance.size
@@ -653,9 +701,12 @@ def _assumptions(outcome: VFEMOutcome, held: SessionArtifacts) -> Iterator[Note]
             errors = np.sqrt(np.diag(reported_covariance(covariance, outcome.fit)))[1:]
             if free:
                 yield from dependence_notes(fit, errors)
-        yield from sparse_notes(fit, errors)
+        if outcome.choice is None or free:
+            yield from sparse_notes(fit, errors, outcome.choice)
     if free:
         return
+    if outcome.choice is not None:
+        yield from choice_notes(outcome.choice, ranges=True)
     model = NORMAL_RESPONSE if is_normal(outcome) else OTHER_RESPONSE
     yield Note("assumptions", model[outcome.method])
     if outcome.method == "vfem" and fit is not None:

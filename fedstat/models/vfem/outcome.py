@@ -13,6 +13,7 @@ from fedstat.inference.covariance import delta_method
 from fedstat.inference.estimate import INTERCEPT, Estimate
 from fedstat.models.vertical.exchange.patterns import PatternExchange, noise_added, values_left_out
 from fedstat.models.vertical.fit import MomentsFit
+from fedstat.models.vertical.joint_normal.assumption_tests import BetweenChoice
 from fedstat.models.vertical.joint_normal.fit import Between, JointNormalFit
 from fedstat.models.vertical.layout import Layout, site_blocks
 from fedstat.models.vertical.model import VerticalModel
@@ -32,7 +33,8 @@ NO_RSQUARED = {"rsquared": "this family has pseudo_rsquared() instead"}
 class VFEMOutcome:
     """Options and estimates of a fit; whether it used sums of a larger fit, and its correction.
 
-    `gap` is what an incomplete correction leaves, in standard errors.
+    `gap` is what an incomplete correction leaves, in standard errors; `choice` states why blocks are
+    independent or not if the data chose.
     """
 
     method: str
@@ -44,6 +46,7 @@ class VFEMOutcome:
     refitted: bool = False
     correction: Correction | None = None
     gap: float = 0.0
+    choice: BetweenChoice | None = None
 
 
 def as_between(outcome: VFEMOutcome) -> Between:

@@ -12,6 +12,7 @@ from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.kernels.glm.distributions import COUNTS
 from fedstat.models.vertical.exchange.patterns import PatternExchange, SmallPatterns, exchange_patterns
+from fedstat.models.vertical.joint_normal.assumption_tests import BetweenChoice
 from fedstat.models.vertical.joint_normal.fit import JointNormalFit
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vfem.covariance.cross_products import check_dealers
@@ -40,7 +41,8 @@ class IterativeResult:
 
     `fitted` are fitted values and residuals (n,) if the coordinator is at the response holder, nan for
     entities that were left out. If columns are correlated between sites, `exchange` has the moments, and
-    `linear` the joint normal model of columns and response.
+    `linear` the joint normal model of columns and response; `choice` states whether their data chose
+    independent blocks.
     """
 
     fit: VFEMFit
@@ -48,6 +50,7 @@ class IterativeResult:
     fitted: Mapping[str, Array]
     exchange: PatternExchange | None = None
     linear: JointNormalFit | None = None
+    choice: BetweenChoice | None = None
 
 
 def fit_normal(
@@ -117,7 +120,7 @@ def fit_joint(
         fitted[name] = np.full(layout.n, np.nan)
         fitted[name][code >= 0] = values
     covariance = (yield from joint_estimates_covariance(iteration)) if iteration.curved else None
-    return IterativeResult(fit, covariance, fitted, exchange, iteration.linear)
+    return IterativeResult(fit, covariance, fitted, exchange, iteration.linear, iteration.choice)
 
 
 def request_fitted(iteration: IterationState, step: str, at: str | None) -> FitProtocol[Mapping[str, Array]]:

@@ -23,7 +23,7 @@ from fedstat.models.vertical.joint_normal.fit import Between, JointNormalFit, wi
 from fedstat.models.vfem.base_results import VFEMBaseResults, VFEMRecord
 from fedstat.models.vfem.corrections import Correction, refuse_ratio
 from fedstat.models.vfem.covariance.from_moments import CovType
-from fedstat.models.vfem.notes import SENSITIVITY_COLUMNS, sensitivity
+from fedstat.models.vfem.notes import sensitivity
 from fedstat.models.vfem.outcome import as_between, warn_unless_converged
 from fedstat.models.vfem.prediction_protocol import (
     ResidualGroups,
@@ -118,8 +118,9 @@ class VFEMResults(
     def sensitivity(self) -> pd.DataFrame:
         """Range of the coefficients if two sites share fewer entities than they have columns.
 
-        Such a pair counts as independent given all other columns. The data cannot confirm this: if the two
-        share no entity, every partial covariance of the two has the same likelihood. The limits of the range
+        Such a pair counts as independent given all other columns or, with independent blocks, as independent.
+        The data cannot confirm this: if the two share no entity, every partial covariance of the two has the
+        same likelihood. The limits of the range
         are those of a partial correlation of one (with several columns, along the direction in which the
         coefficient changes fastest).
 
@@ -129,10 +130,7 @@ class VFEMResults(
             A row for each such pair and coefficient: ``n`` entities that both have, the estimate, its
             smallest and largest value, ``low`` and ``high``; empty if every pair shares enough.
         """
-        fit = self._moments()
-        return (
-            sensitivity(fit) if isinstance(fit, JointNormalFit) else pd.DataFrame(columns=SENSITIVITY_COLUMNS)
-        )
+        return sensitivity(self._moments())
 
     def leave_one_out(self) -> pd.DataFrame:
         """Fit the model without each column in turn: likelihood ratio, p-value, R-squared.

@@ -18,6 +18,7 @@ from fedstat.federation.design.formula.terms import Term, term_columns, term_tex
 from fedstat.federation.design.vertical_design import BlockDesign, Design
 from fedstat.models.vertical.exchange.patterns import PatternExchange
 from fedstat.models.vertical.fit import LikelihoodPoint, MomentsFit, StandardizedMoments, fit_moments
+from fedstat.models.vertical.joint_normal.assumption_tests import name_undetermined
 from fedstat.models.vertical.joint_normal.fit import JointNormalFit, without_effects
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.model import VerticalModel
@@ -58,17 +59,22 @@ def refit(
     )
     moments = exchange.moments.submodel(list(names))
     request = cov_type or cast(CovType, outcome.cov_type)
-    check_correction(outcome.correction, request, as_between(outcome) == "free")
-    wanted = MomentsOptions(request, as_between(outcome), outcome.options.maxiter)
+    between = as_between(outcome)
+    check_correction(outcome.correction, request, outcome.method, between)
+    # Both fits have the same model of the columns, so that their likelihoods compare.
+    wanted = MomentsOptions(request, between, outcome.options.maxiter, outcome.correction is not None)
     groups = exchange.by_group and exchange.by_group.submodel(list(names), by_group=True)
-    found, covariance = estimate_from_moments(moments, wanted, groups)
-    made = apply_correction(found, covariance, outcome.correction)
-    fit = fit_by_site(made.reported, wanted.between)
+    estimate = estimate_from_moments(moments, wanted, groups)
+    made = apply_correction(estimate.found, estimate.covariance, outcome.correction)
+    fit, unchecked = fit_by_site(made.reported, between), name_undetermined(moments)
+    choice = replace(outcome.choice, unchecked=unchecked) if outcome.choice and unchecked else None
     return (
         smaller,
         layout,
-        replace(outcome, cov_type=request, fit=fit, covariance=made.covariance, refitted=True),
-        SessionArtifacts(exchange=replace(exchange, moments=moments, by_group=groups), moments_fit=found),
+        replace(outcome, cov_type=request, fit=fit, covariance=made.covariance, refitted=True, choice=choice),
+        SessionArtifacts(
+            exchange=replace(exchange, moments=moments, by_group=groups), moments_fit=estimate.found
+        ),
     )
 
 

@@ -21,7 +21,8 @@ LAVAAN = json.loads((Path(__file__).parent / "lavaan_fiml.json").read_text())
 
 def test_estimates_and_standard_errors_are_those_of_lavaan():
     moments = moments_of(study())
-    fit, covariance = estimate_from_moments(moments, MomentsOptions("observed", "free", 200))
+    estimate = estimate_from_moments(moments, MomentsOptions("observed", "free", 200))
+    fit, covariance = estimate.found, estimate.covariance
     assert LAVAAN["names"] == ["Intercept", *moments.names]
     np.testing.assert_allclose(fit.params, LAVAAN["estimates"], rtol=1e-4)
     errors = np.sqrt(np.diag(reported_covariance(covariance, fit_by_site(fit))))

@@ -12,20 +12,22 @@ import pandas as pd
 from scipy import stats
 from scipy.linalg import solve_triangular
 
-from fedstat.errors import AssumptionWarning, NotAvailableError, warn
+from fedstat.errors import AssumptionWarning, EstimationError, NotAvailableError, warn
 from fedstat.inference.likelihood import LRTest, format_pvalue, format_test
 from fedstat.inference.summary import Note
 from fedstat.models.checks import check_choice
-from fedstat.models.vertical.fit import MomentsFit, block_covariance, residuals
+from fedstat.models.vertical.fit import MomentsFit
 from fedstat.models.vertical.joint_normal.fit import (
+    Between,
     JointNormalFit,
+    UnrestrictedNormal,
     edges_between,
     fit_joint_model,
     fit_joint_normal,
     inverse_by_pattern,
-    joint_normal_covariance,
-    joint_normal_likelihood,
+    joint_normal_of_fit,
     observed,
+    undetermined_pairs,
 )
 from fedstat.models.vertical.moments import PatternMoments
 from fedstat.typing import Bools, Floats
@@ -35,15 +37,6 @@ from fedstat.typing import Bools, Floats
 
 REJECTED = 0.01
 """P-value, times the number of pairs, below which a warning reports correlated blocks."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class UnrestrictedNormal:
-    """A normal distribution of standardized (x, y), (P + 1,), and its observed-data log-likelihood."""
-
-    mean: Floats
-    cov: Floats
-    log_likelihood: float
 
 
 class LittleTest(NamedTuple):
@@ -84,18 +77,6 @@ class BlockIndependence(NamedTuple):
     df: int
     canonical: float
     mean_abs: float
-
-
-def joint_normal_of_fit(fit: MomentsFit | JointNormalFit) -> UnrestrictedNormal:
-    """Return the distribution of standardized (x, y) at the estimates of a fit."""
-    if isinstance(fit, JointNormalFit):
-        return UnrestrictedNormal(fit.point.mean, fit.point.cov, fit.joint)
-    standard, point = fit.standard, fit.point
-    at = residuals(standard, point)
-    Sigma = block_covariance(standard, point, at)
-    cov = joint_normal_covariance(Sigma, point.beta, np.exp(point.log_s2))
-    mean = np.append(point.mu, point.b + at.m.sum())
-    return UnrestrictedNormal(mean, cov, joint_normal_likelihood(standard.moments, mean, cov))
 
 
 def unrestricted_normal(fit: MomentsFit | JointNormalFit) -> UnrestrictedNormal:
@@ -257,6 +238,60 @@ def covariance_of_shared(moments: PatternMoments, j: int, k: int) -> tuple[float
         return n, np.zeros((len(columns), len(columns)))
     mean = total[0, columns] / n
     return n, np.asarray(total[np.ix_(columns, columns)] / n - np.outer(mean, mean))
+
+
+# ----------------------------------------------------------------------------------------------------
+# Free covariances or independent blocks, where the data do not determine all covariances.
+
+CHOICE_LEVEL = 0.05
+"""P-value of the likelihood ratio test below which blocks are not taken as independent."""
+
+
+@dataclass(frozen=True, slots=True)
+class BetweenChoice:
+    """The covariance between sites that a fit with ``between=None`` took, and why.
+
+    `unchecked` are the pairs of sites that share too few entities for any covariance of their columns. The
+    `pvalue` is that of the independence of the other pairs, None if there are none.
+    """
+
+    between: Between
+    unchecked: tuple[str, ...]
+    pvalue: float | None
+
+
+def name_undetermined(moments: PatternMoments) -> tuple[str, ...]:
+    """Name the pairs of sites whose covariance the data do not determine."""
+    names = [name.replace("'", "") for name in moments.unit_names]
+    return tuple(f"{names[pair.first]} and {names[pair.second]}" for pair in undetermined_pairs(moments))
+
+
+def choose_between(moments: PatternMoments, maxiter: int = 200) -> BetweenChoice | None:
+    """Choose free covariances or independent blocks; None if the data determine the covariances.
+
+    If two sites share too few entities, a free covariance leaves coefficients open. Blocks are then taken as
+    independent, unless the other pairs of sites contradict it: the likelihood ratio test rejects at the level
+    `CHOICE_LEVEL`, or Wilks' test of one pair, times the number of pairs, at the level `REJECTED`. The second
+    covers pairs with too few entities for the first. If no pair can be tested, covariances are free. Raises
+    EstimationError if a free covariance has no estimate, because the data may contradict what independent
+    blocks assume as well.
+    """
+    unchecked = name_undetermined(moments)
+    if not unchecked:
+        return None
+    worst = worst_pair(moments)
+    if worst is None:
+        return BetweenChoice("free", unchecked, None)
+    free = fit_joint_normal(moments, edges_between(moments, "free"), maxiter=maxiter)
+    try:
+        pvalue = independence_lr_test(free).pvalue
+    except NotAvailableError:
+        pvalue = worst[1]
+    except EstimationError:  # independent blocks have no estimate
+        pvalue = 0.0
+    if worst[1] < REJECTED:
+        pvalue = min(pvalue, worst[1])
+    return BetweenChoice("free" if pvalue < CHOICE_LEVEL else "independent", unchecked, pvalue)
 
 
 # ----------------------------------------------------------------------------------------------------

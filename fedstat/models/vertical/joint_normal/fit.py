@@ -20,7 +20,9 @@ from fedstat.models.vertical.fit import (
     VANISHING,
     MomentsFit,
     StandardizedMoments,
+    block_covariance,
     fit_moments,
+    residuals,
     site_order,
     vanishing_variance_message,
 )
@@ -469,7 +471,7 @@ def line_search_joint_normal(
             pass
         step /= 2.0
     if point.s2 < NEARLY_VANISHING:
-        named = [pair for pair in sparse_pairs(moments) if pair.undetermined]
+        named = undetermined_pairs(moments)
         # Independent blocks assume the same of sites without shared entities, so they are no remedy.
         remedy = (
             f". {name_sparse(moments)} The data may contradict this independence; leave out one of them"
@@ -726,14 +728,40 @@ def fit_joint_model(
     return fit_joint_normal(moments, edges_between(moments, between), maxiter=maxiter)
 
 
-def extremes(fit: JointNormalFit, pair: SparsePair) -> Floats:
+@dataclass(frozen=True, slots=True, eq=False)
+class UnrestrictedNormal:
+    """A normal distribution of standardized (x, y), (P + 1,), and its observed-data log-likelihood."""
+
+    mean: Floats
+    cov: Floats
+    log_likelihood: float
+
+
+def joint_normal_of_fit(fit: MomentsFit | JointNormalFit) -> UnrestrictedNormal:
+    """Return the distribution of standardized (x, y) at the estimates of a fit."""
+    if isinstance(fit, JointNormalFit):
+        return UnrestrictedNormal(fit.point.mean, fit.point.cov, fit.joint)
+    standard, point = fit.standard, fit.point
+    at = residuals(standard, point)
+    Sigma = block_covariance(standard, point, at)
+    cov = joint_normal_covariance(Sigma, point.beta, np.exp(point.log_s2))
+    mean = np.append(point.mu, point.b + at.m.sum())
+    return UnrestrictedNormal(mean, cov, joint_normal_likelihood(standard.moments, mean, cov))
+
+
+def undetermined_pairs(moments: PatternMoments) -> list[SparsePair]:
+    """Find the pairs of units with a covariance that the data do not determine at all."""
+    return [pair for pair in sparse_pairs(moments) if pair.undetermined]
+
+
+def extremes(fit: MomentsFit | JointNormalFit, pair: SparsePair) -> Floats:
     """Intercept and coefficients (2, 1 + P), in the units of the data, at the limits of what is left open.
 
     For each of them, M moves through the spectral ball along its steepest direction. With one column on
     either side, these are the smallest and the largest value among all models with this likelihood.
     """
     first, second = (fit.moments.units[u] for u in (pair.first, pair.second))
-    joint, shape = PartialCovariance(fit.point.cov, first, second), (len(first), len(second))
+    joint, shape = PartialCovariance(joint_normal_of_fit(fit).cov, first, second), (len(first), len(second))
     scale = fit.moments.scale[-1] / fit.moments.scale[:-1]
     # The intercept is a - mu'beta, and the means do not depend on M.
     units = np.vstack([-fit.mu * scale, np.diag(scale)])
@@ -760,12 +788,12 @@ def extremes(fit: JointNormalFit, pair: SparsePair) -> Floats:
     return out
 
 
-def open_ranges(fit: JointNormalFit) -> Floats | None:
+def open_ranges(fit: MomentsFit | JointNormalFit) -> Floats | None:
     """Lower and upper limits (2, 1 + P) of intercept and coefficients over what all pairs leave open.
 
     None if the data determine every covariance. With several pairs, distances from the estimate are added.
     """
-    pairs = [pair for pair in sparse_pairs(fit.moments) if pair.undetermined]
+    pairs = undetermined_pairs(fit.moments)
     if not pairs:
         return None
     limits = np.array([extremes(fit, pair) for pair in pairs]) - fit.params

@@ -18,13 +18,16 @@ from fedstat.models.vertical.fit import (
     information_inverse,
     residuals,
 )
+from fedstat.models.vertical.joint_normal.assumption_tests import BetweenChoice, choose_between
 from fedstat.models.vertical.joint_normal.fit import (
     Between,
     JointNormalFit,
     centered_sums,
     differentiate_joint_normal,
+    edges_between,
     estimates_covariance,
     fit_joint_model,
+    fit_joint_normal,
     in_psi,
     joint_normal_covariance,
     observed,
@@ -199,23 +202,47 @@ def check_cov_type(cov_type: CovType, *, free: bool = False) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MomentsOptions:
-    """Options of estimation from moments; see :meth:`fedstat.VFEMRegression.fit`."""
+    """Options of estimation from moments; see :meth:`fedstat.VFEMRegression.fit`.
+
+    With `between` None, the moments choose. With `jointly`, independent blocks are a joint normal model too.
+    """
 
     cov_type: CovType
-    between: Between
+    between: Between | None
     maxiter: int
+    jointly: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MomentsEstimate:
+    """Maximum likelihood from moments, its covariance, and what chose the covariance between sites."""
+
+    found: MomentsFit | JointNormalFit
+    covariance: PsiCovariance | None
+    between: Between
+    choice: BetweenChoice | None = None
 
 
 def estimate_from_moments(
     moments: PatternMoments, request: MomentsOptions, by_group: PatternMoments | None = None
-) -> tuple[MomentsFit | JointNormalFit, PsiCovariance | None]:
+) -> MomentsEstimate:
     """Maximum likelihood estimates and their covariance; the robust one needs sums `by_group`."""
+    robust = request.cov_type == "robust"
     check_cov_type(request.cov_type, free=by_group is not None)
-    found = fit_joint_model(moments, request.between, request.maxiter)
-    if request.cov_type == "robust" and by_group is not None and isinstance(found, JointNormalFit):
+    choice = choose_between(moments, request.maxiter) if request.between is None else None
+    between = request.between or (choice.between if choice else "free")
+    if request.jointly or robust:
+        found: MomentsFit | JointNormalFit = fit_joint_normal(
+            moments, edges_between(moments, between), maxiter=request.maxiter
+        )
+    else:
+        found = fit_joint_model(moments, between, request.maxiter)
+    if robust and by_group is not None and isinstance(found, JointNormalFit):
         psi, df = sandwich_covariance(found, by_group)
-        return found, PsiCovariance(psi, FROM_MOMENTS, df=df)
-    return found, None if request.cov_type == "none" else moments_covariance(found, request.cov_type)
+        covariance: PsiCovariance | None = PsiCovariance(psi, FROM_MOMENTS, df=df)
+    else:
+        covariance = None if request.cov_type == "none" else moments_covariance(found, request.cov_type)
+    return MomentsEstimate(found, covariance, between, choice)
 
 
 def moments_covariance(fit: MomentsFit | JointNormalFit, cov_type: CovType = "observed") -> PsiCovariance:
