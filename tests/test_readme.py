@@ -23,8 +23,9 @@ def steps(command):
 
 
 def assert_is_summary_of_the_example(text):
-    for expected in ("NPGR", "Credit Agency", "Law-enforcement Agency", "INVE", "CAPITAL"):
+    for expected in ("NPGR", "Credit Agency", "Judicial Organ", "INVE", "CAPITAL", "lowest", "highest"):
         assert expected in text
+    assert text.startswith("*** BLOCKS ASSUMED INDEPENDENT") and text.count("***") == 2
 
 
 def test_first_example_prints_what_statsmodels_finds(capsys):

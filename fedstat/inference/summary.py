@@ -200,7 +200,8 @@ def coefficient_sheet(
     for heading, site, name, values, ends in stubs:
         if heading:
             rows.append((heading, *[""] * (count + len(further))))
-        texts = ("" if np.isnan(value) else number(value, 3) for value in ends)
+        size = max(map(abs, ends), default=0.0)
+        texts = ("" if np.isnan(value) else number(value, 3, error=size) for value in ends)
         rows.append(((INDENT if site else "") + str(name), *_numbers(values)[:count], *texts))
     labels, widths = (*labels[:count], *further), (*widths, *[PART] * len(further))
     count += len(further)

@@ -17,6 +17,7 @@ from fedstat.inference.likelihood import LRTest
 from fedstat.inference.plots import plot_convergence
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.results import CoefficientResults, EstimateRecord
+from fedstat.models.vertical.joint_normal.assumption_tests import OPEN
 from fedstat.models.vertical.joint_normal.fit import open_ranges
 from fedstat.models.vertical.layout import Layout, complete_at
 from fedstat.models.vertical.model import VerticalModel
@@ -24,7 +25,7 @@ from fedstat.models.vertical.prediction.marginal_effects import FittedMean
 from fedstat.models.vertical.prediction.predictor import VerticalPredictions
 from fedstat.models.vertical.prediction.protocol import ResponseSource, released_specs
 from fedstat.models.vfem.iteration.site_state import NORMAL
-from fedstat.models.vfem.notes import OPEN, fit_notes, role_notes
+from fedstat.models.vfem.notes import fit_notes, role_notes
 from fedstat.models.vfem.outcome import (
     EntityCounts,
     SessionArtifacts,

@@ -70,14 +70,7 @@ ITERATIVE_ALTERNATIVE = ", or fit with exchange='iterative', which releases valu
 
 def warn_of_open_ranges(result: VFEMResults) -> None:
     """Warn if the data do not determine the coefficients, which the banner of the summary states in full."""
-    choice = result._record.outcome.choice
-    if choice is not None and choice.between == "independent":
-        warn(
-            f"{'; '.join(choice.unchecked)} share too few entities for a covariance of their columns. The "
-            "other sites do not contradict independent blocks, so the fit assumes these; see .sensitivity()",
-            AssumptionWarning,
-        )
-    elif result._record.ranges is not None:
+    if result._included_ranges is not None:
         warn(
             "the data do not determine all coefficients, because two sites share too few entities for a "
             "covariance of their columns. Intervals and p-values contain all values that the data leave "

@@ -13,7 +13,7 @@ from scipy import stats
 from fedstat.errors import EstimationError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.crypto.masks import TWO_SITES, hides
-from fedstat.inference.likelihood import format_lr_test, format_pvalue
+from fedstat.inference.likelihood import format_lr_test
 from fedstat.inference.summary import Note
 from fedstat.models.vertical.exchange.patterns import (
     MANTISSA_BITS,
@@ -28,7 +28,10 @@ from fedstat.models.vertical.exchange.patterns import (
 )
 from fedstat.models.vertical.fit import MomentsFit
 from fedstat.models.vertical.joint_normal.assumption_tests import (
+    OPEN,
     BetweenChoice,
+    choice_notes,
+    contradiction,
     independence_lr_test,
     most_correlated,
     name_undetermined,
@@ -309,8 +312,6 @@ def dependence_notes(fit: JointNormalFit, errors: Floats) -> Iterator[Note]:
 
 UNDETERMINED = 2.0
 """Range of a coefficient at one likelihood, in standard errors, above which it is not identified."""
-OPEN = ("lowest", "highest")
-"""Columns of the summary with what the data leave open."""
 SENSITIVITY_COLUMNS = ["first", "second", "n", "term", "estimate", "low", "high"]
 
 
@@ -323,44 +324,6 @@ def sensitivity(fit: MomentsFit | JointNormalFit) -> pd.DataFrame:
         each = zip(fit.moments.names, fit.beta, *extremes(fit, pair)[:, 1:], strict=True)
         rows += [(*sites, pair.n, *of_column) for of_column in each]
     return pd.DataFrame(rows, columns=SENSITIVITY_COLUMNS)
-
-
-def choice_notes(choice: BetweenChoice, *, ranges: bool) -> Iterator[Note]:
-    """State why blocks count as independent; with `ranges`, the table has what the data leave open."""
-    if choice.between == "free":
-        return
-    assert choice.pvalue is not None
-    yield Note(
-        "assumed_independent",
-        f"BLOCKS ASSUMED INDEPENDENT: {'; '.join(choice.unchecked)} share too few entities to check this; "
-        f"the other sites do not contradict it ({format_pvalue(choice.pvalue)})"
-        + ("; see .sensitivity()" if ranges else ""),
-        "critical",
-    )
-    yield Note(
-        "between_chosen",
-        "Estimates, standard errors, tests and intervals assume independent blocks, which the data chose "
-        "(between=None)."
-        + (
-            f" The columns '{OPEN[0]}' and '{OPEN[1]}' have the smallest and the largest value of a "
-            "coefficient if the sites that cannot be checked are correlated, without sampling error; they "
-            "are blank where the data determine the coefficient."
-            if ranges
-            else ""
-        )
-        + " A correlation that the test does not detect biases coefficients; between='free' estimates those "
-        "that it can.",
-        "warning",
-    )
-
-
-def contradiction(choice: BetweenChoice | None) -> str:
-    """State that the data chose free covariances, and why; empty if they did not choose."""
-    if choice is None:
-        return ""
-    if choice.pvalue is None:
-        return "; no other two sites can be checked for independent blocks"
-    return f"; the other sites contradict independent blocks ({format_pvalue(choice.pvalue)})"
 
 
 def sparse_notes(

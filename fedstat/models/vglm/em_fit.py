@@ -14,6 +14,7 @@ from fedstat.kernels.penalized.penalties import Penalty, orthonormalizer
 from fedstat.models.vertical.exchange.patterns import PatternExchange
 from fedstat.models.vertical.exchange.protocol import ColumnScales
 from fedstat.models.vertical.fit import StandardizedMoments, fit_moments, log_likelihood, origin_covariance
+from fedstat.models.vertical.joint_normal.assumption_tests import BetweenChoice
 from fedstat.models.vertical.joint_normal.fit import (
     JointNormalFit,
     differentiate_joint_normal,
@@ -100,7 +101,7 @@ class MissingBlocksFit:
 
     Shares of variance explained for an entity with every block, by the chosen fit and by that on its columns,
     and the means (p,) of the columns at the chosen fit; `complete` is the joint normal model of all columns
-    without a penalty, if they are correlated between sites.
+    without a penalty, if they are correlated between sites; `choice` states why, if the data chose.
     """
 
     exchange: PatternExchange
@@ -108,6 +109,7 @@ class MissingBlocksFit:
     refit_rsquared: float
     means: Floats
     complete: JointNormalFit | None = None
+    choice: BetweenChoice | None = None
 
 
 def equivalent_loss(llf: float, n: float) -> float:

@@ -98,11 +98,11 @@ class VerticalGLM(VerticalModel):
         site lacks.
         "em" (normal family) uses them: the estimate is the limit of penalized EM under normal columns, valid
         if blocks are missing at random; entities without a response are left out.
-    between : {"free", "independent"}
-        For missing="em": whether the covariance between columns of two sites is estimated, as in
-        :class:`fedstat.VFEMRegression`, or they are independent, which biases estimates if they are
-        correlated. The time of "free" increases with the sixth power of the number of columns: seconds for
-        twenty; the limit is eighty.
+    between : {"free", "independent"}, optional
+        For missing="em": whether the covariance between columns of two sites is estimated, or they are
+        independent, which biases estimates if they are correlated. The default is that of
+        :class:`fedstat.VFEMRegression`. The time of "free" increases with the sixth power of the number of
+        columns: seconds for twenty; the limit is eighty.
     coordinator
         See :meth:`from_formula`.
 
@@ -148,11 +148,12 @@ class VerticalGLM(VerticalModel):
         group_terms: bool = False,
         unpenalized: Sequence[str] = (),
         missing: MissingRule | Literal["em"] = "raise",
-        between: Between = "free",
+        between: Between | None = None,
         coordinator: str | None = None,
     ) -> None:
-        check_choice("between", between, get_args(Between))
-        self.between: Between = between
+        if between is not None:
+            check_choice("between", between, get_args(Between))
+        self.between: Between | None = between
         self.distribution = DistributionSpec.of(sm_families.Gaussian() if family is None else family)
         check_distribution(self.distribution)
         if not formula.intercept:
@@ -178,7 +179,7 @@ class VerticalGLM(VerticalModel):
         super().__init__(formula, partition, missing=rule, coordinator=coordinator)
         layout = make_layout(self.design, incomplete=self._em)
         self.layout = self._with_dealer(reuse_patterns(layout, partition, complete=not self._em))
-        if self._em and between == "free" and self.layout.p > MOST_FREE:
+        if self._em and between != "independent" and self.layout.p > MOST_FREE:
             raise ModelError(
                 f"missing='em' with between='free' supports at most {MOST_FREE} columns; received "
                 f"{self.layout.p}. Leave columns out, or use between='independent', which is biased if "

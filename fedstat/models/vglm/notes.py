@@ -18,7 +18,12 @@ from fedstat.models.vertical.exchange.patterns import (
     solvable_note,
     sums_note,
 )
-from fedstat.models.vertical.joint_normal.assumption_tests import most_correlated
+from fedstat.models.vertical.joint_normal.assumption_tests import (
+    choice_notes,
+    contradiction,
+    most_correlated,
+    name_undetermined,
+)
 from fedstat.models.vertical.joint_normal.fit import name_sparse
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vglm.debiased import DebiasedFit
@@ -87,15 +92,25 @@ def _blocks(layout: Layout, outcome: SelectionOutcome, observed: MissingBlocksFi
     yield Note(
         "assumptions",
         "Penalized maximum likelihood of the observed data, the limit of penalized EM, under normal errors "
-        f"and {COVARIANCE_MODELS[outcome.plan.between]}. Valid if missingness depends on "
+        f"and {COVARIANCE_MODELS[outcome.plan.between or 'free']}. Valid if missingness depends on "
         "observed values only (MAR). Criteria and standard errors come from the observed-data likelihood; "
         "standard errors account for the estimated means and covariances of the blocks. The "
         "residual variance is that of maximum likelihood. R-squared is that of an entity with every block.",
     )
+    if observed.choice is not None:
+        yield from choice_notes(observed.choice, ranges=False)
     if observed.complete is None:
         yield from most_correlated(moments, FREE_ALTERNATIVE)
     else:
         yield Note("free_covariance", FREE)
+        if named := "; ".join(name_undetermined(moments)):
+            yield Note(
+                "not_identified",
+                f"NOT IDENTIFIED: too few entities have records at both {named}"
+                f"{contradiction(observed.choice)}. Coefficients, the selection and standard errors assume "
+                "that these sites are independent given all other columns",
+                "critical",
+            )
         if sparse := name_sparse(observed.complete.moments):
             yield Note("sparse_pairs", sparse)
     yield sums_note(", by missing pattern", int(moments.n.min()))

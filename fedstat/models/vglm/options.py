@@ -114,8 +114,8 @@ class FitPlan:
     """The agreed model and method, before any request.
 
     `small` states the smallest number of entities in a sum, and for missing="em" which patterns are released;
-    `between` states whether columns of two sites are correlated; `random` draws folds and halves; `groups`
-    are kept in one fold.
+    `between` states whether columns of two sites are correlated, or that their sums choose; `random` draws
+    folds and halves; `groups` are kept in one fold.
     """
 
     layout: Layout
@@ -126,7 +126,7 @@ class FitPlan:
     choice: ChoiceOptions
     passing: ExchangeOptions
     random: np.random.Generator
-    between: Between = "free"
+    between: Between | None = None
     groups: GroupFolds | None = None
 
     def assign_folds(self, layout: Layout, parts: int) -> FitProtocol[Ints]:

@@ -13,6 +13,7 @@ from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.models.vertical.exchange.patterns import exchange_patterns
 from fedstat.models.vertical.exchange.protocol import Grams, exchange_grams, standardize_columns
 from fedstat.models.vertical.fit import StandardizedMoments
+from fedstat.models.vertical.joint_normal.assumption_tests import choose_between
 from fedstat.models.vertical.joint_normal.fit import edges_between
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vglm.admm import admm_path
@@ -96,7 +97,10 @@ def fit_blocks(plan: FitPlan, run: FitRun) -> SelectionOutcome:
     layout, setup = plan.layout, plan.setup
     exchange = run(exchange_patterns(layout, plan.small, plan.product_session))
     standard = StandardizedMoments(exchange.moments)
-    free = None
+    free = choice = None
+    if plan.between is None:
+        choice = choose_between(exchange.moments)
+        plan = replace(plan, between=choice.between if choice else "free")
     if plan.between == "free":
         free = FreeCovarianceModel.of(standard, edges_between(standard.moments, "free"))
     joint: WorkingModel = free or IndependentBlocksModel(standard)
@@ -110,7 +114,7 @@ def fit_blocks(plan: FitPlan, run: FitRun) -> SelectionOutcome:
     fitted = SelectedPath(found.path, chosen, refit, 0, 0, exchange.dealers)
     rsquared = explained if setup.unpenalized else float(found.rsquared[chosen])
     complete = None if free is None else free.complete
-    observed = MissingBlocksFit(exchange, rsquared, explained, found.means[chosen], complete)
+    observed = MissingBlocksFit(exchange, rsquared, explained, found.means[chosen], complete, choice)
     null = normal_null(n, found.units.sd**2)
     return SelectionOutcome(plan, fitted, criteria, null, found.units, observed=observed)
 

@@ -337,7 +337,8 @@ def test_an_interval_contains_what_the_data_leave_open(apart, tmp_path):
             "B": pd.DataFrame({"id": at[:300], "z": z[:300]}),
             "C": pd.DataFrame({"id": at[300:], "w": w[300:]}),
         }
-        model = fs.VFEMRegression.from_formula("y ~ .", fs.ClientPartition.from_frames(frames, on="id"))
+        partition = fs.ClientPartition.from_frames(frames, on="id")
+        model = fs.VFEMRegression.from_formula("y ~ .", partition, between="free")
         with pytest.warns(AssumptionWarning, match="do not determine all coefficients"):
             return model.fit()
 
@@ -358,7 +359,8 @@ def test_an_interval_contains_what_the_data_leave_open(apart, tmp_path):
     excluded = (result.conf_int()[0] > 0.0) | (result.conf_int()[1] < 0.0)
     assert ((result.pvalues < 0.05) == excluded).all() and not excluded["x"]
     text = str(result.summary())
-    assert text.startswith("*** NOT IDENTIFIED") and "Values that the data leave open" in text
+    assert text.startswith("*** NOT IDENTIFIED") and " lowest   highest\n" in text
+    assert (result.tvalues[["z", "w"]] == 0.0).all() == (result.pvalues[["z", "w"]] == 1.0).all()
     result.save(tmp_path / "open.fed")
     pd.testing.assert_frame_equal(fs.load(tmp_path / "open.fed").conf_int(), result.conf_int())
 

@@ -243,6 +243,8 @@ def covariance_of_shared(moments: PatternMoments, j: int, k: int) -> tuple[float
 # ----------------------------------------------------------------------------------------------------
 # Free covariances or independent blocks, where the data do not determine all covariances.
 
+OPEN = ("lowest", "highest")
+"""Columns of a summary with what the data leave open."""
 CHOICE_LEVEL = 0.05
 """P-value of the likelihood ratio test below which blocks are not taken as independent."""
 
@@ -292,6 +294,44 @@ def choose_between(moments: PatternMoments, maxiter: int = 200) -> BetweenChoice
     if worst[1] < REJECTED:
         pvalue = min(pvalue, worst[1])
     return BetweenChoice("free" if pvalue < CHOICE_LEVEL else "independent", unchecked, pvalue)
+
+
+def choice_notes(choice: BetweenChoice, *, ranges: bool) -> Iterator[Note]:
+    """State why blocks count as independent; with `ranges`, the table has what the data leave open."""
+    if choice.between == "free":
+        return
+    assert choice.pvalue is not None
+    yield Note(
+        "assumed_independent",
+        f"BLOCKS ASSUMED INDEPENDENT: {'; '.join(choice.unchecked)} share too few entities to check this; "
+        f"the other sites do not contradict it ({format_pvalue(choice.pvalue)})"
+        + ("; see .sensitivity()" if ranges else ""),
+        "critical",
+    )
+    yield Note(
+        "between_chosen",
+        "Estimates, standard errors, tests and intervals assume independent blocks, which the data chose "
+        "(between=None)."
+        + (
+            f" The columns '{OPEN[0]}' and '{OPEN[1]}' have the smallest and the largest value of a "
+            "coefficient if the sites that cannot be checked are correlated, without sampling error; they "
+            "are blank where the data determine the coefficient."
+            if ranges
+            else ""
+        )
+        + " A correlation that the test does not detect biases coefficients; between='free' estimates those "
+        "that it can.",
+        "warning",
+    )
+
+
+def contradiction(choice: BetweenChoice | None) -> str:
+    """State that the data chose free covariances, and why; empty if they did not choose."""
+    if choice is None:
+        return ""
+    if choice.pvalue is None:
+        return "; no other two sites can be checked for independent blocks"
+    return f"; the other sites contradict independent blocks ({format_pvalue(choice.pvalue)})"
 
 
 # ----------------------------------------------------------------------------------------------------

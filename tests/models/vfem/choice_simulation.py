@@ -1,0 +1,97 @@
+"""Coverage of the fits with ``between=None`` where two sites share no entity.
+
+Sites A to D hold two columns each. A has all 1,200 entities, B 60 % of them at random, C and D a fourth each,
+and no entity in common. The first column of a site has the correlation `checkable` with those of the others,
+that of C with D's is `open`. `PYTHONPATH=tests python tests/models/vfem/choice_simulation.py [runs]` fits 300
+data sets for each pair of these correlations and writes `benchmarks/results/between_choice.csv`.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from pattern_moments import moments_of_arrays
+
+from fedstat.errors import EstimationError
+from fedstat.models.vertical.joint_normal.fit import open_ranges
+from fedstat.models.vfem.covariance.from_moments import MomentsOptions, estimate_from_moments
+from fedstat.models.vfem.iteration.state import fit_by_site
+from fedstat.models.vfem.outcome import reported_covariance
+
+TABLE = Path(__file__).parents[2] / "benchmarks" / "results" / "between_choice.csv"
+SIZES, BETA = [2, 2, 2, 2], np.array([0.5, -0.3, 0.5, 0.3, -0.5, 0.4, 0.5, 0.2])
+CHECKED = [(0.1, 0.0), (0.3, 0.0), (0.1, 0.1), (0.3, 0.3), (0.6, 0.6)]
+SETTINGS = [(0.0, 0.0), (0.0, 0.1), (0.0, 0.3), (0.0, 0.6), *CHECKED]
+Z = 1.959963984540054
+
+
+def draw(checkable, apart, run, n=1_200):
+    """Columns (n, 8), nan where a site lacks the entity, and the response (n,)."""
+    rng = np.random.default_rng([int(100 * checkable), int(100 * apart), run])
+    cov = np.eye(8)
+    first = np.arange(0, 8, 2)
+    cov[np.ix_(first, first)] += checkable * (1.0 - np.eye(4))
+    cov[4, 6] = cov[6, 4] = apart
+    X = rng.multivariate_normal(np.zeros(8), cov, size=n)
+    y = X @ BETA + rng.normal(size=n)
+    X[rng.random(n) < 0.4, 2:4] = np.nan
+    at = rng.permutation(n)
+    X[at[n // 4 :], 4:6] = np.nan
+    X[at[: 3 * n // 4], 6:8] = np.nan
+    return X, y
+
+
+def cover(moments, between):
+    """Which of the eight printed intervals contain the truth, and which would with all values left open.
+
+    Last, the model of the columns; coverage is nan without an estimate.
+    """
+    try:
+        made = estimate_from_moments(moments, MomentsOptions("observed", between, 200))
+    except EstimationError:
+        return np.full((2, 8), np.nan), "none"
+    half = (
+        Z * np.sqrt(np.diag(reported_covariance(made.covariance, fit_by_site(made.found, made.between))))[1:]
+    )
+    at, ranges = made.found.params[1:], open_ranges(made.found)
+    low, high = np.minimum(at, ranges[0, 1:]), np.maximum(at, ranges[1, 1:])
+    wide = (low - half <= BETA) & (high + half >= BETA)
+    return np.array(
+        [np.abs(BETA - at) <= half if made.between == "independent" else wide, wide]
+    ), made.between
+
+
+def simulate(runs=300):
+    """Coverage in each setting, with each choice of the covariance between sites."""
+    rows = []
+    for checkable, apart in SETTINGS:
+        found = {between: [] for between in (None, "independent", "free")}
+        for run in range(runs):
+            moments = moments_of_arrays(*draw(checkable, apart, run), SIZES)
+            for between, out in found.items():
+                out.append(cover(moments, between))
+        for between, out in found.items():
+            each, wide = np.nanmean(np.array([covered for covered, _ in out], dtype=float), axis=0)
+            chosen = [model for _, model in out]
+            rows.append(
+                {
+                    "checkable": checkable,
+                    "open": apart,
+                    "between": between or "default",
+                    "runs": runs,
+                    "independent": np.mean([one == "independent" for one in chosen]),
+                    "no_estimate": np.mean([one == "none" for one in chosen]),
+                    "A_and_B": each[:4].mean(),
+                    "C_and_D": each[4:].mean(),
+                    "worst": each.min(),
+                    "with_open_values": wide.min(),
+                }
+            )
+    return pd.DataFrame(rows).round(4)
+
+
+if __name__ == "__main__":
+    table = simulate(*map(int, sys.argv[1:]))
+    table.to_csv(TABLE, index=False)
+    print(table.to_string())
