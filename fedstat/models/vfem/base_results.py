@@ -31,6 +31,7 @@ from fedstat.models.vfem.outcome import (
     SessionArtifacts,
     VFEMOutcome,
     as_between,
+    as_least_squares,
     count_entities,
     make_estimate,
 )
@@ -151,9 +152,10 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
     ) -> Self:
         """Make results of a fit."""
         counts = count_entities(model, layout, held)
-        formula = model.formula
+        nobs, formula = held.nobs(layout) or counts.n, model.formula
+        outcome = as_least_squares(layout, outcome, nobs)
         record = VFEMRecord(
-            estimate=make_estimate(model, layout, outcome, held.nobs(layout) or counts.n),
+            estimate=make_estimate(model, layout, outcome, nobs),
             outcome=outcome,
             counts=counts,
             notes=(*role_notes(model._roles), *fit_notes(layout, outcome, held, counts, ledger)),

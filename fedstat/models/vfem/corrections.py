@@ -74,8 +74,12 @@ CORRECTIONS: Mapping[Correction, Callable[[JointNormalFit, PsiCovariance | None]
 def apply_correction(
     fit: MomentsFit | JointNormalFit, covariance: PsiCovariance | None, correction: Correction | None
 ) -> CorrectedEstimate:
-    """Apply the requested correction to a fit from moments."""
-    if correction is None or not isinstance(fit, JointNormalFit):
+    """Apply the requested correction to a fit from moments.
+
+    If nothing is missing, maximum likelihood is least squares, which has no bias to remove.
+    """
+    least_squares = correction == "small-sample" and bool(fit.moments.seen.all())
+    if correction is None or least_squares or not isinstance(fit, JointNormalFit):
         return CorrectedEstimate(fit, covariance)
     return CORRECTIONS[correction](fit, covariance)
 

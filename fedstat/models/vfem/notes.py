@@ -718,7 +718,7 @@ def missing_notes(layout: Layout) -> Iterator[Note]:
 
 
 def _small_sample(layout: Layout, outcome: VFEMOutcome) -> Iterator[Note]:
-    if not is_normal(outcome):
+    if not is_normal(outcome) or outcome.unbiased != 1.0:
         return
     used = 1 + sum(len(beta) for beta in outcome.fit.beta.values())
     inflation = np.sqrt(layout.n / (layout.n - used)) - 1.0
@@ -755,6 +755,13 @@ def _covariance(layout: Layout, outcome: VFEMOutcome, ledger: Ledger) -> Iterato
                 "warning",
             )
     yield from secure_product_notes(covariance)
+    if outcome.unbiased != 1.0 and outcome.cov_type != "robust":
+        yield Note(
+            "least_squares",
+            "Least squares: the residual variance has {df:,} degrees of freedom, and tests and intervals are "
+            "those of Student's t.",
+            values={"df": int(covariance.df or 0)},
+        )
     if outcome.cov_type == "robust":
         yield Note("robust", ROBUST if covariance.df is None else ROBUST_GROUPS)
         if not is_normal(outcome) and any(one.step == "glm_scores" for one in ledger.entries):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -34,7 +34,8 @@ class VFEMOutcome:
     """Options and estimates of a fit; whether it used sums of a larger fit, and its correction.
 
     `gap` is what an incomplete correction leaves, in standard errors; `choice` states why blocks are
-    independent or not if the data chose.
+    independent or not if the data chose. `unbiased` is the factor of the residual variance of maximum
+    likelihood by which least squares divides by its degrees of freedom instead of the entities.
     """
 
     method: str
@@ -47,6 +48,25 @@ class VFEMOutcome:
     correction: Correction | None = None
     gap: float = 0.0
     choice: BetweenChoice | None = None
+    unbiased: float = 1.0
+
+
+def as_least_squares(layout: Layout, outcome: VFEMOutcome, nobs: int) -> VFEMOutcome:
+    """Use the residual variance and Student's t of least squares where no block is missing.
+
+    Maximum likelihood is then least squares, and exact in small samples with these. Robust covariances have
+    their own degrees of freedom.
+    """
+    if outcome.fit.distribution != NORMAL or outcome.method == "weighted" or outcome.correction == "skewness":
+        return outcome
+    if layout.missing.any():
+        return outcome
+    df = float(nobs - layout.p - 1)
+    factor = nobs / df
+    covariance = outcome.covariance
+    if covariance is not None and outcome.cov_type != "robust":
+        covariance = replace(covariance, psi=covariance.psi * factor, df=df)
+    return replace(outcome, covariance=covariance, unbiased=factor)
 
 
 def as_between(outcome: VFEMOutcome) -> Between:
@@ -132,8 +152,8 @@ def make_estimate(model: VerticalModel, layout: Layout, outcome: VFEMOutcome, no
         converged=fit.converged,
         convergence=f"{fit.reason}; relative score {row.score:.1e} after {row.iteration} iterations",
         llf=None if np.isnan(fit.log_likelihood) else fit.log_likelihood + log_weights(layout),
-        rsquared=explained_share(fit, outcome.method) if normal else None,
-        scale=fit.s2 * layout.variance_of_one,
+        rsquared=explained_share(layout, outcome) if normal else None,
+        scale=fit.s2 * layout.variance_of_one * outcome.unbiased,
         privacy=noise_added(layout if normal else None),
         cov_type=cov_name(outcome),
         blocks=site_blocks(layout),
@@ -146,13 +166,16 @@ def log_weights(layout: Layout) -> float:
     return 0.0 if layout.frequencies else 0.5 * float(np.log(layout.relative).sum())
 
 
-def explained_share(fit: VFEMFit, method: str) -> float:
+def explained_share(layout: Layout, outcome: VFEMOutcome) -> float:
     """R-squared of an entity with every block; that of the response itself if no block is missing."""
-    if fit.joint is not None:
-        return float(1.0 - fit.s2 / fit.joint.cov[-1, -1])
-    assert fit.response_moments is not None
-    spread = fit.s2 + sum(fit.t.values()) if method == "vfem" else float(fit.response_moments[1])
-    return 1.0 - fit.s2 / spread
+    fit = outcome.fit
+    complete = outcome.method != "weighted" and not layout.missing.any()
+    if outcome.method in ("cc", "impute", "single") or (complete and outcome.correction != "skewness"):
+        assert fit.response_moments is not None
+        return 1.0 - fit.s2 / float(fit.response_moments[1])
+    return 1.0 - fit.s2 / (
+        fit.s2 + sum(fit.t.values()) if fit.joint is None else float(fit.joint.cov[-1, -1])
+    )
 
 
 def cov_name(outcome: VFEMOutcome) -> str:

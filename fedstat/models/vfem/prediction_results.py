@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -47,9 +48,18 @@ class MeanPredictions:
 
     conf_int: Callable[..., pd.DataFrame]
 
-    def __init__(self, linear: LinearPredictors, mean: pd.Series, gradient: Floats | None) -> None:
+    def __init__(
+        self, linear: LinearPredictors, mean: pd.Series, gradient: Floats | None, distribution: Any
+    ) -> None:
+        self._test_distribution = distribution
         self.predicted_mean, self.blocks, self.ledger = mean, linear.blocks, linear.ledger
         self._gradient = gradient
+
+    def _half_width(self, alpha: float) -> float:
+        """Half the width of an interval of level 1 - alpha, in standard errors."""
+        if not 0.0 < alpha < 1.0:
+            raise ModelError(f"conf_int: expected alpha between 0 and 1, received {alpha}")
+        return float(self._test_distribution.ppf(1.0 - alpha / 2.0))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {len(self.predicted_mean):,} entities; see .summary_frame()>"
@@ -97,8 +107,9 @@ class PredictionResults(MeanPredictions):
     ['obs_ci_lower', 'obs_ci_upper']
     """
 
-    def __init__(self, linear: LinearPredictors, s2: float) -> None:
-        super().__init__(linear, linear.mean, None if linear.gradients is None else linear.gradients.mean)
+    def __init__(self, linear: LinearPredictors, s2: float, distribution: Any = stats.norm) -> None:
+        gradient = None if linear.gradients is None else linear.gradients.mean
+        super().__init__(linear, linear.mean, gradient, distribution)
         self.var_resid = s2 + linear.variance
 
     def conf_int(self, obs: bool = False, alpha: float = 0.05) -> pd.DataFrame:
@@ -108,7 +119,7 @@ class PredictionResults(MeanPredictions):
         not need.
         """
         spread = np.sqrt(self.se_mean**2 + self.var_resid) if obs else self.se_mean
-        half = normal_quantile(alpha) * spread
+        half = self._half_width(alpha) * spread
         return pd.DataFrame({0: self.predicted_mean - half, 1: self.predicted_mean + half})
 
     def summary_frame(self, alpha: float = 0.05) -> pd.DataFrame:
@@ -139,7 +150,9 @@ class GLMPredictionResults(MeanPredictions):
     (['mean', 'variance'], True, (1000,))
     """
 
-    def __init__(self, linear: LinearPredictors, distribution: DistributionSpec) -> None:
+    def __init__(
+        self, linear: LinearPredictors, distribution: DistributionSpec, tests: Any = stats.norm
+    ) -> None:
         self.linear = pd.DataFrame({"mean": linear.mean, "variance": linear.variance})
         self._link = distribution.make().link
         m, v = (np.ascontiguousarray(values) for values in (linear.mean, linear.variance))
@@ -147,7 +160,8 @@ class GLMPredictionResults(MeanPredictions):
         gradient = None
         if linear.gradients is not None:
             gradient = by_m[:, None] * linear.gradients.mean + by_v[:, None] * linear.gradients.variance
-        super().__init__(linear, pd.Series(mean, index=linear.mean.index, name="predicted_mean"), gradient)
+        named = pd.Series(mean, index=linear.mean.index, name="predicted_mean")
+        super().__init__(linear, named, gradient, tests)
 
     @property
     def se_mean(self) -> pd.Series:
@@ -162,13 +176,6 @@ class GLMPredictionResults(MeanPredictions):
         mean = self.predicted_mean.to_numpy()
         # On the scale of the link, no limit leaves the range of the mean.
         center = self._link(mean)
-        half = normal_quantile(alpha) * self.se_mean.to_numpy() * self._link.deriv(mean)
+        half = self._half_width(alpha) * self.se_mean.to_numpy() * self._link.deriv(mean)
         limits = {0: self._link.inverse(center - half), 1: self._link.inverse(center + half)}
         return pd.DataFrame(limits, index=self.predicted_mean.index)
-
-
-def normal_quantile(alpha: float) -> float:
-    """Half the width of an interval of level 1 - alpha, in standard errors."""
-    if not 0.0 < alpha < 1.0:
-        raise ModelError(f"conf_int: expected alpha between 0 and 1, received {alpha}")
-    return float(stats.norm.ppf(1.0 - alpha / 2.0))

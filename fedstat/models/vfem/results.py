@@ -92,7 +92,11 @@ class VFEMResults(
 
     @property
     def df_inference(self) -> float | None:
-        """Degrees of freedom between random groups (method="weighted", or "robust" from moments), or None."""
+        """Degrees of freedom of Student's t, or None if tests are normal.
+
+        Without missing blocks, those of least squares; with method="weighted", or "robust" from moments,
+        those between random groups.
+        """
         return None if self.covariance is None else self.covariance.df
 
     # -- from the moments that the fit exchanged, without a message ------------------------------
@@ -238,7 +242,8 @@ class VFEMResults(
     # -- prediction ------------------------------------------------------------------------------
 
     def _prediction(self, partition: ClientPartition | None, *, mean_only: bool) -> PredictionResults:
-        return PredictionResults(self._linear(partition, mean_only=mean_only), self.scale)
+        linear = self._linear(partition, mean_only=mean_only)
+        return PredictionResults(linear, self.scale, self._test_distribution)
 
     def predict_set(
         self, partition: ClientPartition, calibration: ClientPartition, alpha: float = 0.1, *, groups: int = 1

@@ -14,6 +14,7 @@ import pandas as pd
 from pattern_moments import moments_of_arrays
 
 from fedstat.errors import EstimationError
+from fedstat.models.vertical.joint_normal.assumption_tests import choose_between
 from fedstat.models.vertical.joint_normal.fit import open_ranges
 from fedstat.models.vfem.covariance.from_moments import MomentsOptions, estimate_from_moments
 from fedstat.models.vfem.iteration.state import fit_by_site
@@ -45,43 +46,49 @@ def draw(checkable, apart, run, n=1_200):
 def cover(moments, between):
     """Which of the eight printed intervals contain the truth, and which would with all values left open.
 
-    Last, the model of the columns; coverage is nan without an estimate.
+    Nan without an estimate.
     """
     try:
         made = estimate_from_moments(moments, MomentsOptions("observed", between, 200))
     except EstimationError:
-        return np.full((2, 8), np.nan), "none"
-    half = (
-        Z * np.sqrt(np.diag(reported_covariance(made.covariance, fit_by_site(made.found, made.between))))[1:]
-    )
+        return np.full((2, 8), np.nan)
+    half = Z * np.sqrt(np.diag(reported_covariance(made.covariance, fit_by_site(made.found, between))))[1:]
     at, ranges = made.found.params[1:], open_ranges(made.found)
     low, high = np.minimum(at, ranges[0, 1:]), np.maximum(at, ranges[1, 1:])
     wide = (low - half <= BETA) & (high + half >= BETA)
-    return np.array(
-        [np.abs(BETA - at) <= half if made.between == "independent" else wide, wide]
-    ), made.between
+    return np.array([np.abs(BETA - at) <= half if between == "independent" else wide, wide], dtype=float)
+
+
+def chosen(moments):
+    """Return the choice of the default; "free", which has no estimate, where that is refused."""
+    try:
+        return choose_between(moments).between
+    except EstimationError:
+        return "free"
 
 
 def simulate(runs=300):
     """Coverage in each setting, with each choice of the covariance between sites."""
     rows = []
     for checkable, apart in SETTINGS:
-        found = {between: [] for between in (None, "independent", "free")}
+        found = {"default": [], "independent": [], "free": []}
+        choices = []
         for run in range(runs):
             moments = moments_of_arrays(*draw(checkable, apart, run), SIZES)
-            for between, out in found.items():
-                out.append(cover(moments, between))
+            choices.append(chosen(moments))
+            for between in ("independent", "free"):
+                found[between].append(cover(moments, between))
+            found["default"].append(found[choices[-1]][-1])
         for between, out in found.items():
-            each, wide = np.nanmean(np.array([covered for covered, _ in out], dtype=float), axis=0)
-            chosen = [model for _, model in out]
+            each, wide = np.nanmean(np.array(out), axis=0)
             rows.append(
                 {
                     "checkable": checkable,
                     "open": apart,
-                    "between": between or "default",
+                    "between": between,
                     "runs": runs,
-                    "independent": np.mean([one == "independent" for one in chosen]),
-                    "no_estimate": np.mean([one == "none" for one in chosen]),
+                    "independent": np.mean([one == "independent" for one in choices]),
+                    "no_estimate": np.isnan([one[0, 0] for one in out]).mean(),
                     "A_and_B": each[:4].mean(),
                     "C_and_D": each[4:].mean(),
                     "worst": each.min(),
