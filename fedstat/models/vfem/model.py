@@ -85,10 +85,10 @@ class VFEMRegression(VFEMModel):
     Sites hold different columns of the same entities. If a site has no record of an entity, the entity lacks
     the whole block of that site. The model is y = beta0 + sum_k x_k'beta_k + eps with normal errors and
     jointly normal columns. Their covariance between sites is free (``between="free"``), or zero as in the
-    publication (``between="independent"``). With zero covariance, coefficients are biased if blocks are
+    publication (``between="independent"``); see :meth:`from_formula` for the default. With zero covariance, coefficients are biased if blocks are
     correlated, under any missing-data mechanism. Estimates maximize the likelihood of the observed values,
-    and are valid if missingness depends on observed values only (MAR). If nothing is missing, they are the
-    ordinary least squares estimates.
+    and are valid if missingness depends on observed values only (MAR). If nothing is missing, estimates,
+    standard errors and tests are those of ordinary least squares.
 
     Make one with :meth:`from_formula`.
 
@@ -157,7 +157,8 @@ class VFEMRegression(VFEMModel):
             columns of its site, which must be complete. Standard errors come from a jackknife over random
             groups; `cov_type`, `iteration` and `max_moved` do not apply. "cc": the entities that every site
             has. "impute": all entities, with missing blocks replaced by the site's mean. "single": the
-            columns of the response holder alone.
+            columns of the response holder alone. The last three are least squares, as is "vfem" if nothing is
+            missing: the residual variance has n - p - 1 degrees of freedom, and tests use Student's t.
         cov_type : {"observed", "expected", "sem", "robust", "none"}
             Inverse of the observed information; the same with cross-products between sites set to their
             expected value, zero, so that none are requested (requires missingness completely at random);
@@ -186,14 +187,14 @@ class VFEMRegression(VFEMModel):
             warning reports single values that count as missing. The default is .05, or any share if a site's
             policy counts the bits that sums reveal about columns of few values.
         correction : {"small-sample", "skewness"}, optional
-            With exchange="moments" and between="free", computed from the same sums. "small-sample" removes
-            the bias of order 1/n (Cox and Snell 1968) and computes standard errors from the residual variance
-            with its degrees of freedom; if nothing is missing, they are those of least squares. "skewness"
-            models columns as shifted log-normal, with the skewness that their sites reported; missingness may
-            depend on the response and on columns that no entity lacks. The estimate is the model whose
-            simulated sample has the estimates of the normal model (indirect inference, Gourieroux, Monfort
-            and Renault 1993). It has its own standard errors. If no such model is found, the closest one is
-            used, and the summary says so at the top.
+            With exchange="moments", computed from the same sums. "small-sample" removes the bias of order 1/n
+            (Cox and Snell 1968) and computes standard errors from the residual variance with its degrees of
+            freedom; if nothing is missing, nothing remains to be corrected. "skewness" models columns as
+            shifted log-normal, with the skewness that their sites reported; missingness may depend on the
+            response and on columns that no entity lacks, and covariances between sites are free. The estimate
+            is the model whose simulated sample has the estimates of the normal model (indirect inference,
+            Gourieroux, Monfort and Renault 1993). It has its own standard errors. If no such model is found,
+            the closest one is used, and the summary says so at the top.
 
         Returns
         -------
@@ -216,7 +217,7 @@ class VFEMRegression(VFEMModel):
         ConvergenceWarning
             The iteration stopped before its tolerances.
         AssumptionWarning
-            With between="independent", blocks are correlated. With between="free", two sites share too few
+            With between="independent", blocks are correlated. With free covariances, two sites share too few
             entities to determine all coefficients.
         DataWarning
             More than 5 % of the entities are in patterns that are too small to be released, and `max_moved`
