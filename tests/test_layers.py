@@ -47,7 +47,7 @@ MAY_IMPORT = {
     "operator": {*FOUNDATION, "privacy", "federation"},
     "template": set(),
 }
-BUILDS_ON = {"copula_glm": "copula", "boost": "copula", "impute": "vfem", "gee": "glm"}
+BUILDS_ON = {"copula_glm": "copula", "boost": "copula", "impute": "vfem", "vfem": "vglm", "gee": "glm"}
 """A family that makes something else of another's release: this one may import that one, and no other."""
 FAMILY_FILES = {"steps.py", "protocol.py", "model.py", "results.py"}
 WITHOUT_STEPS = {"steps.py", "protocol.py"}

@@ -85,10 +85,10 @@ class VFEMRegression(VFEMModel):
     Sites hold different columns of the same entities. If a site has no record of an entity, the entity lacks
     the whole block of that site. The model is y = beta0 + sum_k x_k'beta_k + eps with normal errors and
     jointly normal columns. Their covariance between sites is free (``between="free"``), or zero as in the
-    publication (``between="independent"``); see :meth:`from_formula` for the default. With zero covariance, coefficients are biased if blocks are
-    correlated, under any missing-data mechanism. Estimates maximize the likelihood of the observed values,
-    and are valid if missingness depends on observed values only (MAR). If nothing is missing, estimates,
-    standard errors and tests are those of ordinary least squares.
+    publication (``between="independent"``); see :meth:`from_formula` for the default. With zero covariance,
+    coefficients are biased if blocks are correlated, under any missing-data mechanism. Estimates maximize the
+    likelihood of the observed values, and are valid if missingness depends on observed values only (MAR). If
+    nothing is missing, estimates, standard errors and tests are those of ordinary least squares.
 
     Make one with :meth:`from_formula`.
 

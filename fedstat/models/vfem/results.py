@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Literal
 
@@ -32,7 +33,11 @@ from fedstat.models.vfem.prediction_protocol import (
     prediction_rsquared,
 )
 from fedstat.models.vfem.prediction_results import GLMPredictionResults, PredictionResults
+from fedstat.models.vfem.selection import SelectionOptions, select_columns
 from fedstat.models.vfem.submodels import leave_one_out, refit
+from fedstat.models.vglm.path_setup import Select
+from fedstat.models.vglm.results import VerticalGLMResults
+from fedstat.typing import Floats
 
 
 class VFEMResults(
@@ -203,6 +208,93 @@ class VFEMResults(
         smaller, layout, outcome, held = refit(model, self._record.outcome, exchange, formula, cov_type)
         warn_unless_converged(outcome.fit)
         return VFEMResults._of(smaller, layout, outcome, held, self.ledger)
+
+    def select(
+        self,
+        penalty: str = "scad",
+        criterion: Select = "bic",
+        *,
+        a: float | None = None,
+        l1_ratio: float = 1.0,
+        adaptive: float = 0.0,
+        group_terms: bool = False,
+        unpenalized: Sequence[str] = (),
+        lam: float | None = None,
+        lambdas: Sequence[float] | Floats | None = None,
+        n_lambdas: int = 50,
+        ratio: float = 1e-3,
+        draws: int = 0,
+        seed: int | None = 0,
+    ) -> VerticalGLMResults:
+        """Select columns from the moments that this fit exchanged; no message is sent.
+
+        The estimates are those of ``VerticalGLM(missing="em")`` on the same entities: the observed-data
+        likelihood with a penalty, along a path of lambdas. In addition to the path and the chosen columns,
+        the results have the estimates of this fit for all columns, whose intervals do not depend on the
+        selection (:attr:`VerticalGLMResults.debiased`).
+
+        Parameters
+        ----------
+        penalty, a, l1_ratio, adaptive, group_terms, unpenalized
+            As in :class:`VerticalGLM`.
+        criterion : {"bic", "ebic", "aic"}
+            Information criterion that chooses lambda.
+        lam, lambdas, n_lambdas, ratio
+            As in :meth:`VerticalGLM.fit`.
+        draws : int
+            Pairs of random halves of the entities, in each of which the path is fitted again, for selection
+            frequencies. The halves are those of a simulated table of normal columns that has exactly the
+            released sums, because sums of halves were not released.
+        seed : int or None
+            Seed of the halves.
+
+        Returns
+        -------
+        VerticalGLMResults
+            With the ledger of this fit. ``selection_report()`` has one row per column: selected or not, order
+            of entry, frequency, and estimates with and without a penalty. ``plot_path()``,
+            ``plot_criterion()`` and ``plot_stability()`` draw them.
+
+        Raises
+        ------
+        ModelError
+            An argument has no meaning here.
+        NotAvailableError
+            This fit has no moments (it was iterative, or was read from a file), or has weights.
+        EstimationError
+            The chosen columns have no unpenalized estimate.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frames(fs.datasets.load_sme(), on="enterprise_id")
+        >>> fit = fs.VFEMRegression.from_formula("NPGR ~ ROA + ROE + CI + NCI + LP", partition).fit()
+        >>> found = fit.select(penalty="lasso", criterion="bic", n_lambdas=20, draws=4)
+        >>> report = found.selection_report().set_index("term")
+        >>> report.loc[report["selected"]].index.tolist()
+        ['CI', 'NCI', 'LP']
+        >>> bool((report["debiased"] == fit.params[1:]).all()), found.ledger.rounds == fit.ledger.rounds
+        (True, True)
+        """
+        self._moments()
+        model, exchange = self._need_model("select"), self.exchange
+        assert exchange is not None and isinstance(self.ledger, Ledger)
+        options = SelectionOptions(
+            penalty=penalty,
+            criterion=criterion,
+            a=a,
+            l1_ratio=l1_ratio,
+            adaptive=adaptive,
+            group_terms=group_terms,
+            unpenalized=unpenalized,
+            lam=lam,
+            lambdas=lambdas,
+            n_lambdas=n_lambdas,
+            ratio=ratio,
+            draws=draws,
+            seed=seed,
+        )
+        return select_columns(model, self._record.outcome, exchange, self.estimate, self.ledger, options)
 
     def compare_lr_test(self, restricted: CoefficientResults) -> LRTest:
         """Test against a fit with fewer columns on the same records by the likelihood ratio.

@@ -16,14 +16,24 @@ from fedstat.models.vertical.exchange.protocol import ColumnScales
 from fedstat.models.vertical.fit import StandardizedMoments, fit_moments, log_likelihood, origin_covariance
 from fedstat.models.vertical.joint_normal.assumption_tests import BetweenChoice
 from fedstat.models.vertical.joint_normal.fit import (
+    Between,
     JointNormalFit,
     differentiate_joint_normal,
+    edges_between,
     not_determined,
     without_effects,
 )
+from fedstat.models.vertical.moments import PatternMoments
 from fedstat.models.vertical.newton import solve_information
-from fedstat.models.vglm.em_solver import BlockSolution, BlockSolver, FreeCovarianceModel, WorkingModel
+from fedstat.models.vglm.em_solver import (
+    BlockSolution,
+    BlockSolver,
+    FreeCovarianceModel,
+    IndependentBlocksModel,
+    WorkingModel,
+)
 from fedstat.models.vglm.path_setup import CoefficientPath, PathSetup, Refit
+from fedstat.progress_line import counted
 from fedstat.typing import Bools, Floats
 
 # ----------------------------------------------------------------------------------------------------
@@ -50,6 +60,14 @@ class BlockPath:
     units: ColumnScales
     rsquared: Floats
     means: Floats
+
+
+def working_model(moments: PatternMoments, between: Between) -> WorkingModel:
+    """Return the model of the columns along the path; an unpenalized fit begins one with covariances."""
+    standard = StandardizedMoments(moments)
+    if between == "independent" and moments.complete:
+        return IndependentBlocksModel(standard)
+    return FreeCovarianceModel.of(standard, edges_between(standard.moments, between))
 
 
 def blocks_path(joint: WorkingModel, setup: PathSetup) -> BlockPath:
@@ -110,6 +128,60 @@ class MissingBlocksFit:
     means: Floats
     complete: JointNormalFit | None = None
     choice: BetweenChoice | None = None
+
+
+def blocks_stability(
+    moments: PatternMoments,
+    between: Between,
+    setup: PathSetup,
+    path: CoefficientPath,
+    draws: int,
+    random: np.random.Generator,
+) -> tuple[Floats, Floats]:
+    """Share of random halves of the entities that select each column, as :func:`normal_path.stability`.
+
+    The halves are those of a table of normal columns with the released sums, see :func:`halve_moments`.
+    Halves without an estimate are left out; an EstimationError if none has one.
+    """
+    setup, counts = replace(setup, lambdas=path.lambdas), []
+    for _ in counted(range(draws), "pair of halves"):
+        for half in halve_moments(moments, random):
+            try:
+                counts.append(blocks_path(working_model(half, between), setup).path.selected)
+            except EstimationError:
+                continue
+    if not counts:
+        raise EstimationError("draws: no random half of the entities determines an estimate; use draws=0")
+    numbers = [np.logical_or.accumulate(found, axis=0).sum(axis=1) for found in counts]
+    return np.mean(counts, axis=0), np.mean(numbers, axis=0)
+
+
+def halve_moments(
+    moments: PatternMoments, random: np.random.Generator
+) -> tuple[PatternMoments, PatternMoments]:
+    """Divide the entities of each pattern at random, in a table of normal columns with these sums.
+
+    Given their mean and covariance, n rows of normal columns are 1 m' + Q L', where Q (n, q) has orthonormal
+    columns that are orthogonal to 1, and is uniform among these. A pattern with at most q + 1 entities has no
+    such Q, and its sums are divided in proportion to the entities.
+    """
+    first = replace(moments, n=np.zeros_like(moments.n), grams=np.zeros_like(moments.grams))
+    for g, total in enumerate(moments.grams):
+        n, at = round(moments.n[g]), np.flatnonzero(np.append(moments.seen[g], True))
+        m = n // 2 + int(n % 2 and random.random() < 0.5)
+        own = np.concatenate([[0], 1 + at])
+        if n <= len(at) + 1:
+            first.grams[g] = total * (m / max(n, 1))
+        else:
+            mean = total[0, 1 + at] / n
+            values, vectors = np.linalg.eigh(total[np.ix_(1 + at, 1 + at)] - n * np.outer(mean, mean))
+            Z = random.normal(size=(n, len(at)))
+            Q, R = np.linalg.qr(Z - Z.mean(axis=0))
+            rows = (Q * np.sign(np.diag(R)))[:m] @ (vectors * np.sqrt(values.clip(min=0.0))).T
+            half = np.column_stack([np.ones(m), mean + rows])
+            first.grams[g][np.ix_(own, own)] = half.T @ half
+        first.n[g] = first.grams[g, 0, 0]
+    return first, replace(moments, n=moments.n - first.n, grams=moments.grams - first.grams)
 
 
 def equivalent_loss(llf: float, n: float) -> float:

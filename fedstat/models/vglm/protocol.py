@@ -10,17 +10,21 @@ import numpy as np
 
 from fedstat.errors import EstimationError
 from fedstat.federation.protocols.engine import FitProtocol
-from fedstat.models.vertical.exchange.patterns import exchange_patterns
+from fedstat.models.vertical.exchange.patterns import PatternExchange, exchange_patterns
 from fedstat.models.vertical.exchange.protocol import Grams, exchange_grams, standardize_columns
-from fedstat.models.vertical.fit import StandardizedMoments
-from fedstat.models.vertical.joint_normal.assumption_tests import choose_between
-from fedstat.models.vertical.joint_normal.fit import edges_between
+from fedstat.models.vertical.joint_normal.assumption_tests import BetweenChoice, choose_between
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vglm.admm import admm_path
 from fedstat.models.vglm.debiased import normal_debiased
 from fedstat.models.vglm.distributions import log_likelihood
-from fedstat.models.vglm.em_fit import MissingBlocksFit, blocks_path, refit_blocks
-from fedstat.models.vglm.em_solver import FreeCovarianceModel, IndependentBlocksModel, WorkingModel
+from fedstat.models.vglm.em_fit import (
+    MissingBlocksFit,
+    blocks_path,
+    blocks_stability,
+    refit_blocks,
+    working_model,
+)
+from fedstat.models.vglm.em_solver import FreeCovarianceModel
 from fedstat.models.vglm.newton_fit import FitExtras, SelectedPath, fit_path
 from fedstat.models.vglm.normal_path import (
     cross_validate,
@@ -94,17 +98,19 @@ def normal_null(n: int, variance: float) -> float:
 
 def fit_blocks(plan: FitPlan, run: FitRun) -> SelectionOutcome:
     """Fit the normal family from sums by missing pattern, which are exchanged once."""
-    layout, setup = plan.layout, plan.setup
-    exchange = run(exchange_patterns(layout, plan.small, plan.product_session))
-    standard = StandardizedMoments(exchange.moments)
-    free = choice = None
+    return select_blocks(plan, run(exchange_patterns(plan.layout, plan.small, plan.product_session)))
+
+
+def select_blocks(
+    plan: FitPlan, exchange: PatternExchange, choice: BetweenChoice | None = None
+) -> SelectionOutcome:
+    """Fit the normal family from sums by missing pattern that were exchanged; `choice` as in them."""
+    layout, setup, moments = plan.layout, plan.setup, exchange.moments
     if plan.between is None:
-        choice = choose_between(exchange.moments)
+        choice = choose_between(moments)
         plan = replace(plan, between=choice.between if choice else "free")
-    if plan.between == "free":
-        free = FreeCovarianceModel.of(standard, edges_between(standard.moments, "free"))
-    joint: WorkingModel = free or IndependentBlocksModel(standard)
-    found, n = blocks_path(joint, setup), int(standard.moments.nobs)
+    joint = working_model(moments, plan.between or "free")
+    found, n = blocks_path(joint, setup), int(moments.nobs)
     criteria = score_path(found.path, n)
     chosen = choose_fit(criteria, plan.choice.select)
     support = np.ones(layout.p, dtype=bool) if setup.unpenalized else found.path.selected[chosen]
@@ -113,9 +119,14 @@ def fit_blocks(plan: FitPlan, run: FitRun) -> SelectionOutcome:
         refit, explained = refit_blocks(joint, support)
     fitted = SelectedPath(found.path, chosen, refit, 0, 0, exchange.dealers)
     rsquared = explained if setup.unpenalized else float(found.rsquared[chosen])
-    complete = None if free is None else free.complete
+    complete = joint.complete if isinstance(joint, FreeCovarianceModel) else None
     observed = MissingBlocksFit(exchange, rsquared, explained, found.means[chosen], complete, choice)
     null = normal_null(n, found.units.sd**2)
+    if plan.choice.draws:
+        halves = blocks_stability(
+            moments, plan.between or "free", setup, found.path, plan.choice.draws, plan.random
+        )
+        fitted = replace(fitted, halves=halves)
     return SelectionOutcome(plan, fitted, criteria, null, found.units, observed=observed)
 
 

@@ -81,11 +81,18 @@ SPLIT_CLAIM = (
     "Another split may select other columns; fit(inference='split', splits=50, folds=10) uses many (normal "
     "family)." + SIMULATED_CLAIM
 )
-COVARIANCES = {"debiased": "debiased", "split": "observed, other half"}
+EVERY_CLAIM = (
+    "Maximum likelihood of all columns, without a penalty. Intervals are valid for every single column, "
+    "selected or not, if the model with all columns is correct. They are not adjusted for the number of "
+    "columns."
+)
+COVARIANCES = {"debiased": "debiased", "split": "observed, other half", "every": "observed"}
+METHODS = {"debiased": "debiased lasso", "every": "maximum likelihood"}
 TITLES = {
     "conditional": ", naive intervals, conditional on selection",
     "debiased": ", debiased: all columns, for any selection",
     "split": ", sample splitting: selected in one half, estimated in the other",
+    "every": ", without a penalty: all columns, for any selection",
 }
 CLAIMS = {
     "conditional": (
@@ -94,6 +101,7 @@ CLAIMS = {
     ),
     "debiased": (Note("debiased_claim", DEBIASED_CLAIM),),
     "split": (Note("split_claim", SPLIT_CLAIM),),
+    "every": (Note("every_claim", EVERY_CLAIM),),
 }
 """Statements on standard errors, by inference."""
 
@@ -231,16 +239,24 @@ class VerticalGLMResults(
         return self._record.selection
 
     @classmethod
-    def _of(cls, model: VerticalModel, outcome: SelectionOutcome, ledger: Ledger) -> VerticalGLMResults:
-        """Make results of a fit."""
+    def _of(
+        cls,
+        model: VerticalModel,
+        outcome: SelectionOutcome,
+        ledger: Ledger,
+        every: Estimate | None = None,
+    ) -> VerticalGLMResults:
+        """Make results of a fit, with unpenalized estimates of `every` column if these are known."""
         selection, response = Selection.of(outcome), model.formula.response
+        if every is not None:
+            selection = replace(selection, inference="every")
         refit = make_refit(response, outcome)
         estimate = make_estimate(response, outcome, refit)
         layout, means = outcome.layout, mean_predictors(estimate, outcome)
         predictor = Predictor(
             estimate, layout.sites, outcome.distribution, {}, layout.active, means, column_means(outcome)
         )
-        debiased = make_debiased(response, outcome)
+        debiased = every or make_debiased(response, outcome)
         claims = CLAIMS[selection.inference]
         if selection.inference == "conditional" and (selection.lam == 0.0 or selection.penalty == "ridge"):
             claims = ()
@@ -298,6 +314,8 @@ class VerticalGLMResults(
     def debiased(self) -> DebiasedResults:
         """Debiased estimates of all columns, for any selection.
 
+        After :meth:`VFEMResults.select`, these are the estimates of that fit, without a penalty.
+
         References
         ----------
         van de Geer, S., Buehlmann, P., Ritov, Y. and Dezeure, R. (2014). On asymptotically optimal confidence
@@ -306,8 +324,10 @@ class VerticalGLMResults(
         """
         if self._record.debiased is None:
             raise NotAvailableError("no debiased estimates: fit with inference='debiased'")
-        record = EstimateRecord(estimate=self._record.debiased, notes=CLAIMS["debiased"])
+        kind = self.selection.inference
+        record = EstimateRecord(estimate=self._record.debiased, notes=CLAIMS[kind])
         found = DebiasedResults(record, self._ledger)
+        found.method_name = METHODS[kind]
         found.parent = self
         return found
 
