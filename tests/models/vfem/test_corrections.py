@@ -248,8 +248,11 @@ def test_corrections_are_of_the_free_model_from_moments():
     model = fs.VFEMRegression.from_formula("y ~ a + b", partition_of(*draw(TWO, "log-normal", 0)))
     with pytest.raises(ModelError, match="correction: expected one of 'small-sample', 'skewness'"):
         model.fit(correction="jackknife")
-    with pytest.raises(ModelError, match="method='vfem', exchange='moments' and between='free'"):
+    with pytest.raises(ModelError, match="method='vfem' and exchange='moments'"):
         model.fit(correction="skewness", method="cc")
+    blocks = fs.VFEMRegression.from_formula("y ~ a + b", model.partition, between="independent")
+    with pytest.raises(ModelError, match="correction='skewness' requires between='free'"):
+        blocks.fit(correction="skewness")
     with pytest.raises(ModelError, match="leave out cov_type='sem'"):
         model.fit(correction="skewness", cov_type="sem")
     with pytest.raises(EstimationError, match="shapes of columns"):
