@@ -272,7 +272,7 @@ class VFEMResults(
         >>> found = fit.select(penalty="lasso", criterion="bic", n_lambdas=20, draws=4)
         >>> report = found.selection_report().set_index("term")
         >>> report.loc[report["selected"]].index.tolist()
-        ['CI', 'NCI', 'LP']
+        ['ROA', 'ROE', 'CI', 'NCI']
         >>> bool((report["debiased"] == fit.params[1:]).all()), found.ledger.rounds == fit.ledger.rounds
         (True, True)
         """
