@@ -114,6 +114,12 @@ class ArrayDeclaration:
         For released arrays: the reason for a release without noise under a privacy budget. Either the
         guarantee treats the content as public, or it is encrypted and serves a share that is released with
         noise.
+    bound : bool
+        For received arrays: an owner who approves an analysis approves these values; see
+        :mod:`fedstat.federation.disclosure.approval`.
+    chooses : str
+        For received arrays: what values other than zero choose, "batches" or "start values". Some policies
+        accept zeros only; see :mod:`fedstat.federation.disclosure.request_checks`.
     sensitivity : float or None
         Largest change of the array's Euclidean length when one entity's record is replaced. None: there is no
         bound, and no noise mechanism is possible.
@@ -132,6 +138,8 @@ class ArrayDeclaration:
     sensitivity: float | None = None
     noisy: bool = False
     unpaid: str = ""
+    bound: bool = False
+    chooses: str = ""
 
 
 control = partial(ArrayDeclaration, "control")

@@ -11,6 +11,7 @@ from statsmodels.genmod.families import Binomial, links
 
 from fedstat.errors import EstimationError
 from fedstat.kernels.glm.distributions import DistributionSpec, Family
+from fedstat.kernels.glm.loops import LOG, LOGIT
 from fedstat.kernels.glm.sums import Rows, in_domain
 from fedstat.kernels.row_products import column_sums, row_dots
 from fedstat.typing import Bools, Floats, Ints
@@ -97,22 +98,60 @@ class DescentOptions:
 
 
 def local_descent(
-    rows: Rows, beta: Floats, family: Family, options: DescentOptions, rng: np.random.Generator
+    rows: Rows,
+    beta: Floats,
+    family: Family,
+    options: DescentOptions,
+    rng: np.random.Generator,
+    path: list[Floats] | None = None,
 ) -> Floats:
     """Run mini-batch stochastic gradient descent from beta (p,): ClientUpdate of McMahan et al. 2017.
 
     Before each epoch `rng` shuffles the rows; the last batch of an epoch may be smaller. With gamma > 0 it
     ends after the first epoch with ``||grad h(w)|| <= gamma ||grad F_k(beta)||``. An EstimationError where
-    the steps leave the finite numbers or the family's domain.
+    the steps leave the finite numbers or the family's domain. The coefficients at the beginning of each epoch
+    are added to `path`.
     """
     own = _Rows.of(rows, family)
     descent = _Descent(own, options, rng, beta)
     enough = options.gamma * float(np.linalg.norm(own.gradient(beta))) if options.gamma > 0.0 else 0.0
     for _ in range(options.epochs):
+        if path is not None:
+            path.append(descent.w.copy())
         descent.run_epoch()
         if options.gamma > 0.0 and descent.gradient_norm() <= enough:
             break
     return descent.check()
+
+
+@dataclass(frozen=True, slots=True)
+class EpochVectors:
+    """The vectors over rows that columns are multiplied with in epochs of one step over all rows.
+
+    The move over epochs from w_1 on is ``-eta sum_e c_e grad F(w_e)`` with ``c_e = (1 - eta mu)^(E - e)``, so
+    only one combination of the epochs is released. Rows have the size of the slope without the response:
+    of a canonical link the mean, otherwise mean and response each times a factor of their own.
+    """
+
+    decay: float
+
+    def __call__(self, rows: Rows, points: Floats, distribution: DistributionSpec) -> Floats:
+        """Return the vectors (m, k R) at R paths, (E p, R), each E coefficients one after the other."""
+        family, p = distribution.make(), rows.X.shape[1]
+        own, canonical = _Rows.of(rows, family), distribution.loop in (LOGIT, LOG)
+        out = []
+        for path in points.T:
+            total: Floats = np.zeros((len(rows), 1 if canonical else 2))
+            for beta in path.reshape(-1, p):
+                with np.errstate(all="ignore"):
+                    mu = own.means(beta)
+                    factor = own.weight
+                    if not canonical:
+                        factor = factor / (family.variance(mu) * family.link.deriv(mu))
+                total *= self.decay
+                total += np.column_stack([factor * mu] if canonical else [factor * mu, factor])
+            out.append(total)
+        return np.column_stack(out)
 
 
 def mean_loss(rows: Rows, beta: Floats, family: Family) -> float:

@@ -28,6 +28,7 @@ from fedstat.federation.dry_run.expected_releases import (
     IterationLoop,
     PlanBuilder,
 )
+from fedstat.federation.message import Request
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import Engine, Fit, FitProtocol
 from fedstat.federation.protocols.plan_approval import propose_plans
@@ -68,6 +69,10 @@ class DryRunPlan:
     def arguments(self) -> Mapping[str, Any]:
         """Arguments of the rehearsal that are not those of the fit."""
         return {}
+
+    def intended(self, request: Request) -> Request:
+        """Return a request of the rehearsal as the fit would send it, where :meth:`arguments` differ."""
+        return request
 
     def loops(self, dry_run: DryRunRecord) -> Sequence[IterationLoop]:
         """Name the loops of which the data decide how often they are repeated."""
@@ -281,7 +286,7 @@ def rehearse(
 ) -> DryRunRecord:
     """Send a fit's own requests to sites with synthetic designs, as far as they are known in advance."""
     policies = {name: site.policy for name, site in model.partition.sites.items()}
-    dry_run = DryRunEngine(model._invent_sites(plan, policies), plan.repeated)
+    dry_run = DryRunEngine(model._invent_sites(plan, policies), plan.repeated, plan.intended)
     # The model keeps its own engine: only the copy addresses synthetic sites.
     double = copy.copy(model)
     double.engine = dry_run

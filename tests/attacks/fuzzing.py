@@ -315,7 +315,7 @@ FITS = (
     lambda p: fs.VerticalGLM.from_formula("y > 0 ~ a + b + d", p, family=Binomial()).fit(),
     lambda p: fs.GLORE.from_formula("y > 0 ~ a + C(c)", p).fit(masked=True),
     lambda p: fs.FederatedGLM.from_formula("y ~ a + C(c)", p).fit(),
-    lambda p: fs.FedAvg.from_formula("y > 0 ~ a", p).fit(rounds=3, seed=1),
+    lambda p: fs.FedAvg.from_formula("y > 0 ~ a", p).fit(rounds=3, seed=1, batch_size=None),
 )
 """Fits in whose midst questions with faults are asked; the last three are over rows."""
 

@@ -108,7 +108,9 @@ MODELS = {
     "Poisson": lambda p: fs.FederatedGLM.from_formula(
         "visits ~ a + b", p, family=sm.families.Poisson()
     ).fit(),
-    "averaging": lambda p: fs.FedAvg.from_formula("y ~ a + b", p, family=sm.families.Binomial()).fit(),
+    "averaging": lambda p: fs.FedAvg.from_formula("y ~ a + b", p, family=sm.families.Binomial()).fit(
+        rounds=3, batch_size=None
+    ),
     "boosting": lambda p: fs.FedFunctionBoost.from_formula("income ~ a + b", p).fit(steps=3),
     "frequency weights": lambda p: fs.FederatedGLM.from_formula(
         "age ~ a + b", p, family=sm.families.Gaussian(), freq_weights="w"
@@ -192,7 +194,9 @@ def test_two_fits_read_the_income_of_one_person_without_the_rule():
 FAMILIES = {
     "least squares": lambda p, text: fs.FederatedOLS.from_formula(text, p).fit(),
     "logistic": lambda p, text: fs.GLORE.from_formula(text, p).fit(),
-    "averaging": lambda p, text: fs.FedAvg.from_formula(text, p, family=sm.families.Binomial()).fit(),
+    "averaging": lambda p, text: fs.FedAvg.from_formula(text, p, family=sm.families.Binomial()).fit(
+        rounds=3, batch_size=None
+    ),
     "boosting": lambda p, text: fs.FedFunctionBoost.from_formula(text, p).fit(steps=2),
 }
 

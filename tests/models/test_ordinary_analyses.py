@@ -105,9 +105,9 @@ def clusters(**rules: Any) -> Any:
     return model.fit(select=None, n_init=1, starts="sum", cov_type=None)
 
 
-def averaged(formula: str, frame: pd.DataFrame) -> Any:
+def averaged(formula: str, frame: pd.DataFrame, **options: Any) -> Any:
     made = fs.FedAvg.from_formula(formula, by_hospital(frame), family=sm.families.Binomial())
-    return made.fit(rounds=3)
+    return made.fit(rounds=3, **options)
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,10 @@ ANALYSES: dict[str, tuple[Run, Refused | None]] = {
     ),
     "boosting": (lambda: boosted("num ~ age + sex", hospitals()), None),
     "clusters": (clusters, Refused("with  per_entity = 40", lambda: clusters(per_entity=40))),
-    "federated averaging": (lambda: averaged("ill ~ age + sex", patients()), None),
+    "federated averaging": (
+        lambda: averaged("ill ~ age + sex", patients()),
+        Refused("with batch_size=None", lambda: averaged("ill ~ age + sex", patients(), batch_size=None)),
+    ),
 }
 
 

@@ -11,6 +11,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from operator import attrgetter
@@ -658,6 +659,7 @@ class SiteLedger:
         self.entities = 0
         self.refusals: Counter[str] = Counter()
         self.spent: set[str] = set()
+        self._provisional: list[str] | None = None
         self.decisions: dict[str, PlanDecision] = {}
         self.proposals: dict[str, PlanProposal] = {}
         self.charges = Charges()
@@ -729,8 +731,25 @@ class SiteLedger:
 
     def spend(self, once: str) -> None:
         """Keep that something was answered that is answered once."""
+        if self._provisional is None:
+            self.keep({"spent": once})
+        elif once not in self.spent:
+            self._provisional.append(once)
         self.spent.add(once)
-        self.keep({"spent": once})
+
+    @contextmanager
+    def spending(self) -> Iterator[None]:
+        """Keep what is spent inside only if no error ends it: a refused request has released nothing."""
+        provisional: list[str] = []
+        self._provisional = provisional
+        try:
+            yield
+        except BaseException:
+            self.spent -= set(provisional)
+            raise
+        finally:
+            self._provisional = None
+        self.keep(*({"spent": once} for once in provisional))
 
     def propose(self, proposal: PlanProposal) -> None:
         """Keep that a plan was proposed."""

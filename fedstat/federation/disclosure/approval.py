@@ -37,6 +37,8 @@ DESIGN_FAMILY = "design"
 """Family whose texts are the formula, and are therefore bound word for word."""
 CHANGING_FIELDS = frozenset({"number", "slots", "kept", "posteriors", "past", "stratum_levels"})
 """Fields of a text that a plan does not know: the number of a product, the mixtures, digests, levels."""
+BOUND_ARRAYS = "arrays"
+"""Field of a bound text that has the values of arrays."""
 TARGETS_FIELD = "targets"
 """Field of a text of a design that names transforms, with their present state."""
 REQUEST_FIELD, CODING_FIELD, STATE_FIELD = "question", "spec", "state"
@@ -141,6 +143,25 @@ class AnalysisPlan:
 def read_plan(text: str | bytes, where: str) -> AnalysisPlan:
     """Read a plan from an untrusted source; a MessageError if it is not valid."""
     return from_json(AnalysisPlan, text, where)
+
+
+def bound_content(request: Request, step: Step) -> str:
+    """Return what an owner approves of a request: the bound part of its text, and the bound arrays."""
+    arrays = {
+        name: request.arrays[name].tolist()
+        for name, declared in step.takes.items()
+        if declared.bound and name in request.arrays
+    }
+    text = bound_text(request)
+    return canonical_json({BOUND_ARRAYS: arrays, "text": text}) if arrays else text
+
+
+def bound_arrays(content: str) -> Mapping[str, Any]:
+    """Return the bound arrays in the result of :func:`bound_content`, by name."""
+    if not content.startswith(f'{{"{BOUND_ARRAYS}":'):
+        return {}
+    arrays: Mapping[str, Any] = json.loads(content)[BOUND_ARRAYS]
+    return arrays
 
 
 def bound_text(request: Request) -> str:
@@ -382,7 +403,7 @@ class FollowedPlan:
             )
         if planned.masked and request.masked is None:
             raise self._departs(approvals, f"step '{request.step}' without masks is not in")
-        if bound_text(request) not in planned.texts:
+        if bound_content(request, step) not in planned.texts:
             raise self._departs(approvals, f"step '{request.step}' differs from")
         if not self.begun:
             approvals.begin(self.digest)

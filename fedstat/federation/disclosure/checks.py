@@ -274,6 +274,7 @@ FACT_CHECKS: Mapping[type, Callable[[SiteData, State, Any], None]] = {
     facts.ProductDealer: check_dealer,
     facts.CountedProduct: row_checks.check_counted_product,
     facts.SampledSites: check_sampled_sites,
+    facts.DescentPoint: differencing.check_descent,
     NoiseRequired: lambda data, state, fact: state.check_noise(),
     RepeatedRelease: lambda data, state, fact: None,  # held against the ledger when noise is added
     facts.EntityCount: row_checks.check_entities,

@@ -17,7 +17,7 @@ from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.release_history import ReleasedGroups
 from fedstat.federation.disclosure.request_checks import check_mask
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.typing import Floats, Ints
+from fedstat.typing import Array, Floats, Ints
 
 SAME_ROWS_REMEDY = (
     "Fit both models on the same rows: name the columns of one model in complete=[...] of the other"
@@ -27,6 +27,8 @@ SAME_OUTCOMES_REMEDY = "Keep the comparison of the earlier model, or choose a mo
 
 ESTIMATE_WEIGHTS_KEY = "weights of estimates"
 MASKED_SUMS_KEY = "masked sums over "
+DESCENT_KEY = "descent of "
+"""Begins the entries of a site's ledger that name the points of a path of descent."""
 COMBINATION_TOLERANCE = 1e-12
 """Size of a combination of weights, relative to the largest, below which it counts as zero."""
 
@@ -74,9 +76,10 @@ def check_level_difference(data: SiteData, state: State, fact: facts.LevelsReque
         if (earlier == new).all(axis=0).any():
             continue
         after = released
-        for column in (*earlier.T, *new.T):
-            after = after.with_groups(np.unique(np.append(column, 0), return_inverse=True)[1][:-1] - 1)
-        if after.fewest_isolated(min(data.policy.min_level_count, data.min_count)):
+        for column in earlier.T:
+            after = _with_levels(after, column)
+        known, after = len(after.basis), _with_levels(after, new[:, 0])
+        if after.fewest_isolated(min(data.policy.min_level_count, data.min_count), known):
             raise PolicyError.of_rule(
                 "differencing",
                 data.name,
@@ -86,6 +89,11 @@ def check_level_difference(data: SiteData, state: State, fact: facts.LevelsReque
             )
         levels = {**released.levels, name: np.hstack([earlier, new])}
         data.memory.released = released = replace(released, levels=levels)
+
+
+def _with_levels(released: ReleasedGroups, digests: Array) -> ReleasedGroups:
+    """Return the history after sums by level; (n_rows,) digests, 0 for rows in no sum."""
+    return released.with_groups(np.unique(np.append(digests, 0), return_inverse=True)[1][:-1] - 1)
 
 
 def _level_digest(level: object, secret: bytes) -> int:
@@ -124,14 +132,18 @@ def check_divisions(data: SiteData, state: State, fact: facts.RowGroups) -> None
 
 
 def _check_and_remember(data: SiteData, code: Ints, what: str, remedy: str, least: int | None = None) -> None:
-    """Compare groups, (n_rows,), with the span of all groups ever released, and add them."""
+    """Compare groups, (n_rows,), with the span of all groups ever released, and add them.
+
+    Only what the groups add to the span can be refused: groups that an owner allowed by a smaller minimum,
+    such as levels of a table, do not end all later sums.
+    """
     least = data.min_count if least is None else min(least, data.min_count)
     memory = data.memory
     released = memory.released
     if released is None:
         released = ReleasedGroups.none(data.table.n_rows)
     after = released.with_groups(code)
-    if after.fewest_isolated(least):
+    if after.fewest_isolated(least, len(released.basis)):
         raise PolicyError.of_rule(
             "differencing",
             data.name,
@@ -238,6 +250,39 @@ def isolates_rows(X: Floats, few: int, shares: bool) -> bool:
     return find_isolating_direction(U, np.eye(p), few) is not None
 
 
+def check_descent(data: SiteData, state: State, fact: facts.DescentPoint) -> None:
+    """Require that every model is descended along one path, over all sessions.
+
+    Scores at chosen coefficients differ by single rows, also if they are chosen by a learning rate. So the
+    site answers a model in each round at one point. The first one is zero; see
+    :data:`fedstat.federation.disclosure.request_checks.CHOICES`.
+
+    Raises
+    ------
+    DescriptionError
+        From the request and the ledger alone; names the argument and the line of the policy.
+    """
+    if data.policy.remember != "all" or fact.least_squares:
+        return
+    spent, entries = data.site_ledger.spent, []
+    for place, digest in ((str(fact.number), fact.point), ("settings", fact.settings)):
+        entry = f"{DESCENT_KEY}{fact.model} {place} {digest}"
+        if not digest or entry in spent:
+            continue
+        entries.append(entry)
+        if any(one.startswith(f"{DESCENT_KEY}{fact.model} {place} ") for one in spent):
+            raise DescriptionError.of_rule(
+                "differencing",
+                data.name,
+                "has answered this model along another path: with other sites, or another learning_rate, "
+                "local_epochs, standardize or option of the algorithm. Sums along two paths differ by single "
+                "rows. Repeat the earlier fit, if necessary with more rounds, or use GLORE or FederatedGLM, "
+                'which need no learning rate; the owner can allow it with  remember = "rows"  in policy.toml',
+            )
+    for entry in entries:
+        data.site_ledger.spend(entry)
+
+
 def check_masked_sites(data: SiteData, policy: Policy, sites: Sequence[str]) -> None:
     """Refuse a masked sum over few sites, or one that with earlier ones reveals few; otherwise remember it.
 
@@ -273,9 +318,13 @@ def check_masked_sites(data: SiteData, policy: Policy, sites: Sequence[str]) -> 
 
 
 def isolates_sites(lists: Sequence[Collection[str]], least: int) -> bool:
-    """Return whether sums over these lists of sites can be combined to one over fewer than `least`."""
+    """Return whether the last of these lists of sites adds a sum over fewer than `least` of them.
+
+    A combination of the lists before it was released already.
+    """
     names = sorted(set().union(*lists))
-    released = ReleasedGroups.none(len(names))
+    released, known = ReleasedGroups.none(len(names)), 0
     for one in lists:
+        known = len(released.basis)
         released = released.with_groups(np.array([0 if name in one else -1 for name in names]))
-    return released.fewest_isolated(least) > 0
+    return released.fewest_isolated(least, known) > 0

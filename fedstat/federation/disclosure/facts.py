@@ -99,6 +99,31 @@ class SampledSites:
 
 
 @dataclass(frozen=True, slots=True)
+class DescentPoint:
+    """Rows are summed at coefficients on a path of descent.
+
+    Parameters
+    ----------
+    model : str
+        Digest of the rows, columns and distribution, without the units and the order of the columns.
+    number : int
+        Round, from 0.
+    point : str
+        Digest of the coefficients, and of the units of the columns.
+    settings : str
+        Digest of what else decides how the path goes on; empty where it ends.
+    least_squares : bool
+        Whether means are linear in the coefficients: sums at any of them are combinations of the same sums.
+    """
+
+    model: str
+    number: int
+    point: str
+    settings: str
+    least_squares: bool
+
+
+@dataclass(frozen=True, slots=True)
 class EntityCount:
     """Number of entities behind the reply; those of stored items count without a report."""
 

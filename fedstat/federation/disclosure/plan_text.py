@@ -7,7 +7,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fedstat.federation.disclosure.approval import DESIGN_FAMILY, AnalysisPlan, PlannedStep, ReleasedArray
+from fedstat.federation.disclosure.approval import (
+    DESIGN_FAMILY,
+    AnalysisPlan,
+    PlannedStep,
+    ReleasedArray,
+    bound_arrays,
+)
 from fedstat.federation.message import Request
 
 # ----------------------------------------------------------------------------------------------------
@@ -173,6 +179,9 @@ def _step_lines(plan: AnalysisPlan) -> Iterator[str]:
         gives = "; ".join(map(_array_text, step.gives)) or "nothing"
         often = "once" if step.most == 1 else f"at most {step.most:,} times"
         yield f"  {step.step} ({step.family}), {often}: {gives}"
+        for text in step.texts:
+            if values := bound_arrays(text):
+                yield f"    with {', '.join(f'{name} = {value}' for name, value in values.items())}"
     sums = ", ".join(f"{n:,} ({kind})" for kind, n in plan.numbers().items() if n)
     yield f"Numbers released in total, at most: {sums or 'none'}"
     yield "Who could learn what, as the coordinator describes it:"

@@ -134,13 +134,16 @@ class ReleasedGroups:
         levels = dict(zip(self.levels, coded, strict=True))
         return ReleasedGroups(np.concatenate([here, self.cells[gone]]), basis, weights, columns, levels), gone
 
-    def fewest_isolated(self, min_count: int) -> int:
+    def fewest_isolated(self, min_count: int, known: int = 0) -> int:
         """Return the number of persons that a combination of the sums isolates, if below `min_count`; else 0.
 
         Combinations that vanish on all cells of `min_count` rows or more are a space N. If it has a basis of
         vectors with disjoint supports, every combination's support is a union of these, and the smallest one
         decides. Otherwise 1 is returned without a search for the vector with the fewest entries, which is
         hard: few real divisions need it, and refusing them is safe.
+
+        Combinations of the first `known` groups of the basis were released before, possibly under a smaller
+        minimum, and do not count: only what the other groups add can be refused.
         """
         sizes = self.sizes
         small = sizes < min_count - ROUNDING
@@ -151,10 +154,23 @@ class ReleasedGroups:
         rank = int((s > ZERO_TOLERANCE * max(s.max(initial=0.0), 1.0)).sum())
         if rank == len(groups):
             return 0
-        reduced = np.abs(row_echelon(U[:, rank:].T @ groups[:, small])) > ZERO_TOLERANCE
-        if (reduced.sum(axis=0) > 1).any():
+        isolating = U[:, rank:].T
+        reduced = row_echelon(isolating @ groups[:, small])
+        if known:
+            # Combinations without a part in the groups that are new.
+            V, t, _ = np.linalg.svd(isolating[:, known:], full_matrices=True)
+            before = V[:, int((t > ZERO_TOLERANCE).sum()) :].T @ isolating @ groups[:, small]
+            if len(before) == len(isolating):
+                return 0
+            Q = np.linalg.qr(before.T)[0]
+            rest = reduced - (reduced @ Q) @ Q.T
+            added = np.linalg.norm(rest, axis=1) > ZERO_TOLERANCE * np.linalg.norm(reduced, axis=1)
+        else:
+            added = np.ones(len(reduced), dtype=np.bool_)
+        supports = np.abs(reduced) > ZERO_TOLERANCE
+        if (supports.sum(axis=0) > 1).any():
             return 1
-        rows = reduced @ sizes[small]
+        rows = supports[added] @ sizes[small]
         fewest = float(rows.min(initial=min_count))
         return int(np.ceil(fewest - ROUNDING)) if fewest < min_count - ROUNDING else 0
 

@@ -114,6 +114,25 @@ REQUEST_RULES: Mapping[str, Callable[[ArrayRequest], str]] = {
 """Rules for one array of a reply, before it is computed."""
 
 
+CHOICES: Mapping[str, tuple[str, Callable[[Policy], bool], str]] = {
+    "batches": (
+        "largest share",
+        lambda policy: policy.max_share < 1.0,
+        "releases no steps over batches of rows: each is a sum over a few rows, which the seed selects. Fit "
+        f"with batch_size=None; the owner can allow batches with  {toml_line('max_share', 1.0)}  in "
+        "policy.toml",
+    ),
+    "start values": (
+        "differencing",
+        lambda policy: policy.remember == "all",
+        "starts an iteration at zeros only: sums at start values of the analyst's choice differ by single "
+        f"rows. Fit without init; the owner can allow them with  {toml_line('remember', 'rows')}  in "
+        "policy.toml",
+    ),
+}
+"""For what a request chooses: the rule, whether a policy accepts zeros only, and the refusal."""
+
+
 def refusals(site: str, policy: Policy, request: Request, step: Step) -> Iterator[PolicyError]:
     """List what in a reply the policy does not allow, before anything is computed."""
     if policy.families is not None and request.family not in policy.families:
@@ -135,6 +154,11 @@ def refusals(site: str, policy: Policy, request: Request, step: Step) -> Iterato
         elif declared.kind == PER_ENTITY and not policy.per_entity:
             why = f"{comes} them with  {PER_ENTITY_EXAMPLE}  in policy.toml"
             yield PolicyError.of_rule("per entity", site, f"accepts no numbers for each entity either: {why}")
+    for name, declared in step.takes.items():
+        if declared.chooses and name in request.arrays and request.arrays[name].any():
+            rule, zeros_only, problem = CHOICES[declared.chooses]
+            if zeros_only(policy):
+                yield PolicyError.of_rule(rule, site, problem)
     for name, declared in step.given.items():
         where = f"array '{name}' of step '{request.step}' ({declared.what})"
         for rule, check in REQUEST_RULES.items():

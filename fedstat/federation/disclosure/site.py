@@ -55,6 +55,8 @@ from fedstat.federation.message import (
     pack_reply,
     unpack_request,
 )
+from fedstat.federation.tables.checks import control_problems, raise_problems
+from fedstat.federation.tables.columns import text_problems
 from fedstat.federation.tables.published import Published, PublishedColumn
 from fedstat.federation.tables.table import FrameTable, LabeledTable, Table
 
@@ -212,6 +214,7 @@ class Site:
         held = FrameTable(table) if isinstance(table, pd.DataFrame) else table
         if site_column:
             held = LabeledTable(held, site_column, name)
+        raise_problems((*control_problems("a site", "names of sites", [name]), *text_problems(name, held)))
         site_ledger = SiteLedger() if site_ledger is None else site_ledger
         # every site has a level of its own, which is its name
         self._label = {site_column: PublishedColumn("category", levels=(name,))} if site_column else {}
@@ -299,6 +302,7 @@ class Site:
 
     def change_records(self, table: Table, fits: HistoryCheck) -> None:
         """Continue with data that were read again and have changed; see :meth:`SiteData.with_records`."""
+        raise_problems(text_problems(self.name, table))
         self._data = self._data.with_records(table, fits)
         self._keep_history()
         self._noise.take(self._data.table)
@@ -418,10 +422,14 @@ class Site:
         memory.follow(data.table, data.mark_key)
         earlier, context.released = state.copy(), memory.released
         try:
-            return self._prepare(context)
-        except FedstatError as error:
+            # What a check counts as released is kept only if the reply is sent.
+            with data.site_ledger.spending():
+                return self._prepare(context)
+        except BaseException as error:
             state.restore(earlier)
             memory.released = context.released
+            if not isinstance(error, FedstatError):
+                raise
             # A statement depends on the ledger, a plan on future requests, and neither on rows.
             about_rows = context.request.family not in (RECEIPT_FAMILY, APPROVAL_FAMILY)
             outward = (

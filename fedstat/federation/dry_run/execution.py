@@ -14,7 +14,7 @@ from fedstat.errors import EstimationError, PolicyError
 from fedstat.federation.audit.event_log import TEXT, Entry
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.crypto.masks import Masker
-from fedstat.federation.disclosure.approval import bound_text
+from fedstat.federation.disclosure.approval import bound_content
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.request_checks import (
     check_columns,
@@ -78,12 +78,14 @@ class DrySite(Site):
         maskers = [state.use("masker", Masker) for state in self.states.values() if "masker" in state]
         return max((len(masker.sites) for masker in maskers), default=0)
 
-    def hear(self, request: Request) -> Reply:
+    def hear(self, request: Request, intended: Request) -> Reply:
         """Answer a request, and record in :attr:`refused` which of the owner's rules refuse the reply.
 
+        `intended` is the request as the fit would send it.
         A PolicyError where not even a policy that allows all lets the answer pass.
         """
-        self.refused = list(refusals(self.name, self.owners, request, FAMILIES[request.family][request.step]))
+        step = FAMILIES[request.family][request.step]
+        self.refused = list(refusals(self.name, self.owners, intended, step))
         if request.masked is not None:
             self._hold("", "", partial(check_mask, self.name, self.owners, self.n_masked))
         # The rules above are off here: else the first of them would hide what the steps have to say.
@@ -220,12 +222,19 @@ class DryRunEngine:
 
     The steps in `repeated` end a fit, and keep nothing; the arrays that they release depend only on the
     shapes of their input. Requests with the same shapes are not run again: the first reply counts for all,
-    and is recorded for each request.
+    and is recorded for each request. `intended` returns a request as the fit would send it, where the
+    rehearsal has other values.
     """
 
-    def __init__(self, sites: Mapping[str, DrySite], repeated: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        sites: Mapping[str, DrySite],
+        repeated: Collection[str] = (),
+        intended: Callable[[Request], Request] = lambda request: request,
+    ) -> None:
         self._sites = sites
         self._repeated = repeated
+        self._intended = intended
         self._answers: dict[RequestSignature, Reply] = {}
         self._reused = False
         pinned = {name: site.fingerprint for name, site in sites.items()}
@@ -295,7 +304,8 @@ class DryRunEngine:
         hidden = {name for name in reply.arrays if request.masked is not None and gives[name].maskable}
         gave = {name: prod(array.shape[name in hidden :]) for name, array in reply.arrays.items()}
         gave |= {TEXT: 0} if reply.text else {}
-        masked, text = request.masked is not None, bound_text(request)
+        step = FAMILIES[request.family][request.step]
+        masked, text = request.masked is not None, bound_content(self._intended(request), step)
         self._request.append(
             DryRunRequest(request.site, request.family, request.step, masked, text, gave, reply.entities)
         )
@@ -304,7 +314,7 @@ class DryRunEngine:
     def _hear(self, request: Request) -> Reply:
         site = self._sites[request.site]
         try:
-            reply = site.hear(request)
+            reply = site.hear(request, self._intended(request))
         except PolicyError:
             self._cut_short = request.step
             raise DryRunEnded from None

@@ -6,6 +6,7 @@ problems. Lines name sites, columns and counts, never a value.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -19,6 +20,10 @@ PARTIAL = ("condition", "drop", "error", "mean")
 ALIGN = ("clear", "private")
 LAYOUTS = ("vertical", "horizontal")
 MAX_LINES = 10
+CONTROL_CHARACTERS = re.compile(
+    "[\\x00-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028\\u2029\\u202a-\\u202e\\u2066-\\u2069\\ud800-\\udfff]"
+)
+"""Control characters, separators of lines, marks of direction, and halves of characters."""
 KEY_KINDS = {
     "integer": "whole numbers",
     "string": "text",
@@ -183,10 +188,28 @@ def site_problems(sites: Mapping[Any, object]) -> Iterator[str]:
                 f"a site's name is empty or of type {type(client).__name__}: "
                 "expected text, such as 'Laboratory'."
             )
+    yield from control_problems("the partition", "names of sites", sites)
+
+
+def control_problems(where: str, what: str, texts: Iterable[object]) -> Iterator[str]:
+    """Texts with characters that end a line, hide text, or change its direction.
+
+    Names and levels are parts of records, ledgers and pages, in which such characters could forge other
+    entries.
+    """
+    found = {one for one in texts if isinstance(one, str) and CONTROL_CHARACTERS.search(one)}
+    if found:
+        codes = {f"U+{ord(one):04X}" for text in found for one in CONTROL_CHARACTERS.findall(text)}
+        yield (
+            f"{where}: control characters, such as line breaks or tabs, are in {what} ({len(found):,} of "
+            f"them; {', '.join(sorted(codes)[:MAX_LINES])}). Replace them."
+        )
 
 
 def name_problems(where: str, columns: Iterable[Any]) -> Iterator[str]:
     """Columns without a name of their own."""
+    columns = tuple(columns)
+    yield from control_problems(where, "names of columns", columns)
     counts = Counter(columns)
     others = [type(column).__name__ for column in counts.elements() if not isinstance(column, str)]
     if others:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
@@ -13,10 +14,11 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import DesignError
+from fedstat.federation.tables.checks import control_problems
 from fedstat.federation.tables.curve_columns import CurveTable
 from fedstat.federation.tables.curves import CurveDtype
 from fedstat.federation.tables.sql_table import OTHER, SqlTable
-from fedstat.federation.tables.table import ParquetTable
+from fedstat.federation.tables.table import LabeledTable, ParquetTable, Table, plain_columns
 from fedstat.typing import Array, Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
@@ -55,6 +57,28 @@ def kind_problems(tables: Mapping[str, HeldTable], name: str) -> Iterator[str]:
                 "Convert it at one of them, or drop it there."
             )
             return
+
+
+def text_problems(where: str, table: Table) -> Iterator[str]:
+    """Problems of characters in the names and texts of a table; texts of a streamed one are read once."""
+    yield from control_problems(where, "names of columns", table.columns)
+    for name in filter(partial(_may_hold_text, table), plain_columns(table)):
+        texts: set[object] = set()
+        for chunk in table.chunks([name]):
+            column = chunk[name]
+            held = column.cat.categories if isinstance(column.dtype, pd.CategoricalDtype) else column
+            if pd.api.types.is_object_dtype(held.dtype) or pd.api.types.is_string_dtype(held.dtype):
+                texts.update(one for one in held.tolist() if isinstance(one, str))
+        yield from control_problems(f"{where}, column {name!r}", "values", texts)
+
+
+def _may_hold_text(table: Table, name: str) -> bool:
+    """Return whether a column can hold text, by its type."""
+    if isinstance(table, LabeledTable):
+        return name != table.name and _may_hold_text(table.table, name)
+    if isinstance(table, CurveTable):
+        return _may_hold_text(inner_table(table), name)
+    return not isinstance(table, ParquetTable | SqlTable) or object_kind(table, name) in (None, "text")
 
 
 def object_kind(table: HeldTable, name: str) -> str | None:

@@ -34,6 +34,7 @@ import pandas as pd
 
 from fedstat.codec import from_plain, to_plain
 from fedstat.errors import PartitionError
+from fedstat.federation.tables.checks import control_problems, raise_problems
 from fedstat.federation.tables.columns import ColumnKind, LevelValue, column_kind, find_levels
 from fedstat.federation.tables.curves import curves_of, is_curve
 from fedstat.federation.tables.table import Table
@@ -82,6 +83,7 @@ class PublishedColumn:
             raise PartitionError("a published range and its knots have to ascend: range = [low, high]")
         if len(set(self.levels)) < len(self.levels):
             raise PartitionError("a published level occurs twice")
+        raise_problems(control_problems("a published column", "levels and units", (*self.levels, self.unit)))
         if self.kind == "category" and (self.range or not self.levels):
             raise PartitionError("a published category has levels = [...], and no range")
         if self.scale == "log" and not (self.range and self.range[0] > 0.0):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,6 +17,7 @@ from fedstat.federation.audit.event_log import COORDINATOR
 from fedstat.federation.crypto.masks import hides
 from fedstat.federation.design.site_rows import RowsRequest
 from fedstat.federation.dry_run.expected_releases import ExpectedReleases
+from fedstat.federation.message import Request
 from fedstat.kernels.fedavg import sampled_site_count
 from fedstat.models.checks import check_choice, check_integer, check_masked, checks_arguments
 from fedstat.models.explain import DryRunPlan
@@ -85,6 +87,17 @@ class FedAvgPlan(DryRunPlan):
     def arguments(self) -> Mapping[str, Any]:
         """Let sites take one short step a round, from which nothing runs away."""
         return {"local_epochs": 1, "batch_size": None, "learning_rate": SHORT}
+
+    def intended(self, request: Request) -> Request:
+        """Return a request with the epochs, batches and learning rate of the fit."""
+        given = {"epochs": "local_epochs", "batch_size": "batch_size", "learning_rate": "learning_rate"}
+        if request.step != "run_epochs":
+            return request
+        arrays = {
+            name: np.array(self.given[argument] or 0, dtype=request.arrays[name].dtype)
+            for name, argument in given.items()
+        }
+        return replace(request, arrays={**request.arrays, **arrays})
 
     def learned(self, expected: ExpectedReleases) -> Iterator[tuple[str, str]]:
         """State what the coefficients of a site disclose."""
@@ -185,7 +198,8 @@ class FedAvg(HorizontalModel):
         local_epochs : int
             Passes E of a site over its rows in a round.
         batch_size : int or None
-            Rows B of a gradient step; None: all rows of the site, one step an epoch.
+            Rows B of a gradient step; None: all rows of the site, one step an epoch. Sites under
+            :meth:`Policy.strict` require None: a batch is a sum over few rows.
         learning_rate : float
             Length eta of a step per unit of gradient.
         seed : int or None
@@ -195,7 +209,9 @@ class FedAvg(HorizontalModel):
             Whether to descend in columns standardized over all sites; the coefficients are given in the units
             of the data all the same.
         init : array of p numbers, optional
-            Coefficients to start from, in the units of the data; by default zeros.
+            Coefficients to start from, in the units of the data; by default zeros, which sites under
+            :meth:`Policy.strict` require. These also answer each model along one path: a second fit repeats
+            learning rate, epochs and options of the first one.
         masked : bool, optional
             Whether sites weight their updates themselves and hide them, and their parts of all sums, by
             pairwise masks that cancel in the total: the coordinator sees no site's update. The estimate is

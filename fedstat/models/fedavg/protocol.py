@@ -190,7 +190,7 @@ class FedAvgProtocol:
         beta = self._first()
         self.velocity = np.zeros_like(beta)
         # Descent is not invariant: its path depends on the columns, so that sites must agree on them first.
-        arrays, text = {"shift": shift, "scale": scale}, self.distribution.to_json()
+        arrays, text = {"shift": shift, "scale": scale, "init": beta}, self.distribution.to_json()
         replies = yield self.session.request_all("start", arrays, text)
         self.rows = np.array([float(reply.arrays["rows"]) for reply in replies])
         return beta

@@ -7,23 +7,30 @@ them once, when a fit starts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from fedstat.errors import EstimationError, MessageError
+from fedstat.errors import DescriptionError, EstimationError, MessageError
+from fedstat.federation.design.formula.facts import term_facts
 from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows, rows_of
-from fedstat.federation.disclosure.facts import FittedMeanSums, SampledSites, WorkingWeights
+from fedstat.federation.disclosure.facts import DescentPoint, FittedMeanSums, SampledSites, WorkingWeights
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import ArrayDeclaration, aggregate, check_lengths, control
-from fedstat.kernels.fedavg import DescentOptions, fair_update, local_descent, mean_loss
+from fedstat.kernels.fedavg import DescentOptions, EpochVectors, fair_update, local_descent, mean_loss
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.local_fit import join_rows
-from fedstat.kernels.glm.sums import Rows, Sums, evaluate, log_likelihood
+from fedstat.kernels.glm.sums import Rows, Sums, evaluate, log_likelihood, row_weights
 from fedstat.models.horizontal.rows import (
+    AT_THE_START,
+    NO_MEANS,
     SCORES,
+    SUMS,
+    RowsAtPoints,
     answered_at,
     describe_sums,
     glm_rows,
@@ -34,6 +41,8 @@ from fedstat.typing import Array, Floats, Ints
 
 FAMILY = "fedavg"
 TINY = float(np.finfo(float).tiny)
+LINEAR = {"center", "scale"}
+"""Functions of a column that leave the span of the columns as it is."""
 MOST_EPOCHS = 10_000
 """Limits of a round, so that a request cannot keep a site busy forever."""
 
@@ -45,6 +54,12 @@ class DescentRows:
     rows: Rows
     distribution: DistributionSpec
     opened: OpenRows
+    first: Floats
+    """Coefficients of the first round."""
+    units: Floats
+    """Shift and scale of the columns, (2, p)."""
+    blocks: tuple[RowsAtPoints, ...]
+    """The rows in parts that keep their vectors: the checks of each round need those of all rounds before."""
 
     def answered_at(
         self, beta: Floats, sums: Sums, instead: Mapping[str, Array]
@@ -52,6 +67,43 @@ class DescentRows:
         """Declare the facts behind sums at coefficients."""
         n, kind = len(self.rows), self.distribution
         return answered_at(self.opened, lambda: [self.rows], n, beta, kind, sums, instead)
+
+    def answered_along(self, path: Sequence[Floats], options: DescentOptions) -> tuple[object, ...]:
+        """Declare the facts behind the move along the coefficients of epochs, each one step over all rows."""
+        kind = self.distribution
+        if kind.least_squares or options.batch_size is not None:
+            # Sums of least squares are combinations of the same ones; batches have a rule of their own.
+            return AT_THE_START
+        view = EpochVectors(1.0 - options.learning_rate * options.mu)
+        point = (kind, np.concatenate(path).tobytes(), view)
+        means = FittedMeanSums(self.opened, len(self.rows), point, lambda: self.blocks)
+
+        def each() -> Floats:
+            return np.concatenate([row_weights(self.rows, beta, kind) for beta in path])
+
+        return NO_MEANS, WorkingWeights(each), means
+
+    def descent_point(
+        self,
+        number: int,
+        beta: Floats,
+        drawn: Sequence[str] = (),
+        settings: Sequence[Array] = (),
+    ) -> DescentPoint:
+        """Describe the place of a round on the path of this model; no settings where the path ends."""
+        question, spec = self.opened.question, self.distribution.to_json()
+        terms = {
+            tuple(sorted((one.columns, tuple(sorted(set(one.functions) - LINEAR))) for one in fact.factors))
+            for fact in (term_facts([term]) for term in self.opened.terms)
+        }
+        written = (question.response, sorted(question.offsets), sorted(question.weights.items()), spec)
+        return DescentPoint(
+            digest(written, sorted(map(repr, terms)), question.intercept, self.opened.used.tobytes()),
+            number,
+            digest(beta.tobytes(), self.units.tobytes()),
+            digest(sorted(drawn), *(one.tobytes() for one in settings)) if settings else "",
+            self.distribution.least_squares,
+        )
 
     @property
     def p(self) -> int:
@@ -62,6 +114,11 @@ class DescentRows:
     def count(self) -> float:
         """Rows, each counted by its frequency weight and its binomial trials."""
         return float(len(self.rows) if self.rows.weight is None else self.rows.weight.sum())
+
+
+def digest(*parts: object) -> str:
+    """Return a digest of parts with a fixed text."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
 def gather(opened: OpenRows, shift: Floats, scale: Floats) -> Rows:
@@ -77,12 +134,16 @@ def gather(opened: OpenRows, shift: Floats, scale: Floats) -> Rows:
 
 BETA = aggregate("coefficients", common=True)
 FAIR = control("q and Lipschitz constant of q-FedAvg, and a mean loss", optional=True, common=True)
-EPOCHS = (*OPEN_ROWS, SampledSites)
+EPOCHS = (*SUMS, SampledSites, DescentPoint)
+ROUND = "round of averaging"
+"""Item of a session: the latest round."""
 
 
-def _chosen(what: str, ndim: int = 0, dtype: str = "", *, optional: bool = False) -> ArrayDeclaration:
+def _chosen(
+    what: str, ndim: int = 0, dtype: str = "", *, bound: bool = True, **declared: Any
+) -> ArrayDeclaration:
     """Declare the coordinator's choices for a round; a step of length zero discloses the same as no draw."""
-    return control(what, ndim, optional=optional, dtype=dtype, common=True)
+    return control(what, ndim, dtype=dtype, common=True, bound=bound, **declared)
 
 
 @step(
@@ -90,32 +151,43 @@ def _chosen(what: str, ndim: int = 0, dtype: str = "", *, optional: bool = False
     takes={
         "shift": aggregate("means of the columns over all sites, or zeros", common=True),
         "scale": aggregate("standard deviations of the columns over all sites, or ones", common=True),
+        "init": _chosen("coefficients of the first round", 1, chooses="start values"),
     },
     releases={"rows": summed("number of rows, weights counted", 0, behind=OPEN_ROWS)},
     request=DistributionSpec,
     requests=control("family and link", common=True),
 )
 def start(
-    data: SiteData, state: State, distribution: DistributionSpec, shift: Floats, scale: Floats
+    data: SiteData,
+    state: State,
+    distribution: DistributionSpec,
+    shift: Floats,
+    scale: Floats,
+    init: Floats,
 ) -> dict[str, Array]:
     """Check the response, and put the rows into the columns of the algorithm.
 
     `shift` and `scale` (p,) are what the columns of the data are reduced by,
-    and divided by: 0 and 1 for the data's own. Released is ``rows``: how many, each counted by its frequency
+    and divided by: 0 and 1 for the data's own. `init` (p,) are the coefficients of the first round, which
+    does not begin at others. Released is ``rows``: how many, each counted by its frequency
     weight and its binomial trials.
     """
     opened = rows_of(state)
-    check_lengths(data.name, shift=(shift, len(opened.shift)), scale=(scale, len(opened.shift)))
+    p = len(opened.shift)
+    check_lengths(data.name, shift=(shift, p), scale=(scale, p), init=(init, p))
     if not (scale > 0.0).all():
         raise MessageError(f"{data.name}: array 'scale' must be positive")
     if distribution.least_squares:
         state.report(
             opened.question.column_sums(opened.used, True, ",".join(sorted(opened.question.weights.values())))
         )
-    site = DescentRows(gather(opened, shift, scale), distribution, opened)
+    rows, units = gather(opened, shift, scale), np.array([shift, scale])
+    blocks = (RowsAtPoints(rows, opened.question.intercept, {}),)
+    site = DescentRows(rows, distribution, opened, init, units, blocks)
     response = opened.question.response
     require_response(data.name, site.rows, site.distribution, response)
     state.keep("fedavg", site, state.entities)
+    state.keep(ROUND, -1)
     return {"rows": np.array(site.count)}
 
 
@@ -132,10 +204,10 @@ def site_rows(data: SiteData, state: State, beta: Floats) -> DescentRows:
     takes={
         "beta": BETA,
         "epochs": _chosen("passes over the rows", dtype="int64"),
-        "batch_size": _chosen("rows per gradient step", dtype="int64"),
+        "batch_size": _chosen("rows per gradient step", dtype="int64", chooses="batches"),
         "learning_rate": _chosen("length of a gradient step"),
         "seed": _chosen("seed of the run", dtype="int64"),
-        "number": _chosen("number of the round", dtype="int64"),
+        "number": _chosen("number of the round", dtype="int64", bound=False),
         "proximal": _chosen("mu and gamma of FedProx", 1, optional=True),
         "fair": FAIR,
     },
@@ -180,23 +252,41 @@ def run_epochs(
         check_lengths(data.name, fair=(fair, 3))
     if not 0 < int(epochs) <= MOST_EPOCHS:
         raise MessageError(f"{data.name}: expected 1 to {MOST_EPOCHS:,} epochs in a round, received {epochs}")
+    # Without masks, a site that is not drawn is not asked, and leaves out a round.
+    last, all_rounds = state.use(ROUND, int), state.masked_among or data.policy.order == "declared"
+    follows = last <= int(number) <= (last + 1 if all_rounds else number)
+    if not follows or (number == 0 and not np.array_equal(beta, site.first)):
+        raise DescriptionError.of_rule(
+            "order",
+            data.name,
+            f"expects round {last + 2}, the first one at the coefficients of the start, and received round "
+            f"{int(number) + 1}. Draw all sites in each round (fraction=1.0), or mask their sums",
+        )
+    state.keep(ROUND, int(number))
     state.report(SampledSites(drawn))
+    settings = [epochs, batch_size, learning_rate, *(one for one in (proximal, fair) if one is not None)]
+    if fair is not None:  # the last loss follows from the rounds before
+        settings[-1] = fair[:2]
+    state.report(site.descent_point(int(number), beta, drawn, settings))
     # The site's name makes orders differ between sites, and independent of who else is drawn.
     rng = np.random.default_rng((int(seed), int(number), *data.name.encode()))
     near = () if proximal is None else proximal.tolist()
     options = DescentOptions(int(epochs), int(batch_size) or None, float(learning_rate), *near)
     # Pairwise masks cancel only if every site adds its own, also one that was not drawn.
     if data.name not in drawn:
+        state.report(*AT_THE_START)
         return {"beta": np.zeros(site.p), "weight": np.array(0.0), "loss": np.zeros(2)}
     try:
         family = site.distribution.make()
         loss = mean_loss(site.rows, beta, family)
-        reached = local_descent(site.rows, beta, family, options, rng)
+        path: list[Floats] = []
+        reached = local_descent(site.rows, beta, family, options, rng, path)
         moved, weight = site.count * reached, site.count
         if fair is not None:
             moved, weight = fair_update(beta, reached, loss, *fair.tolist())
     except EstimationError as error:
         raise EstimationError(f"site {data.name!r}, round {int(number) + 1}: {error}") from error
+    state.report(*site.answered_along(path, options))
     return {"beta": moved, "weight": np.array(weight), "loss": site.count * np.array([loss, 1.0])}
 
 
@@ -222,6 +312,8 @@ def sum_scores(data: SiteData, state: State, beta: Floats, fair: Floats | None =
     site = site_rows(data, state, beta)
     if fair is not None:
         check_lengths(data.name, fair=(fair, 3))
+    number = state.use(ROUND, int) + 1
+    state.report(site.descent_point(number, beta))
     sums = evaluate([site.rows], beta, site.distribution)
     silent = replace(sums, score=np.zeros(site.p), information=np.zeros((site.p, site.p)))
     instead = describe_fair_sums(site, silent, fair) | {"spread": np.array(False)}

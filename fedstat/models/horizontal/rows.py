@@ -34,6 +34,7 @@ RowVectors: TypeAlias = Callable[[Rows, Floats, DistributionSpec], Floats]
 """Vectors over rows (m, k R) at the coefficients (p, R) of R points."""
 
 BLOCK = 8192
+MOST_KEPT = 2**22
 FLAT = 1e-6
 """Largest ratio of weights to the outcome probabilities at which these are at the ends of their range."""
 
@@ -64,11 +65,12 @@ class RowsAtPoints:
     """A part of the rows of a design.
 
     A point is a distribution and the bytes of coefficients, and which vectors over the rows are summed with:
-    without, means and weights.
+    without, means and weights. Vectors of points are kept in `kept`, if given, up to `MOST_KEPT` numbers.
     """
 
     rows: Rows
     intercept: bool
+    kept: dict[Any, Floats] | None = None
 
     @property
     def columns(self) -> Floats:
@@ -78,6 +80,11 @@ class RowsAtPoints:
 
     def vectors(self, points: tuple[Any, ...]) -> Floats:
         """Means and working weights, times the rows' own: (m, k)."""
+        if self.kept is not None and len(self.rows) * len(points) <= MOST_KEPT:
+            for point in points:
+                if point not in self.kept:
+                    self.kept[point] = RowsAtPoints(self.rows, self.intercept).vectors((point,))
+            return np.column_stack([self.kept[point] for point in points])
         return np.column_stack(
             [view(self.rows, beta, distribution) for view, distribution, beta in by_distribution(points)]
         )

@@ -216,6 +216,7 @@ def test_a_response_outside_the_family_is_named():
 # ---------------------------------------------------------------- disclosure checks
 
 
+START = {"shift": np.zeros(2), "scale": np.ones(2), "init": np.zeros(2)}
 ASK = {
     "beta": np.zeros(2),
     "epochs": np.array(1),
@@ -246,8 +247,8 @@ def started():
         ("run_epochs", {"fair": np.ones(2)}, "array 'fair' has 2 rows, expected 3"),
         ("run_epochs", {"drawn": np.array(True)}, r"unknown \['drawn'\]"),
         ("run_epochs", {"rows": np.zeros(3)}, r"unknown \['rows'\]"),
-        ("start", {"shift": np.zeros(3), "scale": np.ones(2)}, "array 'shift' has 3 rows, expected 2"),
-        ("start", {"shift": np.zeros(2), "scale": np.array([1.0, 0.0])}, "'scale' must be positive"),
+        ("start", START | {"shift": np.zeros(3)}, "array 'shift' has 3 rows, expected 2"),
+        ("start", START | {"scale": np.array([1.0, 0.0])}, "'scale' must be positive"),
     ],
 )
 def test_a_malformed_question_is_refused(started, step, changes, complaint):

@@ -226,10 +226,11 @@ def test_two_strict_sites_say_what_stands_in_the_way(family):
     """The reason follows from the question: it leaves in full, and counts as no refusal about rows."""
     partition = fs.ClientPartition.from_frame(TWO, by="site", policy="strict")
     model = family.from_formula("binary ~ x", partition)
+    options = {"batch_size": None} if family is fs.FedAvg else {}
     with pytest.raises(DescriptionError, match=r"\(two sites\).*Add a third site.*two_sites = \"warn\""):
-        model.fit()
+        model.fit(**options)
     assert not any(site.site_ledger.refusals.total() for site in partition.sites.values())
-    assert set(model.explain().refused["S3"]) == {"two sites"}
+    assert set(model.explain(**options).refused["S3"]) == {"two sites"}
     loose = fs.ClientPartition.from_frame(TWO, by="site", policy=Policy.strict(two_sites="warn"))
     assert family.from_formula("binary ~ x", loose).fit() is not None
 
