@@ -20,7 +20,7 @@ from fedstat.federation.design.coding import (
     build_times,
     read_terms,
 )
-from fedstat.federation.design.formula.expression import name_expression, parse_expression
+from fedstat.federation.design.formula.expression import parse_expression, quoted_name
 from fedstat.federation.design.formula.facts import column_facts, offset_facts, response_facts, term_facts
 from fedstat.federation.design.formula.syntax_tree import Category, Column, Survival, iter_transforms
 from fedstat.federation.design.formula.terms import Term
@@ -104,7 +104,7 @@ class RowsRequest:
         """Return the same question with these levels of its response; none are to be agreed on."""
         (name,) = self.response_columns
         listed = f", levels={list(levels)!r}" if levels else ""
-        return replace(self, response=f"C({name_expression(name).text}{listed})")
+        return replace(self, response=f"C({quoted_name(name)}{listed})")
 
     @property
     def needed(self) -> tuple[str, ...]:

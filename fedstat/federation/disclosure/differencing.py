@@ -254,7 +254,8 @@ def check_descent(data: SiteData, state: State, fact: facts.DescentPoint) -> Non
     """Require that every model is descended along one path, over all sessions.
 
     Scores at chosen coefficients differ by single rows, also if they are chosen by a learning rate. So the
-    site answers a model in each round at one point. The first one is zero; see
+    site answers a model in each round at one point, for each set of sites that mask their sums: a fit goes on
+    without a site that is lost, with the same settings. The first point is zero; see
     :data:`fedstat.federation.disclosure.request_checks.CHOICES`.
 
     Raises
@@ -265,7 +266,8 @@ def check_descent(data: SiteData, state: State, fact: facts.DescentPoint) -> Non
     if data.policy.remember != "all" or fact.least_squares:
         return
     spent, entries = data.site_ledger.spent, []
-    for place, digest in ((str(fact.number), fact.point), ("settings", fact.settings)):
+    sites = hashlib.sha256(json.dumps(sorted(state.masked_among)).encode()).hexdigest()[:16]
+    for place, digest in ((f"{fact.number} {sites}", fact.point), ("settings", fact.settings)):
         entry = f"{DESCENT_KEY}{fact.model} {place} {digest}"
         if not digest or entry in spent:
             continue
@@ -274,7 +276,7 @@ def check_descent(data: SiteData, state: State, fact: facts.DescentPoint) -> Non
             raise DescriptionError.of_rule(
                 "differencing",
                 data.name,
-                "has answered this model along another path: with other sites, or another learning_rate, "
+                "has answered this model along another path: with another learning_rate, "
                 "local_epochs, standardize or option of the algorithm. Sums along two paths differ by single "
                 "rows. Repeat the earlier fit, if necessary with more rounds, or use GLORE or FederatedGLM, "
                 'which need no learning rate; the owner can allow it with  remember = "rows"  in policy.toml',

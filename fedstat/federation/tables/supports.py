@@ -68,23 +68,41 @@ def supports_of_columns(
         values = (factors or {}).get(term, (None,))
         each = PER_COLUMN ** len(values)
         out = np.zeros((len(X), each * len(own)), dtype=np.uint8)
-        if len(values) == 1 or not _fill_cells(out, X[:, own], values):
-            _fill_columns(out, X[:, own], each)
+        by_level = len(values) > 1 and _fill_cells(out, X[:, own], values)
+        if not by_level:
+            by_level = _fill_columns(out, X[:, own], each)
         parts.append(out)
-        labels += [names[j] for j in own for _ in range(each)]
+        columns = [names[j] for j in own for _ in range(each)]
+        labels += _level_names(out, X[:, own], columns, term) if by_level and len(own) > 1 else columns
     return Supports(np.hstack(parts), labels)
 
 
-def _fill_columns(out: Array, X: Floats, each: int) -> None:
-    """Enter the levels of the columns of one term, (rows, q), or the rows in which each is not zero."""
+def _level_names(out: Array, X: Floats, columns: Sequence[str], term: str) -> list[str]:
+    """Name supports of levels by the columns that are not zero there; levels are in the order of the rows."""
+    each, found = out.shape[1] // X.shape[1], []
+    for name, support in zip(columns, out.T, strict=True):
+        there = np.flatnonzero(X[int(support.argmax())]).tolist() if support.any() else []
+        if not support.any() or len(there) > 1:
+            found.append(name)
+        else:
+            found.append(columns[there[0] * each] if there else f"{term}, reference level")
+    return found
+
+
+def _fill_columns(out: Array, X: Floats, each: int) -> bool:
+    """Enter the levels of the columns of one term, (rows, q), or the rows in which each is not zero.
+
+    Return whether these are levels.
+    """
     held: Bools = np.logical_not(np.isnan(X).any(axis=1))
     level = _levels(X[held], X.shape[1] + 1)
     if level is not None:
         out[held, level] = 1
-        return
+        return True
     inside: Bools = (X != 0.0) & ~np.isnan(X)
     some = ~inside.all(axis=0, where=held[:, None])
     out[:, ::each] = inside & some
+    return False
 
 
 def _fill_cells(out: Array, X: Floats, factors: Sequence[Array | None]) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedstat.codec import to_json
 from fedstat.errors import EstimationError
+from fedstat.federation.design.formula.expression import quoted_name
 from fedstat.federation.design.horizontal_design import agree_coding
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.tables.columns import LevelValue
@@ -260,7 +261,7 @@ def agree_strata(
         return ()
     question = session.agreement.question
     labels = tuple(dict.fromkeys((*question.labels, *question.columns)))
-    coded = tuple(f"C({name})" if name.isidentifier() else f"C(`{name}`)" for name in strata)
+    coded = tuple(f"C({quoted_name(name)})" for name in strata)
     asked = replace(question, terms=coded, columns=tuple(strata), labels=labels, intercept=True)
     found = yield from agree_coding(asked, session.sites, session.session, site_column=site_column)
     return tuple(found.spec.levels[name] for name in strata)

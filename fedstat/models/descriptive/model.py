@@ -10,6 +10,7 @@ import statsmodels.genmod.families as sm_families
 
 from fedstat.docstrings import inherits_signature
 from fedstat.errors import FormulaError, ModelError
+from fedstat.federation.design.formula.expression import quoted_name
 from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.design.formula.syntax_tree import Category, Column
 from fedstat.federation.design.site_rows import RowsRequest
@@ -64,7 +65,7 @@ class CurveModel(HorizontalModel):
                         "a group; group numbers before"
                     )
         # As categories, so that the sites agree on their levels.
-        terms = tuple(f"C(`{name}`)" if not name.isidentifier() else f"C({name})" for name in columns)
+        terms = tuple(f"C({quoted_name(name)})" for name in columns)
         self.groups = tuple(columns)
         return replace(question, terms=terms, columns=self.groups)
 

@@ -12,6 +12,7 @@ import pandas as pd
 
 from fedstat.errors import DesignError, FormulaError, ModelError
 from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.design.formula.expression import quoted_name
 from fedstat.federation.design.formula.parse import Formula, SiteTerms, parse_formula, parse_pooled_formula
 from fedstat.federation.design.formula.syntax_tree import Category, Column
 from fedstat.federation.design.formula.terms import parse_term
@@ -75,7 +76,7 @@ class TableModel(HorizontalModel):
         check_layout("A table", partition, "horizontal")
         self.groups, self.number, self.category = tuple(groups), number, category
         coded = dict.fromkeys((*groups, *([category] if category else [])))
-        terms = [f"C({_written(name)})" for name in coded] + ([_written(number)] if number else [])
+        terms = [f"C({quoted_name(name)})" for name in coded] + ([quoted_name(number)] if number else [])
         columns = (*coded, *([number] if number else []))
         text = f"~ {' + '.join(terms)}"
         formula = Formula(text, "", None, (), True, (SiteTerms("", tuple(terms), columns),))
@@ -130,10 +131,6 @@ class TableModel(HorizontalModel):
         return sum(row.n_rows - row.n for row in self.agreement.sites)
 
 
-def _written(name: str) -> str:
-    return name if name.isidentifier() else f"`{name}`"
-
-
 def _check_partition(partition: object) -> None:
     """Require a partition, of either layout."""
     if not isinstance(partition, ClientPartition):
@@ -158,7 +155,7 @@ def _right_side(formula: str | Sequence[str]) -> str:
         )
     for name in formula:
         _check_column("formula", name)
-    return " + ".join(map(_written, formula))
+    return " + ".join(map(quoted_name, formula))
 
 
 def _holder(partition: ClientPartition, column: str, by: str | None) -> ClientPartition:
@@ -231,7 +228,9 @@ def crosstab(partition: ClientPartition, row: str, column: str, *, masked: bool 
     if row == column:
         raise ModelError(f"column: {column!r} is the column of the rows as well; name two columns")
     if partition.layout == "vertical":
-        pair, levels_of, ledger = _pair(partition, [f"C({_written(name)})" for name in (row, column)], masked)
+        pair, levels_of, ledger = _pair(
+            partition, [f"C({quoted_name(name)})" for name in (row, column)], masked
+        )
         counts, (rows, levels) = np.rint(pair.products), (levels_of[row], levels_of[column])
         missing = partition.n_entities - pair.n
     else:
@@ -719,8 +718,8 @@ def _variable_of_columns(
     partition: ClientPartition, name: str, category: bool, by: str | None, masked: object
 ) -> tuple[TableVariable, tuple[str, ...], Ledger]:
     """Describe a column of one site by groups that another site may hold; also return groups and ledger."""
-    term = f"C({_written(name)})" if category else _written(name)
-    terms = (term,) if by is None else (term, f"C({_written(by)})")
+    term = f"C({quoted_name(name)})" if category else quoted_name(name)
+    terms = (term,) if by is None else (term, f"C({quoted_name(by)})")
     table, levels, ledger = _pair(partition, terms, masked, squares=True)
     labels = () if by is None else tuple(map(str, levels[by]))
     first, second = table.moments

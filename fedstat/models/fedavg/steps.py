@@ -87,7 +87,6 @@ class DescentRows:
         self,
         number: int,
         beta: Floats,
-        drawn: Sequence[str] = (),
         settings: Sequence[Array] = (),
     ) -> DescentPoint:
         """Describe the place of a round on the path of this model; no settings where the path ends."""
@@ -101,7 +100,7 @@ class DescentRows:
             digest(written, sorted(map(repr, terms)), question.intercept, self.opened.used.tobytes()),
             number,
             digest(beta.tobytes(), self.units.tobytes()),
-            digest(sorted(drawn), *(one.tobytes() for one in settings)) if settings else "",
+            digest(*(one.tobytes() for one in settings)) if settings else "",
             self.distribution.least_squares,
         )
 
@@ -267,7 +266,7 @@ def run_epochs(
     settings = [epochs, batch_size, learning_rate, *(one for one in (proximal, fair) if one is not None)]
     if fair is not None:  # the last loss follows from the rounds before
         settings[-1] = fair[:2]
-    state.report(site.descent_point(int(number), beta, drawn, settings))
+    state.report(site.descent_point(int(number), beta, settings))
     # The site's name makes orders differ between sites, and independent of who else is drawn.
     rng = np.random.default_rng((int(seed), int(number), *data.name.encode()))
     near = () if proximal is None else proximal.tolist()

@@ -58,7 +58,7 @@ def logistic(partition):
 
 
 def averaged(partition):
-    return fs.FedAvg.from_formula("y ~ x + z", partition).fit(rounds=2, seed=1, masked=True)
+    return fs.FedAvg.from_formula("y ~ x + z", partition).fit(rounds=2, seed=1, batch_size=None, masked=True)
 
 
 FITS = {"GLORE": logistic, "FedAvg": averaged}

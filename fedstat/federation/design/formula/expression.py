@@ -478,7 +478,16 @@ def _parse_python(text: str) -> ast.expr:
     return node
 
 
+def quoted_name(name: str) -> str:
+    """Return the name of a column as a formula has it: in backticks unless it is a name of Python.
+
+    Keywords such as ``class`` and ``lambda`` are columns in many files, and no expressions.
+    """
+    if "`" in name:
+        return f"Q({name!r})"
+    return name if name.isidentifier() and not keyword.iskeyword(name) else f"`{name}`"
+
+
 def _unquoted(name: str) -> str:
     """Drop backticks that are not needed, so that one column is written in one way."""
-    bare = name.strip("`")
-    return bare if bare.isidentifier() and not keyword.iskeyword(bare) else name
+    return quoted_name(name.strip("`")) if name.startswith("`") else name
