@@ -13,7 +13,7 @@ import statsmodels.api as sm
 from served import ServedSites, run
 
 import fedstat as fs
-from fedstat.errors import ConsentError, PolicyError
+from fedstat.errors import ConsentError, EstimationError, PolicyError
 from fedstat.federation.message import pack_request, unpack_request
 from fedstat.federation.protocols.engine import LocalEngine
 
@@ -131,9 +131,11 @@ def test_a_descent_that_was_not_answered_leaves_no_path():
 
 
 def test_far_coefficients_of_a_path_are_refused_as_those_of_a_fit():
-    """A learning rate beyond all measure makes cuts: few rows have weight, or a cut is next to one row."""
-    with pytest.raises(PolicyError):
-        fit(partition(), learning_rate=1e5, rounds=20)
+    """A learning rate beyond all measure makes cuts: few rows have weight. No path has begun by it."""
+    p = partition()
+    with pytest.raises(EstimationError, match="smaller learning_rate"):
+        fit(p, learning_rate=1e5, local_epochs=3)
+    fit(p)
 
 
 class Deviating(LocalEngine):

@@ -109,7 +109,7 @@ MODELS = {
         "visits ~ a + b", p, family=sm.families.Poisson()
     ).fit(),
     "averaging": lambda p: fs.FedAvg.from_formula("y ~ a + b", p, family=sm.families.Binomial()).fit(
-        rounds=3, batch_size=None
+        rounds=3, batch_size=None, standardize=True
     ),
     "boosting": lambda p: fs.FedFunctionBoost.from_formula("income ~ a + b", p).fit(steps=3),
     "frequency weights": lambda p: fs.FederatedGLM.from_formula(
@@ -195,7 +195,7 @@ FAMILIES = {
     "least squares": lambda p, text: fs.FederatedOLS.from_formula(text, p).fit(),
     "logistic": lambda p, text: fs.GLORE.from_formula(text, p).fit(),
     "averaging": lambda p, text: fs.FedAvg.from_formula(text, p, family=sm.families.Binomial()).fit(
-        rounds=3, batch_size=None
+        rounds=3, batch_size=None, standardize=True
     ),
     "boosting": lambda p, text: fs.FedFunctionBoost.from_formula(text, p).fit(steps=2),
 }

@@ -168,7 +168,10 @@ ANALYSES: dict[str, tuple[Run, Refused | None]] = {
     "clusters": (clusters, Refused("with  per_entity = 40", lambda: clusters(per_entity=40))),
     "federated averaging": (
         lambda: averaged("ill ~ age + sex", patients()),
-        Refused("with batch_size=None", lambda: averaged("ill ~ age + sex", patients(), batch_size=None)),
+        Refused(
+            "with batch_size=None",
+            lambda: averaged("ill ~ age + sex", patients(), batch_size=None, standardize=True),
+        ),
     ),
 }
 

@@ -281,7 +281,7 @@ def check_descent(data: SiteData, state: State, fact: facts.DescentPoint) -> Non
                 "rows. Repeat the earlier fit, if necessary with more rounds, or use GLORE or FederatedGLM, "
                 'which need no learning rate; the owner can allow it with  remember = "rows"  in policy.toml',
             )
-    for entry in entries:
+    for entry in entries if fact.answered else ():
         data.site_ledger.spend(entry)
 
 

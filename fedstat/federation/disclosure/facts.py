@@ -114,6 +114,8 @@ class DescentPoint:
         Digest of what else decides how the path goes on; empty where it ends.
     least_squares : bool
         Whether means are linear in the coefficients: sums at any of them are combinations of the same sums.
+    answered : bool
+        Whether sums at the point are sent, so that the path has begun; otherwise it is only compared.
     """
 
     model: str
@@ -121,6 +123,7 @@ class DescentPoint:
     point: str
     settings: str
     least_squares: bool
+    answered: bool = True
 
 
 @dataclass(frozen=True, slots=True)

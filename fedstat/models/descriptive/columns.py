@@ -313,6 +313,12 @@ class ColumnPair(VerticalModel):
         self.levels = {name: levels for own in found for name, levels in own.items()}
         return Design(self.formula, blocks[0].site, every, np.ones(len(every), dtype=bool), blocks, 0)
 
+    @property
+    def n_both(self) -> int:
+        """Number of entities that have all columns."""
+        first, *rest = (block.rows[block.complete] for block in self.design.blocks)
+        return len(np.intersect1d(first, rest[0]) if rest else first)
+
     def _warn_of_partial_blocks(self, which: str) -> None:
         """Leave missing values to the table, which counts them."""
 

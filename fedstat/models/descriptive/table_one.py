@@ -21,14 +21,30 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SUPPRESSED = "hidden"
+MOST_DECIMALS = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Groups:
+    """The groups of a table: their names, and their numbers of rows (G,), or None where these are not known.
+
+    `unknown` counts the rows without a group; None if it is not known. Over all rows, `grouped` variables are
+    described by those with a group alone.
+    """
+
+    labels: tuple[str, ...]
+    sizes: Floats | None
+    unknown: int | None
+    grouped: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableVariable:
     """One variable of the table: figures by group (G,); a category has `levels` and `counts` (G, L).
 
-    `rows` are those that have the variable, and `missing` the others, over all groups. `quarters` (G + 1, 3)
+    `rows` are those that have the variable, and `missing` counts those that lack it. `quarters` (G + 1, 3)
     are the quartiles of all rows and of each group, from counts on `intervals` (G, J). Hidden counts are NaN.
+    `total` has the same over all rows, where some have no group.
     """
 
     name: str
@@ -40,10 +56,13 @@ class TableVariable:
     intervals: Floats | None = None
     levels: tuple[str, ...] = ()
     counts: Floats | None = None
+    total: TableVariable | None = None
 
     @property
     def overall(self) -> tuple[float, float]:
-        """Mean and variance over all groups."""
+        """Mean and variance over all rows."""
+        if self.total is not None:
+            return self.total.overall
         assert self.mean is not None and self.variance is not None
         there = self.rows > 0.0
         n, mean, variance = self.rows[there], self.mean[there], self.variance[there]
@@ -125,14 +144,15 @@ class TableOne(Report):
         self,
         variables: tuple[TableVariable, ...],
         by: str | None,
-        labels: tuple[str, ...],
+        groups: Groups,
         nobs: int,
         smd: bool,
         pvalues: bool,
         ledgers: list[Ledger],
     ) -> None:
         self.variables, self.by, self.ledgers = variables, by, ledgers
-        self._labels, self._nobs, self._smd, self._pvalues = labels, nobs, smd, pvalues
+        self._groups, self._labels = groups, groups.labels
+        self._nobs, self._smd, self._pvalues = nobs, smd, pvalues
 
     def _columns(self) -> list[str]:
         more = [*(["SMD"] if self._smd else []), *(["P"] if self._pvalues else [])] if self._labels else []
@@ -142,10 +162,11 @@ class TableOne(Report):
         """Return the table as texts: index ``variable`` and level or figure, columns the groups."""
         rows: dict[tuple[str, str], list[str]] = {}
         width = len(self._columns())
-        complete = [one.rows for one in self.variables if not one.missing]
-        sizes = complete[0] if complete else np.full(max(len(self._labels), 1), np.nan)
-        known = [f"{n:,.0f}" if np.isfinite(n) else "" for n in sizes] if self._labels else []
+        sizes = self._groups.sizes
+        known = [""] * len(self._labels) if sizes is None else [f"{n:,.0f}" for n in sizes]
         rows["n", ""] = ["", f"{self._nobs:,}", *known]
+        if self._groups.unknown:
+            rows[f"{self.by} unknown", ""] = ["", f"{self._groups.unknown:,}"]
         for one in self.variables:
             cells = _category_rows(one, self._labels) if one.levels else _number_rows(one, self._labels)
             last = self._statistics(one)
@@ -256,6 +277,28 @@ class TableOne(Report):
             )
         if any(one.missing for one in self.variables):
             yield Note("missing", "Percentages and means are of the rows that have the variable.")
+        unknown = self._groups.unknown
+        if unknown:
+            yield Note(
+                "unknown",
+                f"{self.by} is unknown in {unknown:,} of {self._nobs:,} rows, which are in no group and no "
+                "test.",
+            )
+        if self._groups.grouped:
+            names = ", ".join(self._groups.grouped)
+            counted = "" if unknown is not None else ', and "missing" counts all others'
+            yield Note(
+                "grouped",
+                f'"all" is of the rows with {self.by} for {names}{counted}: a site refuses sums over rows '
+                "that differ by a few.",
+                "warning",
+            )
+        if self._labels and self._groups.sizes is None:
+            yield Note(
+                "sizes",
+                "The sizes of the groups are not shown: each variable lacks rows, and a site refuses sums "
+                "over rows that differ by a few.",
+            )
         if self._pvalues and self._labels:
             yield Note(
                 "tests",
@@ -270,12 +313,13 @@ class TableOne(Report):
 def _number_rows(one: TableVariable, labels: Sequence[str]) -> list[tuple[str, list[str]]]:
     if one.quarters is not None:
         places = range(len(labels) + 1) if labels else range(1)
-        texts = ["{1:.4g} [{0:.4g}, {2:.4g}]".format(*one.quarters[place]) for place in places]
+        quarters = one.quarters if one.total is None else np.vstack([one.total.quarters, one.quarters[1:]])
+        texts = ["{1:.4g} [{0:.4g}, {2:.4g}]".format(*quarters[place]) for place in places]
         return [("median [Q1, Q3]", texts)]
     assert one.mean is not None and one.variance is not None
     figures = [one.overall, *(zip(one.mean, one.variance, strict=True) if labels else [])]
-    digits = _digits(np.sqrt(one.overall[1]))
-    return [("mean (sd)", [f"{mean:.{digits}f} ({np.sqrt(v):.{digits}f})" for mean, v in figures])]
+    form = _form(float(np.sqrt(one.overall[1])))
+    return [("mean (sd)", [f"{mean:{form}} ({np.sqrt(v):{form}})" for mean, v in figures])]
 
 
 def kruskal_wallis(counts: Floats) -> float:
@@ -290,15 +334,24 @@ def kruskal_wallis(counts: Floats) -> float:
     return float(stats.chi2.sf(statistic / spread, len(groups) - 1))
 
 
-def _digits(spread: float) -> int:
-    """Return decimals that show two or three digits of a standard deviation."""
-    return int(np.clip(1 - np.floor(np.log10(spread)), 0, 6)) if spread > 0.0 else 1
+def _form(spread: float) -> str:
+    """Return the format of figures with this standard deviation: one decimal, and more where it is small.
+
+    At least two digits of the deviation are shown, of very small ones in scientific notation.
+    """
+    if not spread > 0.0:
+        return ",.1f"
+    digits = int(max(1 - np.floor(np.log10(spread)), 1))
+    return f",.{digits}f" if digits <= MOST_DECIMALS else ".2e"
 
 
 def _category_rows(one: TableVariable, labels: Sequence[str]) -> list[tuple[str, list[str]]]:
     assert one.counts is not None
-    counts = np.vstack([one.counts.sum(axis=0), one.counts]) if labels else one.counts.sum(axis=0)[None]
-    sizes = np.concatenate([[one.rows.sum()], one.rows]) if labels else np.array([one.rows.sum()])
+    whole = one if one.total is None else one.total
+    assert whole.counts is not None
+    counts, sizes = whole.counts.sum(axis=0)[None], np.array([whole.rows.sum()])
+    if labels:
+        counts, sizes = np.vstack([counts, one.counts]), np.append(sizes, one.rows)
     return [
         (
             level,

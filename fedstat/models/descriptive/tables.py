@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations, product
 from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import DesignError, FormulaError, ModelError
+from fedstat.errors import DesignError, FormulaError, ModelError, PolicyError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.formula.expression import quoted_name
 from fedstat.federation.design.formula.parse import Formula, SiteTerms, parse_formula, parse_pooled_formula
@@ -36,14 +36,14 @@ from fedstat.models.descriptive.protocol import (
 )
 from fedstat.models.descriptive.steps import FAMILY
 from fedstat.models.descriptive.synthetic import with_synthetic_cells, with_synthetic_ranks
-from fedstat.models.descriptive.table_one import TableOne, TableVariable
+from fedstat.models.descriptive.table_one import Groups, TableOne, TableVariable
 from fedstat.models.explain import DryRunPlan
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.run import Call, FitAttempt, run_fit
 from fedstat.typing import Floats
 
-BINS = 32
-"""Intervals of a public range; those in which quantiles are get divided once."""
+STEPS = 1024
+"""Fewest steps of a public range, to one of which a quantile is known."""
 QUARTERS = (0.25, 0.5, 0.75)
 ROWS = "rows of the table"
 """A name that stands where the parser wants a response."""
@@ -259,7 +259,7 @@ def _range_of(partition: ClientPartition, column: str, bounds: Bounds | None) ->
     if bounds is not None and not isinstance(bounds, Mapping):
         raise ModelError(f"bounds: expected a range by column, as in bounds={{{column!r}: (0, 120)}}")
     if bounds and column in bounds:
-        ends = np.asarray(bounds[column], dtype=object).ravel()
+        ends = np.asarray(getattr(bounds[column], "range", None) or bounds[column], dtype=object).ravel()
         if len(ends) != 2 or not all(isinstance(end, int | float | np.number) for end in ends):
             raise ModelError(f"bounds: expected two numbers for {column!r}, as in {{{column!r}: (0, 120)}}")
         low, high = map(float, ends)
@@ -276,6 +276,46 @@ def _range_of(partition: ClientPartition, column: str, bounds: Bounds | None) ->
     if not -np.inf < low < high < np.inf:
         raise ModelError(f"bounds: expected two finite ends for {column!r}, the smaller first")
     return low, high
+
+
+@dataclass(frozen=True, slots=True)
+class QuantileGrid:
+    """Intervals of a public range for quantiles: each is :data:`DIVISIONS` steps long.
+
+    A step is one, two or five times a power of ten, and steps have their middle at the lower end of the range
+    and at multiples of the step from there. So many equal values, such as zeros, whole numbers or a constant,
+    are in the middle of a step, which is what is reported.
+    """
+
+    low: float
+    high: float
+
+    @property
+    def step(self) -> float:
+        """Length of a step."""
+        most = (self.high - self.low) / STEPS
+        unit = 10.0 ** np.floor(np.log10(most))
+        return float(max(many for many in (1.0, 2.0, 5.0) if many * unit <= most * (1.0 + 1e-9)) * unit)
+
+    @property
+    def edges(self) -> Floats:
+        """Ends of the intervals; the last one includes the upper end of the range."""
+        step = self.step
+        count = int(np.ceil((np.round((self.high - self.low) / step) + 1.0) / DIVISIONS))
+        return np.asarray(self.low + step * (DIVISIONS * np.arange(count + 1) - 0.5))
+
+    def quantiles(self, table: NumberTable, shares: Floats) -> Floats:
+        """Return quantiles (G, Q) from counts with numpy's position; an end of the range beyond it."""
+        assert table.counts is not None
+        edges, counts = table.counts.edges, table.counts.cells.sum(axis=2)
+        middle = (edges[:-1] + edges[1:]) / 2.0
+        middle = self.low + self.step * np.round((middle - self.low) / self.step)
+        middle = np.concatenate([[self.low], middle, [self.high]])
+        # numpy's rule: the position q (n - 1) lies between two ordered rows.
+        low, high = (middle[quantile_places(counts, shares, end)] for end in ENDS)
+        position = shares * (counts.sum(axis=1, keepdims=True) - 1.0)
+        rest = position - np.floor(position)
+        return np.where(position >= 0.0, (1.0 - rest) * low + rest * high, np.nan)
 
 
 def _numbers(values: object) -> Floats:
@@ -318,8 +358,9 @@ def histogram(
     Returns
     -------
     TableFrame
-        Counts, indexed by intervals (low, high], which begin and end with open ones where rows are outside of
-        the range; one column for each group. ``attrs["ledger"]`` has the ledger.
+        Counts, indexed by intervals (low, high], of which the first includes its lower end. They begin and
+        end with open ones where rows are outside of the range; one column for each group. ``attrs["ledger"]``
+        has the ledger.
 
     Raises
     ------
@@ -344,7 +385,10 @@ def histogram(
         if edges.ndim != 1 or len(edges) < 2 or not (np.diff(edges) > 0.0).all() or np.isinf(edges).any():
             raise ModelError("bins: expected a number of intervals, or at least two finite ends that ascend")
     model = _number_model(partition, column, by)
-    table, ledger = model.fit(edges=edges, moments=False, masked=masked)
+    # Averages of equal values differ from them by rounding, and must not leave the range by it.
+    beyond = 1e-9 * (edges[-1] - edges[0])
+    counted = np.concatenate([[edges[0] - beyond], edges[1:-1], [edges[-1] + beyond]])
+    table, ledger = model.fit(edges=counted, moments=False, masked=masked)
     counts = table.counts.cells.sum(axis=2).astype(np.int64).T
     ends = np.concatenate([[-np.inf], edges, [np.inf]])
     index = pd.IntervalIndex.from_arrays(ends[:-1], ends[1:], name=column)
@@ -366,9 +410,11 @@ def quantiles(
 ) -> TableFrame:
     """Return quantiles of a number, by group, from counts on intervals of a public range.
 
-    The range has 32 intervals. Those in which the quantiles are get divided into 32 parts, and are counted
-    once more. A quantile is the middle of its interval, and so known to 1/2,048 of the range, and to the
-    averages over few rows that each site takes first; see :func:`histogram`.
+    The range has 32 to 80 intervals. Those in which the quantiles are get divided into 32 steps, and are
+    counted once more. A step is one, two or five times a power of ten. A quantile is the middle of a step,
+    and so known to 1/2,048 of the range, and to the averages over few rows that each site takes first; see
+    :func:`histogram`. Where many values are equal, such as zeros at the lower end of the range, the quantile
+    is this value.
 
     Parameters
     ----------
@@ -388,8 +434,8 @@ def quantiles(
     Returns
     -------
     TableFrame
-        One row for each group, one column for each share; NaN for a quantile outside of the range.
-        ``attrs["ledger"]`` has the ledger, ``attrs["error"]`` half the width of an interval.
+        One row for each group, one column for each share; an end of the range for a quantile beyond it, and
+        NaN for a group without rows. ``attrs["ledger"]`` has the ledger, ``attrs["error"]`` half a step.
 
     Raises
     ------
@@ -409,26 +455,13 @@ def quantiles(
     if shares.ndim != 1 or not len(shares) or not ((shares > 0.0) & (shares < 1.0)).all():
         raise ModelError(f"q: expected shares between 0 and 1, as in [0.25, 0.5, 0.75], received {q!r}")
     partition = _holder(partition, column, by)
-    edges = np.linspace(*_range_of(partition, column, bounds), BINS + 1)
+    grid = QuantileGrid(*_range_of(partition, column, bounds))
     model = _number_model(partition, column, by)
-    table, ledger = model.fit(edges=edges, moments=False, shares=tuple(shares.tolist()), masked=masked)
-    found = quantiles_of(table, shares)
+    table, ledger = model.fit(edges=grid.edges, moments=False, shares=tuple(shares.tolist()), masked=masked)
+    found = grid.quantiles(table, shares)
     names = [name for (name,) in model.group_names] if by is not None else ["all rows"]
     frame = pd.DataFrame(found, index=pd.Index(names, name=by), columns=pd.Index(shares, name=column))
-    error = float(edges[1] - edges[0]) / DIVISIONS / 2.0
-    return table_frame(frame, "quantiles", ledger=ledger, missing=model.missing, error=error)
-
-
-def quantiles_of(table: NumberTable, shares: Floats) -> Floats:
-    """Return quantiles (G, Q) from counts: the middle of the interval with numpy's position, or NaN."""
-    assert table.counts is not None
-    edges, counts = table.counts.edges, table.counts.cells.sum(axis=2)
-    middle = np.concatenate([[np.nan], (edges[:-1] + edges[1:]) / 2.0, [np.nan]])
-    # numpy's rule: the position q (n - 1) lies between two ordered rows.
-    low, high = (middle[quantile_places(counts, shares, end)] for end in ENDS)
-    position = shares * (counts.sum(axis=1, keepdims=True) - 1.0)
-    rest = position - np.floor(position)
-    return np.where(position >= 0.0, (1.0 - rest) * low + rest * high, np.nan)
+    return table_frame(frame, "quantiles", ledger=ledger, missing=model.missing, error=grid.step / 2.0)
 
 
 class CorrelationModel(HorizontalModel):
@@ -613,7 +646,10 @@ def table_one(
 ) -> TableOne:
     """Describe the rows of all sites, by group: the first table of a study.
 
-    A site that has no value of a column is left out of its figures; its rows count as missing. In the
+    A site that has no value of a column is left out of its figures; its rows count as missing. "missing"
+    counts the rows that lack the column, and "all" describes all others, with or without a group; tests and
+    differences are of the rows with a group. Where a site refuses sums over all rows, because few of
+    them have no group, "all" and "missing" are of the rows with a group, and a note says so. In the
     vertical layout, a column is described over the entities that have it and the group. Where the group is at
     another site, counts and sums come from a secure product; both sites refuse cells of few entities.
 
@@ -667,7 +703,6 @@ def table_one(
     '61.6 (9.0)'
     """
     _check_partition(partition)
-    groups = () if by is None else (by,)
     if by is not None:
         _check_column("by", by)
     if isinstance(nonnormal, str):
@@ -677,90 +712,202 @@ def table_one(
         raise ModelError(f"by: column {by!r} is in the table as well; leave it out of the formula")
     if wrong := [name for name in nonnormal if variables.get(name, True)]:
         raise ModelError(f"nonnormal: expected numbers of the table, received {', '.join(map(repr, wrong))}")
-    ranges = {name: _range_of(partition, name, bounds) for name in nonnormal}
-    vertical = partition.layout == "vertical"
-    labels: tuple[str, ...] = ()
-    found, ledgers = [], []
-    for name, category in variables.items():
-        if vertical and name not in nonnormal:
-            one, labels, ledger = _variable_of_columns(partition, name, category, by, masked)
+    ranges = {name: QuantileGrid(*_range_of(partition, name, bounds)) for name in nonnormal}
+    describe = _ColumnsDescribed if partition.layout == "vertical" else _RowsDescribed
+    described = [
+        (_RowsDescribed if name in ranges else describe)(partition, name, category, ranges.get(name), masked)
+        for name, category in variables.items()
+    ]
+    ledgers: list[Ledger] = []
+    grouped = [one.fit(by, ledgers) for one in described]
+    labels = described[0].labels
+    if by is None:
+        no_groups = Groups((), None, 0, ())
+        return TableOne(tuple(grouped), by, no_groups, partition.n_entities, smd, pvalues, ledgers)
+    groups, found = _all_rows(describe(partition, "", False, None, masked), by, described, grouped, ledgers)
+    return TableOne(found, by, groups(labels), partition.n_entities, smd, pvalues, ledgers)
+
+
+def _all_rows(
+    alone: _RowsDescribed | _ColumnsDescribed,
+    by: str,
+    described: Sequence[_RowsDescribed | _ColumnsDescribed],
+    grouped: Sequence[TableVariable],
+    ledgers: list[Ledger],
+) -> tuple[Callable[[tuple[str, ...]], Groups], tuple[TableVariable, ...]]:
+    """Add what is about rows without a group or without a variable, as far as the sites release it.
+
+    These sums are over other rows than those by group. A site refuses rows that differ by a few, and counts
+    the refusals: after the first one nothing else is requested. So variables that lack the fewest rows come
+    first.
+    """
+    nobs, names = alone.partition.n_entities, tuple(one.name for one in described)
+    try:
+        alone.open(by)
+    except PolicyError:
+        return lambda labels: Groups(labels, None, None, names), tuple(grouped)
+    with_group, found, refused = alone.total(by), list(grouped), False
+    unknown = nobs - with_group
+    for place in sorted(range(len(described)), key=lambda at: grouped[at].missing):
+        one = described[place]
+        found[place] = replace(grouped[place], missing=with_group - one.total(by))
+        if refused or not unknown:
+            continue
+        try:
+            total = one.fit(None, ledgers)
+        except PolicyError:
+            refused = True
         else:
-            held = _holder(partition, name, by) if vertical else partition
-            model, lacking = _described(held, groups, "" if category else name, name if category else "")
-            missing = model.missing + lacking + partition.n_entities - held.n_entities
-            one, ledger = _variable_of_rows(model, name, missing, ranges.get(name), masked)
-            labels = tuple(str(label) for (label,) in model.group_names) if by is not None else ()
-        found.append(one)
+            found[place] = replace(grouped[place], missing=total.missing, total=total)
+    complete = [one.rows for one in grouped if round(float(one.rows.sum())) == with_group]
+    sizes = complete[0] if complete else None
+    if sizes is None and not refused:
+        try:
+            sizes = alone.fit(by, ledgers).rows
+        except PolicyError:
+            sizes = None
+    partly = tuple(one.name for one in found if unknown and one.total is None)
+    return lambda labels: Groups(labels, sizes, unknown, partly), tuple(found)
+
+
+class _RowsDescribed:
+    """A column of sites that hold different rows, by group and over all rows; no column: the groups alone."""
+
+    def __init__(
+        self,
+        partition: ClientPartition,
+        name: str,
+        category: bool,
+        grid: QuantileGrid | None,
+        masked: bool | None,
+    ) -> None:
+        self.partition, self.name, self.grid, self.masked = partition, name, grid, masked
+        self.number, self.category = ("" if category else name), (name if category else "")
+        self.models: dict[str | None, TableModel] = {}
+        self.labels: tuple[str, ...] = ()
+
+    def open(self, by: str | None) -> TableModel:
+        """Agree on the rows by group, or on all."""
+        if by not in self.models:
+            held = self.partition
+            if held.layout == "vertical":
+                held = _holder(held, self.name, by)
+            model = _described(held, () if by is None else (by,), self.number, self.category)
+            self.models[by] = model
+            if by is not None:
+                self.labels = tuple(str(label) for (label,) in model.group_names)
+        return self.models[by]
+
+    def total(self, by: str | None) -> int:
+        """Return the number of rows that have the column and the group, or the column."""
+        return sum(row.n for row in self.open(by).agreement.sites)
+
+    def fit(self, by: str | None, ledgers: list[Ledger]) -> TableVariable:
+        """Describe the rows by group, or all."""
+        model, missing = self.open(by), self.partition.n_entities - self.total(by)
+        if self.name:
+            variable, ledger = _variable_of_rows(model, self.name, missing, self.grid, self.masked)
+        else:
+            table, ledger = model.fit(moments=False, masked=self.masked)
+            variable = TableVariable(self.name, missing, table.rows)
         ledgers.append(ledger)
-    return TableOne(tuple(found), by, labels, partition.n_entities, smd, pvalues, ledgers)
+        return variable
+
+
+class _ColumnsDescribed:
+    """The same of a column of one site, by groups that another site may hold."""
+
+    def __init__(
+        self, partition: ClientPartition, name: str, category: bool, grid: None, masked: bool | None
+    ) -> None:
+        self.partition, self.name, self.masked = partition, name, masked
+        self.own = [f"C({quoted_name(name)})" if category else quoted_name(name)] if name else []
+        self.pairs: dict[str | None, ColumnPair] = {}
+        self.labels: tuple[str, ...] = ()
+
+    def open(self, by: str | None) -> ColumnPair:
+        """Agree on the entities that have the column and the group, or the column."""
+        if self.masked is not None:
+            raise ModelError("masked: sites that hold different columns have no sums to mask; leave it out")
+        if by not in self.pairs:
+            terms = [*self.own, *([] if by is None else [f"C({quoted_name(by)})"])]
+            self.pairs[by] = pair = ColumnPair(self.partition, terms)
+            if by is not None:
+                self.labels = tuple(map(str, pair.levels[by]))
+        return self.pairs[by]
+
+    def total(self, by: str | None) -> int:
+        """Return the number of entities that have the column and the group, or the column."""
+        return self.open(by).n_both
+
+    def fit(self, by: str | None, ledgers: list[Ledger]) -> TableVariable:
+        """Describe the entities by group, or all."""
+        pair = self.open(by)
+        table, ledger = pair.fit(squares=True)
+        ledgers.append(ledger)
+        missing = self.partition.n_entities - table.n
+        return _variable_of_columns(table, pair.levels, self.name, by, missing)
 
 
 def _variable_of_rows(
-    model: TableModel, name: str, missing: int, ends: tuple[float, float] | None, masked: bool | None
+    model: TableModel, name: str, missing: int, grid: QuantileGrid | None, masked: bool | None
 ) -> tuple[TableVariable, Ledger]:
-    """Describe a column of sites that hold different rows, by quartiles if its range has `ends`."""
+    """Describe a column of sites that hold different rows, by quartiles if its range has a `grid`."""
     if model.category:
-        if ends is not None:
+        if grid is not None:
             raise ModelError(f"nonnormal: expected numbers of the table, received {name!r}")
         table, ledger = model.fit(masked=masked)
         levels = tuple(map(str, model.agreement.spec.levels[name]))
         return TableVariable(name, missing, table.rows, levels=levels, counts=table.counts), ledger
-    if ends is None:
+    if grid is None:
         table, ledger = model.fit(masked=masked)
         return TableVariable(name, missing, table.rows, table.mean, table.variance), ledger
-    table, ledger = model.fit(edges=np.linspace(*ends, BINS + 1), shares=QUARTERS, masked=masked)
-    quarters = np.vstack([_overall(table), quantiles_of(table, np.array(QUARTERS))])
+    table, ledger = model.fit(edges=grid.edges, shares=QUARTERS, masked=masked)
+    quarters = np.vstack([_overall(table, grid), grid.quantiles(table, np.array(QUARTERS))])
     intervals = table.counts.cells.sum(axis=2)
     return TableVariable(name, missing, table.rows, table.mean, table.variance, quarters, intervals), ledger
 
 
 def _variable_of_columns(
-    partition: ClientPartition, name: str, category: bool, by: str | None, masked: object
-) -> tuple[TableVariable, tuple[str, ...], Ledger]:
-    """Describe a column of one site by groups that another site may hold; also return groups and ledger."""
-    term = f"C({quoted_name(name)})" if category else quoted_name(name)
-    terms = (term,) if by is None else (term, f"C({quoted_name(by)})")
-    table, levels, ledger = _pair(partition, terms, masked, squares=True)
-    labels = () if by is None else tuple(map(str, levels[by]))
+    table: PairTable, levels: Mapping[str, Sequence[Any]], name: str, by: str | None, missing: int
+) -> TableVariable:
+    """Describe a column of one site by groups that another site may hold; without a name the groups alone."""
     first, second = table.moments
+    if not name:
+        return TableVariable(name, missing, np.rint(first))
     rows = np.rint(second) if by is not None else np.array([float(table.n)])
-    missing = partition.n_entities - table.n
     if name in levels:
         counts = np.rint(table.products.T if by is not None else first[None])
         own = tuple(map(str, levels[name]))
-        return TableVariable(name, missing, rows, levels=own, counts=counts), labels, ledger
+        return TableVariable(name, missing, rows, levels=own, counts=counts)
     mean, sd = first
     # Sums of the standardized number and of its square, by group.
     total, squares = table.products if by is not None else (np.zeros(1), rows)
     with np.errstate(divide="ignore", invalid="ignore"):
         center, spread = total / rows, (squares - total**2 / rows) / (rows - 1.0)
     figures = (mean + sd * center, sd**2 * np.where(rows > 1.0, spread, np.nan))
-    return TableVariable(name, missing, rows, *figures), labels, ledger
+    return TableVariable(name, missing, rows, *figures)
 
 
-def _described(
-    partition: ClientPartition, groups: Sequence[str], number: str, category: str
-) -> tuple[TableModel, int]:
-    """Make the table of a column among the sites that have it, and count the rows of the others."""
-    lacking = 0
+def _described(partition: ClientPartition, groups: Sequence[str], number: str, category: str) -> TableModel:
+    """Make the table of a column among the sites that have it."""
     while True:
         try:
-            return TableModel(partition, groups, number, category), lacking
+            return TableModel(partition, groups, number, category)
         except DesignError as error:
             rest = [site for site in partition.sites if site != error.empty_site]
             if not rest or len(rest) == len(partition.sites):
                 raise
-            lacking += len(partition.rows[error.empty_site])
             partition = partition._among(rest)
 
 
-def _overall(table: NumberTable) -> Floats:
+def _overall(table: NumberTable, grid: QuantileGrid) -> Floats:
     """Return the quartiles over all groups, (3,)."""
     assert table.counts is not None
     cells = table.counts.cells.sum(axis=0, keepdims=True)
     merged = type(table.counts)(table.counts.edges, cells)
     one = NumberTable(table.rows[:1], table.mean[:1], table.variance[:1], merged)
-    return np.asarray(quantiles_of(one, np.array(QUARTERS))[0])
+    return np.asarray(grid.quantiles(one, np.array(QUARTERS))[0])
 
 
 def _variables(partition: ClientPartition, right: str, by: str | None) -> dict[str, bool]:

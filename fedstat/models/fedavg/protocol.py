@@ -96,6 +96,8 @@ class AveragingRule:
 # Rounds of federated averaging, and how far from the maximum of the likelihood they end.
 
 TINY = float(np.finfo(float).tiny)
+TINY_SHARE = 1e-9
+"""Share of the rows by which a masked sum may be off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +234,15 @@ class FedAvgProtocol:
             self.session.request(site, "run_epochs", arrays, codec.to_json(drawn)) for site in request
         ]
         loss, rows = add(replies, "loss").tolist()
+        # Of masked numbers only the total over all sites is known.
+        known = [n for site, n in zip(self.sites, self.rows.tolist(), strict=True) if site in drawn]
+        expected = sum(known) if not self.session.masked or len(drawn) == len(self.sites) else 1.0
+        if rows < (1.0 - TINY_SHARE) * expected:
+            raise EstimationError(
+                f"round {number + 1}: at the coefficients of an epoch, a few rows of a site have nearly all "
+                "weight, and the site sends no sums: the descent runs away. Use a smaller learning_rate, or "
+                "standardize the covariates (standardize=True)"
+            )
         self.trace.append(RoundTrace(number, loss / rows, len(drawn)))
         moved, weight = add(replies, "beta"), float(add(replies, "weight"))
         beta, self.velocity = self.rule.combine(beta, self.velocity, moved, weight)

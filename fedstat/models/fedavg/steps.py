@@ -68,8 +68,13 @@ class DescentRows:
         n, kind = len(self.rows), self.distribution
         return answered_at(self.opened, lambda: [self.rows], n, beta, kind, sums, instead)
 
-    def answered_along(self, path: Sequence[Floats], options: DescentOptions) -> tuple[object, ...]:
-        """Declare the facts behind the move along the coefficients of epochs, each one step over all rows."""
+    def answered_along(
+        self, path: Sequence[Floats], options: DescentOptions, instead: Mapping[str, Array]
+    ) -> tuple[object, ...]:
+        """Declare the facts behind the move along the coefficients of epochs, each one step over all rows.
+
+        `instead` is released where few rows have nearly all weight.
+        """
         kind = self.distribution
         if kind.least_squares or options.batch_size is not None:
             # Sums of least squares are combinations of the same ones; batches have a rule of their own.
@@ -81,7 +86,7 @@ class DescentRows:
         def each() -> Floats:
             return np.concatenate([row_weights(self.rows, beta, kind) for beta in path])
 
-        return NO_MEANS, WorkingWeights(each), means
+        return NO_MEANS, WorkingWeights(each, instead=instead), means
 
     def descent_point(
         self,
@@ -241,7 +246,8 @@ def run_epochs(
 
     Released is what is added up over the sites of a round: ``beta`` (p,), the coefficients reached, times the
     rows, and ``weight``, the rows; for q-FedAvg ``Delta_k`` and ``h_k``. ``loss`` (2,): the mean loss F_k
-    before the epochs, times the rows, and the rows. A descent that leaves the finite numbers or the
+    before the epochs, times the rows, and the rows. All are zero where few rows have nearly all weight at the
+    coefficients of an epoch. A descent that leaves the finite numbers or the
     distribution's domain is an EstimationError.
     """
     site = site_rows(data, state, beta)
@@ -266,15 +272,21 @@ def run_epochs(
     settings = [epochs, batch_size, learning_rate, *(one for one in (proximal, fair) if one is not None)]
     if fair is not None:  # the last loss follows from the rounds before
         settings[-1] = fair[:2]
-    state.report(site.descent_point(int(number), beta, settings))
+    point = site.descent_point(int(number), beta, settings)
+    state.report(replace(point, answered=False))
     # The site's name makes orders differ between sites, and independent of who else is drawn.
     rng = np.random.default_rng((int(seed), int(number), *data.name.encode()))
     near = () if proximal is None else proximal.tolist()
     options = DescentOptions(int(epochs), int(batch_size) or None, float(learning_rate), *near)
+    nothing: dict[str, Array] = {
+        "beta": np.zeros(site.p),
+        "weight": np.array(0.0),
+        "loss": np.zeros(2),
+    }
     # Pairwise masks cancel only if every site adds its own, also one that was not drawn.
     if data.name not in drawn:
         state.report(*AT_THE_START)
-        return {"beta": np.zeros(site.p), "weight": np.array(0.0), "loss": np.zeros(2)}
+        return nothing
     try:
         family = site.distribution.make()
         loss = mean_loss(site.rows, beta, family)
@@ -285,7 +297,8 @@ def run_epochs(
             moved, weight = fair_update(beta, reached, loss, *fair.tolist())
     except EstimationError as error:
         raise EstimationError(f"site {data.name!r}, round {int(number) + 1}: {error}") from error
-    state.report(*site.answered_along(path, options))
+    # A path on which few rows have weight is not answered, and another one may be tried.
+    state.report(*site.answered_along(path, options, nothing), point)
     return {"beta": moved, "weight": np.array(weight), "loss": site.count * np.array([loss, 1.0])}
 
 
