@@ -246,3 +246,13 @@ def test_served_sites_remember_the_path_and_plans_bind_start_and_settings(tmp_pa
         fit(sites.connect(), **given)
     approve()
     fit(sites.connect(), **given)
+
+
+@pytest.mark.parametrize("steep", [1e3, 1e8])
+def test_cuts_in_a_later_round_are_not_answered(steep):
+    """Probabilities of zero and one make a score the sum of the rows on one side of a cut."""
+    model = fs.FedAvg.from_formula("y ~ x + z", partition(), family=BINOMIAL)
+    cut = {"beta": np.array([0.0123 * steep, steep, 0.0])}
+    model.engine = Deviating(model.partition.sites, lambda number: cut if number else {})
+    with pytest.raises(EstimationError, match="nearly all weight"):
+        model.fit(rounds=2, batch_size=None, local_epochs=1, learning_rate=1.0, standardize=True)

@@ -27,6 +27,7 @@ from fedstat.kernels.glm.local_fit import join_rows
 from fedstat.kernels.glm.sums import Rows, Sums, evaluate, log_likelihood, row_weights
 from fedstat.models.horizontal.rows import (
     AT_THE_START,
+    FLAT,
     NO_MEANS,
     SCORES,
     SUMS,
@@ -34,6 +35,7 @@ from fedstat.models.horizontal.rows import (
     answered_at,
     describe_sums,
     glm_rows,
+    means_are_flat,
     require_response,
     summed,
 )
@@ -86,7 +88,16 @@ class DescentRows:
         def each() -> Floats:
             return np.concatenate([row_weights(self.rows, beta, kind) for beta in path])
 
-        return NO_MEANS, WorkingWeights(each, instead=instead), means
+        def flat() -> bool:
+            return kind.name == "Binomial" and any(map(self._is_cut, path))
+
+        return NO_MEANS, WorkingWeights(each, instead=instead, flat=flat), means
+
+    def _is_cut(self, beta: Floats) -> bool:
+        """Return whether nearly all probabilities are zero or one: a score sums rows on one side of a cut."""
+        weighs = float(row_weights(self.rows, beta, self.distribution)[0].sum())
+        total = self.rows.total
+        return weighs < FLAT * total and means_are_flat([self.rows], beta, self.distribution, weighs)
 
     def descent_point(
         self,
