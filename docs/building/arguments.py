@@ -106,6 +106,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "batch_size": "Rows or entities of one gradient step.",
         "fraction": "Share of the sites that takes part in a round.",
         "momentum": "Share of the previous move (FedAvgM).",
+        "dampening": "Share by which the update is reduced (FedAvgM).",
         "q": "Fairness (QFedAvg).",
         "lipschitz": "Lipschitz constant of the gradients (QFedAvg).",
         "mu": "Weight of the proximal term (FedProx).",

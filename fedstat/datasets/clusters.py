@@ -172,7 +172,8 @@ def make_cluster_experiment(
 
     References
     ----------
-    Ding, L. (2024). Doctoral dissertation, Binghamton University, chapter 2.
+    Ding, Y. (2024). Statistical machine learning and data fusion methodologies: applications in
+    healthcare. Doctoral dissertation, Binghamton University, chapter 2.
 
     Examples
     --------

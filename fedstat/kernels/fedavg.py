@@ -21,16 +21,16 @@ from fedstat.typing import Bools, Floats, Ints
 
 
 def momentum_step(
-    beta: Floats, averaged: Floats, velocity: Floats, momentum: float, learning_rate: float = 1.0
+    beta: Floats, averaged: Floats, velocity: Floats, momentum: float, dampening: float = 0.0
 ) -> tuple[Floats, Floats]:
     """Move by the averaged update and a share of the move before (FedAvgM; Hsu et al. 2019, section 4.3).
 
-    ``v <- momentum v + (beta - averaged)``, ``beta <- beta - learning_rate v``; returns both, (p,) each.
+    ``v <- momentum v + (1 - dampening) (beta - averaged)``, ``beta <- beta - v``; returns both, (p,) each.
     `averaged` is the mean of what the sites reached from beta, weighted by rows, v zero before the first
-    round, momentum in [0, 1) (FedAvg has 0), the server's learning rate 1 in Hsu et al.
+    round, momentum in [0, 1) (FedAvg has 0), the dampening 0 in Hsu et al.
     """
-    velocity = momentum * velocity + (beta - averaged)
-    return beta - learning_rate * velocity, velocity
+    velocity = momentum * velocity + (1.0 - dampening) * (beta - averaged)
+    return beta - velocity, velocity
 
 
 def fair_update(

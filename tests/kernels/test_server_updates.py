@@ -34,16 +34,17 @@ def test_no_momentum_is_the_average():
     np.testing.assert_array_equal(velocity, BETA - BETAS[0])
 
 
-@pytest.mark.parametrize("learning_rate", [1.0, 0.5])
-def test_momentum_sums_past_moves_geometrically(learning_rate):
+@pytest.mark.parametrize("dampening", [0.0, 0.5, 0.9])
+def test_momentum_sums_past_moves_geometrically(dampening):
+    """With dampening 0.9, the momentum, weights of past moves add up to 1: an average of moves."""
     moves = np.random.default_rng(1).normal(size=(6, 4))
     beta, velocity = BETA, np.zeros(4)
     for move in moves:
-        beta, velocity = momentum_step(beta, beta - move, velocity, 0.9, learning_rate)
+        beta, velocity = momentum_step(beta, beta - move, velocity, 0.9, dampening)
     powers = 0.9 ** np.arange(6)
-    np.testing.assert_allclose(velocity, powers[::-1] @ moves, rtol=1e-12)
+    np.testing.assert_allclose(velocity, (1.0 - dampening) * (powers[::-1] @ moves), rtol=1e-12)
     so_far = [powers[: 6 - t].sum() for t in range(6)]
-    np.testing.assert_allclose(beta, BETA - learning_rate * (so_far @ moves), rtol=1e-12)
+    np.testing.assert_allclose(beta, BETA - (1.0 - dampening) * (so_far @ moves), rtol=1e-12)
 
 
 @pytest.mark.parametrize("L", [1.0, 10.0])

@@ -84,7 +84,8 @@ class FedFunctionBoost(Explainable):
     Brockhaus, Ruegamer, Greven, "Boosting functional regression models with FDboost", Journal of Statistical
     Software 94 (2020).
 
-    Ding, "Federated learning for functional data", dissertation, Binghamton University (2024).
+    Ding, Y. (2024). Statistical machine learning and data fusion methodologies: applications in
+    healthcare. Doctoral dissertation, Binghamton University, chapters 3 and 4.
 
     Examples
     --------

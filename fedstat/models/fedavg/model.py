@@ -297,10 +297,15 @@ class FedAvgM(FedAvg):
     """Federated averaging with momentum at the coordinator; see :class:`FedAvg`.
 
     The averaged update is added to a share of the move before (Hsu et al. 2019, section 4.3), which
-    lengthens steps up to ``1 / (1 - momentum)`` times.
+    lengthens steps up to ``1 / (1 - momentum)`` times. Li et al. (2024) describe the same in their text
+    (A.3); their Algorithm 3 multiplies the update by ``1 - momentum``, which is ``dampening=momentum``, and
+    takes steps of the usual length.
 
     References
     ----------
+    Li et al., "Federated learning in healthcare: a benchmark comparison of engineering and statistical
+    approaches for structured data analysis", Health Data Science 4 (2024), supplement A.3.
+
     Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
     Classification", arXiv:1909.06335 (2019).
 
@@ -333,6 +338,7 @@ class FedAvgM(FedAvg):
         masked: bool | None = None,
         progress: bool | None = None,
         momentum: float = 0.9,
+        dampening: float = 0.0,
     ) -> FedAvgResults:
         """Run the rounds, and report the distance of their end from the maximum of the likelihood.
 
@@ -342,6 +348,9 @@ class FedAvgM(FedAvg):
             As in :meth:`FedAvg.fit`.
         momentum : float
             Share of the move before, beta in [0, 1); 0 is FedAvg.
+        dampening : float
+            Share by which the update is reduced, in [0, 1), as in PyTorch's SGD; equal to `momentum` it is
+            Algorithm 3 of Li et al. (2024).
 
         Returns
         -------
@@ -349,7 +358,8 @@ class FedAvgM(FedAvg):
             Errors and warnings are those of :meth:`FedAvg.fit`.
         """
         check_interval("momentum", momentum, "[0, 1)")
-        return self._run(locals(), AveragingRule(momentum=float(momentum)))
+        check_interval("dampening", dampening, "[0, 1)")
+        return self._run(locals(), AveragingRule(momentum=(float(momentum), float(dampening))))
 
 
 class QFedAvg(FedAvg):

@@ -60,8 +60,8 @@ class AveragingRule:
 
     Parameters
     ----------
-    momentum : float, optional
-        Share of the move before, of FedAvgM (Hsu et al. 2019, section 4.3).
+    momentum : tuple of two floats, optional
+        Share of the move before, and dampening of the update, of FedAvgM (Hsu et al. 2019, section 4.3).
     proximal : tuple of two floats, optional
         mu and gamma of FedProx, by which the sites descend (Li et al. 2020, Algorithm 2).
     fair : tuple of two floats, optional
@@ -69,16 +69,21 @@ class AveragingRule:
         F_k^(q+1) / (q+1).
     """
 
-    momentum: float | None = None
+    momentum: tuple[float, float] | None = None
     proximal: tuple[float, float] | None = None
     fair: tuple[float, float] | None = None
 
     @property
     def options(self) -> Mapping[str, float]:
         """Options of the rule, by name."""
-        values = (self.momentum, *(self.proximal or (None, None)), *(self.fair or (None, None)))
-        names = ("momentum", "mu", "gamma", "q", "lipschitz")
-        return {name: value for name, value in zip(names, values, strict=True) if value is not None}
+        values = (
+            *(self.momentum or (None, None)),
+            *(self.proximal or (None, None)),
+            *(self.fair or (None, None)),
+        )
+        names = ("momentum", "dampening", "mu", "gamma", "q", "lipschitz")
+        given = {name: value for name, value in zip(names, values, strict=True) if value is not None}
+        return {name: value for name, value in given.items() if name != "dampening" or value}
 
     def combine(self, beta: Floats, velocity: Floats, moved: Floats, weight: float) -> tuple[Floats, Floats]:
         """Return the coefficients of the next round and the move, from the sums that ``run_epochs`` released.
@@ -89,7 +94,7 @@ class AveragingRule:
             return beta - moved / weight, velocity
         if self.momentum is None:
             return moved / weight, velocity
-        return momentum_step(beta, moved / weight, velocity, self.momentum)
+        return momentum_step(beta, moved / weight, velocity, *self.momentum)
 
 
 # ----------------------------------------------------------------------------------------------------

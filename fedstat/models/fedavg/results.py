@@ -30,7 +30,14 @@ NO_ERROR = (
     "at a point that is not the maximum of the likelihood; use GLORE (FederatedGLM for any family) for one"
 )
 NO_MAXIMUM = "the log-likelihood of {} is not a maximum"
-LABELS = {"momentum": "Momentum", "q": "q", "lipschitz": "Lipschitz", "mu": "mu", "gamma": "gamma"}
+LABELS = {
+    "momentum": "Momentum",
+    "dampening": "Dampening",
+    "q": "q",
+    "lipschitz": "Lipschitz",
+    "mu": "mu",
+    "gamma": "gamma",
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

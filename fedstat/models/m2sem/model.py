@@ -107,7 +107,8 @@ class M2SEM(Explainable):
 
     References
     ----------
-    Ding, Y. (2024). Federated learning for multimodal data. Dissertation, Binghamton University, chapter 2.
+    Ding, Y. (2024). Statistical machine learning and data fusion methodologies: applications in
+    healthcare. Doctoral dissertation, Binghamton University, chapter 2.
 
     Examples
     --------

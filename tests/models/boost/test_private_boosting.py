@@ -13,8 +13,10 @@ from scipy.stats import binom, chi2, norm
 
 import fedstat as fs
 from fedstat.errors import DescriptionError, EstimationError, FormulaError, ModelError, NotAvailableError
+from fedstat.kernels.curves import spline_basis
 from fedstat.models.boost.private.protocol import FLOOR, NoisySums, run_noisy_path
 from fedstat.models.boost.private.public_curves import PublicPart
+from fedstat.models.boost.private.published import published_boosting
 from fedstat.models.boost.private.steps import cut_scores
 from fedstat.models.copula.request import PLACES
 from fedstat.privacy.zcdp import epsilon_of_zcdp
@@ -402,3 +404,39 @@ def test_statements_about_errors_are_refused_under_noise(result):
     with pytest.raises(NotAvailableError, match="intervals would have to include the noise"):
         result.cv  # noqa: B018
     assert type(result) is fs.results.BoostResults and result.epsilon == 3.0
+
+
+def boost_as_printed(X, Y, basis, noise, steps, nu, bounded):
+    """Take steps (4.5) to (4.11), with residual sums of squares as integrals over a fine grid."""
+    F, step, chosen, lengths = np.zeros_like(Y), np.inf, [], []
+    for at in range(steps):
+        largest = np.abs(Y - F).max()
+        message = (Y - F) / largest + noise[at]
+        fits = {name: Z @ np.linalg.lstsq(Z, message)[0] for name, Z in X.items()}
+        rss = {name: (((message - fit) @ basis.T) ** 2).sum() for name, fit in fits.items()}
+        best = min(rss, key=rss.get)
+        step = min(nu * largest, step) if bounded else nu * largest
+        F = F + step * fits[best]
+        chosen.append(best)
+        lengths.append(step)
+    return F, chosen, lengths
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+def test_the_published_steps_are_those_printed(bounded):
+    """The response is in splines, which are not orthonormal, so that J matters for the choice."""
+    rng, n, Q, steps, epsilon, delta = np.random.default_rng(0), 80, 6, 30, 5.0, 0.05
+    t = np.linspace(0.0, 1.0, 2001)
+    basis = spline_basis(t, 0, 1, Q - 4)
+    X = {f"x{p}": rng.normal(size=(n, 3)) for p in range(8)}
+    Y = X["x0"] @ rng.normal(size=(3, Q)) + X["x5"] @ rng.normal(size=(3, Q)) + rng.normal(size=(n, Q))
+    J = basis.T @ basis / len(t)
+    sigma = np.sqrt(2.0 * np.log(1.25 / delta)) / epsilon
+    random = np.random.default_rng(7)
+    noise = [random.normal(size=Y.shape) * 2.0 * np.sqrt(Q) * sigma for _ in range(steps)]
+    F, chosen, lengths = boost_as_printed(X, Y, basis, noise, steps, 0.1, bounded)
+    settings = {"epsilon": epsilon, "delta": delta, "steps": steps, "bounded": bounded, "seed": 7}
+    found = published_boosting(X, Y, gram=J, **settings)
+    assert list(found.selected) == chosen and found.selected != published_boosting(X, Y, **settings).selected
+    np.testing.assert_allclose(found.predict(X), F, rtol=1e-8, atol=1e-10)
+    assert (np.diff(lengths) <= 0.0).all() == bounded

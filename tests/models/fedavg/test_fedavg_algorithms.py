@@ -162,13 +162,17 @@ def test_q_fedavg_is_the_printed_algorithm(lipschitz):
     )
 
 
-def test_fedavgm_is_heavy_ball_descent():
+@pytest.mark.parametrize("dampening", [0.0, 0.7, 0.3])
+def test_fedavgm_is_heavy_ball_descent(dampening):
+    """The text of Li et al. (2024), section A.3, and with dampening 0.7 their Algorithm 3."""
     pooled = Pooled("binary", "x + z + C(g)", F.Binomial())
     beta, velocity = np.zeros(4), np.zeros(4)
     for _ in range(15):
-        velocity = 0.7 * velocity - 0.1 * pooled.all.score(beta, scale=1.0) / len(FRAME)
+        update = -0.1 * pooled.all.score(beta, scale=1.0) / len(FRAME)
+        velocity = 0.7 * velocity + (1.0 - dampening) * update
         beta = beta - velocity
-    close(fit(fs.FedAvgM, momentum=0.7, rounds=15, learning_rate=0.1, **WHOLE).params, beta)
+    options = {"momentum": 0.7, "dampening": dampening, "rounds": 15, "learning_rate": 0.1, **WHOLE}
+    close(fit(fs.FedAvgM, **options).params, beta)
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.6])

@@ -43,6 +43,8 @@ CASES = (
     Case("large", "homogeneous", None, 2_000, True),
     *(Case("large", setting, 0.4, 2_000, False) for setting in ("I", "II")),
     *(Case("large", "III", shift, 500, False) for shift in SHIFTS[:2]),
+    # seeds are by place, so new cases are last
+    *(Case("large", setting, shift, 500, False) for setting in ("I", "II") for shift in SHIFTS[:3]),
 )
 
 
