@@ -35,8 +35,6 @@ def leads_somewhere(page, link):
     if address.scheme:
         return address.scheme == "https" and "." in address.netloc
     target = page if not address.path else page.parent / address.path
-    if target.suffix == ".ipynb":  # made of the vignette of that name
-        target = ROOT / "vignettes" / f"{target.stem}.md"
     return target.exists() and (not address.fragment or address.fragment in anchors(target))
 
 

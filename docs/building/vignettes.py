@@ -59,6 +59,11 @@ def to_page(text: str) -> str:
     return re.sub(r"\]\(((?:vignettes/)?[\w-]+)\.md(#[\w-]+)?\)", r"](\1.ipynb\2)", text)
 
 
+def link_pages(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Let links of a page to the sources of vignettes, which work in the source tree, lead to their pages."""
+    source[0] = re.sub(r"\]\(\.\./vignettes/([\w-]+)\.md(#[\w-]+)?\)", r"](vignettes/\1.ipynb\2)", source[0])
+
+
 def write_if_changed(path: Path, text: str) -> None:
     """Write a file only if its text changes, so that Sphinx does not make its page again."""
     if not path.exists() or path.read_text(encoding="utf-8") != text:
@@ -91,4 +96,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Make the pages of vignettes before Sphinx looks for pages."""
     app.add_config_value("vignettes_execute", True, "env", [bool])
     app.connect("builder-inited", prepare, priority=100)
+    app.connect("source-read", link_pages)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
