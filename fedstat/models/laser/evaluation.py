@@ -296,7 +296,8 @@ class SetEvaluation(Report):
         if absent:
             raise NotAvailableError(
                 f"Shapley values need counts for every set of sites; of {(1 << K) - 1} sets "
-                f"{len(absent)} have too few entities, such as {set_name(absent[0], self.sites)}"
+                f"{len(absent)} have too few entities, or of one class only, such as "
+                f"{set_name(absent[0], self.sites)}"
             )
         share = [factorial(j) * factorial(K - j - 1) / factorial(K) for j in range(K)]
         values = [

@@ -305,12 +305,13 @@ class LASER(VerticalModel):
         ----------
         method : {"laser", "local", "standard", "ensemble", "combinatorial", "vfedtrans"}
             "laser", or one of the methods for comparison: "local", each site alone; "ensemble", a vote of
-            these; "standard", one network over all sites, trained on complete entities, which imputes missing
-            sites; "combinatorial", separate networks for each set of sites; "vfedtrans" (Huang, Wang and Han
-            2023), each site alone, from its columns and from the `width` leading singular vectors of all
-            sites' columns, which it learns to predict. The singular vectors come from secure products over
-            the complete entities, and are sent to every site. With their weights, which the coordinator has,
-            they determine the columns, except for their components along the other singular vectors.
+            these, with ties at random; "standard", one network over all sites, trained on complete entities,
+            which predicts at random where a site is missing; "combinatorial", separate networks for each set
+            of sites; "vfedtrans" (Huang, Wang and Han 2023), each site alone, from its columns and from the
+            `width` leading singular vectors of all sites' columns, which it learns to predict. The singular
+            vectors come from secure products over the complete entities, and are sent to every site. With
+            their weights, which the coordinator has, they determine the columns, except for their components
+            along the other singular vectors.
         paper : bool
             Use the defaults of the publication instead: 100 epochs in batches of 128, a learning rate of
             1e-4, a penalty of 1e-3, and equal class weights. This takes a hundred times the rounds.

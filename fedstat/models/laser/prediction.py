@@ -20,7 +20,7 @@ from fedstat.inference.conformal import residual_limits, threshold_bins
 from fedstat.models.laser.networks import Networks, Optimizer, of_scores
 from fedstat.models.laser.request import FAMILY, Outcome
 from fedstat.models.laser.response_steps import average
-from fedstat.models.laser.scoring import ScoreCounts, score_edges, scores_of
+from fedstat.models.laser.scoring import ScoreCounts, most_probable, score_edges, scores_of
 from fedstat.models.laser.training import (
     METHODS,
     HeadLayout,
@@ -242,15 +242,16 @@ def task_scores(fitted: FittedNetworks, task: int, outputs: Floats) -> Floats:
 def points_of(fitted: FittedNetworks, predicted: Floats, threshold: float = 0.5) -> Floats:
     """Means of a normal response, (n,), or the most probable classes; nan without any site.
 
-    The second of two classes is taken where its probability is above the threshold.
+    The second of two classes is taken where its probability is above the threshold. Among equally probable
+    classes one is drawn, also of two at the threshold of a half.
     """
     classes = fitted.trained.outcome.classes
     if not classes:
         return np.asarray(fitted.trained.mean + fitted.trained.sd * predicted[:, 0])
     known = np.isfinite(predicted).all(axis=1)
     out = np.full(len(predicted), np.nan)
-    two = len(classes) == 2
-    most = predicted[known, 1] > threshold if two else predicted[known].argmax(axis=1)
+    P = predicted[known]
+    most = most_probable(P) if len(classes) > 2 or threshold == 0.5 else P[:, 1] > threshold
     out[known] = np.array(classes)[most.astype(np.int64)]
     return out
 

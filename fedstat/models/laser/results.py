@@ -447,14 +447,21 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
         -------
         DataFrame
             By site: ``columns``, ``entities``, ``missing`` (share), and its Shapley ``value`` (see
-            :meth:`SetEvaluation.values`), nan where not every set of sites has entities to count.
+            :meth:`SetEvaluation.values`), nan where not every set of sites has entities to count; a note of
+            the summary states why.
         """
         rows = [(b.site, b.columns, b.entities, b.missing) for b in self._record.blocks if b.columns]
         frame = pd.DataFrame(rows, columns=["site", "columns", "entities", "missing"]).set_index("site")
+        values, _ = self._values
+        return frame.assign(value=np.nan if values is None else values)
+
+    @property
+    def _values(self) -> tuple[pd.Series | None, str]:
+        """Shapley values of the sites, or the reason why there are none."""
         try:
-            return frame.assign(value=self.calibration.values())
-        except NotAvailableError:
-            return frame.assign(value=np.nan)
+            return self.calibration.values(), ""
+        except NotAvailableError as error:
+            return None, str(error)
 
     # -- printed output ---------------------------------------------------------------------------
 
@@ -505,4 +512,9 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
         return f"<{type(self).__name__}: {self.method}, {self._record.n:,} entities; see .summary()>"
 
     def _summary_notes(self) -> Iterator[Note]:
-        return notes_of(self._record)
+        yield from notes_of(self._record)
+        _, reason = self._values
+        if reason:
+            some = self._record.fitted.trained.scores is not None
+            remedy = ". Fit with a larger share of calibration entities (calibration=)" if some else ""
+            yield Note("no_values", f"No values of sites: {reason}{remedy}.")

@@ -39,6 +39,17 @@ def scores_of(P: Floats, classes: int, of: Floats) -> Floats:
         return np.log(np.abs(of - P[:, 0]))
 
 
+def most_probable(P: Floats) -> Ints:
+    """Return the most probable class of each row of P (n, classes); among equal ones, one at random.
+
+    An entity that a method cannot predict has equal probabilities, and an even vote of an ensemble is a tie.
+    The draw has a fixed seed.
+    """
+    best = P.max(axis=1, keepdims=True) == P
+    order = np.where(best, np.random.default_rng(0).random(P.shape), -1.0)
+    return np.asarray(order.argmax(axis=1), dtype=np.int64)
+
+
 def log_odds(P: Floats) -> Floats:
     """Logarithms of odds of probabilities, finite."""
     return np.asarray(logit(np.clip(P, 1e-12, 1.0 - 1e-12)))
@@ -133,7 +144,7 @@ def count_scores(
             bins[g, c] = np.bincount(place[rows], minlength=B)
             expected[g, c] = np.bincount(place[rows], summed[rows], minlength=B)
         if classes:
-            np.add.at(confusion[g], (label[here], P[here].argmax(axis=1)), 1.0)
+            np.add.at(confusion[g], (label[here], most_probable(P[here])), 1.0)
             indicator = np.eye(C)[label[here]]
             losses[g] = [-np.log(np.maximum(own[here], 1e-12)).sum(), ((P[here] - indicator) ** 2).sum()]
         else:

@@ -14,6 +14,7 @@ from fedstat.kernels.split_networks import log_loss
 from fedstat.models.laser import protocol, response_steps
 from fedstat.models.laser.networks import flip_matrix, softmax
 from fedstat.models.laser.response_steps import randomized
+from fedstat.models.laser.scoring import most_probable
 
 QUICK = {"epochs": 4, "batch_size": 128, "learning_rate": 0.02}
 
@@ -432,3 +433,45 @@ def test_what_a_fit_lacks_is_said(part):
     with pytest.raises(NotAvailableError, match=r"calibration=0\.2"):
         fitted.predict_set(part)
     assert fitted.sites()["value"].isna().all()
+    assert "No values of sites: there are no calibration entities" in str(fitted.summary())
+
+
+def test_values_that_are_missing_are_explained_with_a_remedy_that_works():
+    """Few entities have the two sites without the response, and few responses are events."""
+    rng, n = np.random.default_rng(1), 1500
+    d = pd.DataFrame(rng.normal(size=(n, 3)), columns=list("abc")).assign(id=range(n))
+    d["bad"] = (rng.random(n) < 1 / (1 + np.exp(2.0 - d["a"] - d["b"]))).astype(int)
+    tax, court = rng.random(n) < 0.5, rng.random(n) < 0.3
+    frames = {
+        "Bank": d[["id", "bad", "a"]],
+        "Tax": d.loc[tax, ["id", "b"]],
+        "Court": d.loc[court, ["id", "c"]],
+    }
+    made = fs.LASER.from_formula("bad ~ .", fs.ClientPartition.from_frames(frames, on="id"))
+    few, more = (made.fit(epochs=1, calibration=share) for share in (0.05, 0.5))
+    text = " ".join(str(few.summary()).split())
+    assert few.sites()["value"].isna().all() and "No values of sites: Shapley values need" in text
+    assert ". Fit with a larger share of calibration entities (calibration=)." in text
+    assert more.sites()["value"].notna().all() and "No values of sites" not in str(more.summary())
+
+
+def test_equal_probabilities_are_drawn_at_random():
+    """Where a method has no prediction, and in an even vote; classes that differ are not affected."""
+    P = np.repeat([[0.5, 0.5], [0.2, 0.8], [0.9, 0.1]], 1000, axis=0)
+    found = most_probable(P).reshape(3, 1000)
+    assert abs(found[0].mean() - 0.5) < 0.06 and (found[1] == 1).all() and (found[2] == 0).all()
+    thirds = most_probable(np.full((3000, 3), 1 / 3))
+    assert (np.abs(np.bincount(thirds) - 1000) < 120).all()
+    assert (most_probable(P) == most_probable(P)).all() and most_probable(np.zeros((0, 2))).shape == (0,)
+
+
+@pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
+def test_the_standard_method_draws_the_class_of_incomplete_entities(part):
+    """As published: half of them have either class, and their accuracy is that of chance."""
+    fitted = model(part).fit(method="standard", **QUICK, masked=False)
+    tables = customers(800, seed=8, missing=0.0)
+    del tables["shop"]
+    found = fitted.predict(fs.ClientPartition.from_frames(tables, on="id"))
+    assert abs((found == 1.0).mean() - 0.5) < 0.07
+    frame = fitted.evaluate(fs.ClientPartition.from_frames(tables, on="id")).to_frame()
+    assert abs(frame["accuracy"].iloc[0] - 0.5) < 0.07
