@@ -145,3 +145,13 @@ def test_evidence_has_the_recorded_coverage(model):
     shown = [float(cell) for cell in row.split("|")[4:7]]
     recorded = coverages()[model]
     assert shown == pytest.approx([recorded.min(), recorded.mean(), recorded.max()], abs=0.00051)
+
+
+def test_the_dissertation_is_cited_by_its_title():
+    """Each mention of the university is next to the title."""
+    title = "Statistical machine learning and data fusion methodologies: applications in healthcare"
+    for path in [*PAGES, *(ROOT / "fedstat").rglob("*.py"), *(ROOT / "tests").rglob("*_simulation.py")]:
+        text = " ".join(path.read_text(encoding="utf-8").split())
+        assert text.count("Binghamton") == len(re.findall(f"{re.escape(title)}.{{0,60}}Binghamton", text)), (
+            path
+        )

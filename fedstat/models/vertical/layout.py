@@ -36,7 +36,7 @@ class Layout:
     sites have no third. `least` is the smallest number of rows of a product at sites that count them.
     `weights` (n,) are those of the entities, if they have any: `frequencies`, or inverse variances. `lacking`
     counts by term the values that entities with some of a site's columns lack, if such entities count as
-    missing there.
+    missing there. The owners require `each` entity behind every equation of sums of products.
     """
 
     sites: tuple[str, ...]
@@ -60,6 +60,7 @@ class Layout:
     frequencies: bool = False
     least: Mapping[str, int] = field(default_factory=dict)
     lacking: Mapping[str, int] = field(default_factory=dict)
+    each: float = MIN_ENTITIES_PER_EQUATION
 
     # ---- columns -------------------------------------------------------------------------------
 
@@ -98,7 +99,7 @@ class Layout:
     @property
     def most_grams(self) -> int:
         """Weighted Gram matrices that may be released over the same entities."""
-        return self.n // (MIN_ENTITIES_PER_EQUATION * (self.p + 1))
+        return int(self.n // (self.each * (self.p + 1)))
 
     @property
     def rows(self) -> Mapping[str, Ints]:

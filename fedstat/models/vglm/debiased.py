@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fedstat.federation.disclosure.row_checks import MIN_ENTITIES_PER_EQUATION
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.post_selection import Debiased, debias
 from fedstat.kernels.glm.distributions import DistributionSpec
@@ -19,7 +20,14 @@ from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty
 from fedstat.models.vertical.exchange.protocol import ColumnScales
 from fedstat.models.vglm.normal_path import normal_path
 from fedstat.models.vglm.path_following import PathFollower
-from fedstat.models.vglm.path_setup import Chooser, PathSetup, choose_fit, score_path, to_units
+from fedstat.models.vglm.path_setup import (
+    Chooser,
+    CoefficientPath,
+    PathSetup,
+    choose_fit,
+    score_path,
+    to_units,
+)
 from fedstat.models.vglm.proximal_newton import LossPoint
 from fedstat.typing import Floats
 
@@ -70,23 +78,34 @@ def normal_debiased(S: Floats, units: ColumnScales, setup: PathSetup) -> Debiase
 
     S (p + 2, p + 2) are sums of products of (1, X, y) of all entities, X and y standardized.
     """
-    n = float(S[0, 0])
+    n, few = float(S[0, 0]), S[0, 0] < MIN_ENTITIES_PER_EQUATION * (len(S) - 1)
     path = normal_path(S, units, lasso_setup(setup))
-    best = choose_fit(score_path(path, int(n)), "aic")
+    best = scaled_lasso(path, n) if few else choose_fit(score_path(path, int(n)), "aic")
     # Sums of products use the centered response: the intercept is estimated relative to its mean.
     a = path.intercepts[best] + path.coefficients[best] @ units.shift - units.mean
     b = np.concatenate([[a], path.standardized[best]])
     H, c = S[:-1, :-1] / n, units.sd * S[:-1, -1] / n
-    scale = residual_variance(S, units)
+    selected = int(np.count_nonzero(path.coefficients[best]))
+    scale = 2.0 * n * path.loss[best] / (n - 1.0 - selected) if few else residual_variance(S, units)
     found = debias(b, c - H @ b, H, n, scale)
     found = replace(found, params=found.params + np.eye(len(b))[0] * units.mean)
     return DebiasedFit.of(found, units, np.eye(len(b)), scale, float(path.lambdas[best]))
 
 
+def scaled_lasso(path: CoefficientPath, n: float) -> int:
+    """Return the last fit whose lambda is at least sqrt(2 log p / n) times its own residual deviation.
+
+    With fewer than two entities for each column, information criteria prefer fits without residuals (Sun and
+    Zhang 2012, "Scaled sparse linear regression", Biometrika 99).
+    """
+    least = np.sqrt(2.0 * path.loss) * np.sqrt(2.0 * np.log(path.coefficients.shape[1]) / n)
+    return int(np.flatnonzero(np.append(True, path.lambdas[1:] >= least[1:])).max())
+
+
 def residual_variance(S: Floats, units: ColumnScales) -> float:
     """Residual variance of least squares on all columns, which has no bias for any selection.
 
-    Sums of products are released only over at least twice as many entities as columns, so it always exists.
+    It needs more entities than columns.
     """
     values, vectors = np.linalg.eigh(S[:-1, :-1])
     kept = values > 1e-10 * values[-1]

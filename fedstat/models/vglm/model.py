@@ -13,6 +13,7 @@ from fedstat.docstrings import inherits_params, inherits_signature
 from fedstat.errors import ConvergenceWarning, ModelError, warn
 from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.design.vertical_design import MissingRule
+from fedstat.federation.disclosure.row_checks import MIN_ENTITIES_PER_EQUATION
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.kernels.glm.distributions import DistributionSpec, Family
@@ -177,7 +178,9 @@ class VerticalGLM(VerticalModel):
         self.unpenalized = tuple(unpenalized)
         rule: MissingRule = "drop" if missing == "em" else missing
         super().__init__(formula, partition, missing=rule, coordinator=coordinator)
-        layout = make_layout(self.design, incomplete=self._em)
+        layout = make_layout(
+            self.design, (site.policy for site in partition.sites.values()), incomplete=self._em
+        )
         self.layout = self._with_dealer(reuse_patterns(layout, partition, complete=not self._em))
         if self._em and between != "independent" and self.layout.p > MOST_FREE:
             raise ModelError(
@@ -228,7 +231,7 @@ class VerticalGLM(VerticalModel):
     def fit(
         self,
         *,
-        select: Select = "bic",
+        select: Select | None = None,
         lam: float | None = None,
         lambdas: Sequence[float] | Floats | None = None,
         n_lambdas: int = 50,
@@ -252,8 +255,10 @@ class VerticalGLM(VerticalModel):
 
         Parameters
         ----------
-        select : {"bic", "ebic", "aic", "cv", "1se"}
-            Criterion for the choice: an information criterion, or cross-validation; among equal fits, the one
+        select : {"bic", "ebic", "aic", "cv", "1se"}, optional
+            Criterion for the choice: an information criterion, or cross-validation. By default "bic", and
+            "cv" with fewer than two entities for each column, since information criteria then prefer fits
+            without residuals. Among equal fits, the one
             with the largest lambda. "1se" chooses the largest lambda whose cross-validated error is at most
             one standard error above the smallest (Breiman et al. 1984). Degrees of freedom are the
             nonzero coefficients; for ridge and the elastic net, the trace of the hat matrix of these (Zou,
@@ -353,6 +358,13 @@ class VerticalGLM(VerticalModel):
         call = Call.of(self.fit, locals())
         normal = self.distribution.name == "Gaussian" and exchange == "products"
         given = read_lambdas(lam, lambdas)
+        if lam is not None and select is not None:
+            raise ModelError(
+                "lam, select: one lambda leaves nothing to choose; leave select out, or give lambdas="
+            )
+        if select is None:
+            few = self.layout.n < MIN_ENTITIES_PER_EQUATION * (self.layout.p + 1)
+            select = "cv" if few and given is None and exchange == "products" and not self._em else "bic"
         if inference is None:
             # The sums of the normal family determine debiased estimates: nothing else is released for them.
             penalized = self._groups.penalized.any() and (given is None or given.any())
@@ -400,7 +412,7 @@ class VerticalGLM(VerticalModel):
             product_session=SecureProductSession(
                 FAMILY, self._session, self._agreement.at, least=self.layout.least
             ),
-            small=SmallPatterns(self.partition.min_count, max_moved),
+            small=SmallPatterns(self.partition.min_count, max_moved, each=self.layout.each),
             # Without a penalty, there is nothing that first estimates could divide, or steps linearize.
             setup=replace(setup, adaptive=0.0, steps=None) if setup.unpenalized else setup,
             choice=choice,

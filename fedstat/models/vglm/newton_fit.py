@@ -54,7 +54,8 @@ class SelectedPath:
     (L, p) and (L,) are those of :func:`~fedstat.models.vglm.normal_path.stability`, `split_p` (p,) of
     :func:`~fedstat.models.vglm.normal_path.split_pvalues`. `shown`: residuals were sent.
     `errors` are criteria of solved fits minus those that a model proposed for them. `stopped`: other
-    lambdas are not solved, because rows could then be solved for.
+    lambdas are not solved, because rows could then be solved for. `unbounded` states why the selected columns
+    have no unpenalized estimate.
     """
 
     path: CoefficientPath
@@ -68,6 +69,7 @@ class SelectedPath:
     debiased: DebiasedFit | None = None
     split_p: Floats | None = None
     shown: bool = True
+    unbounded: str = ""
     errors: tuple[float, ...] = ()
     stopped: bool = False
 
@@ -119,13 +121,20 @@ def fit_path(
         oracle.left += further.folds.parts
         fit = yield from use_folds(follower, fit, further.folds)
     support, apart = fit.path.selected[fit.chosen], further.apart
-    refit: Refit | None
-    if not (setup.penalty.selecting or setup.unpenalized):
-        refit = None
-    elif apart is None:
-        refit = yield from refit_support(oracle, fit.point, fit.H, support, start.units, distribution)
-    else:
-        refit = yield from refit_apart(apart, support, distribution)
+    refit: Refit | None = None
+    unbounded = ""
+    try:
+        if not (setup.penalty.selecting or setup.unpenalized):
+            pass
+        elif apart is None:
+            refit = yield from refit_support(oracle, fit.point, fit.H, support, start.units, distribution)
+        else:
+            refit = yield from refit_apart(apart, support, distribution)
+    except EstimationError as error:
+        # The estimates of a convex penalty stand without a refit.
+        if setup.unpenalized or not setup.penalty.convex:
+            raise
+        unbounded = str(error)
     debiased = None
     if further.debiased:
         debiased = yield from debiased_fit(follower, fit.point, fit.H, distribution)
@@ -134,6 +143,7 @@ def fit_path(
         path=fit.path,
         chosen=fit.chosen,
         refit=refit,
+        unbounded=unbounded,
         points=sum(one.points for one in oracles),
         grams=sum(one.grams for one in oracles),
         dealers=oracle.dealers,

@@ -55,6 +55,7 @@ def fit_notes(outcome: SelectionOutcome, ledger: Ledger) -> list[Note]:
         how = _sums(layout, outcome.folds) if fitted.points == 0 else _iterations(layout, outcome, ledger)
     return [
         *_left_out(layout),
+        *_unbounded(fitted.unbounded),
         *reused_pattern_notes(layout),
         *how,
         *_border(outcome),
@@ -71,6 +72,16 @@ def _left_out(layout: Layout) -> Iterator[Note]:
     if layout.left_out:
         # Entities that a single missing value costs are the first thing that an analyst can mend.
         yield Note("left_out", f"{describe_incomplete(layout)}.", "warning" if layout.lacking else "info")
+
+
+def _unbounded(reason: str) -> Iterator[Note]:
+    """State that the penalized estimates stand alone."""
+    if reason:
+        yield Note(
+            "no_refit",
+            f"NO STANDARD ERRORS: {reason}. The penalized estimates exist, and are printed.",
+            "critical",
+        )
 
 
 def _sums(layout: Layout, folds: int) -> Iterator[Note]:

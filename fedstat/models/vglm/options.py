@@ -139,7 +139,9 @@ class FitPlan:
     def least(self) -> int:
         """Smallest number of entities in a fold."""
         layout = self.layout
-        rule = PatternRule(self.small.min_count, layout.sizes, layout.details, layout.response_detail)
+        rule = PatternRule(
+            self.small.min_count, layout.sizes, layout.details, layout.response_detail, each=layout.each
+        )
         return rule.least((True,) * len(layout.sizes))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -10,7 +10,8 @@ import numpy as np
 
 from fedstat.errors import DataWarning, EstimationError, ModelError, warn
 from fedstat.federation.design.vertical_design import Design
-from fedstat.federation.disclosure.row_checks import MIN_ENTITIES_PER_EQUATION
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.row_checks import entities_per_equation
 from fedstat.inference.likelihood import aic, bic, ebic, profile_deviance
 from fedstat.kernels.penalized.path import Algorithm, LinearSteps, PenalizedPath, lambda_grid, lambda_max
 from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty
@@ -26,19 +27,22 @@ from fedstat.typing import Bools, Floats, Ints
 # Entities of a fit: those that all sites with columns have, or all; their folds and halves.
 
 
-def make_layout(design: Design, *, incomplete: bool = False) -> Layout:
+def make_layout(design: Design, policies: Iterable[Policy], *, incomplete: bool = False) -> Layout:
     """Lay out a fit of complete cases, or with `incomplete` of all entities.
 
-    Raises EstimationError if too few are complete for sums of products to be released.
+    The `policies` of the sites decide how many entities sums of products need. Raises EstimationError if too
+    few are complete.
     """
     use = complete_at(design.blocks, design.n) | incomplete
-    layout = lay_out(design, design.blocks, use)
+    each = max(entities_per_equation(policy) for policy in policies)
+    layout = replace(lay_out(design, design.blocks, use), each=each)
     if layout.most_grams < 1 and not incomplete:
-        least = MIN_ENTITIES_PER_EQUATION * (layout.p + 1)
+        least = int(np.ceil(each * (layout.p + 1)))
         raise EstimationError(
             f"{layout.n:,} of {design.n:,} entities are complete at {', '.join(layout.sites)}, but sums "
             f"of products of {layout.p} columns and the response are released only over {least:,} or more: "
-            f"leave out columns, or a site that lacks many entities{describe_lacking(layout)}"
+            f"leave out columns, or a site that lacks many entities{describe_lacking(layout)}. Owners can "
+            "allow more columns than entities by max_parameters = 1 or more in policy.toml"
         )
     return layout
 

@@ -258,7 +258,8 @@ class VerticalGLMResults(
         )
         debiased = every or make_debiased(response, outcome)
         claims = CLAIMS[selection.inference]
-        if selection.inference == "conditional" and (selection.lam == 0.0 or selection.penalty == "ridge"):
+        alone = selection.lam == 0.0 or selection.penalty == "ridge" or bool(outcome.fitted.unbounded)
+        if selection.inference == "conditional" and alone:
             claims = ()
         record = SelectionRecord(
             notes=(*claims, *fit_notes(outcome, ledger)),
@@ -304,7 +305,9 @@ class VerticalGLMResults(
         those of the entities that did not select.
         """
         if self._record.refit is None:
-            raise NotAvailableError(f"no fit on the selected columns: {SPENT if self._selects else SHRUNKEN}")
+            spent = SPENT if self._selects else SHRUNKEN
+            reason = next((note.text for note in self._record.notes if note.kind == "no_refit"), spent)
+            raise NotAvailableError(f"no fit on the selected columns: {reason}")
         claims = CLAIMS["split" if self.selection.inference == "split" else "conditional"]
         found = RefitResults(EstimateRecord(estimate=self._record.refit, notes=claims), self._ledger)
         found.parent = self
