@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import ModelError
-from fedstat.inference.summary import blank_repeats
+from fedstat.inference.summary import blank_repeats, critical_notes
 from fedstat.inference.tables import Sheet, SheetSummary, human_bytes, number
 from fedstat.spline_names import canonical_name, count_from_zero
 
@@ -45,6 +45,8 @@ class Comparison(SheetSummary):
     bottom : DataFrame
         Text cells, one row per figure of the whole fit.
     notes : tuple of str
+    headlines : tuple of str
+        What forbids an interpretation of one of the fits.
 
     Examples
     --------
@@ -55,7 +57,13 @@ class Comparison(SheetSummary):
     (['common'], True)
     """
 
-    def __init__(self, coefficients: pd.DataFrame, bottom: pd.DataFrame, notes: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        coefficients: pd.DataFrame,
+        bottom: pd.DataFrame,
+        notes: tuple[str, ...],
+        headlines: tuple[str, ...] = (),
+    ) -> None:
         self.coefficients, self.bottom = coefficients, bottom
         # A heading may be that of an index, such as "site": columns are taken by position.
         heads = [*map(str, coefficients.index.names), *map(str, coefficients.columns)]
@@ -69,13 +77,15 @@ class Comparison(SheetSummary):
             widths = tuple(
                 min(max(map(len, [*body[c], h])), WIDEST) for c, h in zip(body, heads, strict=True)
             )
-            super().__init__([_sheet(body, heads, widths, 1)], notes)
+            super().__init__([_sheet(body, heads, widths, 1)], notes, headlines)
             return
         # Coefficients and figures are two sheets of one width, so that their columns are aligned.
         longest = [max(map(len, [*tables[0][i], *tables[1][i], head])) for i, head in enumerate(heads)]
         widths = tuple(min(length, WIDEST) for length in longest)
         headers = (heads, [""] * len(heads))
-        super().__init__([_sheet(*one, widths) for one in zip(tables, headers, strict=True)], notes)
+        super().__init__(
+            [_sheet(*one, widths) for one in zip(tables, headers, strict=True)], notes, headlines
+        )
 
     def to_frame(self) -> pd.DataFrame:
         """All cells as printed, index (site, name); the figures of the whole fits have site ``""``."""
@@ -152,7 +162,13 @@ def compare(
     )
     bottom_index = pd.MultiIndex.from_product([[""], BOTTOM], names=index.names)
     bottom = pd.DataFrame({str(h): column.bottom for h, column in columns.items()}, index=bottom_index)
-    return Comparison(table, bottom[(bottom != "").any(axis=1)], _notes(columns, stars))
+    alarms = tuple(
+        f"*** {heading}: {note} ***"
+        for heading, result in results.items()
+        for note in critical_notes(result)
+        if note.kind != "not_converged"  # which has a note of its own, of fits of other packages as well
+    )
+    return Comparison(table, bottom[(bottom != "").any(axis=1)], _notes(columns, stars), alarms)
 
 
 def _check_fit(heading: object, result: object) -> None:

@@ -24,7 +24,7 @@ from fedstat.inference.meta_analysis import (
     dersimonian_laird,
 )
 from fedstat.inference.plots import plot_forest
-from fedstat.inference.summary import Note, Report
+from fedstat.inference.summary import Note, Report, made_from
 from fedstat.inference.tables import Sheet, number
 from fedstat.spline_names import canonical_name, find_name, short_names
 from fedstat.typing import Floats
@@ -375,8 +375,6 @@ class Heterogeneity(SiteComparison, Report):
     (True, True)
     """
 
-    __slots__ = ()
-
     def to_frame(self) -> pd.DataFrame:
         """One row per coefficient.
 
@@ -485,9 +483,8 @@ class Heterogeneity(SiteComparison, Report):
         assert self.covariances is not None
         at = [names.index(name) for name in wanted]
         own = self.covariances[:, at][:, :, at]
-        return combine_factor(
-            tuple(wanted), self.estimates.to_numpy()[:, at], own, test=test, alpha=self.alpha
-        )
+        estimates = self.estimates.to_numpy()[:, at]
+        return made_from(combine_factor(tuple(wanted), estimates, own, test=test, alpha=self.alpha), self)
 
     def influence(self) -> pd.DataFrame:
         """Each coefficient without each of the sites.

@@ -12,7 +12,7 @@ from statsmodels.stats.contrast import ContrastResults
 
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.inference.hypotheses import Hypothesis, HypothesisTest, read_constraints
-from fedstat.inference.summary import STATEMENTS, Note, Report, coefficient_sheet
+from fedstat.inference.summary import STATEMENTS, Note, Report, coefficient_sheet, made_from
 from fedstat.inference.tables import Sheet, SheetSummary
 from fedstat.spline_names import canonical_name
 from fedstat.typing import Floats
@@ -382,7 +382,8 @@ def pool(results: Sequence[object], df_complete: float | None = None) -> PooledR
         df_complete = min(_df(result) for result in results)
     if not df_complete > 0.0:
         raise ModelError(f"pool: expected positive df_complete, received {df_complete}")
-    return PooledResults(*found, _covariances(results, found[0].shape[1]), float(df_complete))
+    pooled = PooledResults(*found, _covariances(results, found[0].shape[1]), float(df_complete))
+    return made_from(pooled, *results)
 
 
 def _df(result: object) -> float:
@@ -526,7 +527,7 @@ def combine(results: Sequence[object]) -> CombinedResults:
     advice = f"draw {RECOMMENDED_TABLES} with sample_tables({RECOMMENDED_TABLES}, n)"
     params, errors, response = read_analyses("combine", results, "tables", advice)
     _check_tables(results, params, errors)
-    return CombinedResults(params, errors, response)
+    return made_from(CombinedResults(params, errors, response), *results)
 
 
 def _check_tables(results: Sequence[object], params: pd.DataFrame, errors: pd.DataFrame) -> None:

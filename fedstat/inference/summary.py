@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
 import pandas as pd
@@ -43,6 +43,7 @@ class CoefficientBlock:
     missing: float
 
 
+Made = TypeVar("Made", bound="Report")
 Severity: TypeAlias = Literal["critical", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 
@@ -83,6 +84,8 @@ class Report:
     """
 
     __slots__ = ()
+    _sources: tuple[Report, ...] = ()
+    """Results of which this one was made; see :func:`made_from`."""
 
     def summary(self, *, title: str | None = None) -> SheetSummary:
         """Lay out the results; ``print`` them, or take ``as_html()``, ``as_latex()``, ``as_csv()``.
@@ -148,7 +151,10 @@ class Report:
         return iter(())
 
     def _ordered_notes(self) -> list[Note]:
-        return sorted(self._summary_notes(), key=lambda note: SEVERITIES.index(note.severity))
+        inherited = (note for source in self._sources for note in critical_notes(source))
+        # Several sources may have the same note, and some results repeat a note of their source.
+        notes = {(note.kind, str(note)): note for note in (*inherited, *self._summary_notes())}
+        return sorted(notes.values(), key=lambda note: SEVERITIES.index(note.severity))
 
     def _lay_out(self, sheets: Iterable[Sheet], title: str | None) -> SheetSummary:
         first, *others = sheets
@@ -163,6 +169,18 @@ class Report:
             [f"*** {banner} ***" for banner in banners],
             more,
         )
+
+
+def critical_notes(result: object) -> list[Note]:
+    """Return the notes that stand above the summary of a result; none of a result of another package."""
+    found = result._ordered_notes() if isinstance(result, Report) else []
+    return [note for note in found if note.severity == "critical"]
+
+
+def made_from(made: Made, *sources: object) -> Made:
+    """Return a result that was made of others: what stands above their summaries stands above its own."""
+    object.__setattr__(made, "_sources", tuple(one for one in sources if isinstance(one, Report)))
+    return made
 
 
 def header_sheet(title: str, left: Pairs, right: Pairs) -> Sheet:

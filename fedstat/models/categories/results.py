@@ -18,7 +18,7 @@ from fedstat.inference.assumptions import Assumption
 from fedstat.inference.heterogeneity import MaskedSiteSums, SiteFit
 from fedstat.inference.likelihood import mcfadden
 from fedstat.inference.plots import draw_bands
-from fedstat.inference.summary import WIDTH, Note, coefficient_sheet
+from fedstat.inference.summary import WIDTH, Note, coefficient_sheet, made_from
 from fedstat.inference.tables import Sheet, number
 from fedstat.kernels.categories import CategoryRows, probabilities
 from fedstat.models.categories.evaluation import CategoryEvaluation, evaluate_categories
@@ -378,7 +378,7 @@ class CategoryResults(SiteFitsResults):
         for k in range(p):
             slopes[:, k, :, k] += first
         slopes = slopes[:, 1:].reshape(effects.size, -1) @ fit.map
-        return MarginalEffects(
+        made = MarginalEffects(
             [f"{level}: {name}" for level in self.categories for name in fit.design.names[1:]],
             effects.ravel(),
             slopes,
@@ -390,6 +390,7 @@ class CategoryResults(SiteFitsResults):
             note=("Averages over all rows. " if at == "overall" else "At the mean of every column. ")
             + "Errors by the delta method.",
         )
+        return made_from(made, self)
 
     def lr_test_terms(self) -> pd.DataFrame:
         """Likelihood ratio test of every term, over all categories.

@@ -17,7 +17,7 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.assumptions import Assumption
 from fedstat.inference.covariance import gvif
 from fedstat.inference.estimate import Estimate
-from fedstat.inference.summary import WIDTH, CoefficientBlock, Note
+from fedstat.inference.summary import WIDTH, CoefficientBlock, Note, made_from
 from fedstat.inference.survival_evaluation import SurvivalEvaluation
 from fedstat.inference.tables import Sheet, number
 from fedstat.models.checks import check_choice
@@ -447,7 +447,8 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
         fit = self._record.fit
         params, cov, agreement = self.estimate.params, self._cov(), self.basis.agreement
         common = fit.common is not None
-        return BaselineHazard(edges, *found, params, cov, agreement, fit.design, common=common)
+        made = BaselineHazard(edges, *found, params, cov, agreement, fit.design, common=common)
+        return made_from(made, self)
 
     def evaluate(
         self,

@@ -16,6 +16,7 @@ from fedstat.inference.convergence import ConvergenceTest
 from fedstat.inference.estimate import INTERCEPT
 from fedstat.inference.hypotheses import Constraints, Hypothesis, read_constraints
 from fedstat.inference.likelihood import LOSSES, FTest, LRTest, check_nested, format_test
+from fedstat.inference.summary import made_from
 from fedstat.kernels.glm.effects import ChangeSums, EffectSums, change_sums, effect_sums
 from fedstat.models.checks import check_choice, check_integer
 from fedstat.models.glm.firth import NO_LIKELIHOOD
@@ -105,7 +106,7 @@ def marginal_effects(
     averages = {j: changes[j].changes(moved[j], n) for j in changes}
     effects, jacobian = effects_of(beta, point.effects(base, n), averages)
     first = int(fit.design.intercept)
-    return MarginalEffects(
+    made = MarginalEffects(
         result.estimate.names[first:],
         effects[first:],
         jacobian[first:],
@@ -116,6 +117,7 @@ def marginal_effects(
         title=(result.model_name, result.estimate.response),
         note=_note(result, at, changed),
     )
+    return made_from(made, result)
 
 
 def _note(result: GLMStatements, at: str, changed: Sequence[int]) -> str:

@@ -18,7 +18,7 @@ from fedstat.inference.heterogeneity import (
     SiteFit,
     heterogeneity,
 )
-from fedstat.inference.summary import WIDTH, Note, Report, released_kinds
+from fedstat.inference.summary import WIDTH, Note, Report, made_from, released_kinds
 from fedstat.inference.tables import Sheet, number, show_probability
 from fedstat.models.horizontal.results import DesignResults
 from fedstat.typing import Floats
@@ -97,7 +97,7 @@ class SiteFitsResults(DesignResults):
         if len(self._fit.local) == 1:
             raise NotAvailableError("no heterogeneity: it compares sites, and this fit has one")
         try:
-            return self._compare_sites()
+            return made_from(self._compare_sites(), self)
         except EstimationError as error:
             raise NotAvailableError(f"no heterogeneity: {error}") from error
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 
 from fedstat.errors import ModelError
 from fedstat.federation.partition.partition import ClientPartition
+from fedstat.inference.summary import Note
 from fedstat.models.checks import check_integer
 from fedstat.models.impute.draws import PatternSums, impute_sums
 from fedstat.models.impute.results import Imputations
 from fedstat.models.vertical.moments import PatternMoments
 from fedstat.models.vfem.model import VFEMRegression
+
+REMEDY = "Regress by VFEMRegression and fit(method='weighted'), which assumes no distribution"
 
 
 def impute(
@@ -88,8 +92,13 @@ def impute(
     assert fit.exchange is not None
     patterns = sums_of(fit.exchange.moments, str(fit.model.endog_names))
     drawn, correlation = impute_sums(patterns, m, np.random.default_rng(seed))
-    critical = [note for note in fit._summary_notes() if note.severity != "info"]
-    return Imputations(patterns, drawn, correlation, fit.ledger, critical)
+    notes = [with_remedy(note) for note in fit._summary_notes() if note.severity != "info"]
+    return Imputations(patterns, drawn, correlation, fit.ledger, notes)
+
+
+def with_remedy(note: Note) -> Note:
+    """Name the method that assumes no distribution, of the model that has it, where a note names a remedy."""
+    return replace(note, values={**note.values, "remedy": REMEDY}) if "remedy" in note.values else note
 
 
 def sums_of(moments: PatternMoments, response: str) -> PatternSums:

@@ -13,7 +13,7 @@ import pandas as pd
 from fedstat.errors import EstimationError, ModelError
 from fedstat.inference.estimate import LedgerLike
 from fedstat.inference.pooling import PooledResults, pool
-from fedstat.inference.summary import Note, Report
+from fedstat.inference.summary import Note, Report, made_from
 from fedstat.inference.tables import Sheet, number
 from fedstat.models.impute.draws import Draw, PatternSums
 from fedstat.typing import Floats
@@ -116,7 +116,8 @@ class Imputations(Report):
             )
         if response in chosen or len(set(chosen)) < len(chosen):
             raise ModelError("regress: name each column once, and the response not among the covariates")
-        return pool([self._least_squares(draw.gram, response, chosen) for draw in self._draws])
+        pooled = pool([self._least_squares(draw.gram, response, chosen) for draw in self._draws])
+        return made_from(pooled, self)
 
     def _least_squares(self, gram: Floats, response: str, columns: Sequence[str]) -> LeastSquares:
         at = [0, *[1 + self.names.index(name) for name in columns]]

@@ -16,7 +16,7 @@ from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.coding import build_response
 from fedstat.federation.design.site_rows import code_effects
 from fedstat.inference.likelihood import LRTest
-from fedstat.inference.summary import WIDTH, Note
+from fedstat.inference.summary import WIDTH, Note, made_from
 from fedstat.inference.tables import Sheet, number
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.mixed_effects import marginal_score
@@ -722,7 +722,7 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
         jacobian[:, :p] = slope * np.eye(p) + np.outer(beta, by_params)
         if len(cov) > p:
             jacobian[:, p : p + K] = np.outer(beta, by_theta)
-        return MarginalEffects(
+        made = MarginalEffects(
             self.estimate.names[first:],
             slope * beta[first:],
             jacobian[first:],
@@ -735,6 +735,7 @@ class MixedResults(DesignResults, saved_as=FORMAT, record=MixedRecord):
             + ", averaged over the random effects. Errors by the delta method."
             + known * (fit.sums is None and fit.joint is None),
         )
+        return made_from(made, self)
 
     # -- summary ---------------------------------------------------------------------------------
 

@@ -481,8 +481,9 @@ def response_alarm(outcome: VFEMOutcome, held: SessionArtifacts) -> Iterator[Not
     yield Note(
         "response_not_normal",
         f"RESPONSE NOT NORMAL: it {what}, and missingness depends on it; coefficients may be wrong by "
-        f"several standard errors. {RESPONSE_REMEDY}",
+        "several standard errors. {remedy}",
         "critical",
+        {"remedy": RESPONSE_REMEDY},
     )
     yield Note(
         "response_shape",

@@ -12,6 +12,7 @@ from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.evaluation import Evaluation
+from fedstat.inference.summary import made_from
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.margins import MarginalEffects
 from fedstat.models.results import CoefficientResults
@@ -199,7 +200,7 @@ class VerticalPredictions(CoefficientResults):
             return self._margin_predictor().project(of, self._model.partition, factor)
 
         others: dict[str, Any] = {"atexog": atexog, "dummy": dummy, "count": count}
-        return effects_over_columns(mean, at, method, project, others=others)
+        return made_from(effects_over_columns(mean, at, method, project, others=others), self)
 
     def evaluate(self, partition: ClientPartition | None = None) -> Evaluation:
         """Evaluate the agreement of predictions with the response, at the site that holds it.
