@@ -403,7 +403,7 @@ def multivariate_restricted_likelihood(effects: SiteCoefficients) -> Floats:
     return np.asarray(L @ L.T)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)  # without slots: it also refers to what it is made of
 class FactorCombination(Report):
     """Mean of several coefficients over sites, and their joint variation between sites.
 

@@ -40,6 +40,11 @@ class RiskTable:
         Number of event times, in all strata before and this one, up to the start and up to the stop.
     deaths, mean_weight : (T,) array
         Events at each time, and the mean of their weights.
+    event_rows : (T,) array
+        Rows with an event at each time.
+    counts : bool
+        Whether a weight is the number of rows for which a row stands. Its events are then as many events of
+        weight one. Other weights are those of ``coxph(weights=)``: of one event.
     """
 
     order: Ints
@@ -55,6 +60,8 @@ class RiskTable:
     until: Ints
     deaths: Floats
     mean_weight: Floats
+    event_rows: Floats
+    counts: bool = False
 
     @classmethod
     def of(
@@ -65,6 +72,7 @@ class RiskTable:
         weight: Floats | None = None,
         stratum: Ints | None = None,
         grid: tuple[int, int] | None = None,
+        counts: bool = False,
     ) -> RiskTable:
         """Sort the rows; strata are numbered from zero.
 
@@ -90,8 +98,9 @@ class RiskTable:
             after[rows] = low + np.searchsorted(times[low:high], start[rows], side="right")
             until[rows] = low + np.searchsorted(times[low:high], stop[rows], side="right")
         place = until[event] - 1
-        deaths = np.bincount(place, minlength=len(times)).astype(np.float64)
-        total = np.bincount(place, weight[event], minlength=len(times))
+        event_rows = np.bincount(place, minlength=len(times)).astype(np.float64)
+        total = np.bincount(place, weight[event], minlength=len(times)).astype(np.float64)
+        deaths = total if counts else event_rows
         truncated = bool((start > 0.0).any())
         return cls(
             order=np.lexsort((-stop, stratum)),
@@ -107,7 +116,16 @@ class RiskTable:
             until=until,
             deaths=deaths,
             mean_weight=np.divide(total, deaths, out=np.zeros(len(times)), where=deaths > 0.0),
+            event_rows=event_rows,
+            counts=counts,
         )
+
+    def of_rows(self, totals: Floats) -> Floats:
+        """Scale totals (n, ...) so that their squares add up to those of the rows for which a row stands."""
+        if not self.counts:
+            return totals
+        size = np.sqrt(self.weight).reshape(-1, *[1] * (totals.ndim - 1))
+        return np.divide(totals, size, out=np.zeros_like(totals), where=size > 0.0)
 
     def cumulated(self, increments: Floats) -> Floats:
         """Add up increments (T, ...) at the event times up to each, (T + 1, ...)."""
@@ -443,5 +461,7 @@ def concordance(table: RiskTable, eta: Floats) -> tuple[Floats, Floats]:
         found,
     )
     w = table.weight
+    if table.counts:  # pairs of the rows for which one row stands
+        tied += float((w * (w - 1.0))[table.event].sum()) / 2.0
     pairs = np.append(w @ found / 2.0, tied)
     return pairs, np.column_stack([w * (found[:, 0] - found[:, 1]), w * found.sum(axis=1)])

@@ -157,6 +157,11 @@ class RowsRequest:
             column_facts((*self.weights.values(), *self.labels, *self.read_curves)),
         )
 
+    @property
+    def counts_rows(self) -> bool:
+        """Whether weights are the numbers of rows for which rows stand."""
+        return "freq_weights" in self.weights
+
     def column_sums(self, used: Bools, products: bool = False, weights: str = "") -> ColumnSums:
         """Report which functions of columns are summed over rows, with their `products` if these are."""
         *computed, _ = self.requested()

@@ -411,6 +411,10 @@ def finish(
             arrays["clusters"] = np.array(float(code.max() + 1))
             state.report(ClusterProducts(_shared_columns(site.opened, code), site.request.clusters))
             scores = np.array([np.bincount(code, column) for column in scores.T]).T
+        elif site.opened.question.counts_rows:
+            # Squares of the scores of as many rows as the weight states.
+            weight = np.concatenate([rows.weighted(np.ones(len(rows.y))) for rows in site.chunks()])
+            scores = scores / np.sqrt(weight)[:, None]
         arrays["meat"] = scores.T @ scores
     if apart:
         own = M.T @ sums.score.ravel(), M.T @ sums.information.reshape(len(M), -1) @ M

@@ -126,7 +126,9 @@ class SiteIntervals:
         left = stratum * 2 + (0 if breslow else event.astype(np.int64))
         S = max(int(np.prod([len(levels) for levels in self.request.stratum_levels])), 1)
         return IntervalRows(
-            table=RiskTable.of(enter, stop + 1.0, event, table.weight[kept], stratum, (S, J)),
+            table=RiskTable.of(
+                enter, stop + 1.0, event, table.weight[kept], stratum, (S, J), counts=table.counts
+            ),
             X=np.ascontiguousarray(X[kept]),
             offset=offset[kept],
             kept=kept,
@@ -535,7 +537,7 @@ def sum_residuals(
     now = PartialLikelihood(table, rows.X, intervals.at(beta), 0.0, 0.0, risk[:, 1:], tied[:, 1:], sums)
     scores = now.row_scores()
     residual = np.zeros(risks.n)
-    residual[rows.kept] = np.where(table.event, table.weight, 0.0) - now.expected()
+    residual[rows.kept] = table.of_rows(np.where(table.event, table.weight, 0.0) - now.expected())
     state.report(risks.opened.products_with(residual**2))
     arrays = {}
     if cluster:
@@ -543,4 +545,6 @@ def sum_residuals(
         arrays["clusters"] = np.array(float(code.max() + 1))
         state.report(ClusterProducts(shared_columns(risks, code), risks.request.clusters))
         scores = np.array([np.bincount(code[rows.kept], column) for column in scores.T]).T
+    else:
+        scores = table.of_rows(scores)
     return {"meat": scores.T @ scores, **arrays}

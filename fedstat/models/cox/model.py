@@ -112,7 +112,9 @@ class FederatedCox(HorizontalModel):
     partition : ClientPartition
         In the horizontal layout.
     **settings
-        Those of :meth:`from_formula`.
+        Those of :meth:`from_formula`. A row of ``freq_weights`` two is equal to two rows; these weights are
+        whole numbers. ``var_weights`` are the case weights of R's ``coxph(weights=)``, such as inverse
+        probabilities of treatment: the row is one event among ties, and one row in robust errors.
 
     References
     ----------
@@ -137,9 +139,13 @@ class FederatedCox(HorizontalModel):
 
     @inherits_signature(HorizontalModel.__init__)
     def __init__(self, formula: Formula, partition: ClientPartition, **settings: Any) -> None:
-        given = [role for role in ("family", "exposure", "var_weights") if settings.get(role) is not None]
+        given = [role for role in ("family", "exposure") if settings.get(role) is not None]
         if given:
-            raise ModelError(f"{given[0]}: a Cox model has none; it takes offset and freq_weights")
+            raise ModelError(
+                f"{given[0]}: a Cox model has none; it takes offset, freq_weights and var_weights"
+            )
+        if settings.get("freq_weights") is not None and settings.get("var_weights") is not None:
+            raise ModelError("var_weights: give weights once, as freq_weights or as var_weights")
         if not formula.intercept:
             raise FormulaError(
                 "formula: a Cox model has no intercept, and levels are compared with a reference; leave 0 or "

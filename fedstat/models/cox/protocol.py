@@ -212,7 +212,7 @@ class CoxNewton(LikelihoodNewton):
             score_test=float(score @ newton_step(score, at_zero.information)),
             weights=weights,
             weighted_events=weighted_events,
-            events=round(events),
+            events=round(weighted_events if session.agreement.question.counts_rows else events),
             pairs=add(ended, "pairs"),
             squares=add(ended, "squares"),
             meat=add(ended, "meat") if sandwich else None,

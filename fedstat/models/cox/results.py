@@ -157,7 +157,7 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
 
     @property
     def events(self) -> int:
-        """Rows with an event."""
+        """Rows with an event, times their frequency weights."""
         return self._record.fit.events
 
     @property
@@ -565,6 +565,7 @@ class CoxResults(SiteFitsResults, saved_as=FORMAT, record=CoxRecord):
             ("No. Observations", f"{est.nobs:,}"),
             ("Events", f"{fit.events:,}"),
             *([("Freq. Weights", weights["freq_weights"])] if "freq_weights" in weights else []),
+            *([("Case Weights", weights["var_weights"])] if "var_weights" in weights else []),
             ("Df Model", f"{est.df_model:g}"),
             ("Log-Likelihood", number(self.llf, 2)),
             ("LL-Null", number(self.llnull, 2)),

@@ -93,6 +93,7 @@ class SiteRisks:
             np.concatenate([rows.y for rows, _ in chunks]) == 1.0,
             np.concatenate(weights) if weights else None,
             self.codes(self.request.strata) if self.request.strata else None,
+            counts=self.opened.question.counts_rows,
         )
         return table, X, np.concatenate(offsets) if offsets else np.zeros(len(X))
 
@@ -208,6 +209,12 @@ def start(data: SiteData, state: State, request: CoxRequest) -> dict[str, Array]
     counts = np.bincount(risks.codes(request.strata)) if request.strata else np.array([state.entities])
     state.report(LevelRowCounts(", ".join(request.strata) or "rows", counts.tolist()))
     table, _, _ = risks.rows
+    if table.counts and (broken := int((table.weight % 1.0 != 0.0).sum())):
+        raise DesignError(
+            f"site {data.name!r}, column {question.weights['freq_weights']!r}: {broken:,} values are no "
+            "whole numbers, and frequency weights are numbers of rows. Give other weights as var_weights, which "
+            "are those of R's coxph"
+        )
     if len(table.stop) and (table.stop == table.stop[0]).all() and table.event.any():
         raise DesignError(
             f"site {data.name!r}: all rows have the same time in {question.response!r}, so that events "
@@ -349,16 +356,20 @@ def finish(
     now, (table, X, offset) = risks.at(own), risks.rows
     pairs, influences = concordance(table, X @ own + offset)
     code = risks.codes(risks.request.clusters) if meat[1] else np.arange(risks.n)
+    if not meat[1]:
+        influences = table.of_rows(influences)
     s, m = (np.bincount(code, column) for column in influences.T)
     arrays = {"pairs": pairs, "squares": np.array([s @ s, s @ m, m @ m])}
     if meat[0]:
         residual = np.where(table.event, table.weight, 0.0) - now.expected()
-        state.report(risks.opened.products_with(residual**2))
+        state.report(risks.opened.products_with(table.of_rows(residual) ** 2))
         scores = now.row_scores()
         if meat[1]:
             arrays["clusters"] = np.array(float(code.max() + 1))
             state.report(ClusterProducts(shared_columns(risks, code), risks.request.clusters))
             scores = np.array([np.bincount(code, column) for column in scores.T]).T
+        else:
+            scores = table.of_rows(scores)
         scores = scores * to_own
         arrays["meat"] = scores.T @ scores
     if apart:
@@ -428,13 +439,13 @@ def sum_hazard(data: SiteData, state: State, scale: Floats, beta: Floats, edges:
     state.report(*risks.facts_at(own))
     found, (table, _, _) = risks.at(own), risks.rows
     # A time with several events stays whole; times are averaged until a block has enough of them.
-    events = np.repeat(np.arange(len(table.times)), table.deaths.astype(np.int64))
+    events = np.repeat(np.arange(len(table.times)), table.event_rows.astype(np.int64))
     means = block_means(
         np.zeros(len(events), dtype=np.int64), table.times[events], data.policy.min_level_count
     )
     interval = np.searchsorted(edges, means)
     state.report(LevelRowCounts("events by interval", np.bincount(interval).tolist()))
-    share = 1.0 / table.deaths[events]
+    share = 1.0 / table.event_rows[events]
     first = int(risks.opened.question.intercept)
     # At zero of the data's columns: the site's own columns are shifted.
     zero = float(np.exp(-(risks.opened.shift[first:] / risks.opened.scale[first:]) @ own))

@@ -34,7 +34,7 @@ CASES = {
     "late": ("Surv(entry, months, died) ~ age + C(arm)", {}, {}),
     "weighted": (
         "Surv(months, died == 1) ~ age + C(arm) + offset(shift)",
-        {"freq_weights": "weight"},
+        {"var_weights": "weight"},
         {"cov_type": "robust"},
     ),
     "strata": ("Surv(months, died) ~ age + C(arm) + strata(ward)", {}, {}),

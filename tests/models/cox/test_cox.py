@@ -35,7 +35,7 @@ CASES = {
     "late": ("Surv(entry, months, died) ~ age + C(arm)", {}, {}),
     "weighted": (
         "Surv(quarters, died == 1) ~ age + C(arm) + offset(shift)",
-        {"freq_weights": "weight"},
+        {"var_weights": "weight"},
         {"cov_type": "robust"},
     ),
     "strata": ("Surv(quarters, died) ~ age + C(arm) + strata(ward)", {}, {}),
