@@ -212,8 +212,8 @@ def start(data: SiteData, state: State, request: CoxRequest) -> dict[str, Array]
     if table.counts and (broken := int((table.weight % 1.0 != 0.0).sum())):
         raise DesignError(
             f"site {data.name!r}, column {question.weights['freq_weights']!r}: {broken:,} values are no "
-            "whole numbers, and frequency weights are numbers of rows. Give other weights as var_weights, which "
-            "are those of R's coxph"
+            "whole numbers, and frequency weights are numbers of rows. Give other weights as var_weights, "
+            "which are those of R's coxph"
         )
     if len(table.stop) and (table.stop == table.stop[0]).all() and table.event.any():
         raise DesignError(
