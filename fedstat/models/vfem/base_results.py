@@ -22,7 +22,7 @@ from fedstat.models.vertical.joint_normal.fit import open_ranges
 from fedstat.models.vertical.layout import Layout, complete_at
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vertical.prediction.marginal_effects import FittedMean
-from fedstat.models.vertical.prediction.predictor import VerticalPredictions
+from fedstat.models.vertical.prediction.predictor import VerticalPredictions, as_partition, one_table
 from fedstat.models.vertical.prediction.protocol import ResponseSource, released_specs
 from fedstat.models.vfem.iteration.site_state import NORMAL
 from fedstat.models.vfem.notes import fit_notes, role_notes
@@ -301,7 +301,9 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
 
     # -- prediction ------------------------------------------------------------------------------
 
-    def predict(self, partition: ClientPartition | None = None) -> pd.Series:
+    def predict(
+        self, partition: ClientPartition | pd.DataFrame | None = None, *, exog: pd.DataFrame | None = None
+    ) -> pd.Series:
         """Predict the mean response from the blocks that an entity has.
 
         The mean (a probability or a rate if the response is not normal) is averaged over the missing blocks,
@@ -314,18 +316,39 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
         partition : ClientPartition, optional
             New entities, with any pattern of missing blocks. Sites may be absent, and the response is not
             needed (see ``new_data=True`` of its constructors). The default is :attr:`fittedvalues`, if the
-            fit has them.
+            fit has them. Or a DataFrame with columns of the fit: rows that the analyst has, for which nothing
+            is requested. A site lacks a row without a value in any of its columns.
+        exog : DataFrame, optional
+            statsmodels' name of such a table.
 
         Returns
         -------
         Series
-            One value per entity.
+            One value per entity, or per row of the DataFrame with its index.
+
+        Raises
+        ------
+        ModelError
+            The table has no column of the fit, or both are given.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frames(fs.datasets.load_sme(), on="enterprise_id")
+        >>> fit = fs.VFEMRegression.from_formula("NPGR ~ ROA + CI", partition).fit()
+        >>> firms = pd.DataFrame({"ROA": [0.2, None], "CI": [1.0, 0.0]}, index=["one", "other"])
+        >>> fit.predict(firms).index.tolist(), fit.get_prediction(firms).summary_frame().shape
+        (['one', 'other'], (2, 6))
         """
+        partition = one_table(partition, exog)
         if partition is None:
             return self.fittedvalues.rename(None)
         return self._prediction(partition, mean_only=True).predicted_mean.rename(None)
 
-    def get_prediction(self, partition: ClientPartition | None = None) -> Predictions:
+    def get_prediction(
+        self, partition: ClientPartition | pd.DataFrame | None = None, *, exog: pd.DataFrame | None = None
+    ) -> Predictions:
         """Predict the mean response with intervals, which are wider for entities that lack more blocks.
 
         The intervals account for all estimated parameters. In addition to the linear predictor of each
@@ -337,13 +360,15 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
         ----------
         partition : ClientPartition, optional
             As in :meth:`predict`; the default is the partition of the fit.
+        exog : DataFrame, optional
+            As in :meth:`predict`.
 
         Returns
         -------
         PredictionResults or GLMPredictionResults
             If the response is normal, with intervals of a new response as well.
         """
-        return self._prediction(partition, mean_only=False)
+        return self._prediction(one_table(partition, exog), mean_only=False)
 
     def _fitted_mean(self) -> FittedMean:
         roles = {} if self._model is None else dict(self._model._roles)
@@ -366,15 +391,25 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
         self._check_no_offset("evaluate")
         return self.response
 
-    def _prediction(self, partition: ClientPartition | None, *, mean_only: bool) -> Predictions:
+    def _prediction(
+        self, partition: ClientPartition | pd.DataFrame | None, *, mean_only: bool
+    ) -> Predictions:
         """Predict for the entities of a partition; the default is the partition of the fit."""
         raise NotImplementedError
 
-    def _linear(self, partition: ClientPartition | None, *, mean_only: bool) -> LinearPredictors:
+    def _linear(
+        self, partition: ClientPartition | pd.DataFrame | None, *, mean_only: bool
+    ) -> LinearPredictors:
         """Return linear predictors of the entities of a partition; the default is that of the fit."""
         if partition is None:
             partition = self._need_model("get_prediction without a partition").partition
-        return predict_linear(self._predictor(), partition, mean_only=mean_only)
+        found = predict_linear(self._predictor(), as_partition(partition, self.specs), mean_only=mean_only)
+        if isinstance(partition, ClientPartition):
+            return found
+        parts = {
+            name: getattr(found, name).set_axis(partition.index) for name in ("mean", "variance", "blocks")
+        }
+        return replace(found, **parts)
 
     def _predictor(self) -> VFEMPredictor:
         psi = None if self.covariance is None else self.covariance.psi

@@ -54,7 +54,12 @@ from fedstat.models.vfem.joint_protocol import LEAST_OF_ALPHA, LEAST_PATTERN, Jo
 from fedstat.models.vfem.outcome import SessionArtifacts, VFEMOutcome, warn_unless_converged
 from fedstat.models.vfem.protocol import IterativeResult, fit_glm, fit_joint, fit_normal
 from fedstat.models.vfem.results import VFEMGLMResults, VFEMResults
-from fedstat.models.vfem.weighted import JACKKNIFE, exchange_weighted, weighted_fit
+from fedstat.models.vfem.weighted import (
+    JACKKNIFE,
+    exchange_weighted,
+    unexplained_difference,
+    weighted_fit,
+)
 from fedstat.typing import Floats
 
 INDEPENDENT_ALTERNATIVE = (
@@ -279,7 +284,8 @@ class VFEMRegression(VFEMModel):
         sums = attempt.run(exchange_weighted(layout, self.partition.min_count, session))
         fit, covariance = weighted_fit(layout, sums)
         outcome = VFEMOutcome("weighted", JACKKNIFE, "zero", options, fit, covariance)
-        return VFEMResults._of(self, layout, outcome, SessionArtifacts(), attempt.ledger)
+        held = SessionArtifacts(unexplained=unexplained_difference(layout, sums))
+        return VFEMResults._of(self, layout, outcome, held, attempt.ledger)
 
     def _fit_moments(
         self,

@@ -13,7 +13,7 @@ from scipy import stats
 from fedstat.errors import EstimationError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.crypto.masks import TWO_SITES, hides
-from fedstat.inference.likelihood import format_lr_test
+from fedstat.inference.likelihood import format_lr_test, format_pvalue
 from fedstat.inference.summary import Note
 from fedstat.models.vertical.exchange.patterns import (
     MANTISSA_BITS,
@@ -457,8 +457,8 @@ SYMMETRY_SD, TAILS_SD = np.sqrt(3.0 - 8.0 / np.pi), np.sqrt(1.0 - 3.0 / np.pi)
 """Standard deviations, times root n, of the means of z |z| and |z| of a standardized normal sample."""
 NORMAL_TAILS = np.sqrt(2.0 / np.pi)
 """Mean of |z| of a normal z; it is smaller under long tails (Geary 1935)."""
-SHAPE_LEVEL = 0.005
-"""P-value below which each of the two tests rejects: together, in 1 % of normal samples."""
+SKEWED_LEVEL, TAILS_LEVEL = 0.02, 0.03
+"""P-values below which the two tests reject, the second one-sided: together, in 5 % of normal samples."""
 LEAST_ASYMMETRY, LEAST_TAILS = 0.06, 0.012
 """Deviations that matter in large samples: those of skewness .25, and of excess kurtosis .35."""
 
@@ -472,9 +472,10 @@ def response_alarm(outcome: VFEMOutcome, held: SessionArtifacts) -> Iterator[Not
     if found is None or fit.moments.seen.all() or response_by_pattern(fit.moments) >= DIFFERENCE_LEVEL:
         return
     asymmetry, tails = found[0], NORMAL_TAILS - found[1]
-    limit = stats.norm.isf(SHAPE_LEVEL / 2.0) / np.sqrt(n)
-    skewed = abs(asymmetry) > max(limit * SYMMETRY_SD, LEAST_ASYMMETRY)
-    long = tails > max(limit * TAILS_SD, LEAST_TAILS)
+    skewed = abs(asymmetry) > max(
+        stats.norm.isf(SKEWED_LEVEL / 2.0) * SYMMETRY_SD / np.sqrt(n), LEAST_ASYMMETRY
+    )
+    long = tails > max(stats.norm.isf(TAILS_LEVEL) * TAILS_SD / np.sqrt(n), LEAST_TAILS)
     what = " and ".join(compress(("is skewed", "has longer tails than a normal one"), (skewed, long)))
     if not what:
         return
@@ -516,7 +517,7 @@ BASELINES = {
 }
 EQUAL_VARIANCES = (
     "Intervals of new responses (get_prediction) rely on normal errors with equal variances; those of "
-    "predict_set do not."
+    "predict_set do not, and hold on average over the entities with the same sites, not for each of them."
 )
 NORMAL_RESPONSE = BASELINES | {
     "vfem": (
@@ -654,6 +655,15 @@ def _assumptions(outcome: VFEMOutcome, held: SessionArtifacts) -> Iterator[Note]
         return
     if outcome.method == "weighted":
         groups = 0 if covariance is None else covariance.size
+        if (found := held.unexplained) is not None and found.pvalue < DIFFERENCE_LEVEL:
+            yield Note(
+                "missing_by_columns",
+                f"MISSINGNESS DEPENDS ON OTHER COLUMNS: entities with a record at {found.other} differ in "
+                f"{found.column} ({found.site}) by more than the response and the columns of its site "
+                f"explain ({format_pvalue(found.pvalue)}); coefficients may be wrong by several standard "
+                "errors. Compare with method='vfem', which allows this under normal errors and columns",
+                "critical",
+            )
         yield Note("assumptions", WEIGHTED.format(groups=groups))
         return
     free = as_between(outcome) == "free"

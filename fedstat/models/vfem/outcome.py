@@ -22,6 +22,7 @@ from fedstat.models.vfem.corrections import SIMULATED, Correction
 from fedstat.models.vfem.covariance.information import ParameterLayout, PsiCovariance
 from fedstat.models.vfem.iteration.site_state import NORMAL
 from fedstat.models.vfem.iteration.state import IterationOptions, VFEMFit
+from fedstat.models.vfem.weighted import UnexplainedDifference
 from fedstat.typing import Array, Floats
 
 NO_COVARIANCE = {"cov_params": "not available with cov_type='none'"}
@@ -84,6 +85,7 @@ class SessionArtifacts:
     fitted: Mapping[str, Array] = field(default_factory=dict)
     exchange: PatternExchange | None = None
     moments_fit: MomentsFit | JointNormalFit | None = None
+    unexplained: UnexplainedDifference | None = None
 
     def nobs(self, layout: Layout) -> int:
         """Count the entities that the weights of a fit represent; zero without weights."""

@@ -333,14 +333,20 @@ class VFEMResults(
 
     # -- prediction ------------------------------------------------------------------------------
 
-    def _prediction(self, partition: ClientPartition | None, *, mean_only: bool) -> PredictionResults:
+    def _prediction(
+        self, partition: ClientPartition | pd.DataFrame | None, *, mean_only: bool
+    ) -> PredictionResults:
         linear = self._linear(partition, mean_only=mean_only)
         return PredictionResults(linear, self.scale, self._test_distribution)
 
     def predict_set(
         self, partition: ClientPartition, calibration: ClientPartition, alpha: float = 0.1, *, groups: int = 1
     ) -> pd.DataFrame:
-        """Predict intervals that contain a new response with a probability of at least 1 - alpha.
+        """Predict intervals that contain a new response with a probability of at least 1 - alpha, on average.
+
+        The coverage is marginal: it holds on average over the entities of a set of sites, and of a range of
+        predictions with `groups`. For an entity whose response varies more than others of its group, it is
+        smaller.
 
         Split conformal prediction by set of sites that have an entity (Vovk, Gammerman and Shafer 2005,
         section 2.2 and 4.5). Unlike the intervals of :meth:`get_prediction`, it assumes neither normal errors
@@ -552,7 +558,9 @@ class VFEMGLMResults(
 
     # -- prediction ------------------------------------------------------------------------------
 
-    def _prediction(self, partition: ClientPartition | None, *, mean_only: bool) -> GLMPredictionResults:
+    def _prediction(
+        self, partition: ClientPartition | pd.DataFrame | None, *, mean_only: bool
+    ) -> GLMPredictionResults:
         return GLMPredictionResults(self._linear(partition, mean_only=mean_only), self._fit.distribution)
 
     def _summary_left(self) -> list[tuple[str, str]]:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
+from scipy import stats
 
 from fedstat.errors import EstimationError, NotAvailableError
 from fedstat.federation.protocols.engine import FitProtocol
@@ -282,6 +283,56 @@ def weighted_estimate(sums: WeightedSums) -> tuple[Floats, Floats, Floats]:
         replicates.append(estimates(second_moments(sums, left, base - sums.base[g], law)))
     deviations = np.array(replicates) - np.mean(replicates, axis=0)
     return estimates(moments), moments, (G - 1.0) / G * deviations.T @ deviations
+
+
+@dataclass(frozen=True, slots=True)
+class UnexplainedDifference:
+    """The largest difference of a column's mean that the response and the columns of its site do not explain.
+
+    It is that of `column` at `site` between the entities that `other` has and all; `pvalue` is that of
+    Student's t, times the number of columns and sites compared.
+    """
+
+    site: str
+    other: str
+    column: str
+    pvalue: float
+
+
+def unexplained_difference(layout: Layout, sums: WeightedSums) -> UnexplainedDifference | None:
+    """Compare weighted means of a site's columns over its entities with those over entities of two sites.
+
+    Both estimate the mean over all entities if missingness depends on the response and the columns of its
+    site only. None without two such sites. The variance is that of the jackknife over random groups.
+    """
+    total, base = {sites: A.sum(axis=0) for sites, A in sums.by_set.items()}, sums.base.sum(axis=0)
+    law, fixed, G = second_moments(sums, total, base, None), sums.order(()), len(sums.base)
+    means: dict[Set, list[Floats]] = {sites: [] for sites in sums.by_set}
+    for g in range(-1, G):
+        for sites, A in sums.by_set.items():
+            left, n = total[sites], base[0, 0]
+            if g >= 0:
+                order, at = sums.order(sites), np.r_[0:1, A.shape[1] - len(fixed) + 1 : A.shape[1]]
+                excess = expected_products(law, order, fixed, A[g][np.ix_(at, at)] - sums.base[g])
+                left, n = left - (A[g] - excess), n - sums.base[g][0, 0]
+            means[sites].append(left[0] / n)
+    found, compared = [], 0
+    for j, k in (sites for sites in sums.by_set if len(sites) == 2):
+        for site, other, start in ((j, k, 1), (k, j, 1 + len(sums.places[j]))):
+            size = len(sums.places[site])
+            both = np.array(means[j, k])[:, start : start + size]
+            difference = both - np.array(means[site,])[:, 1 : 1 + size]
+            error = np.sqrt((G - 1.0) / G * ((difference[1:] - difference[1:].mean(axis=0)) ** 2).sum(axis=0))
+            ratio = np.abs(difference[0]) / np.maximum(error, np.finfo(float).tiny)
+            worst = int(np.argmax(ratio))
+            column = layout.names[int(sums.places[site][worst])]
+            found.append((float(ratio[worst]), site, other, column))
+            compared += size
+    if not found:
+        return None
+    largest, site, other, column = max(found)
+    pvalue = min(1.0, compared * 2.0 * float(stats.t.sf(largest, G - 1.0)))
+    return UnexplainedDifference(site, other, column, pvalue)
 
 
 def weighted_fit(layout: Layout, sums: WeightedSums) -> tuple[VFEMFit, PsiCovariance]:

@@ -20,7 +20,9 @@ from fedstat.models.vertical.prediction.marginal_effects import FittedMean
 from fedstat.models.vertical.prediction.predictor import (
     VerticalPredictions,
     VerticalPredictor,
+    as_partition,
     covariance_factor,
+    one_table,
 )
 from fedstat.models.vertical.prediction.protocol import (
     FittedBlocks,
@@ -174,7 +176,9 @@ class SelectionPredictions(VerticalPredictions):
     _centers: Floats | None = None
     """Means of the columns, for a fit in this session."""
 
-    def predict(self, partition: ClientPartition | None = None) -> pd.Series:
+    def predict(
+        self, partition: ClientPartition | pd.DataFrame | None = None, *, exog: pd.DataFrame | None = None
+    ) -> pd.Series:
         """Predict the mean response at the penalized estimates.
 
         The coordinator receives linear predictors of every site's columns, one value per entity.
@@ -182,17 +186,24 @@ class SelectionPredictions(VerticalPredictions):
         Parameters
         ----------
         partition : ClientPartition, optional
-            New entities (see ``new_data=True`` of its constructors); the default is that of the fit.
+            New entities (see ``new_data=True`` of its constructors); the default is that of the fit. Or a
+            DataFrame with columns of the fit, rows that the analyst has: nothing is requested for them.
+        exog : DataFrame, optional
+            statsmodels' name of such a table.
 
         Returns
         -------
         Series
-            By entity; nan where a site lacks it. With missing="em", the mean linear predictor replaces a
-            block that a site lacks: the expectation given the observed blocks.
+            By entity, or by row of the DataFrame; nan where a site lacks it. With missing="em", the mean
+            linear predictor replaces a block that a site lacks: the expectation given the observed blocks.
         """
-        return predict_means(self._with_specs(), self._of_fit(partition, "predict"))
+        given, predictor = self._of_fit(one_table(partition, exog), "predict"), self._with_specs()
+        found = predict_means(predictor, as_partition(given, predictor.specs))
+        return found if isinstance(given, ClientPartition) else found.set_axis(given.index)
 
-    def get_prediction(self, partition: ClientPartition | None = None) -> GLMPrediction:
+    def get_prediction(
+        self, partition: ClientPartition | pd.DataFrame | None = None, *, exog: pd.DataFrame | None = None
+    ) -> GLMPrediction:
         """Predict the mean response with standard errors and intervals, conditional on the selection.
 
         They belong to the estimates that the summary shows: with the lasso, the elastic net and
@@ -206,6 +217,8 @@ class SelectionPredictions(VerticalPredictions):
         ----------
         partition : ClientPartition, optional
             As in :meth:`predict`; the default is that of the fit.
+        exog : DataFrame, optional
+            As in :meth:`predict`.
 
         Returns
         -------
@@ -218,11 +231,16 @@ class SelectionPredictions(VerticalPredictions):
         NotAvailableError
             There are no standard errors, or the results were read from a file and no partition is given.
         """
-        (predictor, cov), given = self._with_errors(), self._of_fit(partition, "get_prediction")
-        rows = predict_linear(predictor, given, cov)
+        (predictor, cov), given = (
+            self._with_errors(),
+            self._of_fit(one_table(partition, exog), "get_prediction"),
+        )
+        entities = as_partition(given, predictor.specs)
+        rows = predict_linear(predictor, entities, cov)
         assert rows.projection is not None
         errors = np.where(np.isnan(rows.eta), np.nan, np.linalg.norm(rows.projection, axis=1))
-        eta, se = (pd.Series(values, index=given.entities) for values in (rows.eta, errors))
+        index = entities.entities if isinstance(given, ClientPartition) else given.index
+        eta, se = (pd.Series(values, index=index) for values in (rows.eta, errors))
         return GLMPrediction(eta, se, predictor.family.make(), stats.norm)
 
     def _predictor(self) -> Predictor:
@@ -251,7 +269,9 @@ class SelectionPredictions(VerticalPredictions):
         formula = self._model.formula
         return ResponseSource(self._record.predictor.holder, formula.response, formula.response_columns)
 
-    def _of_fit(self, partition: ClientPartition | None, call: str) -> ClientPartition:
+    def _of_fit(
+        self, partition: ClientPartition | pd.DataFrame | None, call: str
+    ) -> ClientPartition | pd.DataFrame:
         if partition is not None:
             return partition
         if self._model is None:

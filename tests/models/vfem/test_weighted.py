@@ -139,3 +139,28 @@ def test_intervals_cover_as_stated_and_the_price_under_normality_is_small(errors
     assert 0.92 < cover.mean() < 0.98 and cover.min() > 0.88
     if errors == "normal":
         assert (found.std(axis=0) / ml.std(axis=0)).mean() < 1.35
+
+
+@pytest.mark.parametrize(("slope", "alarm"), [(0.0, False), (1.2, True)])
+@pytest.mark.parametrize("errors", ["normal", "exponential"])
+def test_missingness_by_columns_of_another_site_is_an_alarm(slope, alarm, errors):
+    """B lacks entities with small columns of A: the weights, which know the response only, cannot mend it."""
+    rng = np.random.default_rng(7)
+    X = rng.multivariate_normal(np.zeros(4), 0.4 + 0.6 * np.eye(4), 1_200)
+    noise = rng.exponential(size=1_200) - 1.0 if errors == "exponential" else rng.normal(size=1_200)
+    y = X @ np.full(4, 0.5) + noise
+    standard = (y - y.mean()) / y.std()
+
+    def has(score):
+        return rng.random(1_200) < 1.0 / (1.0 + np.exp(-score))
+
+    table = pd.DataFrame(X, columns=list("abcd")).assign(id=range(1_200), y=y)
+    frames = {
+        "H": table[["id", "y"]],
+        "A": table.loc[has(0.8 + 0.8 * standard), ["id", "a", "b"]],
+        "B": table.loc[has(0.5 + slope * X[:, 0] + 0.5 * standard), ["id", "c", "d"]],
+    }
+    partition = fs.ClientPartition.from_frames(frames, on="id")
+    fit = fs.VFEMRegression.from_formula("y ~ .", partition).fit(method="weighted")
+    text = " ".join(str(fit.summary()).split())
+    assert ("MISSINGNESS DEPENDS ON OTHER COLUMNS: entities with a record at B" in text) == alarm

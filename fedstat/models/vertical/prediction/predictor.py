@@ -6,14 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
+import pandas as pd
 
-from fedstat.errors import NotAvailableError
+from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.design.coding import BlockSpec
+from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.evaluation import Evaluation
 from fedstat.inference.summary import made_from
 from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.models.checks import kind_of
 from fedstat.models.margins import MarginalEffects
 from fedstat.models.results import CoefficientResults
 from fedstat.models.run import PostFitAnalysis, run_analysis
@@ -111,6 +115,48 @@ def covariance_factor(cov: Floats) -> Floats:
     out = np.zeros((len(cov), len(known)))
     out[known] = vectors * np.sqrt(values.clip(min=0.0))
     return out
+
+
+ROWS, ROW = "rows of the table", "_row_"
+"""Name of the place that lists the rows of a table of new entities, and of their key."""
+
+
+def as_partition(table: ClientPartition | pd.DataFrame, specs: Mapping[str, str]) -> ClientPartition:
+    """Return new entities as a partition; a table of the analyst is split by site, in this process.
+
+    A site has the rows with a value in one of its columns; it is absent without any of its columns. Raises
+    ModelError if the table has no column of the fit.
+    """
+    if isinstance(table, ClientPartition):
+        return table
+    if not isinstance(table, pd.DataFrame):
+        raise ModelError(
+            "expected a ClientPartition, or a DataFrame with the columns of the fit; received "
+            f"{kind_of(table)}"
+        )
+    keyed = table.reset_index(drop=True).assign(**{ROW: np.arange(len(table))})
+    frames = {ROWS: keyed[[ROW]]}
+    read = {site: BlockSpec.from_json(spec).columns for site, spec in specs.items()}
+    for site, names in read.items():
+        if any(name in table for name in names):
+            # A column that the table lacks is missing in every row.
+            frames[site] = keyed.reindex(columns=[ROW, *names]).dropna(subset=[*names], how="all")
+    frames = {site: frame for site, frame in frames.items() if len(frame)}
+    if len(frames) == 1:
+        wanted = ", ".join(name for names in read.values() for name in names)
+        raise ModelError(f"the table has no value in a column of the fit, which are {wanted}")
+    # The analyst holds these rows, so that no owner restricts what is computed from them.
+    own_rows = Policy(min_count=1, min_level_count=1)
+    return ClientPartition.from_frames(frames, on=ROW, new_data=True, min_count=1, policy=own_rows)
+
+
+def one_table(
+    partition: ClientPartition | pd.DataFrame | None, exog: pd.DataFrame | None
+) -> ClientPartition | pd.DataFrame | None:
+    """Return the entities of a prediction, of which `exog` is statsmodels' name."""
+    if partition is not None and exog is not None:
+        raise ModelError("partition, exog: give only one of them")
+    return partition if exog is None else exog
 
 
 class VerticalPredictions(CoefficientResults):
