@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
@@ -14,6 +15,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 from statsmodels.stats.contrast import ContrastResults, WaldTestResults
+from statsmodels.stats.multitest import multipletests
 
 from fedstat.codec import from_json, from_plain, to_json, to_plain
 from fedstat.errors import EstimationError, ModelError, NotAvailableError
@@ -39,6 +41,7 @@ from fedstat.inference.summary import (
 )
 from fedstat.inference.tables import Sheet, SheetSummary, human_bytes, human_range, number
 from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.models.absent_names import ABSENT
 from fedstat.models.saved import READERS, SavedLedger
 from fedstat.typing import Array, Floats
 
@@ -318,8 +321,21 @@ class CoefficientResults(Results[Any]):
         """Two-sided p-values of each coefficient being zero."""
         return self._series(2.0 * self._test_distribution.sf(np.abs(self.tvalues.to_numpy())))
 
-    def conf_int(self, alpha: float = 0.05) -> pd.DataFrame:
+    def __getattr__(self, name: str) -> Any:
+        """State what to use instead of a name of statsmodels that these results do not have."""
+        if name in ABSENT and not hasattr(type(self), name):
+            raise AttributeError(f"{type(self).__name__} has no {name!r}: {ABSENT[name]}")
+        # The usual error; or that of a property, which Python would hide.
+        return object.__getattribute__(self, name)
+
+    def conf_int(self, alpha: float = 0.05, cols: Sequence[int | str] | None = None) -> pd.DataFrame:
         """Intervals of level ``1 - alpha``.
+
+        Parameters
+        ----------
+        alpha : float
+        cols : sequence of int or str, optional
+            Positions or names of some coefficients; the default is all.
 
         Returns
         -------
@@ -329,7 +345,23 @@ class CoefficientResults(Results[Any]):
         if not 0.0 < alpha < 1.0:
             raise ModelError(f"conf_int: expected alpha between 0 and 1, received {alpha}")
         half = self._test_distribution.isf(alpha / 2.0) * self.bse
-        return pd.DataFrame({0: self.params - half, 1: self.params + half})
+        limits = pd.DataFrame({0: self.params - half, 1: self.params + half})
+        return limits.iloc[self._positions(cols)]
+
+    def _positions(self, cols: Sequence[int | str] | int | str | None) -> list[int]:
+        """Positions of coefficients, which are given by name or position."""
+        names = list(self.estimate.names)
+        if cols is None:
+            return list(range(len(names)))
+        given = [cols] if isinstance(cols, int | str | np.integer) else list(cols)
+        unknown = [one for one in given if isinstance(one, str) and one not in names]
+        far = [one for one in given if not isinstance(one, str) and not 0 <= int(one) < len(names)]
+        if unknown or far:
+            raise ModelError(
+                f"no coefficient {', '.join(map(repr, unknown + far))}; there are {len(names)}: "
+                f"{', '.join(names)}"
+            )
+        return [names.index(one) if isinstance(one, str) else int(one) for one in given]
 
     @property
     def df_inference(self) -> float | None:
@@ -345,10 +377,28 @@ class CoefficientResults(Results[Any]):
     def _test_distribution(self) -> Any:
         return stats.norm if self.df_inference is None else stats.t(self.df_inference)
 
-    def cov_params(self) -> pd.DataFrame:
-        """Covariance matrix of the coefficients, by name."""
+    def cov_params(
+        self, r_matrix: Hypothesis | None = None, column: Sequence[int | str] | int | str | None = None
+    ) -> pd.DataFrame:
+        """Covariance matrix of the coefficients, by name.
+
+        Parameters
+        ----------
+        r_matrix : as in `t_test`, optional
+            Covariance of these linear combinations instead.
+        column : int, str or sequence of these, optional
+            Of these coefficients only.
+        """
         names = list(self.estimate.names)
-        return pd.DataFrame(self._cov(), index=names, columns=names)
+        cov = pd.DataFrame(self._cov(), index=names, columns=names)
+        if r_matrix is not None and column is not None:
+            raise ModelError("cov_params: give only one of r_matrix and column")
+        if r_matrix is None:
+            at = self._positions(column)
+            return cov.iloc[at, at]
+        constraints = self._read(r_matrix)
+        V = constraints.R @ self._cov() @ constraints.R.T
+        return pd.DataFrame(V, index=list(constraints.labels), columns=list(constraints.labels))
 
     @property
     def llf(self) -> float:
@@ -438,8 +488,12 @@ class CoefficientResults(Results[Any]):
         params, cov = self.estimate.params, self._cov()
         return t_test(params, cov, self._read(r_matrix), df=self.df_inference)
 
-    def wald_test(self, r_matrix: Hypothesis, use_f: bool | None = None) -> ContrastResults:
+    def wald_test(
+        self, r_matrix: Hypothesis, use_f: bool | None = None, *, scalar: bool = True
+    ) -> ContrastResults:
         """Test linear hypotheses together (Wald); `r_matrix` as in `t_test`.
+
+        The statistic is a number; with ``scalar=False`` a 1 x 1 array, as in older statsmodels.
 
         The F form, with `df_inference` or else `df_resid` degrees of freedom in the denominator, is taken by
         default where `use_t`, as in statsmodels.
@@ -456,7 +510,76 @@ class CoefficientResults(Results[Any]):
         ('F', True)
         """
         df = (self.df_inference or self.df_resid) if (self.use_t if use_f is None else use_f) else None
-        return wald_test(self.estimate.params, self._cov(), self._read(r_matrix), df=df)
+        found = wald_test(self.estimate.params, self._cov(), self._read(r_matrix), df=df)
+        if not scalar:
+            found.statistic = np.atleast_2d(found.statistic)
+        return found
+
+    def t_test_pairwise(
+        self,
+        term_name: str,
+        method: str | Sequence[str] = "hs",
+        alpha: float = 0.05,
+        *,
+        factor_labels: Sequence[str] | None = None,
+    ) -> pd.DataFrame:
+        """Compare all pairs of levels of a factor, with p-values adjusted for their number.
+
+        Parameters
+        ----------
+        term_name : str
+            A factor with treatment coding, such as ``"C(cp)"``.
+        method : str or list of str
+            As in :func:`statsmodels.stats.multitest.multipletests`: "hs" is Holm and Sidak.
+        alpha : float
+            Level of the decision.
+        factor_labels : sequence of str, optional
+            Labels of the levels, the reference first.
+
+        Returns
+        -------
+        DataFrame
+            One row per pair, as ``result_frame`` of statsmodels: difference, standard error, statistic,
+            p-value, limits, and for each method the adjusted p-value and the decision.
+
+        Raises
+        ------
+        ModelError
+            The term is not a factor with treatment coding.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> fit = fs.FederatedGLM.from_formula("num ~ age + C(cp)", partition).fit()
+        >>> fit.t_test_pairwise("C(cp)").shape[0]
+        6
+        """
+        names, terms = self.estimate.names, self.estimate.terms
+        at = [i for i, term in enumerate(terms) if term == term_name and "[T." in names[i]]
+        if not at:
+            raise ModelError(
+                f"t_test_pairwise: expected a factor with treatment coding, such as 'C(x)'; {term_name!r} is "
+                f"none. Terms are {', '.join(dict.fromkeys(terms))}"
+            )
+        levels = ["reference", *[names[i].rpartition("[T.")[2].rstrip("]") for i in at]]
+        labels = levels if factor_labels is None else list(factor_labels)
+        if len(labels) != len(levels):
+            raise ModelError(f"factor_labels: expected {len(levels)}, received {len(labels)}")
+        pairs = list(combinations(range(len(levels)), 2))
+        R = np.zeros((len(pairs), len(names)))
+        for row, (first, second) in zip(R, pairs, strict=True):
+            row[at[second - 1]] = 1.0
+            if first:
+                row[at[first - 1]] = -1.0
+        index = [f"{labels[second]}-{labels[first]}" for first, second in pairs]
+        tests = self.t_test(R)
+        adjusted = [method] if isinstance(method, str) else list(method)
+        frame = tests.summary_frame(alpha=alpha).set_axis(index)
+        for one in adjusted:
+            reject, pvalues = multipletests(np.asarray(tests.pvalue), alpha=alpha, method=one)[:2]
+            frame[f"pvalue-{one}"], frame[f"reject-{one}"] = pvalues, reject
+        return frame
 
     def f_test(self, r_matrix: Hypothesis) -> ContrastResults:
         """Wald test in its F form."""

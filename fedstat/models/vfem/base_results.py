@@ -170,12 +170,17 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
 
     # -- what the data leave open ----------------------------------------------------------------
 
-    def conf_int(self, alpha: float = 0.05) -> pd.DataFrame:
+    def conf_int(self, alpha: float = 0.05, cols: Sequence[int | str] | None = None) -> pd.DataFrame:
         """Intervals of level ``1 - alpha``.
 
         If two sites share too few entities for a covariance of their columns, and blocks are not taken as
         independent, an interval contains every value that has the likelihood of the estimate, and the
         sampling error at both limits.
+
+        Parameters
+        ----------
+        alpha, cols
+            As in :meth:`CoefficientResults.conf_int`.
 
         Returns
         -------
@@ -185,7 +190,7 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
         limits, ranges = super().conf_int(alpha), self._included_ranges
         if ranges is not None:
             limits = limits + (ranges - self.params.to_numpy()).T
-        return limits
+        return limits.iloc[self._positions(cols)]
 
     @property
     def _open_ranges(self) -> Floats | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -479,7 +479,7 @@ class VerticalGLMResults(
 
     # -- hooks -----------------------------------------------------------------------------------
 
-    def conf_int(self, alpha: float = 0.05) -> pd.DataFrame:
+    def conf_int(self, alpha: float = 0.05, cols: Sequence[int | str] | None = None) -> pd.DataFrame:
         """Naive intervals of level ``1 - alpha`` (conditional on the selected model).
 
         After a selection they miss more often than `alpha`, because the same entities selected the columns.
@@ -490,13 +490,15 @@ class VerticalGLMResults(
         ----------
         alpha : float
             One minus the nominal level.
+        cols : sequence of int or str, optional
+            Positions or names of some coefficients.
 
         Returns
         -------
         DataFrame
             Rows by name; column 0 the lower, column 1 the upper limit.
         """
-        return super().conf_int(alpha)
+        return super().conf_int(alpha, cols)
 
     def summary(self, alpha: float = 0.05, *, title: str | None = None) -> SheetSummary:
         """Estimate, federation, selected columns by site, notes.
