@@ -9,8 +9,8 @@ PER_ROW = (
     "predict(...) for rows that you have"
 )
 INFLUENCE = "influence is a row-level value, which stays at the sites"
-PICTURE = "it draws rows, which stay at the sites; use plot_coefficients(), or effect() where a family has it"
-OF_ONE_FAMILY = "this model does not define it; FederatedGLM has it. Use llf, aic, bic, or evaluate(partition)"
+PICTURE = "it draws rows, which stay at the sites; use plot_coefficients(), or effect() if there is one"
+OF_ONE_FAMILY = (
     "this model does not define it; FederatedGLM has it. Use llf, aic and bic, or evaluate(partition)"
 )
 FIRST_FIT = "the optimizer's state is not kept; use converged, and trace where a family has it"

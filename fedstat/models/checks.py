@@ -67,6 +67,15 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     for own in others.split()
 }
 """Arguments by their names in other packages, and in other families of this one."""
+ROWS_OF_STATSMODELS = {
+    "subset": (
+        "a subset is taken where the partition is made: select the rows of each site's table before "
+        "ClientPartition.from_frames(...) or from_frame(...)"
+    ),
+    "drop_cols": "leave columns out in the formula, as in 'y ~ . - a'",
+    "eval_env": "a formula has the columns of the sites only; compute other columns in the sites' tables",
+}
+"""Arguments of statsmodels' from_formula, and what to do instead."""
 OTHER_WEIGHTS = ("weights", "weight", "sample_weight", *WEIGHTS)
 
 
@@ -81,6 +90,8 @@ def check_arguments(model: type, given: Iterable[str], call: str) -> None:
             continue
         if call == "fit" and name in (moved := getattr(model, "_moved", {})):
             raise ModelError(f"{name}: it belongs to one exchange; write fit({moved[name]})")
+        if name in ROWS_OF_STATSMODELS:
+            raise ModelError(f"{name}: {ROWS_OF_STATSMODELS[name]}")
         if name in OTHER_WEIGHTS:
             raise ModelError(f"{name}: {_weights_of(model)}")
         where = model.__name__ if call == "from_formula" else f"{model.__name__}.{call}"

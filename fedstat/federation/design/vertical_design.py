@@ -430,7 +430,9 @@ def agree_design(
         terms.site: _shared(rows[terms.site], entities, active, terms.site)
         for terms in (formula.sites if len(entities) else ())
     }
-    _check_response(active, formula, n_entities, len(entities), missing)
+    causes = [("has no value of the offset", offset), ("has a weight of zero or none", weights)]
+    among = " or ".join(["has no value", *(text for text, column in causes if column)])
+    _check_response(active, formula, n_entities, len(rows[active]), len(entities), missing, among)
     reported = None
     if weights:
         (reply,) = yield [design_request(active, "open_weights", session)]
@@ -485,12 +487,21 @@ def observed_columns(reply: Reply, reported: BlockWithPatterns | None = None) ->
     return np.asarray(columns[:, unit])
 
 
-def _check_response(active: str, formula: Formula, n_entities: int, n: int, missing: MissingRule) -> None:
+def _check_response(
+    active: str, formula: Formula, n_entities: int, records: int, n: int, missing: MissingRule, among: str
+) -> None:
+    """Refuse entities without a response; `records` have a row at its site, which for some `among` these."""
     without = n_entities - n
     if without and missing == "raise":
+        absent = n_entities - records
+        causes = [
+            *[f"{absent:,} have no record there, often because a key is written differently"] * bool(absent),
+            *[f"the record of {without - absent:,} {among}"] * bool(without - absent),
+        ]
         raise DesignError(
             f"the response '{formula.response}' at site '{active}' is missing for {without:,} of "
-            f'{n_entities:,} entities; pass missing="drop" to leave them out (they will be counted)'
+            f'{n_entities:,} entities: {"; ".join(causes)}. Correct the keys, or pass missing="drop" to '
+            "leave these entities out (they will be counted)"
         )
     if n < 2:
         raise DesignError(f"the response '{formula.response}' at site '{active}' is there for {n} entities")

@@ -58,9 +58,11 @@ def make_layout(design: Design, method: str, *, partly: bool = False) -> Layout:
     use = complete_at(blocks, design.n) if complete else np.ones(design.n, dtype=bool)
     layout = lay_out(design, blocks, use, filled=method == "impute", partly=partly)
     if layout.n <= layout.p + 1:
+        have = "are complete at" if complete else "take part, with columns at"
+        instead = "use method='vfem', or leave sites out" if complete else "leave out columns or sites"
         raise EstimationError(
-            f"method='{method}': {layout.n} entities are complete at {', '.join(layout.sites)}, but "
-            f"{layout.p + 1} coefficients need more; use method='vfem', or leave sites out"
+            f"method='{method}': {layout.n} entities {have} {', '.join(layout.sites)}, but "
+            f"{layout.p + 1} coefficients need more; {instead}"
         )
     return layout
 

@@ -69,7 +69,10 @@ INDEPENDENT_ALTERNATIVE = (
 OPTIONS_OF_INIT = IterationOptions(tol_score=1e-4, tol_change=np.inf)
 """Limits of the fit that gives the first coefficients: a small score suffices, even if coefficients still
 move."""
-ITERATIVE_ALTERNATIVE = ", or fit with exchange='iterative', which releases values per entity"
+ITERATIVE_ALTERNATIVE = (
+    ", or from_formula(..., between='independent') and fit(exchange='iterative'), which assumes independent "
+    "blocks and releases values per entity"
+)
 """Remedy of VFEM if too many entities are in missing patterns that are too small."""
 
 
@@ -422,8 +425,9 @@ class VFEMGLM(VFEMModel):
         weights = [name for name in ("freq_weights", "var_weights") if name in self._roles]
         if weights:
             raise ModelError(
-                f"{weights[0]}: only a normal response can have weights. Repeat a row that represents "
-                "several entities, or use FederatedGLM if sites hold complete rows"
+                f"{weights[0]}: only a normal response can have weights. Give every entity that a row "
+                "represents a row and a key of its own, at all sites, or use FederatedGLM if sites hold "
+                "complete rows"
             )
 
     @checks_arguments

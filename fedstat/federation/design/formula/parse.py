@@ -81,6 +81,10 @@ class Formula:
         return self.response.startswith("C(")
 
 
+INTERCEPT = "Intercept"
+"""Name of the constant in every table of coefficients."""
+
+
 def parse_formula(
     text: str, columns: Mapping[str, Sequence[str]], *, response: bool = True, extra: Sequence[str] = ()
 ) -> Formula:
@@ -310,6 +314,11 @@ def _by_site(terms: Sequence[Term], holdings: _Holdings) -> Iterator[SiteTerms]:
 def _require_distinct_labels(terms: Sequence[Term], site: str) -> None:
     """Refuse a column with the name ``log(x)`` if the formula has the transform log(x)."""
     trees: dict[str, Tree] = {}
+    if any(term_text(term) == INTERCEPT for term in terms):
+        raise FormulaError(
+            f"formula: a column{_at(site)} has the name {INTERCEPT!r}, which is that of the constant; rename "
+            f"the column, or leave it out: '- {INTERCEPT}'."
+        )
     for factor in (factor for term in terms for factor in term):
         # formulaic finds factors by their label: one of the two would be coded twice.
         if trees.setdefault(factor.label, factor.tree) != factor.tree:
