@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not read INSTALLED;
     from fedstat.models.copula.model import Bounds as Bounds
     from fedstat.models.copula.model import CopulaSynthesizer as CopulaSynthesizer
     from fedstat.models.copula.model import asinh as asinh
+    from fedstat.models.copula.model import levels as levels
     from fedstat.models.copula.model import log as log
     from fedstat.models.copula.model import rehearse as rehearse
     from fedstat.models.copula_glm.model import PrivateCopulaGLM as PrivateCopulaGLM

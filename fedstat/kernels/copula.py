@@ -141,6 +141,8 @@ REACH, CELLS = 6, 64
 """Range of latent normals in which a grid helps to find bins, and its cells per unit."""
 PROJECTIONS = 100
 PROJECTION_TOLERANCE = 1e-6
+ROUNDED = 1e-12
+"""Relative difference of sums that is rounding."""
 
 
 # ---- counts --------------------------------------------------------------------------------------
@@ -160,10 +162,11 @@ def count_tree(leaf: Ints) -> Ints:
     return np.concatenate([leaf.reshape(2**level, -1).sum(axis=1) for level in range(1, depth + 1)])
 
 
-def fit_tree(nodes: Floats, total: float) -> Floats:
+def fit_tree(nodes: Floats, total: float, variance_of_total: float = 0.0) -> Floats:
     """Return leaves (2^D,) of least squares from noisy counts of all nodes, (2^(D + 1) - 2,), and their sum.
 
-    All counts have noise of the same variance; Hay et al. (2010), sections 3 and 4.
+    All counts have noise of the same variance; Hay et al. (2010), sections 3 and 4. `variance_of_total`, in
+    units of that variance, is positive if the sum is known with noise as well.
     """
     depth = (len(nodes) + 2).bit_length() - 2
     noisy = [nodes[2**level - 2 : 2 ** (level + 1) - 2] for level in range(1, depth + 1)]
@@ -172,7 +175,9 @@ def fit_tree(nodes: Floats, total: float) -> Floats:
         below, of_below = up[-1].reshape(-1, 2).sum(axis=1), 2.0 * variance
         variance = 1.0 / (1.0 + 1.0 / of_below)
         up.append((counts + below / of_below) * variance)
-    down = np.array([float(total)])
+    alone, of_alone = up[-1].sum(), 2.0 * variance
+    share = of_alone / (of_alone + variance_of_total)
+    down = np.array([share * total + (1.0 - share) * alone])
     for counts in up[::-1]:
         pairs = counts.reshape(-1, 2)
         # Both share the difference from the parent, because their variances are equal.
@@ -188,18 +193,40 @@ def cumulate(leaf: Floats, total: float) -> Floats:
     return F
 
 
-def taper_tails(p: Floats, tail: float) -> Floats:
+def taper_tails(p: Floats, tail: float, tolerance: float = math.inf) -> Floats:
     """Make probabilities (k,) in either outer `tail` decrease towards its end; the sums of the tails stay.
 
-    Without rows, projections keep the positive part of the noise. An outermost bin may be an atom.
+    Without rows, projections keep the positive part of the noise. An outermost bin may be an atom. A rise
+    that changes sums of bins by more than `tolerance` is not noise, and stays.
     """
     F = np.cumsum(p)
     low, high = int(np.searchsorted(F, tail)), int(np.searchsorted(F, 1.0 - tail))
     out = p.copy()
     if low > 1:
-        out[1:low] = isotonic_regression(out[1:low]).x
+        out[1:low] = fit_monotone(out[1:low], True, tolerance)
     if high < len(p) - 2:
-        out[high + 1 : -1] = isotonic_regression(out[high + 1 : -1], increasing=False).x
+        out[high + 1 : -1] = fit_monotone(out[high + 1 : -1], False, tolerance)
+    return out
+
+
+def fit_monotone(p: Floats, increasing: bool, tolerance: float) -> Floats:
+    """Return the nearest sequence (k,) with as few changes of direction as sums within a `tolerance` allow.
+
+    The isotonic fit is kept if its sums from the start differ from those of `p` by at most the tolerance.
+    Otherwise the sequence is split where they differ most: at the end of a peak or of a valley.
+    """
+    parts = [(0, len(p), increasing)]
+    out = p.copy()
+    while parts:
+        a, b, upwards = parts.pop()
+        fitted = isotonic_regression(p[a:b], increasing=upwards).x
+        away = np.abs(np.cumsum(fitted - p[a:b]))[:-1]
+        # The sums of a fit agree with those of the data where its steps end: no split there.
+        if not away.size or away.max() <= max(tolerance, ROUNDED * np.abs(p[a:b]).sum()):
+            out[a:b] = fitted
+            continue
+        k = a + 1 + int(away.argmax())
+        parts += [(a, k, upwards), (k, b, not upwards)]
     return out
 
 

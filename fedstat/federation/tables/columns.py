@@ -232,6 +232,15 @@ def read_numbers(series: pd.Series) -> Floats:
     return np.array([_number(x) for x in series.to_numpy(dtype=object)], dtype=np.float64)
 
 
+def read_days(series: pd.Series) -> Floats:
+    """Return dates as days since 1970-01-01, (n,), NaN for others; numbers are such days already."""
+    if pd.api.types.is_numeric_dtype(series):
+        return read_numbers(series)
+    dates = pd.to_datetime(series, errors="coerce", utc=True, format="mixed")
+    days = (dates.dt.tz_localize(None) - pd.Timestamp("1970-01-01")) / pd.Timedelta(days=1)
+    return np.floor(days.to_numpy(dtype=np.float64, na_value=np.nan))
+
+
 def read_codes(series: pd.Series, levels: Sequence[LevelValue]) -> Ints:
     """Return the position of every value among levels, (n,), -1 for others; as :func:`read_numbers`.
 

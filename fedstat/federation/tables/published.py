@@ -40,6 +40,7 @@ from fedstat.federation.tables.curves import curves_of, is_curve
 from fedstat.federation.tables.table import Table
 
 Scale: TypeAlias = Literal["linear", "log", "asinh"]
+Form: TypeAlias = Literal["real", "whole", "date"]
 PublishedKind: TypeAlias = ColumnKind | Literal["curve"]
 MOST_LEVELS = 50
 """Number of distinct values up to which an integer column is proposed with levels as well."""
@@ -64,7 +65,9 @@ class PublishedColumn:
     ascending, are possible knots of splines. `unit` is the unit of measurement, for a curve that of its
     points, in words that the sites share; `domain` has the first and last possible point of a curve. If the
     column is summarized by bins, these are equally wide on its `scale`; that of ``asinh`` is linear up to
-    about `around` on either side of zero, and logarithmic beyond.
+    about `around` on either side of zero, and logarithmic beyond. Its numbers have a `form`: "real", "whole",
+    or "date", which are days since 1970-01-01. `ordered` says whether levels have an order in a synthetic
+    table; by default those of a number do, and those of a category do not.
     """
 
     kind: PublishedKind
@@ -75,6 +78,14 @@ class PublishedColumn:
     scale: Scale = "linear"
     around: float = 1.0
     domain: tuple[float, float] | None = None
+    form: Form = "real"
+    ordered: bool | None = None
+
+    @property
+    def nominal(self) -> bool:
+        """Whether there are three or more levels without an order; the order of two does not matter."""
+        ordered = self.kind != "category" if self.ordered is None else self.ordered
+        return len(self.levels) > 2 and not ordered
 
     def check(self) -> None:
         """Require bounds and knots that ascend, and levels that differ."""
@@ -94,6 +105,12 @@ class PublishedColumn:
             self.domain or (0, 1)
         )[1]:
             raise PartitionError("a published curve, and nothing else, has domain = [first, last]")
+        if self.form != "real":
+            whole = self.range is not None and all(float(x).is_integer() for x in self.range)
+            if not whole or self.scale != "linear":
+                raise PartitionError(
+                    "whole numbers and dates need a range of whole numbers on a linear scale"
+                )
         if self.kind == "curve" and (self.range or self.levels or self.knots):
             raise PartitionError("a published curve has a domain and a unit, and no more")
 
@@ -154,6 +171,10 @@ def _section(name: str, column: PublishedColumn) -> str:
         lines.append(f'scale = "{column.scale}"')
     if column.around != 1.0:
         lines.append(f"around = {column.around!r}")
+    if column.form != "real":
+        lines.append(f'form = "{column.form}"')
+    if column.ordered is not None:
+        lines.append(f"ordered = {_toml(column.ordered)}")
     return "\n".join(lines) + "\n"
 
 

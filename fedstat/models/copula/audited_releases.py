@@ -104,11 +104,14 @@ class WorstPair:
         for site, bins in sums.columns.items():
             moves = not view or site == view
             for j, one in enumerate(bins):
-                last, at = one.count - 1, (one.count // 2, (one.count - 1) // 2)
+                inner = np.arange(one.count) if one.levels else one.leaf_codes
+                first, last, half = int(inner[0]), int(inner[-1]), len(inner) // 2
+                at = int(inner[half]), int(inner[(len(inner) - 1) // 2])
                 if j < turned.get(site, 0):  # opposite ends; all other entities are in the middle
-                    columns.append((0, last, at[1], at[0]))
+                    columns.append((first, last, at[1], at[0]))
                 else:  # two bins below all others; the scores of both are at the lower end
-                    columns.append((0, min(at[0], last - 1) if moves else 0, last, last))
+                    second = min(at[0], int(inner[-2]))
+                    columns.append((first, second if moves else first, last, last))
         codes = np.array(columns, dtype=np.int64).T
         return cls(sums, view, n, codes[:2], codes[2:])
 
@@ -126,7 +129,7 @@ class WorstPair:
         """Return the table of every site; the first row is one of the records."""
         codes = np.vstack([self.records[[which]], np.repeat(self.others, self.copies, axis=0)])
         columns = [
-            pd.Series(one.values(code) if one.levels else _middles(one)[code], name=one.name)
+            pd.Series(one.values(code) if one.levels else one.middles[code], name=one.name)
             for one, code in zip(self.bins, codes.T, strict=True)
         ]
         return {site: pd.concat(columns[place], axis=1) for site, place in self.places().items()}
@@ -218,11 +221,6 @@ class WorstPair:
             float(max((S[:, place] ** 2).sum(axis=1)) / (radius(c) * 4**PLACES))
             for c, place in places.items()
         )
-
-
-def _middles(bins: Bins) -> Floats:
-    edges = bins.edges
-    return np.asarray((edges[1:] + edges[:-1]) / 2.0)
 
 
 # ----------------------------------------------------------------------------------------------------

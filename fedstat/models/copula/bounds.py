@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
 import numpy as np
+import pandas as pd
 
 from fedstat.errors import ModelError, PartitionError
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.tables.columns import LevelValue
 from fedstat.federation.tables.published import Published, PublishedColumn, Scale, as_published
 
-IntoBound: TypeAlias = PublishedColumn | tuple[float, float] | Sequence[LevelValue]
-MOST_LEVELS = 64
+IntoBound: TypeAlias = PublishedColumn | tuple[float, float] | tuple[date, date] | Sequence[LevelValue]
+MOST_LEVELS = 500
 """Largest number of levels of a column; a column with more is a range."""
+MOST_CODES = 64
+"""Largest number of successive whole numbers that are levels; more are a range, whose noise adds up less."""
+MOST_WHOLE = 2**30
 SHOWN = 40
 """Number of columns in the template that an error shows."""
 
@@ -27,14 +33,15 @@ class Bounds(Mapping[str, PublishedColumn]):
     Parameters
     ----------
     columns : mapping of str to range or levels
-        ``(low, high)`` is a range, :func:`asinh` and :func:`log` are ranges on another scale; a list or a
-        ``range`` are levels in order. Numbers outside a range count at its end; a level that is not listed is
-        an error.
+        ``(low, high)`` is a range, also of two dates; :func:`asinh` and :func:`log` are ranges on another
+        scale. ``range(18, 91)`` has whole numbers. A list has levels, up to 500: numbers are in order, texts
+        are not; :func:`levels` says otherwise. Numbers outside a range count at its end, and zero is a value
+        of its own; a level that is not listed is an error.
 
     Raises
     ------
     ModelError
-        A range does not ascend, a level occurs twice, or there are more than 64; the error names the column.
+        A range does not ascend, a level occurs twice, or there are more than 500; the error names the column.
 
     Examples
     --------
@@ -42,6 +49,10 @@ class Bounds(Mapping[str, PublishedColumn]):
     >>> bounds = fs.Bounds({"limit": (0, 1000), "status": range(-2, 9), "sex": ["male", "female"]})
     >>> bounds["limit"].range, len(bounds["status"].levels), list(bounds.of(["sex"]))
     ((0.0, 1000.0), 11, ['sex'])
+    >>> from datetime import date
+    >>> more = {"age": range(18, 91), "day": (date(2020, 1, 1), date(2020, 12, 31)), "town": list("abc")}
+    >>> [(one.form, one.nominal) for one in fs.Bounds(more).values()]
+    [('whole', False), ('date', False), ('real', True)]
     """
 
     def __init__(self, columns: Mapping[str, IntoBound]) -> None:
@@ -187,6 +198,41 @@ def log(low: float, high: float) -> PublishedColumn:
     return _range("log", low, high)
 
 
+def levels(values: Sequence[LevelValue], *, ordered: bool) -> PublishedColumn:
+    """List the levels of a column, and say whether they have an order.
+
+    The order of levels is that of the list. In a synthetic table, ordered levels are intervals of one latent
+    normal variable: their association with other columns is monotone. Levels without an order have one effect
+    each. In a list alone, numbers are ordered, and texts are not.
+
+    Parameters
+    ----------
+    values : sequence of str, int, float or bool
+        Two to 500 levels.
+    ordered : bool
+
+    Returns
+    -------
+    PublishedColumn
+        For :class:`Bounds`.
+
+    Raises
+    ------
+    ModelError
+        A level occurs twice, or the values are not a list of levels.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> fs.levels(["low", "middle", "high"], ordered=True).nominal
+    False
+    >>> fs.levels([11, 12, 13], ordered=False).nominal
+    True
+    """
+    found = _of_levels(values)
+    return replace(found, ordered=bool(ordered))
+
+
 def _range(scale: Scale, low: float, high: float, around: float = 1.0) -> PublishedColumn:
     if not (np.isfinite(low) and np.isfinite(high) and low < high):
         raise ModelError(f"expected an ascending range (low, high), received ({low!r}, {high!r})")
@@ -223,13 +269,43 @@ def _read(name: str, bound: Any) -> PublishedColumn:
 def _of_values(bound: Any) -> PublishedColumn:
     if isinstance(bound, tuple) and len(bound) == 2 and all(_is_number(one) for one in bound):
         return _range("linear", *bound)
-    if isinstance(bound, str) or not isinstance(bound, Sequence | np.ndarray):
-        raise ModelError("expected a range (low, high), a list of levels, asinh(low, high) or log(low, high)")
-    levels = tuple(one.item() if isinstance(one, np.generic) else one for one in bound)
-    if not levels or not all(isinstance(one, str | bool | int | float) for one in levels):
-        raise ModelError("expected levels as a list of texts, numbers or truth values")
-    coded = all(_is_number(one) for one in levels)
-    return PublishedColumn("number" if coded else "category", levels=levels)
+    if isinstance(bound, tuple) and len(bound) == 2 and all(isinstance(one, _DATES) for one in bound):
+        return replace(_range("linear", *map(_day, bound)), form="date")
+    if isinstance(bound, range) and len(bound) > MOST_CODES and abs(bound.step) == 1:
+        whole = _range("linear", min(bound), max(bound))
+        if len(bound) > MOST_WHOLE:
+            raise ModelError("a range of that many whole numbers; use (low, high)")
+        return replace(whole, form="whole")
+    return _of_levels(bound)
+
+
+def _of_levels(values: Any) -> PublishedColumn:
+    if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray):
+        raise ModelError(
+            "expected a range (low, high) of numbers or dates, range(first, last + 1), a list of levels, "
+            "asinh(low, high), log(low, high) or levels([...], ordered=)"
+        )
+    found = tuple(one.item() if isinstance(one, np.generic) else one for one in values)
+    if not found or not all(isinstance(one, str | bool | int | float) for one in found):
+        raise ModelError(
+            "expected levels as a list of texts, numbers or truth values. The range of dates is a pair of "
+            "them, (first, last)"
+        )
+    coded = all(_is_number(one) for one in found)
+    column = PublishedColumn("number" if coded else "category", levels=found)
+    try:
+        column.check()
+    except PartitionError as error:
+        raise ModelError(str(error)) from error
+    return column
+
+
+_DATES = (date, pd.Timestamp, np.datetime64)
+
+
+def _day(value: Any) -> float:
+    """Return a date as days since 1970-01-01."""
+    return float(np.datetime64(pd.Timestamp(value).date(), "D").astype(np.int64))
 
 
 def _is_number(value: object) -> bool:

@@ -36,6 +36,11 @@ class Inversion:
     moved: Floats
 
 
+def count_draws(p: int) -> int:
+    """Return the number of simulated rows of p columns."""
+    return int(np.clip(NUMBERS // p, FEWEST_DRAWS, MOST_DRAWS))
+
+
 def invert_products(
     products: Floats,
     margins: Sequence[Margin],
@@ -67,7 +72,7 @@ def invert_products(
     upper = np.triu_indices(p, 1)
     coefficients = np.array([margin.coefficients for margin in margins])
     thresholds, scores, bins = tables_of(margins)
-    n = int(np.clip(NUMBERS // p, FEWEST_DRAWS, MOST_DRAWS))
+    n = count_draws(p)
     draws = np.random.default_rng(INVERSION_SEED).standard_normal((n, p))
 
     def solve(expected: Floats) -> Floats:

@@ -16,7 +16,7 @@ from scipy.special import ndtri
 from fedstat.federation.dry_run.expected_releases import ExpectedReleases
 from fedstat.kernels.copula import expand_steps
 from fedstat.models.copula.correlation import METHODS, SummedPatterns, choose_groups, describe_choice
-from fedstat.models.copula.margins import Bins
+from fedstat.models.copula.margins import Bins, edge_variance
 from fedstat.models.copula.protocol import CopulaFit
 from fedstat.models.copula.request import GramPlan, NoisePlan
 from fedstat.models.explain import DryRunPlan
@@ -138,18 +138,17 @@ def utility_of_columns(fit: CopulaFit, noise: Floats) -> pd.DataFrame:
 
     `noise` (p, p) is the deviation on correlations.
     """
-    p = len(fit.margins)
-    pairs = ~np.eye(p, dtype=np.bool_)
+    pairs = ~np.eye(len(noise), dtype=np.bool_)
     correlation = np.abs(fit.inversion.correlation)
+    places = iter(range(len(noise)))
     rows = []
     sites = [site for site, bins in fit.plan.columns.items() for _ in bins]
-    for j, (site, margin) in enumerate(zip(sites, fit.margins, strict=True)):
-        others, n = pairs[j], fit.entities[site]
+    for site, margin in zip(sites, fit.margins, strict=True):
+        n = fit.entities[site]
         request = fit.plan.margins_requested(site)
         levels = bool(margin.bins.levels)
-        # Noise on a distribution function: half of the levels added up, or, simulated for 5 to 10 levels,
-        # the noise after least squares on the mean edge of a tree.
-        counts = margin.bins.count / 4.0 if levels else 0.15 + 0.09 * margin.bins.depth
+        # Noise on a distribution function: half of the levels added up, or that at the mean edge of a tree.
+        counts = margin.bins.count / 4.0 if levels else edge_variance(margin.bins.depth)
         variance = request.of_levels if levels else request.of_trees
         rows.append(
             {
@@ -158,13 +157,19 @@ def utility_of_columns(fit: CopulaFit, noise: Floats) -> pd.DataFrame:
                 "entities": n,
                 "bins": margin.bins.count,
                 "margin_noise": float(np.sqrt(counts * variance) / max(n, 1)),
+                "missing": margin.missing,
                 "ties": 1.0 - margin.variance,
-                "correlation_noise": float(np.sqrt(np.mean(noise[j, others] ** 2))),
-                "told_from_0": int((correlation[j, others] > 2.0 * noise[j, others]).sum()),
-                "strongest": float(correlation[j, others].max()),
-                "moved": float(fit.inversion.moved[j]),
             }
         )
+        if not margin.bins.nominal and len(noise) > 1:
+            j = next(places)
+            own, here = noise[j, pairs[j]], correlation[j, pairs[j]]
+            rows[-1] |= {
+                "correlation_noise": float(np.sqrt(np.mean(own**2))),
+                "told_from_0": int((here > 2.0 * own).sum()),
+                "strongest": float(here.max()),
+                "moved": float(fit.inversion.moved[j]),
+            }
     return pd.DataFrame(rows).set_index("column")
 
 

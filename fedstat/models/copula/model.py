@@ -15,7 +15,7 @@ from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.federation.tables.published import Published
 from fedstat.inference.explanation import Explanation
 from fedstat.models.checks import check_choice, check_integer, check_layout, checks_arguments
-from fedstat.models.copula.bounds import Bounds, IntoBound, asinh, log
+from fedstat.models.copula.bounds import Bounds, IntoBound, asinh, levels, log
 from fedstat.models.copula.correlation import Missing
 from fedstat.models.copula.explain import CopulaPlan
 from fedstat.models.copula.private_release import LARGEST_DELTA, PrivateRelease
@@ -31,7 +31,7 @@ from fedstat.progress_line import shows_progress
 # ----------------------------------------------------------------------------------------------------
 # Synthetic tables from a Gaussian copula, released once under differential privacy.
 
-__all__ = ["Bounds", "CopulaSynthesizer", "asinh", "log"]
+__all__ = ["Bounds", "CopulaSynthesizer", "asinh", "levels", "log"]
 
 Mechanism: TypeAlias = Literal["private", "published"]
 

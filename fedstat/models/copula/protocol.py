@@ -25,10 +25,17 @@ from fedstat.models.copula.correlation import (
     SummedPatterns,
     choose_groups,
     fit_normal,
-    invert_products,
 )
+from fedstat.models.copula.joint import JointModel, Layout, LevelModel, ScoreMoments, find_joint
 from fedstat.models.copula.margins import Bins, Margin, tree_depth
-from fedstat.models.copula.request import PLACES, FirstRequest, GramPlan, GramRequest, NoisePlan
+from fedstat.models.copula.request import (
+    PLACES,
+    FirstRequest,
+    GramPlan,
+    GramRequest,
+    NoisePlan,
+    score_table,
+)
 from fedstat.models.copula.steps import SCALED, SCORES
 from fedstat.privacy.zcdp import round_to_grid
 from fedstat.typing import Array, Bools, Floats, Ints
@@ -37,6 +44,7 @@ FAR = 6.0
 """Deviations of noise beyond which a shortfall of counts is not attributed to noise."""
 FEW = 0.01
 """Share of the entities that may be in no bin."""
+LEAST_UNIT = 0.03
 FEWEST = 50
 """Entities of a pair of sites below which nothing is estimated for their columns."""
 
@@ -70,9 +78,10 @@ class Participation:
 class CopulaFit:
     """Released values of a synthesis, and the estimates from them.
 
-    `margins` (p,) are in the order of the columns. `products` (p, p) are mean products of cut scores with
-    their noise, or their covariance with `method` "em". `pairs` (p, p) are the entities behind each, `noise`
-    (p, p) the deviation of its noise. `sums` has the missing patterns by which products were summed.
+    `margins` (p,) are in the order of the columns. `products` (q, q) are mean products of cut scores with
+    their noise, or those of all entities with `method` "em". `pairs` (q, q) are the entities behind each,
+    `noise` (q, q) the deviation of its noise. `sums` has the missing patterns by which products were summed.
+    `inversion` is the copula of the columns with an order, `levels` the other columns and missing cells.
     """
 
     plan: NoisePlan
@@ -82,9 +91,15 @@ class CopulaFit:
     pairs: Ints
     noise: Floats
     inversion: Inversion
+    levels: tuple[LevelModel, ...]
     method: Method
     entities: Mapping[str, int]
     n: int
+
+    @property
+    def joint(self) -> JointModel:
+        """The joint distribution of all columns."""
+        return JointModel(Layout.of(self.plan), self.margins, self.inversion, self.levels)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,7 +119,8 @@ def plan_columns(
     each = float(NoisePlan.of_column(rho, p))
     columns = {
         site: tuple(
-            Bins.of(name, column, tree_depth(counts[site], each)) for name, column in described.items()
+            Bins.of(name, column, tree_depth(counts[site], each), atoms=True)
+            for name, column in described.items()
         )
         for site, described in bounds.items()
     }
@@ -112,10 +128,14 @@ def plan_columns(
 
 
 def request_participation(
-    requester: SecureProductSession, request: Mapping[str, str], rows: Mapping[str, Ints], n_entities: int
+    requester: SecureProductSession,
+    request: Mapping[str, str],
+    rows: Mapping[str, Ints],
+    n_entities: int,
+    step: str = "find_complete",
 ) -> FitProtocol[Participation]:
-    """Request from every site which of its rows are complete."""
-    replies = yield [requester.request(site, "find_complete", text) for site, text in request.items()]
+    """Request from every site which of its rows are complete, or which have a value by "find_records"."""
+    replies = yield [requester.request(site, step, text) for site, text in request.items()]
     return Participation(n_entities, rows, {reply.site: reply.arrays["seen"] for reply in replies})
 
 
@@ -146,7 +166,7 @@ def fit_copula(
     """
     clients = list(bounds)
     request = {site: to_json(tuple(bounds[site])) for site in clients}
-    present = yield from request_participation(requester, request, rows, n_entities)
+    present = yield from request_participation(requester, request, rows, n_entities, "find_records")
     counts = {site: present.count(site) for site in clients}
     plan = plan_columns(bounds, counts, rho)
     table = present.table(clients)
@@ -154,27 +174,39 @@ def fit_copula(
     behind = groups.behind(table)
     _require(behind, clients, groups.method)
     margins = yield from request_margins(requester, plan, present, groups.plan.site_cost)
+    plan = replace(plan, gaps=_gaps(margins))
+    groups = replace(groups, plan=replace(groups.plan, noise=plan))
     requests = {site: groups.plan.requested(site) for site in clients}
     held = {c: groups.of_site(c, table[:, k])[rows[c]] for k, c in enumerate(clients)}
     sums = yield from request_pattern_sums(requester, plan, requests, held, present, margins, sites)
     by_pattern = groups.method == "em"
     pairs = _of_columns(plan, behind)
-    products = _covariance(plan, groups, sums) if by_pattern else sums.products[0] / pairs
     flat = [margin for site in clients for margin in margins[site]]
-    radii = [float(plan.radius(site)) for site in clients]
-    blocks = list(plan.places().values())
+    means, products = np.zeros(len(pairs)), sums.products[0] / pairs
+    if by_pattern:
+        means, products = _moments(plan, groups, sums, flat)
+    noise = _of_columns(plan, groups.noise(table)) * np.sqrt(_shares(plan)) / pairs
+    moments = ScoreMoments(products, means, noise, pairs, by_pattern)
+    joint = find_joint(Layout.of(plan), flat, moments)
     return CopulaFit(
         plan=plan,
         sums=groups.plan,
-        margins=tuple(flat),
+        margins=joint.margins,
         products=products,
         pairs=pairs,
-        noise=_of_columns(plan, groups.noise(table)) * np.sqrt(_shares(plan)) / pairs,
-        inversion=invert_products(products, flat, blocks, radii, standardize=by_pattern),
+        noise=noise,
+        inversion=joint.inversion,
+        levels=joint.levels,
         method=groups.method,
         entities=counts,
         n=int(np.count_nonzero(table.any(axis=1))),
     )
+
+
+def _gaps(margins: Mapping[str, Sequence[Margin]]) -> dict[str, tuple[int, ...]]:
+    """Return the positions of the columns with missing cells, by site; sites without them are left out."""
+    found = {site: tuple(j for j, one in enumerate(own) if one.missing) for site, own in margins.items()}
+    return {site: places for site, places in found.items() if places}
 
 
 def _of_columns(plan: NoisePlan, of_sites: Array) -> Array:
@@ -189,15 +221,32 @@ def _shares(plan: NoisePlan) -> Ints:
     return np.where(owners[:, None] == owners, 1, 2)
 
 
-def _covariance(plan: NoisePlan, groups: SummedPatterns, sums: SumsByGroup) -> Floats:
-    """Return the covariance of scores, (p, p), by maximum likelihood over missing patterns."""
+def _moments(
+    plan: NoisePlan, groups: SummedPatterns, sums: SumsByGroup, margins: Sequence[Margin]
+) -> tuple[Floats, Floats]:
+    """Return means (q,) and mean products (q, q) of scores of all entities by maximum likelihood.
+
+    They are computed in units in which scores have about the variance one.
+    """
     places, moments = plan.places(), []
+    units = np.concatenate([_units(margin, margin.missing > 0.0) for margin in margins])
     for g, (pattern, n) in enumerate(zip(groups.plan.patterns, groups.counts.tolist(), strict=True)):
         held = np.concatenate([np.arange(places[k].start, places[k].stop) for k in pattern])
         second = sums.products[g][np.ix_(held, held)].copy()
         np.fill_diagonal(second, sums.squares[g][held])
-        moments.append(ScoredPattern.of_noisy(n, held, sums.totals[g][held] / n, second / n))
-    return fit_normal(moments, plan.p)[1]
+        by = units[held]
+        moments.append(
+            ScoredPattern.of_noisy(n, held, sums.totals[g][held] / by / n, second / np.outer(by, by) / n)
+        )
+    mean, covariance = fit_normal(moments, len(units))
+    return mean * units, (covariance + np.outer(mean, mean)) * np.outer(units, units)
+
+
+def _units(margin: Margin, gap: bool) -> Floats:
+    """Return the deviations of a column's scores by its margin, but of at least :data:`LEAST_UNIT`: (q,)."""
+    table, missing = score_table(margin, gap), margin.missing
+    weights = np.concatenate([margin.probabilities * (1.0 - missing), [0.0, missing]])
+    return np.maximum(np.sqrt(weights @ (table - weights @ table) ** 2), LEAST_UNIT)
 
 
 def request_margins(
@@ -228,7 +277,7 @@ def request_margins(
             counts = np.array(held[place][: bins.released])
             del held[place][: bins.released]
             _check_total(reply.site, bins, counts, n, math.sqrt(variance))
-            found.append(Margin.of_counts(bins, counts, n))
+            found.append(Margin.of_counts(bins, counts, n, math.sqrt(variance)))
         out[reply.site] = found
     return out
 
@@ -238,7 +287,7 @@ def _check_total(site: str, bins: Bins, counts: Floats, n: int, deviation: float
 
     Sites raise no error for values in no bin, since such an error would reveal data outside the budget.
     """
-    parts = counts if bins.levels else counts[:2]
+    parts = counts if bins.levels else np.concatenate([counts[:2], counts[2 * bins.leaves - 2 :]])
     short = n - float(parts.sum())
     if short > max(FEW * n, FAR * deviation * math.sqrt(len(parts))):
         what = "levels that its bounds do not list" if bins.levels else "values that are not numbers"

@@ -16,9 +16,9 @@ from fedstat.codec import Minimum, to_json
 from fedstat.errors import MessageError
 from fedstat.federation.audit.budget_charges import RHO_PATTERN
 from fedstat.kernels.copula import scores_of_codes
-from fedstat.models.copula.margins import Bins, Margin, tables_of
+from fedstat.models.copula.margins import MISSING, Bins, Margin, tables_of
 from fedstat.privacy.sensitivity import clip_rows, gram_sensitivity
-from fedstat.typing import Ints
+from fedstat.typing import Floats, Ints
 
 FINE, MOST_SCALE = 4, 64
 """Binary digits of the multipliers of patterns, and the largest multiplier.
@@ -93,16 +93,21 @@ class FirstRequest:
 class GramRequest:
     """Sums of products of scores by group, the variance of their noise, and the sites of the other columns.
 
-    `peers` has the number of columns of each other site.
+    `peers` has the number of scores of each other site. `extra` has by site, this one included, how many
+    scores it has beyond one for each column, and `gaps` the columns of this site with a score for a missing
+    cell.
     """
 
     peers: Mapping[str, int]
     groups: Annotated[int, Minimum(1)]
     variance: Annotated[int, Minimum(1)]
+    extra: Mapping[str, Annotated[int, Minimum(0)]] = field(default_factory=dict, kw_only=True)
+    gaps: tuple[Annotated[int, Minimum(0)], ...] = field(default=(), kw_only=True)
 
     def check(self) -> None:
         """Require columns of every peer."""
-        if any(columns < 1 for columns in self.peers.values()):
+        own = [site for site in self.extra if site not in self.peers]
+        if len(own) > 1 or any(scores <= self.extra.get(peer, 0) for peer, scores in self.peers.items()):
             raise MessageError("products: expected at least one column of every other site")
         if self.groups > MOST_GROUPS:
             raise MessageError(f"products: expected at most {MOST_GROUPS:,} groups")
@@ -111,25 +116,32 @@ class GramRequest:
     def agreed(self) -> str:
         """Return what both sites of a product must agree on, since each is charged on this basis.
 
-        This is the kind of scores, which determines the radii, and the scales. Products are numbered with
-        this text. A site releases no share of a product that the other site numbered differently.
+        This is the kind of scores and their numbers, which determine the radii, and the scales. Products are
+        numbered with this text. A site releases no share of a product that the other site numbered
+        differently.
         """
-        return to_json(["rank scores", *self.scales.tolist()])
+        extra = [dict(sorted(self.extra.items()))] if self.extra else []
+        return to_json(["rank scores", *self.scales.tolist(), *extra])
+
+    @property
+    def own_extra(self) -> int:
+        """Number of scores of this site beyond one for each column."""
+        return sum(count for site, count in self.extra.items() if site not in self.peers)
 
     def check_at(self, site: str) -> None:
         """Require that the request is meant for this site."""
 
     def width(self, columns: int) -> int:
         """Return the number of scores of this number of data columns."""
-        return columns
+        return columns + self.own_extra
 
-    def radius(self, columns: int) -> Fraction:
-        """Return R^2 of this site's scores, for this number of columns."""
-        return squared_radius(columns)
+    def radius(self, scores: int) -> Fraction:
+        """Return R^2 of this site's scores, for this number of scores."""
+        return squared_radius(scores - self.own_extra)
 
     def peer_radius(self, peer: str) -> Fraction:
         """Return R^2 of the scores of another site."""
-        return squared_radius(self.peers[peer])
+        return squared_radius(self.peers[peer] - self.extra.get(peer, 0))
 
     @property
     def scales(self) -> Ints:
@@ -145,7 +157,7 @@ class GramRequest:
         """Return the groups whose entities another site has as well."""
         return list(range(self.groups))
 
-    def squared(self, columns: int, held: Sequence[int], unknown: Collection[str] = ()) -> Fraction:
+    def squared(self, scores: int, held: Sequence[int], unknown: Collection[str] = ()) -> Fraction:
         """Return the squared sensitivity of all sums to a record's part here, which is in one of the groups.
 
         Own products above the diagonal move by R^2 together; with a diagonal of scores up to sqrt(3) and sums
@@ -154,8 +166,8 @@ class GramRequest:
         columns may have seen earlier replies. Sums with a site whose noise is `unknown` have that noise as
         well.
         """
-        radius = self.radius(columns)
-        own = squared_of_own(radius, columns) + (squared_of_moments(radius) if self.with_moments else 0)
+        radius = self.radius(scores)
+        own = squared_of_own(radius, scores) + (squared_of_moments(radius) if self.with_moments else 0)
         crosses = {
             peer: squared_of_cross(radius, self.peer_radius(peer)) / (2 if peer in unknown else 1)
             for peer in self.peers
@@ -170,9 +182,36 @@ class GramRequest:
         )
 
     def score(self, margins: Sequence[Margin], codes: Ints) -> Ints:
-        """Return the scores of rows by their bins (n, p), -1 for none, cut, in units of 2^-PLACES: (n, q)."""
-        scores = scores_of_codes(codes, tables_of(margins)[1])
+        """Return the scores of rows by their bins (n, p), cut, in units of 2^-PLACES: (n, q).
+
+        A column with an order has a rank score, others an indicator of each level, and columns with missing
+        cells one of those. Only one of an indicator of a missing cell, a level and a rank score differs from
+        0, and squares of rank scores are 1 in the mean, so that the radius is that of the columns.
+        """
+        if max(self.gaps, default=0) >= len(margins):
+            raise MessageError("products: expected missing cells of the requested columns")
+        if not self.gaps and not any(margin.bins.nominal for margin in margins):
+            scores = scores_of_codes(codes, tables_of(margins)[1])
+        else:
+            tables = [score_table(margin, j in self.gaps) for j, margin in enumerate(margins)]
+            scores = np.hstack([table[code] for table, code in zip(tables, codes.T, strict=True)])
+        if scores.shape[1] != self.width(len(margins)):
+            raise MessageError("products: expected as many scores as the columns have")
         return clip_rows(scores, squared_radius(len(margins)), PLACES)
+
+
+def score_table(margin: Margin, gap: bool) -> Floats:
+    """Return the scores of a column by the bins of its margin, no bin, and a missing cell: (k + 2, q).
+
+    The last two are at the codes of :mod:`fedstat.models.copula.margins`, -2 and -1.
+    """
+    k = margin.bins.count
+    found = np.eye(k) if margin.bins.nominal else margin.scores[:, None]
+    table = np.zeros((k + 2, found.shape[1] + gap))
+    table[:k, : found.shape[1]] = found
+    if gap:
+        table[MISSING, -1] = 1.0
+    return table
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,12 +263,14 @@ class PatternSumsRequest(GramRequest):
 class NoisePlan:
     """How a budget rho is divided among margins and products, and the charge of each site.
 
-    `columns` are the bins of every site. The plan depends on public facts only: the numbers of columns and
-    entities, and the bounds.
+    `columns` are the bins of every site, `gaps` the positions of those with missing cells, as the released
+    margins show. All else depends on public facts only: the numbers of columns and entities, and the bounds.
+    Gaps cost nothing.
     """
 
     rho: Fraction
     columns: Mapping[str, tuple[Bins, ...]] = field(default_factory=dict)
+    gaps: Mapping[str, tuple[int, ...]] = field(default_factory=dict, kw_only=True)
 
     @cached_property
     def p(self) -> int:
@@ -265,15 +306,33 @@ class NoisePlan:
 
     def gram_requested(self, site: str, groups: int) -> GramRequest:
         """Return the request for a site's part of the Gram matrix."""
-        return GramRequest(self._peers(site), groups, self.gram_variance)
+        return GramRequest(
+            self._peers(site),
+            groups,
+            self.gram_variance,
+            extra=self.extra(),
+            gaps=tuple(self.gaps.get(site, ())),
+        )
+
+    def widths(self, site: str) -> list[int]:
+        """Return the number of scores of each of a site's columns."""
+        gaps = self.gaps.get(site, ())
+        return [
+            (bins.count if bins.nominal else 1) + (j in gaps) for j, bins in enumerate(self.columns[site])
+        ]
 
     def width(self, site: str) -> int:
         """Return the number of scores of a site."""
-        return len(self.columns[site])
+        return sum(self.widths(site))
+
+    def extra(self) -> dict[str, int]:
+        """Return the numbers of scores beyond one for each column, by site; empty if there are none."""
+        found = {site: self.width(site) - len(bins) for site, bins in self.columns.items()}
+        return found if any(found.values()) else {}
 
     def radius(self, site: str) -> Fraction:
         """Return R^2 of the scores of a site."""
-        return squared_radius(self.width(site))
+        return squared_radius(len(self.columns[site]))
 
     def places(self) -> dict[str, slice]:
         """Positions of each site's scores among all scores."""
@@ -388,7 +447,15 @@ class GramPlan:
             PatternRequest(tuple(k for k in pattern if k != site), scale)
             for pattern, scale in zip(self.patterns, scales, strict=True)
         )
-        return PatternSumsRequest(peers, len(patterns), variance, patterns, self.moments)
+        return PatternSumsRequest(
+            peers,
+            len(patterns),
+            variance,
+            patterns,
+            self.moments,
+            extra=plan.extra(),
+            gaps=tuple(plan.gaps.get(site, ())),
+        )
 
     def deviation(self, group: int, shares: int) -> float:
         """Return the standard deviation of the noise on a sum of products of scores, from `shares` shares."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import combinations_with_replacement
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import combinations_with_replacement, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,11 +16,11 @@ from fedstat.inference.estimate import LedgerLike
 from fedstat.inference.plots import DistributionPanel, plot_distributions, plot_heat
 from fedstat.inference.summary import Note, header_sheet, released_kinds
 from fedstat.inference.tables import Sheet
-from fedstat.kernels.copula import code_latents
 from fedstat.models.checks import check_integer
-from fedstat.models.copula.correlation import METHODS, Inversion, invert_products
+from fedstat.models.copula.correlation import METHODS
 from fedstat.models.copula.explain import cost_statements, large_noise, utility_of_columns
-from fedstat.models.copula.margins import Margin, tables_of
+from fedstat.models.copula.joint import JointModel, Layout, ScoreMoments, find_joint
+from fedstat.models.copula.margins import Margin
 from fedstat.models.copula.protocol import CopulaFit
 from fedstat.models.copula.request import PLACES
 from fedstat.models.results import Results
@@ -32,67 +32,62 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+MOST_NAMED = 8
+"""Number of columns that a note names."""
+
 # ----------------------------------------------------------------------------------------------------
 # A simulated second release: the result of the mechanism for other rows of the same distribution.
 
 
-def draw_latents(correlation: Floats, n: int, rng: np.random.Generator) -> Floats:
-    """Draw latent normals of n rows, (n, p)."""
-    Z: Floats = rng.standard_normal((n, len(correlation))) @ np.linalg.cholesky(correlation).T
-    return Z
-
-
-def draw_rows(
-    margins: Sequence[Margin], correlation: Floats, n: int, rng: np.random.Generator
-) -> pd.DataFrame:
-    """Draw n rows of a copula."""
-    Z = draw_latents(correlation, n, rng)
-    return pd.DataFrame(
-        {
-            margin.bins.name: margin.quantile(np.ascontiguousarray(z))
-            for margin, z in zip(margins, Z.T, strict=True)
-        }
-    )
-
-
-def redraw(fit: CopulaFit, rng: np.random.Generator) -> tuple[list[Margin], Inversion]:
-    """Draw as many rows as there were from a released copula, and release margins and copula of these.
+def redraw(fit: CopulaFit, rng: np.random.Generator) -> JointModel:
+    """Draw as many rows as there were from a release, and release margins and products of these.
 
     If sites lack entities, margins and products use as many rows as in the fit. The noise is normal, with the
     same variances; nothing here comes from an entity.
     """
-    Z = draw_latents(fit.inversion.correlation, fit.n, rng)
-    thresholds, _, bins = tables_of(fit.margins)
-    codes = code_latents(Z, thresholds, bins)
-    places = fit.plan.places()
+    layout = Layout.of(fit.plan)
+    _, codes = fit.joint.draw_codes(fit.n, rng)
+    places = _columns_of_sites(fit)
     margins = [
         margin for site, place in places.items() for margin in _margins(fit, site, codes[:, place], rng)
     ]
+    # The same columns have missing cells, however few there are in this draw.
+    margins = [
+        replace(margin, missing=max(margin.missing, 1.0 / fit.n) if gap else 0.0)
+        for margin, gap in zip(margins, layout.gap, strict=True)
+    ]
     products = _products(fit, margins, codes)
     noise = np.triu(fit.noise * rng.standard_normal(products.shape), 1)
-    radii = [float(fit.plan.radius(site)) for site in places]
-    return margins, invert_products(products + noise + noise.T, margins, list(places.values()), radii)
+    means = np.zeros(len(products))
+    return find_joint(
+        layout, margins, ScoreMoments(products + noise + noise.T, means, fit.noise, fit.pairs, False)
+    )
+
+
+def _columns_of_sites(fit: CopulaFit) -> dict[str, slice]:
+    ends = np.cumsum([0, *map(len, fit.plan.columns.values())]).tolist()
+    return {site: slice(a, b) for site, (a, b) in zip(fit.plan.columns, pairwise(ends), strict=True)}
 
 
 def _margins(fit: CopulaFit, site: str, codes: Ints, rng: np.random.Generator) -> list[Margin]:
     request, n = fit.plan.margins_requested(site), fit.entities[site]
     out = []
     for one, column in zip(request.bins, codes.T, strict=True):
-        variance = request.of_levels if one.levels else request.of_trees
-        counts = one.tally(column[:n]) + math.sqrt(variance) * rng.standard_normal(one.released)
-        out.append(Margin.of_counts(one, counts, n))
+        deviation = math.sqrt(request.of_levels if one.levels else request.of_trees)
+        counts = one.tally(column[:n]) + deviation * rng.standard_normal(one.released)
+        out.append(Margin.of_counts(one, counts, n, deviation))
     return out
 
 
 def _products(fit: CopulaFit, margins: list[Margin], codes: Ints) -> Floats:
-    """Mean products of cut scores, (p, p), of each pair of sites over as many rows as the pair has."""
-    places = fit.plan.places()
+    """Mean products of cut scores, (q, q), of each pair of sites over as many rows as the pair has."""
+    places, columns = fit.plan.places(), _columns_of_sites(fit)
     scores = {
         site: np.ldexp(
             fit.plan.gram_requested(site, 1).score(margins[place], codes[:, place]).astype(np.float64),
             -PLACES,
         )
-        for site, place in places.items()
+        for site, place in columns.items()
     }
     out = np.zeros_like(fit.products)
     for a, b in combinations_with_replacement(places, 2):
@@ -118,19 +113,20 @@ class CopulaRecord:
         """Require parts of one fit."""
         fit = self.fit
         bins = [one for group in fit.plan.columns.values() for one in group]
-        p = len(bins)
+        p, nominal = len(bins), sum(one.nominal for one in bins)
         together = (
             fit.sums.noise == fit.plan
             and [margin.bins for margin in fit.margins] == bins
             and all(len(margin.probabilities) == margin.bins.count for margin in fit.margins)
-            and fit.inversion.correlation.shape == (p, p)
+            and fit.inversion.correlation.shape == (p - nominal, p - nominal)
+            and len(fit.products) == Layout.of(fit.plan).q
             and fit.n >= 1
         )
         if not together:
             raise ModelError("columns, margins and correlations do not belong to one fit")
 
 
-class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 2", record=CopulaRecord):
+class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 3", record=CopulaRecord):
     """A released copula: margins of all columns and the correlation matrix of their latent normals.
 
     Attributes
@@ -173,17 +169,25 @@ class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 2", 
 
     @property
     def correlation(self) -> pd.DataFrame:
-        """Correlations of the latent normals, (p, p)."""
-        return pd.DataFrame(self._fit.inversion.correlation, self.columns, self.columns)
+        """Correlations of the latent normals of the columns with an order, (p, p)."""
+        names = [margin.bins.name for margin in self._ordered]
+        return pd.DataFrame(self._fit.inversion.correlation, names, names)
+
+    @property
+    def _ordered(self) -> list[Margin]:
+        """Margins of the columns with an order."""
+        return [margin for margin in self._fit.margins if not margin.bins.nominal]
 
     @property
     def noise(self) -> pd.DataFrame:
         """Standard deviations of the noise on correlations, to first order, (p, p); 0 on the diagonal."""
-        slopes = np.array([margin.coefficients[0] for margin in self._fit.margins])
+        slopes = np.array([margin.coefficients[0] for margin in self._ordered])
+        layout = Layout.of(self._fit.plan)
+        at = layout.first[layout.ordered]
         with np.errstate(divide="ignore"):
-            errors = self._fit.noise / np.abs(np.outer(slopes, slopes))
+            errors = self._fit.noise[np.ix_(at, at)] / np.abs(np.outer(slopes, slopes))
         np.fill_diagonal(errors, 0.0)
-        return pd.DataFrame(errors, self.columns, self.columns)
+        return pd.DataFrame(errors, *[self.correlation.columns] * 2)
 
     @property
     def margins(self) -> pd.DataFrame:
@@ -191,7 +195,7 @@ class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 2", 
         parts = []
         for margin in self._fit.margins:
             bins, edges = margin.bins, margin.bins.edges
-            frame = pd.DataFrame({"column": bins.name, "probability": margin.probabilities})
+            frame = pd.DataFrame({"column": bins.name, "probability": margin.everywhere})
             frame["level"] = list(bins.levels) if bins.levels else None
             frame["low"], frame["high"] = (np.nan, np.nan) if bins.levels else (edges[:-1], edges[1:])
             parts.append(frame[["column", "level", "low", "high", "probability"]].astype({"level": object}))
@@ -240,7 +244,7 @@ class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 2", 
             The number of rows is not positive.
         """
         check_integer("n", n, 1)
-        return draw_rows(self._fit.margins, self._fit.inversion.correlation, n, np.random.default_rng(seed))
+        return self._fit.joint.draw_rows(n, np.random.default_rng(seed))
 
     def sample_tables(self, tables: int, n: int, seed: int | None = None) -> list[pd.DataFrame]:
         """Draw synthetic tables, each from a simulated release, for :func:`fedstat.combine`.
@@ -271,8 +275,7 @@ class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 2", 
         check_integer("tables", tables, 2)
         check_integer("n", n, 1)
         rng = np.random.default_rng(seed)
-        releases = (redraw(self._fit, rng) for _ in range(tables))
-        return [draw_rows(margins, copula.correlation, n, rng) for margins, copula in releases]
+        return [redraw(self._fit, rng).draw_rows(n, rng) for _ in range(tables)]
 
     def utility_report(self) -> pd.DataFrame:
         """Report how precisely each column is known despite the noise, from released numbers alone.
@@ -286,8 +289,9 @@ class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 2", 
         -------
         DataFrame
             One row per column: its site, entities and bins; ``margin_noise``, the approximate standard
-            deviation of the noise on its distribution function; ``ties``, the share of the variance of ranks
-            that ties remove; ``correlation_noise``, the root mean square over its correlations; the number of
+            deviation of the noise on its distribution function; ``missing``, the share of missing cells;
+            ``ties``, the share of the variance of ranks that ties remove; and for a column with an order
+            ``correlation_noise``, the root mean square over its correlations; the number of
             correlations more than two deviations from 0 (``told_from_0``), and the ``strongest``; ``moved``,
             the root mean square change that made the correlations one valid matrix.
         """
@@ -301,7 +305,8 @@ class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 2", 
         DataFrame
             ``first``, ``second``, ``estimate``, and ``std_error``, the standard deviation of the noise.
         """
-        names, (i, j) = np.array(self.columns, dtype=object), np.triu_indices(len(self.columns), 1)
+        names = np.array(self.correlation.columns, dtype=object)
+        i, j = np.triu_indices(len(names), 1)
         parts = {"estimate": self.correlation, "std_error": self.noise}
         pairs = {"first": names[i], "second": names[j]}
         return pd.DataFrame(pairs | {what: table.to_numpy()[i, j] for what, table in parts.items()})
@@ -347,16 +352,19 @@ class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 2", 
     def _sheets(self) -> Iterator[Sheet]:
         """Tables of the release and its cost."""
         fit, p = self._fit, len(self.columns)
-        off = self._fit.inversion.correlation[np.triu_indices(p, 1)]
-        noise = self.noise.to_numpy()[np.triu_indices(p, 1)]
+        upper = np.triu_indices(len(self._ordered), 1)
+        off, noise = fit.inversion.correlation[upper], self.noise.to_numpy()[upper]
         left = [
             ("Model", "Gaussian copula"),
             ("Columns", str(p)),
             ("Entities", f"{fit.n:,}"),
             ("Missing blocks", fit.method),
-            ("Correlations", f"{off.min():.3f} to {off.max():.3f}"),
-            ("Their noise (sd)", f"{np.median(noise):.2g}, at most {noise.max():.2g}"),
         ]
+        if len(off):
+            left += [
+                ("Correlations", f"{off.min():.3f} to {off.max():.3f}"),
+                ("Their noise (sd)", f"{np.median(noise):.2g}, at most {noise.max():.2g}"),
+            ]
         private = self.privacy["epsilon"]
         right = [
             ("Sites", str(len(fit.plan.columns))),
@@ -395,18 +403,32 @@ class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 2", 
         fit = self._fit
         for text in cost_statements(fit.sums, self.delta):
             yield Note("cost", text)
-        upper = np.triu_indices(len(self.columns), 1)
-        noise, n = float(np.median(self.noise.to_numpy()[upper])), int(np.median(fit.pairs[upper]))
-        for text in large_noise(fit.plan, noise, n, self.epsilon, self.delta):
-            yield Note("large_noise", text, "warning")
+        upper = np.triu_indices(len(self._ordered), 1)
+        if len(upper[0]):
+            noise, n = float(np.median(self.noise.to_numpy()[upper])), int(np.median(fit.pairs))
+            for text in large_noise(fit.plan, noise, n, self.epsilon, self.delta):
+                yield Note("large_noise", text, "warning")
+        nominal = [margin.bins.name for margin in fit.margins if margin.bins.nominal]
+        named = ", ".join(nominal[:MOST_NAMED]) + " and others" * (len(nominal) > MOST_NAMED)
+        of_levels = (
+            f" Levels without an order ({named}) follow a multinomial logit in the other columns, which "
+            "reproduces all released pairs."
+        ) * bool(nominal)
         yield Note(
             "copula",
             "Rows are drawn from a Gaussian copula with the released margins. They contain rank "
-            "correlations only: no humps, interactions or joint tails. Standard errors of an analysis of "
-            "synthetic rows do not include the noise.",
+            f"correlations only: no humps, interactions or joint tails.{of_levels} Standard errors of an "
+            "analysis of synthetic rows do not include the noise.",
         )
+        if gaps := {m.bins.name: m.missing for m in fit.margins if m.missing}:
+            cells = ", ".join(f"{name} {share:.1%}" for name, share in gaps.items())
+            yield Note(
+                "missing_cells",
+                f"Cells are missing in synthetic rows as often as in the data, by noisy counts: {cells}. "
+                "Given the other columns, this does not depend on the missing value (missing at random).",
+            )
         yield Note("missing_blocks", METHODS[fit.method])
-        if (moved := float(np.sqrt(np.mean(fit.inversion.moved**2)))) > 0.0:
+        if (moved := float(np.sqrt(np.mean([*fit.inversion.moved**2, 0.0])))) > 0.0:
             yield Note(
                 "moved",
                 "The pairwise correlations are not a valid correlation matrix; the nearest one is "

@@ -41,7 +41,7 @@ from fedstat.federation.protocols.product_steps import (
     product_steps,
 )
 from fedstat.kernels.ring import grouped_gram
-from fedstat.models.copula.margins import Bins, Margin
+from fedstat.models.copula.margins import INVALID, MISSING, Bins, Margin
 from fedstat.models.copula.request import PLACES, FirstRequest, GramRequest, PatternSumsRequest
 from fedstat.typing import Array, Bools, Floats, Ints
 
@@ -117,14 +117,29 @@ COMPLETE = {
 }
 
 
+RECORDED = {"seen": replace(COMPLETE["seen"], what="which rows have a value in a column asked for")}
+
+
 @step(FAMILY, releases=COMPLETE, requests=control("names of columns"), begins=True)
 def find_complete(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Return which rows have all of the named columns: ``seen`` (n_rows,)."""
+    _, missing = _missing_cells(data, state, text)
+    return {"seen": ~np.any(missing, axis=0)}, ""
+
+
+@step(FAMILY, releases=RECORDED, requests=control("names of columns"), begins=True)
+def find_records(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Return which rows have a value in one of the named columns: ``seen`` (n_rows,)."""
+    _, missing = _missing_cells(data, state, text)
+    return {"seen": ~np.all(missing, axis=0)}, ""
+
+
+def _missing_cells(data: SiteData, state: State, text: str) -> tuple[tuple[str, ...], list[Bools]]:
+    """Check and keep the names of a request, and return the missing cells of each column."""
     names = read_question(tuple[str, ...], text, f"{data.name}: the requested columns")
     declare_columns(data, state, names)
     state.keep(ASKED, names)
-    missing = [series.isna().to_numpy(dtype=np.bool_) for series in series_of(data, names)]
-    return {"seen": ~np.any(missing, axis=0)}, ""
+    return names, [series.isna().to_numpy(dtype=np.bool_) for series in series_of(data, names)]
 
 
 def declare_columns(data: SiteData, state: State, names: Sequence[str]) -> None:
@@ -145,14 +160,17 @@ def series_of(data: SiteData, names: Sequence[str]) -> list[pd.Series]:
 
 
 def read_codes(data: SiteData, bins: Sequence[Bins]) -> Ints:
-    """Return the bin of every value: (n_rows, p)."""
-    series = series_of(data, [one.name for one in bins])
-    return np.column_stack([one.code(values) for one, values in zip(bins, series, strict=True)])
+    """Return the bin of every value, or that it is missing or in none: (n_rows, p)."""
+    out = []
+    for one, values in zip(bins, series_of(data, [one.name for one in bins]), strict=True):
+        codes = one.code(values)
+        out.append(np.where((codes == MISSING) & values.notna().to_numpy(), INVALID, codes))
+    return np.column_stack(out)
 
 
 @step(
     FAMILY,
-    "find_complete",
+    "find_complete find_records",
     takes={"keep": KEEP},
     releases={
         "levels": noisy("counts of the levels of columns, with noise"),
@@ -181,7 +199,7 @@ def release_margins(
     for name, some, variance in (("levels", flat, request.of_levels), ("trees", trees, request.of_trees)):
         squared = sum(one.squared_sensitivity for one in some)
         state.report(NoiseRequired(name, canonical, squared, Fraction(variance), later=later))
-    coded = CodedRows(request.bins, np.where(keep[:, None], read(data, request.bins), -1), keep)
+    coded = CodedRows(request.bins, np.where(keep[:, None], read(data, request.bins), INVALID), keep)
     state.keep("copula codes", coded, int(np.count_nonzero(keep)))
     tallies = {one.name: one.tally(codes) for one, codes in zip(request.bins, coded.codes.T, strict=True)}
     none = np.zeros(0, dtype=np.int64)
@@ -226,7 +244,8 @@ def release_gram(
     canonical = f"{question} {secrets.token_hex(16)}"
     owed = NoiseRequired("grams", canonical, squared, Fraction(request.variance), kept=(question, "grams"))
     state.report(EntityCount(fewest(group)), owed)
-    scores = request.score(margins, codes)
+    with by_question():
+        scores = request.score(margins, codes)
     return {"grams": sum_scores(state, request, scores, group, question, canonical)}, ""
 
 
@@ -290,7 +309,8 @@ def recall_gram(
     complete earlier release. Products with other sites are used up, and the scores are kept for later steps.
     """
     request, margins, codes, question = read_gram(data, state, text, probabilities, group, form)
-    return recall_sums(state, request, question, lambda: request.score(margins, codes), group), ""
+    with by_question():
+        return recall_sums(state, request, question, lambda: request.score(margins, codes), group), ""
 
 
 def recall_sums(
@@ -456,6 +476,7 @@ def invented_steps(family: str) -> Mapping[tuple[str, str], Step]:
     """Make steps that stand for those that read rows where there are none."""
     runs: dict[str, Callable[..., object]] = {
         "find_complete": invented_complete,
+        "find_records": invented_complete,
         "release_margins": partial(release_margins, read=invented_codes),
     }
     return {(family, name): replace(FAMILIES[family][name], run=run) for name, run in runs.items()}

@@ -73,7 +73,7 @@ class ScoredColumn:
         """Scores of the bins, (k,), ascending: mean 0 and variance 1 under the margin before the cut."""
         p, k = margin.probabilities, margin.bins.count
         t = (
-            self.at(midpoints(margin.bins))
+            self.at(margin.bins.middles)
             if not self.above
             else (np.arange(k) >= self.above).astype(np.float64)
         )
@@ -81,13 +81,6 @@ class ScoredColumn:
         spread = np.sqrt(p @ t**2)
         scores: Floats = np.clip(t / spread if spread > 0.0 else 0.0 * t, -LARGEST_SCORE, LARGEST_SCORE)
         return scores
-
-
-def midpoints(bins: Bins) -> Floats:
-    """Return the representative number of every bin: the level, or the middle."""
-    if bins.levels:
-        return np.array(bins.levels, dtype=np.float64)
-    return 0.5 * (bins.edges[:-1] + bins.edges[1:])
 
 
 @dataclass(frozen=True)
@@ -105,6 +98,19 @@ class ScoredDesign:
     def sources(self) -> Ints:
         """Data column of each design column: (p,)."""
         return np.array([column.source for column in self.columns], dtype=np.int64)
+
+    def of_source(self, source: int) -> Ints:
+        """Positions of the design columns of a data column."""
+        return np.flatnonzero(self.sources == source)
+
+    def before(self, source: int) -> Ints:
+        """Positions of the design columns on which a data column without an order depends.
+
+        These are all columns with an order, and those without an order that come earlier.
+        """
+        nominal = np.array([bins.nominal for bins in self.bins], dtype=np.bool_)
+        earlier = ~nominal | (np.arange(len(self.bins)) < source)
+        return np.flatnonzero(earlier[self.sources] & (self.sources != source))
 
     @cached_property
     def blocks(self) -> tuple[slice, ...]:
@@ -127,19 +133,20 @@ class ScoredDesign:
         rows = np.column_stack([table[codes[:, j]] for table, j in zip(tables, self.sources, strict=True)])
         return cut_blocks(rows, self.blocks, self.squared_radii)
 
-    def values(self, latents: Floats, margins: Sequence[Margin]) -> Floats:
-        """Columns of the design at latent normals (n, d): (n, p)."""
-        read: dict[int, Array] = {}
+    def values(self, latents: Floats, margins: Sequence[Margin], codes: Ints | None = None) -> Floats:
+        """Columns of the design at latent normals, and codes of columns without an order, (n, d): (n, p)."""
+        read: dict[tuple[int, bool], Array] = {}
         for column in self.columns:
-            if column.source not in read:
-                read[column.source] = self._numbers(latents[:, column.source], margins[column.source], column)
-        return np.column_stack([column.at(read[column.source]) for column in self.columns])
-
-    def _numbers(self, z: Floats, margin: Margin, column: ScoredColumn) -> Floats:
-        """Numbers of a column at latent normals; codes where it is a category."""
-        if column.above:
-            return np.searchsorted(margin.thresholds[1:-1], z, side="right").astype(np.float64)
-        return np.asarray(margin.quantile(z), dtype=np.float64)
+            j, is_level = column.source, column.above > 0
+            if (j, is_level) in read:
+                continue
+            if not margins[j].bins.levels:
+                read[j, False] = margins[j].bins.as_formed(margins[j].numbers_at(latents[:, j]))
+                continue
+            found = np.searchsorted(margins[j].thresholds[1:-1], latents[:, j], side="right")
+            found = found if codes is None else codes[:, j]
+            read[j, is_level] = found.astype(np.float64) if is_level else margins[j].bins.middles[found]
+        return np.column_stack([column.at(read[column.source, column.above > 0]) for column in self.columns])
 
 
 def cut_blocks(rows: Floats, blocks: Sequence[slice], squared_radii: Sequence[float]) -> Floats:
@@ -194,12 +201,12 @@ class ScoredResponse:
     @cached_property
     def center(self) -> float:
         """Mean of the margin."""
-        return float(self.margin.probabilities @ midpoints(self.bins))
+        return float(self.margin.probabilities @ self.bins.middles)
 
     @cached_property
     def spread(self) -> float:
         """Standard deviation of the margin."""
-        squares = self.margin.probabilities @ (midpoints(self.bins) - self.center) ** 2
+        squares = self.margin.probabilities @ (self.bins.middles - self.center) ** 2
         return float(np.sqrt(max(float(squares), 1e-12)))
 
     @cached_property
@@ -208,7 +215,7 @@ class ScoredResponse:
         if self.family == "Binomial":
             return np.array([-1.0, 1.0])
         largest = LARGEST[self.family]
-        scores: Floats = np.clip((midpoints(self.bins) - self.center) / self.spread, -largest, largest)
+        scores: Floats = np.clip((self.bins.middles - self.center) / self.spread, -largest, largest)
         return scores
 
     @property
@@ -287,8 +294,9 @@ class ScoredResponse:
 
     def code(self, y: Floats) -> Ints:
         """Bin of every response; a response outside the bounds counts at their end."""
-        edges = np.array(self.bins.levels, dtype=np.float64) if self.bins.levels else self.bins.edges[:-1]
-        return np.clip(np.searchsorted(edges, y, side="right") - 1, 0, self.bins.count - 1)
+        if not self.bins.levels:
+            return self.bins.code_numbers(y)
+        return np.clip(np.searchsorted(self.bins.middles, y, side="right") - 1, 0, self.bins.count - 1)
 
     def weights(self, eta: Floats, scale: float) -> Floats:
         """Information of one entity about its linear predictor."""

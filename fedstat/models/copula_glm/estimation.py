@@ -131,12 +131,16 @@ class MomentFit:
 
 
 def estimate(
-    design: ScoredDesign, release: MomentRelease, points: Floats, start: MomentRoot | None = None
+    design: ScoredDesign, release: MomentRelease, points: Floats, start: MomentFit | None = None
 ) -> MomentFit:
-    """Estimate the distribution of the columns, then the coefficients."""
-    distribution = ReleasedDistribution.find(design, release.margins, release.products[:-1, :-1], points)
+    """Estimate the distribution of the columns, then the coefficients, from those of an earlier fit."""
+    earlier = None if start is None else start.distribution
+    distribution = ReleasedDistribution.find(
+        design, release.margins, release.products[:-1, :-1], points, release.ridge, earlier
+    )
+    root = None if start is None else start.root
     return MomentFit(
-        solve_moments(distribution, release.response, release.products[-1, :-1], start), distribution, release
+        solve_moments(distribution, release.response, release.products[-1, :-1], root), distribution, release
     )
 
 
@@ -184,11 +188,12 @@ def bootstrap(
     sampling, noisy, moves, failed = [], [], [], 0
     for _ in counted(range(draws), "sample"):
         latents = distribution.draw(rows, rng)
-        values = design.values(latents, distribution.margins)
+        codes = distribution.code(latents)
+        values = design.values(latents, distribution.margins, codes)
         eta = root.params[0] + values @ root.params[1:]
-        codes, y = distribution.code(latents), response.draw(eta, root.scale, rng)
+        y = response.draw(eta, root.scale, rng)
         exact = release_rows(design, response.family, response.bins, codes, y)
-        from_rows = estimate(design, exact, points, root)
+        from_rows = estimate(design, exact, points, fit)
         before = from_rows.root
         sampling.append(before.params)
         failed += not before.converged
@@ -196,7 +201,7 @@ def bootstrap(
             moves.append(move(fit, from_rows, codes, values, y))
         if scaled is not None:
             anew = release_rows(design, response.family, response.bins, codes, y, scaled, rng)
-            found = estimate(design, anew, points, root).root
+            found = estimate(design, anew, points, fit).root
             noisy.append(found.params - before.params)
             failed += not found.converged
     plain = np.array(sampling)

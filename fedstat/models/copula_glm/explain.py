@@ -94,8 +94,9 @@ def predict_failures(plan: MomentPlan, n: int) -> float:
 
 def _bell(bins: Bins, z: Floats) -> Ints:
     """Return bins of standard normals: levels of equal probability, or a range of six deviations."""
-    place = ndtr(z) if bins.levels else 0.5 + z / 6.0
-    return np.clip((place * bins.count).astype(np.int64), 0, bins.count - 1)
+    place, codes = (ndtr(z), np.arange(bins.count)) if bins.levels else (0.5 + z / 6.0, bins.leaf_codes)
+    found: Ints = codes[np.clip((place * len(codes)).astype(np.int64), 0, len(codes) - 1)]
+    return found
 
 
 def failure_notes(plan: MomentPlan, n: int) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Self, TypeAlias
 
@@ -16,11 +17,12 @@ from fedstat.federation.design.formula.parse import Formula, parse_formula
 from fedstat.federation.dry_run.execution import DryRunEngine
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.secure_products import SecureProductSession
+from fedstat.federation.tables.published import Published
 from fedstat.kernels.glm.distributions import DistributionSpec, Family
 from fedstat.models.checks import check_choice, check_integer, check_layout, checks_arguments
 from fedstat.models.copula.bounds import Bounds, IntoBound
 from fedstat.models.copula.private_release import LARGEST_DELTA, PrivateRelease
-from fedstat.models.copula_glm.design import check_response, columns_by_site, score_columns
+from fedstat.models.copula_glm.design import ScoredColumn, check_response, columns_by_site, score_columns
 from fedstat.models.copula_glm.estimation import bootstrap
 from fedstat.models.copula_glm.explain import TIMES, PrivateGLMPlan, failure_notes, noise_ratio, step_ratio
 from fedstat.models.copula_glm.notes import NO_ROOT
@@ -128,6 +130,7 @@ class PrivateCopulaGLM(PrivateRelease):
         described = {name: column for own in self.bounds.values() for name, column in own.items()}
         check_response(formula, self.distribution.name, described)
         self._design = score_columns(formula, described)
+        self.bounds = _without_order(self.bounds, self._design)
 
     @classmethod
     @checks_arguments
@@ -301,3 +304,18 @@ class PrivateCopulaGLM(PrivateRelease):
             draws=draws,
             rng=rng,
         )
+
+
+def _without_order(
+    bounds: Mapping[str, Published], design: Mapping[str, tuple[ScoredColumn, ...]]
+) -> dict[str, Published]:
+    """Describe columns with one effect of each level as levels without an order, unless declared ordered."""
+    out = {}
+    for site, columns in bounds.items():
+        names = list(columns)
+        coded = {names[one.source] for one in design.get(site, ()) if one.above}
+        out[site] = {
+            name: replace(column, ordered=False) if name in coded and column.ordered is None else column
+            for name, column in columns.items()
+        }
+    return out

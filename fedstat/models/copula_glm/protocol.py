@@ -122,7 +122,12 @@ def release_moments(
     return ReleasedMoments(
         plan=plan,
         design=complete_design(plan),
-        release=MomentRelease(tuple(of_columns), response, unweighted(products[here] / n, plan.response)),
+        release=MomentRelease(
+            tuple(of_columns),
+            response,
+            unweighted(products[here] / n, plan.response),
+            (noise[here] ** 2 / n)[:-1, :-1],
+        ),
         noise=ReleaseNoise(np.array(counts), float(of_response), noise[here] / n),
         n=n,
         entities=entities,

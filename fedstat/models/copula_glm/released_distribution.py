@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
-from scipy.special import ndtri
+from scipy.special import ndtr, ndtri
 from scipy.stats import qmc
 
 from fedstat.kernels.copula import code_latents, expand_steps, latent_correlations, nearest_correlation
+from fedstat.models.copula.joint import draw_levels, fit_levels
 from fedstat.models.copula.margins import Bins, Margin
 from fedstat.models.copula_glm.design import WEIGHTS, ScoredDesign, ScoredResponse
 from fedstat.typing import Floats, Ints
@@ -32,12 +33,17 @@ def normal_points(d: int, seed: int, size: int = POINTS) -> Floats:
 
 @dataclass(frozen=True)
 class ReleasedDistribution:
-    """Margins and correlations of the copula (d, d), and standard normals (N, d) for integration."""
+    """Margins and correlations of the copula (d, d), and standard normals (N, d) for integration.
+
+    `levels` has the coefficients of the columns without an order, given the scores of the columns before, by
+    column. Their latent normals are independent of all others, and choose the level.
+    """
 
     design: ScoredDesign
     margins: tuple[Margin, ...]
     correlation: Floats
     points: Floats
+    levels: Mapping[int, Floats] = field(default_factory=dict)
 
     @cached_property
     def tables(self) -> list[Floats]:
@@ -62,10 +68,24 @@ class ReleasedDistribution:
     @cached_property
     def values(self) -> Floats:
         """Columns of the design at the points: (N, p)."""
-        return self.design.values(self.latents, self.margins)
+        return self.design.values(self.latents, self.margins, self.codes)
 
     def code(self, latents: Floats) -> Ints:
         """Bins of latent normals."""
+        codes = self._code_ordered(latents)
+        for j, coefficients in self.levels.items():
+            features = self._scores_before(codes, j)
+            codes[:, j] = draw_levels(coefficients, features, np.asarray(ndtr(latents[:, j])))
+        return codes
+
+    def _scores_before(self, codes: Ints, column: int) -> Floats:
+        """Return the scores of all columns before one without an order, (n, F): those with an order first."""
+        sources, none = self.design.sources, np.ones((len(codes), 0))
+        scores = (self.tables[i][codes[:, sources[i]]] for i in self.design.before(column))
+        return np.column_stack([none, *scores])
+
+    def _code_ordered(self, latents: Floats) -> Ints:
+        """Bins of latent normals, as if all columns had an order."""
         bins = np.array([margin.bins.count for margin in self.margins], dtype=np.int64)
         thresholds = np.full((len(bins), bins.max() + 1), np.inf)
         for j, margin in enumerate(self.margins):
@@ -78,13 +98,22 @@ class ReleasedDistribution:
 
     @classmethod
     def find(
-        cls, design: ScoredDesign, margins: Sequence[Margin], products: Floats, points: Floats
+        cls,
+        design: ScoredDesign,
+        margins: Sequence[Margin],
+        products: Floats,
+        points: Floats,
+        ridge: Floats | None = None,
+        earlier: ReleasedDistribution | None = None,
     ) -> ReleasedDistribution:
-        """Find the copula with these mean products of cut scores, (p, p).
+        """Find the distribution with these mean products of cut scores, (p, p).
 
-        Each pair of data columns is estimated from the sum of the products of their scores, through Mehler's
-        formula, as if no row had been cut. The effect of the cut on rows of this copula is then subtracted.
+        Each pair of ordered data columns is estimated from the sum of the products of their scores, through
+        Mehler's formula, as if no row had been cut; levels without an order by a multinomial logit
+        (:func:`fedstat.models.copula.joint.fit_levels`), with a penalty `ridge` (p, p). The effect of the cut
+        on rows of this distribution is then subtracted. The logit starts from an `earlier` distribution.
         """
+        ordered = np.array([not margin.bins.nominal for margin in margins])
         sums = np.equal.outer(np.arange(len(margins)), design.sources).astype(np.float64)
         tables = design.tables(margins)
         summed = [
@@ -94,23 +123,51 @@ class ReleasedDistribution:
         coefficients = np.array([expand_steps(m.thresholds, t) for m, t in zip(margins, summed, strict=True)])
         means = np.array([m.probabilities @ t for m, t in zip(margins, summed, strict=True)])
         upper = np.triu_indices(len(margins), 1)
+        of_ordered = (ordered[upper[0]] & ordered[upper[1]]).astype(np.float64)
         a, b = coefficients[upper[0]], coefficients[upper[1]]
-        target = sums @ products @ sums.T - np.outer(means, means)
 
-        def solve(bias: Floats | float) -> ReleasedDistribution:
-            found = np.eye(len(margins))
-            r = latent_correlations((target - bias)[upper], a, b)
+        def solve(bias: Floats | float, before: ReleasedDistribution | None) -> ReleasedDistribution:
+            found, uncut = np.eye(len(margins)), products - bias
+            target = sums @ uncut @ sums.T - np.outer(means, means)
+            r = latent_correlations(target[upper], a, b) * of_ordered
             found[upper], found.T[upper] = r, r
-            return cls(design, tuple(margins), nearest_correlation(found), points)
+            made = cls(design, tuple(margins), nearest_correlation(found), points)
+            return made if ordered.all() else made.with_levels(uncut, ridge, before)
 
-        distribution = solve(0.0)
+        distribution = solve(0.0, earlier)
         for _ in range(ROUNDS):
             full = np.column_stack(
                 [t[distribution.codes[:, j]] for t, j in zip(tables, design.sources, strict=True)]
             )
             cut = distribution.scores
-            distribution = solve(sums @ (cut.T @ cut - full.T @ full) @ sums.T / len(full))
+            distribution = solve((cut.T @ cut - full.T @ full) / len(full), distribution)
         return distribution
+
+    def with_levels(
+        self, products: Floats, ridge: Floats | None, earlier: ReleasedDistribution | None
+    ) -> ReleasedDistribution:
+        """Add levels without an order, column by column, from mean products of full scores (p, p)."""
+        found, codes = dict[int, Floats](), self._code_ordered(self.latents)
+        uniforms = np.asarray(ndtr(self.latents))
+        for j, margin in enumerate(self.margins):
+            if not margin.bins.nominal:
+                continue
+            # The score of level m and above has two values: products with it give those with its indicator.
+            own, before = self.design.of_source(j), self.design.before(j)
+            low = np.array([self.tables[i][0] for i in own])
+            rise = np.array([self.tables[i][-1] for i in own]) - low
+            rise = np.where(rise > 0.0, rise, np.inf)
+            features = self._scores_before(codes, j)
+            mean = features.mean(axis=0)
+            above = (products[np.ix_(own, before)] - np.outer(low, mean)) / rise[:, None]
+            above = np.vstack([mean, above, np.zeros_like(mean)])
+            penalty = np.zeros(len(before))
+            if ridge is not None:
+                penalty = 2.0 * (ridge[np.ix_(own, before)] / rise[:, None] ** 2).mean(axis=0)
+            start = None if earlier is None else earlier.levels.get(j)
+            found[j] = fit_levels(features, margin.probabilities, above[:-1] - above[1:], penalty, start)
+            codes[:, j] = draw_levels(found[j], features, uniforms[:, j])
+        return replace(self, levels=found)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -143,12 +200,14 @@ class ReleaseNoise:
 class MomentRelease:
     """Margins of the columns (d,), the response with its margin, mean products of scores (p + 1, p + 1).
 
-    The response is last; its score is divided by its weight.
+    The response is last; its score is divided by its weight. `ridge` (p, p) has the variances of the noise on
+    sums of products of scores of columns over the number of entities, None without noise.
     """
 
     margins: tuple[Margin, ...]
     response: ScoredResponse
     products: Floats
+    ridge: Floats | None = None
 
 
 def release_rows(
@@ -165,9 +224,8 @@ def release_rows(
 
     def margin(bins: Bins, code: Ints, sd: float) -> Margin:
         counts = bins.tally(code).astype(np.float64)
-        return Margin.of_counts(
-            bins, counts if rng is None else counts + sd * rng.standard_normal(len(counts)), n
-        )
+        noisy = counts if rng is None else counts + sd * rng.standard_normal(len(counts))
+        return Margin.of_counts(bins, noisy, n, sd)
 
     sds = np.zeros(len(design.bins)) if noise is None else noise.counts
     margins = tuple(margin(b, code, sd) for b, code, sd in zip(design.bins, codes.T, sds, strict=True))
@@ -177,7 +235,8 @@ def release_rows(
     if noise is not None and rng is not None:
         G = np.triu(G, 1) + np.triu(rng.standard_normal(G.shape) * noise.products, 1)
         G = G + G.T
-    return MomentRelease(margins, scored, unweighted(G, family))
+    ridge = None if noise is None else n * noise.products[:-1, :-1] ** 2
+    return MomentRelease(margins, scored, unweighted(G, family), ridge)
 
 
 def unweighted(G: Floats, family: str) -> Floats:

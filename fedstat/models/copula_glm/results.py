@@ -12,7 +12,6 @@ from scipy import stats
 
 from fedstat.errors import DesignError, ModelError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
-from fedstat.federation.tables.columns import read_numbers
 from fedstat.inference.estimate import INTERCEPT, Estimate, LedgerLike
 from fedstat.inference.summary import CoefficientBlock, Note
 from fedstat.kernels.glm.distributions import DistributionSpec
@@ -86,7 +85,7 @@ def _values(bins: Bins, series: pd.Series) -> Floats:
 
 
 def _numbers(bins: Bins, series: pd.Series) -> Floats:
-    numbers = read_numbers(series)
+    numbers = bins.numbers(series)
     clipped: Floats = np.clip(numbers, *bins.range)
     return clipped
 

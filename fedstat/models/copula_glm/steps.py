@@ -28,7 +28,6 @@ from fedstat.federation.protocols.product_steps import (
     product_steps,
     take_share,
 )
-from fedstat.federation.tables.columns import read_numbers
 from fedstat.kernels.ring import grouped_gram
 from fedstat.models.copula import steps as release
 from fedstat.models.copula.margins import Bins
@@ -169,7 +168,7 @@ def _numbers(bins: Bins, codes: Ints, series: pd.Series) -> Floats:
     if bins.levels:
         levels: Floats = np.array(bins.levels, dtype=np.float64)
         return np.asarray(levels[np.maximum(codes, 0)])
-    numbers = read_numbers(series)
+    numbers = bins.numbers(series)
     low, high = bins.range
     found: Floats = np.clip(np.nan_to_num(numbers, nan=0.5 * (low + high)), low, high)
     return found

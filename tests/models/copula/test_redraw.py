@@ -45,7 +45,7 @@ def redrawn(fit):
 
 
 def test_redrawn_correlations_spread_as_sampling_and_noise_do(fit, redrawn):
-    drawn = np.array([inversion.correlation for _, inversion in redrawn])
+    drawn = np.array([joint.inversion.correlation for joint in redrawn])
     i, j = fit.columns.index("x"), fit.columns.index("u")
     # Near zero a correlation of continuous columns has the variance 1 / n, and its noise to first order.
     expected = np.hypot(1.0 / np.sqrt(N), fit.noise.loc["x", "u"])
@@ -58,7 +58,7 @@ def test_redrawn_correlations_spread_as_sampling_and_noise_do(fit, redrawn):
 def test_noise_is_in_the_spread(fit, redrawn):
     """With all noise left out the spread of a margin is that of sampling alone."""
     b = fit.columns.index("b")
-    shares = [margins[b].probabilities[1] for margins, _ in redrawn]
+    shares = [joint.margins[b].probabilities[1] for joint in redrawn]
     p = fit._fit.margins[b].probabilities[1]
     deviation = np.sqrt(fit._fit.plan.margins_requested("A").of_levels / 2) / N
     expected = np.hypot(np.sqrt(p * (1 - p) / N), deviation)

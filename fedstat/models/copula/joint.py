@@ -1,0 +1,495 @@
+"""The joint distribution behind a release: a copula of ordered columns, then levels and missing cells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+from scipy.optimize import minimize
+from scipy.special import logsumexp
+
+from fedstat.kernels.copula import code_latents, latent_correlations, nearest_correlation, scores_of_codes
+from fedstat.models.copula.correlation import (
+    FEWEST_DRAWS,
+    INVERSION_MAXITER,
+    INVERSION_SEED,
+    INVERSION_TOL,
+    MOST_DRAWS,
+    Inversion,
+    count_draws,
+    invert_products,
+)
+from fedstat.models.copula.margins import MISSING, Margin, tables_of
+from fedstat.models.copula.request import NoisePlan
+from fedstat.typing import Array, Bools, Floats, Ints
+
+# ----------------------------------------------------------------------------------------------------
+# Levels without an order, and missing cells, given the columns before: multinomial logits.
+#
+# The release has the products of the indicator of every level with the scores of all columns. Of all
+# conditional distributions of the levels that reproduce these products and the margin, the multinomial logit
+# in the scores has the largest entropy (Berger, Della Pietra and Della Pietra 1996). Its coefficients
+# maximize a concave function. Products have noise: a penalty of each coefficient, the variance of the noise,
+# weighs the noise against the entropy of the entities.
+#
+# References
+# ----------
+# Berger, A., Della Pietra, S. and Della Pietra, V. (1996). A maximum entropy approach to natural language
+# processing. Computational Linguistics 22, 39-71.
+
+LOGIT_MAXITER = 200
+LOGIT_TOL = 1e-6
+LEAST_PENALTY = 1e-5
+"""Smallest penalty: without noise, a level that never occurs with another one has no finite coefficient."""
+COLLINEAR = 1e-6
+
+
+def fit_levels(
+    features: Floats, shares: Floats, products: Floats, penalties: Floats, start: Floats | None = None
+) -> Floats:
+    """Return coefficients (K, F + 1), constant first, of a multinomial logit with these expected products.
+
+    Parameters
+    ----------
+    features : (N, F)
+        Features of rows of the distribution of the columns before.
+    shares : (K,)
+        Shares of the levels, which sum to one.
+    products : (K, F)
+        Expected products of indicators of the levels and features.
+    penalties : (F,)
+        Variance of the noise on sums of products, over the number of entities.
+    start : (K, F + 1), optional
+        Coefficients of an earlier fit.
+
+    Notes
+    -----
+    Levels with a share of zero have probability zero. Products of all levels add up to the mean of the
+    features; noise in this sum is spread over the levels by their shares.
+    """
+    live = shares > 0.0
+    out = np.zeros((len(shares), features.shape[1] + 1))
+    out[~live, 0] = -np.inf
+    if live.sum() < 2:
+        return out
+    p = shares[live] / shares[live].sum()
+    means = features.mean(axis=0)
+    target = products[live] + np.outer(p, means - products[live].sum(axis=0))
+    H = np.column_stack([np.ones(len(features)), features])
+    T = np.column_stack([p, target])
+    ridge = np.concatenate([[0.0], np.maximum(penalties, LEAST_PENALTY)])
+    # In orthonormal features the curvature is about the same in all directions.
+    square = H.T @ H / len(H) + np.diag(ridge)
+    root = np.linalg.cholesky(square + COLLINEAR * np.trace(square) / len(square) * np.eye(len(square)))
+    whitened, whitened_target = np.linalg.solve(root, H.T).T, np.linalg.solve(root, T.T).T
+    inverse = np.linalg.inv(root)
+    weight = (inverse * ridge) @ inverse.T
+
+    def loss(flat: Floats) -> tuple[float, Floats]:
+        C = flat.reshape(T.shape)
+        eta = whitened @ C.T
+        total = logsumexp(eta, axis=1)
+        shrunk = C @ weight
+        slope = np.exp(eta - total[:, None]).T @ whitened / len(H) - whitened_target + shrunk
+        value = total.mean() - (whitened_target * C).sum() + 0.5 * (shrunk * C).sum()
+        return float(value), slope.ravel()
+
+    first = np.zeros(T.shape)
+    first[:, 0] = np.log(p)
+    if start is not None and np.isfinite(start[live]).all():
+        first = start[live]
+    found = minimize(
+        loss,
+        (first @ root).ravel(),
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": LOGIT_MAXITER, "gtol": LOGIT_TOL, "ftol": 1e-12, "maxcor": 20},
+    )
+    out[live] = found.x.reshape(T.shape) @ inverse
+    return out
+
+
+def draw_levels(coefficients: Floats, features: Floats, uniforms: Floats) -> Ints:
+    """Draw levels of a multinomial logit at features (N, F) by uniform numbers (N,)."""
+    eta = (
+        coefficients[:, 0] + features @ np.where(np.isfinite(coefficients[:, 1:]), coefficients[:, 1:], 0.0).T
+    )
+    eta -= eta.max(axis=1, keepdims=True)
+    upper = np.cumsum(np.exp(eta), axis=1)
+    chosen: Ints = (upper < (uniforms * upper[:, -1])[:, None]).sum(axis=1)
+    return np.minimum(chosen, len(coefficients) - 1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LevelModel:
+    """Levels of column `column`, or with `gap` its missing cells, given the scores `given` of rows.
+
+    `coefficients` (K, F + 1) have the constant first; the two levels of a gap are observed and missing, and
+    the last level of a column whose margin has missing cells is a missing cell.
+    """
+
+    column: int
+    gap: bool
+    given: Ints
+    coefficients: Floats
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Positions of columns and their scores: which site, which scores, and what kind.
+
+    `owner` (p,) is the number of each column's site, `width` (p,) its number of scores, `nominal` and `gap`
+    (p,) whether it has levels without an order, and missing cells. The rank score of an ordered column is its
+    first score, the indicator of a missing cell the last one. `radii` (K,) are squared lengths of a site's
+    part of a row.
+    """
+
+    owner: Ints
+    width: Ints
+    nominal: Bools
+    gap: Bools
+    radii: Floats
+
+    @classmethod
+    def of(cls, plan: NoisePlan) -> Layout:
+        """Read the layout of a synthesis."""
+        sites = list(plan.columns)
+        bins = [one for site in sites for one in plan.columns[site]]
+        gaps = [j in plan.gaps.get(site, ()) for site in sites for j in range(len(plan.columns[site]))]
+        return cls(
+            owner=np.repeat(np.arange(len(sites)), [len(plan.columns[site]) for site in sites]),
+            width=np.array([width for site in sites for width in plan.widths(site)], dtype=np.int64),
+            nominal=np.array([one.nominal for one in bins], dtype=np.bool_),
+            gap=np.array(gaps, dtype=np.bool_),
+            radii=np.array([float(plan.radius(site)) for site in sites]),
+        )
+
+    @cached_property
+    def first(self) -> Ints:
+        """Position of the first score of every column: (p,)."""
+        return np.cumsum(self.width) - self.width
+
+    @property
+    def q(self) -> int:
+        """Number of scores."""
+        return int(self.width.sum())
+
+    @cached_property
+    def ordered(self) -> Ints:
+        """Columns with an order."""
+        return np.flatnonzero(~self.nominal)
+
+    @cached_property
+    def owners_of_scores(self) -> Ints:
+        """Number of the site of every score: (q,)."""
+        return np.repeat(self.owner, self.width)
+
+    def scores_of(self, column: int) -> Ints:
+        """Positions of the scores of a column."""
+        return np.arange(self.first[column], self.first[column] + self.width[column])
+
+    @cached_property
+    def gap_scores(self) -> Ints:
+        """Positions of the indicators of missing cells of ordered columns with gaps."""
+        held = ~self.nominal & self.gap
+        return self.first[held] + 1
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether every column is ordered and complete."""
+        return not (self.nominal.any() or self.gap.any())
+
+    def factors(self, scores: Floats) -> Floats:
+        """Return the factors by which each site's part of a row of scores (N, q) is cut: (N, K).
+
+        A column without an order adds one to a square, whatever its level, also where it is not drawn yet.
+        """
+        square = np.empty((len(scores), len(self.radii)))
+        drawn = np.concatenate([self.first[~self.nominal], self.gap_scores])
+        for k in range(len(self.radii)):
+            own = drawn[self.owners_of_scores[drawn] == k]
+            square[:, k] = np.einsum("ij,ij->i", scores[:, own], scores[:, own])
+            square[:, k] += np.count_nonzero(self.nominal & (self.owner == k))
+        return np.sqrt(np.minimum(1.0, self.radii / np.maximum(square, 1e-300)))
+
+
+@dataclass(frozen=True, eq=False)
+class JointModel:
+    """Margins (p,), the copula of the ordered columns, then levels and missing cells."""
+
+    layout: Layout
+    margins: tuple[Margin, ...]
+    inversion: Inversion
+    levels: tuple[LevelModel, ...] = ()
+
+    def draw_codes(self, n: int, rng: np.random.Generator) -> tuple[Floats, Ints]:
+        """Draw latent normals of ordered columns (n, p0), and codes of all columns (n, p), -1 if missing."""
+        root = np.linalg.cholesky(self.inversion.correlation)
+        Z = rng.standard_normal((n, len(root))) @ root.T
+        uniforms = rng.random((n, len(self.levels)))
+        return Z, self.codes_at(Z, uniforms)
+
+    def codes_at(self, Z: Floats, uniforms: Floats) -> Ints:
+        """Return codes of all columns (n, p) at latent normals (n, p0) and uniform numbers of the levels."""
+        ordered = [self.margins[j] for j in self.layout.ordered]
+        thresholds, scores, bins = tables_of(ordered)
+        codes = np.zeros((len(Z), len(self.margins)), dtype=np.int64)
+        codes[:, self.layout.ordered] = code_latents(Z, thresholds, bins)
+        rows = np.zeros((len(Z), self.layout.q))
+        rows[:, self.layout.first[self.layout.ordered]] = scores_of_codes(
+            codes[:, self.layout.ordered], scores
+        )
+        for model, u in zip(self.levels, uniforms.T, strict=True):
+            self.add(model, rows, codes, u)
+        return codes
+
+    def add(self, model: LevelModel, rows: Floats, codes: Ints, uniforms: Floats) -> None:
+        """Draw the levels or missing cells of one column, into rows of scores (n, q) and codes (n, p)."""
+        drawn = draw_levels(model.coefficients, features_of(self.layout, rows, model), uniforms)
+        at = self.layout.first[model.column]
+        if model.gap:
+            gone = drawn == 1
+            rows[gone, at], rows[gone, at + 1], codes[gone, model.column] = 0.0, 1.0, MISSING
+        else:
+            rows[np.arange(len(rows)), at + drawn] = 1.0
+            codes[:, model.column] = np.where(drawn < self.margins[model.column].bins.count, drawn, MISSING)
+
+    def draw_rows(self, n: int, rng: np.random.Generator) -> pd.DataFrame:
+        """Draw n rows."""
+        Z, codes = self.draw_codes(n, rng)
+        columns: dict[str, Array | pd.Series] = {}
+        places = {int(j): i for i, j in enumerate(self.layout.ordered)}
+        for j, margin in enumerate(self.margins):
+            gone = codes[:, j] == MISSING
+            if j in places:
+                values = margin.quantile(np.ascontiguousarray(Z[:, places[j]]))
+            else:
+                values = margin.bins.values(np.where(gone, 0, codes[:, j]))
+            columns[margin.bins.name] = pd.Series(values).mask(gone) if gone.any() else values
+        return pd.DataFrame(columns)
+
+
+def features_of(layout: Layout, rows: Floats, model: LevelModel) -> Floats:
+    """Return the scores that a column depends on, cut as in products with that column: (n, F)."""
+    factors, k = layout.factors(rows), int(layout.owner[model.column])
+    owners = layout.owners_of_scores[model.given]
+    cut: Floats = rows[:, model.given] * factors[:, owners] * factors[:, [k]]
+    return cut
+
+
+# ----------------------------------------------------------------------------------------------------
+# The joint distribution from a release.
+
+SHIFT_STEP, MOST_SHIFT = 0.9, 3.0
+LEAST_SPREAD, MOST_SPREAD = 0.3, 3.0
+SHIFT_TOL = 1e-3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoreMoments:
+    """Mean products (q, q) and means (q,) of cut scores, with 0 for missing cells, their noise and entities.
+
+    `noise` and `pairs` (q, q) are the deviation of the noise on a mean product and the entities behind it.
+    If `adjusted`, means and products are those of all entities, by maximum likelihood; otherwise means are
+    those of the margins.
+    """
+
+    products: Floats
+    means: Floats
+    noise: Floats
+    pairs: Ints
+    adjusted: bool
+
+
+def find_joint(layout: Layout, margins: Sequence[Margin], moments: ScoreMoments) -> JointModel:
+    """Find the joint distribution with these expected products of cut scores."""
+    ordered = layout.ordered
+    scores = layout.first[ordered]
+    if not len(ordered):
+        found = tuple(margins)
+        inversion = Inversion(np.zeros((0, 0)), np.zeros(0))
+    elif layout.is_plain and not moments.adjusted:
+        places = [np.flatnonzero(layout.owner == k) for k in range(len(layout.radii))]
+        blocks = [slice(int(own[0]), int(own[-1]) + 1) for own in places]
+        return JointModel(
+            layout,
+            tuple(margins),
+            invert_products(moments.products, margins, blocks, list(layout.radii)),
+        )
+    else:
+        found, inversion = _find_ordered(layout, list(margins), scores, moments)
+    model = JointModel(layout, found, inversion)
+    return _with_levels(model, moments)
+
+
+def _fit_one(
+    layout: Layout,
+    model: LevelModel,
+    rows: Floats,
+    moments: ScoreMoments,
+    shares: Floats,
+) -> LevelModel:
+    """Fit the levels of one column to the products of its indicators with the scores before."""
+    own = layout.scores_of(model.column)
+    own = own[1:] if model.gap else own
+    products = moments.products[np.ix_(own, model.given)]
+    variance = moments.noise[np.ix_(own[:1], model.given)][0] ** 2 * moments.pairs[own[0], model.given]
+    features = features_of(layout, rows, model)
+    if model.gap:
+        products = np.vstack([features.mean(axis=0) - products[0], products[0]])
+        variance = variance / 2.0
+    start = model.coefficients if len(model.coefficients) else None
+    fitted = fit_levels(features, shares, products, variance, start)
+    return LevelModel(model.column, model.gap, model.given, fitted)
+
+
+def _shares(layout: Layout, margins: Sequence[Margin], moments: ScoreMoments, column: int) -> Floats:
+    """Return shares of the levels of a column, or of its observed and missing cells."""
+    margin, own = margins[column], layout.scores_of(column)
+    if not layout.nominal[column]:
+        missing = float(moments.means[own[-1]]) if moments.adjusted else margin.missing
+        return np.array([1.0 - missing, missing]).clip(0.0, 1.0)
+    if moments.adjusted:
+        shares = np.clip(moments.means[own], 0.0, None)
+    else:
+        shares = margin.probabilities * (1.0 - margin.missing)
+        shares = np.append(shares, margin.missing) if layout.gap[column] else margin.probabilities
+    return np.asarray(shares / shares.sum())
+
+
+NOTHING = np.zeros((0, 0))
+
+
+def _find_ordered(
+    layout: Layout, margins: list[Margin], scores: Ints, moments: ScoreMoments
+) -> tuple[tuple[Margin, ...], Inversion]:
+    """Find copula, shifts of margins and missing cells of the ordered columns.
+
+    Simulated rows with missing cells, cut as at the sites, have the released products and means. The first
+    correlations are those of pairs of observed cells.
+    """
+    ordered = layout.ordered
+    p, upper = len(ordered), np.triu_indices(len(ordered), 1)
+    rng = np.random.default_rng(INVERSION_SEED)
+    n = count_draws(p)
+    draws, gaps = rng.standard_normal((n, p)), ordered[layout.gap[ordered]]
+    uniforms = rng.random((n, len(gaps)))
+    held = np.flatnonzero(layout.gap[ordered])
+    moving = np.ones(p, dtype=np.bool_) if moments.adjusted else layout.gap[ordered]
+    wanted = moments.products[np.ix_(scores, scores)]
+    models = {int(j): LevelModel(int(j), True, np.zeros(0, dtype=np.int64), NOTHING) for j in gaps}
+    correlation, pairs, observed = np.eye(p), np.eye(p), np.ones((p, p))
+    first = True
+    for _ in range(INVERSION_MAXITER):
+        own = [margins[j] for j in ordered]
+        thresholds, tables, bins = tables_of(own)
+        coefficients = np.array([margin.coefficients for margin in own])
+        means = np.array([margin.mean for margin in own])
+        codes = code_latents(draws @ np.linalg.cholesky(correlation).T, thresholds, bins)
+        full = scores_of_codes(codes, tables)
+        rows = np.zeros((n, layout.q))
+        rows[:, scores] = full
+        known = scores.copy()
+        seen = np.ones((n, p), dtype=np.bool_)
+        for i, u in zip(held, uniforms.T, strict=True):
+            j, at = int(ordered[i]), int(scores[i])
+            given = known[known != at]
+            model = LevelModel(j, True, given, models[j].coefficients)
+            models[j] = _fit_one(layout, model, rows, moments, _shares(layout, margins, moments, j))
+            gone = draw_levels(models[j].coefficients, features_of(layout, rows, models[j]), u) == 1
+            rows[gone, at], rows[gone, at + 1], seen[gone, i] = 0.0, 1.0, False
+            known = np.append(known, at + 1)
+        factors = layout.factors(rows)[:, layout.owner[ordered]]
+        cut = rows[:, scores] * factors
+        both = seen.astype(np.float64)
+        observed = np.maximum(both.T @ both / n, 0.02)
+        expected = (wanted - cut.T @ cut / n) / observed + full.T @ full / n
+        if first:  # rows were drawn without correlations: start from the products of observed cells
+            expected = wanted / observed
+        target = expected - np.outer(means, means)
+        r = latent_correlations(target[upper], coefficients[upper[0]], coefficients[upper[1]])
+        pairs = np.eye(p)
+        pairs[upper], pairs.T[upper] = r, r
+        earlier, correlation = correlation, nearest_correlation(pairs)
+        moved = (
+            0.0 if first else _shift(margins, ordered, moving, rows[:, scores], cut, seen, scores, moments)
+        )
+        done = np.abs(correlation - earlier).max() < INVERSION_TOL and moved < SHIFT_TOL
+        if done and not first:
+            break
+        first = False
+    distance = np.sqrt(((pairs - correlation) ** 2).sum(axis=0) / max(p - 1, 1))
+    return tuple(margins), Inversion(correlation, distance)
+
+
+def _shift(
+    margins: list[Margin],
+    ordered: Ints,
+    moving: Bools,
+    rows: Floats,
+    cut: Floats,
+    seen: Bools,
+    scores: Ints,
+    moments: ScoreMoments,
+) -> float:
+    """Move latent means and deviations so that observed scores have their means; return the largest move."""
+    largest = 0.0
+    for i in np.flatnonzero(moving):
+        margin, here = margins[ordered[i]], seen[:, i]
+        share = max(here.mean(), 0.02)
+        x = (cut if moments.adjusted else rows)[here, i]
+        mean, square = x.mean(), (x**2).mean()
+        wanted_mean, wanted_square = 0.0, margin.variance
+        if moments.adjusted:
+            wanted_mean = moments.means[scores[i]] / share
+            wanted_square = moments.products[scores[i], scores[i]] / share
+        slope = max(abs(float(margin.coefficients[0])) / margin.spread, 0.05)
+        move = SHIFT_STEP * (wanted_mean - mean) / slope
+        spread = margin.spread
+        if margin.bins.count > 2:
+            ratio = max(wanted_square - wanted_mean**2, 1e-3) / max(square - mean**2, 1e-3)
+            spread = spread * ratio**0.7
+        shift = float(np.clip(margin.shift + move, -MOST_SHIFT, MOST_SHIFT))
+        spread = float(np.clip(spread, LEAST_SPREAD, MOST_SPREAD))
+        largest = max(largest, abs(shift - margin.shift), abs(spread - margin.spread))
+        margins[ordered[i]] = Margin(margin.bins, margin.probabilities, margin.missing, shift, spread)
+    return largest
+
+
+LEVEL_NUMBERS = 2**24
+"""Number of rows, times levels, times scores, from which levels are fitted."""
+
+
+def _with_levels(model: JointModel, moments: ScoreMoments) -> JointModel:
+    """Add the missing cells of ordered columns, and the levels of the others, column by column."""
+    layout = model.layout
+    gaps = [int(j) for j in layout.ordered if layout.gap[j]]
+    nominal = [int(j) for j in np.flatnonzero(layout.nominal)]
+    if not gaps and not nominal:
+        return model
+    rng = np.random.default_rng(INVERSION_SEED)
+    largest = layout.q * int(layout.width.max())
+    n = int(np.clip(LEVEL_NUMBERS // largest, FEWEST_DRAWS, MOST_DRAWS))
+    correlation = model.inversion.correlation
+    Z = rng.standard_normal((n, len(correlation)))
+    if len(correlation):
+        Z = Z @ np.linalg.cholesky(correlation).T
+    codes, rows = np.zeros((n, len(model.margins)), dtype=np.int64), np.zeros((n, layout.q))
+    known = layout.first[layout.ordered]
+    if len(known):
+        thresholds, tables, bins = tables_of([model.margins[j] for j in layout.ordered])
+        codes[:, layout.ordered] = code_latents(Z, thresholds, bins)
+        rows[:, known] = scores_of_codes(codes[:, layout.ordered], tables)
+    levels: list[LevelModel] = []
+    for column in [*gaps, *nominal]:
+        own = layout.scores_of(column)
+        given = known[~np.isin(known, own)]
+        start = LevelModel(column, column in gaps, given, NOTHING)
+        shares = _shares(layout, model.margins, moments, column)
+        levels.append(_fit_one(layout, start, rows, moments, shares))
+        model.add(levels[-1], rows, codes, rng.random(n))
+        known = np.append(known, own[1:] if column in gaps else own)
+    return JointModel(layout, model.margins, model.inversion, tuple(levels))
