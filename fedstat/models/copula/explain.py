@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations
@@ -16,7 +16,7 @@ from scipy.special import ndtri
 from fedstat.federation.dry_run.expected_releases import ExpectedReleases
 from fedstat.kernels.copula import expand_steps
 from fedstat.models.copula.correlation import METHODS, SummedPatterns, choose_groups, describe_choice
-from fedstat.models.copula.margins import Bins, edge_variance
+from fedstat.models.copula.margins import Bins, Margin, edge_variance
 from fedstat.models.copula.protocol import CopulaFit
 from fedstat.models.copula.request import GramPlan, NoisePlan
 from fedstat.models.explain import DryRunPlan
@@ -95,6 +95,36 @@ def _enough(plan: NoisePlan, factor: float, delta: float) -> float:
     return epsilon_of_zcdp(plan.rho * round(factor**2 * 1000) / 1000, delta)
 
 
+OUTSIDE, CROWDED = 0.02, 0.5
+"""Share of values beyond a bound, and in one bin of a range, from which bounds are probably wrong."""
+
+
+def bounds_problems(margins: Sequence[Margin], sites: Sequence[str]) -> Iterator[str]:
+    """State which bounds do not suit the released margins of columns at `sites`."""
+    for margin, site in zip(margins, sites, strict=True):
+        bins, p = margin.bins, margin.probabilities
+        if bins.levels or not bins.atoms:
+            continue
+        where = f"column '{bins.name}' at '{site}'"
+        low, high = (str(bins.formed(np.array([float(x)]))[0])[:10] for x in bins.range)
+        for share, side, bound in ((p[0], "below", low), (p[-1], "above", high)):
+            if share > OUTSIDE:
+                yield (
+                    f"VALUES BEYOND THE BOUNDS: {where}: about {share:.0%} of the values are {side} {bound}, "
+                    f"and count as {bound}. The unit of the bounds may be wrong. Correct them; the charge for "
+                    "this release remains"
+                )
+        inner, edges = p[bins.leaf_codes], bins.leaf_edges
+        k = int(inner.argmax())
+        if inner[k] > CROWDED and (bins.form == "real" or bins.step > 1):
+            yield (
+                f"BOUNDS TOO WIDE: {where}: about {inner[k]:.0%} of the values are between {edges[k]:.4g} "
+                f"and {edges[k + 1]:.4g}, in one of {bins.leaves:,} bins of the range. Their distribution "
+                "within the bin is not known. Use narrower bounds, fs.log() or fs.asinh(); the charge for "
+                "this release remains"
+            )
+
+
 def cost_statements(plan: NoisePlan | GramPlan, delta: float) -> Iterator[str]:
     """State the epsilon of a record for each kind of observer."""
     complete = epsilon_of_zcdp(plan.coordinator_cost(), delta)
@@ -142,8 +172,7 @@ def utility_of_columns(fit: CopulaFit, noise: Floats) -> pd.DataFrame:
     correlation = np.abs(fit.inversion.correlation)
     places = iter(range(len(noise)))
     rows = []
-    sites = [site for site, bins in fit.plan.columns.items() for _ in bins]
-    for site, margin in zip(sites, fit.margins, strict=True):
+    for site, margin in zip(fit.sites, fit.margins, strict=True):
         n = fit.entities[site]
         request = fit.plan.margins_requested(site)
         levels = bool(margin.bins.levels)

@@ -32,8 +32,8 @@ from fedstat.typing import Array, Bools, Floats, Ints
 # The release has the products of the indicator of every level with the scores of all columns. Of all
 # conditional distributions of the levels that reproduce these products and the margin, the multinomial logit
 # in the scores has the largest entropy (Berger, Della Pietra and Della Pietra 1996). Its coefficients
-# maximize a concave function. Products have noise: a penalty of each coefficient, the variance of the noise,
-# weighs the noise against the entropy of the entities.
+# maximize a concave function. Products have noise: a penalty makes them hold up to half a deviation of the
+# noise for each unit of a coefficient, so that noise yields no extreme coefficients.
 #
 # References
 # ----------
@@ -41,14 +41,14 @@ from fedstat.typing import Array, Bools, Floats, Ints
 # processing. Computational Linguistics 22, 39-71.
 
 LOGIT_MAXITER = 200
-LOGIT_TOL = 1e-6
-LEAST_PENALTY = 1e-5
-"""Smallest penalty: without noise, a level that never occurs with another one has no finite coefficient."""
+LOGIT_TOL = 3e-5
+OF_NOISE, LEAST_PENALTY = 0.5, 1e-5
+"""Penalty as a share of the noise, and the smallest one, for levels that exclude each other."""
 COLLINEAR = 1e-6
 
 
 def fit_levels(
-    features: Floats, shares: Floats, products: Floats, penalties: Floats, start: Floats | None = None
+    features: Floats, shares: Floats, products: Floats, noise: Floats, start: Floats | None = None
 ) -> Floats:
     """Return coefficients (K, F + 1), constant first, of a multinomial logit with these expected products.
 
@@ -60,8 +60,8 @@ def fit_levels(
         Shares of the levels, which sum to one.
     products : (K, F)
         Expected products of indicators of the levels and features.
-    penalties : (F,)
-        Variance of the noise on sums of products, over the number of entities.
+    noise : (F,)
+        Deviation of the noise on mean products with each feature.
     start : (K, F + 1), optional
         Coefficients of an earlier fit.
 
@@ -80,7 +80,7 @@ def fit_levels(
     target = products[live] + np.outer(p, means - products[live].sum(axis=0))
     H = np.column_stack([np.ones(len(features)), features])
     T = np.column_stack([p, target])
-    ridge = np.concatenate([[0.0], np.maximum(penalties, LEAST_PENALTY)])
+    ridge = np.concatenate([[0.0], np.maximum(OF_NOISE * noise, LEAST_PENALTY)])
     # In orthonormal features the curvature is about the same in all directions.
     square = H.T @ H / len(H) + np.diag(ridge)
     root = np.linalg.cholesky(square + COLLINEAR * np.trace(square) / len(square) * np.eye(len(square)))
@@ -106,7 +106,7 @@ def fit_levels(
         (first @ root).ravel(),
         jac=True,
         method="L-BFGS-B",
-        options={"maxiter": LOGIT_MAXITER, "gtol": LOGIT_TOL, "ftol": 1e-12, "maxcor": 20},
+        options={"maxiter": LOGIT_MAXITER, "gtol": LOGIT_TOL, "ftol": 1e-10, "maxcor": 20},
     )
     out[live] = found.x.reshape(T.shape) @ inverse
     return out
@@ -336,13 +336,13 @@ def _fit_one(
     own = layout.scores_of(model.column)
     own = own[1:] if model.gap else own
     products = moments.products[np.ix_(own, model.given)]
-    variance = moments.noise[np.ix_(own[:1], model.given)][0] ** 2 * moments.pairs[own[0], model.given]
+    noise = moments.noise[own[0], model.given]
     features = features_of(layout, rows, model)
     if model.gap:
         products = np.vstack([features.mean(axis=0) - products[0], products[0]])
-        variance = variance / 2.0
+        noise = noise / 2.0
     start = model.coefficients if len(model.coefficients) else None
-    fitted = fit_levels(features, shares, products, variance, start)
+    fitted = fit_levels(features, shares, products, noise, start)
     return LevelModel(model.column, model.gap, model.given, fitted)
 
 
@@ -470,11 +470,14 @@ def _with_levels(model: JointModel, moments: ScoreMoments) -> JointModel:
     nominal = [int(j) for j in np.flatnonzero(layout.nominal)]
     if not gaps and not nominal:
         return model
-    rng = np.random.default_rng(INVERSION_SEED)
-    largest = layout.q * int(layout.width.max())
-    n = int(np.clip(LEVEL_NUMBERS // largest, FEWEST_DRAWS, MOST_DRAWS))
-    correlation = model.inversion.correlation
-    Z = rng.standard_normal((n, len(correlation)))
+    correlation, drawn = model.inversion.correlation, len(gaps) + len(nominal)
+    numbers = layout.q * int(layout.width.max())
+    n = int(np.clip(LEVEL_NUMBERS // numbers, FEWEST_DRAWS, MOST_DRAWS))
+    # Points that fill the space evenly: shares of levels in them are nearly those of the distribution.
+    points = qmc.Sobol(len(correlation) + drawn, seed=INVERSION_SEED).random_base2(int(math.log2(n)))
+    points = np.clip(points, 1e-9, 1.0 - 1e-9)
+    n, uniforms = len(points), iter(points.T[len(correlation) :])
+    Z = np.asarray(ndtri(points[:, : len(correlation)]))
     if len(correlation):
         Z = Z @ np.linalg.cholesky(correlation).T
     codes, rows = np.zeros((n, len(model.margins)), dtype=np.int64), np.zeros((n, layout.q))
@@ -490,6 +493,6 @@ def _with_levels(model: JointModel, moments: ScoreMoments) -> JointModel:
         start = LevelModel(column, column in gaps, given, NOTHING)
         shares = _shares(layout, model.margins, moments, column)
         levels.append(_fit_one(layout, start, rows, moments, shares))
-        model.add(levels[-1], rows, codes, rng.random(n))
+        model.add(levels[-1], rows, codes, next(uniforms))
         known = np.append(known, own[1:] if column in gaps else own)
     return JointModel(layout, model.margins, model.inversion, tuple(levels))

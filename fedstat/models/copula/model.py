@@ -17,7 +17,7 @@ from fedstat.inference.explanation import Explanation
 from fedstat.models.checks import check_choice, check_integer, check_layout, checks_arguments
 from fedstat.models.copula.bounds import Bounds, IntoBound, asinh, levels, log
 from fedstat.models.copula.correlation import Missing
-from fedstat.models.copula.explain import CopulaPlan
+from fedstat.models.copula.explain import CopulaPlan, bounds_problems
 from fedstat.models.copula.private_release import LARGEST_DELTA, PrivateRelease
 from fedstat.models.copula.protocol import fit_copula, plan_columns
 from fedstat.models.copula.published import METHODS, ROUNDS, Method, PublishedSynthesis, synthesize, table_of
@@ -40,8 +40,8 @@ class CopulaSynthesizer(PrivateRelease):
     """Synthetic rows of columns at several sites, from one release with a stated epsilon.
 
     Every site releases the margins of its columns, and all sites together release the products of scores of
-    their columns. Each site adds noise to its own part first, which makes both differentially private.
-    Correlations and any number of synthetic rows are computed from them at no further cost. Each site's owner
+    their columns. Levels without an order and missing cells have scores of their own, at no further cost.
+    Each site adds noise to its own part first, which makes both differentially private. Correlations and any number of synthetic rows are computed from them at no further cost. Each site's owner
     has to allow a budget: ``Policy(privacy=Budget(epsilon, delta))``.
 
     Parameters
@@ -199,6 +199,8 @@ class CopulaSynthesizer(PrivateRelease):
         -----
         DisclosureWarning
             The mechanism is the published one: nothing is private.
+        DataWarning
+            The bounds of a column do not suit its released margin.
 
         Examples
         --------
@@ -232,7 +234,10 @@ class CopulaSynthesizer(PrivateRelease):
             self._planned.rho,
             self.missing,
         )
-        record = CopulaRecord(attempt.run(protocol), self.epsilon, self.delta)
+        fit = attempt.run(protocol)
+        for text in bounds_problems(fit.margins, fit.sites):
+            warn(text, DataWarning)
+        record = CopulaRecord(fit, self.epsilon, self.delta)
         return CopulaResults(record, attempt.ledger)
 
     def explain(self, **arguments: Any) -> Explanation:
@@ -346,8 +351,7 @@ def rehearse(
     -------
     ClientPartition
         In one process, with as many entities. Each site, and each combination of sites, has as many records
-        as in the partition. Missing records do not depend on values, and no cell is missing within a record.
-        Keys are numbers.
+        as in the partition. Missing records do not depend on values. Keys are numbers.
 
     Raises
     ------
@@ -385,7 +389,7 @@ def rehearse(
     made = ClientPartition.from_frames(frames, on=key, policy=policy, min_count=partition.min_count)
     warn(
         f"rows are synthetic, from one release with epsilon {epsilon:g}. Missing records do not depend on "
-        "values, no cell is missing within a record, and standard errors of fits do not include the noise",
+        "values, and standard errors of fits do not include the noise",
         DataWarning,
     )
     return made

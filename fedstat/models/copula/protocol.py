@@ -97,6 +97,11 @@ class CopulaFit:
     n: int
 
     @property
+    def sites(self) -> list[str]:
+        """Site of every column: (p,)."""
+        return [site for site, bins in self.plan.columns.items() for _ in bins]
+
+    @property
     def joint(self) -> JointModel:
         """The joint distribution of all columns."""
         return JointModel(Layout.of(self.plan), self.margins, self.inversion, self.levels)

@@ -18,7 +18,12 @@ from fedstat.inference.summary import Note, header_sheet, released_kinds
 from fedstat.inference.tables import Sheet
 from fedstat.models.checks import check_integer
 from fedstat.models.copula.correlation import METHODS
-from fedstat.models.copula.explain import cost_statements, large_noise, utility_of_columns
+from fedstat.models.copula.explain import (
+    bounds_problems,
+    cost_statements,
+    large_noise,
+    utility_of_columns,
+)
 from fedstat.models.copula.joint import JointModel, Layout, ScoreMoments, find_joint
 from fedstat.models.copula.margins import Margin
 from fedstat.models.copula.protocol import CopulaFit
@@ -401,6 +406,8 @@ class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 3", 
 
     def _summary_notes(self) -> Iterator[Note]:
         fit = self._fit
+        for text in bounds_problems(fit.margins, fit.sites):
+            yield Note("bounds", f"{text}.", "critical")
         for text in cost_statements(fit.sums, self.delta):
             yield Note("cost", text)
         upper = np.triu_indices(len(self._ordered), 1)

@@ -136,7 +136,7 @@ def estimate(
     """Estimate the distribution of the columns, then the coefficients, from those of an earlier fit."""
     earlier = None if start is None else start.distribution
     distribution = ReleasedDistribution.find(
-        design, release.margins, release.products[:-1, :-1], points, release.ridge, earlier
+        design, release.margins, release.products[:-1, :-1], points, release.noise, earlier
     )
     root = None if start is None else start.root
     return MomentFit(

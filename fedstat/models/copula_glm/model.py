@@ -12,7 +12,7 @@ import numpy as np
 import statsmodels.genmod.families as sm_families
 
 from fedstat.docstrings import inherits_signature
-from fedstat.errors import ConvergenceWarning, ModelError, warn
+from fedstat.errors import ConvergenceWarning, DataWarning, ModelError, warn
 from fedstat.federation.design.formula.parse import Formula, parse_formula
 from fedstat.federation.dry_run.execution import DryRunEngine
 from fedstat.federation.partition.partition import ClientPartition
@@ -21,11 +21,12 @@ from fedstat.federation.tables.published import Published
 from fedstat.kernels.glm.distributions import DistributionSpec, Family
 from fedstat.models.checks import check_choice, check_integer, check_layout, checks_arguments
 from fedstat.models.copula.bounds import Bounds, IntoBound
+from fedstat.models.copula.explain import bounds_problems
 from fedstat.models.copula.private_release import LARGEST_DELTA, PrivateRelease
 from fedstat.models.copula_glm.design import ScoredColumn, check_response, columns_by_site, score_columns
 from fedstat.models.copula_glm.estimation import bootstrap
 from fedstat.models.copula_glm.explain import TIMES, PrivateGLMPlan, failure_notes, noise_ratio, step_ratio
-from fedstat.models.copula_glm.notes import NO_ROOT
+from fedstat.models.copula_glm.notes import NO_ROOT, left_out
 from fedstat.models.copula_glm.protocol import MomentReleasePlan, fit_private
 from fedstat.models.copula_glm.request import FamilyName, MomentPlan
 from fedstat.models.copula_glm.results import PrivateGLMResults
@@ -246,6 +247,9 @@ class PrivateCopulaGLM(PrivateRelease):
 
         Warns
         -----
+        DataWarning
+            Entities are left out, since they are not complete at every site; or the bounds of a column do not
+            suit its released margin.
         ConvergenceWarning
             No coefficients solve the released moments: the noise is too large. Before anything is charged if
             this is likely; ``warnings.simplefilter("error", fs.errors.ConvergenceWarning)`` stops the fit.
@@ -284,6 +288,9 @@ class PrivateCopulaGLM(PrivateRelease):
         done = attempt.run(protocol)
         released, fit, step = done.released, done.fit, done.step
         errors, test = None, None
+        if not isinstance(self.engine, DryRunEngine):
+            for text in (*bounds_problems(*released.margins), left_out(released)):
+                warn(text, DataWarning) if text else None
         if fit.root.converged:
             move = None if step is None else simulated_move
             errors = bootstrap(fit, released.n, released.noise, draws, rng, move)

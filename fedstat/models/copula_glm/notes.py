@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fedstat.inference.summary import Note
-from fedstat.models.copula.explain import cost_statements
+from fedstat.models.copula.explain import bounds_problems, cost_statements
 from fedstat.models.copula.request import OF_MARGINS
 from fedstat.models.copula_glm.estimation import MOST_ROWS, MomentErrors
 from fedstat.models.copula_glm.protocol import ReleasedMoments
@@ -73,6 +73,8 @@ def fit_notes(
     delta: float,
 ) -> Iterator[Note]:
     """State the assumptions behind the numbers, and their cost."""
+    for text in bounds_problems(*released.margins):
+        yield Note("bounds", f"{text}.", "critical")
     if test is not None:
         yield _tested(released, test)
     if step is None:
@@ -97,16 +99,21 @@ def fit_notes(
         )
     for text in cost_statements(released.plan, delta):
         yield Note("cost", text)
-    lost = {c: count - released.n for c, count in released.entities.items() if count > released.n}
-    if lost:
+    if left := left_out(released):
         yield Note(
             "left_out",
-            "Entities that are not complete at every site are left out: "
-            f"{', '.join(f'{count:,} at {site}' for site, count in lost.items())}. The estimates "
-            "describe the remaining entities; with missing='pairs', fs.CopulaSynthesizer makes tables of "
-            "all.",
+            f"{left} The estimates describe the {released.n:,} entities that are complete at every site; "
+            "fs.CopulaSynthesizer makes tables of all.",
         )
     yield Note("public", PUBLIC)
+
+
+def left_out(released: ReleasedMoments) -> str:
+    """State how many entities are left out, and at which site they lack values; empty if none are."""
+    parts = [f"{n:,} records at '{site}' lack a value" for site, n in released.incomplete.items()]
+    parts += [f"{n:,} entities have no record at '{site}'" for site, n in released.absent.items()]
+    lost = released.known - released.n
+    return f"{lost:,} of {released.known:,} entities are left out: {', '.join(parts)}." if lost else ""
 
 
 def _tested(released: ReleasedMoments, test: CopulaTest) -> Note:
@@ -124,7 +131,7 @@ def _tested(released: ReleasedMoments, test: CopulaTest) -> Note:
         f"THE COLUMNS DO NOT FOLLOW THE COPULA, or the model does not hold: {found}. One step removes most "
         "of this error from the estimates, and not all; predictions and synthetic tables from the copula "
         "have it. Transform the column, or leave it out.",
-        "warning",
+        "critical",
     )
 
 

@@ -16,7 +16,7 @@ from fedstat.errors import EstimationError, SecurityError
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.secure_products import ProductOperand, SecureProductSession
 from fedstat.federation.tables.published import PublishedColumn
-from fedstat.models.copula.margins import Bins
+from fedstat.models.copula.margins import Bins, Margin
 from fedstat.models.copula.protocol import (
     FEWEST,
     of_one_run,
@@ -77,7 +77,8 @@ class MomentReleasePlan:
 class ReleasedMoments:
     """The release of `n` complete entities, its noise, and the plan behind the request.
 
-    `entities` are the complete ones of each site, `used` positions of those of the fit among all.
+    `entities` are the complete ones of each site, `records` all of its records, `known` the entities with a
+    record at any site, and `used` positions of those of the fit among all.
     """
 
     plan: MomentPlan
@@ -86,7 +87,26 @@ class ReleasedMoments:
     noise: ReleaseNoise
     n: int
     entities: Mapping[str, int]
+    records: Mapping[str, int]
+    known: int
     used: Mapping[str, Ints]
+
+    @property
+    def margins(self) -> tuple[list[Margin], list[str]]:
+        """Margins of the columns and the response, and the site of each."""
+        owners = [site for site in self.design.sites for _ in self.plan.columns[site]]
+        owners.remove(self.plan.holder) if self.plan.holder in owners else None
+        return [*self.release.margins, self.release.response.margin], [*owners, self.plan.holder]
+
+    @property
+    def incomplete(self) -> dict[str, int]:
+        """Records of each site that lack a value."""
+        return {site: self.records[site] - n for site, n in self.entities.items() if self.records[site] > n}
+
+    @property
+    def absent(self) -> dict[str, int]:
+        """Entities of other sites without a record at each site."""
+        return {site: self.known - n for site, n in self.records.items() if self.known > n}
 
 
 def release_moments(
@@ -126,11 +146,13 @@ def release_moments(
             tuple(of_columns),
             response,
             unweighted(products[here] / n, plan.response),
-            (noise[here] ** 2 / n)[:-1, :-1],
+            (noise[here] / n)[:-1, :-1],
         ),
         noise=ReleaseNoise(np.array(counts), float(of_response), noise[here] / n),
         n=n,
         entities=entities,
+        records={site: len(rows[site]) for site in clients},
+        known=len(np.unique(np.concatenate([rows[site] for site in clients]))),
         used={site: rows[site][present.seen[site]] for site in clients},
     )
 

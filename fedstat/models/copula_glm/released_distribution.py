@@ -103,15 +103,16 @@ class ReleasedDistribution:
         margins: Sequence[Margin],
         products: Floats,
         points: Floats,
-        ridge: Floats | None = None,
+        noise: Floats | None = None,
         earlier: ReleasedDistribution | None = None,
     ) -> ReleasedDistribution:
         """Find the distribution with these mean products of cut scores, (p, p).
 
         Each pair of ordered data columns is estimated from the sum of the products of their scores, through
         Mehler's formula, as if no row had been cut; levels without an order by a multinomial logit
-        (:func:`fedstat.models.copula.joint.fit_levels`), with a penalty `ridge` (p, p). The effect of the cut
-        on rows of this distribution is then subtracted. The logit starts from an `earlier` distribution.
+        (:func:`fedstat.models.copula.joint.fit_levels`), which allows for their `noise` (p, p). The effect of
+        the cut on rows of this distribution is then subtracted. The logit starts from an `earlier`
+        distribution.
         """
         ordered = np.array([not margin.bins.nominal for margin in margins])
         sums = np.equal.outer(np.arange(len(margins)), design.sources).astype(np.float64)
@@ -132,7 +133,7 @@ class ReleasedDistribution:
             r = latent_correlations(target[upper], a, b) * of_ordered
             found[upper], found.T[upper] = r, r
             made = cls(design, tuple(margins), nearest_correlation(found), points)
-            return made if ordered.all() else made.with_levels(uncut, ridge, before)
+            return made if ordered.all() else made.with_levels(uncut, noise, before)
 
         distribution = solve(0.0, earlier)
         for _ in range(ROUNDS):
@@ -144,7 +145,7 @@ class ReleasedDistribution:
         return distribution
 
     def with_levels(
-        self, products: Floats, ridge: Floats | None, earlier: ReleasedDistribution | None
+        self, products: Floats, noise: Floats | None, earlier: ReleasedDistribution | None
     ) -> ReleasedDistribution:
         """Add levels without an order, column by column, from mean products of full scores (p, p)."""
         found, codes = dict[int, Floats](), self._code_ordered(self.latents)
@@ -161,11 +162,11 @@ class ReleasedDistribution:
             mean = features.mean(axis=0)
             above = (products[np.ix_(own, before)] - np.outer(low, mean)) / rise[:, None]
             above = np.vstack([mean, above, np.zeros_like(mean)])
-            penalty = np.zeros(len(before))
-            if ridge is not None:
-                penalty = 2.0 * (ridge[np.ix_(own, before)] / rise[:, None] ** 2).mean(axis=0)
+            each = np.zeros(len(before))
+            if noise is not None:
+                each = np.sqrt(2.0 * ((noise[np.ix_(own, before)] / rise[:, None]) ** 2).mean(axis=0))
             start = None if earlier is None else earlier.levels.get(j)
-            found[j] = fit_levels(features, margin.probabilities, above[:-1] - above[1:], penalty, start)
+            found[j] = fit_levels(features, margin.probabilities, above[:-1] - above[1:], each, start)
             codes[:, j] = draw_levels(found[j], features, uniforms[:, j])
         return replace(self, levels=found)
 
@@ -200,14 +201,14 @@ class ReleaseNoise:
 class MomentRelease:
     """Margins of the columns (d,), the response with its margin, mean products of scores (p + 1, p + 1).
 
-    The response is last; its score is divided by its weight. `ridge` (p, p) has the variances of the noise on
-    sums of products of scores of columns over the number of entities, None without noise.
+    The response is last; its score is divided by its weight. `noise` (p, p) has the deviations of the noise
+    on mean products of scores of columns, None without noise.
     """
 
     margins: tuple[Margin, ...]
     response: ScoredResponse
     products: Floats
-    ridge: Floats | None = None
+    noise: Floats | None = None
 
 
 def release_rows(
@@ -235,8 +236,8 @@ def release_rows(
     if noise is not None and rng is not None:
         G = np.triu(G, 1) + np.triu(rng.standard_normal(G.shape) * noise.products, 1)
         G = G + G.T
-    ridge = None if noise is None else n * noise.products[:-1, :-1] ** 2
-    return MomentRelease(margins, scored, unweighted(G, family), ridge)
+    of_columns = None if noise is None else noise.products[:-1, :-1]
+    return MomentRelease(margins, scored, unweighted(G, family), of_columns)
 
 
 def unweighted(G: Floats, family: str) -> Floats:
