@@ -99,30 +99,45 @@ OUTSIDE, CROWDED = 0.02, 0.5
 """Share of values beyond a bound, and in one bin of a range, from which bounds are probably wrong."""
 
 
-def bounds_problems(margins: Sequence[Margin], sites: Sequence[str]) -> Iterator[str]:
-    """State which bounds do not suit the released margins of columns at `sites`."""
-    for margin, site in zip(margins, sites, strict=True):
-        bins, p = margin.bins, margin.probabilities
+CERTAIN = 5.0
+"""Deviations of noise by which a share has to be above these."""
+
+
+def bounds_problems(
+    margins: Sequence[Margin], sites: Sequence[str], deviations: Sequence[float]
+) -> Iterator[str]:
+    """State which bounds do not suit the released margins of columns at `sites`.
+
+    `deviations` are those of the noise on a share, by column.
+    """
+    for margin, site, deviation in zip(margins, sites, deviations, strict=True):
+        bins, p, noise = margin.bins, margin.probabilities, CERTAIN * deviation
         if bins.levels or not bins.atoms:
             continue
         where = f"column '{bins.name}' at '{site}'"
-        low, high = (str(bins.formed(np.array([float(x)]))[0])[:10] for x in bins.range)
+        low, high = (bins.written(x) for x in bins.range)
         for share, side, bound in ((p[0], "below", low), (p[-1], "above", high)):
-            if share > OUTSIDE:
+            if share > OUTSIDE + noise:
                 yield (
                     f"VALUES BEYOND THE BOUNDS: {where}: about {share:.0%} of the values are {side} {bound}, "
-                    f"and count as {bound}. The unit of the bounds may be wrong. Correct them; the charge for "
-                    "this release remains"
+                    f"and count as {bound}. The unit of the bounds may be wrong. Correct them; the charge "
+                    "for this release remains"
                 )
         inner, edges = p[bins.leaf_codes], bins.leaf_edges
         k = int(inner.argmax())
-        if inner[k] > CROWDED and (bins.form == "real" or bins.step > 1):
+        if inner[k] > CROWDED + noise and (bins.form == "real" or bins.step > 1):
             yield (
                 f"BOUNDS TOO WIDE: {where}: about {inner[k]:.0%} of the values are between {edges[k]:.4g} "
                 f"and {edges[k + 1]:.4g}, in one of {bins.leaves:,} bins of the range. Their distribution "
                 "within the bin is not known. Use narrower bounds, fs.log() or fs.asinh(); the charge for "
                 "this release remains"
             )
+
+
+def problems_of_fit(fit: CopulaFit) -> list[str]:
+    """State which bounds do not suit the margins of a synthesis."""
+    noise = [sd / max(fit.entities[site], 1) for sd, site in zip(fit.count_noise, fit.sites, strict=True)]
+    return list(bounds_problems(fit.margins, fit.sites, noise))
 
 
 def cost_statements(plan: NoisePlan | GramPlan, delta: float) -> Iterator[str]:

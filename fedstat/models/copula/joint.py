@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,7 +10,8 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 from scipy.optimize import minimize
-from scipy.special import logsumexp
+from scipy.special import logsumexp, ndtri
+from scipy.stats import qmc
 
 from fedstat.kernels.copula import code_latents, latent_correlations, nearest_correlation, scores_of_codes
 from fedstat.models.copula.correlation import (

@@ -250,6 +250,10 @@ class Bins:
         whole = x.astype(np.int64)
         return whole if self.form == "whole" else whole.astype("datetime64[D]").astype("datetime64[ns]")
 
+    def written(self, number: float) -> str:
+        """Return a number of a range as text."""
+        return f"{number:g}" if self.form != "date" else str(self.formed(np.array([number]))[0])[:10]
+
     def as_formed(self, numbers: Floats) -> Floats:
         """Round numbers (n,) of a form that has whole numbers only."""
         return numbers if self.form == "real" else np.clip(np.floor(numbers + 0.5), *self.range)

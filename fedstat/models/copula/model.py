@@ -17,7 +17,7 @@ from fedstat.inference.explanation import Explanation
 from fedstat.models.checks import check_choice, check_integer, check_layout, checks_arguments
 from fedstat.models.copula.bounds import Bounds, IntoBound, asinh, levels, log
 from fedstat.models.copula.correlation import Missing
-from fedstat.models.copula.explain import CopulaPlan, bounds_problems
+from fedstat.models.copula.explain import CopulaPlan, problems_of_fit
 from fedstat.models.copula.private_release import LARGEST_DELTA, PrivateRelease
 from fedstat.models.copula.protocol import fit_copula, plan_columns
 from fedstat.models.copula.published import METHODS, ROUNDS, Method, PublishedSynthesis, synthesize, table_of
@@ -41,8 +41,9 @@ class CopulaSynthesizer(PrivateRelease):
 
     Every site releases the margins of its columns, and all sites together release the products of scores of
     their columns. Levels without an order and missing cells have scores of their own, at no further cost.
-    Each site adds noise to its own part first, which makes both differentially private. Correlations and any number of synthetic rows are computed from them at no further cost. Each site's owner
-    has to allow a budget: ``Policy(privacy=Budget(epsilon, delta))``.
+    Each site adds noise to its own part first, which makes both differentially private. Correlations and any
+    number of synthetic rows are computed from them at no further cost. Each site's owner has to allow a
+    budget: ``Policy(privacy=Budget(epsilon, delta))``.
 
     Parameters
     ----------
@@ -235,7 +236,7 @@ class CopulaSynthesizer(PrivateRelease):
             self.missing,
         )
         fit = attempt.run(protocol)
-        for text in bounds_problems(fit.margins, fit.sites):
+        for text in problems_of_fit(fit):
             warn(text, DataWarning)
         record = CopulaRecord(fit, self.epsilon, self.delta)
         return CopulaResults(record, attempt.ledger)

@@ -102,6 +102,16 @@ class CopulaFit:
         return [site for site, bins in self.plan.columns.items() for _ in bins]
 
     @property
+    def count_noise(self) -> list[float]:
+        """Deviation of the noise on counts of every column: (p,)."""
+        requests = {site: self.plan.margins_requested(site) for site in self.plan.columns}
+        return [
+            math.sqrt(request.of_levels if bins.levels else request.of_trees)
+            for request in requests.values()
+            for bins in request.bins
+        ]
+
+    @property
     def joint(self) -> JointModel:
         """The joint distribution of all columns."""
         return JointModel(Layout.of(self.plan), self.margins, self.inversion, self.levels)

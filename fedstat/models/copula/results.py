@@ -19,9 +19,9 @@ from fedstat.inference.tables import Sheet
 from fedstat.models.checks import check_integer
 from fedstat.models.copula.correlation import METHODS
 from fedstat.models.copula.explain import (
-    bounds_problems,
     cost_statements,
     large_noise,
+    problems_of_fit,
     utility_of_columns,
 )
 from fedstat.models.copula.joint import JointModel, Layout, ScoreMoments, find_joint
@@ -406,7 +406,7 @@ class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 3", 
 
     def _summary_notes(self) -> Iterator[Note]:
         fit = self._fit
-        for text in bounds_problems(fit.margins, fit.sites):
+        for text in problems_of_fit(fit):
             yield Note("bounds", f"{text}.", "critical")
         for text in cost_statements(fit.sums, self.delta):
             yield Note("cost", text)

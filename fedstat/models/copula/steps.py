@@ -479,7 +479,8 @@ def invented_steps(family: str) -> Mapping[tuple[str, str], Step]:
         "find_records": invented_complete,
         "release_margins": partial(release_margins, read=invented_codes),
     }
-    return {(family, name): replace(FAMILIES[family][name], run=run) for name, run in runs.items()}
+    known = FAMILIES[family]
+    return {(family, name): replace(known[name], run=run) for name, run in runs.items() if name in known}
 
 
 DRY_RUN_STEPS = invented_steps(FAMILY)

@@ -92,11 +92,14 @@ class ReleasedMoments:
     used: Mapping[str, Ints]
 
     @property
-    def margins(self) -> tuple[list[Margin], list[str]]:
-        """Margins of the columns and the response, and the site of each."""
-        owners = [site for site in self.design.sites for _ in self.plan.columns[site]]
-        owners.remove(self.plan.holder) if self.plan.holder in owners else None
-        return [*self.release.margins, self.release.response.margin], [*owners, self.plan.holder]
+    def margins(self) -> tuple[list[Margin], list[str], list[float]]:
+        """Margins of the columns and the response, the site of each, and the noise on its shares."""
+        margins, holder = [*self.release.margins, self.release.response.margin], self.plan.holder
+        sites = [site for site in self.design.sites for _ in self.plan.columns[site]]
+        if holder in sites:  # its last column is the response
+            sites.remove(holder)
+        noise = [*self.noise.counts.tolist(), self.noise.response]
+        return margins, [*sites, holder], [sd / self.n for sd in noise]
 
     @property
     def incomplete(self) -> dict[str, int]:
