@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -21,7 +21,9 @@ from fedstat.models.copula.correlation import (
     INVERSION_TOL,
     MOST_DRAWS,
     Inversion,
+    ScoredPattern,
     count_draws,
+    fit_normal,
     invert_products,
 )
 from fedstat.models.copula.margins import MISSING, Margin, tables_of
@@ -199,6 +201,17 @@ class Layout:
         held = ~self.nominal & self.gap
         return self.first[held] + 1
 
+    def only(self, columns: Ints) -> Layout:
+        """Return the layout of some columns, of the sites that have them."""
+        sites, owner = np.unique(self.owner[columns], return_inverse=True)
+        return Layout(
+            owner.astype(np.int64),
+            self.width[columns],
+            self.nominal[columns],
+            self.gap[columns],
+            self.radii[sites],
+        )
+
     @cached_property
     def is_plain(self) -> bool:
         """Whether every column is ordered and complete."""
@@ -295,8 +308,7 @@ class ScoreMoments:
     """Mean products (q, q) and means (q,) of cut scores, with 0 for missing cells, their noise and entities.
 
     `noise` and `pairs` (q, q) are the deviation of the noise on a mean product and the entities behind it.
-    If `adjusted`, means and products are those of all entities, by maximum likelihood; otherwise means are
-    those of the margins.
+    If `adjusted`, means are not those of the margins, and products include squares.
     """
 
     products: Floats
@@ -313,7 +325,7 @@ def find_joint(layout: Layout, margins: Sequence[Margin], moments: ScoreMoments)
     if not len(ordered):
         found = tuple(margins)
         inversion = Inversion(np.zeros((0, 0)), np.zeros(0))
-    elif layout.is_plain and not moments.adjusted:
+    elif layout.is_plain:
         places = [np.flatnonzero(layout.owner == k) for k in range(len(layout.radii))]
         blocks = [slice(int(own[0]), int(own[-1]) + 1) for own in places]
         return JointModel(
@@ -325,6 +337,102 @@ def find_joint(layout: Layout, margins: Sequence[Margin], moments: ScoreMoments)
         found, inversion = _find_ordered(layout, list(margins), scores, moments)
     model = JointModel(layout, found, inversion)
     return _with_levels(model, moments)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PatternMoments:
+    """Means (q,) and mean products (q, q) of the cut scores of `n` entities with one missing pattern.
+
+    `sites` are the numbers of the sites that have them. Other scores are 0.
+    """
+
+    n: int
+    sites: Ints
+    means: Floats
+    products: Floats
+
+
+def find_adjusted(
+    layout: Layout,
+    margins: Sequence[Margin],
+    patterns: Sequence[PatternMoments],
+    moments: ScoreMoments,
+    edge_noise: Sequence[float],
+) -> JointModel:
+    """Find the joint distribution of all entities by maximum likelihood over missing patterns.
+
+    `edge_noise` (p,) is the deviation of the noise on the distribution function of each column.
+
+    Valid if missing records depend on observed values only (missing at random). In every pattern the latent
+    normals of the ordered columns have a normal distribution, with a mean and a covariance of their own; the
+    EM algorithm finds those of all entities. They move the margins: with mean m and deviation s of a latent
+    normal, F(x) = Phi((Phi^-1(F_obs(x)) - m) / s). Indicators of levels and missing cells take part linearly.
+    """
+    q, latent = layout.q, layout.first[layout.ordered]
+    units = np.ones(q)
+    for j in np.flatnonzero(layout.width > (~layout.nominal)):
+        own = layout.scores_of(int(j))[int(~layout.nominal[j]) :]
+        table = np.concatenate([margins[j].probabilities * (1.0 - margins[j].missing), [margins[j].missing]])
+        p = table[: len(own)] if layout.nominal[j] else table[-1:]
+        units[own] = np.maximum(np.sqrt(p * (1.0 - p)), LEAST_UNIT)
+    scored = []
+    for one in patterns:
+        columns = np.flatnonzero(np.isin(layout.owner, one.sites))
+        part, at = layout.only(columns), np.flatnonzero(np.isin(layout.owners_of_scores, one.sites))
+        own = [margins[j] for j in columns]
+        inside = one.products[np.ix_(at, at)]
+        means, second = one.means[at] / units[at], inside / np.outer(units[at], units[at])
+        if len(part.ordered):
+            places = part.first[part.ordered]
+            known = ScoreMoments(inside, one.means[at], np.zeros_like(inside), moments.pairs, True)
+            found, inversion = _find_ordered(part, own, places, known)
+            shifts = np.array([found[j].shift for j in part.ordered])
+            spreads = np.array([found[j].spread for j in part.ordered])
+            slopes = _slopes(part, found, inversion.correlation)
+            centered = second - np.outer(means, means)
+            centered[places] /= slopes[:, None]
+            centered[:, places] /= slopes
+            centered[np.ix_(places, places)] = inversion.correlation * np.outer(spreads, spreads)
+            means[places] = shifts
+            second = centered + np.outer(means, means)
+        scored.append(ScoredPattern.of_noisy(one.n, at, means, second))
+    mean, covariance = fit_normal(scored, q)
+    spreads = np.clip(np.sqrt(np.diag(covariance))[latent], LEAST_SPREAD, MOST_SPREAD)
+    moved = list(margins)
+    everywhere = [k for k in range(len(layout.radii)) if all(k in one.sites for one in patterns)]
+    for j, m, s in zip(layout.ordered, mean[latent].tolist(), spreads.tolist(), strict=True):
+        if layout.owner[j] not in everywhere:  # otherwise the margin is that of all entities
+            shift = float(np.clip(m, -MOST_SHIFT, MOST_SHIFT))
+            moved[j] = replace(margins[j].trimmed(edge_noise[j]), shift=shift, spread=s)
+    pairs = covariance[np.ix_(latent, latent)]
+    own_deviations = np.sqrt(np.diag(pairs))
+    correlation = nearest_correlation(pairs / np.outer(own_deviations, own_deviations))
+    model = JointModel(layout, tuple(moved), Inversion(correlation, np.zeros(len(latent))))
+    if layout.is_plain:
+        return model
+    scale, center = units.copy(), mean * units
+    scale[latent] = _slopes(layout, model.margins, correlation)
+    center[latent] = np.array([moved[j].mean for j in layout.ordered])
+    products = covariance * np.outer(scale, scale) + np.outer(center, center)
+    return _with_levels(model, ScoreMoments(products, center, moments.noise, moments.pairs, True))
+
+
+LEAST_UNIT, LEAST_SLOPE = 0.03, 0.05
+SLOPE_DRAWS = 2**14
+
+
+def _slopes(layout: Layout, margins: Sequence[Margin], correlation: Floats) -> Floats:
+    """Return the slope of every cut rank score by its latent normal among observed cells: (p0,)."""
+    own = [margins[j] for j in layout.ordered]
+    draws = np.random.default_rng(INVERSION_SEED).standard_normal((SLOPE_DRAWS, len(own)))
+    Z = draws @ np.linalg.cholesky(correlation).T
+    thresholds, tables, bins = tables_of(own)
+    rows = np.zeros((SLOPE_DRAWS, layout.q))
+    scores = layout.first[layout.ordered]
+    rows[:, scores] = scores_of_codes(code_latents(Z, thresholds, bins), tables)
+    cut = rows[:, scores] * layout.factors(rows)[:, layout.owner[layout.ordered]]
+    slopes = ((cut - cut.mean(axis=0)) * Z).mean(axis=0) / np.array([one.spread for one in own])
+    return np.maximum(slopes, LEAST_SLOPE)
 
 
 def _fit_one(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -324,6 +324,19 @@ class Margin:
         probabilities = np.zeros(bins.count)
         probabilities[bins.leaf_codes], probabilities[bins.atom_codes] = p, atoms / total
         return cls(bins, probabilities / probabilities.sum(), missing / n)
+
+    def trimmed(self, share: float) -> Margin:
+        """Return the margin of a range without the tails that have at most this share, added to their neighbors.
+
+        A margin that is moved towards a tail would multiply the noise there.
+        """
+        if self.bins.levels:
+            return self
+        p, F = self.probabilities.copy(), self.cumulated
+        low, high = int((F <= share).sum()) - 1, int((F < 1.0 - share).sum())
+        p[low], p[high - 1] = p[low] + p[:low].sum(), p[high - 1] + p[high:].sum()
+        p[:low], p[high:] = 0.0, 0.0
+        return replace(self, probabilities=p)
 
     @cached_property
     def cumulated(self) -> Floats:

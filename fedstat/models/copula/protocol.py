@@ -21,20 +21,25 @@ from fedstat.models.copula.correlation import (
     Inversion,
     Method,
     Missing,
-    ScoredPattern,
     SummedPatterns,
     choose_groups,
-    fit_normal,
 )
-from fedstat.models.copula.joint import JointModel, Layout, LevelModel, ScoreMoments, find_joint
-from fedstat.models.copula.margins import Bins, Margin, tree_depth
+from fedstat.models.copula.joint import (
+    JointModel,
+    Layout,
+    LevelModel,
+    PatternMoments,
+    ScoreMoments,
+    find_adjusted,
+    find_joint,
+)
+from fedstat.models.copula.margins import Bins, Margin, edge_variance, tree_depth
 from fedstat.models.copula.request import (
     PLACES,
     FirstRequest,
     GramPlan,
     GramRequest,
     NoisePlan,
-    score_table,
 )
 from fedstat.models.copula.steps import SCALED, SCORES
 from fedstat.privacy.zcdp import round_to_grid
@@ -44,7 +49,6 @@ FAR = 6.0
 """Deviations of noise beyond which a shortfall of counts is not attributed to noise."""
 FEW = 0.01
 """Share of the entities that may be in no bin."""
-LEAST_UNIT = 0.03
 FEWEST = 50
 """Entities of a pair of sites below which nothing is estimated for their columns."""
 
@@ -79,7 +83,7 @@ class CopulaFit:
     """Released values of a synthesis, and the estimates from them.
 
     `margins` (p,) are in the order of the columns. `products` (q, q) are mean products of cut scores with
-    their noise, or those of all entities with `method` "em". `pairs` (q, q) are the entities behind each,
+    their noise, 0 with `method` "em". `pairs` (q, q) are the entities behind each,
     `noise` (q, q) the deviation of its noise. `sums` has the missing patterns by which products were summed.
     `inversion` is the copula of the columns with an order, `levels` the other columns and missing cells.
     """
@@ -99,17 +103,12 @@ class CopulaFit:
     @property
     def sites(self) -> list[str]:
         """Site of every column: (p,)."""
-        return [site for site, bins in self.plan.columns.items() for _ in bins]
+        return [site for site, _ in columns_of(self.plan)]
 
     @property
     def count_noise(self) -> list[float]:
         """Deviation of the noise on counts of every column: (p,)."""
-        requests = {site: self.plan.margins_requested(site) for site in self.plan.columns}
-        return [
-            math.sqrt(request.of_levels if bins.levels else request.of_trees)
-            for request in requests.values()
-            for bins in request.bins
-        ]
+        return count_noise(self.plan)
 
     @property
     def joint(self) -> JointModel:
@@ -140,6 +139,20 @@ def plan_columns(
         for site, described in bounds.items()
     }
     return NoisePlan(rho, columns)
+
+
+def columns_of(plan: NoisePlan) -> list[tuple[str, Bins]]:
+    """Return the site and the bins of every column."""
+    return [(site, one) for site, bins in plan.columns.items() for one in bins]
+
+
+def count_noise(plan: NoisePlan) -> list[float]:
+    """Return the deviation of the noise on counts of every column: (p,)."""
+    requests = {site: plan.margins_requested(site) for site in plan.columns}
+    variances = [
+        requests[site].of_levels if one.levels else requests[site].of_trees for site, one in columns_of(plan)
+    ]
+    return [math.sqrt(variance) for variance in variances]
 
 
 def request_participation(
@@ -197,12 +210,18 @@ def fit_copula(
     by_pattern = groups.method == "em"
     pairs = _of_columns(plan, behind)
     flat = [margin for site in clients for margin in margins[site]]
-    means, products = np.zeros(len(pairs)), sums.products[0] / pairs
-    if by_pattern:
-        means, products = _moments(plan, groups, sums, flat)
     noise = _of_columns(plan, groups.noise(table)) * np.sqrt(_shares(plan)) / pairs
-    moments = ScoreMoments(products, means, noise, pairs, by_pattern)
-    joint = find_joint(Layout.of(plan), flat, moments)
+    products = np.zeros_like(noise) if by_pattern else sums.products[0] / pairs
+    moments = ScoreMoments(products, np.zeros(len(pairs)), noise, pairs, by_pattern)
+    layout = Layout.of(plan)
+    if by_pattern:
+        edge_noise = [
+            sd * math.sqrt(edge_variance(one.depth)) / counts[site]
+            for sd, (site, one) in zip(count_noise(plan), columns_of(plan), strict=True)
+        ]
+        joint = find_adjusted(layout, flat, _patterns(plan, groups, sums), moments, edge_noise)
+    else:
+        joint = find_joint(layout, flat, moments)
     return CopulaFit(
         plan=plan,
         sums=groups.plan,
@@ -236,32 +255,15 @@ def _shares(plan: NoisePlan) -> Ints:
     return np.where(owners[:, None] == owners, 1, 2)
 
 
-def _moments(
-    plan: NoisePlan, groups: SummedPatterns, sums: SumsByGroup, margins: Sequence[Margin]
-) -> tuple[Floats, Floats]:
-    """Return means (q,) and mean products (q, q) of scores of all entities by maximum likelihood.
-
-    They are computed in units in which scores have about the variance one.
-    """
-    places, moments = plan.places(), []
-    units = np.concatenate([_units(margin, margin.missing > 0.0) for margin in margins])
+def _patterns(plan: NoisePlan, groups: SummedPatterns, sums: SumsByGroup) -> list[PatternMoments]:
+    """Return means and mean products of scores by missing pattern."""
+    sites, out = list(plan.columns), []
     for g, (pattern, n) in enumerate(zip(groups.plan.patterns, groups.counts.tolist(), strict=True)):
-        held = np.concatenate([np.arange(places[k].start, places[k].stop) for k in pattern])
-        second = sums.products[g][np.ix_(held, held)].copy()
-        np.fill_diagonal(second, sums.squares[g][held])
-        by = units[held]
-        moments.append(
-            ScoredPattern.of_noisy(n, held, sums.totals[g][held] / by / n, second / np.outer(by, by) / n)
-        )
-    mean, covariance = fit_normal(moments, len(units))
-    return mean * units, (covariance + np.outer(mean, mean)) * np.outer(units, units)
-
-
-def _units(margin: Margin, gap: bool) -> Floats:
-    """Return the deviations of a column's scores by its margin, but of at least :data:`LEAST_UNIT`: (q,)."""
-    table, missing = score_table(margin, gap), margin.missing
-    weights = np.concatenate([margin.probabilities * (1.0 - missing), [0.0, missing]])
-    return np.maximum(np.sqrt(weights @ (table - weights @ table) ** 2), LEAST_UNIT)
+        products = sums.products[g] / n
+        np.fill_diagonal(products, sums.squares[g] / n)
+        held = np.array([sites.index(site) for site in pattern])
+        out.append(PatternMoments(n, held, sums.totals[g] / n, products))
+    return out
 
 
 def request_margins(
