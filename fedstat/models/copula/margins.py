@@ -326,14 +326,15 @@ class Margin:
         return cls(bins, probabilities / probabilities.sum(), missing / n)
 
     def trimmed(self, share: float) -> Margin:
-        """Return the margin of a range without the tails that have at most this share, added to their neighbors.
+        """Return the margin of a range with tails of at most this share joined to their neighbors.
 
         A margin that is moved towards a tail would multiply the noise there.
         """
         if self.bins.levels:
             return self
         p, F = self.probabilities.copy(), self.cumulated
-        low, high = int((F <= share).sum()) - 1, int((F < 1.0 - share).sum())
+        low = int(np.searchsorted(F, share, side="right")) - 1
+        high = int(np.searchsorted(F, 1.0 - share))
         p[low], p[high - 1] = p[low] + p[:low].sum(), p[high - 1] + p[high:].sum()
         p[:low], p[high:] = 0.0, 0.0
         return replace(self, probabilities=p)
