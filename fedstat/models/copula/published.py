@@ -8,11 +8,21 @@ distribution function, of columns scaled to [0, 1] by their own smallest and lar
 each.
 
 * VCDS draws rows of the normal copula: for blocks that are missing completely at random.
-* EVCDS keeps every entity's perturbed ranks as the scores of its row, and draws missing scores given them.
-* IEVCDS repeats EVCDS on the tables that it completed, with new comparisons of all entities in every round.
+* EVCDS draws latent normals of every entity with the correlation of the copula and the order of its perturbed
+  ranks. The first column is sorted. Every other one is drawn from its normal distribution given the columns
+  before, truncated to the latent normals of the entities next in rank (2.8); an entity without a value is not
+  truncated. The margin at the k-th smallest value is Phi of the k-th smallest latent normal of the observed
+  entities (2.5), (2.6), which corrects for blocks that are missing at random. The table has latent normals
+  drawn again, through the inverse margins.
+* IEVCDS fills missing values by the inverse margins of the latent normals, compares the completed columns of
+  all entities again, and repeats EVCDS with the correlation of these.
 
-Where the publication leaves a step open, a choice was made that serves the purpose of the step: ties are
-decided by a fair coin, and a completed value comes from the current margin of its column.
+Where the publication leaves a step open, a choice was made that serves the purpose of the step. Ties are
+decided by a fair coin. Draws of a column begin with sorted draws from the normal distribution given the
+columns before, and :data:`SWEEPS` sweeps of truncated draws follow; a start without the columns before
+corrects no bias. Latent normals have the order of the observed entities only, also after completion. A table
+has one row per entity. Left out are Kendall's correlation, for which Spearman's is used, the smoothing spline
+before the polynomial, and budgets that differ by site.
 
 References
 ----------
@@ -53,6 +63,8 @@ LEVELS = 12
 DEGREE, ITERATED = 16, 2
 """Degree of the Bernstein polynomial."""
 GRID = 801
+SWEEPS = 5
+"""Sweeps of truncated draws of a column, each over every second entity and then over the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,13 +174,21 @@ def synthesize(
     """Simulate the mechanism on a table (n, d) of columns of `sites`, with their numbers of `entities`."""
     X, half = table.to_numpy(), 0.5 * epsilon
     repeats = rounds if method == "ievcds" else 1
+    ranks = uniform_ranks(X, half, rng)
+    R = correlation_of(ranks)
     if method == "vcds":
-        R = correlation_of(uniform_ranks(X, half, rng))
-        scores = draw_missing(np.full(X.shape, np.nan), R, rng)
+        scores = rng.standard_normal(X.shape) @ np.linalg.cholesky(R).T
+        orders: list[Floats | None] = [None] * X.shape[1]
     else:
-        scores, R, X = complete(X, half, repeats, rng)
+        latents = draw_in_order(ranks, R, rng)
+        for _ in range(repeats - 1):
+            ranks = uniform_ranks(complete(X, latents), half, rng)
+            R, ranks = correlation_of(ranks), np.where(np.isnan(X), np.nan, ranks)
+            latents = draw_in_order(ranks, R, rng)
+        orders = [ndtr(np.sort(z[~np.isnan(x)])) for x, z in zip(X.T, latents.T, strict=True)]
+        scores = draw_in_order(ranks, R, rng)
     made = {
-        name: margin(X[:, j][~np.isnan(X[:, j])], half, rng)(ndtr(scores[:, j]))
+        name: margin(X[:, j][~np.isnan(X[:, j])], half, rng, orders[j])(ndtr(scores[:, j]))
         for j, name in enumerate(table.columns)
     }
     spent = {}
@@ -220,53 +240,71 @@ def correlation_of(U: Floats) -> Floats:
     return nearest_correlation(2.0 * np.sin(np.pi / 6.0 * spearman))
 
 
-def complete(
-    X: Floats, answer_epsilon: float, rounds: int, rng: np.random.Generator
-) -> tuple[Floats, Floats, Floats]:
-    """Scores (n, d) of all entities, their correlation, and values with missing ones drawn.
-
-    The first round compares observed values, every later one the tables that the previous one completed.
-    """
-    missing, filled = np.isnan(X), X
-    for _ in range(rounds):
-        U = uniform_ranks(filled, answer_epsilon, rng)
-        R = correlation_of(U)
-        # Ranked again, so that scores have a uniform distribution with any noise.
-        ranks = np.where(np.isnan(U), np.nan, rankdata(U, axis=0, nan_policy="omit"))
-        scores = ndtri((ranks - 0.5) / (~np.isnan(U)).sum(axis=0))
-        scores = draw_missing(np.where(missing, np.nan, scores), R, rng)
-        filled = X.copy()
-        for j in np.flatnonzero(missing.any(axis=0)):
-            here = missing[:, j]
-            filled[here, j] = np.quantile(X[~here, j], ndtr(scores[here, j]), method="inverted_cdf")
-    return scores, R, filled
-
-
-def draw_missing(scores: Floats, R: Floats, rng: np.random.Generator) -> Floats:
-    """Draw missing normal scores of rows (n, d) given the observed ones."""
-    missing, out = np.isnan(scores), scores.copy()
-    patterns, code = np.unique(missing, axis=0, return_inverse=True)
-    for g, gone in enumerate(patterns):
-        if not gone.any():
-            continue
-        rows, held = np.flatnonzero(code.ravel() == g), ~gone
-        slope = np.linalg.solve(R[np.ix_(held, held)], R[np.ix_(held, gone)])
-        left = R[np.ix_(gone, gone)] - R[np.ix_(gone, held)] @ slope
-        noise = rng.standard_normal((len(rows), int(gone.sum()))) @ np.linalg.cholesky(left).T
-        out[np.ix_(rows, gone)] = scores[np.ix_(rows, held)] @ slope + noise
+def draw_in_order(ranks: Floats, R: Floats, rng: np.random.Generator) -> Floats:
+    """Draw latent normals (n, d) with correlation R (d, d) and the order of ranks (n, d), nan for none."""
+    out = np.empty(ranks.shape)
+    for j, rank in enumerate(ranks.T):
+        slope = np.linalg.solve(R[:j, :j], R[:j, j])
+        middle, spread = out[:, :j] @ slope, float(np.sqrt(max(1.0 - R[:j, j] @ slope, 1e-12)))
+        z = middle + spread * rng.standard_normal(len(rank))
+        seen = np.flatnonzero(~np.isnan(rank))
+        order = seen[np.argsort(rank[seen], kind="stable")]
+        z[order] = np.sort(z[order])
+        for start in [0, 1] * (SWEEPS if j else 0):
+            # Neighbors of every second entity do not move.
+            here, held = order[start::2], z[order]
+            low = np.concatenate([[-np.inf], held[:-1]])[start::2]
+            high = np.concatenate([held[1:], [np.inf]])[start::2]
+            ends = (low - middle[here]) / spread, (high - middle[here]) / spread
+            z[here] = middle[here] + spread * draw_truncated(*ends, rng)
+        out[:, j] = z
     return out
 
 
-def margin(x: Floats, epsilon: float, rng: np.random.Generator) -> Quantiles:
-    """Quantile function of one column, with Laplace noise: levels by counts, others by a polynomial."""
+def draw_truncated(low: Floats, high: Floats, rng: np.random.Generator) -> Floats:
+    """Draw standard normals between two ends, (n,)."""
+    # Probabilities of a lower tail have all digits.
+    flip = low > 0.0
+    a, b = np.where(flip, -high, low), np.where(flip, -low, high)
+    below, above = ndtr(a), ndtr(b)
+    z = np.clip(ndtri(below + (above - below) * rng.random(len(low))), a, b)
+    return np.where(flip, -z, z)
+
+
+def complete(X: Floats, latents: Floats) -> Floats:
+    """Fill missing values (n, d) by the inverse margins at latent normals of all entities, (n, d)."""
+    filled = X.copy()
+    for j, gone in enumerate(np.isnan(X).T):
+        if gone.any():
+            F, u = ndtr(np.sort(latents[~gone, j])), ndtr(latents[gone, j])
+            known = np.sort(X[~gone, j])
+            at = np.minimum(np.searchsorted(F, u), len(known) - 1)
+            few = len(np.unique(known)) <= LEVELS
+            filled[gone, j] = known[at] if few else np.interp(u, F, known)
+    return filled
+
+
+def margin(
+    x: Floats, epsilon: float, rng: np.random.Generator, distribution: Floats | None = None
+) -> Quantiles:
+    """Quantile function of one column, with Laplace noise: levels by counts, others by a polynomial.
+
+    `distribution` (n,) is the distribution function at the sorted values, by default that of the values.
+    """
     levels, counts = np.unique(x, return_counts=True)
+    F = np.arange(1.0, len(x) + 1.0) / len(x) if distribution is None else distribution
     if len(levels) <= LEVELS:
+        # Half of the way to the first value of the next level, or all of the rest.
+        ends = np.cumsum(counts)
+        inner = 0.5 * (F[ends[:-1] - 1] + F[ends[:-1]]) if distribution is not None else F[ends[:-1] - 1]
+        counts = np.diff(np.concatenate([[0.0], inner, [1.0]])) * len(x)
         noisy = counts + rng.laplace(scale=2.0 / epsilon, size=len(levels))
         below = np.cumsum(project_simplex(noisy, float(len(x)))) / len(x)
         return lambda u: levels[np.minimum(np.searchsorted(below, u), len(levels) - 1)]
     low, high = float(levels[0]), float(levels[-1])
     at = np.linspace(0.0, 1.0, DEGREE + 1)
-    share = np.searchsorted(np.sort((x - low) / (high - low)), at, side="right") / len(x)
+    place = np.searchsorted(np.sort((x - low) / (high - low)), at, side="right")
+    share = np.concatenate([[0.0], F])[place]
     share += rng.laplace(scale=(DEGREE + 1) / (len(x) * epsilon), size=DEGREE + 1)
     basis = binom.pmf(np.arange(DEGREE + 1), DEGREE, at[:, None])
     iterated, power = np.zeros_like(basis), np.eye(DEGREE + 1)
