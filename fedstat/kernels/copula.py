@@ -199,6 +199,8 @@ def taper_tails(p: Floats, tail: float, tolerance: float = math.inf) -> Floats:
     Without rows, projections keep the positive part of the noise. An outermost bin may be an atom. A rise
     that changes sums of bins by more than `tolerance` is not noise, and stays.
     """
+    if tolerance <= 0.0:  # no rise is noise
+        return p
     F = np.cumsum(p)
     low, high = int(np.searchsorted(F, tail)), int(np.searchsorted(F, 1.0 - tail))
     out = p.copy()

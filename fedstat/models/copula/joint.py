@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 from scipy.optimize import minimize
-from scipy.special import logsumexp, ndtri
+from scipy.special import ndtri
 from scipy.stats import qmc
 
 from fedstat.kernels.copula import code_latents, latent_correlations, nearest_correlation, scores_of_codes
@@ -22,7 +22,6 @@ from fedstat.models.copula.correlation import (
     MOST_DRAWS,
     Inversion,
     ScoredPattern,
-    count_draws,
     fit_normal,
     invert_products,
 )
@@ -95,10 +94,12 @@ def fit_levels(
     def loss(flat: Floats) -> tuple[float, Floats]:
         C = flat.reshape(T.shape)
         eta = whitened @ C.T
-        total = logsumexp(eta, axis=1)
+        top = eta.max(axis=1)
+        likely = np.exp(eta - top[:, None])
+        sums = likely.sum(axis=1)
         shrunk = C @ weight
-        slope = np.exp(eta - total[:, None]).T @ whitened / len(H) - whitened_target + shrunk
-        value = total.mean() - (whitened_target * C).sum() + 0.5 * (shrunk * C).sum()
+        slope = (likely / sums[:, None]).T @ whitened / len(H) - whitened_target + shrunk
+        value = (top + np.log(sums)).mean() - (whitened_target * C).sum() + 0.5 * (shrunk * C).sum()
         return float(value), slope.ravel()
 
     first = np.zeros(T.shape)
@@ -298,6 +299,8 @@ def features_of(layout: Layout, rows: Floats, model: LevelModel) -> Floats:
 # ----------------------------------------------------------------------------------------------------
 # The joint distribution from a release.
 
+SHIFT_DRAWS = 2**14
+"""Rows in the simulation of missing cells."""
 SHIFT_STEP, MOST_SHIFT = 0.9, 3.0
 LEAST_SPREAD, MOST_SPREAD = 0.3, 3.0
 SHIFT_TOL = 1e-3
@@ -483,10 +486,9 @@ def _find_ordered(
     """
     ordered = layout.ordered
     p, upper = len(ordered), np.triu_indices(len(ordered), 1)
-    rng = np.random.default_rng(INVERSION_SEED)
-    n = count_draws(p)
-    draws, gaps = rng.standard_normal((n, p)), ordered[layout.gap[ordered]]
-    uniforms = rng.random((n, len(gaps)))
+    gaps = ordered[layout.gap[ordered]]
+    points = even_points(p + len(gaps), SHIFT_DRAWS)
+    n, draws, uniforms = len(points), np.asarray(ndtri(points[:, :p])), points[:, p:]
     held = np.flatnonzero(layout.gap[ordered])
     moving = np.ones(p, dtype=np.bool_) if moments.adjusted else layout.gap[ordered]
     wanted = moments.products[np.ix_(scores, scores)]
@@ -569,6 +571,15 @@ def _shift(
     return largest
 
 
+def even_points(d: int, n: int) -> Floats:
+    """Return at most n points of the unit cube, (2^k, d), that fill it evenly.
+
+    Shares of levels in them are nearly those of the distribution.
+    """
+    points = qmc.Sobol(d, seed=INVERSION_SEED).random_base2(int(math.log2(n)))
+    return np.clip(points, 1e-9, 1.0 - 1e-9)
+
+
 LEVEL_NUMBERS = 2**24
 """Number of rows, times levels, times scores, from which levels are fitted."""
 
@@ -583,9 +594,7 @@ def _with_levels(model: JointModel, moments: ScoreMoments) -> JointModel:
     correlation, drawn = model.inversion.correlation, len(gaps) + len(nominal)
     numbers = layout.q * int(layout.width.max())
     n = int(np.clip(LEVEL_NUMBERS // numbers, FEWEST_DRAWS, MOST_DRAWS))
-    # Points that fill the space evenly: shares of levels in them are nearly those of the distribution.
-    points = qmc.Sobol(len(correlation) + drawn, seed=INVERSION_SEED).random_base2(int(math.log2(n)))
-    points = np.clip(points, 1e-9, 1.0 - 1e-9)
+    points = even_points(len(correlation) + drawn, n)
     n, uniforms = len(points), iter(points.T[len(correlation) :])
     Z = np.asarray(ndtri(points[:, : len(correlation)]))
     if len(correlation):
