@@ -24,7 +24,7 @@ INSTALLED: dict[str, tuple[str, ...]] = {
     "vfem": ("VFEMRegression", "VFEMGLM", "Iteration"),
     "vglm": ("VerticalGLM",),
     "laser": ("LASER",),
-    "copula": ("CopulaSynthesizer", "Bounds", "asinh", "log"),
+    "copula": ("CopulaSynthesizer", "Bounds", "asinh", "levels", "log"),
     "copula_glm": ("PrivateCopulaGLM",),
     "m2sem": ("M2SEM",),
     "impute": ("impute",),

@@ -138,7 +138,7 @@ def test_a_missing_cell_costs_no_row(missing):
     assert both[0] == pytest.approx(both[1], abs=0.03)
     shares = [table.groupby("kind")["loan"].mean() for table in (drawn, frame)]
     assert shares[0].to_numpy() == pytest.approx(shares[1].to_numpy(), abs=8)
-    assert "paid 5" in str([note for note in fit.notes if "Cells are missing" in note])
+    assert "kind 29.8%" in str([note for note in fit.notes if "Cells are missing" in note])
 
 
 def test_noise_makes_no_missing_cells():
