@@ -126,8 +126,8 @@ METHODS = {
     "is valid "
     "if missing records do not depend on values (missing completely at random). Otherwise there is a bias, "
     ".03 to .05 in simulations, at any epsilon; missing='em' adjusts for observed values.",
-    "em": "Missing blocks: maximum likelihood over the missing patterns. Correlations and margins are those of "
-    "all entities, and valid if missing records depend on observed values only (missing at random).",
+    "em": "Missing blocks: maximum likelihood over the missing patterns. Correlations and margins are those "
+    "of all entities, and valid if missing records depend on observed values only (missing at random).",
 }
 """Descriptions of the treatments of missing blocks."""
 FEWEST = 40

@@ -143,7 +143,7 @@ class LevelModel:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ScoreLayout:
     """Positions of columns and their scores: which site, which scores, and what kind.
 
     `owner` (p,) is the number of each column's site, `width` (p,) its number of scores, `nominal` and `gap`
@@ -159,7 +159,7 @@ class Layout:
     radii: Floats
 
     @classmethod
-    def of(cls, plan: NoisePlan) -> Layout:
+    def of(cls, plan: NoisePlan) -> ScoreLayout:
         """Read the layout of a synthesis."""
         sites = list(plan.columns)
         bins = [one for site in sites for one in plan.columns[site]]
@@ -202,10 +202,10 @@ class Layout:
         held = ~self.nominal & self.gap
         return self.first[held] + 1
 
-    def only(self, columns: Ints) -> Layout:
+    def only(self, columns: Ints) -> ScoreLayout:
         """Return the layout of some columns, of the sites that have them."""
         sites, owner = np.unique(self.owner[columns], return_inverse=True)
-        return Layout(
+        return ScoreLayout(
             owner.astype(np.int64),
             self.width[columns],
             self.nominal[columns],
@@ -236,7 +236,7 @@ class Layout:
 class JointModel:
     """Margins (p,), the copula of the ordered columns, then levels and missing cells."""
 
-    layout: Layout
+    layout: ScoreLayout
     margins: tuple[Margin, ...]
     inversion: Inversion
     levels: tuple[LevelModel, ...] = ()
@@ -288,7 +288,7 @@ class JointModel:
         return pd.DataFrame(columns)
 
 
-def features_of(layout: Layout, rows: Floats, model: LevelModel) -> Floats:
+def features_of(layout: ScoreLayout, rows: Floats, model: LevelModel) -> Floats:
     """Return the scores that a column depends on, cut as in products with that column: (n, F)."""
     factors, k = layout.factors(rows), int(layout.owner[model.column])
     owners = layout.owners_of_scores[model.given]
@@ -321,7 +321,7 @@ class ScoreMoments:
     adjusted: bool
 
 
-def find_joint(layout: Layout, margins: Sequence[Margin], moments: ScoreMoments) -> JointModel:
+def find_joint(layout: ScoreLayout, margins: Sequence[Margin], moments: ScoreMoments) -> JointModel:
     """Find the joint distribution with these expected products of cut scores."""
     ordered = layout.ordered
     scores = layout.first[ordered]
@@ -343,7 +343,7 @@ def find_joint(layout: Layout, margins: Sequence[Margin], moments: ScoreMoments)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PatternMoments:
+class PatternScores:
     """Means (q,) and mean products (q, q) of the cut scores of `n` entities with one missing pattern.
 
     `sites` are the numbers of the sites that have them. Other scores are 0.
@@ -356,9 +356,9 @@ class PatternMoments:
 
 
 def find_adjusted(
-    layout: Layout,
+    layout: ScoreLayout,
     margins: Sequence[Margin],
-    patterns: Sequence[PatternMoments],
+    patterns: Sequence[PatternScores],
     moments: ScoreMoments,
     edge_noise: Sequence[float],
 ) -> JointModel:
@@ -424,7 +424,7 @@ LEAST_UNIT, LEAST_SLOPE = 0.03, 0.05
 SLOPE_DRAWS = 2**14
 
 
-def _slopes(layout: Layout, margins: Sequence[Margin], correlation: Floats) -> Floats:
+def _slopes(layout: ScoreLayout, margins: Sequence[Margin], correlation: Floats) -> Floats:
     """Return the slope of every cut rank score by its latent normal among observed cells: (p0,)."""
     own = [margins[j] for j in layout.ordered]
     draws = np.random.default_rng(INVERSION_SEED).standard_normal((SLOPE_DRAWS, len(own)))
@@ -439,7 +439,7 @@ def _slopes(layout: Layout, margins: Sequence[Margin], correlation: Floats) -> F
 
 
 def _fit_one(
-    layout: Layout,
+    layout: ScoreLayout,
     model: LevelModel,
     rows: Floats,
     moments: ScoreMoments,
@@ -459,7 +459,7 @@ def _fit_one(
     return LevelModel(model.column, model.gap, model.given, fitted)
 
 
-def _shares(layout: Layout, margins: Sequence[Margin], moments: ScoreMoments, column: int) -> Floats:
+def _shares(layout: ScoreLayout, margins: Sequence[Margin], moments: ScoreMoments, column: int) -> Floats:
     """Return shares of the levels of a column, or of its observed and missing cells."""
     margin, own = margins[column], layout.scores_of(column)
     if not layout.nominal[column]:
@@ -477,7 +477,7 @@ NOTHING = np.zeros((0, 0))
 
 
 def _find_ordered(
-    layout: Layout, margins: list[Margin], scores: Ints, moments: ScoreMoments
+    layout: ScoreLayout, margins: list[Margin], scores: Ints, moments: ScoreMoments
 ) -> tuple[tuple[Margin, ...], Inversion]:
     """Find copula, shifts of margins and missing cells of the ordered columns.
 

@@ -26,9 +26,9 @@ from fedstat.models.copula.correlation import (
 )
 from fedstat.models.copula.joint import (
     JointModel,
-    Layout,
     LevelModel,
-    PatternMoments,
+    PatternScores,
+    ScoreLayout,
     ScoreMoments,
     find_adjusted,
     find_joint,
@@ -113,7 +113,7 @@ class CopulaFit:
     @property
     def joint(self) -> JointModel:
         """The joint distribution of all columns."""
-        return JointModel(Layout.of(self.plan), self.margins, self.inversion, self.levels)
+        return JointModel(ScoreLayout.of(self.plan), self.margins, self.inversion, self.levels)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -213,7 +213,7 @@ def fit_copula(
     noise = _of_columns(plan, groups.noise(table)) * np.sqrt(_shares(plan)) / pairs
     products = np.zeros_like(noise) if by_pattern else sums.products[0] / pairs
     moments = ScoreMoments(products, np.zeros(len(pairs)), noise, pairs, by_pattern)
-    layout = Layout.of(plan)
+    layout = ScoreLayout.of(plan)
     if by_pattern:
         edge_noise = [
             sd * math.sqrt(edge_variance(one.depth)) / counts[site]
@@ -255,14 +255,14 @@ def _shares(plan: NoisePlan) -> Ints:
     return np.where(owners[:, None] == owners, 1, 2)
 
 
-def _patterns(plan: NoisePlan, groups: SummedPatterns, sums: SumsByGroup) -> list[PatternMoments]:
+def _patterns(plan: NoisePlan, groups: SummedPatterns, sums: SumsByGroup) -> list[PatternScores]:
     """Return means and mean products of scores by missing pattern."""
     sites, out = list(plan.columns), []
     for g, (pattern, n) in enumerate(zip(groups.plan.patterns, groups.counts.tolist(), strict=True)):
         products = sums.products[g] / n
         np.fill_diagonal(products, sums.squares[g] / n)
         held = np.array([sites.index(site) for site in pattern])
-        out.append(PatternMoments(n, held, sums.totals[g] / n, products))
+        out.append(PatternScores(n, held, sums.totals[g] / n, products))
     return out
 
 

@@ -24,7 +24,7 @@ from fedstat.models.copula.explain import (
     problems_of_fit,
     utility_of_columns,
 )
-from fedstat.models.copula.joint import JointModel, Layout, ScoreMoments, find_joint
+from fedstat.models.copula.joint import JointModel, ScoreLayout, ScoreMoments, find_joint
 from fedstat.models.copula.margins import Margin
 from fedstat.models.copula.protocol import CopulaFit
 from fedstat.models.copula.request import PLACES
@@ -50,7 +50,7 @@ def redraw(fit: CopulaFit, rng: np.random.Generator) -> JointModel:
     If sites lack entities, margins and products use as many rows as in the fit. The noise is normal, with the
     same variances; nothing here comes from an entity.
     """
-    layout = Layout.of(fit.plan)
+    layout = ScoreLayout.of(fit.plan)
     _, codes = fit.joint.draw_codes(fit.n, rng)
     places = _columns_of_sites(fit)
     margins = [
@@ -124,7 +124,7 @@ class CopulaRecord:
             and [margin.bins for margin in fit.margins] == bins
             and all(len(margin.probabilities) == margin.bins.count for margin in fit.margins)
             and fit.inversion.correlation.shape == (p - nominal, p - nominal)
-            and len(fit.products) == Layout.of(fit.plan).q
+            and len(fit.products) == ScoreLayout.of(fit.plan).q
             and fit.n >= 1
         )
         if not together:
@@ -187,7 +187,7 @@ class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 3", 
     def noise(self) -> pd.DataFrame:
         """Standard deviations of the noise on correlations, to first order, (p, p); 0 on the diagonal."""
         slopes = np.array([margin.coefficients[0] for margin in self._ordered])
-        layout = Layout.of(self._fit.plan)
+        layout = ScoreLayout.of(self._fit.plan)
         at = layout.first[layout.ordered]
         with np.errstate(divide="ignore"):
             errors = self._fit.noise[np.ix_(at, at)] / np.abs(np.outer(slopes, slopes))
