@@ -28,6 +28,12 @@ class SurvivalCounts:
         Rows whose time ends after the last interval.
     entered : (G, J) array, optional
         Rows that enter at the beginning of each interval; by default all enter at time 0.
+    at_ends, events_at_ends : (G, J) array, optional
+        Of the rows that leave, and of those with an event, the ones whose time is exactly the end of the
+        interval; zero where they were not counted.
+    rounded : bool
+        Whether all times are rounded up to the ends. Otherwise the times of other rows than `at_ends` are
+        spread over their interval, those with an event as those without.
     """
 
     times: Floats
@@ -35,27 +41,67 @@ class SurvivalCounts:
     censored: Floats
     beyond: Floats
     entered: Floats | None = None
+    at_ends: Floats | None = None
+    events_at_ends: Floats | None = None
+    rounded: bool = True
 
     @property
-    def at_risk(self) -> Floats:
-        """Rows that entered before the end of each interval, and do not leave before it, (G, J)."""
+    def at_start(self) -> Floats:
+        """Rows at risk at the beginning of each interval or in it, (G, J).
+
+        They entered before its end, and do not leave before its beginning.
+        """
         leaving = self.events + self.censored
         if self.entered is not None:
             before = leaving.cumsum(axis=1) - leaving
-            # Averages of starts and of ends are of different rows: a start may come after its end.
             return np.asarray(np.maximum(self.entered.cumsum(axis=1) - before, leaving))
         return np.asarray(leaving[:, ::-1].cumsum(axis=1)[:, ::-1] + self.beyond[:, None])
+
+    @property
+    def at_risk(self) -> Floats:
+        """Numbers by which the events of an interval are divided, (G, J): one minus the ratio survives it.
+
+        For rounded times these are the rows at its beginning. Otherwise d events and c censored rows are in
+        random order. If their hazards have a constant ratio, the share ``(1 - (d + c) / n)^(d / (d + c))``
+        survives, and the number is that of a single time with d events after which this share survives.
+        """
+        n = self.at_start
+        if self.rounded:
+            return n
+        zero = np.zeros_like(n)
+        total_at, events_at = (zero if one is None else one for one in (self.at_ends, self.events_at_ends))
+        leaving = self.events + self.censored - total_at
+        d, left = self.events - events_at, n - leaving
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share = np.where(leaving > 0.0, (left / n) ** (d / leaving), 1.0)
+            # If nobody stays, the censored rows are at risk for half of the interval (the actuarial
+            # estimate).
+            share = np.where((left <= 0.0) & (d > 0.0), 1.0 - d / (n - (leaving - d) / 2.0), share)
+            share = share * np.where(events_at > 0.0, 1.0 - events_at / left, 1.0)
+            found = np.where(self.events > 0.0, self.events / (1.0 - share), n)
+        return np.asarray(found)
+
+    @property
+    def at_risk_at_ends(self) -> Floats:
+        """Rows at risk at the end of each interval, (G, J): their time is not earlier.
+
+        Where rows at the very end were not counted, these are the rows whose time is later.
+        """
+        after = self.at_start - self.events - self.censored
+        return after if self.at_ends is None else np.asarray(after + self.at_ends)
 
 
 def product_limit(counts: SurvivalCounts, conf_level: float, conf_type: str) -> list[pd.DataFrame]:
     """Estimate the survival function of each group, with Greenwood's errors (Kaplan and Meier 1958).
 
-    Events and censored rows count at the end of their interval, so that the estimate is that of times rounded
-    up to the grid. Returns frames with columns ``time``, ``n_risk``, ``n_event``, ``n_censor``, ``survival``,
+    Events are divided by :attr:`SurvivalCounts.at_risk`. Until the first event the lower limit is that of
+    Clopper and Pearson for no event among the rows at risk. Returns frames with columns ``time``, ``n_risk``
+    (at this time), ``n_start`` (at the beginning of the interval), ``n_event``, ``n_censor``, ``survival``,
     ``std_error``, ``conf_low``, ``conf_high``; rows are the intervals with an event or a censored row.
     """
     out = []
-    for d, c, n in zip(counts.events, counts.censored, counts.at_risk, strict=True):
+    parts = (counts.events, counts.censored, counts.at_risk, counts.at_start, counts.at_risk_at_ends)
+    for d, c, n, start, at_end in zip(*parts, strict=True):
         known = n > 0.0
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             survival = np.asarray(np.cumprod(np.where(known, 1.0 - d / n, np.nan)), dtype=np.float64)
@@ -69,17 +115,23 @@ def product_limit(counts: SurvivalCounts, conf_level: float, conf_type: str) -> 
         frame = pd.DataFrame(
             {
                 "time": counts.times,
-                "n_risk": n,
+                "n_risk": at_end,
+                "n_start": start,
                 "n_event": d,
                 "n_censor": c,
                 "survival": survival,
                 "std_error": np.where(gone, np.nan, greenwood),
-                "conf_low": np.where(certain, 1.0, np.where(gone, np.nan, low)),
+                "conf_low": np.where(certain, no_event_limit(start, conf_level), np.where(gone, np.nan, low)),
                 "conf_high": np.where(certain, 1.0, np.where(gone, np.nan, high)),
             }
         )
         out.append(frame[(d + c > 0.0) & known].reset_index(drop=True))
     return out
+
+
+def no_event_limit(n: Floats, conf_level: float) -> Floats:
+    """Return the lower limit of a share of n rows (J,) that all have (Clopper and Pearson 1934)."""
+    return np.asarray(((1.0 - conf_level) / 2.0) ** (1.0 / np.maximum(n, 1.0)))
 
 
 def share_interval(
@@ -113,25 +165,117 @@ def curve_quantile(times: Floats, curve: Floats, level: float) -> float:
     return float(times[first])
 
 
-def survival_quantiles(frame: pd.DataFrame, level: float) -> tuple[float, float, float]:
-    """Return a quantile of the survival time and the limits of its interval (Brookmeyer and Crowley 1982)."""
-    times = frame["time"].to_numpy()
-    curves = (frame[name].to_numpy() for name in ("survival", "conf_low", "conf_high"))
-    estimate, low, high = (curve_quantile(times, curve, level) for curve in curves)
-    return estimate, low, high
+@dataclass(frozen=True, slots=True, eq=False)
+class KnownCurve:
+    """A curve with limits, known at times (J,): `values` (J, 3) are the curve, lower and upper limit.
+
+    `start` are the same at time 0, and known without error. Between two times a curve that rises or falls is
+    between its values there, and so are its limits.
+    """
+
+    times: Floats
+    values: Floats
+    start: float
+
+    def at(self, points: Floats) -> Floats:
+        """Return curve and limits at points (m,), (m, 3): NaN for the curve where it is not known.
+
+        A curve is known at its times, and between two times at which it is the same. Between other times the
+        limits are the outer ones of the two. All are NaN after the last time.
+        """
+        known = np.vstack([np.full(3, self.start), self.values])
+        times = np.append(0.0, self.times)
+        out = np.full((len(points), 3), np.nan)
+        for row, point in enumerate(np.asarray(points, dtype=np.float64)):
+            before = int(np.searchsorted(times, point * (1.0 + TIME_TOLERANCE), side="right")) - 1
+            if not point <= times[-1] * (1.0 + TIME_TOLERANCE):
+                continue
+            left = known[max(before, 0)]
+            right = known[min(before + 1, len(times) - 1)]
+            exact = before < 0 or point <= times[before] * (1.0 + TIME_TOLERANCE) or left[0] == right[0]
+            if exact:
+                out[row] = left
+            else:
+                both = np.array([left, right])
+                # At a curve of zero there are no limits; the curve is not below zero.
+                ends = np.where(np.isnan(both), both[:, :1], both)
+                out[row] = np.nan, ends[:, 1].min(), ends[:, 2].max()
+        return out
+
+    def ends_around(self, point: float) -> tuple[float, float]:
+        """Return the two times between which a point is; 0 before the first."""
+        times = np.append(0.0, self.times)
+        after = min(int(np.searchsorted(times, point)), len(times) - 1)
+        return float(times[max(after - 1, 0)]), float(times[after])
 
 
-def restricted_mean(frame: pd.DataFrame, until: float) -> tuple[float, float]:
-    """Return the mean survival time up to `until`, the area below the curve, and its standard error."""
-    inside = frame[frame["time"] <= until]
-    times = np.concatenate([[0.0], inside["time"].to_numpy(), [until]])
-    survival = np.concatenate([[1.0], inside["survival"].to_numpy()])
-    areas = survival * np.diff(times)
-    after = areas[::-1].cumsum()[::-1][1:]
-    n, d = inside["n_risk"].to_numpy(), inside["n_event"].to_numpy()
+TIME_TOLERANCE = 1e-9
+"""Relative difference of a time and the end of an interval that are the same."""
+WIDE_STEP = 0.1
+"""Fall of a survival curve over one interval above which nothing is read off within the interval."""
+
+
+def survival_quantiles(
+    curve: KnownCurve, level: float, rounded: bool
+) -> tuple[float, float, float, float, float]:
+    """Return a quantile of the survival time, its limits, and the interval of time in which it is.
+
+    The limits are those of Brookmeyer and Crowley (1982). With `rounded` times they are ends of intervals, as
+    R's survfit has them, and otherwise the outer ends of the intervals in which the limits of the curve cross
+    the level. Where the curve falls by more than :data:`WIDE_STEP` over the interval in which it crosses the
+    level, the quantile is NaN.
+    """
+    times, values = np.append(0.0, curve.times), np.vstack([np.full(3, curve.start), curve.values])
+    fall = np.append(0.0, -np.diff(values[:, 0]))
+    estimate, low, high = (curve_quantile(curve.times, one, level) for one in curve.values.T)
+    after = upto = np.nan
+    if np.isfinite(estimate):
+        first, last = _crossing(values[:, 0], level), int(np.searchsorted(times, estimate))
+        after, upto = float(times[first - 1]), float(times[last])
+        if fall[first : last + 1].max() > WIDE_STEP:
+            estimate = np.nan
+    if np.isfinite(low):
+        first = _crossing(values[:, 1], level)
+        if not rounded or fall[first] > WIDE_STEP:
+            low = float(times[first - 1])
+    return estimate, low, high, after, upto
+
+
+def _crossing(curve: Floats, level: float) -> int:
+    with np.errstate(invalid="ignore"):
+        return int(np.flatnonzero(curve <= level + 1e-9)[0])
+
+
+def restricted_mean(times: Floats, frame: pd.DataFrame, until: float, spread: Floats) -> tuple[float, float]:
+    """Return the mean survival time up to `until`, the area below the curve, and its standard error.
+
+    The events of an interval that ends at one of `times` (J,) are spread evenly over the times `spread` (R,)
+    in it. With the same times the mean is R's, of times that are rounded up to them.
+    """
+    places = np.searchsorted(frame["time"], np.append(0.0, times), side="right")
+    ends = np.append(0.0, times)
+    values = np.append(1.0, frame["survival"])[places]
+    # The variance of the logarithm grows by each interval's part of Greenwood's sum.
     with np.errstate(divide="ignore", invalid="ignore"):
-        parts = np.where(d > 0.0, after**2 * d / (n * (n - d)), 0.0)
-    return float(areas.sum()), float(np.sqrt(np.where(n > d, parts, 0.0).sum()))
+        log_variance = (np.append(0.0, frame["std_error"])[places] / values) ** 2
+    parts = np.nan_to_num(np.diff(log_variance), nan=0.0, posinf=0.0)
+    inner = np.union1d(times, spread[spread <= times[-1]])
+    last = np.searchsorted(ends, inner)
+    first, steps, done = (
+        np.searchsorted(spread, at, side="right") for at in (ends[last - 1], ends[last], inner)
+    )
+    share = np.where(inner >= ends[last], 1.0, (done - first) / np.maximum(steps - first, 1))
+    curve = values[last - 1] + (values[last] - values[last - 1]) * share
+    inside = inner < until
+    steps_of_time = np.diff(np.concatenate([[0.0], inner[inside], [until]]))
+    areas = np.concatenate([[1.0], curve[inside]]) * steps_of_time
+    # Each event counts with the area after it, the mean over the times among which it is spread.
+    after = np.zeros(len(inner))
+    after[inside] = areas[::-1].cumsum()[::-1][1:]
+    mean_after = np.bincount(last, after, len(ends))[1:] / np.maximum(
+        np.bincount(last, minlength=len(ends))[1:], 1
+    )
+    return float(areas.sum()), float(np.sqrt(mean_after**2 @ parts))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -197,13 +341,23 @@ def cumulative_incidence(
     Returns
     -------
     list of list of DataFrame
-        By group and event, with columns ``time``, ``n_risk``, ``n_event``, ``incidence``, ``std_error``,
-        ``conf_low``, ``conf_high``; rows are the intervals with an event of any kind or a censored row.
+        By group and event, with columns ``time``, ``n_risk`` (at this time), ``n_start`` (at the beginning of
+        the interval), ``n_event``, ``incidence``, ``std_error``, ``conf_low``, ``conf_high``; rows are the
+        intervals with an event of any kind or a censored row. Until the first event the upper limit is that
+        of Clopper and Pearson for no event among the rows at risk.
     """
     out = []
-    for d, c, n, by_cause in zip(counts.events, counts.censored, counts.at_risk, causes, strict=True):
+    parts = (counts.events, counts.censored, counts.at_risk, counts.at_start, counts.at_risk_at_ends, causes)
+    for d, c, n, start, at_end, by_cause in zip(*parts, strict=True):
         known = (d + c > 0.0) & (n > 0.0)
-        d, n, by_cause, times = d[known], n[known], by_cause[known], counts.times[known]
+        start = start[known]
+        d, n, at_end, by_cause, times = (
+            d[known],
+            n[known],
+            at_end[known],
+            by_cause[known],
+            counts.times[known],
+        )
         before = np.concatenate([[1.0], np.cumprod(1.0 - d / n)[:-1]])
         hazard = np.divide(d, n * (n - d), out=np.zeros_like(d), where=n > d)
         frames = []
@@ -217,8 +371,12 @@ def cumulative_incidence(
             none = share <= 0.0
             relative = np.divide(error, share, out=np.zeros_like(error), where=~none)
             low, high = share_interval(np.where(none, 0.5, share), relative, conf_level, conf_type)
-            frame = {"time": times, "n_risk": n, "n_event": k, "incidence": share, "std_error": error}
-            limits = {"conf_low": np.where(none, 0.0, low), "conf_high": np.where(none, 0.0, high)}
+            frame = {"time": times, "n_risk": at_end, "n_start": start, "n_event": k, "incidence": share}
+            limits = {
+                "std_error": error,
+                "conf_low": np.where(none, 0.0, low),
+                "conf_high": np.where(none, 1.0 - no_event_limit(start, conf_level), high),
+            }
             frames.append(pd.DataFrame(frame | limits))
         out.append(frames)
     return out

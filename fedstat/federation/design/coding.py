@@ -508,7 +508,8 @@ def _events(values: Floats, where: str) -> Floats:
     if wrong:
         raise DesignError(
             f"{where}: the event is neither 0 nor 1 in {wrong:,} of {len(values):,} rows. Compare the column "
-            "with the value that is the event, as in Surv(time, status == 2)."
+            "with the value that is the event, as in Surv(time, status == 2). Or are time and event "
+            "exchanged? The time comes first."
         )
     return values
 
@@ -538,7 +539,8 @@ def build_times(frame: pd.DataFrame, text: str, columns: Sequence[str], site: st
             problem = f"{early:,} times are not positive"
             remedy = (
                 "Correct these rows or set them to missing; if a time of zero means less than one unit, add "
-                "half a unit, as in Surv(days + 0.5, died)."
+                "half a unit, as in Surv(days + 0.5, died). Or are time and event exchanged? The time comes "
+                "first."
             )
         raise DesignError(f"{where}: {problem}. {remedy}")
     times = np.full((len(frame), 2), np.nan)

@@ -347,7 +347,7 @@ def check_fitted_means(data: SiteData, state: State, fact: FittedMeanSums) -> No
     if few < 1 or fact.n <= few or (lenient and not fact.kind):
         return
     masked_among = state.masked_among
-    if fact.groups and (hides(len(masked_among)) if lenient else _masked_among_the_same(data, masked_among)):
+    if fact.groups and (hides(len(masked_among)) if lenient else masked_among_the_same(data, masked_among)):
         return
     key = f"{RELEASED_MEANS} {fact.kind}".strip()
     kept: ReleasedMeans | None = state.look_at(key) if key in state else None
@@ -384,7 +384,7 @@ def _singled_out(fact: FittedMeanSums) -> str:
     )
 
 
-def _masked_among_the_same(data: SiteData, sites: tuple[str, ...]) -> bool:
+def masked_among_the_same(data: SiteData, sites: tuple[str, ...]) -> bool:
     """Return whether sums are masked among at least three sites, which have always been the same.
 
     Between sums over different sites the parts of the others cancel.

@@ -158,6 +158,14 @@ def _new_sums(data: SiteData, fact: ColumnSums) -> tuple[dict[str, frozenset[str
     return {name: keys - before[name] for name, keys in over.items() if keys - before[name]}, before
 
 
+def sums_left(data: SiteData, used: Bools, column: str) -> float:
+    """Return how many more sums of a column over these rows the policy allows, at least."""
+    share = data.policy.max_column_sums
+    if share == "any":
+        return float("inf")
+    return share * int(used.sum()) - len(released_sums(data.site_ledger, [column])[column])
+
+
 def _exceeds(data: SiteData, used: Bools, column: str, keys: set[str]) -> bool:
     """Return whether sums of a column are more than the policy allows for this number of rows."""
     share, known = data.policy.max_column_sums, data.published.get(column)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import numpy as np
 import statsmodels.genmod.families as sm_families
 
 from fedstat.docstrings import inherits_signature
@@ -15,10 +16,11 @@ from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.design.formula.syntax_tree import Category, Column
 from fedstat.federation.design.site_rows import RowsRequest
 from fedstat.federation.disclosure.policy import Policy
-from fedstat.federation.dry_run.execution import DrySite
+from fedstat.federation.dry_run.execution import DryRunRecord, DrySite
+from fedstat.federation.dry_run.expected_releases import ExpectedReleases, IterationLoop
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.models.checks import check_masked, checks_arguments
-from fedstat.models.descriptive.protocol import SurvivalTable, request_of, survival_table
+from fedstat.models.descriptive.protocol import MOST_TRIES, SurvivalTable, request_of, survival_table
 from fedstat.models.descriptive.results import CumulativeIncidenceResults, KaplanMeierResults
 from fedstat.models.descriptive.steps import FAMILY
 from fedstat.models.descriptive.synthetic import with_synthetic_cells
@@ -34,13 +36,32 @@ from fedstat.models.run import Call, FitAttempt, run_fit
 from fedstat.typing import Floats
 
 
+class CurvePlan(DryRunPlan):
+    """Facts about survival curves before they are fitted."""
+
+    guessed: ClassVar[frozenset[str]] = frozenset({"flag_times", "count_times"})
+
+    def loops(self, dry_run: DryRunRecord) -> Sequence[IterationLoop]:
+        """Name the search for intervals."""
+        points = len(grid_points(self.given["grid"], self.given["until"]))
+        return [IterationLoop(("flag_times",), MOST_TRIES * int(np.ceil(np.log2(points + 1))) + 2)]
+
+    def notes(self, expected: ExpectedReleases) -> Iterator[str]:
+        """State what is unknown."""
+        yield from super().notes(expected)
+        yield (
+            "Intervals with few rows are merged, and it is not known in advance which. The sites reveal of "
+            "each interval that is examined whether it has few rows of a group and outcome."
+        )
+
+
 class CurveModel(HorizontalModel):
     """Counts of events by group on a grid of times."""
 
     _default_family: ClassVar[Any] = sm_families.Binomial
     _times = True
     _goes_on = True
-    _plan = DryRunPlan
+    _plan = CurvePlan
 
     @inherits_signature(HorizontalModel.__init__)
     def __init__(self, formula: Formula, partition: ClientPartition, **settings: Any) -> None:
@@ -83,12 +104,14 @@ class CurveModel(HorizontalModel):
 class KaplanMeier(CurveModel):
     """Survival curves and their comparison over sites that hold different rows.
 
-    The sites count events and censored rows by group on intervals of time. So that no count is about few
-    rows, each site first averages the times of every few successive rows of a group with the event, and
-    without it: as many as its policy requires for a level, 3 by default. Under ``min_level_count=1`` the
-    curve is that of the pooled rows with times rounded up to the intervals, and with ``Surv(start, stop,
-    event)`` starts rounded down. Make one with :meth:`from_formula`; the right side has columns of groups,
-    or 1.
+    The sites count events and censored rows by group on intervals of time. The curve is that of the pooled
+    rows with times rounded up to the ends of the intervals, and with ``Surv(start, stop, event)`` starts
+    rounded down. Make one with :meth:`from_formula`; the right side has columns of groups, or 1.
+
+    No count is about few rows: each group has, in each interval and for each outcome, no row or as many rows
+    as a policy requires for a level, 3 by default. Intervals of the requested grid are merged for it, and the
+    curve is known at the ends that remain. If at least three sites mask the counts, and always the same ones,
+    this minimum holds for the sum over the sites, and otherwise at every site, where few intervals remain.
 
     Parameters
     ----------
@@ -103,8 +126,8 @@ class KaplanMeier(CurveModel):
     ----------
     Kaplan and Meier, "Nonparametric estimation from incomplete observations", JASA 53 (1958).
 
-    Domingo-Ferrer and Mateo-Sanz, "Practical data-oriented microaggregation for statistical disclosure
-    control", IEEE Transactions on Knowledge and Data Engineering 14 (2002).
+    Breslow and Crowley, "A large sample study of the life table and product limit estimates under random
+    censorship", Annals of Statistics 2 (1974).
 
     Harrington and Fleming, "A class of rank test procedures for censored survival data", Biometrika 69
     (1982).
@@ -123,7 +146,7 @@ class KaplanMeier(CurveModel):
     @checks_arguments
     def fit(
         self,
-        grid: float | Sequence[float] | Floats,
+        grid: float | Sequence[float] | Floats | None = None,
         *,
         until: float | None = None,
         masked: bool | None = None,
@@ -134,8 +157,9 @@ class KaplanMeier(CurveModel):
         Parameters
         ----------
         grid : float or sequence of float
-            Width of the intervals, or their ends, ascending. It is public: choose it from the unit of time
-            and the length of the study.
+            Width of the intervals, or their ends, ascending; required. It is public: choose it from the unit
+            of time and the length of the study. A fine grid is no disadvantage, since intervals with few rows
+            are merged.
         until : float, optional
             Last time of a grid that is given by its width; required there. Rows that are followed longer are
             at risk until then.
@@ -165,10 +189,10 @@ class KaplanMeier(CurveModel):
         >>> curves = fs.KaplanMeier.from_formula("Surv(months, died) ~ 1", partition).fit([12, 24, 36, 48])
         >>> curves.tidy()[["time", "n_risk", "n_event", "survival"]].round(3)
            time  n_risk  n_event  survival
-        0  12.0   800.0    158.0     0.802
-        1  24.0   642.0    138.0     0.630
-        2  36.0   366.0     81.0     0.491
-        3  48.0   177.0     24.0     0.424
+        0  12.0   642.0    158.0     0.802
+        1  24.0   366.0    138.0     0.630
+        2  36.0   177.0     81.0     0.491
+        3  48.0    66.0     24.0     0.424
         """
         return run_fit(
             self, Call.of(self.fit, locals()), KaplanMeier._estimate, grid_points(grid, until), masked
@@ -181,8 +205,8 @@ class KaplanMeier(CurveModel):
 class CumulativeIncidence(CurveModel):
     """Shares of rows with each of several competing events, over sites that hold different rows.
 
-    The event is a category with declared levels; the first level is censoring. Counts, averages over
-    successive rows and late entry are those of :class:`KaplanMeier`. Make one with :meth:`from_formula`; the
+    The event is a category with declared levels; the first level is censoring. Counts, merged
+    intervals and late entry are those of :class:`KaplanMeier`. Make one with :meth:`from_formula`; the
     right side has columns of groups, or 1.
 
     Parameters
@@ -219,7 +243,7 @@ class CumulativeIncidence(CurveModel):
     @checks_arguments
     def fit(
         self,
-        grid: float | Sequence[float] | Floats,
+        grid: float | Sequence[float] | Floats | None = None,
         *,
         until: float | None = None,
         masked: bool | None = None,
@@ -230,8 +254,9 @@ class CumulativeIncidence(CurveModel):
         Parameters
         ----------
         grid : float or sequence of float
-            Width of the intervals, or their ends, ascending. It is public: choose it from the unit of time
-            and the length of the study.
+            Width of the intervals, or their ends, ascending; required. It is public: choose it from the unit
+            of time and the length of the study. A fine grid is no disadvantage, since intervals with few rows
+            are merged.
         until : float, optional
             Last time of a grid that is given by its width; required there.
         masked : bool, optional

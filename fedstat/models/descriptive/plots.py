@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from fedstat.inference.survival_curves import TIME_TOLERANCE
 from fedstat.plotting import (
     COLORS,
     INK,
@@ -40,9 +41,11 @@ def plot_survival(
     conf_level: float = 0.95,
     events: bool = False,
     words: tuple[str, str, str] | None = None,
+    merged: bool = False,
 ) -> Axes:
-    """Draw step curves with bands; below, rows at risk (G, J) in intervals that end at times (J,).
+    """Draw step curves with bands, or points at the ends of `merged` intervals; below, rows at risk.
 
+    `at_risk` (G, 1 + J) are the rows at risk at time 0 and at times (J,).
     `words` are the headline, the label of the axis, and the name of the test.
     """
     share = ("Share with the event", "share with the event") if events else ("Survival", "survival")
@@ -50,8 +53,7 @@ def plot_survival(
     ax = axes_for(ax, 7.0, 3.6 + 0.25 * len(curves))
     for place, (label, frame) in enumerate(curves.items()):
         color = COLORS[place % len(COLORS)]
-        end = float(times[-1])
-        x = np.concatenate([[0.0], frame["time"].to_numpy(), [end]])
+        x = np.concatenate([[0.0], frame["time"].to_numpy(), [float(times[-1])]])
         values = np.array(
             [
                 np.concatenate([[1.0], frame[name].to_numpy()])
@@ -59,13 +61,25 @@ def plot_survival(
             ]
         )
         values = np.column_stack([values, values[:, -1]])
-        survival, low, high = 1.0 - values if events else values
-        ax.step(x, survival, where="post", color=color, linewidth=1.6, label=label)
+        survival, low, high = values
+        if merged:
+            # Known at the ends. In between the curve is below its limit before, and above its limit after.
+            low = np.append(low[1:], low[-1])
+            marks = {"marker": "o", "markersize": 3.0, "linewidth": 1.2}
+            ax.plot(x[:-1], (1.0 - survival if events else survival)[:-1], color=color, label=label, **marks)
+        else:
+            steps = 1.0 - survival if events else survival
+            ax.step(x, steps, where="post", color=color, linewidth=1.6, label=label)
+        low, high = (1.0 - high, 1.0 - low) if events else (low, high)
         ax.fill_between(x, low, high, step="post", color=color, alpha=0.15, linewidth=0.0)
     ax.set_xlim(0.0, float(times[-1]) * 1.02)
     ax.set_ylim(0.0, 1.02)
     label_y(ax, label_of_axis)
     ticks = _ticks(float(times[-1]))
+    if merged:
+        # The numbers at risk are known at the ends of intervals.
+        ends = np.append(0.0, times)
+        ticks = np.unique(ends[np.abs(ends[:, None] - ticks).argmin(axis=0)])
     ax.set_xticks(ticks)
     ax.set_xlabel(unit, parse_math=False)
     if len(curves) > 1:
@@ -91,18 +105,18 @@ def _ticks(end: float) -> Floats:
 
 
 def _table(ax: Axes, labels: list[str], times: Floats, at_risk: Floats, ticks: Floats) -> None:
-    """Write the rows at risk below the axis: all at time 0, later those whose time does not end before."""
+    """Write the rows at risk below the axis, at the times at which they are known."""
     text: dict[str, Any] = {"fontsize": SMALL, "annotation_clip": False, "va": "center", "parse_math": False}
     below: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
+    ends = np.append(0.0, times)
     width = max(text_width(label, SMALL) for label in [*labels, "at risk"])
     ax.annotate("at risk", (0.0, 0.0), xytext=(-12.0 - width, -42.0), ha="left", color=MUTED, **below, **text)
     for row, label in enumerate(labels):
         y = -42.0 - LINE * (row + 1)
         color = COLORS[row % len(COLORS)]
         ax.annotate(label, (0.0, 0.0), xytext=(-12.0 - width, y), ha="left", color=color, **below, **text)
-        # Rows at risk just after a time are those of the interval in which it lies, or that begins there.
         for x in ticks.tolist():
-            column = int(np.searchsorted(times, x, side="right"))
-            if column < at_risk.shape[1]:
+            column = int(np.searchsorted(ends, x * (1.0 + TIME_TOLERANCE), side="right")) - 1
+            if x <= ends[column] * (1.0 + TIME_TOLERANCE):
                 shown = f"{at_risk[row, column]:,.0f}"
                 ax.annotate(shown, (x, 0.0), xytext=(0.0, y), ha="center", color=INK, **below, **text)

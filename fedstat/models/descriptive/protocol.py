@@ -47,15 +47,42 @@ def count_table(session: RowsSession, edges: Floats) -> FitProtocol[CellCounts]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SurvivalTable:
-    """Counts on a grid, rows by group (G, 1 + C), and the log-rank test stratified by site.
+class Intervals:
+    """Intervals of time on which counts are released, up to `ends` (J,), of `requested` ones (R,).
 
-    `entered` (G, J) are rows by the interval in which they enter, where all sites were asked.
+    No cell has fewer than `least` rows, unless it has none: over all sites with `over_sites`, or at each.
+    Rows whose time is an end are counted apart where `apart` (J,). `earlier` are the ends of the sites'
+    earlier counts of these times, with which these were compared.
+    """
+
+    requested: Floats
+    ends: Floats
+    least: int
+    over_sites: bool
+    earlier: Floats
+    apart: Bools
+
+    @classmethod
+    def of(cls, requested: Floats, ends: Floats, flags: _Flags, apart: Bools) -> Intervals:
+        """Return the intervals up to these ends, with what the sites' flags say of their policies."""
+        return cls(requested, ends, flags.least, flags.over_sites, flags.earlier, apart)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SurvivalTable:
+    """Counts on intervals, rows by group (G, 1 + C), and the log-rank test stratified by site.
+
+    `entered` (G, J) are rows by the interval in which they enter, where they may enter late; `at_ends` and
+    `events_at_ends` (G, J) those of the leaving rows, and of those with an event, whose time is the end of
+    their interval, zero where they are not counted apart.
     """
 
     rows: Floats
     counts: CellCounts
     by_site: LogRankSums
+    intervals: Intervals
+    at_ends: Floats
+    events_at_ends: Floats
     entered: Floats | None = None
 
     @property
@@ -63,22 +90,169 @@ class SurvivalTable:
         """Counts of events of any kind."""
         cells, edges = self.counts.cells, self.counts.edges
         events, censored = cells[:, :-1, 1:].sum(axis=2), cells[:, :-1, 0]
-        return SurvivalCounts(edges, events, censored, cells[:, -1].sum(axis=1), self.entered)
+        return SurvivalCounts(edges, events, censored, cells[:, -1].sum(axis=1), self.entered, self.at_ends)
 
 
 def survival_table(session: RowsSession, request: CellsRequest, grid: Floats) -> FitProtocol[SurvivalTable]:
-    """Count events and censored rows by group on a grid of times, and where rows enter late, these."""
+    """Count events and censored rows by group on intervals of a grid, and where rows enter late, these."""
     rows = yield from open_table(session, request)
     if not rows[:, 1:].any():
         raise EstimationError("there are no events at any site: there is no survival curve")
-    counts, entered = (yield from count_table(session, grid)), None
+    intervals = yield from choose_intervals(session, grid)
+    ends = intervals.ends
+    edges = with_ends_apart(ends, intervals.apart)
+    replies = yield session.request_all("count_times", {"edges": edges, "earlier": intervals.earlier})
+    fine, width = np.asarray(add(replies, "cells")), rows.shape[1]
+    at_ends = fine[:, np.searchsorted(edges, ends), :width] * intervals.apart[:, None]
+    starts = np.append(0, np.searchsorted(edges, ends) + 1)
+    cells = np.add.reduceat(fine, starts, axis=1)
     survival = session.agreement.question.survival
+    entered = None
     if survival is not None and len(survival.times) > 1:
-        replies = yield session.request_all("count_entries", {"edges": grid})
-        entered = np.asarray(add(replies, "entered"))[:, :-1]
+        entered = cells[:, :-1, width]
     replies = yield session.request_all("sum_log_rank", {})
     parts = (np.asarray(add(replies, name)) for name in ("observed", "expected", "covariance"))
-    return SurvivalTable(rows, counts, LogRankSums(*parts), entered)
+    by_outcome = at_ends.sum(axis=2), at_ends[:, :, 1:].sum(axis=2)
+    counts = CellCounts(ends, cells[:, :, :width])
+    return SurvivalTable(rows, counts, LogRankSums(*parts), intervals, *by_outcome, entered)
+
+
+MOST_TRIES = 5
+"""Ends that are examined in one interval before it stays whole."""
+
+
+ROUND_PLACES = np.array([12, 6, 4, 3, 2, 1])
+"""Multiples of the first end that are preferred in this order, such as years on a grid of months."""
+
+
+@dataclass(slots=True)
+class _Interval:
+    """Places of the requested ends of an interval, and those between which the next end is tried."""
+
+    first: int
+    last: int
+    low: int
+    high: int
+    tries: int = 0
+
+    @property
+    def candidate(self) -> int | None:
+        """Return the place of the next end to try: a round one near the middle."""
+        if self.tries >= MOST_TRIES or self.high - self.low < 2:
+            return None
+        middle, reach = (self.low + self.high) // 2, (self.high - self.low) // 4
+        near = np.arange(max(middle - reach, self.low + 1), min(middle + reach, self.high - 1) + 1)
+        roundness = ((near[:, None] + 1) % ROUND_PLACES == 0).argmax(axis=1)
+        best = near[roundness == roundness.min()]
+        return int(best[np.abs(best - middle).argmin()])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Flags:
+    """What the sites say about intervals: whether each is allowed, (J + 1,), and their policies."""
+
+    allowed: Bools
+    least: int
+    most: int
+    over_sites: bool
+    earlier: Floats
+
+
+def _flag(session: RowsSession, edges: Floats) -> FitProtocol[_Flags]:
+    replies = yield session.request_all("flag_times", {"edges": edges})
+    few, enough = (np.asarray(add(replies, name)) for name in ("few", "enough"))
+    least = round(max(float(reply.arrays["least"]) for reply in replies))
+    most = min(float(reply.arrays["most"]) for reply in replies)
+    over_sites = round(float(add(replies, "over_sites"))) == len(replies)
+    allowed = few == 0
+    if over_sites:
+        # Each site that has a row at all counts for one of the least number of rows.
+        allowed = allowed | (enough > 0) | (few >= least)
+    earlier = np.unique(np.concatenate([reply.arrays["earlier"] for reply in replies]))
+    return _Flags(allowed.all(axis=(0, 2)), least, int(min(most, 1e9)), over_sites, earlier)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Judged:
+    """Whether the intervals before and after each end are allowed, (J, 2), and the flags of these ends."""
+
+    allowed: Bools
+    flags: _Flags
+
+
+def _judge(session: RowsSession, ends: Floats) -> FitProtocol[_Judged]:
+    """Examine ends (J,), and with them the ends of earlier counts: differences are counts as well."""
+    flags = yield from _flag(session, ends)
+    allowed = np.column_stack([flags.allowed[:-1], flags.allowed[1:]])
+    new = ~np.isin(ends, flags.earlier)
+    if flags.earlier.size and new.any():
+        both = np.union1d(ends, flags.earlier)
+        beside = (yield from _flag(session, both)).allowed
+        at = np.searchsorted(both, ends)
+        allowed[new] &= np.column_stack([beside[at], beside[at + 1]])[new]
+    return _Judged(allowed, flags)
+
+
+def choose_intervals(session: RowsSession, requested: Floats) -> FitProtocol[Intervals]:
+    """Divide the time at requested ends (R,), from wide intervals to narrow ones, as far as it is allowed.
+
+    A narrow interval is examined only within one that is allowed: an end that is refused shows that few rows
+    are in an interval, and this interval is wide.
+    """
+    R = len(requested)
+    accepted: list[int] = []
+    pending = [_Interval(-1, R, -1, R)]
+    flags: _Flags | None = None
+    while pending and (flags is None or len(accepted) < flags.most):
+        tried, following = [], []
+        for one in sorted(pending, key=lambda one: one.first - one.last):
+            place = R - 1 if flags is None else one.candidate
+            if place is None:
+                continue
+            if flags is None or len(tried) + len(accepted) < flags.most:
+                tried.append((one, place))
+            else:
+                following.append(one)
+        if not tried:
+            break
+        ends = requested[sorted([*accepted, *(place for _, place in tried)])]
+        judged = yield from _judge(session, ends)
+        first, flags = flags is None, judged.flags
+        if first and flags.least <= 1 and flags.most >= 2 * R:
+            # Few rows may be counted: there is nothing to examine.
+            return Intervals.of(requested, requested, flags, np.ones(R, dtype=np.bool_))
+        for one, place in tried:
+            left, right = judged.allowed[np.searchsorted(ends, requested[place])].tolist()
+            if left and right:
+                accepted.append(place)
+                following += [
+                    _Interval(one.first, place, one.first, place),
+                    _Interval(place, one.last, place, one.last),
+                ]
+            elif left or right or one.last == R:
+                low, high = (place, one.high) if right else (one.low, place)
+                following.append(_Interval(one.first, one.last, low, high, one.tries + (one.last < R)))
+        pending = following
+    assert flags is not None
+    if not accepted:
+        whole = "over all sites" if flags.over_sites else "at every site"
+        raise EstimationError(
+            f"no interval up to {requested[-1]:g} has no row or at least {flags.least} rows of each group "
+            f"and outcome {whole}: there is no survival curve. Use fewer groups, another last time, or more "
+            "sites"
+        )
+    ends = requested[np.sort(accepted)]
+    judged = yield from _judge(session, with_ends_apart(ends, np.ones(len(ends), dtype=np.bool_)))
+    # The intervals up to just before an end, and of the end alone.
+    apart = judged.allowed[::2].all(axis=1) & judged.allowed[1::2, 1]
+    apart[max(int(flags.most) - len(ends), 0) :] = False
+    return Intervals.of(requested, ends, flags, apart)
+
+
+def with_ends_apart(ends: Floats, apart: Bools) -> Floats:
+    """Return ends (J,) and, before those that are counted apart, the largest number below each."""
+    before: Floats = np.nextafter(ends[apart], -np.inf)
+    return np.sort(np.concatenate([before, ends]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,11 +11,14 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from fedstat.errors import ModelError
+from fedstat.errors import FedstatWarning, ModelError, warn
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.inference.summary import WIDTH, Note, header_sheet, released_kinds
 from fedstat.inference.survival_curves import (
     CONFIDENCE,
+    TIME_TOLERANCE,
+    WIDE_STEP,
+    KnownCurve,
     LogRankSums,
     SurvivalCounts,
     cumulative_incidence,
@@ -37,11 +40,17 @@ from fedstat.typing import Floats
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FORMAT = "fedstat kaplan meier results 2"
-COMPETING_FORMAT = "fedstat cumulative incidence results 1"
+FORMAT = "fedstat kaplan meier results 3"
+COMPETING_FORMAT = "fedstat cumulative incidence results 2"
 ConfType = Literal["log-log", "log", "plain"]
 MOST_TIMES = 8
 """Times of a group in the summary; tidy() has all."""
+MOST_SPREAD = 2001
+"""Times over which events within intervals are spread, where times are not on the grid."""
+MOST_SHOWN = 4
+"""Times that a warning names."""
+DECISION = 0.05
+"""Level at which the log-rank tests with and without sites are compared."""
 SITE_WIDTHS = (30, 12, 14, WIDTH - 30 - 12 - 14 - 6)
 
 
@@ -49,8 +58,11 @@ SITE_WIDTHS = (30, 12, 14, WIDTH - 30 - 12 - 14 - 6)
 class KaplanMeierRecord:
     """What a file of results holds: counts (G, J) on times (J,), and the test stratified by site.
 
-    `blocks` is the largest number of rows over which a site averages times, `entered` are rows by the
-    interval in which they enter.
+    `entered` are rows by the interval in which they enter, `at_ends` those of the leaving rows whose time is
+    exactly the end of an interval, and `events_at_ends` those of them with an event, counted where `apart` is
+    true. `requested` (R,) are the ends of the analyst's grid, of which `times` are left. A count of `least`
+    rows or more, or of none, was required in each interval: over all sites with `over_sites`, and otherwise
+    at every site.
     """
 
     response: str
@@ -60,7 +72,12 @@ class KaplanMeierRecord:
     censored: Annotated[Floats, "G J"]
     beyond: Annotated[Floats, "G"]
     entered: Annotated[Floats, "G J"]
-    blocks: int
+    at_ends: Annotated[Floats, "G J"]
+    events_at_ends: Annotated[Floats, "G J"]
+    apart: Annotated[tuple[bool, ...], "J"]
+    requested: Annotated[Floats, "R"]
+    least: int
+    over_sites: bool
     observed: Annotated[Floats, "G"]
     expected: Annotated[Floats, "G"]
     covariance: Annotated[Floats, "G G"]
@@ -106,7 +123,12 @@ class CurveResults(Results[CurveRecord]):
             "censored": counts.censored,
             "beyond": counts.beyond,
             "entered": entered,
-            "blocks": max(site.policy.min_level_count for site in model.partition.sites.values()),
+            "at_ends": table.at_ends,
+            "events_at_ends": table.events_at_ends,
+            "apart": tuple(table.intervals.apart.tolist()),
+            "requested": table.intervals.requested,
+            "least": table.intervals.least,
+            "over_sites": table.intervals.over_sites,
             "observed": table.by_site.observed,
             "expected": table.by_site.expected,
             "covariance": table.by_site.covariance,
@@ -139,8 +161,29 @@ class CurveResults(Results[CurveRecord]):
     @property
     def _counts(self) -> SurvivalCounts:
         record = self._record
-        counts = (record.times, record.events, record.censored, record.beyond, record.entered)
-        return SurvivalCounts(*counts)
+        return SurvivalCounts(
+            record.times,
+            record.events,
+            record.censored,
+            record.beyond,
+            record.entered,
+            record.at_ends,
+            record.events_at_ends,
+            self._rounded,
+        )
+
+    @property
+    def _rounded(self) -> bool:
+        """Whether times are rounded up to the grid: few rows may be counted, so it can be fine."""
+        return self._record.least <= 1
+
+    @property
+    def _spread(self) -> Floats:
+        """Times over which the events of an interval are spread: those of the grid if times are on it."""
+        record = self._record
+        if self._rounded or record.at_ends.any():
+            return record.requested
+        return np.union1d(np.linspace(0.0, record.times[-1], MOST_SPREAD), record.times)
 
     @property
     def _late(self) -> bool:
@@ -150,11 +193,53 @@ class CurveResults(Results[CurveRecord]):
     def _unit(self) -> str:
         return self._record.response.partition("(")[2].partition(",")[2 * self._late].split(",")[0].strip()
 
+    def _shown_times(self, most: int) -> Floats:
+        """Return some of the ends for the summary, the last one among them."""
+        count = min(most, len(self.times))
+        return self.times[np.linspace(0, len(self.times), count + 1).astype(int)[1:] - 1]
+
+    @property
+    def _merged(self) -> bool:
+        return len(self.times) < len(self._record.requested)
+
     @property
     def _risk_table(self) -> Floats:
-        """Rows at risk in each interval, and after the last one unless rows may enter there."""
-        at_risk, beyond = self._counts.at_risk, self._record.beyond[:, None]
-        return at_risk if self._late else np.hstack([at_risk, beyond])
+        """Rows at risk at time 0, and at the end of each interval: (G, 1 + J)."""
+        counts = self._counts
+        return np.hstack([counts.at_start[:, :1], counts.at_risk_at_ends])
+
+    def _known(self, frame: pd.DataFrame, name: str, start: float) -> KnownCurve:
+        """Return a curve of :meth:`tidy` with its limits at all ends."""
+        places = np.searchsorted(frame["time"], self.times, side="right")
+        values = frame[[name, "conf_low", "conf_high"]].to_numpy()
+        return KnownCurve(self.times, np.vstack([np.full(3, start), values])[places], start)
+
+    def _warn_between(self, times: Floats, points: Sequence[float]) -> None:
+        """Warn about points between two ends of intervals at which the curve is not known."""
+        if not len(points):
+            return
+        between = []
+        for point in points[:MOST_SHOWN]:
+            place = int(np.searchsorted(times, point))
+            between.append(
+                f"{point:g} (between {0.0 if not place else times[place - 1]:g} and {times[place]:g})"
+            )
+        more = f" and {len(points) - MOST_SHOWN} more" if len(points) > MOST_SHOWN else ""
+        warn(
+            f"the curve is known at the ends of intervals only, and not at {', '.join(between)}{more}. The "
+            "values there are NaN, and their limits are those of the two ends. Choose times among .times, or "
+            "a grid with these ends",
+            FedstatWarning,
+        )
+
+    @property
+    def _falls(self) -> Floats:
+        """Change of each group's curve over each interval, (G, J); of competing events, the sum of all."""
+        counts = self._counts
+        n = counts.at_risk
+        share = np.divide(counts.events, n, out=np.zeros_like(n), where=n > 0.0)
+        survival = np.cumprod(1.0 - share, axis=1)
+        return np.asarray(np.hstack([np.ones((len(n), 1)), survival[:, :-1]]) - survival)
 
     @property
     def _group_rows(self) -> Floats:
@@ -189,13 +274,36 @@ class CurveResults(Results[CurveRecord]):
     def _summary_notes(self) -> Iterator[Note]:
         yield from super()._summary_notes()
         record = self._record
-        if record.blocks > 1:
-            exact = "; the test by site uses exact times" if isinstance(self, KaplanMeierResults) else ""
+        falls = self._falls
+        place = int(falls.max(axis=0).argmax())
+        if falls.max() > WIDE_STEP:
+            before = self.times[place - 1] if place else 0.0
+            remedy = "Use a narrower grid."
+            if self._merged:
+                remedy = "Use fewer groups or more sites, or have the owners lower min_level_count."
+                if not record.over_sites:
+                    remedy = f"Mask the counts over three sites or more, always the same ones. {remedy}"
             yield Note(
-                "averaged_times",
-                f"So that no count is about few rows, each site averaged the times of every {record.blocks} "
-                "or more successive rows of a group, by event. The curves are close to those of the pooled "
-                f"rows, and not equal{exact}.",
+                "wide_intervals",
+                f"ONE INTERVAL HAS A LARGE PART OF A CURVE: between {before:g} and {self.times[place]:g} it "
+                f"changes by {falls.max():.2f}. Within the interval survival and quantiles are unknown, and "
+                f"mean survival times and the test without sites may be wrong. {remedy}",
+                "critical",
+            )
+        if self._merged:
+            whole = "over all sites" if record.over_sites else "at every site"
+            yield Note(
+                "merged_intervals",
+                f"The curve is known at {len(record.times)} of {len(record.requested)} requested times. "
+                f"Intervals were merged until {whole} each group has no row or at least {record.least} rows "
+                "with each outcome in each interval. The counts at the remaining ends are exact.",
+            )
+        if not all(record.apart):
+            yield Note(
+                "at_risk",
+                "Rows at risk at a time are those whose time is not earlier. At "
+                f"{len(record.times) - sum(record.apart)} of {len(record.times)} times few rows have exactly "
+                "this time and are not counted: there, rows at risk are those whose time is later.",
             )
         if self._late:
             yield Note(
@@ -224,10 +332,14 @@ class CurveResults(Results[CurveRecord]):
         )
 
 
+def p_text(p: float) -> str:
+    """Write a p-value with its sign of comparison."""
+    return "< 0.001" if p < 0.001 else f"= {p:.3f}"
+
+
 def p_words(test: pd.Series) -> str:
     """Write a test in words."""
-    p = "< 0.001" if test["p_value"] < 0.001 else f"= {test['p_value']:.3f}"
-    return f"{test['statistic']:.2f} on {test['df']:.0f} df, p {p}"
+    return f"{test['statistic']:.2f} on {test['df']:.0f} df, p {p_text(test['p_value'])}"
 
 
 class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, record=KaplanMeierRecord):
@@ -282,8 +394,11 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
         Returns
         -------
         DataFrame
-            ``group``, ``time``, ``n_risk``, ``n_event``, ``n_censor``, ``survival``, ``std_error``,
-            ``conf_low``, ``conf_high``.
+            ``group``; ``time``, the end of an interval; ``n_risk``, the rows at risk at this time (if counts
+            of few rows are not released, those whose time is later); ``n_start``, the rows at risk at the
+            beginning of the interval, by which its events are divided; ``n_event`` and ``n_censor`` in the
+            interval; ``survival``, ``std_error``, ``conf_low``, ``conf_high``. Until the first event the
+            lower limit is that of Clopper and Pearson.
         """
         curves = self._curves(conf_level, conf_type)
         return pd.concat([frame.assign(group=label) for label, frame in curves.items()], ignore_index=True)[
@@ -295,8 +410,9 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
     ) -> pd.DataFrame:
         """Return survival probabilities at times, with intervals.
 
-        A curve is known at the ends of its intervals. Between two ends the value is that of the end before,
-        which is too high.
+        A curve is known at the ends of its intervals, :attr:`times`, and between two ends where nobody had
+        the event. Between other ends the probability is NaN; its limits are the lower one at the end after it
+        and the upper one at the end before it, so that they hold there as well.
 
         Parameters
         ----------
@@ -307,7 +423,12 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
         Returns
         -------
         DataFrame
-            ``group``, ``time``, ``survival``, ``conf_low``, ``conf_high``; NaN after the last end.
+            ``group``, ``time``, ``survival``, ``conf_low``, ``conf_high``; all NaN after the last end.
+
+        Warns
+        -----
+        FedstatWarning
+            A time is between two ends; the warning names them.
 
         Examples
         --------
@@ -319,17 +440,13 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
         0  all rows    12      0.80      0.77       0.83
         1  all rows    24      0.63      0.60       0.66
         """
-        rows = []
+        rows, points = [], np.asarray(times, dtype=np.float64)
+        between = np.zeros(len(points), dtype=bool)
         for label, frame in self._curves(conf_level, conf_type).items():
-            for time in times:
-                before = frame[frame["time"] <= time]
-                values = (1.0, 1.0, 1.0)
-                if len(before):
-                    last = before.iloc[-1]
-                    values = (last["survival"], last["conf_low"], last["conf_high"])
-                if time > self.times[-1]:
-                    values = (np.nan,) * 3
-                rows.append((label, time, *values))
+            found = self._known(frame, "survival", 1.0).at(points)
+            between |= np.isnan(found[:, 0]) & ~np.isnan(found[:, 2])
+            rows += [(label, time, *values) for time, values in zip(times, found.tolist(), strict=True)]
+        self._warn_between(self.times, points[between].tolist())
         return pd.DataFrame(rows, columns=["group", "time", "survival", "conf_low", "conf_high"])
 
     def quantile(
@@ -337,8 +454,16 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
     ) -> pd.DataFrame:
         """Return the time by which a share `q` had the event, by group, with intervals.
 
-        The interval has the limits of the curve's band (Brookmeyer and Crowley 1982). Times are ends of
-        intervals; NaN where the curve does not fall so far.
+        The interval has the limits of the curve's band (Brookmeyer and Crowley 1982), each of them the outer
+        end of an interval. The estimate is the end of an interval; NaN where the curve does not
+        fall so far.
+
+        Returns
+        -------
+        DataFrame
+            ``estimate``, ``conf_low``, ``conf_high``, and the interval in which the curve falls to the level:
+            later than ``after``, and at the latest ``until``. Where the curve falls by more than 0.1 over
+            this interval, the estimate is NaN: it is somewhere in the interval.
 
         Examples
         --------
@@ -346,13 +471,19 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
         >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_survival(), by="hospital")
         >>> curves = fs.KaplanMeier.from_formula("Surv(months, died) ~ arm", partition).fit(1, until=60)
         >>> curves.quantile(0.25)["estimate"].tolist()
-        [13.5, 18.0]
+        [13.0, 19.0]
+        >>> coarse = fs.KaplanMeier.from_formula("Surv(months, died) ~ 1", partition).fit(24, until=48)
+        >>> coarse.quantile(0.25)[["estimate", "after", "until"]].iloc[0].tolist()
+        [nan, 0.0, 24.0]
         """
         if not 0.0 < q < 1.0:
             raise ModelError(f"q: expected a share between 0 and 1, received {q}")
         curves = self._curves(conf_level, conf_type)
-        rows = {label: survival_quantiles(frame, 1.0 - q) for label, frame in curves.items()}
-        columns = ["estimate", "conf_low", "conf_high"]
+        rows = {
+            label: survival_quantiles(self._known(frame, "survival", 1.0), 1.0 - q, self._rounded)
+            for label, frame in curves.items()
+        }
+        columns = ["estimate", "conf_low", "conf_high", "after", "until"]
         return pd.DataFrame.from_dict(rows, orient="index", columns=columns)
 
     def median(self, conf_level: float = 0.95, conf_type: ConfType = "log-log") -> pd.DataFrame:
@@ -361,6 +492,9 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
 
     def restricted_mean(self, until: float | None = None, conf_level: float = 0.95) -> pd.DataFrame:
         """Return the mean survival time up to a time, with normal intervals, by group.
+
+        It is R's of times that are rounded up to the requested grid. Where intervals were merged, their
+        events are spread evenly over the requested times in them.
 
         Parameters
         ----------
@@ -388,7 +522,7 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
         z = float(stats.norm.isf((1.0 - conf_level) / 2.0))
         rows = {}
         for label, frame in self._curves(conf_level, "log-log").items():
-            mean, error = restricted_mean(frame, end)
+            mean, error = restricted_mean(self.times, frame, end, self._spread)
             rows[label] = (mean, error, mean - z * error, mean + z * error)
         columns = ["estimate", "std_error", "conf_low", "conf_high"]
         return pd.DataFrame.from_dict(rows, orient="index", columns=columns)
@@ -481,9 +615,25 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
             ax=ax,
             conf_level=conf_level,
             events=events,
+            merged=self._merged,
         )
 
     # -- summary ---------------------------------------------------------------------------------
+
+    def _summary_notes(self) -> Iterator[Note]:
+        yield from super()._summary_notes()
+        if len(self.labels) < 2 or len(self._record.sites) < 2:
+            return
+        by_site, pooled = (self.log_rank_test(by_site=one)["p_value"] for one in (True, False))
+        if (by_site < DECISION) != (pooled < DECISION) and max(by_site, pooled) > 2.0 * min(by_site, pooled):
+            yield Note(
+                "tests_differ",
+                f"THE TWO LOG-RANK TESTS DIFFER: p {p_text(by_site)} with sites as strata, p "
+                f"{p_text(pooled)} without. Hazards differ between sites, and the sites have other shares of "
+                "the groups, or the intervals are wide. Read the test by site: only it compares rows of the "
+                "same site.",
+                "critical",
+            )
 
     def _glance(self) -> Mapping[str, float]:
         test = (
@@ -502,7 +652,7 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
 
     def _sheets(self) -> Iterator[Sheet]:
         several = len(self.labels) > 1
-        tests = [("Log-Rank Test", False), ("  by Site", True)] if several else []
+        tests = [("Log-rank by site", True), ("Log-rank pooled", False)] if several else []
         yield self._header([(name, p_words(self.log_rank_test(by_site=by_site))) for name, by_site in tests])
         yield self._group_sheet()
         yield self._curve_sheet()
@@ -514,14 +664,14 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
         events = record.observed
         sizes = self._group_rows
         for place, label in enumerate(self.labels):
-            median, low, high = medians.to_numpy()[place].tolist()
+            median, low, high, after, upto = medians.to_numpy()[place].tolist()
             mean, error = means.to_numpy()[place, :2].tolist()
             rows.append(
                 (
                     label,
                     f"{sizes[place]:,.0f}",
                     f"{events[place]:,.0f}",
-                    number(median),
+                    f"{after:g} to {upto:g}" if np.isnan(median) and np.isfinite(after) else number(median),
                     number(low),
                     number(high),
                     number(mean),
@@ -543,8 +693,7 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
 
     def _curve_sheet(self) -> Sheet:
         rows: list[tuple[str, ...]] = []
-        every = -(-len(self.times) // MOST_TIMES)
-        shown = self.times[every - 1 :: every]
+        shown = self._shown_times(MOST_TIMES)
         for label, frame in self._curves(0.95, "log-log").items():
             places, first = np.searchsorted(shown, frame["time"]), True
             for place in range(len(shown)):
@@ -555,7 +704,7 @@ class KaplanMeierResults(CurveResults[KaplanMeierRecord], saved_as=FORMAT, recor
                 row, counts = part.iloc[-1], part[["n_event", "n_censor"]].sum().tolist()
                 cells = (
                     f"{row['time']:g}",
-                    f"{part['n_risk'].iloc[0]:,.0f}",
+                    f"{row['n_risk']:,.0f}",
                     *(f"{one:,.0f}" for one in counts),
                 )
                 shares = (f"{row[name]:.3f}" for name in ("survival", "conf_low", "conf_high"))
@@ -624,8 +773,8 @@ class CumulativeIncidenceResults(
         Returns
         -------
         DataFrame
-            ``group``, ``cause``, ``time``, ``n_risk``, ``n_event``, ``incidence``, ``std_error``,
-            ``conf_low``, ``conf_high``.
+            ``group``, ``cause``, ``time``, ``n_risk``, ``n_start``, ``n_event``, ``incidence``,
+            ``std_error``, ``conf_low``, ``conf_high``; numbers of rows as in :meth:`KaplanMeierResults.tidy`.
         """
         check_level("conf_level", conf_level)
         check_choice("conf_type", conf_type, CONFIDENCE)
@@ -643,7 +792,8 @@ class CumulativeIncidenceResults(
     ) -> pd.DataFrame:
         """Return shares with each event by given times, with intervals; NaN after the last end.
 
-        Between two ends of intervals the value is that of the end before.
+        A share is known at the ends of intervals, and between two ends where it is the same. Between other
+        ends it is NaN, and its limits are the outer ones of the two ends.
 
         Parameters
         ----------
@@ -655,14 +805,26 @@ class CumulativeIncidenceResults(
         -------
         DataFrame
             ``group``, ``cause``, ``time``, ``incidence``, ``std_error``, ``conf_low``, ``conf_high``.
+
+        Warns
+        -----
+        FedstatWarning
+            A time is between two ends; the warning names them.
         """
-        tidy, rows = self.tidy(conf_level, conf_type), []
-        columns = ["incidence", "std_error", "conf_low", "conf_high"]
+        tidy, rows, points = self.tidy(conf_level, conf_type), [], np.asarray(times, dtype=np.float64)
+        between = np.zeros(len(points), dtype=bool)
         for (label, cause), frame in tidy.groupby(["group", "cause"], sort=False):
-            known = np.vstack([np.zeros(4), frame[columns].to_numpy(), np.full(4, np.nan)])
-            for time in times:
-                place = int(np.searchsorted(frame["time"], time, side="right"))
-                rows.append((label, cause, time, *known[place if time <= self.times[-1] else -1]))
+            found = self._known(frame, "incidence", 0.0).at(points)
+            places = np.searchsorted(frame["time"], points * (1.0 + TIME_TOLERANCE), side="right")
+            errors = np.append(0.0, frame["std_error"])[places]
+            errors = np.where(np.isnan(found[:, 0]), np.nan, errors)
+            between |= np.isnan(found[:, 0]) & ~np.isnan(found[:, 2])
+            rows += [
+                (label, cause, time, values[0], error, *values[1:])
+                for time, values, error in zip(times, found.tolist(), errors.tolist(), strict=True)
+            ]
+        self._warn_between(self.times, points[between].tolist())
+        columns = ["incidence", "std_error", "conf_low", "conf_high"]
         return pd.DataFrame(rows, columns=["group", "cause", "time", *columns])
 
     def gray_test(self, cause: str | None = None, rho: float = 0.0) -> pd.Series:
@@ -742,6 +904,7 @@ class CumulativeIncidenceResults(
             conf_level=conf_level,
             events=True,
             words=(f"Cumulative incidence: {name}", "cumulative incidence", "Gray's test"),
+            merged=self._merged,
         )
 
     def _glance(self) -> Mapping[str, float]:
@@ -753,8 +916,7 @@ class CumulativeIncidenceResults(
         several = len(self.labels) > 1
         tests = [(f"Gray: {cause}", p_words(self.gray_test(cause))) for cause in self.causes if several]
         yield self._header(tests)
-        # Rounded up to ends of intervals, so that a shown time is one of the curve.
-        shown = self.times[np.unique(np.linspace(0, len(self.times), 6).astype(int)[1:] - 1)]
+        shown = self._shown_times(5)
         at = self.incidence_at(shown.tolist())
         rows, before = [], ""
         for label, cause, time, *figures in at.itertuples(index=False, name=None):

@@ -1,15 +1,18 @@
-"""Steps of a site for tables: counts of rows in cells, of which none has few rows.
+"""Steps of a site for tables and survival curves: counts of rows in cells, of which none has few rows.
 
-A cell is a group of categories, an interval of a number, and whether there was an event. Intervals are
-public, and may be as narrow as the analyst likes, since a site averages the number over blocks of rows: it
-sorts the rows of a group, with and without the event, and every few successive rows (as many as a level must
+A cell is a group of categories, an interval of a number or a time, and which event there was.
+
+Intervals of numbers are public, and may be as narrow as the analyst likes, since a site averages the number
+over blocks of rows: it sorts the rows of a group, and every few successive rows (as many as a level must
 have) get their mean (microaggregation; Domingo-Ferrer and Mateo-Sanz 2002). So a cell has no row or whole
-blocks, and the intervals of two tables reveal means of blocks at most, never the number of one row.
+blocks, and the intervals of two tables reveal means of blocks at most, never the number of one row. Times of
+survival curves are counted exactly, on intervals that are merged until no cell has few rows.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
@@ -17,7 +20,9 @@ from typing import ClassVar
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import DesignError, MessageError
+from fedstat.codec import from_json, to_json
+from fedstat.errors import DescriptionError, DesignError, MessageError
+from fedstat.federation.crypto.masks import hides
 from fedstat.federation.design.coding import BlockSpec
 from fedstat.federation.design.formula.syntax_tree import iter_columns
 from fedstat.federation.design.horizontal_steps import (
@@ -42,6 +47,8 @@ from fedstat.federation.disclosure.facts import (
     SummedProducts,
 )
 from fedstat.federation.disclosure.family import step
+from fedstat.federation.disclosure.leverage import masked_among_the_same
+from fedstat.federation.disclosure.small_sites import sums_left
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import aggregate, check_lengths, control
 from fedstat.federation.tables.columns import as_numbers
@@ -49,7 +56,7 @@ from fedstat.federation.tables.table import keep_result
 from fedstat.inference.survival_curves import log_rank
 from fedstat.models.horizontal.blocks import block_means, count_blocks
 from fedstat.models.horizontal.rows import summed
-from fedstat.typing import Array, Floats, Ints
+from fedstat.typing import Array, Bools, Floats, Ints
 
 FAMILY = "descriptive"
 MOST_CELLS = 2**20
@@ -129,20 +136,57 @@ class OpenCells:
         """Return the number of each row's group and outcome, (n,)."""
         return self.group * self.outcomes + self.event
 
-    def block_sums(self, start: bool = False) -> ColumnSums:
+    @property
+    def used(self) -> Bools:
+        """Return which rows of the table are counted, (n_rows,)."""
+        used: Bools = np.zeros(self.data.table.n_rows, dtype=bool)
+        used[self.rows] = True
+        return used
+
+    def block_sums(self) -> ColumnSums:
         """Return the fact on the means of blocks, which intervals of any width reveal.
 
         Other groups have other blocks: from several divisions of the same rows, their numbers would follow.
         """
-        columns: tuple[str, ...] = (self.request.number,)
-        code = self.group if start else self.outcome
+        names = block_names(self.outcome, self.data.policy.min_level_count)
+        return ColumnSums([], self.used, blocks={self.request.number: names})
+
+    @property
+    def time_columns(self) -> tuple[str, ...]:
+        """Return the columns of which the times are made."""
         survival = RowsRequest.from_json(self.request.question).survival
-        if survival is not None:
-            columns = tuple(dict.fromkeys(iter_columns(survival.times[0 if start else -1])))
-        names = block_names(code, self.data.policy.min_level_count)
-        used = np.zeros(self.data.table.n_rows, dtype=bool)
-        used[self.rows] = True
-        return ColumnSums([], used, blocks=dict.fromkeys(columns, names))
+        times = () if survival is None else survival.times
+        return tuple(dict.fromkeys(name for tree in times for name in iter_columns(tree)))
+
+    @property
+    def late(self) -> bool:
+        """Return whether rows may enter late."""
+        survival = RowsRequest.from_json(self.request.question).survival
+        return survival is not None and len(survival.times) > 1
+
+    @property
+    def division(self) -> str:
+        """Return a digest of the rows, with the group and the outcome of each."""
+        return hashlib.sha256(self.outcome.tobytes() + self.rows.tobytes()).hexdigest()[:16]
+
+    def time_cells(self, edges: Floats) -> tuple[Ints, ...]:
+        """Return the cells of each row: group, interval up to each edge and beyond, outcome.
+
+        If rows enter late: also group and interval in which each row enters, which begins at its lower end.
+        """
+        J, width = len(edges) + 1, self.outcomes
+        left = (self.group * J + np.searchsorted(edges, self.number)) * width + self.event
+        if not self.late:
+            return (left,)
+        return left, self.group * J + np.searchsorted(edges, self.start, side="right")
+
+    def time_counts(self, edges: Floats) -> Ints:
+        """Count the rows by cell, (G, J + 1, 1 + C), or with those that enter late (G, J + 1, 2 + C)."""
+        G, J, width = self.groups, len(edges) + 1, self.outcomes
+        left, *entered = self.time_cells(edges)
+        counts = np.bincount(left, minlength=G * J * width).reshape(G, J, width)
+        more = [np.bincount(code, minlength=G * J).reshape(G, J, 1) for code in entered]
+        return np.concatenate([counts, *more], axis=2)
 
     def cells(self, edges: Floats) -> Ints:
         """Return the cell of each row: group, interval up to each edge and beyond, event."""
@@ -241,31 +285,149 @@ def check_edges(data: SiteData, opened: OpenCells, edges: Floats) -> None:
         raise MessageError(f"{data.name}: array 'edges' must ascend, and give at most {MOST_CELLS:,} cells")
 
 
+# ----------------------------------------------------------------------------------------------------
+# Survival curves: exact counts on intervals of time. No count is about few rows.
+#
+# The intervals are the same at all sites. The coordinator asks about few ends at a time (:func:`flag_times`),
+# from wide intervals to narrow ones, and keeps an end if no cell next to it has few rows. Where at least
+# three sites mask the counts, and always the same ones, a cell must have enough rows over all sites: no site,
+# or as many sites as the minimum, or one site with enough rows. Otherwise each site's own cell must.
+#
+# Counts on other intervals would give counts of the rows in between by subtraction. So a site remembers the
+# ends of all counts of a time, and refuses counts unless the coordinator has examined these ends as well.
+
+ENDS_KEY = "ends of curves "
+"""Prefix of the entries of a site's ledger that name the intervals on which times were counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class CountedTimes:
+    """Counts that a site has released: the columns of the times, the division into groups, and the ends."""
+
+    columns: tuple[str, ...]
+    division: str
+    ends: tuple[float, ...]
+
+
+def _counted_before(data: SiteData, opened: OpenCells) -> list[CountedTimes]:
+    if data.policy.remember == "nothing":
+        return []
+    entries = (one.removeprefix(ENDS_KEY) for one in data.site_ledger.spent if one.startswith(ENDS_KEY))
+    found = [from_json(CountedTimes, text, data.name) for text in entries]
+    return [one for one in found if set(one.columns) & set(opened.time_columns)]
+
+
+def _over_sites(data: SiteData, state: State, before: Sequence[CountedTimes], opened: OpenCells) -> bool:
+    """Return whether a minimum may hold for the counts over all sites.
+
+    Sums over other sites, and under the strictest memory over other groups, would give a site's part, or the
+    counts of few rows, by subtraction.
+    """
+    if data.policy.remember == "nothing":
+        return hides(len(state.masked_among))
+    others = any(one.division != opened.division for one in before) and data.policy.remember == "all"
+    return not others and masked_among_the_same(data, state.masked_among)
+
+
+def _most_intervals(data: SiteData, opened: OpenCells) -> float:
+    """Return how many intervals the limit on sums of one column allows."""
+    left = min((sums_left(data, opened.used, name) for name in opened.time_columns), default=np.inf)
+    cells = opened.groups * (opened.outcomes + opened.late)
+    return float(max(min(left, float(MOST_CELLS)) // cells, 1.0))
+
+
+def _few_and_enough(data: SiteData, counts: Ints) -> tuple[Bools, Bools]:
+    least = data.policy.min_level_count
+    return (counts > 0) & (counts < least), counts >= max(least, 1)
+
+
 @step(
     FAMILY,
-    "open_cells count_cells",
+    "open_cells flag_times",
     takes={"edges": aggregate("upper ends of the intervals", common=True)},
-    releases={"entered": summed("rows that enter, by group and interval", 2, behind=CELLS)},
+    releases={
+        "few": control("whether a cell has few rows, and is not empty", 3, maskable=True),
+        "enough": control("whether a cell has enough rows", 3, maskable=True),
+        "over_sites": control("whether cells need enough rows over all sites only", 0, maskable=True),
+        "least": control("fewest rows of a cell by the policy", 0),
+        "most": control("most intervals by the policy", 0),
+        "earlier": control("ends of intervals of earlier counts"),
+    },
 )
-def count_entries(data: SiteData, state: State, edges: Floats) -> dict[str, Array]:
-    """Count rows by the interval in which they enter: ``entered`` (G, J + 1), which begins at its lower end.
+def flag_times(data: SiteData, state: State, edges: Floats) -> dict[str, Array]:
+    """Flag cells of intervals that end at `edges` (J,): ``few`` and ``enough`` (G, J + 1, 1 + C)."""
+    opened = cells_of(state)
+    check_edges(data, opened, edges)
+    before = _counted_before(data, opened)
+    few, enough = _few_and_enough(data, opened.time_counts(edges))
+    same = [one for one in before if one.division == opened.division]
+    return {
+        "few": few,
+        "enough": enough,
+        "over_sites": np.array(_over_sites(data, state, before, opened)),
+        "least": np.array(float(data.policy.min_level_count)),
+        "most": np.array(max([_most_intervals(data, opened), *(float(len(one.ends)) for one in same)])),
+        "earlier": np.unique([end for one in before for end in one.ends]).astype(np.float64),
+    }
 
-    Starts are averaged over blocks of a group whatever the event: rows enter before it is known.
+
+@step(
+    FAMILY,
+    "flag_times",
+    takes={
+        "edges": aggregate("upper ends of the intervals", common=True),
+        "earlier": aggregate("ends of intervals of earlier counts", common=True),
+    },
+    releases={"cells": summed("rows by group, interval and event", 3, behind=CELLS)},
+)
+def count_times(data: SiteData, state: State, edges: Floats, earlier: Floats) -> dict[str, Array]:
+    """Count the rows: ``cells`` (G, J + 1, 1 + C), the last interval beyond all `edges` (J,), by outcome.
+
+    If rows enter late, ``cells`` (G, J + 1, 2 + C) ends with the rows that enter in each interval. `earlier`
+    are the ends of earlier counts that were examined together with these.
     """
     opened = cells_of(state)
     check_edges(data, opened, edges)
-    averaged = block_means(opened.group, opened.start, data.policy.min_level_count)
-    shape = (opened.groups, len(edges) + 1)
-    code = opened.group * shape[1] + np.searchsorted(edges, averaged, side="right")
-    counts = np.bincount(code, minlength=int(np.prod(shape)))
-    state.report(LevelRowCounts("cells of the table", counts.tolist()))
-    state.report(opened.block_sums(start=True))
-    return {"entered": counts.reshape(shape).astype(np.float64)}
+    counts, before = opened.time_counts(edges), _counted_before(data, opened)
+    known = {end for one in before for end in one.ends}
+    over_sites = _over_sites(data, state, before, opened)
+    others = {one.division for one in before} - {opened.division}
+    if not known <= {*edges.tolist(), *earlier.tolist()} or (others and data.policy.remember == "all"):
+        raise DescriptionError.of_rule(
+            "differencing",
+            data.name,
+            "has counted these times on other intervals or in other groups, and refuses counts that were not "
+            "examined together with them: the difference may belong to few rows. Use the groups and the grid "
+            "of the earlier curves",
+        )
+    if not over_sites:
+        # Of the cells between these ends and earlier ones, those next to a new end.
+        both = np.union1d(edges, earlier)
+        new = np.isin(both, np.setdiff1d(edges, earlier))
+        beside = np.append(new, False) | np.append(False, new)
+        state.report(LevelRowCounts("cells of the table", counts.ravel().tolist()))
+        state.report(
+            LevelRowCounts("cells of the table", opened.time_counts(both)[:, beside].ravel().tolist())
+        )
+        for code in opened.time_cells(edges):
+            least = data.policy.min_level_count
+            state.report(RowGroups("", code, opened.rows, least, of_models=True))
+    ends = zip(np.append(0.0, edges).tolist(), edges.tolist(), strict=False)
+    names = [
+        f"interval {opened.division} {low:g}:{high:g} {cell}"
+        for low, high in ends
+        for cell in range(opened.groups * counts.shape[2])
+    ]
+    state.report(ColumnSums([], opened.used, blocks=dict.fromkeys(opened.time_columns, names)))
+    entry = ENDS_KEY + to_json(CountedTimes(opened.time_columns, opened.division, tuple(edges.tolist())))
+    if data.policy.remember != "nothing" and entry not in data.site_ledger.spent:
+        data.site_ledger.spend(entry)
+    return {"cells": counts.astype(np.float64)}
 
 
 @step(
     FAMILY,
-    "open_cells count_cells count_entries",
+    "count_times",
     releases={
         "observed": summed("events by group", behind=CELLS),
         "expected": summed("expected events by group", behind=CELLS),

@@ -13,14 +13,29 @@ MOST_POINTS = 1000
 
 def grid_points(grid: object, until: float | None) -> Floats:
     """Return the points of a grid that is given by its width, or by its points."""
+    if grid is None:
+        raise ModelError(
+            "grid: rows are counted on intervals of time that you choose from the unit of time and the "
+            "length of the study: fit(grid=1, until=60) has the ends 1, 2, ..., 60; fit([12, 24, 36]) lists "
+            "the ends"
+        )
     if isinstance(grid, int | float | np.number) and not isinstance(grid, bool):
         check_positive("grid", grid)
         if until is None:
             raise ModelError("until: a grid of equal widths needs its last time, as in fit(grid=3, until=60)")
         check_positive("until", until)
+        if float(grid) > float(until):
+            raise ModelError(
+                f"grid: the width of an interval, {grid:g}, exceeds the last time, until={until:g}. Choose a "
+                f"width of at most a tenth of it, as in fit(grid={float(until) / 20.0:.3g}, until={until:g})"
+            )
         count = int(np.ceil(float(until) / float(grid) - 1e-9))
         if count > MOST_POINTS:
-            raise ModelError(f"grid: expected at most {MOST_POINTS:,} points, received {count:,}")
+            wider = float(grid) * np.ceil(count / MOST_POINTS)
+            raise ModelError(
+                f"grid: expected at most {MOST_POINTS:,} points, received {count:,}. Use grid={wider:g}, or "
+                "an earlier last time"
+            )
         points: Floats = float(grid) * np.arange(1.0, count + 1.0)
         points[-1] = float(until)
         return points
